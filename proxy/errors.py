@@ -1,0 +1,159 @@
+"""Everything that can go wrong, and what the client is told.
+
+    ProxyError                       500  proxy_error
+    ├── ConfigurationError           (never reaches a client: a command prints it)
+    ├── RequestError                 400  invalid_request_error
+    │   ├── BadBody                  400  invalid_body
+    │   ├── BodyTooLarge             413  request_too_large
+    │   ├── UnsupportedEncoding      415  unsupported_content_encoding
+    │   ├── NotAuthenticated         401  invalid_api_key
+    │   ├── ModelNotAllowed          403  model_not_allowed
+    │   ├── UnknownModel             404  model_not_found
+    │   ├── NotFound                 404  not_found
+    │   ├── MethodNotAllowed         405  method_not_allowed
+    │   ├── ContextLengthExceeded    400  context_length_exceeded
+    │   └── LoopDetected             508  loop_detected
+    └── UpstreamError                502  upstream_error
+        ├── UpstreamUnreachable      502  upstream_unreachable
+        ├── UpstreamTimeout          504  upstream_timeout
+        └── UpstreamInterrupted      502  upstream_interrupted
+
+Bodies have the shape of OpenAI's errors: ``{"error": {"message", "type", "param", "code"}}``.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ProxyError(Exception):
+    """The root of the tree.
+
+    ``message`` is shown to the client: it says what to do, and never holds a key or an upstream's address.
+    """
+
+    status = 500
+    type = "server_error"
+    code = "proxy_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+    def body(self) -> bytes:
+        """The OpenAI-shaped JSON body."""
+        return error_body(self.message, type=self.type, code=self.code, param=self.param)
+
+
+class ConfigurationError(ProxyError):
+    """The configuration is wrong; the message names file and line."""
+
+
+class RequestError(ProxyError):
+    """The caller's request cannot be served as it is."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_request_error"
+
+
+class BadBody(RequestError):
+    """The body is not what its path takes, in a way that no upstream could judge."""
+
+    code = "invalid_body"
+
+
+class BodyTooLarge(RequestError):
+    """The body, as sent or after decompression, is over the configured limit."""
+
+    status = 413
+    code = "request_too_large"
+
+
+class UnsupportedEncoding(RequestError):
+    """A content encoding that is unknown, or a body that is not of its encoding."""
+
+    status = 415
+    code = "unsupported_content_encoding"
+
+
+class NotAuthenticated(RequestError):
+    """No key, or one that belongs to no team, where keys are required."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class ModelNotAllowed(RequestError):
+    """The team may not use this model."""
+
+    status = 403
+    type = "permission_error"
+    code = "model_not_allowed"
+
+
+class UnknownModel(RequestError):
+    """No route matches this model."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class NotFound(RequestError):
+    """A path that is not served here."""
+
+    status = 404
+    code = "not_found"
+
+
+class MethodNotAllowed(RequestError):
+    """The path is known, the method is not."""
+
+    status = 405
+    code = "method_not_allowed"
+
+
+class ContextLengthExceeded(RequestError):
+    """The request cannot be made to fit; the message names the parts and their sizes in tokens."""
+
+    code = "context_length_exceeded"
+
+
+class LoopDetected(RequestError):
+    """The request has been through this proxy before."""
+
+    status = 508
+    code = "loop_detected"
+
+
+class UpstreamError(ProxyError):
+    """The upstream gave no usable answer."""
+
+    status = 502
+    code = "upstream_error"
+
+
+class UpstreamUnreachable(UpstreamError):
+    """No connection could be made: name, network or TLS."""
+
+    code = "upstream_unreachable"
+
+
+class UpstreamTimeout(UpstreamError):
+    """The upstream did not answer within the deadline."""
+
+    status = 504
+    code = "upstream_timeout"
+
+
+class UpstreamInterrupted(UpstreamError):
+    """The upstream broke off in the middle of its answer."""
+
+    code = "upstream_interrupted"
+
+
+def error_body(message: str, *, type: str, code: str | None, param: str | None = None) -> bytes:
+    """An error as OpenAI writes it."""
+    return msgspec.json.encode({"error": {"message": message, "type": type, "param": param, "code": code}})

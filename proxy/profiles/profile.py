@@ -1,0 +1,33 @@
+"""What is known of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The limits of a model, in tokens as its provider counts them; ``None`` where nobody knows.
+
+    ``context_window`` bounds input and output together, ``max_input_tokens`` the input alone. ``tokenizer`` names a
+    tiktoken encoding, and ``token_ratio`` is how many of the provider's tokens one of its tokens stands for
+    (1.0 where the encoding is the model's own). ``images`` names the rule by which images are counted.
+    ``sources`` says of each field where its value comes from, ``note`` what the operator should know of the
+    look-up (a near match, an unknown model).
+    """
+
+    model: str
+    context_window: int | None = None
+    max_input_tokens: int | None = None
+    max_output_tokens: int | None = None
+    tokenizer: str = "o200k_base"
+    token_ratio: float = 1.0
+    images: str = "unknown"
+    sources: Mapping[str, str] = field(default_factory=dict)
+    note: str | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether any bound on the input is known."""
+        return self.context_window is not None or self.max_input_tokens is not None
