@@ -12,7 +12,8 @@ class Profile:
 
     ``context_window`` bounds input and output together, ``max_input_tokens`` the input alone. ``tokenizer`` names a
     tiktoken encoding, and ``token_ratio`` is how many of the provider's tokens one of its tokens stands for
-    (1.0 where the encoding is the model's own). ``images`` names the rule by which images are counted.
+    (1.0 where the encoding is the model's own). ``images`` names the rule by which images are counted, ``tools`` the
+    form in which tool definitions enter the prompt (``typescript``, ``json`` or ``claude``).
     ``sources`` says of each field where its value comes from, ``note`` what the operator should know of the
     look-up (a near match, an unknown model).
     """
@@ -24,6 +25,7 @@ class Profile:
     tokenizer: str = "o200k_base"
     token_ratio: float = 1.0
     images: str = "unknown"
+    tools: str = "typescript"
     sources: Mapping[str, str] = field(default_factory=dict)
     note: str | None = None
 

@@ -1,0 +1,6 @@
+"""Where summaries are kept."""
+
+from proxy.store.interface import Store, StoreFailed
+from proxy.store.opening import open_store
+
+__all__ = ["Store", "StoreFailed", "open_store"]

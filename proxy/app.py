@@ -1,0 +1,104 @@
+"""Routes and lifespan."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from proxy.chat import ChatCompletions
+from proxy.config import Settings
+from proxy.door import answer_error
+from proxy.errors import NotFound, ProxyError
+from proxy.model_list import ModelList
+from proxy.observe.metrics import exposition
+from proxy.passthrough import PassThrough
+from proxy.service import Service
+
+log = structlog.get_logger(__name__)
+
+
+class Proxy:
+    """The application. The two hot doors are told apart here; Starlette routes the rest."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.service = Service(settings)
+        self._chat = ChatCompletions(self.service)
+        self._passthrough = PassThrough(self.service)
+        self._models = ModelList(self.service)
+        self._rest = Starlette(
+            routes=[
+                Route("/livez", _alive, methods=["GET"]),
+                Route("/readyz", self._ready, methods=["GET"]),
+                Route("/metrics", _metrics, methods=["GET"]),
+            ],
+            lifespan=self._lifespan,
+            exception_handlers={404: _not_found},
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection's scope."""
+        if scope["type"] != "http":
+            await self._rest(scope, receive, send)
+            return
+        await self._guarded(scope, receive, send)
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A fault of ours is logged whole and answered with an error that says nothing of its cause."""
+        begun = False
+
+        async def noting(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._door(scope)(scope, receive, noting)
+        except Exception as error:
+            log.exception("request.crashed", error=type(error).__name__)
+            if begun:
+                raise
+            await answer_error(send, ProxyError("The proxy failed on this request. Its log says why; try again."))
+
+    def _door(self, scope: Scope) -> ASGIApp:
+        path, method = scope["path"], scope["method"]
+        if path == "/v1/chat/completions" and method == "POST":
+            return self._chat
+        if path == "/v1/models" and method == "GET":
+            return self._models
+        return self._passthrough if path.startswith("/v1/") else self._rest
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        yield
+        self.service.draining = True
+        await self.service.aclose()
+
+    async def _ready(self, request: Request) -> Response:
+        if self.service.draining:
+            return PlainTextResponse("draining\n", status_code=503)
+        return PlainTextResponse("ready\n")
+
+
+async def _alive(request: Request) -> Response:
+    return PlainTextResponse("alive\n")
+
+
+async def _metrics(request: Request) -> Response:
+    return Response(exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    wrong = NotFound("There is nothing at this path. The API is below /v1: end the client's base URL with /v1.")
+    return Response(wrong.body(), status_code=wrong.status, media_type="application/json")
+
+
+def create_app(settings: Settings) -> Proxy:
+    """The ASGI application for a configuration."""
+    return Proxy(settings)

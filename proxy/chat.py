@@ -1,0 +1,241 @@
+"""The way of a chat completion, from the client's bytes to the upstream's and back.
+
+who is calling, which policy        teams
+which model, which limits           profiles, limits
+measure, plan, summarise, render    compactor
+send                                upstream: an overflow before the first content is learned from and tried again
+answer                              unchanged, with headers that say what was done
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from proxy.answering import failed_answer, send_answer
+from proxy.body import ChatBody, parse
+from proxy.compactor import Case, Outcome
+from proxy.config import Route
+from proxy.door import ClientLeft, answer_error, header, leaving, read_body
+from proxy.errors import BadBody, ModelNotAllowed, ProxyError, UnknownModel, UpstreamTimeout
+from proxy.headers import VIA, for_upstream
+from proxy.hops import checked_hops
+from proxy.limits import budget, reserved_output, told_by
+from proxy.observe.metrics import REQUESTS, RETRIES, TOKENS_REMOVED
+from proxy.policy_rules import rules_for
+from proxy.profiles import Profile
+from proxy.service import Service
+from proxy.teams import Caller, may_use
+from proxy.upstream.lane import Lane, Outgoing
+from proxy.upstream.opening import Opening, opened
+from proxy.upstream.overflow import Overflow
+
+log = structlog.get_logger(__name__)
+
+RETRIES_AFTER_OVERFLOW = 2
+
+Mode = Literal["enforce", "shadow", "off"]
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request on its way: where it comes from and where it goes. ``deadline`` is in the event loop's time."""
+
+    scope: Scope
+    caller: Caller
+    body: ChatBody
+    route: Route
+    hops: str
+    deadline: float
+
+
+class ChatCompletions:
+    """``POST /v1/chat/completions``."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        try:
+            raw = await read_body(scope, receive, self._service.settings.server.body_limit)
+            async with leaving(receive):
+                await self._serve(scope, raw, send)
+        except ClientLeft:
+            REQUESTS.labels(outcome="client_left").inc()
+        except ProxyError as error:
+            REQUESTS.labels(outcome="refused").inc()
+            await answer_error(send, error)
+
+    async def _serve(self, scope: Scope, raw: bytes, send: Send) -> None:
+        service = self._service
+        deadline = asyncio.get_running_loop().time() + service.settings.server.deadline
+        hops = checked_hops(scope, service.instance)
+        caller = service.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
+        body = parse(raw)
+        if body is None:
+            body = self._unread(raw, caller)
+        exchange = Exchange(scope, caller, body, self._route(body, caller), hops, deadline)
+        opening, outcome, retries = await self._exchange(exchange)
+        REQUESTS.labels(outcome=outcome.verdict).inc()
+        if outcome.verdict == "compacted" and outcome.before and outcome.after:
+            TOKENS_REMOVED.inc(outcome.before - outcome.after)
+        reported = report(outcome, retries, caller.policy.name)
+        if opening.overflow is not None and outcome.verdict != "off":
+            opening = failed_answer(opening, outcome.parts)
+        await send_answer(send, opening, reported)
+
+    def _unread(self, raw: bytes, caller: Caller) -> ChatBody:
+        """A body that strict parsers refuse goes to the upstream as it is, where nothing depends on its model."""
+        if self._service.settings.models or caller.models is not None:
+            raise BadBody("The body is not a JSON object with a list of messages. Send it as the API asks for it.")
+        return ChatBody(raw, None, False, [], None, (b"", b"", b"", b""))
+
+    def _route(self, body: ChatBody, caller: Caller) -> Route:
+        model = body.model or ""
+        route = self._service.settings.route(model)
+        if route is None:
+            raise UnknownModel(
+                f"No model {model[:100]!r} is configured here. Ask GET /v1/models for what there is.", param="model"
+            )
+        if not may_use(caller, model):
+            raise ModelNotAllowed(
+                f"This key may not use the model {model[:100]!r}. Use another, or ask the operator of this proxy.",
+                param="model",
+            )
+        return route
+
+    async def _exchange(self, exchange: Exchange) -> tuple[Opening, Outcome, int]:
+        """Send the request, compacted if need be; after a refusal as too long, again, compacted harder."""
+        service, body, route = self._service, exchange.body, exchange.route
+        lane = await service.upstreams.lane(route.upstream)
+        profile = await service.profile(route)
+        case = await self._case(exchange, profile)
+        outcome = await service.compactor.compact(case) if body.messages else Outcome(unmeasured(case.mode))
+        retries = 0
+        while True:
+            opening = await self._send(exchange, lane, outcome)
+            overflow = opening.overflow
+            if overflow is None or case.mode != "enforce" or retries == RETRIES_AFTER_OVERFLOW:
+                return opening, outcome, retries
+            harder = await self._harder(exchange, profile, case, outcome, overflow, may_ask=retries > 0)
+            if harder is None:
+                return opening, outcome, retries
+            await opening.answer.close()
+            RETRIES.inc()
+            retries += 1
+            case, outcome = harder
+
+    async def _case(self, exchange: Exchange, profile: Profile) -> Case:
+        service, caller, body, route = self._service, exchange.caller, exchange.body, exchange.route
+        policy = caller.policy
+        reserved = reserved_output(profile, body.max_output, policy.reserve_output)
+        learned = service.learned.get(route.upstream, route.model, caller.tenant)
+        room = budget(profile, reserved, learned)
+        return Case(
+            body=body,
+            counter=service.counter(profile),
+            policy=policy,
+            mode=mode_of(exchange.scope, caller),
+            budget=room,
+            tenant=caller.tenant,
+            upstream=route.upstream,
+            models=lambda: service.summary_models(policy, route, caller),
+            rules=rules_for(policy, window_known=room is not None),
+        )
+
+    async def _harder(
+        self,
+        exchange: Exchange,
+        profile: Profile,
+        case: Case,
+        outcome: Outcome,
+        overflow: Overflow,
+        *,
+        may_ask: bool,
+    ) -> tuple[Case, Outcome] | None:
+        """The request brought below the limit that a refusal told; ``None`` if it cannot be made smaller."""
+        service, route, caller = self._service, exchange.route, exchange.caller
+        sent = await service.compactor.size(case, outcome)
+        reserved = reserved_output(profile, exchange.body.max_output, caller.policy.reserve_output)
+        told = told_by(overflow, sent, reserved)
+        service.learned.learn(route.upstream, route.model, caller.tenant, told)
+        room = budget(profile, reserved, service.learned.get(route.upstream, route.model, caller.tenant))
+        if room is None or room >= (case.budget or room + 1):
+            # The refusal says nothing new, so by count the request fitted: the count is what is wrong.
+            room = int(min(sent, case.budget or sent) * 0.7)
+        case = replace(case, budget=room, rules=rules_for(caller.policy, window_known=True, refused=True))
+        harder = await service.compactor.compact(case, may_ask=may_ask)
+        if harder.messages is None or harder.after is None or harder.after >= sent:
+            return None
+        return case, harder
+
+    async def _send(self, exchange: Exchange, lane: Lane, outcome: Outcome) -> Opening:
+        body, route = exchange.body, exchange.route
+        model = route.model if route.model != body.model and body.model is not None else None
+        headers = for_upstream(exchange.scope["headers"])
+        if body.stream:
+            # The beginning of a stream is read here, so it must not come compressed.
+            headers = [pair for pair in headers if pair[0] != "accept-encoding"]
+        remaining = exchange.deadline - asyncio.get_running_loop().time()
+        if remaining <= 0:
+            raise UpstreamTimeout("The request's deadline has passed. Try again, or have server.deadline raised.")
+        request = Outgoing(
+            body=body.rewritten(messages=outcome.messages, model=model),
+            model=route.model,
+            stream=body.stream,
+            headers=[*headers, (VIA, exchange.hops)],
+            credential=exchange.caller.credential,
+            timeout=remaining,
+        )
+        answer = await lane.send(request)
+        try:
+            return await opened(answer)
+        except BaseException:
+            await answer.close()
+            raise
+
+
+def mode_of(scope: Scope, caller: Caller) -> Mode:
+    """What the policy says, or the request header ``x-compaction`` where the policy allows it to.
+
+    The header can only make less of what the policy does: ``shadow`` of ``enforce``, ``off`` of anything.
+    """
+    policy = caller.policy
+    asked = (header(scope, b"x-compaction") or "").strip().lower()
+    if not asked or not policy.allow_header:
+        return policy.mode
+    if asked == "off":
+        return "off"
+    if asked == "shadow":
+        return "off" if policy.mode == "off" else "shadow"
+    raise BadBody("The header x-compaction takes 'off' or 'shadow'. Correct it, or leave it out.")
+
+
+def unmeasured(mode: Mode) -> Literal["none", "shadow", "off"]:
+    """The verdict on a body without messages."""
+    return "none" if mode == "enforce" else mode
+
+
+def report(outcome: Outcome, retries: int, policy: str) -> list[tuple[str, str]]:
+    """The response headers that say what was done."""
+    headers = [
+        ("x-compaction", outcome.verdict),
+        ("x-compaction-policy", policy),
+        ("x-compaction-retries", str(retries)),
+        ("x-compaction-id", secrets.token_hex(8)),
+    ]
+    if outcome.before is not None:
+        headers.append(("x-compaction-tokens-before", str(outcome.before)))
+    if outcome.after is not None:
+        headers.append(("x-compaction-tokens-after", str(outcome.after)))
+    if outcome.steps:
+        headers.append(("x-compaction-steps", ",".join(outcome.steps)))
+    if outcome.summary is not None:
+        headers.append(("x-compaction-summary", outcome.summary))
+    return headers

@@ -1,0 +1,94 @@
+"""The commands: serve, demo, check, explain, models."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from proxy.errors import ConfigurationError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name=None, version="0.1.0", prog_name="compaction-proxy")
+def main() -> None:
+    """An OpenAI-compatible reverse proxy that compacts conversations on the way."""
+
+
+_CONFIG = click.option(
+    "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The configuration, a YAML file."
+)
+
+
+@main.command()
+@_CONFIG
+@click.option("--host", help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), help="The port; 0 for any free one.")
+@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes that serve.")
+def serve(config: Path | None, host: str | None, port: int | None, workers: int) -> None:
+    """Start the proxy."""
+    from proxy.serving import run
+
+    with _told_plainly():
+        run(config, host, port, workers)
+
+
+@main.command()
+@click.option("--turns", type=click.IntRange(1), default=60, show_default=True, help="Turns of the agent.")
+def demo(turns: int) -> None:
+    """Run a long agent session with and without the proxy; needs no API key."""
+    from proxy.demo.run import demo as run_demo
+
+    sys.exit(run_demo(turns))
+
+
+@main.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def check(file: Path) -> None:
+    """Validate a configuration: every error with its line."""
+    from proxy.config import check as faults_of
+
+    faults = faults_of(file, os.environ)
+    for fault in faults:
+        click.echo(fault, err=True)
+    if faults:
+        sys.exit(1)
+    click.echo(f"{file}: fine")
+
+
+@main.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_CONFIG
+@click.option("--model", help="The model, in place of the one that the request names.")
+@click.option("--policy", help="The policy, in place of the default one.")
+def explain(file: Path, config: Path | None, model: str | None, policy: str | None) -> None:
+    """Show what would be done to a recorded request (the JSON body of a chat completion). Sends nothing."""
+    from proxy.explain import explained
+
+    with _told_plainly():
+        explained(file, config, model, policy)
+
+
+@main.command()
+@click.argument("names", nargs=-1)
+@_CONFIG
+def models(names: tuple[str, ...], config: Path | None) -> None:
+    """Show the limits in force, and where each comes from."""
+    from proxy.explain import limits
+
+    with _told_plainly():
+        limits(names, config)
+
+
+class _told_plainly:
+    """Errors of configuration are printed as they are, without a traceback; the exit status is 2."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ConfigurationError):
+            click.echo(error.message, err=True)
+            sys.exit(2)

@@ -1,0 +1,70 @@
+"""When to compact, and how much recent conversation stays.
+
+The vocabulary is that of LangChain's ``SummarizationMiddleware``: tokens, messages, or a fraction of the budget.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """A condition on a conversation. All parts that are given must hold.
+
+    ``tokens`` and ``messages`` are counts; ``fraction`` is a share of the budget, in (0, 1].
+    """
+
+    tokens: int | None = None
+    messages: int | None = None
+    fraction: float | None = None
+
+    def met(self, tokens: int, messages: int, budget: int | None) -> bool:
+        """Whether a conversation of this size reaches the clause. Bounds are inclusive.
+
+        A fraction is unmet where the budget (in tokens) is unknown.
+        """
+        if self.tokens is None and self.messages is None and self.fraction is None:
+            return False
+        if self.tokens is not None and tokens < self.tokens:
+            return False
+        if self.messages is not None and messages < self.messages:
+            return False
+        if self.fraction is not None:
+            return budget is not None and tokens >= share_of(self.fraction, budget)
+        return True
+
+    def level(self, budget: int | None) -> int | None:
+        """The number of tokens from which the token parts hold; ``None`` if tokens alone cannot meet the clause."""
+        if self.messages is not None or (self.fraction is not None and budget is None):
+            return None
+        levels = [] if self.tokens is None else [self.tokens]
+        if self.fraction is not None and budget is not None:
+            levels.append(share_of(self.fraction, budget))
+        return max(levels, default=None)
+
+
+Trigger = tuple[Clause, ...]
+"""Any of the clauses; none at all never fires."""
+
+
+def share_of(fraction: float, budget: int) -> int:
+    """A fraction of a budget in whole tokens, at least one."""
+    return max(1, math.floor(fraction * budget))
+
+
+def any_met(trigger: Trigger, tokens: int, messages: int, budget: int | None) -> bool:
+    """Whether one of the clauses is met."""
+    return any(clause.met(tokens, messages, budget) for clause in trigger)
+
+
+def lowest_level(trigger: Trigger, budget: int | None) -> int | None:
+    """The number of tokens from which the trigger fires whatever the count of messages; ``None`` if there is none."""
+    levels = (clause.level(budget) for clause in trigger)
+    return min((level for level in levels if level is not None), default=None)
+
+
+def lowest_messages(trigger: Trigger) -> int | None:
+    """The fewest messages that any clause with a count of messages asks for."""
+    return min((c.messages for c in trigger if c.messages is not None), default=None)

@@ -1,0 +1,27 @@
+"""Which messages stay or go together.
+
+A group is a user message, a system message inside the conversation, or an assistant message with all results of its
+tool calls. A tool message never begins a group, so a cut between groups never parts a result from its call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from proxy.compaction.message import HEAD_ROLES, RESULT_ROLES, Turn
+
+
+def head_length(turns: Sequence[Turn]) -> int:
+    """How many messages at the start are ``system`` or ``developer``: they are never touched."""
+    for index, turn in enumerate(turns):
+        if turn.facts.role not in HEAD_ROLES:
+            return index
+    return len(turns)
+
+
+def group_starts(body: Sequence[Turn]) -> list[int]:
+    """The index of the first message of each group, in order; the first is 0."""
+    starts = [i for i, turn in enumerate(body) if turn.facts.role not in RESULT_ROLES]
+    if body and (not starts or starts[0] != 0):
+        starts.insert(0, 0)
+    return starts

@@ -1,0 +1,29 @@
+"""Whether messages are structurally what OpenAI's API takes: every result behind its call, every call answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from proxy.compaction.message import RESULT_ROLES, Facts
+
+
+def faults(messages: Sequence[Facts]) -> int:
+    """How many results have no call in the assistant message before them, and how many calls no result.
+
+    Calls of the last group may still be unanswered only where the input left them so; they count all the same, so a
+    conversation is compared with what it was before.
+    """
+    found = 0
+    open_calls: list[str] = []
+    for facts in messages:
+        if facts.role in RESULT_ROLES:
+            if facts.answers is None:
+                continue  # a legacy function result names its function, not a call
+            if facts.answers in open_calls:
+                open_calls.remove(facts.answers)
+            else:
+                found += 1
+            continue
+        found += len(open_calls)
+        open_calls = [call.id for call in facts.calls if call.id != call.name]
+    return found + len(open_calls)

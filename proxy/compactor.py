@@ -1,0 +1,287 @@
+"""What is done to one request: measure, plan, summarise, render, fit, verify."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import structlog
+
+from proxy.body import ChatBody
+from proxy.compaction.conditions import any_met, lowest_level, lowest_messages
+from proxy.compaction.fit import fit
+from proxy.compaction.groups import head_length
+from proxy.compaction.message import Turn, decode
+from proxy.compaction.render import Piece, Rendered, render
+from proxy.compaction.rules import Frame, Rules
+from proxy.compaction.scan import Plan, scan
+from proxy.compaction.summary_message import summary_message
+from proxy.compaction.verify import faults
+from proxy.config import Policy
+from proxy.observe.metrics import SUMMARIES
+from proxy.summary.asking import LaneModel
+from proxy.summary.digest import digest
+from proxy.summary.quality import SummaryRejected
+from proxy.summary.service import Checkpoint, Entry, Origin, Summaries
+from proxy.summary.writing import SummaryFailed, Wish, write
+from proxy.tokens import Counter, has_remote_media
+from proxy.tokens.remembered import INLINE_BYTES, Remembered
+
+log = structlog.get_logger(__name__)
+
+PROMPT_VERSION = "1"
+"""Part of the key of every summary: raised when the wording of prompt or summary message changes."""
+
+Verdict = Literal["none", "compacted", "shadow", "off", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A request and all that decides what becomes of it.
+
+    ``budget`` is in tokens; ``models`` gives the summary models to try, in order, when one is needed.
+    """
+
+    body: ChatBody
+    counter: Counter
+    policy: Policy
+    mode: Literal["enforce", "shadow", "off"]
+    budget: int | None
+    tenant: str
+    upstream: str
+    models: Callable[[], Awaitable[Sequence[LaneModel]]]
+    rules: Rules
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a request: the messages to send (``None``: as they came), and what to report.
+
+    ``before`` and ``after`` are tokens; ``None`` where the bytes alone decided.
+    """
+
+    verdict: Verdict
+    messages: list[bytes] | None = None
+    before: int | None = None
+    after: int | None = None
+    steps: tuple[str, ...] = ()
+    summary: Origin | None = None
+    parts: Mapping[str, int] = field(default_factory=dict)
+
+
+class Compactor:
+    """Compacts requests. Keeps what was counted and which summaries are being made; one per process."""
+
+    def __init__(self, remembered: Remembered, summaries: Summaries) -> None:
+        self._remembered = remembered
+        self._summaries = summaries
+
+    def surely_small(self, case: Case) -> bool:
+        """Whether the bytes alone prove that no trigger is reached: a token is at least one byte, a message ten."""
+        size = len(case.body.raw) * case.counter.profile.token_ratio
+        lowest = [case.rules.prepare, case.rules.trigger]
+        lowest += [stage.trigger for stage in (case.rules.arguments, case.rules.results) if stage]
+        for trigger in lowest:
+            level = lowest_level(trigger, case.budget)
+            messages = lowest_messages(trigger)
+            if (level is not None and size >= level) or (messages is not None and size >= messages * 10):
+                return False
+        return not has_remote_media(case.body.raw)
+
+    async def compact(self, case: Case, *, may_ask: bool = True) -> Outcome:
+        """Bring a request below its trigger and within its budget.
+
+        With ``may_ask`` false no model is asked: a summary that is not there yet is replaced by a digest, and made in
+        the background for the next turn.
+        """
+        if case.mode == "off":
+            return Outcome("off")
+        if self.surely_small(case):
+            return Outcome("none" if case.mode == "enforce" else "shadow")
+        turns = await self._remembered.turns(case.body.messages, case.counter)
+        fixed = case.counter.overhead(case.body.overhead_fields())
+        before = fixed + sum(turn.facts.tokens for turn in turns)
+        outcome = Outcome("none", before=before, after=before, parts=parts_of(turns, fixed))
+        if case.mode == "shadow":
+            outcome.verdict = "shadow"
+        if not turns or not self._reached(case, before, len(turns)):
+            return outcome
+        head = head_length(turns)
+        overhead = fixed + sum(turn.facts.tokens for turn in turns[:head])
+        frame = Frame(case.budget, overhead, head)
+        plan = await self._plan(case, turns[head:], frame)
+        work = _Work(case, turns, head, fixed, before, plan)
+        if not _any_trigger(case.rules, before, len(turns), case.budget):
+            self._prepare(work)
+            return outcome
+        if case.mode == "shadow":
+            return self._foreseen(work, outcome)
+        return await self._carry_out(work, outcome, may_ask=may_ask)
+
+    async def size(self, case: Case, outcome: Outcome) -> int:
+        """Tokens of the request as it was sent."""
+        if outcome.after is not None:
+            return outcome.after
+        turns = await self._remembered.turns(case.body.messages, case.counter)
+        return case.counter.overhead(case.body.overhead_fields()) + sum(turn.facts.tokens for turn in turns)
+
+    async def _carry_out(self, work: _Work, outcome: Outcome, *, may_ask: bool) -> Outcome:
+        piece: Piece | None = None
+        if work.plan.cut:
+            entry, outcome.summary = await self._summary(work, may_ask=may_ask)
+            piece = Piece(entry.message, entry.tokens, None)
+        if work.plan.upcoming is not None:
+            self._prepare(work)
+        rendered = await self._remembered.run(lambda: work.render(piece)) if work.heavy else work.render(piece)
+        if rendered.tokens + work.fixed >= work.before:
+            outcome.summary = None
+            return outcome
+        if faults([p.turn.facts for p in rendered.pieces if p.turn]) > faults([t.facts for t in work.turns]):
+            log.error("compaction.invalid_outcome", steps=rendered.steps)
+            outcome.verdict, outcome.summary = "failed", None
+            return outcome
+        outcome.verdict = "compacted"
+        outcome.messages = [piece.raw for piece in rendered.pieces]
+        outcome.after = rendered.tokens + work.fixed
+        outcome.steps = rendered.steps
+        outcome.parts = parts_of([p.turn for p in rendered.pieces if p.turn], work.fixed)
+        return outcome
+
+    def _reached(self, case: Case, tokens: int, messages: int) -> bool:
+        rules, budget = case.rules, case.budget
+        prepare = any_met(rules.prepare, tokens, messages, budget) and case.mode == "enforce"
+        return prepare or _any_trigger(rules, tokens, messages, budget)
+
+    async def _plan(self, case: Case, body: Sequence[Turn], frame: Frame) -> Plan:
+        def work() -> Plan:
+            return scan(body, case.rules, frame, case.counter.message)
+
+        # What stages make of messages is remembered with them, so only new large messages cost time.
+        cold = sum(len(turn.raw) for turn in body if not turn.facts.forms)
+        return await self._remembered.run(work) if cold > 4 * INLINE_BYTES else work()
+
+    def _foreseen(self, work: _Work, outcome: Outcome) -> Outcome:
+        """What enforcing would do, with the summary counted at its cap."""
+        caps = work.plan.caps
+        stand_in = Piece(b"", caps.summary + caps.users + caps.index, None) if work.plan.cut else None
+        rendered = work.render(stand_in)
+        if rendered.tokens + work.fixed < work.before:
+            outcome.after = rendered.tokens + work.fixed
+            outcome.steps = rendered.steps
+        return outcome
+
+    def _prepare(self, work: _Work) -> None:
+        """Begin making the summary of the next checkpoint, or of one that has just been fixed."""
+        positions = [*work.plan.checkpoints, *([work.plan.upcoming] if work.plan.upcoming else [])]
+        if positions and work.case.mode == "enforce":
+            checkpoints = work.checkpoints(positions)
+            self._summaries.begin(work.case.tenant, checkpoints, self._maker(work, positions[-1]))
+
+    async def _summary(self, work: _Work, *, may_ask: bool) -> tuple[Entry, Origin]:
+        checkpoints = work.checkpoints(work.plan.checkpoints)
+        tenant = work.case.tenant
+        make = self._maker(work, work.plan.cut)
+        if may_ask:
+            return await self._summaries.obtain(tenant, checkpoints, make)
+        stored = await self._summaries.stored(tenant, checkpoints[-1].key)
+        if stored is not None:
+            return stored, "digest" if stored.digest else "stored"
+        self._summaries.begin(tenant, checkpoints, make)
+        return await self._entry(work, work.plan.cut, work.digest(None, 0, work.plan.cut), digest=True), "digest"
+
+    def _maker(self, work: _Work, position: int) -> Callable[[str | None, int], asyncio.Future[Entry]]:
+        async def make(previous: str | None, start: int) -> Entry:
+            settings = work.case.policy.summary
+            wish = Wish(
+                work.body[start:position],
+                previous,
+                work.plan.caps.summary,
+                settings.prompt,
+                settings.trim_tokens_to_summarize,
+            )
+            for model in await work.case.models():
+                try:
+                    text = await asyncio.wait_for(write(wish, model), settings.timeout)
+                except (SummaryFailed, SummaryRejected, TimeoutError) as failure:
+                    SUMMARIES.labels(outcome="failed").inc()
+                    log.warning("summary.failed", reason=str(failure) or "timeout", policy=work.case.policy.name)
+                    continue
+                SUMMARIES.labels(outcome="made").inc()
+                return await self._entry(work, position, text)
+            SUMMARIES.labels(outcome="digest").inc()
+            return await self._entry(work, position, work.digest(previous, start, position), digest=True)
+
+        return lambda previous, start: asyncio.ensure_future(make(previous, start))
+
+    async def _entry(self, work: _Work, position: int, text: str, *, digest: bool = False) -> Entry:
+        counter, caps = work.case.counter, work.plan.caps
+        message = await self._remembered.run(lambda: summary_message(work.body[:position], text, caps, counter.text))
+        return Entry(text, message, counter.message(decode(message)), digest=digest)
+
+
+@dataclass(slots=True)
+class _Work:
+    """A request in the middle of its compaction. ``fixed`` are the tokens of tools and framing."""
+
+    case: Case
+    turns: list[Turn]
+    head: int
+    fixed: int
+    before: int
+    plan: Plan
+
+    @property
+    def body(self) -> list[Turn]:
+        return self.turns[self.head :]
+
+    @property
+    def heavy(self) -> bool:
+        """Whether something must be shortened that was never shortened before."""
+        return bool(self.plan.clips)
+
+    def render(self, summary: Piece | None) -> Rendered:
+        count = self.case.counter.message
+        rendered = render(self.turns, self.head, self.plan, self.case.rules, summary, count)
+        if self.case.budget is not None and rendered.tokens + self.fixed > self.case.budget:
+            rendered = fit(rendered, self.case.budget - self.fixed, self.case.rules, count)
+        return rendered
+
+    def digest(self, previous: str | None, start: int, end: int) -> str:
+        return digest(self.body[start:end], previous, self.plan.caps.summary, self.case.counter.text)
+
+    def checkpoints(self, positions: Sequence[int]) -> list[Checkpoint]:
+        """The chained keys of positions: a digest over all messages before, begun from what shapes a summary."""
+        case, caps = self.case, self.plan.caps
+        shape = (case.tenant, case.policy.fingerprint, case.upstream, case.body.model, PROMPT_VERSION)
+        chain = hashlib.sha256(repr((shape, caps.summary, caps.users, caps.index)).encode())
+        keys = []
+        start = 0
+        body = self.body
+        for position in positions:
+            for turn in body[start:position]:
+                chain.update(turn.facts.digest)
+            start = position
+            keys.append(Checkpoint(position, chain.hexdigest()))
+        return keys
+
+
+def parts_of(turns: Sequence[Turn], fixed: int) -> dict[str, int]:
+    """The sizes, in tokens, of the parts of a request that a person could do something about."""
+    head = head_length(turns)
+    system = sum(turn.facts.tokens for turn in turns[:head])
+    users = [turn.facts.tokens for turn in turns if turn.facts.role == "user"]
+    largest = max((turn.facts.tokens for turn in turns[head:]), default=0)
+    return {
+        "system messages": system,
+        "tools and framing": fixed,
+        "last user message": users[-1] if users else 0,
+        "largest message": largest,
+    }
+
+
+def _any_trigger(rules: Rules, tokens: int, messages: int, budget: int | None) -> bool:
+    triggers = [rules.trigger, *(stage.trigger for stage in (rules.arguments, rules.results) if stage)]
+    return any(any_met(trigger, tokens, messages, budget) for trigger in triggers)

@@ -1,0 +1,82 @@
+"""Policies that extend others: from what the file states to policies in force."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as ByName
+
+from proxy.config.faults import Fault, Faults, near
+from proxy.config.policy import Policy, WrittenPolicy
+from proxy.config.tree import Mapping, Node, Path, find, plain
+
+# Sections in which a policy may state some settings and take the rest from its parent. Everything else (a trigger,
+# a list) is one value, and is replaced whole.
+_MERGED = ("summary", "truncate_args", "evict_results", "user_messages", "index", "unknown_model")
+
+
+def effective(root: Mapping, written: ByName[str, WrittenPolicy]) -> dict[str, Policy]:
+    """Every policy in force, ``default`` first. Raises ``Faults`` for parents that are unknown or go in circles."""
+    faults = [*_unknown_parents(root, written), *_circles(root, written)]
+    if faults:
+        raise Faults(faults)
+    names = ["default", *(name for name in written if name != "default")]
+    return {name: Policy.build(name, _values(stated(root, name, written))) for name in names}
+
+
+def stated(root: Mapping, name: str, written: ByName[str, WrittenPolicy]) -> Mapping:
+    """All that a policy and its parents state, as nodes that know their lines."""
+    if name not in written:
+        return Mapping(root.line)
+    own, _, _ = find(root, ("policies", name))
+    assert isinstance(own, Mapping)  # noqa: S101 - the file has been checked
+    parent = written[name].extends
+    return own if parent is None else _merged(stated(root, parent, written), own, _MERGED)
+
+
+def _merged(base: Mapping, over: Mapping, deep: tuple[str, ...]) -> Mapping:
+    items = dict(base.items)
+    for key, value in over.items.items():
+        items[key] = _over(items.get(key), value) if key in deep else value
+    return Mapping(over.line, items, base.lines | over.lines)
+
+
+def _over(base: Node | None, over: Node) -> Node:
+    if isinstance(base, Mapping) and isinstance(over, Mapping):
+        return _merged(base, over, ())
+    return over
+
+
+def _values(node: Mapping) -> dict[str, object]:
+    return {key: plain(value) for key, value in node.items.items() if key != "extends"}
+
+
+def _line(root: Mapping, name: str) -> int:
+    path: Path = ("policies", name, "extends")
+    return find(root, path)[1]
+
+
+def _unknown_parents(root: Mapping, written: ByName[str, WrittenPolicy]) -> list[Fault]:
+    known = {"default", *written}
+    return [
+        Fault(
+            _line(root, name), f"policies.{name}.extends: no policy '{policy.extends}'; {near(policy.extends, known)}"
+        )
+        for name, policy in written.items()
+        if policy.extends is not None and policy.extends not in known
+    ]
+
+
+def _circles(root: Mapping, written: ByName[str, WrittenPolicy]) -> list[Fault]:
+    faults = []
+    seen: set[str] = set()
+    for name in written:
+        way: list[str] = []
+        current: str | None = name
+        while current is not None and current in written and current not in seen:
+            seen.add(current)
+            way.append(current)
+            current = written[current].extends
+        if current is not None and current in way:
+            circle = [*way[way.index(current) :], current]
+            message = f"policies.{current}.extends: goes in a circle ({' → '.join(circle)}): remove one of them"
+            faults.append(Fault(_line(root, current), message))
+    return faults

@@ -1,0 +1,50 @@
+"""The JSON Schema of the configuration, for editors. ``python -m proxy.config.schema`` writes it anew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from proxy.config.fields import KINDS
+from proxy.config.settings import WrittenSettings
+
+SCHEMA_FILE = Path(__file__).with_name("schema.json")
+
+# A number or truth value may also come from the environment.
+_VARIABLE = {"type": "string", "pattern": r"\$\{"}
+
+
+def schema_text() -> str:
+    """The schema as it is published."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **WrittenSettings.model_json_schema()}
+    return json.dumps(_with_variables(schema), indent=2, ensure_ascii=False) + "\n"
+
+
+def _with_variables(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_with_variables(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    changed = {key: _VALUES.get(key, _with_variables)(value) for key, value in node.items()}
+    if changed.get("type") not in ("integer", "number", "boolean"):
+        return changed
+    outer = {key: changed.pop(key) for key in ("title", "description", "default") if key in changed}
+    return {**outer, "anyOf": [changed, _VARIABLE]}
+
+
+def _value(node: Any) -> Any:
+    """A default as a file would state it: a condition names only the parts it has."""
+    if isinstance(node, list):
+        return [_value(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    return {key: _value(value) for key, value in node.items() if not (key in KINDS and value is None)}
+
+
+# What stands under these keys are values, not schemas.
+_VALUES = {"default": _value, "enum": _value}
+
+
+if __name__ == "__main__":
+    SCHEMA_FILE.write_text(schema_text(), encoding="utf-8")

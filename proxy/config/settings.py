@@ -1,0 +1,296 @@
+"""The settings: what a configuration may say, and what it means once it is checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+import platformdirs
+from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator, model_validator
+
+from proxy.config.fields import Count, Grace, Name, Port, Seconds, Section, Size, Text, wrong
+from proxy.config.policy import Policy, WrittenPolicy
+
+__all__ = [
+    "AuthSettings",
+    "Policy",
+    "ProfileSettings",
+    "Route",
+    "RouteSettings",
+    "ServerSettings",
+    "Settings",
+    "StoreSettings",
+    "TeamSettings",
+    "UpstreamSettings",
+    "WrittenSettings",
+]
+
+
+class ServerSettings(Section):
+    """Where to listen, and how much to take."""
+
+    host: Text = "127.0.0.1"
+    """The address to listen on; 0.0.0.0 for all of them."""
+    port: Port = 8787
+    """The port; 0 for any free one."""
+    body_limit: Size = 64_000_000
+    """The largest request body, in bytes or as text such as 64MB; also after decompression."""
+    deadline: Seconds = 600
+    """Seconds for a request until its answer begins, all attempts together."""
+    drain: Grace = 30
+    """Seconds that open answers have to end after a signal to stop."""
+
+
+_SQLITE_IN_MEMORY = "sqlite://"
+_SQLITE = "sqlite:///"
+
+
+def default_store_url() -> str:
+    """A file in the user's state folder."""
+    return f"{_SQLITE}{platformdirs.user_state_path('compaction-proxy') / 'compaction.db'}"
+
+
+class StoreSettings(Section):
+    """Where summaries, the archive, learned limits and records are kept."""
+
+    url: str = Field(default_factory=default_store_url)
+    """sqlite:///relative/path, sqlite:////absolute/path, or sqlite:// for memory only. Left out: a file in the user's
+    state folder."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_sqlite(cls, url: str) -> str:
+        if url.partition("://")[0] in ("redis", "rediss", "valkey", "valkeys", "unix"):
+            raise wrong("Redis is not available in this version: write sqlite:///path/to/compaction.db")
+        path = url.removeprefix(_SQLITE)
+        if url != _SQLITE_IN_MEMORY and (path == url or path in ("", ":memory:") or path.endswith("/")):
+            raise wrong("must be sqlite:///path/to/compaction.db, or sqlite:// to keep everything in memory")
+        if any(not c.isprintable() for c in path) or "?" in path or "#" in path:
+            raise wrong("the path of the store has characters that no path here may have: ?, # or unprintable ones")
+        return url
+
+    @property
+    def path(self) -> Path | None:
+        """The file, relative to the working directory unless absolute; ``None`` for memory only."""
+        return None if self.url == _SQLITE_IN_MEMORY else Path(self.url.removeprefix(_SQLITE))
+
+
+class AuthSettings(Section):
+    """Who may call."""
+
+    mode: Literal["open", "keys"] = "open"
+    """open: anybody, with their own key, which is passed on. keys: only callers with a key listed under a team."""
+
+
+_KNOWN_BASE_URLS = {"openai": "https://api.openai.com/v1"}
+# Their credentials come from the machine's own environment; a key would be the exception.
+_OWN_CREDENTIALS = frozenset(
+    {"bedrock", "bedrock_converse", "sagemaker", "sagemaker_chat", "vertex_ai", "vertex_ai_beta"}
+)
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_RESERVED_HEADERS = {
+    "authorization": "write the key as api_key",
+    "api-key": "write the key as api_key",
+    **dict.fromkeys(
+        ("host", "content-length", "content-type", "content-encoding", "transfer-encoding", "connection", "te"),
+        "it belongs to the transport: leave it out",
+    ),
+}
+
+
+def _header_value(value: SecretStr) -> SecretStr:
+    secret = value.get_secret_value()
+    if not secret:
+        raise wrong("is empty: set the variable it comes from, or leave the setting out")
+    if not secret.isascii() or not secret.isprintable() or secret != secret.strip():
+        raise wrong("has spaces around it, line breaks or characters that can't be sent in a header: correct the value")
+    return value
+
+
+Secret = Annotated[SecretStr, AfterValidator(_header_value)]
+"""Text that is sent in a header and never shown."""
+
+
+class UpstreamSettings(Section):
+    """A service that answers."""
+
+    provider: Text = "openai"
+    """The provider, as LiteLLM names it."""
+    base_url: str | None = None
+    """The address up to, not including, /chat/completions. Left out: the provider's own, as LiteLLM knows it."""
+    api_key: Secret | None = None
+    """The key. Left out: the caller's own is passed on."""
+    lane: Literal["auto", "relay", "translate"] = "auto"
+    """relay: the bytes go as they are; translate: by way of LiteLLM; auto: relay wherever the provider allows."""
+    api_version: Text | None = None
+    """The `api-version` of Azure."""
+    headers: Mapping[str, Secret] = Field(default_factory=dict)
+    """Headers added to each request."""
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_plain_address(cls, url: str | None, info: ValidationInfo) -> str | None:
+        if url is None:
+            # Known here, so that OPENAI_BASE_URL, which points clients at this very proxy, has no say.
+            return _KNOWN_BASE_URLS.get(info.data.get("provider", ""))
+        return _checked_address(url)
+
+    @field_validator("headers", mode="before")
+    @classmethod
+    def _has_header_names(cls, headers: object) -> object:
+        seen = set()
+        for name in headers if isinstance(headers, Mapping) else ():
+            lower = str(name).lower()
+            if not _HEADER_NAME.fullmatch(lower):
+                raise wrong("is no header's name", name)
+            if lower in _RESERVED_HEADERS:
+                raise wrong(f"can't be set here: {_RESERVED_HEADERS[lower]}", name)
+            if lower in seen:
+                raise wrong("is here a second time; case makes no difference: keep one of them", name)
+            seen.add(lower)
+        return headers
+
+    @property
+    def has_credential(self) -> bool:
+        """Whether requests are authorised without the caller's key."""
+        return self.api_key is not None or self.provider in _OWN_CREDENTIALS
+
+
+def _checked_address(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        parts = urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable() or " " in url:
+        raise wrong("must be an address such as https://api.openai.com/v1")
+    if parts.username is not None or parts.password is not None:
+        raise wrong("must not hold a name or password: write the key as api_key, or a header under headers")
+    if "?" in url or "#" in url:
+        raise wrong("must not hold a query or fragment: for Azure write api_version")
+    return url.rstrip("/")
+
+
+class ProfileSettings(Section):
+    """What is known of a model, where the built-in tables are wrong or silent. Limits are in tokens."""
+
+    context_window: Count | None = None
+    """Input and output together."""
+    max_input_tokens: Count | None = None
+    """The input alone."""
+    max_output_tokens: Count | None = None
+    """The output alone."""
+    # The encodings that can be had without a download.
+    tokenizer: Literal["o200k_base", "o200k_harmony", "cl100k_base", "p50k_base", "p50k_edit"] | None = None
+    """The tokenizer, or the one that comes nearest."""
+    images: Text | None = None
+    """The rule by which images are counted."""
+
+    @model_validator(mode="after")
+    def _parts_fit_the_whole(self) -> ProfileSettings:
+        window = self.context_window
+        for name in ("max_input_tokens", "max_output_tokens"):
+            part = getattr(self, name)
+            if window is not None and part is not None and part > window:
+                raise wrong(f"is over context_window ({window}): lower it, or correct context_window", name)
+        return self
+
+
+class RouteSettings(Section):
+    """Which models go where. The first match wins."""
+
+    match: Text
+    """The model a request names; *, ? and [seq] as in file names; case matters."""
+    upstream: Name
+    """The name of the upstream."""
+    model: Text | None = None
+    """The name the upstream knows. Left out: as requested."""
+    profile: ProfileSettings | None = None
+    """The model's limits. Left out: from the built-in tables, or as the upstream tells."""
+
+
+_KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+def _key_hash(value: str) -> str:
+    if not _KEY_HASH.fullmatch(value.lower()):
+        hint = 'printf %s "$KEY" | sha256sum'
+        raise wrong(f"must be the hash of a key, sha256: and 64 hex digits, not the key itself ({hint})")
+    return value.lower()
+
+
+KeyHash = Annotated[str, AfterValidator(_key_hash), Field(json_schema_extra={"pattern": "^sha256:[0-9a-fA-F]{64}$"})]
+"""The SHA-256 of a key."""
+
+
+class TeamSettings(Section):
+    """Callers who share a policy."""
+
+    keys: tuple[KeyHash, ...] = ()
+    """The hashes of the keys that the team calls with: `printf %s "$KEY" | sha256sum`."""
+    policy: Name = "default"
+    """The name of the policy."""
+    models: tuple[Text, ...] | None = None
+    """The models it may use, as globs. Left out: all of them; an empty list: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a model goes: the upstream's name, the model's name there, and what the file says of its limits."""
+
+    upstream: str
+    model: str
+    profile: ProfileSettings | None
+
+
+class _SettingsFields(Section):
+    server: ServerSettings = ServerSettings()
+    """Where to listen, and how much to take."""
+    store: StoreSettings = Field(default_factory=StoreSettings)
+    """Where summaries, the archive, learned limits and records are kept."""
+    auth: AuthSettings = AuthSettings()
+    """Who may call."""
+    upstreams: Mapping[Name, UpstreamSettings] = Field(default_factory=lambda: {"openai": UpstreamSettings()})
+    """The services that answer, by name. Left out: OpenAI, with the caller's own key."""
+    models: tuple[RouteSettings, ...] = ()
+    """Which models go where; the first match wins. Left out: every model goes to the first upstream."""
+    teams: Mapping[Name, TeamSettings] = Field(default_factory=dict)
+    """Callers who share a policy, by name."""
+
+    @field_validator("upstreams")
+    @classmethod
+    def _has_upstream(cls, upstreams: Mapping[str, UpstreamSettings]) -> Mapping[str, UpstreamSettings]:
+        if not upstreams:
+            raise wrong("is empty: name at least one upstream, or leave the setting out")
+        return upstreams
+
+
+class WrittenSettings(_SettingsFields):
+    """Configuration of compaction-proxy."""
+
+    policies: Mapping[Name, WrittenPolicy] = Field(default_factory=dict)
+    """What is done to conversations, by name. `default` applies to callers without a team."""
+
+
+class Settings(_SettingsFields):
+    """A configuration in force: every policy is complete."""
+
+    policies: Mapping[str, Policy] = Field(default_factory=lambda: {"default": Policy()})
+    """By name; `default` is always there."""
+
+    @field_validator("policies")
+    @classmethod
+    def _has_default(cls, policies: Mapping[str, Policy]) -> Mapping[str, Policy]:
+        return policies if "default" in policies else {"default": Policy(), **policies}
+
+    def route(self, model: str) -> Route | None:
+        """Where a model goes; ``None`` where routes are listed and none matches."""
+        if not self.models:
+            return Route(next(iter(self.upstreams)), model, None)
+        found = next((route for route in self.models if fnmatchcase(model, route.match)), None)
+        return None if found is None else Route(found.upstream, found.model or model, found.profile)

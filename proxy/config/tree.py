@@ -1,0 +1,95 @@
+"""The tree of a file's values: each knows its line, and what the file says of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Path = tuple[str | int, ...]
+"""The way from the root to a value: keys and indices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ambiguous:
+    """A plain scalar that versions of YAML read differently: ``12:30:45``, ``010``, ``2024-10-21``. Never valid."""
+
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A leaf. ``text`` is what the file says, ``plain`` whether it stands there without quotes.
+
+    ``substituted`` marks text that came from the environment, which no message may show.
+    """
+
+    line: int
+    value: str | int | float | bool | Ambiguous | None
+    text: str
+    plain: bool
+    substituted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """A list."""
+
+    line: int
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """A mapping. ``lines`` holds the line of each key."""
+
+    line: int
+    items: dict[str, Node] = field(default_factory=dict)
+    lines: dict[str, int] = field(default_factory=dict)
+
+
+Node = Scalar | Sequence | Mapping
+
+
+def plain(node: Node) -> object:
+    """The tree as plain Python values."""
+    if isinstance(node, Scalar):
+        return node.value
+    if isinstance(node, Sequence):
+        return [plain(item) for item in node.items]
+    return {key: plain(value) for key, value in node.items.items()}
+
+
+def find(root: Node, path: Path) -> tuple[Node, int, Path]:
+    """The deepest node on the path that exists, its line (that of its key, in a mapping), and the path to it."""
+    node, line = root, root.line
+    for depth, part in enumerate(path):
+        if isinstance(node, Mapping) and isinstance(part, str) and part in node.items:
+            line, node = node.lines[part], node.items[part]
+        elif isinstance(node, Sequence) and isinstance(part, int) and part < len(node.items):
+            node = node.items[part]
+            line = node.line
+        else:
+            return node, line, path[:depth]
+    return node, line, path
+
+
+def quote_it(node: Scalar, *, secret: bool = False) -> str:
+    """What YAML made of a plain scalar where text is wanted, and how to write it."""
+    text = "the value" if secret or node.substituted else f"'{shown(node.text)}'"
+    if node.value is None:
+        return f"{text} is read as empty (null): put it in quotes if text was meant"
+    return f"{text} is read as {reading(node)}: put it in quotes"
+
+
+def reading(node: Scalar) -> str:
+    """What YAML makes of a scalar that is not text, in words."""
+    if isinstance(node.value, Ambiguous):
+        return node.value.meaning
+    if isinstance(node.value, bool):
+        return f"the truth value {str(node.value).lower()}"
+    return "a number"
+
+
+def shown(text: str, limit: int = 60) -> str:
+    """A piece of the file for a message: on one line, printable, and short."""
+    line = "".join(c if c.isprintable() else " " for c in text)
+    return line if len(line) <= limit else line[: limit - 1] + "…"

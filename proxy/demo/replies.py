@@ -1,0 +1,145 @@
+"""What the stand-in answers, and how OpenAI puts an answer on the wire: as one object, or as a stream of chunks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from proxy.demo.counting import PER_TOOL_CALL, first_tokens, text_tokens
+
+WORDS_PER_CHUNK = 3
+ARGUMENT_CHARACTERS_PER_CHUNK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call the model makes; ``arguments`` is the JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+    def message_part(self) -> dict[str, Any]:
+        """The call as it stands in an assistant message."""
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """An answer of the stand-in.
+
+    ``finish_reason`` follows from the rest where it is left out. ``delay`` is the time in seconds before the head of
+    the answer, ``pause`` the time before each chunk of a stream.
+
+    ``error`` is sent in place of the answer: a mapping as JSON, a text as it is. With a ``status`` other than 200 it
+    is the body under that status. With status 200 it is the body of a plain answer, and in a stream an event
+    after ``break_after`` chunks, the first event where that is left out.
+
+    ``break_after`` drops the connection after so many chunks of a stream, and in the middle of a plain answer.
+    """
+
+    content: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish_reason: str | None = None
+    delay: float = 0.0
+    pause: float = 0.0
+    status: int = 200
+    error: Mapping[str, Any] | str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    break_after: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.status != 200 and self.error is None:
+            raise ValueError(f"A reply with status {self.status} needs an error to send.")
+
+    @property
+    def reason(self) -> str:
+        """The reason the answer ends with."""
+        return self.finish_reason or ("tool_calls" if self.tool_calls else "stop")
+
+    @property
+    def tokens(self) -> int:
+        """The size of the answer."""
+        calls = sum(PER_TOOL_CALL + text_tokens(call.name + call.arguments) for call in self.tool_calls)
+        return text_tokens(self.content or "") + calls
+
+    def within(self, room: int) -> Reply:
+        """The answer in at most ``room`` tokens: a longer text is cut, and says so by its finish reason."""
+        if self.content is None or self.tokens <= room:
+            return self
+        return replace(self, content=first_tokens(self.content, room), tool_calls=(), finish_reason="length")
+
+
+Responder = Callable[[dict[str, Any]], Reply]
+"""Decides on the answer to a request body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A reply to one request, ready for the wire. ``prompt_tokens`` is the size of the request."""
+
+    id: str
+    model: str
+    created: int
+    reply: Reply
+    prompt_tokens: int
+
+    def usage(self) -> dict[str, int]:
+        """What the request and its answer count."""
+        out = self.reply.tokens
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": out,
+            "total_tokens": self.prompt_tokens + out,
+        }
+
+    def whole(self) -> dict[str, Any]:
+        """The answer as one object."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.reply.content, "refusal": None}
+        if self.reply.tool_calls:
+            message["tool_calls"] = [call.message_part() for call in self.reply.tool_calls]
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self.reply.reason}
+        return self._frame("chat.completion") | {"choices": [choice], "usage": self.usage()}
+
+    def chunks(self, *, include_usage: bool) -> Iterator[dict[str, Any]]:
+        """The answer as the chunks of a stream; the usage comes in a last one of its own if it is asked for."""
+        frame = self._frame("chat.completion.chunk")
+        usage: dict[str, Any] = {"usage": None} if include_usage else {}
+        for delta in self._deltas():
+            yield frame | {"choices": [_choice(delta, None)]} | usage
+        yield frame | {"choices": [_choice({}, self.reply.reason)]} | usage
+        if include_usage:
+            yield frame | {"choices": [], "usage": self.usage()}
+
+    def _frame(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def _deltas(self) -> Iterator[dict[str, Any]]:
+        text = self.reply.content
+        yield {"role": "assistant", "content": None if text is None else "", "refusal": None}
+        words = re.findall(r"\s*\S+|\s+$", text or "")
+        for start in range(0, len(words), WORDS_PER_CHUNK):
+            yield {"content": "".join(words[start : start + WORDS_PER_CHUNK])}
+        for index, call in enumerate(self.reply.tool_calls):
+            first = call.message_part() | {"function": {"name": call.name, "arguments": ""}}
+            yield {"tool_calls": [{"index": index} | first]}
+            for start in range(0, len(call.arguments), ARGUMENT_CHARACTERS_PER_CHUNK):
+                piece = call.arguments[start : start + ARGUMENT_CHARACTERS_PER_CHUNK]
+                yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+
+
+def event(data: Mapping[str, Any] | str) -> bytes:
+    """One server-sent event."""
+    text = data if isinstance(data, str) else json.dumps(data, separators=(",", ":"))
+    return f"data: {text}\n\n".encode()
+
+
+def _choice(delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
+    return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}

@@ -1,0 +1,137 @@
+"""The demonstration: the same session straight at the upstream and through the proxy, side by side in a table."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import httpx
+import openai
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from proxy.demo.agent import Agent
+from proxy.demo.figures import Figures, figures, rows
+from proxy.demo.script import decide
+from proxy.demo.serving import serve
+from proxy.demo.upstream import StandIn
+
+MODEL = "stand-in-16k"
+WINDOW = 16_000
+MAX_OUTPUT = 2_000
+ANSWER_WITHIN = 60.0
+"""Seconds the agent waits for an answer."""
+
+Way = Callable[[str], AbstractContextManager[str]]
+"""From the upstream's URL to the one the agent calls."""
+
+
+def demo(turns: int = 60) -> int:
+    """Run both sessions and print the table.
+
+    The exit status is 0 where the session failed without the proxy and ran to its end with it, else 1.
+    Raises ``ValueError`` for less than one turn.
+    """
+    if turns < 1:
+        raise ValueError(f"The demonstration needs at least one turn, not {turns}.")
+    console = Console()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        without = _shown(progress, "without the proxy", turns, straight)
+        protected = _shown(progress, "with the proxy", turns, through_proxy)
+    console.print(table(turns, without, protected))
+    good, words = verdict(turns, without, protected)
+    console.print(words, style="green" if good else "bold red", highlight=False)
+    return 0 if good else 1
+
+
+def session(turns: int, way: Way, on_turn: Callable[[], None]) -> Figures:
+    """One session of the agent at a fresh upstream."""
+    upstream = StandIn(window=WINDOW, max_output=MAX_OUTPUT, responder=decide, model=MODEL)
+    with serve(upstream.app) as url, way(url) as entrance, client(entrance) as caller:
+        seen = Agent(caller, MODEL).run(turns, on_turn)
+    return figures(seen, upstream)
+
+
+def client(url: str) -> openai.OpenAI:
+    """The official client, as an application has it; it looks at no proxy settings of the machine.
+
+    It does not try again by itself: each refusal shall be seen.
+    """
+    direct = httpx.Client(trust_env=False)
+    return openai.OpenAI(
+        base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=ANSWER_WITHIN, http_client=direct
+    )
+
+
+def straight(upstream: str) -> AbstractContextManager[str]:
+    """No proxy on the way."""
+    return contextlib.nullcontext(upstream)
+
+
+@contextlib.contextmanager
+def through_proxy(upstream: str) -> Iterator[str]:
+    """The proxy in front of the upstream, configured by a file like anybody's, its store in a folder of its own."""
+    # Imported here: what goes straight to the upstream needs none of it.
+    from proxy.app import create_app
+    from proxy.config import load
+
+    with tempfile.TemporaryDirectory(prefix="compaction-demo-") as folder:
+        file = Path(folder, "config.yaml")
+        file.write_text(configuration(upstream, Path(folder, "demo.db")), encoding="utf-8")
+        with serve(create_app(load(file, {}))) as url:
+            yield url
+
+
+def configuration(upstream: str, database: Path) -> str:
+    """The proxy's configuration, as YAML."""
+    profile = {
+        "context_window": WINDOW,
+        "max_input_tokens": WINDOW,
+        "max_output_tokens": MAX_OUTPUT,
+        "tokenizer": "o200k_base",
+    }
+    settings = {
+        "store": {"url": f"sqlite:///{database}"},
+        "upstreams": {"main": {"provider": "openai", "base_url": f"{upstream}/v1", "api_key": "unused"}},
+        "models": [{"match": "*", "upstream": "main", "profile": profile}],
+    }
+    return yaml.safe_dump(settings, sort_keys=False)
+
+
+def table(turns: int, without: Figures, protected: Figures) -> Table:
+    """Both runs side by side."""
+    shown = Table(title=f"An agent's session of {turns:,} turns, window {WINDOW:,} tokens")
+    shown.add_column()
+    shown.add_column("without the proxy", justify="right")
+    shown.add_column("with the proxy", justify="right")
+    for row in rows(without, protected):
+        shown.add_row(*row)
+    return shown
+
+
+def verdict(turns: int, without: Figures, protected: Figures) -> tuple[bool, str]:
+    """Whether the demonstration shows what it should, and what it showed in words."""
+    if protected.error:
+        return False, f"With the proxy the session failed in turn {protected.turns + 1}: {protected.error}"
+    if not without.error:
+        return False, (
+            f"{turns} turns fit the window without the proxy: nothing was shown. Ask for more turns (--turns 60)."
+        )
+    return True, (
+        f"Without the proxy the session failed in turn {without.turns + 1}: {without.error}\n"
+        f"With the proxy it ran through all {protected.turns} turns."
+    )
+
+
+def _shown(progress: Progress, name: str, turns: int, way: Way) -> Figures:
+    """A session with its bar, which stops where the session does."""
+    bar = progress.add_task(name, total=turns)
+    run = session(turns, way, lambda: progress.advance(bar))
+    progress.stop_task(bar)
+    return run

@@ -1,0 +1,78 @@
+"""The stand-in's summary model: it keeps the lines of a transcript that name something."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.demo.counting import text_tokens
+from proxy.demo.replies import Reply
+
+# The line before the conversation in the proxy's summary requests.
+TRANSCRIPT = "<transcript>"
+
+MAX_TOKENS = 400
+LINE_CHARACTERS = 240
+
+# What makes a line worth keeping, the dearest to lose first.
+FACTS = (
+    re.compile(r"\b[A-Z]{2,}-\d+\b"),  # tickets
+    re.compile(r"https?://\S+"),
+    re.compile(r"\b(?:port|version|id|key|branch|commit)\b[\s:=]+\S*\d", re.IGNORECASE),
+    re.compile(r"(?:^|[\s\"'`(=])\.{0,2}/?(?:[\w.-]+/)+[\w-]+\.\w+"),  # files
+)
+
+
+def is_summary_request(body: Mapping[str, Any]) -> bool:
+    """Whether a request is the proxy's own, for a summary.
+
+    Such a request has no tools, is not streamed, and its last message, a user's, holds the line ``<transcript>``.
+    """
+    if body.get("tools") or body.get("stream"):
+        return False
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages or not isinstance(messages[-1], dict):
+        return False
+    last = messages[-1]
+    return last.get("role") == "user" and TRANSCRIPT in _text(last).splitlines()
+
+
+def summarise(body: Mapping[str, Any]) -> Reply:
+    """An extract of at most ``MAX_TOKENS`` tokens from the transcript of a summary request.
+
+    Lines with a fact are taken, the dearest kinds first, and put back into their order; where no line has any, the
+    first lines stand for the whole.
+    """
+    transcript = _text(body["messages"][-1]).split(TRANSCRIPT, 1)[1]
+    # A transcript may carry its messages as JSON, where line ends are escaped.
+    lines = list(dict.fromkeys(line.strip() for line in re.split(r"\n|\\n", transcript) if line.strip()))
+    excerpts = _excerpts(lines) or {place: line[:LINE_CHARACTERS] for place, line in enumerate(lines)}
+    room = MAX_TOKENS
+    kept: dict[int, str] = {}
+    for place, excerpt in excerpts.items():
+        size = text_tokens(excerpt) + 1
+        if size <= room:
+            kept[place] = excerpt
+            room -= size
+    return Reply(content="\n".join(kept[place] for place in sorted(kept)))
+
+
+def _excerpts(lines: list[str]) -> dict[int, str]:
+    """By its place, what is worth keeping of each line that has a fact; the dearest kinds come first."""
+    found: dict[int, str] = {}
+    for pattern in FACTS:
+        for place, line in enumerate(lines):
+            match = pattern.search(line)
+            if match:
+                start = max(0, match.start() - LINE_CHARACTERS // 2)
+                found.setdefault(place, line[start : start + LINE_CHARACTERS])
+    return found
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "\n".join(part["text"] for part in parts if isinstance(part, dict) and part.get("type") == "text")

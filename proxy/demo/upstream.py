@@ -1,0 +1,280 @@
+"""A stand-in for OpenAI: counts real tokens, refuses what OpenAI refuses in OpenAI's words, answers from a script.
+
+    upstream = StandIn(window=16_000, responder=my_responder)
+    with serve(upstream.app) as url:
+        ...                                # talk to f"{url}/v1"
+    assert upstream.faults == []
+
+It runs on loopback (``serving.serve``) or in process, and holds every request it was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from proxy.demo.counting import Counter
+from proxy.demo.replies import Completion, Reply, Responder, ToolCall, event
+from proxy.demo.summariser import is_summary_request, summarise
+from proxy.demo.validity import Fault, faults, parameter_faults
+
+__all__ = ["Fault", "Received", "Reply", "Responder", "StandIn", "ToolCall", "is_summary_request"]
+
+DEFAULT_MODEL = "gpt-4o-mini"
+METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+
+
+@dataclass(slots=True)
+class Received:
+    """A request as it came in, the status it was answered with, and whether its client left before the end.
+
+    ``body`` is the parsed JSON object, empty where there was none. ``tokens`` is 0 where the request was malformed:
+    what has no shape has no count. ``headers`` ignores case.
+    """
+
+    method: str
+    path: str
+    headers: Headers
+    raw: bytes
+    body: dict[str, Any] = field(default_factory=dict)
+    tokens: int = 0
+    faults: list[Fault] = field(default_factory=list)
+    summary: bool = False
+    status: int = 0
+    abandoned: bool = False
+
+
+class StandIn:
+    """An upstream with one window, and a script.
+
+    ``window`` bounds input and output together, ``max_output`` the output alone; both in tokens. ``responder`` decides
+    what to answer, ``summariser`` what to answer to the proxy's summary requests. ``model`` is the name that
+    ``/v1/models`` lists; a request may name any.
+    """
+
+    def __init__(
+        self,
+        *,
+        window: int = 16_000,
+        max_output: int = 4_096,
+        responder: Responder | None = None,
+        summariser: Responder = summarise,
+        model: str = DEFAULT_MODEL,
+    ) -> None:
+        self.window = window
+        self.max_output = max_output
+        self.responder = responder or acknowledge
+        self.summariser = summariser
+        self.model = model
+        self.requests: list[Received] = []
+        """The chat completions, in the order they came."""
+        self.others: list[Received] = []
+        """Requests to all other paths."""
+        self.counter = Counter()
+        self._ids = itertools.count(1)
+        self.app = Starlette(
+            routes=[
+                Route("/v1/chat/completions", self._chat, methods=["POST"]),
+                Route("/v1/models", self._models, methods=["GET"]),
+                Route("/v1/{path:path}", self._echo, methods=METHODS),
+            ]
+        )
+
+    @property
+    def conversations(self) -> list[Received]:
+        """The chat completions that are not the proxy's own summary requests."""
+        return [received for received in self.requests if not received.summary]
+
+    @property
+    def summaries(self) -> list[Received]:
+        """The proxy's summary requests."""
+        return [received for received in self.requests if received.summary]
+
+    @property
+    def faults(self) -> list[Fault]:
+        """Everything that was malformed in any request so far."""
+        return [fault for received in self.requests for fault in received.faults]
+
+    async def _chat(self, request: Request) -> Response:
+        started = time.perf_counter()
+        received = Received(request.method, request.url.path, request.headers, await request.body())
+        self.requests.append(received)
+        response = await self._answer(received, request.receive)
+        received.status = response.status_code
+        response.headers["x-request-id"] = f"req_{next(self._ids):032x}"
+        response.headers["openai-processing-ms"] = str(round((time.perf_counter() - started) * 1000))
+        response.headers["openai-version"] = "2020-10-01"
+        return response
+
+    async def _answer(self, received: Received, receive: Receive) -> Response:
+        refused = self._malformed(received) or self._too_long(received)
+        if refused:
+            return _error(refused)
+        body = received.body
+        reply = self.summariser(body) if received.summary else self.responder(body)
+        received.abandoned = await _left(receive, reply.delay)
+        if reply.status != 200:
+            return _plain(reply, {})
+        asked = body.get("max_completion_tokens") or body.get("max_tokens") or self.max_output
+        reply = reply.within(min(asked, self.max_output, self.window - received.tokens))
+        identity = f"chatcmpl-{next(self._ids):08d}"
+        completion = Completion(identity, body["model"], int(time.time()), reply, received.tokens)
+        if not body.get("stream"):
+            return _plain(reply, completion.whole())
+        include_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        events = [event(chunk) for chunk in completion.chunks(include_usage=include_usage)]
+        return EventStream(received, reply, events)
+
+    def _malformed(self, received: Received) -> Fault | None:
+        """Reads the body; the first thing that is wrong with its shape."""
+        try:
+            body = json.loads(received.raw)
+        except ValueError:
+            body = None
+        if isinstance(body, dict):
+            received.body = body
+            received.faults = parameter_faults(body) + faults(body)
+            received.summary = is_summary_request(body)
+        else:
+            received.faults = [Fault("We could not parse the JSON body of your request.", None)]
+        return received.faults[0] if received.faults else None
+
+    def _too_long(self, received: Received) -> Fault | None:
+        """Counts the request; why it does not fit, if it does not."""
+        body = received.body
+        size = self.counter.request(body)
+        received.tokens = size.total
+        name = "max_completion_tokens" if body.get("max_completion_tokens") else "max_tokens"
+        asked = body.get(name) or 0
+        parts = f"{size.messages} in the messages"
+        parts += f", {size.functions} in the functions" if size.functions else ""
+        limit = f"This model's maximum context length is {self.window} tokens. However, "
+        if size.total > self.window:
+            detail = f" ({parts})" if size.functions else ""
+            return _overflow(
+                f"{limit}your messages resulted in {size.total} tokens{detail}. "
+                f"Please reduce the length of the messages{' or functions' if size.functions else ''}."
+            )
+        if asked > self.max_output:
+            return Fault(
+                f"{name} is too large: {asked}. This model supports at most {self.max_output} completion tokens, "
+                f"whereas you provided {asked}.",
+                name,
+            )
+        if size.total + asked > self.window:
+            return _overflow(
+                f"{limit}you requested {size.total + asked} tokens ({parts}, {asked} in the completion). "
+                "Please reduce the length of the messages or completion."
+            )
+        return None
+
+    async def _models(self, request: Request) -> Response:
+        entry = {"id": self.model, "object": "model", "created": 1_700_000_000, "owned_by": "stand-in"}
+        return await self._other(request, JSONResponse({"object": "list", "data": [entry]}))
+
+    async def _echo(self, request: Request) -> Response:
+        """Says what arrived, the body in Base64."""
+        arrived = {
+            "method": request.method,
+            "path": request.url.path,
+            "query": request.url.query,
+            "content_type": request.headers.get("content-type"),
+            "body": base64.b64encode(await request.body()).decode(),
+        }
+        return await self._other(request, JSONResponse(arrived))
+
+    async def _other(self, request: Request, response: Response) -> Response:
+        raw = await request.body()
+        self.others.append(Received(request.method, request.url.path, request.headers, raw, status=200))
+        response.headers["x-request-id"] = f"req_{next(self._ids):032x}"
+        return response
+
+
+def acknowledge(body: dict[str, Any]) -> Reply:
+    """The answer where no script is given: what the last message was."""
+    last = body["messages"][-1]
+    return Reply(content=f"Message {len(body['messages'])}, from {last['role']}, was received.")
+
+
+class EventStream(Response):
+    """The events of a stream, with the pauses, the error or the broken connection that the reply asks for."""
+
+    media_type = "text/event-stream"
+    charset = "utf-8"
+
+    def __init__(self, received: Received, reply: Reply, events: list[bytes]) -> None:
+        super().__init__(headers=dict(reply.headers))
+        del self.headers["content-length"]
+        self.received = received
+        self.reply = reply
+        self.events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for part in self._parts():
+            if await _left(receive, self.reply.pause):
+                self.received.abandoned = True
+                return
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        if self.reply.break_after is None or self.reply.error is not None:
+            await send({"type": "http.response.body", "body": event("[DONE]")})
+
+    def _parts(self) -> list[bytes]:
+        if self.reply.error is None:
+            return self.events[: self.reply.break_after]
+        return [*self.events[: self.reply.break_after or 0], event(self.reply.error)]
+
+
+class Broken(Response):
+    """A plain answer that ends in the middle: the rest of its body never comes."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        half = bytes(self.body)[: len(self.body) // 2]
+        await send({"type": "http.response.body", "body": half, "more_body": True})
+
+
+async def _left(receive: Receive, seconds: float) -> bool:
+    """Wait; whether the client left meanwhile, at once when it does. The request's body has been read by now."""
+    if not seconds:
+        return False
+    leaving = asyncio.ensure_future(receive())
+    done, _ = await asyncio.wait({leaving}, timeout=seconds)
+    leaving.cancel()
+    return bool(done)
+
+
+def _plain(reply: Reply, answer: Mapping[str, Any]) -> Response:
+    content: Mapping[str, Any] | str = answer if reply.error is None else reply.error
+    as_json = not isinstance(content, str)
+    text = json.dumps(content) if as_json else content
+    kind = Broken if reply.break_after is not None else Response
+    media_type = "application/json" if as_json else "text/plain"
+    return kind(text, reply.status, dict(reply.headers), media_type)
+
+
+def _error(fault: Fault) -> Response:
+    body = {
+        "message": fault.message,
+        "type": "invalid_request_error",
+        "param": fault.param,
+        "code": fault.code,
+    }
+    return JSONResponse({"error": body}, 400)
+
+
+def _overflow(message: str) -> Fault:
+    return Fault(message, "messages", "context_length_exceeded")

@@ -1,0 +1,55 @@
+"""Which headers travel, and which belong to one hop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+# RFC 9110, section 7.6.1, and what older software sends in the same sense.
+HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+CREDENTIALS = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-key", "cookie"})
+
+VIA = "x-compaction-via"
+"""The proxies that a request has been through, by the id each makes for itself when it starts."""
+
+# What this proxy sets, reads or undoes itself on the way to an upstream.
+_OWN_REQUEST = frozenset({"host", "content-length", "content-encoding", "expect", "x-compaction", VIA})
+_FORWARDED = frozenset({"forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"})
+
+RawHeaders = Iterable[tuple[bytes, bytes]]
+
+
+def for_upstream(raw: RawHeaders) -> list[tuple[str, str]]:
+    """The client's headers that travel on: not those of the connection, its credentials, or where it comes from."""
+    pairs = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in raw]
+    named = connection_names(pairs)
+    dropped = HOP_BY_HOP | _OWN_REQUEST | CREDENTIALS | _FORWARDED | named
+    return [(name, value) for name, value in pairs if name not in dropped]
+
+
+def for_client(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The upstream's headers that travel back, lower case: not those of the connection."""
+    lower = [(name.lower(), value) for name, value in pairs]
+    dropped = HOP_BY_HOP | connection_names(lower) | {"server", "date", "alt-svc"}
+    return [(name, value) for name, value in lower if name not in dropped]
+
+
+def connection_names(pairs: Iterable[tuple[str, str]]) -> set[str]:
+    """Headers that a Connection header declares to be for this hop only."""
+    return {part.strip().lower() for name, value in pairs if name == "connection" for part in value.split(",")}
+
+
+def encoded(pairs: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    """Headers as ASGI takes them."""
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]

@@ -1,0 +1,110 @@
+"""How many tokens a request may have: from the model's profile, from what it reserves, from what was learned."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from proxy.compaction.conditions import Clause
+from proxy.profiles import Profile
+from proxy.upstream.overflow import Overflow
+
+# Where input and output share a window, an answer needs room even if the request does not say how much: servers
+# accept a prompt that fills the window and answer with the one to three tokens that are left. The trigger leaves far
+# more than this; the reserve bounds the rare request that can only just be made to fit.
+RESERVE_PART = 32
+RESERVE_AT_LEAST = 1024
+
+SMALLEST_PART = 8
+"""The budget is never less than this part of the window, however much output a request reserves."""
+
+CAUTION = 0.97
+"""Where a refusal tells the limit, this part of it is aimed at."""
+
+BLIND_FACTOR = 0.7
+"""Where a refusal tells nothing, this part of the refused size is aimed at."""
+
+LEARNED_SECONDS = 3600.0
+LEARNED_ENTRIES = 10_000
+
+# A refusal's own count can differ from ours by this much; figures beyond are not taken for counts of the same prompt.
+RATIO_BOUNDS = (0.5, 3.0)
+
+
+def reserved_output(profile: Profile, asked: int | None, policy: Clause | None) -> int:
+    """Tokens of the window that are kept for the answer."""
+    if asked is not None:
+        return asked
+    window = profile.context_window
+    if policy is not None and policy.tokens is not None:
+        return policy.tokens
+    if window is None:
+        return 0
+    if policy is not None and policy.fraction is not None:
+        return int(window * policy.fraction)
+    reserve = max(window // RESERVE_PART, min(RESERVE_AT_LEAST, window // SMALLEST_PART))
+    return min(reserve, profile.max_output_tokens or reserve)
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """A limit that an upstream told by refusing, in tokens as counted here. ``total`` includes the output."""
+
+    input: int | None = None
+    total: int | None = None
+
+
+def budget(profile: Profile, reserved: int, learned: Learned | None) -> int | None:
+    """Tokens that the input of a request may have; ``None`` where nobody knows."""
+    totals = [t for t in (profile.context_window, learned and learned.total) if t]
+    inputs = [t for t in (profile.max_input_tokens, learned and learned.input) if t]
+    bounds = [max(total - reserved, total // SMALLEST_PART) for total in totals] + inputs
+    return min(bounds, default=None)
+
+
+def told_by(overflow: Overflow, counted_here: int, reserved: int) -> Learned:
+    """What a refusal of a request of ``counted_here`` tokens says of the limit."""
+    if overflow.limit is None:
+        return Learned(input=int(counted_here * BLIND_FACTOR))
+    ratio = 1.0
+    if overflow.counted:
+        low, high = RATIO_BOUNDS
+        ratio = min(max(overflow.counted / max(counted_here, 1), low), high)
+    here = int(overflow.limit / ratio * CAUTION)
+    if overflow.scope == "input":
+        return Learned(input=here)
+    if here - reserved >= counted_here and overflow.counted is None:
+        # By our count it would have fitted, and the refusal does not say how large it found the prompt.
+        return Learned(input=int(counted_here * BLIND_FACTOR))
+    return Learned(total=here)
+
+
+class LearnedLimits:
+    """What refusals told, by upstream, model and credential; forgotten after an hour."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._limits: OrderedDict[tuple[str, str, str], tuple[float, Learned]] = OrderedDict()
+
+    def get(self, upstream: str, model: str, tenant: str) -> Learned | None:
+        """What is known, if it is not too old."""
+        found = self._limits.get((upstream, model, tenant))
+        if found is None or found[0] < self._clock():
+            return None
+        return found[1]
+
+    def learn(self, upstream: str, model: str, tenant: str, learned: Learned) -> None:
+        """Keep a limit; of two for the same thing the lower one holds."""
+        key = (upstream, model, tenant)
+        known = self.get(upstream, model, tenant) or Learned()
+        merged = Learned(_lower(known.input, learned.input), _lower(known.total, learned.total))
+        self._limits[key] = (self._clock() + LEARNED_SECONDS, merged)
+        self._limits.move_to_end(key)
+        if len(self._limits) > LEARNED_ENTRIES:
+            self._limits.popitem(last=False)
+
+
+def _lower(a: int | None, b: int | None) -> int | None:
+    return min((v for v in (a, b) if v is not None), default=None)

@@ -1,0 +1,91 @@
+"""``GET /v1/models``: the upstream's list, with the configured names."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from proxy.answering import send_answer
+from proxy.door import ClientLeft, answer_error, header, leaving
+from proxy.errors import NotFound, ProxyError, UpstreamError
+from proxy.headers import VIA, encoded, for_upstream
+from proxy.hops import checked_hops
+from proxy.passthrough import drained
+from proxy.service import Service
+from proxy.teams import Caller, may_use
+from proxy.upstream.opening import Opening, opened, readable
+
+log = structlog.get_logger(__name__)
+
+_WILD = "*?["
+
+
+class ModelList:
+    """The models that a caller may name."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        try:
+            await drained(receive)
+            async with leaving(receive):
+                await self._serve(scope, send)
+        except ClientLeft:
+            return
+        except ProxyError as error:
+            await answer_error(send, error)
+
+    async def _serve(self, scope: Scope, send: Send) -> None:
+        settings = self._service.settings
+        hops = checked_hops(scope, self._service.instance)
+        caller = self._service.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
+        if not settings.models and caller.models is None:
+            await send_answer(send, await self._ask(next(iter(settings.upstreams)), scope, caller, hops), [])
+            return
+        listed: dict[str, dict[str, Any]] = {}
+        for name in dict.fromkeys(route.upstream for route in settings.models) or [next(iter(settings.upstreams))]:
+            listed.update(await self._routed(name, scope, caller, hops))
+        for route in settings.models:
+            if not any(mark in route.match for mark in _WILD):
+                entry = {"id": route.match, "object": "model", "created": 0, "owned_by": route.upstream}
+                listed.setdefault(route.match, entry)
+        data = [entry for model, entry in listed.items() if may_use(caller, model)]
+        body = msgspec.json.encode({"object": "list", "data": data})
+        headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
+        await send({"type": "http.response.start", "status": 200, "headers": encoded(headers)})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _ask(self, upstream: str, scope: Scope, caller: Caller, hops: str) -> Opening:
+        lane = await self._service.upstreams.relay(upstream)
+        query = scope["query_string"].decode("latin-1")
+        headers = lane.headers([*for_upstream(scope["headers"]), (VIA, hops)], caller.credential)
+        timeout = self._service.settings.server.deadline
+        answer = await lane.connections.send("GET", lane.url("/models", query), headers, None, timeout)
+        return await opened(answer)
+
+    async def _routed(self, upstream: str, scope: Scope, caller: Caller, hops: str) -> dict[str, dict[str, Any]]:
+        """What an upstream lists, as far as requests for it are routed there. An upstream without a list adds none."""
+        try:
+            opening = await self._ask(upstream, scope, caller, hops)
+            first = opening.first
+            async for chunk in opening.answer.body:
+                first += chunk
+            await opening.answer.close()
+            data = msgspec.json.decode(readable(opening.answer, first))["data"]
+            entries = {entry["id"]: entry for entry in data}
+        except NotFound:
+            return {}  # a translated provider has no such list
+        except (UpstreamError, msgspec.DecodeError, KeyError, TypeError) as error:
+            log.warning("models.no_list", upstream=upstream, reason=type(error).__name__)
+            return {}
+        routes = self._service.settings.models
+        if not routes:
+            return entries
+        found = {model: next((r for r in routes if fnmatchcase(model, r.match)), None) for model in entries}
+        return {model: entries[model] for model, route in found.items() if route and route.upstream == upstream}

@@ -1,0 +1,59 @@
+"""From a team's policy to the rules of the core."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from proxy.compaction.conditions import Clause, Trigger
+from proxy.compaction.rules import ArgumentRules, ResultRules, Rules
+from proxy.config import Policy
+
+# Whatever a policy's trigger says, a conversation is compacted before it is refused.
+MUST_FIT = Clause(fraction=0.95)
+
+# How a request is compacted that an upstream has refused, whatever its policy's trigger says.
+AFTER_REFUSAL: Trigger = (Clause(fraction=0.85),)
+
+
+@lru_cache(maxsize=1024)
+def rules_for(policy: Policy, *, window_known: bool, refused: bool = False) -> Rules:
+    """The rules of a policy. Where the model's window is unknown the policy's figures for that case apply; after a
+    refusal the window is known, and the trigger is one that fires."""
+    trigger, keep = policy.trigger, policy.keep
+    if not window_known:
+        trigger, keep = policy.unknown_model.trigger, policy.unknown_model.keep
+    if refused:
+        trigger = AFTER_REFUSAL
+    elif trigger and window_known:
+        trigger = (*trigger, MUST_FIT)
+    arguments, results = policy.truncate_args, policy.evict_results
+
+    def stage_trigger(own: Trigger) -> Trigger:
+        return trigger if refused or own == policy.trigger else own
+
+    def stage_keep(own: Clause) -> Clause:
+        return keep if own == policy.keep else own
+
+    return Rules(
+        trigger=trigger,
+        keep=keep,
+        prepare=() if refused else policy.prepare,
+        arguments=None
+        if arguments is None
+        else ArgumentRules(
+            stage_trigger(arguments.trigger),
+            stage_keep(arguments.keep),
+            arguments.max_length,
+            arguments.truncation_text,
+            frozenset(arguments.tools),
+        ),
+        results=None
+        if results is None
+        else ResultRules(
+            stage_trigger(results.trigger), stage_keep(results.keep), results.max_tokens, frozenset(results.exclude)
+        ),
+        summary_tokens=policy.summary.max_tokens,
+        user_tokens=policy.user_messages.max_tokens,
+        index_tokens=policy.index.max_tokens,
+        shorten_last_user_message=policy.shorten_last_user_message,
+    )

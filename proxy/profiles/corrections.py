@@ -1,0 +1,177 @@
+"""What we know better than the table: which limits are enforced, and which tokenizer a family has.
+
+Two tables, read from the top, the first match wins. Patterns are matched against the whole name as
+``names.undated`` spells it. Where a figure comes from is said with the rule; where upstreams enforce less than the
+model's maker does, the table's smaller figure stays.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(Enum):
+    """What the table's ``max_input_tokens`` means for a family, and so what bounds a request."""
+
+    INPUT_CAP = "input cap"
+    """Input has its own cap, and input and output together another."""
+    SHARED = "shared window"
+    """One window for input and output together; the table's figure is the window."""
+    SEPARATE = "separate input and output"
+    """Input and output have a limit each and don't take from one another."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitRule:
+    """Limits of a family in tokens; ``None`` leaves the table's figure as it is."""
+
+    name: str
+    pattern: re.Pattern[str]
+    kind: Kind
+    context_window: int | None = None
+    max_input_tokens: int | None = None
+    max_output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyRule:
+    """How a family counts. ``ratio``: its tokens per token of ``tokenizer``, a starting value to be calibrated."""
+
+    name: str
+    pattern: re.Pattern[str]
+    tokenizer: str
+    ratio: float = 1.0
+    images: str = "unknown"
+    tools: str = "json"
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    # Names are a client's: they can hold line breaks, which the last pattern has to match too.
+    return re.compile(text, re.DOTALL)
+
+
+LIMITS: tuple[LimitRule, ...] = (
+    # The chat snapshots of GPT-5 have the window of GPT-4o (OpenAI's model pages). Azure lists 111,616 as their input,
+    # which is the window less the output, and stays.
+    LimitRule("GPT-5 chat", _pattern(r"gpt-5(\.\d+)?-chat"), Kind.INPUT_CAP, 128_000, 128_000, 16_384),
+    # Listed with 272,000 input, or with 400,000 which is their whole window.
+    LimitRule(
+        "small or special models of GPT-5.4 and later",
+        _pattern(r"gpt-5\.(?:[4-9]|\d\d)-(?:mini|nano|cyber)(?:-.*)?|(?:gpt-)?daybreak-red|(?:gpt-)?chat"),
+        Kind.INPUT_CAP,
+        400_000,
+        272_000,
+        128_000,
+    ),
+    # A window of 1,050,000 of which 128,000 are the output's: 922,000 are enforced for the input. The table has
+    # either figure as the input, depending on the provider.
+    LimitRule(
+        "GPT-5.4 and later",
+        _pattern(r"gpt-(?:5\.(?:[4-9]|\d\d)|6(?:\.\d+)?)(?:-.*)?|(?:gpt-)?daybreak-blue"),
+        Kind.INPUT_CAP,
+        1_050_000,
+        922_000,
+        128_000,
+    ),
+    # A window of 400,000 of which 128,000 are the output's: 272,000 are enforced for the input, also for the codex
+    # and pro models that the table lists with 400,000.
+    LimitRule("GPT-5 to GPT-5.3", _pattern(r"gpt-5(?:\.[0-3])?(?:-.*)?"), Kind.INPUT_CAP, 400_000, 272_000, 128_000),
+    # Google gives inputTokenLimit and outputTokenLimit, and enforces each by itself.
+    LimitRule("Gemini", _pattern(r"(?:google-)?gemini-.*"), Kind.SEPARATE),
+    # GPT-3.5, GPT-4, GPT-4o, GPT-4.1, the o-series, gpt-oss, Claude, Llama, Mistral, DeepSeek, Qwen, Grok, Command, …:
+    # the providers check input plus requested output against one number, and the table has that number as the input.
+    LimitRule("shared window", _pattern(r".*"), Kind.SHARED),
+)
+
+# Ratios are starting values on English and code, on the safe side, to be calibrated from the usage the upstream
+# reports. Measured ones are named; the others follow from the size of the vocabulary: 32K words need about a third
+# more tokens than 100K, and 128K to 200K are close to o200k_base.
+FAMILIES: tuple[FamilyRule, ...] = (
+    # tiktoken's own map of models to encodings.
+    FamilyRule("gpt-4o-mini", _pattern(r"gpt-4o-mini.*"), "o200k_base", images="gpt-4o-mini", tools="typescript"),
+    FamilyRule("gpt-4.1-mini", _pattern(r"gpt-4\.1-mini.*"), "o200k_base", images="gpt-4.1-mini", tools="typescript"),
+    FamilyRule("gpt-4.1-nano", _pattern(r"gpt-4\.1-nano.*"), "o200k_base", images="gpt-4.1-nano", tools="typescript"),
+    FamilyRule(
+        "gpt-4o, 4.1 and 4.5",
+        _pattern(r"gpt-4o.*|gpt-4\.[15].*|chatgpt-4o.*|gpt-audio.*|gpt-realtime.*"),
+        "o200k_base",
+        images="gpt-4o",
+        tools="typescript",
+    ),
+    FamilyRule("gpt-5 mini", _pattern(r"gpt-5-mini.*"), "o200k_base", images="gpt-5-mini", tools="typescript"),
+    FamilyRule("gpt-5 nano", _pattern(r"gpt-5-nano.*"), "o200k_base", images="gpt-5-nano", tools="typescript"),
+    FamilyRule(
+        "later gpt-5 mini", _pattern(r"gpt-5\.\d+.*-mini.*"), "o200k_base", images="gpt-5.4-mini", tools="typescript"
+    ),
+    FamilyRule(
+        "later gpt-5 nano", _pattern(r"gpt-5\.\d+.*-nano.*"), "o200k_base", images="gpt-5.4-nano", tools="typescript"
+    ),
+    FamilyRule("gpt-5.2 and 5.3", _pattern(r"gpt-5\.[23](?:-.*)?"), "o200k_base", images="gpt-5.2", tools="typescript"),
+    FamilyRule("gpt-5", _pattern(r"gpt-5(?:\.[01])?(?:-.*)?"), "o200k_base", images="gpt-5", tools="typescript"),
+    FamilyRule(
+        "gpt-5.4 and later",
+        _pattern(r"gpt-(?:5\.\d+|[6-9](?:\.\d+)?)(?:-.*)?|(?:gpt-)?daybreak-.*|(?:gpt-)?chat"),
+        "o200k_base",
+        images="gpt-5.4",
+        tools="typescript",
+    ),
+    FamilyRule("o4-mini", _pattern(r"o4-mini.*|codex-mini.*"), "o200k_base", images="o4-mini", tools="typescript"),
+    FamilyRule("o-series", _pattern(r"o[1-9](?:-.*)?"), "o200k_base", images="o-series", tools="typescript"),
+    FamilyRule("computer use", _pattern(r"computer-use-.*"), "o200k_base", images="computer-use", tools="typescript"),
+    # o200k_harmony: the same vocabulary with more special tokens. No images.
+    FamilyRule("gpt-oss", _pattern(r"gpt-oss.*"), "o200k_base", tools="typescript"),
+    FamilyRule(
+        "gpt-4 and gpt-3.5",
+        _pattern(r"gpt-4(?:-.*)?|gpt-3\.5.*|text-embedding-.*"),
+        "cl100k_base",
+        images="gpt-4o",
+        tools="typescript",
+    ),
+    # Claude up to 4.6: 15 to 25 % more than o200k_base on code and prose (counted with the count_tokens endpoint in
+    # public comparisons). From Opus 4.7 on a new tokenizer: 1.0 to 1.35 times that by Anthropic's migration guide,
+    # up to 1.47 measured on technical prose.
+    FamilyRule(
+        "Claude 4.7 and later",
+        _pattern(r"claude-(?:[a-z]+-)?(?:4\.[7-9]|[5-9](?:\.\d+)?)(?:-.*)?|claude-mythos.*|claude-fable.*"),
+        "o200k_base",
+        1.6,
+        "claude-4.7",
+        "claude",
+    ),
+    FamilyRule("Claude", _pattern(r"claude-.*"), "o200k_base", 1.25, "claude", "claude"),
+    # SentencePiece with 256K words; 258 tokens a tile up to 2.5, media_resolution from 3 on.
+    FamilyRule("Gemini 3", _pattern(r"gemini-[3-9].*"), "o200k_base", 1.1, "gemini-3"),
+    FamilyRule("Gemini", _pattern(r"gemini-.*|gemma.*"), "o200k_base", 1.1, "gemini"),
+    # Llama 3 extends cl100k_base from 100K to 128K words; Llama 4 has 200K; Llama 2 had 32K.
+    FamilyRule("Llama 3", _pattern(r"(?:meta-)?llama-?v?3.*"), "cl100k_base", 1.05),
+    FamilyRule("Llama 4", _pattern(r"(?:meta-)?llama-?v?4.*"), "o200k_base", 1.1),
+    FamilyRule("Llama 2", _pattern(r"(?:meta-)?(?:code)?llama.*"), "cl100k_base", 1.4),
+    # Qwen extends cl100k_base, but writes each digit as a token of its own.
+    FamilyRule("Qwen with vision", _pattern(r"qwen.*vl.*"), "cl100k_base", 1.1, "qwen-vl"),
+    FamilyRule("Qwen", _pattern(r"qw[eq].*"), "cl100k_base", 1.1),
+    # Tekken has 131K words, older Mistral models 32K.
+    FamilyRule("Mixtral and older Mistral", _pattern(r"(?:open-)?mixtral.*|mistral-7b.*"), "o200k_base", 1.4),
+    FamilyRule("Mistral", _pattern(r"(?:open-)?(?:mi|ma|co|de|pi|vo)(?:ni|gi)?(?:stral|xtral).*"), "o200k_base", 1.2),
+    FamilyRule("DeepSeek", _pattern(r"deepseek.*"), "o200k_base", 1.1),
+    FamilyRule("Grok", _pattern(r"grok.*"), "o200k_base", 1.1),
+    FamilyRule("Kimi", _pattern(r"kimi.*|moonshot.*"), "o200k_base", 1.05),
+    FamilyRule("GLM", _pattern(r"(?:zai-)?glm.*"), "o200k_base", 1.05),
+    FamilyRule("Command", _pattern(r"command.*|(?:cohere-)?c4ai.*"), "o200k_base", 1.1),
+    FamilyRule("Nova", _pattern(r"nova-.*"), "o200k_base", 1.2),
+    FamilyRule("Phi 4", _pattern(r"phi-?4.*"), "cl100k_base", 1.05),
+    FamilyRule("Phi", _pattern(r"phi.*"), "cl100k_base", 1.4),
+    # Nobody knows: a little above most vocabularies, until usage says more.
+    FamilyRule("unknown family", _pattern(r".*"), "o200k_base", 1.2),
+)
+
+
+def limit_rule(undated: str) -> LimitRule:
+    """The rule by which a family's limits are read; the last matches every name."""
+    return next(rule for rule in LIMITS if rule.pattern.fullmatch(undated))
+
+
+def family_rule(undated: str) -> FamilyRule:
+    """The rule by which a family counts; the last matches every name."""
+    return next(rule for rule in FAMILIES if rule.pattern.fullmatch(undated))

@@ -1,0 +1,99 @@
+"""What a running proxy holds: its settings, and everything that outlives a request."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Sequence
+
+from proxy.compactor import Compactor
+from proxy.config import Policy, Route, Settings
+from proxy.limits import LearnedLimits, budget, reserved_output
+from proxy.profiles import Profile, Profiles
+from proxy.store import open_store
+from proxy.summary.asking import LaneModel
+from proxy.summary.service import Summaries
+from proxy.teams import Caller, Teams
+from proxy.tokens import Counter
+from proxy.tokens.remembered import Remembered
+from proxy.upstream.registry import Upstreams
+
+INSTANCE = "COMPACTION_PROXY_INSTANCE"
+"""The environment variable by which the workers of one server share their id."""
+
+
+class Service:
+    """One configuration at work."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.instance = os.environ.get(INSTANCE) or secrets.token_hex(8)
+        self.teams = Teams(settings)
+        self.upstreams = Upstreams(settings.upstreams)
+        self.profiles = Profiles()
+        self.learned = LearnedLimits()
+        self.remembered = Remembered()
+        self.store = open_store(settings.store.url)
+        self.summaries = Summaries(self.store)
+        self.compactor = Compactor(self.remembered, self.summaries)
+        self.draining = False
+        self._profiles_loaded = False
+        self._counters: dict[tuple[object, ...], Counter] = {}
+
+    async def load_profiles(self) -> None:
+        """Read the table of models, off the event loop, unless it is there."""
+        if not self._profiles_loaded:
+            await asyncio.to_thread(self.profiles.load)
+            self._profiles_loaded = True
+
+    async def profile(self, route: Route) -> Profile:
+        """What is known of a route's model."""
+        await self.load_profiles()
+        provider = self.settings.upstreams[route.upstream].provider
+        return self.profiles.find(route.model, provider=provider, override=route.profile)
+
+    def counter(self, profile: Profile) -> Counter:
+        """The counter for a profile; profiles that count alike share one."""
+        key = (profile.tokenizer, profile.token_ratio, profile.images)
+        counter = self._counters.get(key)
+        if counter is None:
+            counter = self._counters[key] = Counter(profile)
+        return counter
+
+    async def summary_models(self, policy: Policy, route: Route, caller: Caller) -> Sequence[LaneModel]:
+        """The models that may summarise a conversation on a route, in the order in which they are tried.
+
+        The caller's key goes to no other upstream than the one the caller's request goes to.
+        """
+        names = [policy.summary.model, policy.summary.fallback_model]
+        routes = [route if name is None else self.settings.route(name) for name in names[:1]]
+        if names[1] is not None:
+            routes.append(self.settings.route(names[1]))
+        models = []
+        for found in routes:
+            if found is None:
+                continue
+            profile = await self.profile(found)
+            counter = self.counter(profile)
+            output = policy.summary.max_tokens
+            learned = self.learned.get(found.upstream, found.model, caller.tenant)
+            models.append(
+                LaneModel(
+                    await self.upstreams.lane(found.upstream),
+                    found.model,
+                    room=budget(profile, reserved_output(profile, output, None), learned),
+                    max_output=profile.max_output_tokens,
+                    count=counter.text,
+                    credential=caller.credential if found.upstream == route.upstream else None,
+                    timeout=policy.summary.timeout,
+                )
+            )
+        return models
+
+    async def aclose(self) -> None:
+        """Close everything."""
+        await self.summaries.aclose()
+        await self.upstreams.aclose()
+        await self.store.aclose()
+        self.remembered.close()

@@ -1,0 +1,55 @@
+"""Running the server: uvicorn, one or several worker processes."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import uvicorn
+
+from proxy.app import Proxy, create_app
+from proxy.config import Settings, load
+from proxy.observe.logs import configure
+from proxy.service import INSTANCE
+
+CONFIG = "COMPACTION_PROXY_CONFIG"
+"""The environment variable by which worker processes are told the configuration's file."""
+
+
+def run(config: Path | None, host: str | None, port: int | None, workers: int) -> None:
+    """Serve until a signal to stop; then open answers have ``server.drain`` seconds to end.
+
+    Raises ``ConfigurationError`` before anything listens.
+    """
+    settings = load(config, os.environ)
+    # Worker processes must know each other's requests as their own, or a loop would pass from one to the next.
+    os.environ[INSTANCE] = secrets.token_hex(8)
+    if config is not None:
+        os.environ[CONFIG] = str(config.resolve())
+    configure()
+    server = settings.server
+    uvicorn.run(
+        create_app(settings) if workers == 1 else "proxy.serving:worker",
+        factory=workers > 1,
+        host=host or server.host,
+        port=server.port if port is None else port,
+        workers=workers,
+        loop="uvloop" if os.name == "posix" else "asyncio",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=int(server.drain),
+        timeout_keep_alive=75,
+    )
+
+
+def worker() -> Proxy:
+    """The application in a worker process."""
+    configure()
+    path = os.environ.get(CONFIG)
+    settings: Settings = load(Path(path) if path else None, os.environ)
+    return create_app(settings)

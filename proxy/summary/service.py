@@ -1,0 +1,165 @@
+"""Summaries by checkpoint: stored, or made once for all who wait, or a digest in their place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import structlog
+
+from proxy.store import Store, StoreFailed
+
+log = structlog.get_logger(__name__)
+
+KIND = "summary"
+
+LIFETIME = 30 * 24 * 3600.0
+"""Seconds that a model's summary is kept after it was made."""
+
+DIGEST_LIFETIME = 300.0
+"""Seconds that a digest stands in before a model is asked again: until then the prompt stays the same."""
+
+REMEMBERED = 2_000
+"""Entries that each process keeps in memory."""
+
+Origin = Literal["stored", "made", "digest"]
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """What is kept for a checkpoint: the text, and the whole message that stands for the turns before it.
+
+    ``tokens`` is the size of the message. ``digest`` says that no model made it.
+    """
+
+    text: str
+    message: bytes
+    tokens: int
+    digest: bool = False
+    until: float = 0.0
+
+
+Make = Callable[[str | None, int], Awaitable[Entry]]
+"""Makes an entry from the previous summary's text and the position up to which that one reaches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A place in a conversation: its position in the body, and the chained key of all before it."""
+
+    position: int
+    key: str
+
+
+class _Flight:
+    """One summary in the making, and how many wait for it."""
+
+    def __init__(self, task: asyncio.Task[Entry]) -> None:
+        self.task = task
+        self.waiting = 0
+
+
+class Summaries:
+    """Gives the entry for a conversation's last checkpoint."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._memory: dict[tuple[str, str], Entry] = {}
+        self._flights: dict[tuple[str, str], _Flight] = {}
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def stored(self, tenant: str, key: str) -> Entry | None:
+        """The entry, if there is one."""
+        entry = self._memory.get((tenant, key))
+        if entry is not None:
+            if not entry.digest or asyncio.get_running_loop().time() < entry.until:
+                return entry
+            del self._memory[tenant, key]
+        try:
+            value = await self._store.get(tenant, KIND, key)
+        except StoreFailed as failure:
+            log.warning("store.read_failed", reason=str(failure))
+            return None
+        if value is None:
+            return None
+        entry = msgspec.msgpack.decode(value, type=Entry)
+        self._remember(tenant, key, entry)
+        return entry
+
+    async def obtain(self, tenant: str, checkpoints: Sequence[Checkpoint], make: Make) -> tuple[Entry, Origin]:
+        """The entry for the last checkpoint, made from the latest earlier one that is stored.
+
+        Concurrent callers for one checkpoint wait for one making; it is given up when the last of them leaves.
+        """
+        last = checkpoints[-1]
+        entry = await self.stored(tenant, last.key)
+        if entry is not None:
+            return entry, "digest" if entry.digest else "stored"
+        flight = self._flights.get((tenant, last.key))
+        if flight is None:
+            task = asyncio.ensure_future(self._make(tenant, checkpoints, make))
+            flight = self._flights[tenant, last.key] = _Flight(task)
+            task.add_done_callback(lambda _: self._flights.pop((tenant, last.key), None))
+        flight.waiting += 1
+        try:
+            entry = await asyncio.shield(flight.task)
+        finally:
+            flight.waiting -= 1
+            if flight.waiting == 0 and not flight.task.done():
+                flight.task.cancel()
+        return entry, "digest" if entry.digest else "made"
+
+    def begin(self, tenant: str, checkpoints: Sequence[Checkpoint], make: Make) -> None:
+        """Make an entry ahead of need, in the background."""
+        if (tenant, checkpoints[-1].key) in self._flights or (tenant, checkpoints[-1].key) in self._memory:
+            return
+
+        async def ahead() -> None:
+            await self.obtain(tenant, checkpoints, make)
+
+        task = asyncio.ensure_future(ahead())
+        self._background.add(task)
+        task.add_done_callback(self._ended)
+
+    def keep_digest(self, tenant: str, key: str, entry: Entry) -> None:
+        """Keep a digest for a while, in this process only."""
+        until = asyncio.get_running_loop().time() + DIGEST_LIFETIME
+        self._remember(tenant, key, msgspec.structs.replace(entry, digest=True, until=until))
+
+    async def aclose(self) -> None:
+        """End all making."""
+        tasks = [*self._background, *(flight.task for flight in self._flights.values())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _make(self, tenant: str, checkpoints: Sequence[Checkpoint], make: Make) -> Entry:
+        previous, position = None, 0
+        for earlier in reversed(checkpoints[:-1]):
+            entry = await self.stored(tenant, earlier.key)
+            if entry is not None and not entry.digest:
+                previous, position = entry.text, earlier.position
+                break
+        entry = await make(previous, position)
+        key = checkpoints[-1].key
+        if entry.digest:
+            self.keep_digest(tenant, key, entry)
+            return entry
+        self._remember(tenant, key, entry)
+        try:
+            await self._store.put(tenant, KIND, key, msgspec.msgpack.encode(entry), LIFETIME)
+        except StoreFailed as failure:
+            log.warning("store.write_failed", reason=str(failure))
+        return entry
+
+    def _remember(self, tenant: str, key: str, entry: Entry) -> None:
+        if len(self._memory) >= REMEMBERED:
+            del self._memory[next(iter(self._memory))]
+        self._memory[tenant, key] = entry
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("summary.background_failed", error=repr(error))

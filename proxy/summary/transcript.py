@@ -1,0 +1,44 @@
+"""A conversation as text for a model to read: roles labelled, calls with their arguments, long results clipped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from proxy.compaction.message import RESULT_ROLES, Turn, arguments_of, decode, text_of
+from proxy.compaction.shorten import keep_ends
+
+RESULT_CHARACTERS = 6_000
+ARGUMENT_CHARACTERS = 2_000
+TEXT_CHARACTERS = 40_000
+"""Longer pieces keep their beginning and end. Texts of people and models are clipped only beyond reason."""
+
+_MARKER = "\n[… {characters} characters left out …]\n"
+# Long runs of base64 say nothing to a reader.
+_BASE64 = re.compile(r"(?:data:[\w/+.-]{3,60};base64,)?[A-Za-z0-9+/]{400,}={0,2}")
+_FENCE = re.compile(r"<(?=/?(?:transcript|previous_summary)\b)", re.IGNORECASE)
+
+
+def entries(turns: Sequence[Turn]) -> list[str]:
+    """One text per message, in order; empty messages are left out."""
+    texts = (_entry(turn) for turn in turns)
+    return [_FENCE.sub("&lt;", text) for text in texts if text]
+
+
+def _entry(turn: Turn) -> str:
+    message = decode(turn.raw)
+    role = turn.facts.role or "unknown"
+    if role in RESULT_ROLES:
+        return f"[tool result] {_clip(text_of(message), RESULT_CHARACTERS)}"
+    lines = []
+    text = _clip(text_of(message), TEXT_CHARACTERS)
+    if text.strip():
+        lines.append(f"[{role}] {text}")
+    for name, arguments in arguments_of(message):
+        lines.append(f"[{role} calls {name or 'a tool'}] {_clip(arguments, ARGUMENT_CHARACTERS)}")
+    return "\n".join(lines)
+
+
+def _clip(text: str, characters: int) -> str:
+    text = _BASE64.sub("[base64 data]", text)
+    return text if len(text) <= characters else keep_ends(text, characters, len(text) // 4, _MARKER)

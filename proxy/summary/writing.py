@@ -1,0 +1,151 @@
+"""From a stretch of conversation to the text of its summary, whatever the size of the stretch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from proxy.compaction.message import TextCounter, Turn
+from proxy.compaction.shorten import middle_cut
+from proxy.summary.prompt import request_messages
+from proxy.summary.quality import SummaryRejected, Written, checked
+from proxy.summary.transcript import entries
+
+PARALLEL = 4
+"""Chunks of one conversation that are summarised at the same time."""
+
+SMALLEST_CHUNK = 500
+"""A summary model with less room than this, in tokens, cannot be asked."""
+
+# The wording of the prompt, and a margin for a tokenizer that counts a little differently.
+_PROMPT_TOKENS = 600
+_CAUTION = 0.9
+
+_CUT_MARKER = "\n[… {tokens} tokens left out …]\n"
+
+
+class SummaryFailed(Exception):
+    """No summary could be had from the model; the message says why, without quoting any content."""
+
+
+class SummaryTooLong(SummaryFailed):
+    """The model refused the request as too long for it."""
+
+
+class SummaryModel(Protocol):
+    """A model that can be asked. ``room`` is what its input may take, in tokens; ``None``: nobody knows."""
+
+    room: int | None
+    count: TextCounter
+
+    async def ask(self, messages: list[dict[str, Any]], max_tokens: int) -> Written:
+        """Raises ``SummaryFailed``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is to be summarised, and how long the summary may be, in tokens of the conversation's model."""
+
+    turns: Sequence[Turn]
+    previous: str | None
+    max_tokens: int
+    template: str | None
+    trim: int | None
+
+
+async def write(wish: Wish, model: SummaryModel) -> str:
+    """The text of the summary. Raises ``SummaryFailed`` or ``SummaryRejected``."""
+    texts = await asyncio.to_thread(entries, wish.turns)
+    sizes = await asyncio.to_thread(lambda: [model.count(text) + 2 for text in texts])
+    if wish.trim is not None:
+        texts, sizes = newest(texts, sizes, wish.trim, model.count)
+    if not texts:
+        raise SummaryRejected("there is nothing to summarise")
+    room = model.room
+    for attempt in (1, 2, 3):
+        try:
+            return await _write(texts, sizes, wish, model, room)
+        except SummaryTooLong:
+            if attempt == 3:
+                raise
+            # The model takes less than was known: half of what was sent at most is tried next.
+            room = min(room or sum(sizes), sum(sizes)) // 2
+    raise AssertionError("unreachable")
+
+
+async def _write(texts: list[str], sizes: list[int], wish: Wish, model: SummaryModel, room: int | None) -> str:
+    source = sum(sizes)
+    previous_size = model.count(wish.previous) if wish.previous else 0
+    if room is None:
+        return await _ask(texts, source, wish, model, previous=wish.previous)
+    chunk = int((room - _PROMPT_TOKENS) * _CAUTION) - previous_size
+    if chunk < SMALLEST_CHUNK:
+        raise SummaryFailed("the summary model's window is too small")
+    if source <= chunk:
+        return await _ask(texts, source, wish, model, previous=wish.previous)
+    parts = chunks(texts, sizes, chunk, model.count)
+    gate = asyncio.Semaphore(PARALLEL)
+
+    async def part(index: int) -> str:
+        async with gate:
+            return await _ask(parts[index], source, wish, model)
+
+    tasks = [asyncio.ensure_future(part(i)) for i in range(len(parts))]
+    try:
+        notes = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+    notes = [f"[notes on part {number}] {note}" for number, note in enumerate(notes, start=1)]
+    note_sizes = [model.count(note) + 2 for note in notes]
+    if sum(note_sizes) > chunk:
+        if len(notes) >= len(texts):
+            raise SummaryFailed("the summary model's notes do not get shorter")
+        return await _write(notes, note_sizes, wish, model, room)
+    return await _ask(notes, source, wish, model, previous=wish.previous, merge=True)
+
+
+async def _ask(
+    texts: Sequence[str],
+    source: int,
+    wish: Wish,
+    model: SummaryModel,
+    *,
+    previous: str | None = None,
+    merge: bool = False,
+) -> str:
+    messages = request_messages(
+        texts, max_tokens=wish.max_tokens, previous=previous, merge=merge, template=wish.template
+    )
+    written = await model.ask(messages, wish.max_tokens)
+    return checked(written, source_tokens=source, max_tokens=wish.max_tokens, count=model.count)
+
+
+def chunks(texts: Sequence[str], sizes: Sequence[int], limit: int, count: TextCounter) -> list[list[str]]:
+    """The texts in consecutive chunks of ``limit`` tokens at most; a single longer text has its middle left out."""
+    parts: list[list[str]] = [[]]
+    taken = 0
+    for text, size in zip(texts, sizes, strict=True):
+        if size > limit:
+            text, size = middle_cut(text, limit, count, _CUT_MARKER), limit
+        if taken + size > limit and parts[-1]:
+            parts.append([])
+            taken = 0
+        parts[-1].append(text)
+        taken += size
+    return parts
+
+
+def newest(texts: Sequence[str], sizes: Sequence[int], limit: int, count: TextCounter) -> tuple[list[str], list[int]]:
+    """The newest texts within ``limit`` tokens; the last one shortened rather than nothing at all."""
+    first = len(texts)
+    left = limit
+    while first > 0 and sizes[first - 1] <= left:
+        first -= 1
+        left -= sizes[first]
+    if first == len(texts) and texts:
+        return [middle_cut(texts[-1], limit, count, _CUT_MARKER)], [limit]
+    return list(texts[first:]), list(sizes[first:])

@@ -1,0 +1,209 @@
+"""Tokens of the parts of a message that are not text: images, sound, video, files.
+
+What they cost has nothing to do with their bytes in the request: a picture of 5 MB costs its tiles. Sizes are read
+from the first bytes; nothing is ever fetched. What can't be known (an address, a file's id, damaged data) counts as
+much as its kind can cost, so every part is bounded.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import imagesize
+
+from proxy.tokens.images import LARGEST_SIDE, Size, image_rule
+
+# A picture's size stands in its first bytes; in a JPEG after metadata of up to 64 KB and a preview.
+_HEADER_CHARACTERS = 256 * 1024
+# What models take. imagesize reads others as well, among them SVG, whose XML could be a bomb.
+_MAGIC = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8", b"GIF87a", b"GIF89a", b"RIFF", b"BM")
+_ISO_BRANDS = (b"heic", b"heix", b"mif1", b"avif", b"msf1")
+
+# Tokens per second of sound: OpenAI one per 100 ms of input, Google 32 per second.
+_SOUND_TOKENS: Mapping[str, int] = {"gemini": 32, "gemini-3": 32}
+_SOUND_TOKENS_OTHERS = 10
+# Bytes per second at the low end of what is usual, so that the length is rather too long than too short. A WAV file
+# states its own rate.
+_BYTES_PER_SECOND: Mapping[str, int] = {"wav": 32_000, "pcm16": 48_000, "flac": 30_000, "g711": 8_000}
+_BYTES_PER_SECOND_OTHERS = 6_000
+# 25 MB, OpenAI's bound on a sound, at 64 kbit/s are close to an hour.
+_LONGEST_SOUND = 3600.0
+# Google samples a frame per second: 258 for it, and the sound.
+_VIDEO_TOKENS = 300
+_VIDEO_BYTES_PER_SECOND = 100_000
+
+# Anthropic gives 1,500 to 3,000 tokens per page of a PDF; pages are 50 KB or so, and 100 are the providers' bound.
+_PAGE_TOKENS = 2_500
+_PAGE_BYTES = 50_000
+_MOST_PAGES = 100
+# A file that is only named: as much as a report of ten pages.
+_UNSEEN_FILE = 10 * _PAGE_TOKENS
+
+# An answer's sound that the conversation refers to by its id: two minutes.
+SPOKEN_ANSWER = 120 * _SOUND_TOKENS_OTHERS
+
+# One literal to look for, and then the value: seven times as fast as looking for each value.
+_MEDIA_PART = re.compile(rb'"type"\s*:\s*"(?:image|input_image|input_audio|input_file|audio|video|file|document)')
+_SPOKEN = re.compile(rb'"audio"\s*:\s*\{')
+
+
+def has_remote_media(raw: bytes) -> bool:
+    """Whether the JSON may hold parts whose tokens are not bounded by its bytes.
+
+    A cheap look for the types of such parts (1 ms per MB). If it says no, a token is at least one byte of ``raw``,
+    as ``Counter`` counts. What is written inside a string, where quotation marks are escaped, is not taken for a part.
+    """
+    return _MEDIA_PART.search(raw) is not None or _SPOKEN.search(raw) is not None
+
+
+class _Data(NamedTuple):
+    """Base64 in a request: what it is, where its text starts, and how many bytes it stands for."""
+
+    mime: str
+    text: str
+    start: int
+
+    @property
+    def length(self) -> int:
+        return (len(self.text) - self.start) * 3 // 4
+
+    def head(self) -> bytes:
+        """The first bytes, however many can be had; empty if it is no base64."""
+        text = self.text[self.start : self.start + _HEADER_CHARACTERS]
+        if any(space in text for space in "\r\n\t "):
+            text = "".join(text.split())
+        try:
+            return base64.b64decode(text[: len(text) // 4 * 4] or text + "===", validate=False)
+        except (binascii.Error, ValueError):
+            return b""
+
+
+class Media:
+    """Counts media by the rules of one family (a name of ``images.RULES``)."""
+
+    def __init__(self, family: str) -> None:
+        self._image = image_rule(family)
+        self._sound = _SOUND_TOKENS.get(family, _SOUND_TOKENS_OTHERS)
+
+    def tokens(self, kind: str, part: Mapping[str, Any], text: Callable[[str], int]) -> int:
+        """Tokens of a content part whose ``type`` is ``kind``, one of ``MEDIA``. ``text`` counts text."""
+        return MEDIA[kind](self, part.get(kind, part), part, text)
+
+    def image(self, value: object, part: Mapping[str, Any], text: Callable[[str], int]) -> int:
+        source, detail = _address(value, part), _detail(value, part)
+        data = _data(source)
+        size = _size(data.head()) if data else None
+        return self._image.tokens(size, detail)
+
+    def sound(self, value: object, part: Mapping[str, Any], text: Callable[[str], int]) -> int:
+        data = _data(_address(value, part))
+        seconds = _LONGEST_SOUND
+        if data:
+            form = value.get("format") if isinstance(value, Mapping) else None
+            seconds = min(seconds, data.length / _sound_rate(data, form if isinstance(form, str) else ""))
+        return math.ceil(seconds * self._sound) + 1
+
+    def video(self, value: object, part: Mapping[str, Any], text: Callable[[str], int]) -> int:
+        data = _data(_address(value, part))
+        seconds = min(_LONGEST_SOUND, data.length / _VIDEO_BYTES_PER_SECOND) if data else _LONGEST_SOUND / 60
+        return math.ceil(seconds + 1) * _VIDEO_TOKENS
+
+    def file(self, value: object, part: Mapping[str, Any], text: Callable[[str], int]) -> int:
+        data = _data(_address(value, part))
+        name = value.get("filename") if isinstance(value, Mapping) else None
+        named = text(name[:1000]) if isinstance(name, str) else 0
+        if data is None:
+            plain = _plain_text(value, part)
+            return named + (text(plain) if plain is not None else _UNSEEN_FILE)
+        if data.mime.startswith("image/"):
+            return named + self.image(value, part, text)
+        if data.mime.startswith("text/"):
+            return named + min(data.length, _MOST_PAGES * _PAGE_TOKENS)
+        return named + min(_MOST_PAGES, math.ceil(data.length / _PAGE_BYTES) or 1) * _PAGE_TOKENS
+
+
+MEDIA: Mapping[str, Callable[[Media, object, Mapping[str, Any], Callable[[str], int]], int]] = {
+    "image_url": Media.image,
+    "image": Media.image,
+    "input_image": Media.image,
+    "image_file": Media.image,
+    "input_audio": Media.sound,
+    "audio_url": Media.sound,
+    "video_url": Media.video,
+    "video": Media.video,
+    "file": Media.file,
+    "input_file": Media.file,
+    "document": Media.file,
+}
+"""Content parts that are media, by their ``type``."""
+
+_ADDRESSES = ("url", "data", "file_data", "image_url", "source", "file_url")
+
+
+def _address(value: object, part: Mapping[str, Any]) -> tuple[str, str]:
+    """The string that holds the data or says where it is, and its media type where that stands beside it."""
+    for holder in (value, part):
+        for _ in range(3):  # {"source": {"type": "base64", "media_type": …, "data": …}}
+            if not isinstance(holder, Mapping):
+                break
+            mime = holder.get("media_type", holder.get("mime_type"))
+            holder = next((holder[key] for key in _ADDRESSES if key in holder), None)
+            if isinstance(holder, str):
+                return holder, mime if isinstance(mime, str) else ""
+        if isinstance(holder, str):
+            return holder, ""
+    return "", ""
+
+
+def _data(address: tuple[str, str]) -> _Data | None:
+    """The data in a data URL or bare base64; ``None`` for the address of something elsewhere."""
+    source, mime = address
+    if source[:5].lower() == "data:":
+        comma = source.find(",", 0, 1024)
+        return _Data(source[5:comma].partition(";")[0].lower(), source, comma + 1) if comma > 0 else None
+    if not source or "://" in source[:32] or len(source) < 16:
+        return None
+    return _Data(mime.lower(), source, 0)
+
+
+def _detail(value: object, part: Mapping[str, Any]) -> str:
+    for holder in (value, part):
+        detail = holder.get("detail") if isinstance(holder, Mapping) else None
+        if isinstance(detail, str):
+            return detail.lower()
+    return "auto"
+
+
+def _size(head: bytes) -> Size | None:
+    if not head.startswith(_MAGIC) and head[8:12] not in _ISO_BRANDS:
+        return None
+    width, height = imagesize.get(io.BytesIO(head))
+    if not (0 < width <= LARGEST_SIDE and 0 < height <= LARGEST_SIDE):
+        return None
+    return int(width) or 1, int(height) or 1
+
+
+def _sound_rate(data: _Data, form: str) -> int:
+    """Bytes per second."""
+    head = data.text[data.start : data.start + 64]
+    if form == "wav" or "wav" in data.mime or head.startswith("UklGR"):
+        riff = _Data("", head, 0).head()
+        stated = int.from_bytes(riff[28:32], "little") if riff[:4] == b"RIFF" and riff[12:16] == b"fmt " else 0
+        # A header that states a rate no sound has would make an hour of nothing, or nothing of an hour.
+        return stated if 8_000 <= stated <= 1_600_000 else _BYTES_PER_SECOND["wav"]
+    return _BYTES_PER_SECOND.get(form, _BYTES_PER_SECOND_OTHERS)
+
+
+def _plain_text(value: object, part: Mapping[str, Any]) -> str | None:
+    """The text of a document that is given as text: {"source": {"type": "text", "data": …}}."""
+    for holder in (value, part):
+        source = holder.get("source") if isinstance(holder, Mapping) else None
+        if isinstance(source, Mapping) and source.get("type") == "text" and isinstance(source.get("data"), str):
+            return str(source["data"])
+    return None

@@ -1,0 +1,106 @@
+"""What was read and counted once, so that a turn costs only its new messages.
+
+A message is known by a fast digest of its bytes. The digest is seeded anew in every process, so nobody can make two
+messages meet. Only sizes, roles and ids are kept, and the short forms that stages made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import xxhash
+
+from proxy.compaction.message import Facts, Turn, decode, read
+from proxy.tokens.messages import Counter
+
+T = TypeVar("T")
+
+_SEED = secrets.randbits(64)
+
+GENERATION = 40_000
+"""Messages per generation; two generations are kept."""
+
+INLINE_BYTES = 16_384
+"""More unknown bytes than these are counted in a thread: about 1 ms of work."""
+
+
+class Memory:
+    """Facts by digest, for one way of counting. The older half is forgotten when the younger is full."""
+
+    def __init__(self, counter: Counter) -> None:
+        self.counter = counter
+        self._young: dict[bytes, Facts] = {}
+        self._old: dict[bytes, Facts] = {}
+
+    def look_up(self, raws: Sequence[bytes]) -> tuple[list[Facts | None], list[bytes]]:
+        """The facts of the messages that are known, and the digests of all."""
+        digest = xxhash.xxh3_128_digest
+        young, old = self._young, self._old
+        keys = [digest(raw, _SEED) for raw in raws]
+        found: list[Facts | None] = []
+        for key in keys:
+            facts = young.get(key)
+            if facts is None and (facts := old.get(key)) is not None:
+                self._remember(key, facts)
+                young, old = self._young, self._old
+            found.append(facts)
+        return found, keys
+
+    def learn(self, raw: bytes, key: bytes) -> Facts:
+        """Read and count a message that is not known yet."""
+        facts = read(decode(raw), self.counter.message)
+        self._remember(key, facts)
+        return facts
+
+    def _remember(self, key: bytes, facts: Facts) -> None:
+        if len(self._young) >= GENERATION:
+            self._old, self._young = self._young, {}
+        self._young[key] = facts
+
+
+class Remembered:
+    """Memories for all ways of counting, and the threads for cold counts."""
+
+    def __init__(self) -> None:
+        self._memories: dict[object, Memory] = {}
+        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="counting")
+
+    def memory(self, counter: Counter) -> Memory:
+        """The memory for a counter; counters that count alike share one."""
+        return self._memories.setdefault(counter.key, Memory(counter))
+
+    async def turns(self, raws: Sequence[bytes], counter: Counter) -> list[Turn]:
+        """The messages with their facts. Large unknown ones are read and counted off the event loop."""
+        memory = self.memory(counter)
+        found, keys = memory.look_up(raws)
+        unknown = [i for i, facts in enumerate(found) if facts is None]
+        if unknown:
+            size = sum(len(raws[i]) for i in unknown)
+            if size <= INLINE_BYTES and counter.ready:
+                self._learn(memory, raws, keys, found, unknown)
+            else:
+                await self.run(lambda: self._learn(memory, raws, keys, found, unknown))
+        return [Turn(raw, facts) for raw, facts in zip(raws, found, strict=True) if facts is not None]
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do CPU-bound work in the counting threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @staticmethod
+    def _learn(
+        memory: Memory,
+        raws: Sequence[bytes],
+        keys: list[bytes],
+        found: list[Facts | None],
+        unknown: list[int],
+    ) -> None:
+        for index in unknown:
+            found[index] = memory.learn(raws[index], keys[index])

@@ -1,0 +1,125 @@
+"""One pool of connections per upstream, kept for life."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import aiohttp
+from multidict import CIMultiDict
+from yarl import URL
+
+from proxy.errors import UpstreamInterrupted, UpstreamTimeout, UpstreamUnreachable
+from proxy.headers import for_client
+from proxy.upstream.lane import Answer, Headers
+
+CONNECT_SECONDS = 15.0
+KEEPALIVE_SECONDS = 60.0
+READ_BYTES = 262_144
+"""What is read from an upstream ahead of a slow client, at most, twice over."""
+
+_SKIPPED = frozenset({"user-agent", "accept", "accept-encoding", "content-type"})
+# A pooled connection may have been closed by the upstream in the meantime; then the request never reached it.
+_STALE = (aiohttp.ServerDisconnectedError, ConnectionResetError)
+
+
+class Connections:
+    """Sends requests to one upstream. Made on the event loop that uses it."""
+
+    def __init__(self, base_url: str) -> None:
+        self._base_url = base_url
+        self._proxy = environment_proxy(base_url)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def send(
+        self, method: str, url: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None, within: float
+    ) -> Answer:
+        """Send a request and wait for the answer's head, ``within`` seconds at most.
+
+        Redirects are answers like any other: following one could carry a key to another host. Raises
+        ``UpstreamUnreachable``, ``UpstreamTimeout`` or ``UpstreamInterrupted``.
+        """
+        session = self._open()
+        options: dict[str, Any] = {
+            "headers": CIMultiDict(headers),
+            "data": body,
+            "allow_redirects": False,
+            "skip_auto_headers": _SKIPPED,
+            "proxy": self._proxy,
+        }
+        try:
+            async with asyncio.timeout(within):
+                try:
+                    response = await session.request(method, URL(url, encoded=True), **options)
+                except _STALE:
+                    if not isinstance(body, bytes):
+                        raise
+                    response = await session.request(method, URL(url, encoded=True), **options)
+        except TimeoutError as error:
+            raise UpstreamTimeout(f"The upstream did not answer within {within:.0f} seconds.") from error
+        except aiohttp.ClientConnectorError as error:
+            raise UpstreamUnreachable(
+                f"No connection to the upstream could be made ({type(error.os_error).__name__})."
+            ) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise UpstreamInterrupted(
+                f"The upstream closed the connection before it answered ({type(error).__name__})."
+            ) from error
+        return Answer(
+            status=response.status,
+            headers=for_client(response.headers.items()),
+            body=_chunks(response),
+            close=_closer(response),
+        )
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(
+                    limit=0, keepalive_timeout=KEEPALIVE_SECONDS, enable_cleanup_closed=False
+                ),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                read_bufsize=READ_BYTES,
+                max_field_size=65_536,
+                max_line_size=65_536,
+            )
+        return self._session
+
+
+async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    read = response.content.readany
+    try:
+        while chunk := await read():
+            yield chunk
+    except (aiohttp.ClientError, OSError) as error:
+        raise UpstreamInterrupted(
+            f"The upstream broke off in the middle of its answer ({type(error).__name__})."
+        ) from error
+
+
+def _closer(response: aiohttp.ClientResponse) -> Any:
+    async def close() -> None:
+        # An answer that was read to its end has given its connection back; any other connection is closed.
+        response.close()
+
+    return close
+
+
+def environment_proxy(base_url: str) -> str | None:
+    """The proxy that the environment names for an address (``HTTPS_PROXY``, ``NO_PROXY`` …), looked up once."""
+    parts = urlsplit(base_url)
+    host = parts.hostname or ""
+    proxies: Mapping[str, str] = getproxies()
+    if proxy_bypass(host) or host in ("localhost", "127.0.0.1", "::1"):
+        return None
+    return proxies.get(parts.scheme)

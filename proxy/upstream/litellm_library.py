@@ -1,0 +1,84 @@
+"""LiteLLM, imported when it is first needed, and kept quiet.
+
+The import takes four seconds of CPU and 200 MB, so it happens in a thread, once. Everything that LiteLLM would do
+besides carrying a request is turned off here: its price list from the network, its callbacks, caches, retries, token
+counts and fetches of images, its printed advice and its log lines, which can hold prompts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+# Read by LiteLLM while it is imported.
+_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
+    {
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else the price list is downloaded
+        "LITELLM_MODE": "PRODUCTION",  # else a .env file in the working folder is loaded
+        "MAX_IMAGE_URL_DOWNLOAD_SIZE_MB": "0",  # no image is fetched on behalf of a client
+    }
+)
+
+# Set on the module after the import.
+_FLAGS: Mapping[str, object] = MappingProxyType(
+    {
+        "suppress_debug_info": True,  # no advice printed on errors
+        "set_verbose": False,
+        "turn_off_message_logging": True,
+        "redact_messages_in_exceptions": True,
+        "disable_streaming_logging": True,
+        # LiteLLM makes up a usage where the provider gave none; with this it is zeros, which are taken out again.
+        "disable_token_counter": True,
+        "drop_params": True,
+        # A conversation whose form the provider would refuse (an assistant speaks first, tools were used but are not
+        # listed) gets a placeholder in place of a 400 that no OpenAI client expects.
+        "modify_params": True,
+        "num_retries": 0,
+        "cache": None,
+        "user_url_validation": True,
+        "user_url_allowed_hosts": [],
+    }
+)
+_CALLBACK_LISTS = (
+    *("callbacks", "input_callback", "success_callback", "failure_callback", "service_callback"),
+    *("_async_input_callback", "_async_success_callback", "_async_failure_callback"),
+)
+_ANSWER_TYPES = ("Message", "Delta", "Choices", "StreamingChoices", "ModelResponse", "ModelResponseStream", "Usage")
+_LOGGERS = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
+
+_lock = threading.Lock()
+_loaded: list[Any] = []
+
+
+async def load() -> Any:
+    """The ``litellm`` module; the first caller waits for its import, off the event loop. Raises ``ImportError``."""
+    return _loaded[0] if _loaded else await asyncio.to_thread(_load)
+
+
+def _load() -> Any:
+    with _lock:
+        if not _loaded:
+            os.environ.update(_ENVIRONMENT)
+            litellm = importlib.import_module("litellm")
+            for name, value in _FLAGS.items():
+                setattr(litellm, name, value)
+            for name in _CALLBACK_LISTS:
+                setattr(litellm, name, [])
+            for name in _LOGGERS:
+                logging.getLogger(name).disabled = True
+            # Else they are built at their first use, on the event loop, with warnings that the import has just silenced.
+            for name in _ANSWER_TYPES:
+                getattr(litellm.types.utils, name).model_rebuild()
+            _loaded.append(litellm)
+        return _loaded[0]
+
+
+def http_client() -> Any:
+    """A client of LiteLLM's own kind that does not follow redirects. LiteLLM must have been loaded."""
+    return importlib.import_module("litellm.llms.custom_httpx.http_handler").AsyncHTTPHandler(follow_redirects=False)

@@ -1,0 +1,254 @@
+"""Where the error is in an answer: its codes, its own numbers and its sentences, and nothing else.
+
+Providers and the hops before them wrap errors in many ways: an object, an array of one, a JSON text inside a
+``message``, a JSON text behind some words of a gateway, an event of a stream, an error inside a 200, a page of HTML.
+Here all of them become a list of ``Fault``. Only fields that carry errors are followed. Whatever a provider echoes of
+the request (messages, excerpts, quoted values) is not evidence of anything.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+
+import msgspec
+
+WHOLE_BODY = 1_000_000
+"""Bytes up to which a body is parsed. Of a longer one only the first ``PREFIX`` bytes are looked at, as text."""
+PREFIX = 65_536
+SENTENCE = 8_192
+"""Characters of one error message that are looked at."""
+SHORT_QUOTE = 16
+"""Characters under which a quoted value is a name ("middle-out"), not somebody's text."""
+MAX_FAULTS = 16
+MAX_ITEMS = 8
+MAX_DEPTH = 10
+MAX_EVENTS = 64
+
+# Fields whose value is a sentence about the error, or holds an error further in.
+_TEXT_FIELDS = (
+    "message",
+    "Message",
+    "msg",
+    "error_message",
+    "errorMessage",
+    "error_msg",
+    "status_msg",
+    "detail",
+    "details",
+    "title",
+    "raw",
+    "reason",
+    "description",
+)
+_NESTED_FIELDS = (
+    *("error", "errors", "Error", "Response", "base_resp", "metadata", "innererror", "inner_error", "cause", "body"),
+    "data",
+)
+_CODE_FIELDS = ("code", "type", "Code", "error_code", "error_type", "errorCode", "status", "status_code", "reason")
+_NUMBER_FIELDS = ("n_ctx", "n_prompt_tokens")
+
+# In an answer that did not fail, an error is only where one of these says so.
+_ERROR_IN_SUCCESS = ("error", "Error", "errors", "base_resp", "Response")
+
+_QUOTED = re.compile(r"""(?P<key>['"]?\w{1,20}['"]?\s?[:=]\s?)?"(?P<text>[^"]*)["]""")
+_QUOTED_ECHO = re.compile(
+    r"""['"]?(?:content|text|input|prompt|arguments|value)['"]?\s?[:=]\s?(?:'[^']{0,4096}'|`[^`]{0,4096}`)"""
+)
+_ERROR_KEY = re.compile(r"""['"]?(?:message|msg|detail|details|error|reason|raw)['"]?\s?[:=]\s?$""", re.I)
+_TAG = re.compile(r"<[^<>]{1,200}>")
+_HEAD_MESSAGE = re.compile(r'"(?:message|detail|msg)"\s?:\s?"((?:[^"\\]|\\.){1,4096})', re.S)
+_ESCAPES = {"\\n": " ", "\\t": " ", "\\r": " ", '\\"': '"', "\\/": "/", "\\`": "`"}
+_DECODER = json.JSONDecoder()
+_UNREADABLE = (ValueError, RecursionError, msgspec.DecodeError)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One error object: what it calls itself, the numbers it carries as fields, and its sentences.
+
+    ``codes`` are lower case. ``texts`` are bounded, on one line, without embedded JSON and without quoted values.
+    """
+
+    codes: frozenset[str]
+    numbers: Mapping[str, int]
+    texts: tuple[str, ...]
+
+
+def faults(status: int, body: bytes) -> list[Fault]:
+    """The errors in an answer, outermost first; empty where there is none.
+
+    ``body`` is a whole decompressed body, or the start of a stream of server-sent events. A body that is no JSON, no
+    event and no HTML counts as one sentence where the status says that the request failed.
+    """
+    text = body[: WHOLE_BODY if len(body) <= WHOLE_BODY else PREFIX].decode("utf-8", "replace").lstrip("\ufeff \r\n\t")
+    failed = status >= 400
+    if len(body) <= WHOLE_BODY and text[:1] in "{[":
+        value = _parse(text)
+        if value is not None:
+            return _collect(value, failed=failed)
+    events = list(_events(text))
+    if events:
+        return [fault for event in events for fault in _of_event(event)][:MAX_FAULTS]
+    return _of_text(text) if failed else []
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    name: str
+    data: str
+
+
+def _events(text: str) -> Iterator[_Event]:
+    """The first events of a stream. ``error:`` as a field of its own is an old llama.cpp server's."""
+    if not text.startswith(("data:", "event:", "error:", ":", "id:", "retry:")):
+        return
+    blocks = re.split(r"\r?\n\r?\n", text[:PREFIX], maxsplit=MAX_EVENTS)
+    for block in blocks[:MAX_EVENTS]:
+        name, data = "", []
+        for line in block.splitlines():
+            field, _, value = line.partition(":")
+            if field == "event":
+                name = value.strip()
+            elif field in ("data", "error"):
+                name = "error" if field == "error" else name
+                data.append(value.strip())
+        if data:
+            yield _Event(name, "\n".join(data))
+
+
+def _of_event(event: _Event) -> list[Fault]:
+    value = _parse(event.data)
+    if value is not None:
+        return _collect(value, failed=event.name == "error")
+    if event.name == "error" or event.data.startswith("[ERROR]"):
+        return _of_text(event.data)
+    return []
+
+
+def _of_text(text: str) -> list[Fault]:
+    """A body that is not JSON as a whole: HTML, words with JSON behind them, or JSON that was cut off."""
+    if text.startswith("<"):
+        return [Fault(frozenset(), {}, (_clean(html.unescape(_TAG.sub(" ", text[:SENTENCE]))),))]
+    if text.startswith("{"):
+        found = _HEAD_MESSAGE.search(text[:SENTENCE])
+        return _sentences(_unescape(found[1]), 0) if found else []
+    return _sentences(text, 0)
+
+
+def _collect(value: object, *, failed: bool) -> list[Fault]:
+    if not failed:
+        value = _error_part(value)
+    return list(islice(_walk(value, 0), MAX_FAULTS))
+
+
+def _error_part(value: object) -> object:
+    """What of a successful answer, or of an event, is an error: its ``error``, or itself if it says that it is one."""
+    if isinstance(value, list):
+        return [_error_part(item) for item in value[:4]]
+    if not isinstance(value, dict):
+        return None
+    if "error" in (value.get("type"), value.get("object")):
+        return value
+    if "message" in value and "choices" not in value and ("code" in value or "status_code" in value):
+        return value
+    response = value.get("response")  # the Responses API's ``response.failed``
+    if isinstance(response, dict) and response.get("error"):
+        return {"error": response["error"]}
+    return {key: value[key] for key in _ERROR_IN_SUCCESS if value.get(key)}
+
+
+def _walk(value: object, depth: int) -> Iterator[Fault]:
+    if depth > MAX_DEPTH:
+        return
+    if isinstance(value, str):
+        yield from _sentences(value, depth)
+    elif isinstance(value, list):
+        for item in value[:MAX_ITEMS]:
+            yield from _walk(item, depth + 1)
+    elif isinstance(value, dict):
+        yield from _object(value, depth)
+
+
+def _object(value: dict[str, object], depth: int) -> Iterator[Fault]:
+    codes = frozenset(str(value[key]).lower()[:100] for key in _CODE_FIELDS if isinstance(value.get(key), str | int))
+    numbers = {key: number for key in _NUMBER_FIELDS if isinstance(number := value.get(key), int)}
+    texts: list[str] = []
+    inner: list[Fault] = []
+    for key in _TEXT_FIELDS:
+        field = value.get(key)
+        if isinstance(field, str):
+            text, embedded = _split(field, depth)
+            texts.append(text)
+            inner += embedded
+        elif isinstance(field, dict | list):
+            inner += _walk(field, depth + 1)
+    if isinstance(error := value.get("error"), str):
+        text, embedded = _split(error, depth)
+        texts.append(text)
+        inner += embedded
+    if codes or texts or numbers:
+        yield Fault(codes, numbers, tuple(dict.fromkeys(text for text in texts if text)))
+    yield from inner
+    for key in _NESTED_FIELDS:
+        if isinstance(field := value.get(key), dict | list):
+            yield from _walk(field, depth + 1)
+
+
+def _sentences(text: str, depth: int) -> list[Fault]:
+    own, embedded = _split(text, depth)
+    return [Fault(frozenset(), {}, (own,)), *embedded] if own else embedded
+
+
+def _split(text: str, depth: int) -> tuple[str, list[Fault]]:
+    """A sentence without the JSON in it, and the errors that this JSON holds."""
+    text = text[:PREFIX]
+    rest, start = "", 0
+    embedded: list[Fault] = []
+    for _ in range(4):
+        at = min((i for i in (text.find("{", start), text.find("[{", start)) if i >= 0), default=-1)
+        if at < 0:
+            break
+        try:
+            value, end = _DECODER.raw_decode(text, at)
+        except _UNREADABLE:
+            rest, start = rest + text[start : at + 1], at + 1
+            continue
+        rest, start = rest + text[start:at] + " ", end
+        embedded += _walk(value, depth + 1)
+    return _clean(rest + text[start:]), embedded
+
+
+def _clean(text: str) -> str:
+    """One line of bounded length, without long quoted values that are not themselves an error's message."""
+    text = " ".join(_unescape(text[:SENTENCE]).split())
+    return _QUOTED_ECHO.sub(" ", _QUOTED.sub(_unquote, text))
+
+
+def _unquote(found: re.Match[str]) -> str:
+    key = found["key"] or ""
+    return found[0] if len(found["text"]) < SHORT_QUOTE or _ERROR_KEY.search(key) else f"{key} "
+
+
+def _unescape(text: str) -> str:
+    """JSON's escapes in a text that was cut off, or was escaped once too often."""
+    if "\\" in text:
+        for escape, plain in _ESCAPES.items():
+            text = text.replace(escape, plain)
+    return text
+
+
+def _parse(text: str) -> object:
+    try:
+        return msgspec.json.decode(text)
+    except _UNREADABLE:
+        pass
+    try:
+        value: object = json.loads(text)
+    except _UNREADABLE:
+        return None
+    return value

@@ -1,0 +1,82 @@
+"""What sounds like an overflow and is none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+NEVER_STATUS = frozenset({401, 402, 403, 404, 405, 408, 504})
+"""Key, credit, permission, name, method, time: never the length of a prompt."""
+
+# What errors about something else call themselves.
+_CODES = frozenset(
+    {
+        "rate_limit_exceeded",
+        "rate_limit_error",
+        "rate_limit",
+        "rate_limit_reached_error",
+        "ratelimitreached",
+        "insufficient_quota",
+        "quota_exceeded",
+        "budget_exceeded",
+        "overloaded_error",
+        "resource_exhausted",
+        "request_too_large",
+        "entity.too.large",
+        "file_too_large",
+        "string_above_max_length",
+        "array_above_max_length",
+        "integer_above_max_value",
+        "integer_below_min_value",
+        "invalid_value",
+        "invalid_api_key",
+        "model_not_found",
+        "content_filter",
+        "content_policy_violation",
+        "data_inspection_failed",
+    }
+)
+
+_WORDS: tuple[tuple[str, str], ...] = (
+    (
+        "rate",
+        r"\b(?:per[ -](?:min(?:ute)?|sec(?:ond)?|hour|day)|tpm|rpm|tpd|rpd)\b|rate[ -]?limit|throttl|for this minute",
+    ),
+    ("rate", r"\b(?:try again later|please wait|retry after|in flight|queue|overloaded)\b"),
+    ("quota", r"\bquota|\bcredits?\b|\bafford|\bbilling\b|\bbudget has been\b|\bmax budget\b|allowance"),
+    (
+        "bytes",
+        r"\b(?:bytes|entity too large|content size)\b|\b\d+ ?[km]i?b\b|\bmessage size\b|payload (?:too large|size)",
+    ),
+    ("characters", r"string too long|string with (?:maximum|at most)|\bmaximum length of \d+ characters"),
+    ("array", r"array too long|\d items\b|maximum number of (?:items|messages|tools|images)"),
+    (
+        "media",
+        r"\bimages?\(s\)|\bimage (?:size|dimensions)|\b(?:pixels|pages)\b|\battachment|\bfile (?:size|exceeds|too)",
+    ),
+    ("output", r"max(?:imum)?_?(?:completion_|output_|new_)?tokens (?:is|are) (?:too large|limited)"),
+    ("output", r"^[`']?max_\w{0,20}tokens\b[^:+]{0,40}(?:exceed|must|cannot|larger|too large)"),
+    (
+        "output",
+        r"number of output tokens|\bmax_?(?:completion_|output_)?tokens'?[^.;]{0,40} (?:cannot|can't) be greater",
+    ),
+    ("output", r"supports at most [\d,]+ (?:completion|output)|(?<!and )\bmaximum output\b|max_?output_?tokens value"),
+    ("output", r"maximum tokens you requested|max_tokens must be|invalid max_tokens|model output limit was"),
+    ("schema", r"^invalid (?:value|schema|')|truncate_prompt_tokens|\bthinking.budget|\bobject properties\b"),
+    ("fit elsewhere", r"model name|batchsize|deadline"),
+    ("content", r"content (?:was )?filtered|content management policy|safety (?:system|violations)"),
+)
+_VETO = tuple((name, re.compile(pattern)) for name, pattern in _WORDS)
+
+
+def vetoed(codes: Iterable[str], texts: Iterable[str]) -> str | None:
+    """Why an error with these codes (lower case) and sentences is about something else; ``None`` if it may not be."""
+    for code in codes:
+        if code in _CODES:
+            return code
+    for text in texts:
+        lowered = text.lower()
+        for name, pattern in _VETO:
+            if pattern.search(lowered):
+                return name
+    return None

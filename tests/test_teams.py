@@ -1,0 +1,141 @@
+"""Who is calling: tenants, policies, and keys that go nowhere they should not."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from proxy.config import Settings
+from proxy.config.loading import loads
+from proxy.errors import NotAuthenticated
+from proxy.teams import Teams, may_use
+
+SEARCH, SECOND, CHAT = "cp-search-key-0001", "cp-search-key-0002", "cp-search-key-000"
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def settings(mode: str) -> Settings:
+    return loads(
+        f"""
+auth: {{mode: {mode}}}
+upstreams: {{main: {{api_key: sk-upstream}}}}
+policies: {{careful: {{keep: {{messages: 40}}}}}}
+teams:
+  search:
+    keys: ["sha256:{sha256(SEARCH)}", "sha256:{sha256(SECOND).upper()}"]
+    policy: careful
+    models: ["gpt-5*", support-bot]
+  chat:
+    keys: ["sha256:{sha256(CHAT)}"]
+  closed:
+    models: []
+""".encode(),
+        {},
+    )
+
+
+@pytest.mark.parametrize("key", [SEARCH, SECOND])
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER "])
+def test_a_teams_key_makes_the_team_the_tenant(key: str, scheme: str) -> None:
+    caller = Teams(settings("keys")).identify(f"{scheme} {key}")
+    assert (caller.tenant, caller.team, caller.policy.name) == ("team:search", "search", "careful")
+
+
+def test_the_api_key_header_of_azure_clients_is_read() -> None:
+    assert Teams(settings("keys")).identify(None, CHAT).team == "chat"
+
+
+def test_a_bearer_token_goes_before_the_api_key_header() -> None:
+    assert Teams(settings("keys")).identify(f"Bearer {SEARCH}", CHAT).team == "search"
+
+
+def test_a_proxys_own_key_is_never_a_credential_for_an_upstream() -> None:
+    assert Teams(settings("keys")).identify(f"Bearer {SEARCH}").credential is None
+
+
+@pytest.mark.parametrize(
+    ("authorization", "api_key", "words"),
+    [
+        (None, None, "No API key was given"),
+        ("", "", "No API key was given"),
+        ("Bearer ", None, "No API key was given"),
+        ("Bearer", None, "No API key was given"),
+        (f"Basic {SEARCH}", None, "No API key was given"),
+        (SEARCH, None, "No API key was given"),
+        (f"Bearer {SEARCH}x", None, "belongs to no team"),
+        (f"Bearer {SEARCH[:-1]}9", None, "belongs to no team"),
+        (f"Bearer {SEARCH[:-2]}", None, "belongs to no team"),
+        (f"Bearer {sha256(SEARCH)}", None, "belongs to no team"),
+        (f"Bearer sha256:{sha256(SEARCH)}", None, "belongs to no team"),
+        ("Bearer schlüssel", None, "belongs to no team"),
+        ("Bearer \udcff\u2603", None, "belongs to no team"),
+        (None, "unknown", "belongs to no team"),
+    ],
+)
+def test_any_other_key_is_refused_without_being_shown(authorization: str, api_key: str, words: str) -> None:
+    with pytest.raises(NotAuthenticated, match=words) as caught:
+        Teams(settings("keys")).identify(authorization, api_key)
+    assert SEARCH[:8] not in caught.value.message
+
+
+def test_open_every_key_is_a_tenant_of_its_own() -> None:
+    teams = Teams(settings("open"))
+    one, two = teams.identify("Bearer sk-caller-000000000000001"), teams.identify("Bearer sk-caller-000000000000002")
+    assert one.tenant == "key:" + sha256("sk-caller-000000000000001")
+    assert one.tenant != two.tenant
+    assert one.credential == "sk-caller-000000000000001"
+    assert (one.team, one.policy.name, one.models) == (None, "default", None)
+
+
+def test_open_the_header_does_not_matter_to_the_tenant() -> None:
+    teams = Teams(settings("open"))
+    assert teams.identify("Bearer sk-1").tenant == teams.identify(None, "sk-1").tenant
+
+
+def test_open_a_teams_key_brings_its_policy_and_stays_a_tenant_of_its_own() -> None:
+    caller = Teams(settings("open")).identify(f"Bearer {SEARCH}")
+    assert (caller.team, caller.policy.name, caller.credential) == ("search", "careful", SEARCH)
+    assert caller.tenant == "key:" + sha256(SEARCH)
+
+
+def test_open_without_a_key_callers_are_anonymous() -> None:
+    caller = Teams(settings("open")).identify(None)
+    assert (caller.tenant, caller.team, caller.credential, caller.policy.name) == ("anonymous", None, None, "default")
+
+
+def test_open_another_scheme_is_no_key_and_still_not_anonymous() -> None:
+    teams = Teams(settings("open"))
+    one, two = teams.identify("Basic b25l"), teams.identify("Basic dHdv")
+    assert one.credential is None
+    assert len({one.tenant, two.tenant, "anonymous"}) == 3
+
+
+def test_no_caller_can_take_the_tenant_of_a_team_or_of_the_anonymous() -> None:
+    teams = Teams(settings("open"))
+    for key in ("team:search", "anonymous", f"key:{sha256('x')}"):
+        assert teams.identify(f"Bearer {key}").tenant == "key:" + sha256(key)
+
+
+def test_a_key_is_not_in_the_representation() -> None:
+    assert SEARCH not in repr(Teams(settings("open")).identify(f"Bearer {SEARCH}"))
+
+
+@pytest.mark.parametrize(
+    ("model", "allowed"),
+    [("gpt-5", True), ("gpt-5-mini", True), ("support-bot", True), ("GPT-5", False), ("gpt-4o", False), ("", False)],
+)
+def test_a_team_may_use_what_its_globs_name(model: str, allowed: bool) -> None:
+    teams = Teams(settings("keys"))
+    assert may_use(teams.identify(f"Bearer {SEARCH}"), model) is allowed
+    assert may_use(teams.identify(f"Bearer {CHAT}"), model) is True
+
+
+def test_an_empty_list_of_models_allows_none() -> None:
+    key = "cp-closed"
+    text = f"teams: {{closed: {{keys: ['sha256:{sha256(key)}'], models: []}}}}"
+    caller = Teams(loads(text.encode(), {})).identify(f"Bearer {key}")
+    assert may_use(caller, "gpt-5") is False

@@ -1,0 +1,48 @@
+"""Encodings come from files at hand, never from the network."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from proxy.errors import ConfigurationError
+from proxy.tokens import encodings
+
+
+@pytest.fixture
+def nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encodings, "_loaded", {})
+
+
+@pytest.mark.usefixtures("nothing_loaded")
+def test_all_that_are_offered_load_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "/nowhere")
+    assert {"o200k_base", "cl100k_base"} <= set(encodings.available())
+    for name in encodings.available():
+        assert not encodings.loaded(name)
+        assert encodings.encoding(name).encode("hello world")
+        assert encodings.loaded(name)
+    assert os.environ["TIKTOKEN_CACHE_DIR"] == "/nowhere"
+
+
+@pytest.mark.usefixtures("nothing_loaded")
+def test_a_damaged_file_is_said_and_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / encodings.FILES["o200k_base"].name
+    file.write_bytes(b"damaged")
+    monkeypatch.setattr(encodings, "_carried_folder", lambda: tmp_path)
+    with pytest.raises(ConfigurationError, match=r"'o200k_base' is damaged"):
+        encodings.encoding("o200k_base")
+    assert file.read_bytes() == b"damaged"
+
+
+def test_a_file_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(encodings, "_carried_folder", lambda: tmp_path)
+    assert encodings.available() == []
+    with pytest.raises(ConfigurationError, match="install the dependencies again"):
+        encodings.check("o200k_base")

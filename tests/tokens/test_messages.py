@@ -1,0 +1,218 @@
+"""Counting messages of any shape."""
+
+import json
+import math
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.errors import ConfigurationError
+from proxy.profiles import Profile
+from proxy.tokens import Counter, encoding
+
+EXACT = Counter(Profile("exact"))
+SCALED = Counter(Profile("scaled", token_ratio=1.25, tools="json"))
+encoding("o200k_base")  # Loaded here, so that no example is slow.
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+any_json = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=20,
+)
+part_types = st.sampled_from(
+    ["text", "image_url", "image", "input_audio", "file", "document", "video_url", "refusal", "tool_result", "what"]
+)
+parts = st.fixed_dictionaries(
+    {"type": part_types | any_json},
+    optional=dict.fromkeys(("text", "image_url", "input_audio", "file", "source", "data", "detail"), any_json),
+)
+calls = st.fixed_dictionaries({}, optional={"function": any_json, "type": any_json, "id": any_json})
+messages = st.fixed_dictionaries(
+    {},
+    optional={
+        "role": st.sampled_from(["user", "assistant", "tool", "system"]) | any_json,
+        "content": any_json | st.lists(parts | any_json, max_size=3),
+        "name": any_json,
+        "tool_calls": any_json | st.lists(calls | any_json, max_size=3),
+        "function_call": any_json,
+        "audio": any_json,
+        "reasoning_content": any_json,
+        "refusal": any_json,
+    },
+)
+
+
+@given(messages | st.dictionaries(st.text(max_size=8), any_json, max_size=5), st.booleans())
+@settings(deadline=None, max_examples=150)
+def test_any_json_is_counted(message: dict[str, Any], parallel: bool) -> None:
+    assert EXACT.message(message, parallel=parallel) >= 3
+    assert SCALED.message(message, parallel=parallel) >= 4
+
+
+schema_names = ("type", "properties", "items", "anyOf", "enum", "required", "$defs", "$ref", "description", "const")
+schemas = st.recursive(
+    any_json,
+    lambda inner: (
+        st.fixed_dictionaries({}, optional=dict.fromkeys(schema_names, inner))
+        | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+        | st.lists(inner, max_size=3)
+    ),
+    max_leaves=15,
+)
+functions = st.fixed_dictionaries({}, optional={"name": any_json, "description": any_json, "parameters": schemas})
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "tools": any_json | st.lists(st.fixed_dictionaries({"function": functions | any_json}), max_size=2),
+            "functions": any_json | st.lists(functions, max_size=2),
+            "tool_choice": any_json,
+            "function_call": any_json,
+            "response_format": any_json | st.fixed_dictionaries({"type": any_json, "json_schema": any_json}),
+            "messages": any_json | st.lists(messages, max_size=2),
+        },
+    )
+)
+@settings(deadline=None, max_examples=150)
+def test_any_request_has_an_overhead(body: dict[str, Any]) -> None:
+    assert EXACT.overhead(body) >= 3
+    assert SCALED.overhead(body) >= 4
+
+
+@given(st.text(max_size=200), st.text(max_size=200))
+@settings(deadline=None, max_examples=200)
+def test_more_text_is_not_fewer_tokens(text: str, more: str) -> None:
+    shorter = EXACT.message({"role": "user", "content": text})
+    assert EXACT.message({"role": "user", "content": text + more}) >= shorter - 2
+
+
+def test_what_json_cannot_hold_is_counted() -> None:
+    circle: list[Any] = ["word"]
+    circle.append(circle)
+    deep: Any = "word"
+    for _ in range(100_000):
+        deep = [deep]
+    assert EXACT.message({"role": "user", "content": {"a": circle}}) > 4
+    assert EXACT.message({"role": "user", "content": {"a": deep}}) > 4
+    assert EXACT.message({"role": "user", "content": 10**6000}) > 2000
+    assert EXACT.message({"role": "user", "content": "\ud800"}) == 5
+    assert EXACT.message({"role": "user", "content": float("nan")}) > 4
+
+
+def test_deep_and_wide_schemas_take_no_time() -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(200):
+        schema = {"type": ["object", "array", "object"], "properties": {"a": schema}, "items": {"type": "string"}}
+    started = time.perf_counter()
+    EXACT.overhead({"tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]})
+    assert time.perf_counter() - started < 2
+
+
+def word(text: str) -> int:
+    return len(encoding("o200k_base").encode(text))
+
+
+def test_a_message_is_its_frame_and_its_text() -> None:
+    assert EXACT.message({"role": "user", "content": "hello world"}) == 3 + 1 + 2
+    assert EXACT.message({"role": "user", "content": [{"type": "text", "text": "hello world"}]}) == 3 + 1 + 2
+    assert EXACT.message({"role": "user", "name": "example_user", "content": "hi"}) == 3 + 1 + word("example_user") + 2
+
+
+@pytest.mark.parametrize("field", ["refusal", "reasoning_content", "something_new"])
+def test_text_outside_the_content_counts(field: str) -> None:
+    text = "one two three four five " * 20
+    bare = EXACT.message({"role": "assistant", "content": "x"})
+    assert EXACT.message({"role": "assistant", "content": "x", field: text}) == bare + word(text)
+
+
+def test_unknown_parts_count_as_their_json() -> None:
+    part = {"type": "novelty", "payload": {"text": "one two three"}}
+    assert EXACT.message({"role": "user", "content": [part]}) == 4 + word(json.dumps(part))
+
+
+def test_the_ratio_is_applied_once_and_rounded_up() -> None:
+    message = {"role": "user", "content": "one two three four five six seven"}
+    assert SCALED.message(message) == math.ceil(EXACT.message(message) * 1.25)
+    assert Counter(Profile("m", token_ratio=1.1)).text("a b c d e f g h i j") == 11
+
+
+def test_the_ratio_is_not_applied_to_images() -> None:
+    image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+    one = SCALED.message({"role": "user", "content": [image]})
+    assert SCALED.message({"role": "user", "content": [image, image]}) - one == 2000
+
+
+def test_results_of_several_calls_count_as_escaped_json() -> None:
+    message = {"role": "tool", "tool_call_id": "a", "content": "안녕하세요 " * 100}
+    assert EXACT.message(message, parallel=True) > 4 * EXACT.message(message)
+    plain = {"role": "tool", "tool_call_id": "a", "content": "hello " * 100}
+    assert EXACT.message(plain, parallel=True) == EXACT.message(plain)
+
+
+def test_data_urls_in_text_are_text() -> None:
+    url = "data:image/png;base64," + "iVBORw0KGgoAAAANSUhEUgAABGYAAAHo" * 100
+    assert EXACT.message({"role": "tool", "tool_call_id": "a", "content": url}) > word(url)
+
+
+def test_nested_schemas_count_all_their_words() -> None:
+    def overhead(parameters: dict[str, Any]) -> int:
+        return EXACT.overhead({"tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}]})
+
+    text = "a long explanation of what this is for, word by word by word " * 5
+    said = {"type": "object", "description": text, "properties": {"inner": {"type": "string"}}}
+    least = word(text) - 5
+    for parameters in (
+        {"type": "object", "properties": {"a": {"type": "array", "items": said}}},
+        {"type": "object", "properties": {"a": {"anyOf": [{"type": "null"}, said]}}},
+        {"type": "object", "properties": {"a": {"type": "object", "properties": {"b": {"description": text}}}}},
+        {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"anyOf": [said]}}},
+        {"type": "object", "properties": {"a": {"type": "string", "pattern": text}}},
+        {"type": "object", "properties": {"a": {"type": "string", "enum": [text]}}},
+        {"type": "object", "properties": {"a": {"type": "object", "additionalProperties": {"enum": [text]}}}},
+        {"anyOf": [said, {"type": "object"}]},
+    ):
+        assert overhead(parameters) > least, parameters
+
+
+def test_the_response_schema_counts() -> None:
+    schema = {"type": "object", "properties": {"answer": {"type": "string", "description": "word " * 200}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema}}
+    assert EXACT.overhead({"response_format": wanted}) > 200
+    assert EXACT.overhead({"response_format": {"type": "text"}}) == 3
+
+
+def test_tools_of_other_families_count_as_json() -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": "word " * 100, "parameters": {}}}
+    assert Counter(Profile("c", tools="claude")).overhead({"tools": [tool]}) > 100 + 346
+    assert Counter(Profile("c", tools="claude")).overhead({"tools": []}) == 3
+
+
+def test_an_encoding_that_is_not_carried_is_said_at_once() -> None:
+    with pytest.raises(ConfigurationError, match=r"'r50k_base' is not at hand.*o200k_base"):
+        Counter(Profile("davinci", tokenizer="r50k_base"))
+    with pytest.raises(ConfigurationError, match="'nonsense' is not at hand"):
+        encoding("nonsense")
+
+
+def test_an_unknown_rule_for_images_is_said_at_once() -> None:
+    with pytest.raises(ConfigurationError, match=r"no rule 'gpt4o' for images.*gpt-4o"):
+        Counter(Profile("m", images="gpt4o"))
+
+
+def test_special_tokens_in_text_are_text() -> None:
+    assert EXACT.text("<|endoftext|>") > 1
+
+
+@pytest.mark.parametrize("piece", ["a", "^", " ", "\n", "A", "=", "0", "👩‍👩‍👧‍👦", "漢", "the cat sat "])
+def test_a_megabyte_of_anything_is_counted_in_time(piece: str) -> None:
+    text = (piece * 1_000_000)[: 1_000_000 // len(piece.encode()) * len(piece)]
+    started = time.perf_counter()
+    tokens = EXACT.text(text)
+    assert time.perf_counter() - started < 5
+    assert 0 < tokens <= len(text.encode())
