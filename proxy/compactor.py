@@ -18,14 +18,14 @@ from proxy.compaction.message import Turn, decode
 from proxy.compaction.render import Piece, Rendered, render
 from proxy.compaction.rules import Frame, Rules
 from proxy.compaction.scan import Plan, scan
-from proxy.compaction.summary_message import summary_message
+from proxy.compaction.summary_message import mentioned, summary_message
 from proxy.compaction.verify import faults
 from proxy.config import Policy
 from proxy.observe.metrics import SUMMARIES
 from proxy.summary.asking import LaneModel
 from proxy.summary.digest import digest
 from proxy.summary.quality import SummaryRejected
-from proxy.summary.service import Checkpoint, Entry, Origin, Summaries
+from proxy.summary.service import Checkpoint, Entry, Make, Origin, Summaries
 from proxy.summary.writing import SummaryFailed, Wish, write
 from proxy.tokens import Counter, has_remote_media
 from proxy.tokens.remembered import INLINE_BYTES, Remembered
@@ -190,14 +190,15 @@ class Compactor:
         if stored is not None:
             return stored, "digest" if stored.digest else "stored"
         self._summaries.begin(tenant, checkpoints, make)
-        return await self._entry(work, work.plan.cut, work.digest(None, 0, work.plan.cut), digest=True), "digest"
+        cut = work.plan.cut
+        return await self._entry(work, None, 0, cut, work.digest(None, 0, cut), digest=True), "digest"
 
-    def _maker(self, work: _Work, position: int) -> Callable[[str | None, int], asyncio.Future[Entry]]:
-        async def make(previous: str | None, start: int) -> Entry:
+    def _maker(self, work: _Work, position: int) -> Make:
+        async def make(previous: Entry | None, start: int) -> Entry:
             settings = work.case.policy.summary
             wish = Wish(
                 work.body[start:position],
-                previous,
+                previous.text if previous else None,
                 work.plan.caps.summary,
                 settings.prompt,
                 settings.trim_tokens_to_summarize,
@@ -210,16 +211,24 @@ class Compactor:
                     log.warning("summary.failed", reason=str(failure) or "timeout", policy=work.case.policy.name)
                     continue
                 SUMMARIES.labels(outcome="made").inc()
-                return await self._entry(work, position, text)
+                return await self._entry(work, previous, start, position, text)
             SUMMARIES.labels(outcome="digest").inc()
-            return await self._entry(work, position, work.digest(previous, start, position), digest=True)
+            text = work.digest(previous.text if previous else None, start, position)
+            return await self._entry(work, previous, start, position, text, digest=True)
 
-        return lambda previous, start: asyncio.ensure_future(make(previous, start))
+        return make
 
-    async def _entry(self, work: _Work, position: int, text: str, *, digest: bool = False) -> Entry:
-        counter, caps = work.case.counter, work.plan.caps
-        message = await self._remembered.run(lambda: summary_message(work.body[:position], text, caps, counter.text))
-        return Entry(text, message, counter.message(decode(message)), digest=digest)
+    async def _entry(
+        self, work: _Work, previous: Entry | None, start: int, position: int, text: str, *, digest: bool = False
+    ) -> Entry:
+        counter, caps, body = work.case.counter, work.plan.caps, work.body
+
+        def entry() -> Entry:
+            found = mentioned(body[start:position], previous.found if previous else None)
+            message = summary_message(body[:position], found, text, caps, counter.text)
+            return Entry(text, message, counter.message(decode(message)), found, digest=digest)
+
+        return await self._remembered.run(entry)
 
 
 @dataclass(slots=True)

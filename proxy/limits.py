@@ -15,7 +15,7 @@ from proxy.upstream.overflow import Overflow
 # accept a prompt that fills the window and answer with the one to three tokens that are left. The trigger leaves far
 # more than this; the reserve bounds the rare request that can only just be made to fit.
 RESERVE_PART = 32
-RESERVE_AT_LEAST = 1024
+RESERVE_AT_LEAST = 512
 
 SMALLEST_PART = 8
 """The budget is never less than this part of the window, however much output a request reserves."""

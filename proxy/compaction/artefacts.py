@@ -3,44 +3,88 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from proxy.compaction.message import TextCounter
 
-# Every alternative is anchored by a literal and bounded in length, so that matching is linear in the text.
+# Every alternative is anchored by a literal or a class and bounded in length, so that matching is linear in the text.
 _ARTEFACT = re.compile(
     r"""
-    https?://[^\s"'<>()\[\]{}\\`]{4,300}                                  # URLs
-  | (?<![\w/.~-])(?:~|\.{1,2})?/[\w.@+-]{1,100}(?:/[\w.@+-]{1,100}){1,30}  # absolute and dotted paths
-  | (?<![\w/.-])[\w@+-][\w.@+-]{0,100}(?:/[\w.@+-]{1,100}){0,30}/[\w.@+-]{1,100}\.[A-Za-z]\w{0,9}  # relative files
-  | (?<![\w-])[A-Z][A-Z0-9]{1,9}-\d{1,10}(?![\w-])                          # tickets
-  | (?<![\w-])[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?![\w-])  # UUIDs
-  | (?<!\w)(?=[0-9a-f]{0,11}\d)[0-9a-f]{12,64}(?!\w)                         # hashes
+    (?P<url>https?://[^\s"'<>()\[\]{}\\`]{4,300})
+  | (?P<path>(?<![\w/.~@+-])(?:~|\.{1,2})?/?[\w.@+-]{1,100}(?:/[\w.@+-]{1,100}){1,30})
+  | (?P<ticket>(?<![\w-])[A-Z][A-Z0-9]{1,9}-\d{1,10}(?![\w-]))
+  | (?P<uuid>(?<![\w-])[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?![\w-]))
+  | (?P<hash>(?<!\w)(?=[0-9a-f]{0,11}\d)[0-9a-f]{12,64}(?!\w))
     """,
     re.VERBOSE,
 )
 
 _TRAILING = ".,;:!?"
 
+# In this order kinds get their part of the tokens: what is rare and cannot be guessed first. Identifiers made by
+# machines come in such numbers that they take what is left.
+KINDS: tuple[tuple[str, float], ...] = (("ticket", 0.3), ("url", 0.3), ("path", 1.0), ("uuid", 1.0), ("hash", 1.0))
 
-def artefacts(texts: Iterable[str]) -> list[str]:
-    """All artefacts of the texts, each once, the one mentioned last coming last."""
-    seen: dict[str, None] = {}
+# A path without a file name's ending must be absolute or dotted, or else "and/or" would be one.
+_FILE = re.compile(r"\.[A-Za-z]\w{0,9}$")
+
+
+MOST = 2_000
+"""Artefacts of one kind that are kept, the newest ones: far more than any prompt has room for."""
+
+Artefacts = dict[str, list[str]]
+"""Artefacts by kind, each once, the one mentioned last coming last."""
+
+
+def artefacts(texts: Iterable[str], earlier: Artefacts | None = None) -> Artefacts:
+    """The artefacts of the texts, after those of earlier texts."""
+    seen = {kind: dict.fromkeys((earlier or {}).get(kind, ())) for kind, _ in KINDS}
     for text in texts:
         for match in _ARTEFACT.finditer(text):
+            kind = match.lastgroup or ""
             item = match.group().rstrip(_TRAILING)
-            seen.pop(item, None)
-            seen[item] = None
-    return list(seen)
+            if kind == "path" and not (item.startswith(("/", "~", "./", "../")) or _FILE.search(item)):
+                continue
+            seen[kind].pop(item, None)
+            seen[kind][item] = None
+    return {kind: list(items)[-MOST:] for kind, items in seen.items()}
 
 
-def within(items: list[str], max_tokens: int, count: TextCounter) -> list[str]:
-    """As many of the newest items as the tokens allow, one a line, in their order."""
-    kept: list[str] = []
+def index(found: Artefacts, max_tokens: int, count: TextCounter) -> str:
+    """As many artefacts as the tokens allow, newest first chosen, one line for each folder or single item."""
+    lines: list[str] = []
     left = max_tokens
+    for kind, part in KINDS:
+        chosen = (
+            _files(found[kind], int(left * part), count)
+            if kind == "path"
+            else _single(found[kind], int(left * part), count)
+        )
+        lines += chosen
+        left -= sum(count(line) + 1 for line in chosen)
+    return "\n".join(lines)
+
+
+def _single(items: Sequence[str], max_tokens: int, count: TextCounter) -> list[str]:
+    kept: list[str] = []
     for item in reversed(items):
-        left -= count(item) + 2  # the line's dash and end
+        line = f"- {item}"
+        max_tokens -= count(line) + 1
+        if max_tokens < 0:
+            break
+        kept.append(line)
+    return kept[::-1]
+
+
+def _files(paths: Sequence[str], max_tokens: int, count: TextCounter) -> list[str]:
+    """Files by folder, so that a folder's name stands once."""
+    folders: dict[str, list[str]] = {}
+    left = max_tokens
+    for path in reversed(paths):
+        folder, _, name = path.rpartition("/")
+        new = folder not in folders
+        left -= count(f", {name}") + (count(f"- {folder}/: ") + 1 if new else 0)
         if left < 0:
             break
-        kept.append(item)
-    return kept[::-1]
+        folders.setdefault(folder, []).append(name)
+    return [f"- {folder}/: {', '.join(names[::-1])}" for folder, names in reversed(folders.items())]

@@ -47,9 +47,9 @@ class Rules:
 # Shares of the budget that no part of a compacted conversation may exceed, whatever the policy's own figures say.
 # With `keep` at 0.10 a conversation begins again at 0.25 of the budget at most and so grows by 0.60 of it before the
 # trigger at 0.85. The scan and the renderer both read this table.
-SUMMARY_SHARE = 0.06
+SUMMARY_SHARE = 0.05
 USER_SHARE = 0.06
-INDEX_SHARE = 0.03
+INDEX_SHARE = 0.025
 # What the newest exchange may take, when its results are larger than everything else together: it is kept, its
 # results are shortened.
 GROUP_SHARE = 0.50

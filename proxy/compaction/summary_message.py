@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from proxy.compaction.artefacts import artefacts, within
-from proxy.compaction.message import TextCounter, Turn, arguments_of, decode, text_of
+from proxy.compaction.artefacts import Artefacts, artefacts
+from proxy.compaction.artefacts import index as index_of
+from proxy.compaction.message import Message, TextCounter, Turn, arguments_of, decode, text_of
 from proxy.compaction.rules import Caps
 from proxy.compaction.shorten import middle_cut
 
@@ -32,25 +33,28 @@ SMALLEST_REPEAT = 40
 _USER_FRAME = 12
 
 
-def summary_message(dropped: Sequence[Turn], summary: str, caps: Caps, count: TextCounter) -> bytes:
-    """The message, as JSON, for the turns it stands for.
+def mentioned(turns: Sequence[Turn], earlier: Artefacts | None) -> Artefacts:
+    """What the turns mention of paths, URLs and identifiers, after what earlier turns did."""
+    return artefacts((_all_text(decode(turn.raw)) for turn in turns), earlier)
+
+
+def summary_message(dropped: Sequence[Turn], found: Artefacts, summary: str, caps: Caps, count: TextCounter) -> bytes:
+    """The message, as JSON, for the turns it stands for; ``found`` is what they mention.
 
     It holds the user's own messages word for word (the first and the newest ones, ``caps.users`` tokens in all), the
     index of paths, URLs and identifiers, the summary, and the newest user message once more. What changes least
     from one checkpoint to the next stands first, for the sake of the provider's prompt cache; what the model is
     working on stands last, for the sake of the model.
     """
-    messages = [decode(turn.raw) for turn in dropped]
     parts = [_INTRODUCTION]
-    users = [text_of(m) for m in messages if m.get("role") == "user"]
+    users = [text_of(decode(turn.raw)) for turn in dropped if turn.facts.role == "user"]
     repeat = min(caps.users // 4, REPEAT_TOKENS)
     if users:
         section = "\n".join(user_messages(users, caps.users - repeat, count))
         parts.append("## The user's own messages in it, word for word, oldest first\n" + section)
-    texts = [text_of(m) + "\n" + "\n".join(arguments for _, arguments in arguments_of(m)) for m in messages]
-    index = within(artefacts(texts), caps.index - 12, count)
-    if index:
-        parts.append("## Paths, URLs and identifiers in it\n" + fenced("\n".join(f"- {item}" for item in index)))
+    listed = index_of(found, caps.index - 12, count)
+    if listed:
+        parts.append("## Paths, URLs and identifiers in it\n" + fenced(listed))
     parts.append("## What happened\n" + fenced(summary.strip()))
     if users and repeat >= SMALLEST_REPEAT:
         newest = _block(middle_cut(users[-1], repeat - _USER_FRAME, count, _USER_MARKER))
@@ -93,6 +97,10 @@ def user_messages(texts: Sequence[str], max_tokens: int, count: TextCounter) -> 
 def fenced(text: str) -> str:
     """The text with everything made harmless that could open or close one of the note's own tags."""
     return _FENCE.sub("&lt;", text)
+
+
+def _all_text(message: Message) -> str:
+    return "\n".join([text_of(message), *(arguments for _, arguments in arguments_of(message))])
 
 
 def _block(text: str) -> str:

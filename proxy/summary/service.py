@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 import structlog
 
+from proxy.compaction.artefacts import Artefacts
 from proxy.store import Store, StoreFailed
 
 log = structlog.get_logger(__name__)
@@ -31,18 +32,20 @@ Origin = Literal["stored", "made", "digest"]
 class Entry(msgspec.Struct, frozen=True):
     """What is kept for a checkpoint: the text, and the whole message that stands for the turns before it.
 
-    ``tokens`` is the size of the message. ``digest`` says that no model made it.
+    ``tokens`` is the size of the message, ``found`` what the turns mention of paths, URLs and identifiers.
+    ``digest`` says that no model made the text; ``until`` when a digest is tried anew, in the event loop's time.
     """
 
     text: str
     message: bytes
     tokens: int
+    found: Artefacts
     digest: bool = False
     until: float = 0.0
 
 
-Make = Callable[[str | None, int], Awaitable[Entry]]
-"""Makes an entry from the previous summary's text and the position up to which that one reaches."""
+Make = Callable[[Entry | None, int], Awaitable[Entry]]
+"""Makes an entry from the previous one, if there is any, and the position up to which that one reaches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +139,12 @@ class Summaries:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _make(self, tenant: str, checkpoints: Sequence[Checkpoint], make: Make) -> Entry:
-        previous, position = None, 0
+        previous: Entry | None = None
+        position = 0
         for earlier in reversed(checkpoints[:-1]):
             entry = await self.stored(tenant, earlier.key)
             if entry is not None and not entry.digest:
-                previous, position = entry.text, earlier.position
+                previous, position = entry, earlier.position
                 break
         entry = await make(previous, position)
         key = checkpoints[-1].key

@@ -72,7 +72,7 @@ def _load() -> Any:
                 setattr(litellm, name, [])
             for name in _LOGGERS:
                 logging.getLogger(name).disabled = True
-            # Else they are built at their first use, on the event loop, with warnings that the import has just silenced.
+            # Else they are built at first use, on the event loop, with warnings that the import has just silenced.
             for name in _ANSWER_TYPES:
                 getattr(litellm.types.utils, name).model_rebuild()
             _loaded.append(litellm)

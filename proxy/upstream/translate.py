@@ -62,6 +62,8 @@ class TranslateLane:
             return _refused(error)
         call |= {"api_base": api_base(self._provider, self._base_url), "api_key": key, "timeout": request.timeout}
         call |= {"extra_headers": dict(self._headers), "max_retries": 0, "num_retries": 0, "drop_params": True}
+        # Else LiteLLM imports its own server's MCP client for every request with tools, and fails where it is missing.
+        call["_skip_mcp_handler"] = True
         litellm = await litellm_library.load()
         if self._provider in OWN_CLIENT:
             call["client"] = self._own_client()
