@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+
+from proxy.errors import BadBody
 
 _NOTHING = msgspec.Raw()
 
@@ -31,13 +35,20 @@ _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 OVERHEAD_FIELDS = ("tools", "functions", "tool_choice", "response_format")
 
+# Half of a surrogate pair, as JavaScript leaves it where a text is cut within an emoji. Python's parser takes it, the
+# strict one here does not. An even number of backslashes before it belongs to other escapes.
+_LONE_SURROGATE = re.compile(
+    rb"(?<!\\)((?:\\\\)*)\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
+)
+
 
 @dataclass(slots=True)
 class ChatBody:
     """A request as it came. ``messages`` are the bytes of each message, spelled as the client spelled them.
 
     ``model`` is ``None`` where the field is missing or no string; ``max_output`` is what the request asks for at most,
-    in tokens.
+    in tokens. ``strict`` is the body as strict parsers take it, where they refuse ``raw``.
     """
 
     raw: bytes
@@ -46,16 +57,23 @@ class ChatBody:
     messages: list[msgspec.Raw]
     max_output: int | None
     overhead: tuple[bytes, ...]
+    strict: bytes | None = None
 
     def overhead_fields(self) -> dict[str, Any]:
         """Tools, functions, tool choice and response format, decoded: what counts besides messages."""
         return {name: _value(raw) for name, raw in zip(OVERHEAD_FIELDS, self.overhead, strict=True) if raw}
 
     def rewritten(self, *, messages: Sequence[bytes] | None = None, model: str | None = None) -> bytes:
-        """The body with other messages or another model. Every other value keeps its bytes and its place."""
+        """The body with other messages or another model. Every other value keeps its bytes and its place.
+
+        Raises ``BadBody`` where its fields cannot be told apart.
+        """
         if messages is None and model is None:
             return self.raw
-        fields = _fields_decoder.decode(self.raw)
+        try:
+            fields = _fields_decoder.decode(self.raw if self.strict is None else self.strict)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadBody("The body is not plain JSON in UTF-8. Send it as the API asks for it.") from error
         if messages is not None:
             fields["messages"] = msgspec.Raw(b"[" + b",".join(messages) + b"]")
         if model is not None:
@@ -63,17 +81,19 @@ class ChatBody:
         return msgspec.json.encode(fields)
 
 
-def parse(raw: bytes) -> ChatBody | None:
-    """The body, or ``None`` where it is not a JSON object with a list of messages, as strict parsers see it.
+def parse(raw: bytes) -> ChatBody:
+    """The body. Where it is not a JSON object with a list of messages, it has none, and only what can be read of it.
 
     Such a body is for the upstream to judge: other parsers may take it.
     """
-    try:
-        wire = _decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # ValidationError is a DecodeError
-        return None
-    if wire.messages is None:
-        return None
+    strict = None
+    wire = _wire(raw)
+    if wire is None and _LONE_SURROGATE.search(raw):
+        # What every encoder puts in the place of a lone surrogate, and of the same length.
+        strict = _LONE_SURROGATE.sub(rb"\1\\ufffd", raw)
+        wire = _wire(strict)
+    if wire is None or wire.messages is None:
+        return _unread(raw)
     model = _value(wire.model)
     return ChatBody(
         raw=raw,
@@ -87,11 +107,42 @@ def parse(raw: bytes) -> ChatBody | None:
             bytes(wire.tool_choice),
             bytes(wire.response_format),
         ),
+        strict=strict,
     )
 
 
+def _wire(raw: bytes) -> _Wire | None:
+    try:
+        return _decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # ValidationError is a DecodeError
+        return None
+
+
+def _unread(raw: bytes) -> ChatBody:
+    """A body of which no more than the model and whether it streams can be read, if that."""
+    value = _leniently(raw)
+    fields = value if isinstance(value, dict) else {}
+    model = fields.get("model")
+    # A name with half a character in it could not be written into an address or a log.
+    named = model.encode("utf-8", "replace").decode() if isinstance(model, str) else None
+    return ChatBody(raw, named, fields.get("stream") is True, [], None, (b"", b"", b"", b""))
+
+
 def _value(raw: msgspec.Raw | bytes) -> Any:
-    return _any_decoder.decode(raw) if bytes(raw) else None
+    if not bytes(raw):
+        return None
+    try:
+        return _any_decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _leniently(bytes(raw))
+
+
+def _leniently(raw: bytes) -> Any:
+    """What Python's own parser makes of it, which takes numbers of any size, NaN, and any Unicode encoding."""
+    try:
+        return json.loads(raw, strict=False)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _positive(raw: msgspec.Raw) -> int | None:

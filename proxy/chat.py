@@ -78,8 +78,6 @@ class ChatCompletions:
         hops = checked_hops(scope, service.instance)
         caller = service.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
         body = parse(raw)
-        if body is None:
-            body = self._unread(raw, caller)
         exchange = Exchange(scope, caller, body, self._route(body, caller), hops, deadline)
         opening, outcome, retries = await self._exchange(exchange)
         REQUESTS.labels(outcome=outcome.verdict).inc()
@@ -90,15 +88,14 @@ class ChatCompletions:
             opening = failed_answer(opening, outcome.parts)
         await send_answer(send, opening, reported)
 
-    def _unread(self, raw: bytes, caller: Caller) -> ChatBody:
-        """A body that strict parsers refuse goes to the upstream as it is, where nothing depends on its model."""
-        if self._service.settings.models or caller.models is not None:
-            raise BadBody("The body is not a JSON object with a list of messages. Send it as the API asks for it.")
-        return ChatBody(raw, None, False, [], None, (b"", b"", b"", b""))
-
     def _route(self, body: ChatBody, caller: Caller) -> Route:
         model = body.model or ""
         route = self._service.settings.route(model)
+        if body.model is None and (route is None or not may_use(caller, model)):
+            raise BadBody(
+                "The body names no model, or is not a JSON object. Send a JSON object with 'model' and 'messages'.",
+                param="model",
+            )
         if route is None:
             raise UnknownModel(
                 f"No model {model[:100]!r} is configured here. Ask GET /v1/models for what there is.", param="model"
@@ -116,12 +113,13 @@ class ChatCompletions:
         lane = await service.upstreams.lane(route.upstream)
         profile = await service.profile(route)
         case = await self._case(exchange, profile)
-        outcome = await service.compactor.compact(case) if body.messages else Outcome(unmeasured(case.mode))
+        outcome = await self._compacted(case) if body.messages else Outcome(unmeasured(case.mode))
         retries = 0
         while True:
             opening = await self._send(exchange, lane, outcome)
             overflow = opening.overflow
-            if overflow is None or case.mode != "enforce" or retries == RETRIES_AFTER_OVERFLOW:
+            spent = retries == RETRIES_AFTER_OVERFLOW or outcome.verdict == "failed"
+            if overflow is None or case.mode != "enforce" or spent:
                 return opening, outcome, retries
             harder = await self._harder(exchange, profile, case, outcome, overflow, may_ask=retries > 0)
             if harder is None:
@@ -130,6 +128,16 @@ class ChatCompletions:
             RETRIES.inc()
             retries += 1
             case, outcome = harder
+
+    async def _compacted(self, case: Case, *, may_ask: bool = True) -> Outcome:
+        """The request compacted if need be. A fault in that is ours and is logged; the request goes on as it came."""
+        try:
+            return await self._service.compactor.compact(case, may_ask=may_ask)
+        except ProxyError:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever it is, the caller must not suffer for it
+            log.exception("compaction.failed", error=type(error).__name__)
+            return Outcome("failed")
 
     async def _case(self, exchange: Exchange, profile: Profile) -> Case:
         service, caller, body, route = self._service, exchange.caller, exchange.body, exchange.route
@@ -170,7 +178,7 @@ class ChatCompletions:
             # The refusal says nothing new, so by count the request fitted: the count is what is wrong.
             room = int(min(sent, case.budget or sent) * 0.7)
         case = replace(case, budget=room, rules=rules_for(caller.policy, window_known=True, refused=True))
-        harder = await service.compactor.compact(case, may_ask=may_ask)
+        harder = await self._compacted(case, may_ask=may_ask)
         if harder.messages is None or harder.after is None or harder.after >= sent:
             return None
         return case, harder

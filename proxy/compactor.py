@@ -72,6 +72,20 @@ class Outcome:
     parts: Mapping[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What would be done to a request, in tokens and messages; ``head`` messages at its start are never touched."""
+
+    before: int
+    after: int
+    messages: int
+    head: int
+    budget: int | None
+    steps: tuple[str, ...]
+    plan: Plan
+    parts: Mapping[str, int]
+
+
 class Compactor:
     """Compacts requests. Keeps what was counted and which summaries are being made; one per process."""
 
@@ -101,19 +115,13 @@ class Compactor:
             return Outcome("off")
         if self.surely_small(case):
             return Outcome("none" if case.mode == "enforce" else "shadow")
-        turns = await self._remembered.turns(case.body.messages, case.counter)
-        fixed = case.counter.overhead(case.body.overhead_fields())
-        before = fixed + sum(turn.facts.tokens for turn in turns)
+        turns, fixed, before = await self._measure(case)
         outcome = Outcome("none", before=before, after=before, parts=parts_of(turns, fixed))
         if case.mode == "shadow":
             outcome.verdict = "shadow"
         if not turns or not self._reached(case, before, len(turns)):
             return outcome
-        head = head_length(turns)
-        overhead = fixed + sum(turn.facts.tokens for turn in turns[:head])
-        frame = Frame(case.budget, overhead, head)
-        plan = await self._plan(case, turns[head:], frame)
-        work = _Work(case, turns, head, fixed, before, plan)
+        work = await self._work(case, turns, fixed, before)
         if not _any_trigger(case.rules, before, len(turns), case.budget):
             self._prepare(work)
             return outcome
@@ -121,12 +129,34 @@ class Compactor:
             return self._foreseen(work, outcome)
         return await self._carry_out(work, outcome, may_ask=may_ask)
 
+    async def explain(self, case: Case) -> Explanation:
+        """What would be done to a request; nothing is sent and no summary is made."""
+        turns, fixed, before = await self._measure(case)
+        work = await self._work(case, turns, fixed, before)
+        outcome = Outcome("shadow", after=before)
+        if _any_trigger(case.rules, before, len(turns), case.budget):
+            self._foreseen(work, outcome)
+        parts = parts_of(turns, fixed)
+        after = before if outcome.after is None else outcome.after
+        return Explanation(before, after, len(turns), work.head, case.budget, outcome.steps, work.plan, parts)
+
     async def size(self, case: Case, outcome: Outcome) -> int:
         """Tokens of the request as it was sent."""
         if outcome.after is not None:
             return outcome.after
+        return (await self._measure(case))[2]
+
+    async def _measure(self, case: Case) -> tuple[list[Turn], int, int]:
+        """The messages with what is known of them, the tokens of tools and framing, and those of the whole request."""
         turns = await self._remembered.turns(case.body.messages, case.counter)
-        return case.counter.overhead(case.body.overhead_fields()) + sum(turn.facts.tokens for turn in turns)
+        fixed = case.counter.overhead(case.body.overhead_fields())
+        return turns, fixed, fixed + sum(turn.facts.tokens for turn in turns)
+
+    async def _work(self, case: Case, turns: list[Turn], fixed: int, before: int) -> _Work:
+        head = head_length(turns)
+        overhead = fixed + sum(turn.facts.tokens for turn in turns[:head])
+        plan = await self._plan(case, turns[head:], Frame(case.budget, overhead, head))
+        return _Work(case, turns, head, fixed, before, plan)
 
     async def _carry_out(self, work: _Work, outcome: Outcome, *, may_ask: bool) -> Outcome:
         piece: Piece | None = None

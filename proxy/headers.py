@@ -32,7 +32,7 @@ RawHeaders = Iterable[tuple[bytes, bytes]]
 
 def for_upstream(raw: RawHeaders) -> list[tuple[str, str]]:
     """The client's headers that travel on: not those of the connection, its credentials, or where it comes from."""
-    pairs = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in raw]
+    pairs = [(name.decode("latin-1").lower(), _text(value)) for name, value in raw]
     named = connection_names(pairs)
     dropped = HOP_BY_HOP | _OWN_REQUEST | CREDENTIALS | _FORWARDED | named
     return [(name, value) for name, value in pairs if name not in dropped]
@@ -51,5 +51,13 @@ def connection_names(pairs: Iterable[tuple[str, str]]) -> set[str]:
 
 
 def encoded(pairs: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
-    """Headers as ASGI takes them."""
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
+    """Headers as ASGI takes them. The bytes of an upstream's headers come back as they were, whatever their encoding."""
+    return [(name.encode("latin-1"), value.encode("utf-8", "surrogateescape")) for name, value in pairs]
+
+
+def _text(value: bytes) -> str:
+    """A header's value as the client library takes it, which writes UTF-8."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")

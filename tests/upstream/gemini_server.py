@@ -7,8 +7,9 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from anthropic_server import LocalServer, Received, Script
 from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from .anthropic_server import LocalServer, Received, Script
 
 PATH = re.compile(r"/v1beta/models/[\w.-]+:(generateContent|streamGenerateContent)")
 
@@ -44,6 +45,8 @@ class GeminiServer(LocalServer):
         for index, part in enumerate(self.script.blocks):
             last = index == len(self.script.blocks) - 1 and self.script.cut is None
             yield b"data: " + json.dumps(answer_of([part], last=last)).encode() + b"\r\n\r\n"
+        if self.script.cut == "connection":
+            raise ConnectionResetError
 
 
 def answer_of(parts: list[dict[str, Any]], *, last: bool) -> dict[str, Any]:
@@ -55,13 +58,16 @@ def answer_of(parts: list[dict[str, Any]], *, last: bool) -> dict[str, Any]:
 
 
 def complaints(body: dict[str, Any]) -> Iterator[str]:
-    """What Gemini would not take."""
-    roles = [content["role"] for content in body["contents"]]
-    if roles != [("user", "model")[index % 2] for index in range(len(roles))]:
-        yield f"roles must alternate, first user: {roles}"
+    """What Gemini would not take. Turns of the same role may follow each other."""
     called: list[str] = []
+    before = ""
     for content in body["contents"]:
+        calls = [part["function_call"]["name"] for part in content["parts"] if "function_call" in part]
         answered = [part["function_response"]["name"] for part in content["parts"] if "function_response" in part]
-        if content["role"] == "user" and answered != called:
+        if content["role"] not in ("user", "model") or (not before and content["role"] != "user"):
+            yield f"a turn of role {content['role']} after {before or 'nothing'}"
+        if calls and before != "user":
+            yield "a function call turn comes immediately after a user turn or after a function response turn"
+        if answered != called:
             yield f"function calls {called} were answered with {answered}"
-        called = [part["function_call"]["name"] for part in content["parts"] if "function_call" in part]
+        called, before = calls, content["role"]
