@@ -70,7 +70,7 @@ class ChatCompletions:
             REQUESTS.labels(outcome="client_left").inc()
         except ProxyError as error:
             REQUESTS.labels(outcome="refused").inc()
-            await answer_error(send, error)
+            await answer_error(send, error, [("x-compaction", "none"), ("x-compaction-id", secrets.token_hex(8))])
 
     async def _serve(self, scope: Scope, raw: bytes, send: Send) -> None:
         service = self._service

@@ -68,12 +68,12 @@ class Turn:
 def decode(raw: bytes) -> Message:
     """The message as a mapping; a value that is no object becomes an empty one.
 
-    Lone surrogates, which strict parsers refuse, are taken as ``json`` takes them.
+    Numbers of any size, which strict parsers refuse, are taken as ``json`` takes them.
     """
     try:
         value = msgspec.json.decode(raw)
     except msgspec.DecodeError:
-        value = json.loads(raw)
+        value = json.loads(bytes(raw))
     return value if isinstance(value, dict) else {}
 
 

@@ -21,7 +21,7 @@ class Sizes:
     def __init__(self, body: Sequence[Turn], gains: dict[str, dict[int, int]], group_cap: int | None) -> None:
         """``gains`` says, by stage and message index, how many tokens the stage takes off the message."""
         self.starts = group_starts(body)
-        self.ends = [*self.starts[1:], len(body)]
+        self.ends = [*self.starts[1:], len(body)] if body else []
         self.clips: dict[int, int] = {}
         self.total = [0]
         self.users = [0]
