@@ -1,0 +1,53 @@
+# The proxy in a container:
+#
+#   docker build -t compaction-proxy .
+#   docker run -p 127.0.0.1:8787:8787 -v compaction-proxy:/var/lib/compaction-proxy compaction-proxy
+#
+# With a configuration of your own:
+#
+#   docker run -p 127.0.0.1:8787:8787 -v compaction-proxy:/var/lib/compaction-proxy \
+#       -v "$PWD/config.yaml:/etc/compaction-proxy.yaml:ro" -e OPENAI_API_KEY \
+#       compaction-proxy serve --host 0.0.0.0 --config /etc/compaction-proxy.yaml
+
+FROM python:3.11-slim AS packages
+RUN python -m venv /opt/venv
+COPY requirements.lock /tmp/requirements.lock
+# Wheels only: a source archive would fetch build tools that no hash covers. The lock file holds the packages for
+# development too, about a quarter of the size, being one list for everything; they are installed and never imported.
+RUN /opt/venv/bin/python -m pip install --no-cache-dir --disable-pip-version-check --no-deps --only-binary :all: \
+        --require-hashes -r /tmp/requirements.lock
+
+FROM python:3.11-slim
+COPY --from=packages /opt/venv /opt/venv
+COPY proxy /opt/compaction-proxy/proxy
+
+# Bytecode is written now (pip has done it for the packages): the user that serves can't write outside its volume.
+RUN /opt/venv/bin/python -m compileall -q /opt/compaction-proxy
+
+# The store and whatever else is kept. A named volume takes this folder's owner when it is first used; a folder of the
+# host that is mounted here has to belong to 10001.
+RUN mkdir -m 0700 /var/lib/compaction-proxy && chown 10001:10001 /var/lib/compaction-proxy
+VOLUME /var/lib/compaction-proxy
+# Paths in a configuration, such as sqlite:///state/compaction.db, are relative to the volume.
+WORKDIR /var/lib/compaction-proxy
+
+# The volume is the working directory and can be written to, so nothing is ever imported from it (SAFEPATH).
+ENV PATH=/opt/venv/bin:$PATH \
+    PYTHONPATH=/opt/compaction-proxy \
+    PYTHONSAFEPATH=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    HOME=/var/lib/compaction-proxy \
+    XDG_STATE_HOME=/var/lib
+
+# A number, so that Kubernetes' runAsNonRoot can see that it is not root.
+USER 10001:10001
+
+EXPOSE 8787
+# Inside the container leave the port at 8787; publish it as any other. The empty ProxyHandler keeps HTTP_PROXY out.
+HEALTHCHECK --interval=30s --timeout=5s --start-period=15s --retries=3 \
+    CMD ["python", "-c", "from urllib.request import ProxyHandler, build_opener; build_opener(ProxyHandler({})).open('http://127.0.0.1:8787/readyz', timeout=3)"]
+
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["python", "-m", "proxy"]
+CMD ["serve", "--host", "0.0.0.0"]
