@@ -21,6 +21,9 @@ async def send_answer(send: Send, opening: Opening, extra: Headers) -> None:
     """Send an answer on as it comes, with further headers. The upstream's request ends with this, however it ends."""
     answer = opening.answer
     headers = [pair for pair in answer.headers if not pair[0].startswith("x-compaction")]
+    if opening.is_stream and not opening.complete:
+        # If it breaks, an error event takes the place of what is missing, and has another length.
+        headers = [pair for pair in headers if pair[0] != "content-length"]
     try:
         await send({"type": "http.response.start", "status": answer.status, "headers": encoded([*headers, *extra])})
         if opening.complete:
@@ -59,7 +62,7 @@ async def _send_events(send: Send, opening: Opening) -> None:
     except UpstreamInterrupted as error:
         # Half an event is not passed on; an error event says that the answer is not whole.
         log.warning("upstream.interrupted", reason=error.message)
-        last = b"data: " + error.body() + b"\n\n"
+        last = (b"\n\n" if buffer.midway else b"") + b"data: " + error.body() + b"\n\n"
     await send({"type": "http.response.body", "body": last})
 
 
@@ -68,18 +71,47 @@ def failed_answer(opening: Opening, parts: Mapping[str, int]) -> Opening:
 
     Status, type and code stay. An answer of another shape than an error with a message stays as it is.
     """
+    said = sentence(parts)
     body = readable(opening.answer, opening.first)
+    if opening.is_stream:
+        first = b"\n".join(_line_with(line, said) for line in body.split(b"\n"))
+    else:
+        first = _error_with(body, said) or body
+    if first == body:
+        return opening
+    opening.first = first
+    headers = [pair for pair in opening.answer.headers if pair[0] not in ("content-length", "content-encoding")]
+    if opening.complete:
+        headers.append(("content-length", str(len(first))))
+    opening.answer.headers = headers
+    return opening
+
+
+def _line_with(line: bytes, said: str) -> bytes:
+    """A line of a stream; where it is the data of an error, with a sentence added to its message."""
+    name, separator, data = line.partition(b":")
+    changed = _error_with(data.strip(), said) if name in (b"data", b"error") else None
+    return line if changed is None else name + separator + b" " + changed
+
+
+def _error_with(body: bytes, said: str) -> bytes | None:
+    """An error with a sentence added to its message; ``None`` for anything else.
+
+    Most servers put the message into ``error``, some are content with ``message`` alone; Google sends an array of one.
+    """
     try:
         value = msgspec.json.decode(body)
-        error = value["error"]
-        error["message"] = f"{error['message']} {sentence(parts)}"
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
-        return opening
-    opening.first = msgspec.json.encode(value)
-    opening.answer.headers = [
-        pair for pair in opening.answer.headers if pair[0] not in ("content-length", "content-encoding")
-    ] + [("content-length", str(len(opening.first)))]
-    return opening
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    whole = value[0] if isinstance(value, list) and value else value
+    if not isinstance(whole, dict):
+        return None
+    error = whole.get("error", whole)
+    holder, key = (error, "message") if isinstance(error, dict) else (whole, "error")
+    if not isinstance(holder.get(key), str):
+        return None
+    holder[key] = f"{holder[key]} {said}"
+    return msgspec.json.encode(value)
 
 
 def sentence(parts: Mapping[str, int]) -> str:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from proxy.chat import ChatCompletions
 from proxy.config import Settings
 from proxy.door import answer_error
-from proxy.errors import NotFound, ProxyError
+from proxy.errors import MethodNotAllowed, NotFound, ProxyError
 from proxy.model_list import ModelList
 from proxy.observe.metrics import exposition
 from proxy.passthrough import PassThrough
@@ -39,7 +39,7 @@ class Proxy:
                 Route("/metrics", _metrics, methods=["GET"]),
             ],
             lifespan=self._lifespan,
-            exception_handlers={404: _not_found},
+            exception_handlers={404: _not_found, 405: _not_allowed},
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,6 +97,11 @@ async def _metrics(request: Request) -> Response:
 async def _not_found(request: Request, error: Exception) -> Response:
     wrong = NotFound("There is nothing at this path. The API is below /v1: end the client's base URL with /v1.")
     return Response(wrong.body(), status_code=wrong.status, media_type="application/json")
+
+
+async def _not_allowed(request: Request, error: Exception) -> Response:
+    wrong = MethodNotAllowed(f"This path does not take {request.method}. Use GET.")
+    return Response(wrong.body(), status_code=wrong.status, media_type="application/json", headers={"allow": "GET"})
 
 
 def create_app(settings: Settings) -> Proxy:

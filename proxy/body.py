@@ -92,14 +92,14 @@ def parse(raw: bytes) -> ChatBody:
         # What every encoder puts in the place of a lone surrogate, and of the same length.
         strict = _LONE_SURROGATE.sub(rb"\1\\ufffd", raw)
         wire = _wire(strict)
-    if wire is None or wire.messages is None:
+    if wire is None:
         return _unread(raw)
     model = _value(wire.model)
     return ChatBody(
         raw=raw,
         model=model if isinstance(model, str) else None,
         stream=_value(wire.stream) is True,
-        messages=wire.messages,
+        messages=wire.messages or [],
         max_output=_positive(wire.max_completion_tokens) or _positive(wire.max_tokens),
         overhead=(
             bytes(wire.tools),

@@ -25,7 +25,7 @@ from proxy.door import ClientLeft, answer_error, header, leaving, read_body
 from proxy.errors import BadBody, ModelNotAllowed, ProxyError, UnknownModel, UpstreamTimeout
 from proxy.headers import VIA, for_upstream
 from proxy.hops import checked_hops
-from proxy.limits import budget, reserved_output, told_by
+from proxy.limits import BLIND_FACTOR, SMALLEST_PART, Learned, budget, lower, reserved_output, told_by
 from proxy.observe.metrics import REQUESTS, RETRIES, TOKENS_REMOVED
 from proxy.policy_rules import rules_for
 from proxy.profiles import Profile
@@ -39,12 +39,17 @@ log = structlog.get_logger(__name__)
 
 RETRIES_AFTER_OVERFLOW = 2
 
+OUTPUT_PART = "output asked for (max_tokens)"
+
 Mode = Literal["enforce", "shadow", "off"]
 
 
 @dataclass(slots=True)
 class Exchange:
-    """One request on its way: where it comes from and where it goes. ``deadline`` is in the event loop's time."""
+    """One request on its way: where it comes from and where it goes. ``deadline`` is in the event loop's time.
+
+    ``unproven`` is a limit guessed from a refusal that named none; it is kept for others once a request got through.
+    """
 
     scope: Scope
     caller: Caller
@@ -52,6 +57,7 @@ class Exchange:
     route: Route
     hops: str
     deadline: float
+    unproven: Learned | None = None
 
 
 class ChatCompletions:
@@ -84,8 +90,6 @@ class ChatCompletions:
         if outcome.verdict == "compacted" and outcome.before and outcome.after:
             TOKENS_REMOVED.inc(outcome.before - outcome.after)
         reported = report(outcome, retries, caller.policy.name)
-        if opening.overflow is not None and outcome.verdict != "off":
-            opening = failed_answer(opening, outcome.parts)
         await send_answer(send, opening, reported)
 
     def _route(self, body: ChatBody, caller: Caller) -> Route:
@@ -118,12 +122,16 @@ class ChatCompletions:
         while True:
             opening = await self._send(exchange, lane, outcome)
             overflow = opening.overflow
-            spent = retries == RETRIES_AFTER_OVERFLOW or outcome.verdict == "failed"
-            if overflow is None or case.mode != "enforce" or spent:
+            if overflow is None and opening.answer.status < 400 and exchange.unproven is not None:
+                self._learn(exchange, exchange.unproven)
+            if overflow is None or case.mode != "enforce" or outcome.verdict == "failed":
                 return opening, outcome, retries
-            harder = await self._harder(exchange, profile, case, outcome, overflow, may_ask=retries > 0)
+            harder = None
+            if retries < RETRIES_AFTER_OVERFLOW:
+                harder = await self._harder(exchange, profile, case, outcome, overflow, may_ask=retries > 0)
             if harder is None:
-                return opening, outcome, retries
+                parts = await service.compactor.parts(case, outcome)
+                return failed_answer(opening, parts | {OUTPUT_PART: body.max_output or 0}), outcome, retries
             await opening.answer.close()
             RETRIES.inc()
             retries += 1
@@ -135,16 +143,14 @@ class ChatCompletions:
             return await self._service.compactor.compact(case, may_ask=may_ask)
         except ProxyError:
             raise
-        except Exception as error:  # noqa: BLE001  whatever it is, the caller must not suffer for it
+        except Exception as error:  # whatever it is, the caller must not suffer for it
             log.exception("compaction.failed", error=type(error).__name__)
             return Outcome("failed")
 
     async def _case(self, exchange: Exchange, profile: Profile) -> Case:
         service, caller, body, route = self._service, exchange.caller, exchange.body, exchange.route
         policy = caller.policy
-        reserved = reserved_output(profile, body.max_output, policy.reserve_output)
-        learned = service.learned.get(route.upstream, route.model, caller.tenant)
-        room = budget(profile, reserved, learned)
+        room, _ = self._room(exchange, profile)
         return Case(
             body=body,
             counter=service.counter(profile),
@@ -153,9 +159,22 @@ class ChatCompletions:
             budget=room,
             tenant=caller.tenant,
             upstream=route.upstream,
-            models=lambda: service.summary_models(policy, route, caller),
+            models=lambda tokens: service.summary_models(policy, route, caller, tokens),
             rules=rules_for(policy, window_known=room is not None),
         )
+
+    def _room(self, exchange: Exchange, profile: Profile) -> tuple[int | None, int]:
+        """Tokens that the input may have, where that is known, and those kept for the answer."""
+        route, caller = exchange.route, exchange.caller
+        learned = self._service.learned.get(route.upstream, route.model, caller.tenant)
+        if exchange.unproven is not None:
+            learned = lower(learned, exchange.unproven)
+        reserved = reserved_output(profile, exchange.body.max_output, caller.policy.reserve_output, learned)
+        return budget(profile, reserved, learned), reserved
+
+    def _learn(self, exchange: Exchange, told: Learned) -> None:
+        route, caller = exchange.route, exchange.caller
+        self._service.learned.learn(route.upstream, route.model, caller.tenant, told)
 
     async def _harder(
         self,
@@ -167,17 +186,22 @@ class ChatCompletions:
         *,
         may_ask: bool,
     ) -> tuple[Case, Outcome] | None:
-        """The request brought below the limit that a refusal told; ``None`` if it cannot be made smaller."""
-        service, route, caller = self._service, exchange.route, exchange.caller
+        """The request brought below the limit that a refusal told; ``None`` if that cannot be, or would not help."""
+        service = self._service
         sent = await service.compactor.size(case, outcome)
-        reserved = reserved_output(profile, exchange.body.max_output, caller.policy.reserve_output)
+        _, reserved = self._room(exchange, profile)
         told = told_by(overflow, sent, reserved)
-        service.learned.learn(route.upstream, route.model, caller.tenant, told)
-        room = budget(profile, reserved, service.learned.get(route.upstream, route.model, caller.tenant))
+        if overflow.limit is None:
+            exchange.unproven = told
+        else:
+            self._learn(exchange, told)
+        if told.total is not None and told.total - reserved < told.total // SMALLEST_PART:
+            return None  # beside so much output no prompt is small enough
+        room, _ = self._room(exchange, profile)
         if room is None or room >= (case.budget or room + 1):
             # The refusal says nothing new, so by count the request fitted: the count is what is wrong.
-            room = int(min(sent, case.budget or sent) * 0.7)
-        case = replace(case, budget=room, rules=rules_for(caller.policy, window_known=True, refused=True))
+            room = int(min(sent, case.budget or sent) * BLIND_FACTOR)
+        case = replace(case, budget=room, rules=rules_for(case.policy, window_known=True, refused=True))
         harder = await self._compacted(case, may_ask=may_ask)
         if harder.messages is None or harder.after is None or harder.after >= sent:
             return None
@@ -203,7 +227,11 @@ class ChatCompletions:
         )
         answer = await lane.send(request)
         try:
-            return await opened(answer)
+            async with asyncio.timeout_at(exchange.deadline):
+                return await opened(answer)
+        except TimeoutError as error:
+            await answer.close()
+            raise UpstreamTimeout("The upstream began to answer and then said nothing. Try again.") from error
         except BaseException:
             await answer.close()
             raise

@@ -42,7 +42,7 @@ Verdict = Literal["none", "compacted", "shadow", "off", "failed"]
 class Case:
     """A request and all that decides what becomes of it.
 
-    ``budget`` is in tokens; ``models`` gives the summary models to try, in order, when one is needed.
+    ``budget`` is in tokens; ``models`` gives the models to try, in order, for a summary of so many tokens.
     """
 
     body: ChatBody
@@ -52,7 +52,7 @@ class Case:
     budget: int | None
     tenant: str
     upstream: str
-    models: Callable[[], Awaitable[Sequence[LaneModel]]]
+    models: Callable[[int], Awaitable[Sequence[LaneModel]]]
     rules: Rules
 
 
@@ -146,6 +146,13 @@ class Compactor:
             return outcome.after
         return (await self._measure(case))[2]
 
+    async def parts(self, case: Case, outcome: Outcome) -> dict[str, int]:
+        """The sizes of the parts of the request as it was sent, in tokens."""
+        if outcome.parts:
+            return dict(outcome.parts)
+        turns, fixed, _ = await self._measure(case)
+        return parts_of(turns, fixed)
+
     async def _measure(self, case: Case) -> tuple[list[Turn], int, int]:
         """The messages with what is known of them, the tokens of tools and framing, and those of the whole request."""
         turns = await self._remembered.turns(case.body.messages, case.counter)
@@ -233,7 +240,7 @@ class Compactor:
                 settings.prompt,
                 settings.trim_tokens_to_summarize,
             )
-            for model in await work.case.models():
+            for model in await work.case.models(wish.max_tokens):
                 try:
                     text = await asyncio.wait_for(write(wish, model), settings.timeout)
                 except (SummaryFailed, SummaryRejected, TimeoutError) as failure:

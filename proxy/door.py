@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import brotli
@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.errors import BadBody, BodyTooLarge, ProxyError, UnsupportedEncoding
 from proxy.headers import encoded
+from proxy.overdue import overdue
 
 __all__ = ["ClientLeft", "answer_error", "header", "leaving", "read_body", "unpack"]
 
@@ -91,6 +92,8 @@ class _Decoder(Protocol):
 
 
 _STEP = 65_536
+_ZSTD_STEP = 256
+"""A block takes four bytes at least and gives 128 KiB at most, so a step gives 8 MiB."""
 
 
 class _Zlib:
@@ -122,9 +125,17 @@ class _Brotli:
 class _Zstandard:
     def feed(self, data: bytes) -> Iterable[bytes]:
         # The window a frame may ask for is bounded: its memory is taken before any output is seen.
-        reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(data, read_across_frames=True)
-        while piece := reader.read(_STEP):
-            yield piece
+        decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+        start = 0
+        while start < len(data):
+            frame = decompressor.decompressobj()
+            while not frame.eof:
+                piece = data[start : start + _ZSTD_STEP]
+                if not piece:
+                    raise EOFError
+                start += len(piece)
+                yield frame.decompress(piece)
+            start -= len(frame.unused_data)
 
 
 _DECODERS: dict[str, Callable[[], _Decoder]] = {
@@ -147,37 +158,67 @@ def _bounded(decoder: _Decoder, body: bytes, limit: int) -> bytes:
     return b"".join(pieces)
 
 
-@asynccontextmanager
-async def leaving(receive: Receive) -> AsyncIterator[None]:
-    """Within this block, once the body has been read, the client's leaving ends the work at once (``ClientLeft``)."""
-    task = asyncio.current_task()
-    if task is None:
-        raise RuntimeError("leaving() needs a task")
-    left = False
+class leaving:
+    """Within this block, once the body has been read, the client's leaving ends the work (``ClientLeft``).
 
-    async def watch() -> None:
-        nonlocal left
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        left = True
-        task.cancel()
+    At once, that is, where the work is ``overdue``: what is done by then needs nobody to watch.
+    """
 
-    watcher = asyncio.create_task(watch())
-    try:
-        yield
-    except asyncio.CancelledError:
-        if left and task.uncancel() == 0:
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._watcher: asyncio.Task[None] | None = None
+        self._left = False
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("leaving() needs a task")
+        self._task = task
+        self._overdue = overdue()
+        self._overdue.add(self, self._begin)
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._overdue.discard(self)
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self._left and isinstance(error, asyncio.CancelledError) and self._task.uncancel() == 0:
             raise ClientLeft from None
-        raise
-    finally:
-        watcher.cancel()
+
+    def _begin(self) -> None:
+        self._watcher = self._overdue.loop.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._left = True
+        self._task.cancel()
 
 
-async def answer_error(send: Send, error: ProxyError, extra: Iterable[tuple[str, str]] = ()) -> None:
-    """Answer with an error of ours."""
+LINGERING_SECONDS = 30.0
+LINGERING_SILENCE = 5.0
+"""A client that is still sending is listened to for so long, or it would find its connection broken, and no answer."""
+
+
+async def answer_error(
+    send: Send, error: ProxyError, extra: Iterable[tuple[str, str]] = (), *, receive: Receive | None = None
+) -> None:
+    """Answer with an error of ours. With ``receive``, what is left of a body that is too large is thrown away."""
     body = error.body()
     headers = [("content-type", "application/json"), ("content-length", str(len(body))), *extra]
-    if isinstance(error, BodyTooLarge | BadBody):
-        headers.append(("connection", "close"))  # what is left of the body is not read
+    unread = isinstance(error, BodyTooLarge) and receive is not None
+    if unread:
+        headers.append(("connection", "close"))
     await send({"type": "http.response.start", "status": error.status, "headers": encoded(headers)})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": body, "more_body": unread})
+    if unread and receive is not None:
+        await _linger(receive)
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _linger(receive: Receive) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGERING_SECONDS):
+            more = True
+            while more:
+                message = await asyncio.wait_for(receive(), LINGERING_SILENCE)
+                more = message["type"] == "http.request" and message.get("more_body", False)

@@ -71,7 +71,7 @@ async def _explain(settings: Settings, body: ChatBody, policy: Policy) -> None:
 def _case(service: Service, body: ChatBody, policy: Policy, route: Route, profile: Profile) -> Case:
     room = budget(profile, reserved_output(profile, body.max_output, policy.reserve_output), None)
 
-    async def none() -> Sequence[LaneModel]:
+    async def none(tokens: int) -> Sequence[LaneModel]:
         return ()  # no summary is made here
 
     return Case(

@@ -27,22 +27,28 @@ VIA = "x-compaction-via"
 _OWN_REQUEST = frozenset({"host", "content-length", "content-encoding", "expect", "x-compaction", VIA})
 _FORWARDED = frozenset({"forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"})
 
+_NOT_FOR_UPSTREAM = HOP_BY_HOP | _OWN_REQUEST | CREDENTIALS | _FORWARDED
+_NOT_FOR_CLIENT = HOP_BY_HOP | {"server", "date", "alt-svc"}
+
 RawHeaders = Iterable[tuple[bytes, bytes]]
 
 
 def for_upstream(raw: RawHeaders) -> list[tuple[str, str]]:
     """The client's headers that travel on: not those of the connection, its credentials, or where it comes from."""
     pairs = [(name.decode("latin-1").lower(), _text(value)) for name, value in raw]
-    named = connection_names(pairs)
-    dropped = HOP_BY_HOP | _OWN_REQUEST | CREDENTIALS | _FORWARDED | named
-    return [(name, value) for name, value in pairs if name not in dropped]
+    return _without(pairs, _NOT_FOR_UPSTREAM)
 
 
 def for_client(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """The upstream's headers that travel back, lower case: not those of the connection."""
-    lower = [(name.lower(), value) for name, value in pairs]
-    dropped = HOP_BY_HOP | connection_names(lower) | {"server", "date", "alt-svc"}
-    return [(name, value) for name, value in lower if name not in dropped]
+    return _without([(name.lower(), value) for name, value in pairs], _NOT_FOR_CLIENT)
+
+
+def _without(pairs: list[tuple[str, str]], dropped: frozenset[str]) -> list[tuple[str, str]]:
+    named = connection_names(pairs)
+    if not named <= dropped:
+        dropped = dropped | named
+    return [pair for pair in pairs if pair[0] not in dropped]
 
 
 def connection_names(pairs: Iterable[tuple[str, str]]) -> set[str]:

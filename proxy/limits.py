@@ -26,26 +26,14 @@ CAUTION = 0.97
 BLIND_FACTOR = 0.7
 """Where a refusal tells nothing, this part of the refused size is aimed at."""
 
+LEAST_BLIND = 1_024
+"""Tokens. An upstream that refuses less than this and names no limit has another reason: nothing is learned of it."""
+
 LEARNED_SECONDS = 3600.0
 LEARNED_ENTRIES = 10_000
 
 # A refusal's own count can differ from ours by this much; figures beyond are not taken for counts of the same prompt.
 RATIO_BOUNDS = (0.5, 3.0)
-
-
-def reserved_output(profile: Profile, asked: int | None, policy: Clause | None) -> int:
-    """Tokens of the window that are kept for the answer."""
-    if asked is not None:
-        return asked
-    window = profile.context_window
-    if policy is not None and policy.tokens is not None:
-        return policy.tokens
-    if window is None:
-        return 0
-    if policy is not None and policy.fraction is not None:
-        return int(window * policy.fraction)
-    reserve = max(window // RESERVE_PART, min(RESERVE_AT_LEAST, window // SMALLEST_PART))
-    return min(reserve, profile.max_output_tokens or reserve)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +42,21 @@ class Learned:
 
     input: int | None = None
     total: int | None = None
+
+
+def reserved_output(profile: Profile, asked: int | None, policy: Clause | None, learned: Learned | None = None) -> int:
+    """Tokens of the window, as it is known or was learned, that are kept for the answer."""
+    if asked is not None:
+        return asked
+    window = min((w for w in (profile.context_window, learned and learned.total) if w), default=None)
+    if policy is not None and policy.tokens is not None:
+        return policy.tokens
+    if window is None:
+        return 0
+    if policy is not None and policy.fraction is not None:
+        return int(window * policy.fraction)
+    reserve = max(window // RESERVE_PART, min(RESERVE_AT_LEAST, window // SMALLEST_PART))
+    return min(reserve, profile.max_output_tokens or reserve)
 
 
 def budget(profile: Profile, reserved: int, learned: Learned | None) -> int | None:
@@ -66,18 +69,23 @@ def budget(profile: Profile, reserved: int, learned: Learned | None) -> int | No
 
 def told_by(overflow: Overflow, counted_here: int, reserved: int) -> Learned:
     """What a refusal of a request of ``counted_here`` tokens says of the limit."""
+    blind = Learned(input=max(int(counted_here * BLIND_FACTOR), LEAST_BLIND))
     if overflow.limit is None:
-        return Learned(input=int(counted_here * BLIND_FACTOR))
+        return blind
     ratio = 1.0
     if overflow.counted:
         low, high = RATIO_BOUNDS
         ratio = min(max(overflow.counted / max(counted_here, 1), low), high)
     here = int(overflow.limit / ratio * CAUTION)
+    output = 0 if overflow.scope == "input" else max(reserved, overflow.output or 0)
+    if here - output >= counted_here:
+        # By our count it would have fitted, and the refusal does not say by how much that is wrong.
+        return blind
     if overflow.scope == "input":
         return Learned(input=here)
-    if here - reserved >= counted_here and overflow.counted is None:
-        # By our count it would have fitted, and the refusal does not say how large it found the prompt.
-        return Learned(input=int(counted_here * BLIND_FACTOR))
+    if output > reserved:
+        # The upstream adds an output of its own to requests that name none.
+        return Learned(input=max(here - output, here // SMALLEST_PART))
     return Learned(total=here)
 
 
@@ -98,13 +106,17 @@ class LearnedLimits:
     def learn(self, upstream: str, model: str, tenant: str, learned: Learned) -> None:
         """Keep a limit; of two for the same thing the lower one holds."""
         key = (upstream, model, tenant)
-        known = self.get(upstream, model, tenant) or Learned()
-        merged = Learned(_lower(known.input, learned.input), _lower(known.total, learned.total))
-        self._limits[key] = (self._clock() + LEARNED_SECONDS, merged)
+        lowest = lower(self.get(upstream, model, tenant), learned)
+        self._limits[key] = (self._clock() + LEARNED_SECONDS, lowest)
         self._limits.move_to_end(key)
         if len(self._limits) > LEARNED_ENTRIES:
             self._limits.popitem(last=False)
 
 
-def _lower(a: int | None, b: int | None) -> int | None:
-    return min((v for v in (a, b) if v is not None), default=None)
+def lower(a: Learned | None, b: Learned | None) -> Learned:
+    """Of two limits for the same thing, the lower figures."""
+    known = [learned for learned in (a, b) if learned is not None]
+    return Learned(
+        min((k.input for k in known if k.input is not None), default=None),
+        min((k.total for k in known if k.total is not None), default=None),
+    )

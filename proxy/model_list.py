@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -69,19 +70,22 @@ class ModelList:
         answer = await lane.connections.send("GET", lane.url("/models", query), headers, None, timeout)
         return await opened(answer)
 
+    async def _list(self, upstream: str, scope: Scope, caller: Caller, hops: str) -> bytes:
+        opening = await self._ask(upstream, scope, caller, hops)
+        try:
+            chunks = [opening.first, *[chunk async for chunk in opening.answer.body]]
+        finally:
+            await opening.answer.close()
+        return readable(opening.answer, b"".join(chunks))
+
     async def _routed(self, upstream: str, scope: Scope, caller: Caller, hops: str) -> dict[str, dict[str, Any]]:
         """What an upstream lists, as far as requests for it are routed there. An upstream without a list adds none."""
         try:
-            opening = await self._ask(upstream, scope, caller, hops)
-            first = opening.first
-            async for chunk in opening.answer.body:
-                first += chunk
-            await opening.answer.close()
-            data = msgspec.json.decode(readable(opening.answer, first))["data"]
-            entries = {entry["id"]: entry for entry in data}
+            async with asyncio.timeout(self._service.settings.server.deadline):
+                entries = _entries(await self._list(upstream, scope, caller, hops))
         except NotFound:
             return {}  # a translated provider has no such list
-        except (UpstreamError, msgspec.DecodeError, KeyError, TypeError) as error:
+        except (UpstreamError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
             log.warning("models.no_list", upstream=upstream, reason=type(error).__name__)
             return {}
         routes = self._service.settings.models
@@ -89,3 +93,9 @@ class ModelList:
             return entries
         found = {model: next((r for r in routes if fnmatchcase(model, r.match)), None) for model in entries}
         return {model: entries[model] for model, route in found.items() if route and route.upstream == upstream}
+
+
+def _entries(listed: bytes) -> dict[str, dict[str, Any]]:
+    """The entries of a list by their ids; what has none is left out."""
+    data = msgspec.json.decode(listed)["data"]
+    return {entry["id"]: entry for entry in data if isinstance(entry, dict) and isinstance(entry.get("id"), str)}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
-import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from proxy.answering import send_answer
+from proxy.body import parse
 from proxy.door import ClientLeft, answer_error, header, leaving, read_body
-from proxy.errors import ModelNotAllowed, ProxyError
+from proxy.errors import ModelNotAllowed, NotFound, ProxyError
 from proxy.headers import VIA, for_upstream
 from proxy.hops import checked_hops
 from proxy.service import Service
@@ -17,6 +18,12 @@ from proxy.teams import Caller, may_use
 from proxy.upstream.opening import Opening
 
 PREFIX = "/v1"
+
+WHOLE_BYTES = 1_000_000
+"""A body that says it is at most so large is read before it is sent on."""
+
+_OF_THE_BODY = ("content-encoding", "content-length")
+_DOTS = frozenset({".", ".."})
 
 
 class PassThrough:
@@ -32,7 +39,7 @@ class PassThrough:
         except ClientLeft:
             return
         except ProxyError as error:
-            await answer_error(send, error)
+            await answer_error(send, error, receive=receive)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
@@ -40,42 +47,34 @@ class PassThrough:
         caller = service.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
         lane = await service.upstreams.relay(next(iter(service.settings.upstreams)))
         headers = for_upstream(scope["headers"])
-        encoding = header(scope, b"content-encoding")
-        body: bytes | AsyncIterator[bytes] | None
-        if caller.models is not None and has_body(scope):
-            body = await self._judged(scope, receive, caller)
-        elif has_body(scope):
-            body = body_chunks(receive)
-            if encoding is not None:
-                headers.append(("content-encoding", encoding))
-            if (length := header(scope, b"content-length")) is not None:
-                headers.append(("content-length", length))
-        else:
-            body = None
-        url = lane.url(upstream_path(scope), scope["query_string"].decode("latin-1"))
+        url = lane.url(upstream_path(scope), quoted(scope["query_string"]))
+        upload = Upload(receive)
+        body = await self._body(scope, upload, caller)
+        if caller.models is None:
+            headers += [(name, value) for name in _OF_THE_BODY if (value := header(scope, name.encode())) is not None]
         headers = lane.headers([*headers, (VIA, hops)], caller.credential)
         timeout = service.settings.server.deadline
-        if body is None or isinstance(body, bytes):
-            if body is None:
-                await drained(receive)
-            async with leaving(receive):
-                answer = await lane.connections.send(scope["method"], url, headers, body, timeout)
-                await send_answer(send, Opening(answer, b"", False, None), [])
-            return
         # While the body is still coming, reading it is what notices that the client has left.
-        answer = await lane.connections.send(scope["method"], url, headers, body, timeout)
-        async with leaving(receive):
+        async with leaving(upload.after):
+            answer = await lane.connections.send(scope["method"], url, headers, body, timeout)
             await send_answer(send, Opening(answer, b"", False, None), [])
 
-    async def _judged(self, scope: Scope, receive: Receive, caller: Caller) -> bytes:
+    async def _body(self, scope: Scope, upload: Upload, caller: Caller) -> bytes | AsyncIterator[bytes] | None:
+        """What to send: nothing, a body that is there, or one that is still coming."""
+        if not has_body(scope):
+            await upload.whole()
+            return None
+        if caller.models is not None:
+            return await self._judged(scope, upload, caller)
+        # What is small is taken in first: then it can be sent again if a connection turns out to be dead.
+        announced = header(scope, b"content-length")
+        return await upload.whole() if announced is not None and int(announced) <= WHOLE_BYTES else aiter(upload)
+
+    async def _judged(self, scope: Scope, upload: Upload, caller: Caller) -> bytes:
         """The body of a caller who may use some models only, once it is seen to ask for one of them."""
-        raw = await read_body(scope, receive, self._service.settings.server.body_limit)
-        try:
-            asked = msgspec.json.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            asked = None
-        model = asked.get("model") if isinstance(asked, dict) else None
-        if not isinstance(model, str) or not may_use(caller, model):
+        raw = await read_body(scope, upload.receive, self._service.settings.server.body_limit)
+        model = parse(raw).model
+        if model is None or not may_use(caller, model):
             raise ModelNotAllowed(
                 "This key may use some models only, and this request names none of them in a JSON body. "
                 "Name one of them, or ask the operator of this proxy.",
@@ -90,28 +89,50 @@ def has_body(scope: Scope) -> bool:
 
 
 def upstream_path(scope: Scope) -> str:
-    """The path below /v1, spelled as the client spelled it."""
+    """The path below /v1, spelled as the client spelled it. Raises ``NotFound`` for one that leads out of it."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
-    return raw.split(b"?")[0].decode("latin-1")[len(PREFIX) :]
+    if not _DOTS.isdisjoint(scope["path"].replace("\\", "/").split("/")):
+        raise NotFound("A path with dots in the place of a name leads nowhere. Write the path without them.")
+    return quoted(raw.split(b"?")[0])[len(PREFIX) :]
+
+
+def quoted(part: bytes) -> str:
+    """A part of an address as it came; what no address may have is escaped."""
+    return "".join(chr(byte) if 0x20 < byte < 0x7F else f"%{byte:02X}" for byte in part)
+
+
+class Upload:
+    """A body as it comes. Raises ``ClientLeft`` if it breaks off, which ends the upstream's request too."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._finished = asyncio.Event()
+
+    async def receive(self) -> Message:
+        """The next message of the connection."""
+        message = await self._receive()
+        if not message.get("more_body", False):
+            self._finished.set()
+        return message
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while not self._finished.is_set():
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            if chunk := message.get("body", b""):
+                yield chunk
+
+    async def whole(self) -> bytes:
+        """All of it."""
+        return b"".join([chunk async for chunk in self])
+
+    async def after(self) -> Message:
+        """What comes once the body is there, which can only be the client's leaving."""
+        await self._finished.wait()
+        return await self._receive()
 
 
 async def drained(receive: Receive) -> None:
     """Read the empty body of a request that has none, so that what comes next is the client's leaving."""
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        if not message.get("more_body", False):
-            return
-
-
-async def body_chunks(receive: Receive) -> AsyncIterator[bytes]:
-    """The body as it comes. Raises ``ClientLeft`` if it breaks off, which ends the upstream's request too."""
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        if chunk := message.get("body", b""):
-            yield chunk
-        if not message.get("more_body", False):
-            return
+    await Upload(receive).whole()

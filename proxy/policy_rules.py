@@ -11,25 +11,26 @@ from proxy.config import Policy
 # Whatever a policy's trigger says, a conversation is compacted before it is refused.
 MUST_FIT = Clause(fraction=0.95)
 
-# How a request is compacted that an upstream has refused, whatever its policy's trigger says.
+# How a request is compacted that an upstream has refused, where its policy never would. All other policies compact it
+# as they will the next one: what is made for it serves that one, too.
 AFTER_REFUSAL: Trigger = (Clause(fraction=0.85),)
 
 
 @lru_cache(maxsize=1024)
 def rules_for(policy: Policy, *, window_known: bool, refused: bool = False) -> Rules:
     """The rules of a policy. Where the model's window is unknown the policy's figures for that case apply; after a
-    refusal the window is known, and the trigger is one that fires."""
+    refusal there is always a trigger."""
     trigger, keep = policy.trigger, policy.keep
     if not window_known:
         trigger, keep = policy.unknown_model.trigger, policy.unknown_model.keep
-    if refused:
-        trigger = AFTER_REFUSAL
-    elif trigger and window_known:
+    if trigger and window_known:
         trigger = (*trigger, MUST_FIT)
+    elif refused:
+        trigger = AFTER_REFUSAL
     arguments, results = policy.truncate_args, policy.evict_results
 
     def stage_trigger(own: Trigger) -> Trigger:
-        return trigger if refused or own == policy.trigger else own
+        return trigger if own == policy.trigger else own
 
     def stage_keep(own: Clause) -> Clause:
         return keep if own == policy.keep else own
@@ -37,7 +38,7 @@ def rules_for(policy: Policy, *, window_known: bool, refused: bool = False) -> R
     return Rules(
         trigger=trigger,
         keep=keep,
-        prepare=() if refused else policy.prepare,
+        prepare=policy.prepare,
         arguments=None
         if arguments is None
         else ArgumentRules(

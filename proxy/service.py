@@ -7,17 +7,21 @@ import os
 import secrets
 from collections.abc import Sequence
 
+import structlog
+
 from proxy.compactor import Compactor
 from proxy.config import Policy, Route, Settings
 from proxy.limits import LearnedLimits, budget, reserved_output
 from proxy.profiles import Profile, Profiles
 from proxy.store import open_store
-from proxy.summary.asking import LaneModel
+from proxy.summary.asking import LaneModel, output_limit
 from proxy.summary.service import Summaries
 from proxy.teams import Caller, Teams
 from proxy.tokens import Counter
 from proxy.tokens.remembered import Remembered
 from proxy.upstream.registry import Upstreams
+
+log = structlog.get_logger(__name__)
 
 INSTANCE = "COMPACTION_PROXY_INSTANCE"
 """The environment variable by which the workers of one server share their id."""
@@ -61,22 +65,27 @@ class Service:
             counter = self._counters[key] = Counter(profile)
         return counter
 
-    async def summary_models(self, policy: Policy, route: Route, caller: Caller) -> Sequence[LaneModel]:
+    async def summary_models(
+        self, policy: Policy, route: Route, caller: Caller, max_tokens: int
+    ) -> Sequence[LaneModel]:
         """The models that may summarise a conversation on a route, in the order in which they are tried.
+
+        ``max_tokens`` is the most that the summary may take: so much of their windows is not for the transcript.
 
         The caller's key goes to no other upstream than the one the caller's request goes to.
         """
-        names = [policy.summary.model, policy.summary.fallback_model]
-        routes = [route if name is None else self.settings.route(name) for name in names[:1]]
-        if names[1] is not None:
-            routes.append(self.settings.route(names[1]))
+        names: list[str | Route] = [policy.summary.model or route]
+        if policy.summary.fallback_model is not None:
+            names.append(policy.summary.fallback_model)
         models = []
-        for found in routes:
+        for name in names:
+            found = self.settings.route(name) if isinstance(name, str) else name
             if found is None:
+                log.warning("summary.no_route", model=name, policy=policy.name)
                 continue
             profile = await self.profile(found)
             counter = self.counter(profile)
-            output = policy.summary.max_tokens
+            output = output_limit(found.model, max_tokens, profile.max_output_tokens)
             learned = self.learned.get(found.upstream, found.model, caller.tenant)
             models.append(
                 LaneModel(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
+import sys
 from pathlib import Path
 
 import uvicorn
@@ -28,6 +30,8 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
     if config is not None:
         os.environ[CONFIG] = str(config.resolve())
     configure()
+    # Once it has stopped, uvicorn sends itself the signal again, for whoever had a handler before. It ended well.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     server = settings.server
     uvicorn.run(
         create_app(settings) if workers == 1 else "proxy.serving:worker",

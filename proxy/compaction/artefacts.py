@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from proxy.compaction.message import TextCounter
 
@@ -32,6 +32,9 @@ _FILE = re.compile(r"\.[A-Za-z]\w{0,9}$")
 MOST = 2_000
 """Artefacts of one kind that are kept, the newest ones: far more than any prompt has room for."""
 
+PIECE = 16_384
+"""Characters that are searched at once: about 10 ms at worst, in which no other thread runs."""
+
 Artefacts = dict[str, list[str]]
 """Artefacts by kind, each once, the one mentioned last coming last."""
 
@@ -39,8 +42,8 @@ Artefacts = dict[str, list[str]]
 def artefacts(texts: Iterable[str], earlier: Artefacts | None = None) -> Artefacts:
     """The artefacts of the texts, after those of earlier texts."""
     seen = {kind: dict.fromkeys((earlier or {}).get(kind, ())) for kind, _ in KINDS}
-    for text in texts:
-        for match in _ARTEFACT.finditer(text):
+    for piece in (piece for text in texts for piece in _pieces(text)):
+        for match in _ARTEFACT.finditer(piece):
             kind = match.lastgroup or ""
             item = match.group().rstrip(_TRAILING)
             if kind == "path" and not (item.startswith(("/", "~", "./", "../")) or _FILE.search(item)):
@@ -48,6 +51,19 @@ def artefacts(texts: Iterable[str], earlier: Artefacts | None = None) -> Artefac
             seen[kind].pop(item, None)
             seen[kind][item] = None
     return {kind: list(items)[-MOST:] for kind, items in seen.items()}
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """The text in pieces, parted where no artefact can be: between words, unless one is endless."""
+    start = 0
+    while len(text) - start > PIECE:
+        reach = start + PIECE
+        end = max(text.rfind(" ", start + 1, reach), text.rfind("\n", start + 1, reach))
+        if end < 0:
+            end = reach
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 def index(found: Artefacts, max_tokens: int, count: TextCounter) -> str:

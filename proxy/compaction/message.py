@@ -45,8 +45,8 @@ class Facts:
     """What is remembered of a message, so that it is read and counted once.
 
     ``digest`` identifies the content, whatever the spelling of its JSON. ``answers`` is the id of the call that a
-    tool message answers. ``forms`` keeps what stages made of the message, by stage and settings; ``None`` means that
-    the stage leaves it as it is.
+    tool message answers; for a legacy ``function`` message it is its function's name. ``forms`` keeps what stages made
+    of the message, by stage and settings; ``None`` means that the stage leaves it as it is.
     """
 
     role: str
@@ -65,27 +65,60 @@ class Turn:
     facts: Facts
 
 
+DEEPEST = 64
+"""A message nested deeper than this is not read, so that no reader of it meets the interpreter's own limit."""
+
+
 def decode(raw: bytes) -> Message:
     """The message as a mapping; a value that is no object becomes an empty one.
 
-    Numbers of any size, which strict parsers refuse, are taken as ``json`` takes them.
+    Large numbers and lone surrogates, which strict parsers refuse, are taken as ``json`` takes them. What cannot be
+    read at all (bytes that are no UTF-8, numbers of thousands of digits, nesting without end) becomes a message of no
+    role whose content is the JSON as text: it is counted, and nothing touches it. Never raises.
     """
     try:
-        value = msgspec.json.decode(raw)
-    except msgspec.DecodeError:
-        value = json.loads(bytes(raw))
-    return value if isinstance(value, dict) else {}
+        value = _parsed(raw)
+    except (ValueError, RecursionError):
+        return _unread(raw)
+    if not isinstance(value, dict):
+        return {}
+    return _unread(raw) if _too_deep(value) else value
+
+
+def _parsed(raw: bytes) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return json.loads(bytes(raw))
+
+
+def _unread(raw: bytes) -> Message:
+    return {"content": bytes(raw).decode("utf-8", "replace")}
+
+
+def _too_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return False
+    return any(isinstance(item, dict | list) for item in level)
 
 
 def read(message: Message, count: MessageCounter) -> Facts:
     """The facts of a message."""
-    role = message.get("role")
+    role = _text_or_none(message.get("role")) or ""
     return Facts(
-        role=role if isinstance(role, str) else "",
+        role=role,
         tokens=count(message),
         digest=digest(message),
         calls=calls_of(message),
-        answers=_text_or_none(message.get("tool_call_id")),
+        answers=_text_or_none(message.get("name" if role == "function" else "tool_call_id")),
     )
 
 
@@ -96,7 +129,7 @@ def digest(message: Message) -> bytes:
 
 
 def calls_of(message: Message) -> tuple[Call, ...]:
-    """The tool calls of an assistant message, the legacy ``function_call`` included."""
+    """The tool calls of an assistant message, the legacy ``function_call`` included: its id is its function's name."""
     calls = []
     for call in _list(message.get("tool_calls")):
         if isinstance(call, dict):
@@ -151,28 +184,42 @@ def is_text_part(part: object) -> bool:
     return isinstance(part, dict) and isinstance(part.get("text"), str)
 
 
+def replaceable_text(message: Message) -> str | None:
+    """What ``replace_text`` replaces: the content, or its text parts; ``None`` where there is no such text."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    texts = [part["text"] for part in _list(content) if is_text_part(part)]
+    return "\n".join(texts) if texts else None
+
+
+def encode(value: object) -> bytes:
+    """As JSON. Lone surrogates, which are no UTF-8, are written as escapes."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(value).encode("ascii")
+
+
 def replace_field(raw: bytes, key: str, value: object) -> bytes:
     """The message with one field replaced; the other fields keep their bytes."""
-    fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-    fields[key] = msgspec.Raw(msgspec.json.encode(value))
+    try:
+        fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError:
+        return encode({**decode(raw), key: value})  # lone surrogates in other fields
+    fields[key] = msgspec.Raw(encode(value))
     return msgspec.json.encode(fields)
 
 
 def replace_text(raw: bytes, text: str) -> bytes:
-    """The message with its text replaced. A string stays a string, a list of parts a list: its first text part takes
-    the text, the other text parts go, parts that are no text stay."""
+    """The message with its text (``replaceable_text``) replaced. A string stays a string, a list of parts a list: its
+    first text part takes the text, the other text parts go, parts that are no text stay."""
     content = decode(raw).get("content")
     if not isinstance(content, list):
         return replace_field(raw, "content", text)
-    parts: list[object] = []
-    placed = False
-    for part in content:
-        if not is_text_part(part):
-            parts.append(part)
-        elif not placed:
-            parts.append({**part, "text": text})
-            placed = True
-    return replace_field(raw, "content", parts if placed else [{"type": "text", "text": text}, *parts])
+    first = next(i for i, part in enumerate(content) if is_text_part(part))
+    rest = [part for part in content[first + 1 :] if not is_text_part(part)]
+    return replace_field(raw, "content", [*content[:first], {**content[first], "text": text}, *rest])
 
 
 def _list(value: object) -> list[Any]:

@@ -59,6 +59,8 @@ ROOM_TO_GROW = 0.65
 
 # Tokens that the fixed wording of the summary message takes, with a margin.
 SUMMARY_FRAME_TOKENS = 160
+# Tokens that the tags around one of the user's messages take in it.
+USER_FRAME_TOKENS = 12
 SMALLEST_RESULT = 200
 
 

@@ -8,15 +8,15 @@ HEAD_PART = 0.6
 """Of what stays, this part is taken from the beginning: openings say what a text is, ends say how it came out."""
 
 
-def middle_cut(text: str, max_tokens: int, count: TextCounter, marker: str) -> str:
+def middle_cut(text: str, max_tokens: int, count: TextCounter, marker: str, total: int | None = None) -> str:
     """The text with its middle left out, at most ``max_tokens`` long with the marker in it.
 
     ``marker`` may hold ``{tokens}``, ``{characters}`` and ``{lines}``: what was left out. A text that fits comes back
-    as it is; where not even the marker fits, the marker alone comes back.
+    as it is; where not even the marker fits, the marker alone comes back. ``total``, where it is known, are the
+    tokens of the text: one of many megabytes is then not counted for the sake of its ends.
     """
-    if len(text) <= max_tokens:
-        return text  # a token is at least one character of text, but for rare scripts; the caller counts again
-    total = count(text)
+    if total is None:
+        total = count(text)
     if total <= max_tokens:
         return text
     allowed = max_tokens - count(_fill(marker, total, len(text), text.count("\n")))

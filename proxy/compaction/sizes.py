@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from proxy.compaction.conditions import Clause, share_of
 from proxy.compaction.groups import group_starts
 from proxy.compaction.message import HEAD_ROLES, RESULT_ROLES, Turn
-from proxy.compaction.rules import SMALLEST_RESULT
+from proxy.compaction.rules import SMALLEST_RESULT, USER_FRAME_TOKENS
 
 
 class Sizes:
     """Running totals over the groups of a body, in tokens.
 
-    Totals have one entry more than there are groups: entry ``g`` covers all groups before ``g``. ``clips`` says of
-    each tool result that is too large for any prompt to how many tokens it is held.
+    Totals have one entry more than there are groups: entry ``g`` covers all groups before ``g``. ``users`` are the
+    user's messages as a summary message quotes them, ``newest_user`` is the last of those. ``clips`` says of each tool
+    result that is too large for any prompt to how many tokens it is held.
     """
 
     def __init__(self, body: Sequence[Turn], gains: dict[str, dict[int, int]], group_cap: int | None) -> None:
@@ -25,6 +26,7 @@ class Sizes:
         self.clips: dict[int, int] = {}
         self.total = [0]
         self.users = [0]
+        self.newest_user = [0]
         self.systems = [0]
         self.system_messages = [0]
         self.saved = {name: [0] for name in gains}
@@ -67,16 +69,19 @@ class Sizes:
         clipped = clip_results(body, range(start, end), group_cap)
         self.clips.update(clipped)
         tokens = users = systems = messages = 0
+        newest = self.newest_user[-1]
         for index in range(start, end):
             facts = body[index].facts
             tokens += clipped.get(index, facts.tokens)
             if facts.role == "user":
-                users += facts.tokens
+                newest = facts.tokens + USER_FRAME_TOKENS
+                users += newest
             elif facts.role in HEAD_ROLES:
                 systems += facts.tokens
                 messages += 1
         self.total.append(self.total[-1] + tokens)
         self.users.append(self.users[-1] + users)
+        self.newest_user.append(newest)
         self.systems.append(self.systems[-1] + systems)
         self.system_messages.append(self.system_messages[-1] + messages)
         for name, by_message in gains.items():

@@ -17,13 +17,11 @@ def faults(messages: Sequence[Facts]) -> int:
     open_calls: list[str] = []
     for facts in messages:
         if facts.role in RESULT_ROLES:
-            if facts.answers is None:
-                continue  # a legacy function result names its function, not a call
             if facts.answers in open_calls:
                 open_calls.remove(facts.answers)
             else:
                 found += 1
             continue
         found += len(open_calls)
-        open_calls = [call.id for call in facts.calls if call.id != call.name]
+        open_calls = [call.id for call in facts.calls]
     return found + len(open_calls)

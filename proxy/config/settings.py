@@ -191,6 +191,16 @@ class ProfileSettings(Section):
     images: Text | None = None
     """The rule by which images are counted."""
 
+    @field_validator("images")
+    @classmethod
+    def _is_a_rule(cls, images: str | None) -> str | None:
+        # Imported here: few configurations name a rule, and counting brings the tokenizer with it.
+        from proxy.tokens.images import RULES
+
+        if images is not None and images not in RULES:
+            raise wrong(f"is no rule for images: write one of {', '.join(sorted(RULES))}")
+        return images
+
     @model_validator(mode="after")
     def _parts_fit_the_whole(self) -> ProfileSettings:
         window = self.context_window

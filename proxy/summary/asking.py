@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.compaction.message import TextCounter, text_of
+from proxy.compaction.message import TextCounter, replaceable_text
 from proxy.errors import UpstreamError
 from proxy.summary.quality import Written
 from proxy.summary.writing import SummaryFailed, SummaryTooLong
@@ -80,11 +80,18 @@ class LaneModel:
         return _read(answer.status, b"".join(chunks))
 
     def _limit(self, max_tokens: int) -> dict[str, int]:
-        limit = int(max_tokens * OUTPUT_MARGIN)
-        name = "max_tokens"
-        if self._model.rsplit("/", 1)[-1].startswith(_REASONING_PREFIXES):
-            name, limit = "max_completion_tokens", limit + REASONING_TOKENS
-        return {name: min(limit, self._max_output or limit)}
+        name = "max_completion_tokens" if _reasons(self._model) else "max_tokens"
+        return {name: output_limit(self._model, max_tokens, self._max_output)}
+
+
+def output_limit(model: str, max_tokens: int, max_output: int | None) -> int:
+    """The output that a model is asked for where a summary of ``max_tokens`` is wanted, its thinking included."""
+    limit = int(max_tokens * OUTPUT_MARGIN) + (REASONING_TOKENS if _reasons(model) else 0)
+    return min(limit, max_output or limit)
+
+
+def _reasons(model: str) -> bool:
+    return model.rsplit("/", 1)[-1].startswith(_REASONING_PREFIXES)
 
 
 def _read(status: int, body: bytes) -> Written:
@@ -95,8 +102,9 @@ def _read(status: int, body: bytes) -> Written:
     try:
         choice = msgspec.json.decode(body)["choices"][0]
         message = choice["message"]
-    except (msgspec.DecodeError, KeyError, IndexError, TypeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, IndexError, TypeError) as error:
         raise SummaryFailed("the answer is no chat completion") from error
     if not isinstance(message, Mapping):
         raise SummaryFailed("the answer is no chat completion")
-    return Written(text_of(message), choice.get("finish_reason"), refused=bool(message.get("refusal")))
+    # Thoughts and pictures among the parts are no summary.
+    return Written(replaceable_text(message) or "", choice.get("finish_reason"), refused=bool(message.get("refusal")))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from proxy.summary.transcript import fenced
+
 WORDS_PER_TOKEN = 0.6
 """A careful figure for English prose; other languages have fewer words to a token."""
 
@@ -61,7 +63,8 @@ def request_messages(
     """The messages of a summary request.
 
     ``template`` is a policy's own prompt: it replaces all wording, and ``{messages}`` in it becomes the transcript
-    (with the previous notes before it, if there are any).
+    (with the previous notes before it, if there are any). What a model wrote earlier is fenced here, like any text of
+    the conversation; ``transcript`` is fenced already.
     """
     text = "\n\n".join(transcript)
     if template is not None:
@@ -73,5 +76,5 @@ def request_messages(
     if merge:
         user = _MERGE + user
     if previous:
-        user = _UPDATE.format(previous=previous) + user
+        user = _UPDATE.format(previous=fenced(previous)) + user
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]

@@ -23,7 +23,7 @@ LIFETIME = 30 * 24 * 3600.0
 DIGEST_LIFETIME = 300.0
 """Seconds that a digest stands in before a model is asked again: until then the prompt stays the same."""
 
-REMEMBERED = 2_000
+REMEMBERED = 500
 """Entries that each process keeps in memory."""
 
 Origin = Literal["stored", "made", "digest"]
@@ -75,19 +75,23 @@ class Summaries:
 
     async def stored(self, tenant: str, key: str) -> Entry | None:
         """The entry, if there is one."""
-        entry = self._memory.get((tenant, key))
+        entry = self._in_memory(tenant, key)
         if entry is not None:
-            if not entry.digest or asyncio.get_running_loop().time() < entry.until:
-                return entry
-            del self._memory[tenant, key]
+            return entry
         try:
             value = await self._store.get(tenant, KIND, key)
         except StoreFailed as failure:
             log.warning("store.read_failed", reason=str(failure))
-            return None
+            value = None
         if value is None:
+            # It may have been made while the store was asked.
+            return self._in_memory(tenant, key)
+        try:
+            entry = msgspec.msgpack.decode(value, type=Entry)
+        except (msgspec.DecodeError, UnicodeDecodeError) as failure:
+            # Another version's, or damaged: as good as none, and soon replaced.
+            log.warning("store.entry_unreadable", reason=str(failure))
             return None
-        entry = msgspec.msgpack.decode(value, type=Entry)
         self._remember(tenant, key, entry)
         return entry
 
@@ -102,21 +106,25 @@ class Summaries:
             return entry, "digest" if entry.digest else "stored"
         flight = self._flights.get((tenant, last.key))
         if flight is None:
-            task = asyncio.ensure_future(self._make(tenant, checkpoints, make))
-            flight = self._flights[tenant, last.key] = _Flight(task)
-            task.add_done_callback(lambda _: self._flights.pop((tenant, last.key), None))
+            flight = self._flights[tenant, last.key] = _Flight(
+                asyncio.ensure_future(self._make(tenant, checkpoints, make))
+            )
         flight.waiting += 1
         try:
             entry = await asyncio.shield(flight.task)
         finally:
             flight.waiting -= 1
-            if flight.waiting == 0 and not flight.task.done():
+            if flight.waiting == 0:
+                # Whoever comes while the task is still ending must not join it, but begin anew.
+                if self._flights.get((tenant, last.key)) is flight:
+                    del self._flights[tenant, last.key]
                 flight.task.cancel()
         return entry, "digest" if entry.digest else "made"
 
     def begin(self, tenant: str, checkpoints: Sequence[Checkpoint], make: Make) -> None:
         """Make an entry ahead of need, in the background."""
-        if (tenant, checkpoints[-1].key) in self._flights or (tenant, checkpoints[-1].key) in self._memory:
+        key = checkpoints[-1].key
+        if (tenant, key) in self._flights or self._in_memory(tenant, key) is not None:
             return
 
         async def ahead() -> None:
@@ -158,7 +166,16 @@ class Summaries:
             log.warning("store.write_failed", reason=str(failure))
         return entry
 
+    def _in_memory(self, tenant: str, key: str) -> Entry | None:
+        """The entry as this process has it; a digest only until it is to be tried anew."""
+        entry = self._memory.get((tenant, key))
+        if entry is None or not entry.digest or asyncio.get_running_loop().time() < entry.until:
+            return entry
+        del self._memory[tenant, key]
+        return None
+
     def _remember(self, tenant: str, key: str, entry: Entry) -> None:
+        self._memory.pop((tenant, key), None)
         if len(self._memory) >= REMEMBERED:
             del self._memory[next(iter(self._memory))]
         self._memory[tenant, key] = entry

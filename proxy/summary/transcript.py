@@ -16,13 +16,19 @@ TEXT_CHARACTERS = 40_000
 _MARKER = "\n[… {characters} characters left out …]\n"
 # Long runs of base64 say nothing to a reader.
 _BASE64 = re.compile(r"(?:data:[\w/+.-]{3,60};base64,)?[A-Za-z0-9+/]{400,}={0,2}")
-_FENCE = re.compile(r"<(?=/?(?:transcript|previous_summary)\b)", re.IGNORECASE)
+# A reader may take a tag with spaces in it for one.
+_FENCE = re.compile(r"<(?=\s{0,4}/?\s{0,4}(?:transcript|previous_summary)\b)", re.IGNORECASE)
 
 
 def entries(turns: Sequence[Turn]) -> list[str]:
     """One text per message, in order; empty messages are left out."""
     texts = (_entry(turn) for turn in turns)
-    return [_FENCE.sub("&lt;", text) for text in texts if text]
+    return [fenced(text) for text in texts if text]
+
+
+def fenced(text: str) -> str:
+    """The text with everything made harmless that could open or close one of the prompt's own tags."""
+    return _FENCE.sub("&lt;", text)
 
 
 def _entry(turn: Turn) -> str:

@@ -11,7 +11,7 @@ from proxy.compaction.message import TextCounter, Turn
 from proxy.compaction.shorten import middle_cut
 from proxy.summary.prompt import request_messages
 from proxy.summary.quality import SummaryRejected, Written, checked
-from proxy.summary.transcript import entries
+from proxy.summary.transcript import entries, fenced
 
 PARALLEL = 4
 """Chunks of one conversation that are summarised at the same time."""
@@ -21,6 +21,7 @@ SMALLEST_CHUNK = 500
 
 # The wording of the prompt, and a margin for a tokenizer that counts a little differently.
 _PROMPT_TOKENS = 600
+_TEMPLATE_MARGIN = 100
 _CAUTION = 0.9
 
 _CUT_MARKER = "\n[… {tokens} tokens left out …]\n"
@@ -77,14 +78,16 @@ async def write(wish: Wish, model: SummaryModel) -> str:
 
 
 async def _write(texts: list[str], sizes: list[int], wish: Wish, model: SummaryModel, room: int | None) -> str:
-    source = sum(sizes)
     previous_size = model.count(wish.previous) if wish.previous else 0
+    # What the summary will stand for, and so must be shorter than.
+    source = sum(sizes) + previous_size
     if room is None:
         return await _ask(texts, source, wish, model, previous=wish.previous)
-    chunk = int((room - _PROMPT_TOKENS) * _CAUTION) - previous_size
+    prompt = _PROMPT_TOKENS if wish.template is None else model.count(wish.template) + _TEMPLATE_MARGIN
+    chunk = int((room - prompt) * _CAUTION) - previous_size
     if chunk < SMALLEST_CHUNK:
         raise SummaryFailed("the summary model's window is too small")
-    if source <= chunk:
+    if sum(sizes) <= chunk:
         return await _ask(texts, source, wish, model, previous=wish.previous)
     parts = chunks(texts, sizes, chunk, model.count)
     gate = asyncio.Semaphore(PARALLEL)
@@ -99,7 +102,7 @@ async def _write(texts: list[str], sizes: list[int], wish: Wish, model: SummaryM
     finally:
         for task in tasks:
             task.cancel()
-    notes = [f"[notes on part {number}] {note}" for number, note in enumerate(notes, start=1)]
+    notes = [f"[notes on part {number}] {fenced(note)}" for number, note in enumerate(notes, start=1)]
     note_sizes = [model.count(note) + 2 for note in notes]
     if sum(note_sizes) > chunk:
         if len(notes) >= len(texts):

@@ -12,18 +12,20 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from proxy.errors import UpstreamInterrupted, UpstreamTimeout, UpstreamUnreachable
+from proxy.errors import UpstreamError, UpstreamInterrupted, UpstreamTimeout, UpstreamUnreachable
 from proxy.headers import for_client
 from proxy.upstream.lane import Answer, Headers
 
 CONNECT_SECONDS = 15.0
+"""For the name, the network and TLS together."""
+
 KEEPALIVE_SECONDS = 60.0
 READ_BYTES = 262_144
 """What is read from an upstream ahead of a slow client, at most, twice over."""
 
-_SKIPPED = frozenset({"user-agent", "accept", "accept-encoding", "content-type"})
+_MADE_UP = frozenset({"user-agent", "accept", "accept-encoding", "content-type"})
 # A pooled connection may have been closed by the upstream in the meantime; then the request never reached it.
-_STALE = (aiohttp.ServerDisconnectedError, ConnectionResetError)
+_STALE = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError)
 
 
 class Connections:
@@ -42,38 +44,40 @@ class Connections:
         Redirects are answers like any other: following one could carry a key to another host. Raises
         ``UpstreamUnreachable``, ``UpstreamTimeout`` or ``UpstreamInterrupted``.
         """
-        session = self._open()
-        options: dict[str, Any] = {
-            "headers": CIMultiDict(headers),
-            "data": body,
-            "allow_redirects": False,
-            "skip_auto_headers": _SKIPPED,
-            "proxy": self._proxy,
-        }
         try:
             async with asyncio.timeout(within):
-                try:
-                    response = await session.request(method, URL(url, encoded=True), **options)
-                except _STALE:
-                    if not isinstance(body, bytes):
-                        raise
-                    response = await session.request(method, URL(url, encoded=True), **options)
-        except TimeoutError as error:
-            raise UpstreamTimeout(f"The upstream did not answer within {within:.0f} seconds.") from error
-        except aiohttp.ClientConnectorError as error:
-            raise UpstreamUnreachable(
-                f"No connection to the upstream could be made ({type(error.os_error).__name__})."
-            ) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise UpstreamInterrupted(
-                f"The upstream closed the connection before it answered ({type(error).__name__})."
-            ) from error
+                response = await self._request(method, url, headers, body)
+        except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
+            raise _told(error, within) from error
+        if not 200 <= response.status <= 599:
+            response.close()
+            raise UpstreamInterrupted(f"The upstream answered with status {response.status}, which is none.")
         return Answer(
             status=response.status,
             headers=for_client(response.headers.items()),
             body=_chunks(response),
             close=_closer(response),
         )
+
+    async def _request(
+        self, method: str, url: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None
+    ) -> aiohttp.ClientResponse:
+        session = self._open()
+        options: dict[str, Any] = {
+            "headers": CIMultiDict(headers),
+            "data": body,
+            "allow_redirects": False,
+            # What the client did not send is not made up; said only where there is something to say: it is dear.
+            "skip_auto_headers": _MADE_UP.difference(name for name, _ in headers) or None,
+            "proxy": self._proxy,
+        }
+        try:
+            return await session.request(method, URL(url, encoded=True), **options)
+        except _STALE as error:
+            spent = body is not None and not isinstance(body, bytes)
+            if spent or isinstance(error, aiohttp.ClientConnectorError):
+                raise
+            return await session.request(method, URL(url, encoded=True), **options)
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -86,7 +90,7 @@ class Connections:
                 connector=aiohttp.TCPConnector(
                     limit=0, keepalive_timeout=KEEPALIVE_SECONDS, enable_cleanup_closed=False
                 ),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+                timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS),
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 read_bufsize=READ_BYTES,
@@ -94,6 +98,27 @@ class Connections:
                 max_line_size=65_536,
             )
         return self._session
+
+
+def _told(error: aiohttp.ClientError | OSError, within: float) -> UpstreamError:
+    """What a client is told of a failure to get an answer."""
+    match error:
+        case aiohttp.ConnectionTimeoutError():
+            return UpstreamUnreachable(f"No connection to the upstream within {CONNECT_SECONDS:.0f} seconds.")
+        case TimeoutError():
+            return UpstreamTimeout(f"The upstream did not answer within {within:.0f} seconds.")
+        case aiohttp.ClientConnectorCertificateError():
+            return UpstreamUnreachable("The upstream's certificate is not valid.")
+        case aiohttp.ClientConnectorError():
+            return UpstreamUnreachable(
+                f"No connection to the upstream could be made ({type(error.os_error).__name__})."
+            )
+        case aiohttp.ClientResponseError():
+            return UpstreamInterrupted("The upstream's answer is not HTTP.")
+        case _:
+            return UpstreamInterrupted(
+                f"The upstream closed the connection before it answered ({type(error).__name__})."
+            )
 
 
 async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

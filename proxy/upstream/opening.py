@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -9,13 +10,16 @@ from proxy.door import unpack
 from proxy.errors import RequestError
 from proxy.upstream.lane import Answer
 from proxy.upstream.overflow import Overflow, recognise
-from proxy.upstream.sse import has_content, has_error
+from proxy.upstream.sse import beginning
 
 ERROR_BYTES = 1_000_000
 """So much of an error's body is read to find out what it says."""
 
 HELD_BYTES = 65_536
 """So much of a stream is held back at most until its first content."""
+
+HELD_SECONDS = 5.0
+"""So long it is held back; after that, a comment that keeps the connection alive lets it go. Refusals come sooner."""
 
 _HINT_BYTES = 4_096
 
@@ -35,13 +39,18 @@ class Opening:
 
     @property
     def is_stream(self) -> bool:
-        """Whether the answer is a stream of events."""
-        return content_type(self.answer).startswith("text/event-stream")
+        """Whether the answer is a stream of events that can be told apart."""
+        return content_type(self.answer).startswith("text/event-stream") and not is_encoded(self.answer)
 
 
 def content_type(answer: Answer) -> str:
     """The answer's media type, lower case."""
     return header(answer, "content-type").lower()
+
+
+def is_encoded(answer: Answer) -> bool:
+    """Whether the answer comes compressed."""
+    return header(answer, "content-encoding").lower() not in ("", "identity")
 
 
 def header(answer: Answer, name: str) -> str:
@@ -57,6 +66,7 @@ async def opened(answer: Answer) -> Opening:
     if content_type(answer).startswith("text/event-stream"):
         return await _stream(answer)
     first, complete = await _read(answer.body, 1)
+    complete = complete or header(answer, "content-length") == str(len(first))
     if b'"error"' in first[:_HINT_BYTES] and not complete:
         more, complete = await _read(answer.body, ERROR_BYTES)
         first += more
@@ -66,17 +76,20 @@ async def opened(answer: Answer) -> Opening:
 
 async def _stream(answer: Answer) -> Opening:
     first = b""
-    if header(answer, "content-encoding") not in ("", "identity"):
+    if is_encoded(answer):
         return Opening(answer, first, False, None)
+    clock = asyncio.get_running_loop().time
+    until = clock() + HELD_SECONDS
     async for chunk in answer.body:
         first += chunk
-        if has_error(first):
-            more, complete = await _read(answer.body, ERROR_BYTES)
-            first += more
-            return Opening(answer, first, complete, recognise(answer.status, first))
-        if has_content(first) or len(first) > HELD_BYTES:
+        found = beginning(first)
+        if found == "error":
+            return Opening(answer, first, False, recognise(answer.status, first))
+        if found or len(first) > HELD_BYTES or clock() > until:
             return Opening(answer, first, False, None)
-    return Opening(answer, first, True, None)
+    # A stream may end without the blank line that ends its last event.
+    failed = beginning(first + b"\n\n") == "error"
+    return Opening(answer, first, True, recognise(answer.status, first) if failed else None)
 
 
 async def _read(body: AsyncIterator[bytes], at_least: int) -> tuple[bytes, bool]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -11,6 +10,7 @@ LONGEST_EVENT = 1_000_000
 """An unfinished event is held back up to this many bytes; a longer one is passed on as it comes."""
 
 _ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+_ERROR_LINES = (b"event: error", b"event:error", b"error:")
 
 
 class EventBuffer:
@@ -18,6 +18,8 @@ class EventBuffer:
 
     def __init__(self) -> None:
         self._rest = b""
+        self.midway = False
+        """Whether the last that was passed on is the beginning of an event too long to be held back."""
 
     def feed(self, chunk: bytes) -> bytes:
         """What may be passed on now."""
@@ -25,11 +27,14 @@ class EventBuffer:
             chunk = self._rest + chunk
             self._rest = b""
         elif chunk.endswith(b"\n\n"):
+            self.midway = False
             return chunk
         end = _end_of_events(chunk)
         if end < len(chunk) and len(chunk) - end < LONGEST_EVENT:
             self._rest = chunk[end:]
+            self.midway = self.midway and not end
             return chunk[:end]
+        self.midway = end < len(chunk)
         return chunk
 
     def rest(self) -> bytes:
@@ -41,41 +46,36 @@ def _end_of_events(chunk: bytes) -> int:
     return max(chunk.rfind(end) + len(end) if end in chunk else 0 for end in _ENDS)
 
 
-def datas(events: bytes) -> Iterator[bytes]:
-    """The data of each event; several data lines of one event are joined."""
-    for event in events.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n\n"):
-        lines = [line[5:].lstrip(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
-        if lines:
-            yield b"\n".join(lines)
+def beginning(events: bytes) -> Literal["content", "error"] | None:
+    """What the first whole event is that says anything; ``None`` if there is none yet.
 
-
-def has_content(events: bytes) -> bool:
-    """Whether one of the events carries something of the answer itself, or ends the stream.
-
-    A first chunk that only names the role, comments and errors are no content.
+    A first chunk that only names the role and comments say nothing.
     """
-    return any(_is_content(data) for data in datas(events))
+    for event in whole_events(events).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n\n"):
+        lines = event.split(b"\n")
+        if b"error" in event and any(line.startswith(_ERROR_LINES) for line in lines):
+            return "error"
+        data = b"\n".join(line[5:].lstrip(b" ") for line in lines if line.startswith(b"data:"))
+        if data and (found := _judged(data)):
+            return found
+    return None
 
 
-def has_error(events: bytes) -> bool:
-    """Whether one of the events is an error."""
-    if b"error" not in events:
-        return False
-    if any(line.startswith((b"event: error", b"event:error", b"error:")) for line in events.splitlines()):
-        return True
-    return any(_decoded(data).get("error") for data in datas(events))
+def whole_events(events: bytes) -> bytes:
+    """The events without the unfinished one at their end."""
+    return events[: _end_of_events(events)]
 
 
-def _is_content(data: bytes) -> bool:
+def _judged(data: bytes) -> Literal["content", "error"] | None:
     if data.strip() == b"[DONE]":
-        return True
+        return "content"
     value = _decoded(data)
-    if value.get("error"):
-        return False
+    if value.get("error") or value.get("type") == "error":
+        return "error"
     choices = value.get("choices")
-    if not isinstance(choices, list):
-        return value.get("type") != "error"
-    return any(_choice_has_content(choice) for choice in choices)
+    if not isinstance(choices, list) or any(_choice_has_content(choice) for choice in choices):
+        return "content"
+    return None
 
 
 def _choice_has_content(choice: Any) -> bool:
@@ -93,11 +93,3 @@ def _decoded(data: bytes) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-async def rechunked(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """A stream put together again from what was read of it already and what is still to come."""
-    if first:
-        yield first
-    async for chunk in rest:
-        yield chunk

@@ -138,6 +138,11 @@ VALUES = {
         4,
         "must be one of o200k_base",
     ),
+    "unknown rule for images": (
+        "models:\n  - match: a\n    upstream: openai\n    profile: {images: gpt-9}\n",
+        4,
+        "models[0].profile.images: is no rule for images: write one of",
+    ),
     "an input over the window": (
         "models:\n  - match: a\n    upstream: openai\n"
         "    profile:\n      context_window: 10\n      max_input_tokens: 11\n",

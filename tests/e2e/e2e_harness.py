@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +18,11 @@ import yaml
 
 from proxy.app import create_app
 from proxy.config import load
+from proxy.demo.counting import first_tokens
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
+
+ROOT = Path(__file__).parents[2]
 
 
 @contextlib.contextmanager
@@ -37,10 +45,63 @@ def protected(
 
 
 @contextlib.contextmanager
-def client(url: str) -> Iterator[openai.OpenAI]:
+def proxied(settings: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    """The URL of a proxy with these settings, as YAML has them; its store is in the folder unless they name one."""
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump({"store": {"url": f"sqlite:///{folder}/store.db"}, **settings}))
+    with serve(create_app(load(file, {}))) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def client(url: str, key: str = "sk-client") -> Iterator[openai.OpenAI]:
     """The official client, which never tries again by itself: every refusal shall be seen."""
     with httpx.Client(trust_env=False) as direct:
-        yield openai.OpenAI(base_url=f"{url}/v1", api_key="sk-client", max_retries=0, timeout=120, http_client=direct)
+        yield openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=120, http_client=direct)
+
+
+@contextlib.contextmanager
+def served(settings: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    """The same as ``proxied``, but by the command ``serve``, in a process of its own."""
+    file = folder / "served.yaml"
+    file.write_text(yaml.safe_dump({"store": {"url": f"sqlite:///{folder}/store.db"}, **settings}))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "proxy", "serve", "--config", str(file), "--port", str(port)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            _wait_for(f"http://127.0.0.1:{port}/livez", process)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
+    with httpx.Client(trust_env=False) as http:
+        for _ in range(300):
+            assert process.poll() is None, "the server ended by itself"
+            with contextlib.suppress(httpx.TransportError):
+                if http.get(url).status_code == 200:
+                    return
+            time.sleep(0.1)
+    raise AssertionError("the server did not start")
+
+
+@functools.cache
+def words(count: int, seed: str = "word") -> str:
+    """``count`` tokens of text, of another wording for each seed."""
+    return first_tokens(" ".join(f"{seed}{number % 10}" for number in range(count)), count)
+
+
+def chat(count: int, size: int) -> list[Any]:
+    """A conversation of ``count`` user messages and answers of ``size`` tokens each, and a last short question."""
+    messages: list[Any] = [{"role": "system", "content": "Be brief."}]
+    for number in range(count):
+        messages.append({"role": "user", "content": f"Question {number}: " + words(size, f"q{number}x")})
+        messages.append({"role": "assistant", "content": f"Answer {number}: " + words(size, f"a{number}x")})
+    return [*messages, {"role": "user", "content": "What now?"}]
 
 
 def common_prefix(previous: list[bytes], current: list[bytes], tokens: Mapping[bytes, int]) -> int:

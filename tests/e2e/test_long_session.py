@@ -36,15 +36,21 @@ def decide(body: dict[str, Any]) -> Reply:
     if last["role"] == "user":
         number = int(last["content"].split()[1])
         names = ["read", "search", "run"][: 1 + number % 3]
-        calls = [ToolCall(f"call_{number}_{n}", name, json.dumps({"target": f"src/part_{number}.py"})) for n, name in
-                 enumerate(names)]
+        calls = [
+            ToolCall(f"call_{number}_{n}", name, json.dumps({"target": f"src/part_{number}.py"}))
+            for n, name in enumerate(names)
+        ]
         return Reply(content=f"I look at part {number}.", tool_calls=tuple(calls))
     return Reply(content="Done: " + " ".join(f"step{n}" for n in range(30)))
 
 
 def result(number: int, name: str) -> str:
     """A tool's result: as a rule 0.5 to 4 KB, every twentieth turn 200 KB."""
-    size = HUGE_BYTES if number % HUGE_EVERY == 0 and name == "read" else random.Random(f"{number}{name}").randint(500, 4000)
+    size = (
+        HUGE_BYTES
+        if number % HUGE_EVERY == 0 and name == "read"
+        else random.Random(f"{number}{name}").randint(500, 4000)
+    )
     lines = (f"{number}:{line} value of {name} = {line * 7919 % 10007}" for line in range(size // 30))
     return "\n".join(lines)
 

@@ -39,7 +39,9 @@ def test_every_turn_fits_and_most_of_each_prompt_is_the_one_before(window: int, 
         url = f"{client.base_url}chat/completions"
         with httpx.Client(trust_env=False, timeout=120) as http:
             for i in turns:
-                answer = http.post(url, json={"model": "m", "messages": messages[:i]}, headers={"authorization": "Bearer k"})
+                answer = http.post(
+                    url, json={"model": "m", "messages": messages[:i]}, headers={"authorization": "Bearer k"}
+                )
                 assert answer.status_code == 200, answer.text[:500]
     assert len(upstream.conversations) == len(turns)
     assert all(request.tokens <= window for request in upstream.requests)

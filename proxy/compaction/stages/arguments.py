@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +24,9 @@ KEPT_CHARACTERS = 120
 
 # For the fit ladder, which has no use for a tail that stays.
 NO_KEEP = Clause(messages=1)
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class _Arguments:
@@ -62,28 +67,45 @@ class _Arguments:
         arguments = function.get("arguments")
         if not isinstance(arguments, str) or len(arguments) <= self._rules.max_length:
             return call
+        shorter = self._shorter(arguments)
+        return call if shorter is None else {**call, key: {**function, "arguments": shorter}}
+
+    def _shorter(self, arguments: str) -> str | None:
+        """The arguments with long strings cut; ``None`` where there are none, or where it is not JSON."""
         try:
-            parsed = json.loads(arguments)
-        except (json.JSONDecodeError, RecursionError):
-            return call  # not JSON: nothing in it can be cut without changing what it is
-        cut = self._cut(parsed)
-        if cut == parsed:
-            return call
-        return {**call, key: {**function, "arguments": json.dumps(cut, ensure_ascii=False)}}
+            parsed = json.loads(arguments, parse_constant=_refuse, parse_float=_finite)
+            cut = self._cut(parsed)
+            if cut == parsed:
+                return None
+            text = json.dumps(cut, ensure_ascii=False)
+        except (ValueError, RecursionError):
+            return None
+        # Half of a surrogate pair must stay an escape: it is no UTF-8.
+        return json.dumps(cut) if _SURROGATE.search(text) else text
 
     def _applies(self, name: object) -> bool:
-        return "*" in self._rules.tools or name in self._rules.tools
+        return "*" in self._rules.tools or (isinstance(name, str) and name in self._rules.tools)
 
     def _cut(self, value: Any, key: str | None = None) -> Any:
         if isinstance(value, str):
             if key in KEPT_KEYS or len(value) <= self._rules.max_length:
                 return value
-            return value[:KEPT_CHARACTERS] + self._rules.truncation_text
+            cut = value[:KEPT_CHARACTERS] + self._rules.truncation_text
+            return cut if len(cut) < len(value) else value
         if isinstance(value, list):
             return [self._cut(item, key) for item in value]
         if isinstance(value, dict):
             return {name: self._cut(item, name) for name, item in value.items()}
         return value
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    return _refuse(number) if math.isinf(value) else value
 
 
 def stage(rules: ArgumentRules) -> _Arguments:

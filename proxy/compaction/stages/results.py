@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxy.compaction.message import RESULT_ROLES, Form, MessageCounter, Turn, decode, replace_text, text_of
+from proxy.compaction.message import RESULT_ROLES, Form, MessageCounter, Turn, decode, replace_text, replaceable_text
 from proxy.compaction.rules import ResultRules
-from proxy.compaction.shorten import keep_ends, middle_cut
+from proxy.compaction.shorten import middle_cut
 
 NAME = "results"
 
@@ -47,28 +47,18 @@ def stage(rules: ResultRules, body: Sequence[Turn]) -> _Results:
 def shortened(turn: Turn, max_tokens: int, count: MessageCounter, marker: str) -> Form | None:
     """The message with the middle of its text left out, ``max_tokens`` at most; ``None`` if that gains nothing."""
     message = decode(turn.raw)
-    text = text_of(message)
-    frame = count({**message, "content": ""})
-    rough = max_tokens * 8
-    if len(text) > rough * 2:
-        # Only the ends can stay: counting the rest of a text of many megabytes would be work for nothing.
-        text_tokens = max(1, turn.facts.tokens - frame)
-        per_character = text_tokens / len(text)
-        text = keep_ends(text, max(8, int((max_tokens - frame) / per_character * 0.9)), text_tokens, marker)
-        cut = text if _size(text, count) <= max_tokens - frame else _cut(text, max_tokens - frame, count, marker)
-    else:
-        cut = _cut(text, max_tokens - frame, count, marker)
+    text = replaceable_text(message)
+    if not text:
+        return None
+    empty = replace_text(turn.raw, "")
+    frame = count(decode(empty))
+    # A text far longer than what may stay is not counted again: by its message it is known well enough.
+    total = turn.facts.tokens - frame if len(text) > max_tokens * 16 else None
+    bare = count({"content": ""})
+    cut = middle_cut(text, max_tokens - frame, lambda piece: count({"content": piece}) - bare, marker, total)
     raw = replace_text(turn.raw, cut)
     tokens = count(decode(raw))
     return Form(raw, tokens) if tokens < turn.facts.tokens else None
-
-
-def _cut(text: str, max_tokens: int, count: MessageCounter, marker: str) -> str:
-    return middle_cut(text, max(1, max_tokens), lambda piece: _size(piece, count), marker)
-
-
-def _size(text: str, count: MessageCounter) -> int:
-    return count({"content": text}) - count({"content": ""})
 
 
 def _tool_names(body: Sequence[Turn]) -> dict[int, str]:

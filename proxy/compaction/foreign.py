@@ -1,0 +1,248 @@
+"""Summaries that other tools wrote: a client that compacts by itself sends them in place of its older messages.
+
+They are taken over into the next summary, not kept as if the user had said them, and never summarised twice. What
+tells them is how their text begins, so quoting one further on in a message means nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from proxy.compaction.message import Message, is_text_part
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A message that holds a summary: who wrote it, its text, and what the user says beside it, in order."""
+
+    tool: str
+    summary: str
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How one tool writes its summary.
+
+    ``opening`` matches at the beginning of a text; its groups, if any, are ``before``, the user's own words, and
+    ``note``, which belongs to the summary. Every part of it is bounded. ``closings`` are pairs: where the tool's
+    closing words begin and how they end; what follows them is the user's. ``parts_only``: the tool sends
+    a list of parts, and the opening is too plain to trust it elsewhere. ``quotes``: the user's own messages stand in it
+    between these tags.
+    """
+
+    tool: str
+    roles: frozenset[str]
+    opening: re.Pattern[str]
+    closings: tuple[tuple[str, str], ...] = ()
+    parts_only: bool = False
+    quotes: tuple[str, str] | None = None
+
+
+def _opening(pattern: str) -> re.Pattern[str]:
+    return re.compile(r"\s{0,16}" + pattern, re.DOTALL)
+
+
+_USER = frozenset({"user"})
+_ANY = frozenset({"user", "assistant", "system", "developer"})
+_TAG = ("</summary>", "</summary>")
+
+# The wordings are facts about the tools. Each row says where it was read, as of November 2026.
+FORMATS = (
+    # This program's own summary_message.py: another proxy in between, or a client that stored what was sent on.
+    Format(
+        "compaction proxy",
+        _ANY,
+        _opening(r"<conversation_summary>\s{0,4}(?:The beginning of this conversation [^\n]{0,1000}\n{1,2})?"),
+        (("</conversation_summary>", "</conversation_summary>"),),
+        quotes=("<user_message>\n", "\n</user_message>"),
+    ),
+    # langchain-ai/langchain, libs/langchain_v1/langchain/agents/middleware/summarization.py, _build_new_messages;
+    # also the JavaScript edition (summaryPrefix) and DeepAgents without a backend.
+    Format("LangChain", _ANY, _opening(r"Here is a summary of the conversation to date:\s{0,4}")),
+    # langchain-ai/deepagents, libs/deepagents/deepagents/middleware/summarization.py, _build_new_messages_with_path.
+    Format(
+        "DeepAgents",
+        _USER,
+        _opening(
+            r"You are in the middle of a conversation that has been summarized\.\s{1,4}"
+            r"(?P<note>The full conversation history has been saved to [^\n]{1,2000}\n)?\s{0,4}"
+            r"A condensed summary follows:\s{1,4}<summary>\s{0,4}"
+        ),
+        (_TAG,),
+    ),
+    # Claude Code: closed source; read in published session transcripts of 2025 and 2026, with and without the closing
+    # sentences. Cline: cline/cline, src/core/prompts/contextManagement.ts, continuationPrompt.
+    Format(
+        "Claude Code, Cline",
+        _USER,
+        _opening(
+            r"This session is being continued from a previous conversation that ran out of context\.\s{0,4}"
+            r"(?:The summary below covers the earlier portion of the conversation\.|"
+            r"The conversation is summarized below:)?\s{0,4}"
+        ),
+        (
+            (
+                "Continue the conversation from where it left off without asking",
+                "Pick up the last task as if the break never happened.",
+            ),
+            (
+                "Please continue the conversation from where we",
+                "Continue with the last task that you were asked to work on.",
+            ),
+            (
+                "Please continue the conversation from where we",
+                "you should indicate to the user that they will need to run this command again.",
+            ),
+        ),
+    ),
+    # openai/codex, codex-rs/core/templates/compact/summary_prefix.md.
+    Format(
+        "Codex CLI",
+        _ANY,
+        _opening(
+            r"Another language model started to solve this problem and produced a summary of its thinking process\."
+            r"[^\n]{0,600}?own analysis:\s{0,4}"
+        ),
+    ),
+    # anomalyco/opencode, packages/core/src/session/runner/to-llm-message.ts.
+    Format(
+        "opencode",
+        _USER,
+        _opening(
+            r"<conversation-checkpoint>\s{0,4}"
+            r"(?:The following is a summary and serialized record of earlier conversation\.[^\n]{0,400}\n)?\s{0,4}"
+        ),
+        (("</conversation-checkpoint>", "</conversation-checkpoint>"),),
+    ),
+    # opencode 1.x and Kilo Code: packages/opencode/src/session/compaction.ts, SUMMARY_TEMPLATE: the assistant's answer,
+    # all sections in this order.
+    Format(
+        "opencode 1",
+        frozenset({"assistant"}),
+        _opening(r"(?=## Goal\n.{1,4000}?\n## Constraints & Preferences\n.{1,8000}?\n## Progress\n### Done\n)"),
+    ),
+    # NousResearch/hermes-agent, agent/context_compressor.py: SUMMARY_PREFIX, its earlier wordings, and the delimiters
+    # of a summary merged into the message after it.
+    Format(
+        "Hermes",
+        frozenset({"user", "assistant"}),
+        _opening(
+            r"(?:\[PRIOR CONTEXT — for reference only; not a new message\](?P<before>.{0,200000}?)"
+            r"\[END OF PRIOR CONTEXT — COMPACTION SUMMARY BELOW\]\s{0,4})?"
+            r"(?:\[CONTEXT COMPACTION(?: — REFERENCE ONLY)?\] Earlier turns [^\n]{0,4000}+\n|\[CONTEXT SUMMARY\]:)"
+            r"\s{0,4}"
+        ),
+        (
+            (
+                "--- END OF CONTEXT SUMMARY — ",
+                "--- END OF CONTEXT SUMMARY — respond to the message below, not the summary above ---",
+            ),
+        ),
+    ),
+    # google-gemini/gemini-cli, packages/core/src/services/chatCompressionService.ts; so also Qwen Code.
+    Format(
+        "Gemini CLI",
+        _USER,
+        _opening(r"(?:<scratchpad>.{0,50000}?</scratchpad>\s{0,4})?<state_snapshot>\s{0,4}"),
+        (("</state_snapshot>", "</state_snapshot>"),),
+    ),
+    # RooCodeInc/Roo-Code, src/core/condense/index.ts and its forks: the first of several text parts.
+    Format("Roo Code", _USER, _opening(r"## Conversation Summary\n"), parts_only=True),
+    # earendil-works/pi, COMPACTION_SUMMARY_PREFIX and _SUFFIX; so also its forks.
+    Format(
+        "pi",
+        _USER,
+        _opening(
+            r"The conversation history before this point was compacted into the following summary:\s{1,4}"
+            r"<summary>\s{0,4}"
+        ),
+        (_TAG,),
+    ),
+)
+
+
+def foreign_summary(message: Message) -> str | None:
+    """The text of the summary, if the message is one that a known tool wrote."""
+    found = recognised(message)
+    return found.summary if found else None
+
+
+def recognised(message: Message) -> Foreign | None:
+    """The summary in a message, and the user's words beside it; ``None`` where no known tool wrote it.
+
+    Words are only the user's: what stands beside a summary in a message of another role counts as part of the
+    summary. An empty summary is none.
+    """
+    role, content = message.get("role"), message.get("content")
+    texts = [content] if isinstance(content, str) else [part["text"] for part in _parts(content)]
+    for place, text in enumerate(texts):
+        form = _format(text, str(role), listed=not isinstance(content, str))
+        if form is None:
+            continue
+        summary, beside = _split(form, text)
+        beside = [*texts[:place], *beside, *texts[place + 1 :]]
+        if role != "user":
+            summary = "\n\n".join([summary, *beside])
+            beside = []
+        kept = tuple(words for words in (text.strip() for text in beside) if words)
+        return Foreign(form.tool, summary.strip(), kept) if summary.strip() else None
+    return None
+
+
+def _parts(content: object) -> Iterator[dict[str, str]]:
+    return (part for part in content if is_text_part(part)) if isinstance(content, list) else iter(())
+
+
+def _format(text: str, role: str, *, listed: bool) -> Format | None:
+    for form in FORMATS:
+        if role in form.roles and (listed or not form.parts_only) and form.opening.match(text):
+            return form
+    return None
+
+
+def _split(form: Format, text: str) -> tuple[str, list[str]]:
+    """The summary in a text of this format, and the user's words."""
+    opening = form.opening.match(text)
+    if opening is None:
+        raise ValueError("the text is not of this format")
+    found = opening.groupdict()
+    end, after = _closing(form, text, opening.end())
+    summary = text[opening.end() : end]
+    words = [found.get("before") or ""]
+    if form.quotes:
+        summary, quoted = _unquoted(summary, *form.quotes)
+        words += quoted
+    return (found.get("note") or "") + summary, [*words, text[after:]]
+
+
+def _closing(form: Format, text: str, start: int) -> tuple[int, int]:
+    """Where the tool's closing words begin and end, looked for from ``start`` on; the text's end where there are none.
+
+    The last ones count: a summary may well quote those of the summary before it.
+    """
+    closings = [(len(text), len(text))]
+    for first, last in form.closings:
+        place = text.rfind(last, start)
+        if place >= 0:
+            after = place + len(last)
+            begin = text.rfind(first, start, after)
+            closings.append((place if begin < 0 else begin, after))
+    return max(closings[1:] or closings, key=lambda closing: closing[1])
+
+
+def _unquoted(text: str, begin: str, end: str) -> tuple[str, list[str]]:
+    """The text without what stands between the tags, and what stands there; a last one that repeats another goes."""
+    first, *pieces = text.split(begin)
+    outside = [first]
+    quoted = []
+    for piece in pieces:
+        inside, tag, rest = piece.partition(end)
+        outside.append(rest if tag else begin + piece)
+        if tag:
+            quoted.append(inside)
+    if quoted and quoted[-1] in quoted[:-1]:
+        quoted.pop()
+    return "".join(outside), quoted

@@ -1,0 +1,124 @@
+"""The way of one request through the pure core, with a made-up text for the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from proxy.compaction.conditions import Clause, Trigger, any_met
+from proxy.compaction.fit import fit
+from proxy.compaction.groups import head_length
+from proxy.compaction.message import Turn, decode
+from proxy.compaction.render import Piece, Rendered, render
+from proxy.compaction.rules import ArgumentRules, Frame, ResultRules, Rules
+from proxy.compaction.scan import Plan, scan
+from proxy.compaction.summary_message import mentioned, summary_message
+
+from .conversations import message_tokens, text_tokens
+
+FIXED = 40
+"""Tokens of tools and framing in these tests."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What leaves for the upstream. ``plan`` is ``None`` where the request goes as it came."""
+
+    pieces: list[Piece]
+    plan: Plan | None
+    steps: tuple[str, ...] = ()
+
+    @property
+    def raws(self) -> list[bytes]:
+        return [piece.raw for piece in self.pieces]
+
+    @property
+    def messages(self) -> list[Any]:
+        return [decode(raw) for raw in self.raws]
+
+    @property
+    def tokens(self) -> int:
+        return sum(piece.tokens for piece in self.pieces)
+
+    @property
+    def epoch(self) -> object:
+        """Requests of one epoch have the same checkpoints; ``None`` before anything was done."""
+        return None if self.plan is None else (self.plan.checkpoints, tuple(sorted(self.plan.frontiers.items())))
+
+
+TRIGGER, KEEP, PREPARE = (Clause(fraction=0.85),), Clause(fraction=0.10), (Clause(fraction=0.75),)
+
+
+def rules(
+    *,
+    trigger: Trigger = TRIGGER,
+    keep: Clause = KEEP,
+    prepare: Trigger = PREPARE,
+    max_length: int = 400,
+    max_tokens: int = 200,
+    arguments: bool = True,
+    results: bool = True,
+    shorten_last: bool = False,
+) -> Rules:
+    """A policy like the default, with limits that fit small windows."""
+    tools = frozenset({"write_file"})
+    return Rules(
+        trigger=trigger,
+        keep=keep,
+        prepare=prepare,
+        arguments=ArgumentRules(trigger, keep, max_length, "...(argument truncated)", tools) if arguments else None,
+        results=ResultRules(trigger, keep, max_tokens, frozenset({"ls"})) if results else None,
+        summary_tokens=4000,
+        user_tokens=20_000,
+        index_tokens=2000,
+        shorten_last_user_message=shorten_last,
+    )
+
+
+POLICIES = (
+    rules(),
+    rules(max_tokens=60, keep=Clause(fraction=0.3)),
+    rules(shorten_last=True),
+    rules(arguments=False, results=False),
+    rules(keep=Clause(messages=4)),
+    rules(trigger=(Clause(messages=12), Clause(fraction=0.85)), prepare=()),
+    rules(trigger=(Clause(messages=6, fraction=0.5), Clause(fraction=0.9)), keep=Clause(tokens=300)),
+)
+policies = st.sampled_from(POLICIES)
+budgets = st.sampled_from((1792, 1792, 3584, 7168, 15_000, 62_000))
+
+
+def summary_text(dropped: Sequence[Turn]) -> str:
+    """As different for different prefixes as a model's."""
+    return f"{len(dropped)} messages went by; the last had {dropped[-1].facts.tokens} tokens."
+
+
+def send(
+    turns: Sequence[Turn],
+    policy: Rules,
+    budget: int | None,
+    summary: Callable[[Sequence[Turn]], str] = summary_text,
+) -> Sent:
+    """What a proxy with this policy sends on."""
+    untouched = Sent([Piece(t.raw, t.facts.tokens, t) for t in turns], None)
+    before = sum(t.facts.tokens for t in turns)
+    triggers = [policy.trigger, *(part.trigger for part in (policy.arguments, policy.results) if part)]
+    if not any(any_met(trigger, before + FIXED, len(turns), budget) for trigger in triggers):
+        return untouched
+    head = head_length(turns)
+    overhead = FIXED + sum(t.facts.tokens for t in turns[:head])
+    plan = scan(turns[head:], policy, Frame(budget, overhead, head), message_tokens)
+    piece = None
+    if plan.cut:
+        dropped = turns[head : head + plan.cut]
+        raw = summary_message(dropped, mentioned(dropped, None), summary(dropped), plan.caps, text_tokens)
+        piece = Piece(raw, message_tokens(decode(raw)), None)
+    rendered: Rendered = render(turns, head, plan, policy, piece, message_tokens)
+    if budget is not None and rendered.tokens + FIXED > budget:
+        rendered = fit(rendered, budget - FIXED, policy, message_tokens)
+    if rendered.tokens >= before:
+        return untouched
+    return Sent(list(rendered.pieces), plan, rendered.steps)

@@ -1,0 +1,99 @@
+"""Running totals, keep, and results that are too large for any prompt."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.compaction.conditions import Clause
+from proxy.compaction.message import Facts, Turn
+from proxy.compaction.rules import SMALLEST_RESULT, USER_FRAME_TOKENS
+from proxy.compaction.sizes import Sizes, clip_results
+
+
+def of(*sizes: tuple[str, int]) -> list[Turn]:
+    return [Turn(b"{}", Facts(role, tokens, b"")) for role, tokens in sizes]
+
+
+BODY = of(("user", 100), ("assistant", 10), ("tool", 300), ("tool", 90), ("system", 5), ("assistant", 20), ("user", 40))
+
+
+def test_totals_by_group() -> None:
+    sizes = Sizes(BODY, {"results": {2: 250}}, None)
+    assert sizes.starts == [0, 1, 4, 5, 6]
+    assert sizes.ends == [1, 4, 5, 6, 7]
+    assert sizes.total == [0, 100, 500, 505, 525, 565]
+    assert sizes.users == [0, *[100 + USER_FRAME_TOKENS] * 4, 140 + 2 * USER_FRAME_TOKENS]
+    assert sizes.newest_user == [0, *[100 + USER_FRAME_TOKENS] * 4, 40 + USER_FRAME_TOKENS]
+    assert sizes.systems == [0, 0, 0, 5, 5, 5]
+    assert sizes.system_messages == [0, 0, 0, 1, 1, 1]
+    assert sizes.span(0, 5, {}) == 565
+    assert sizes.span(0, 5, {"results": 1}) == 565
+    assert sizes.span(0, 5, {"results": 2}) == 315
+    assert sizes.span(2, 5, {"results": 2}) == 65
+
+
+def test_a_body_without_messages_has_no_groups() -> None:
+    sizes = Sizes([], {"results": {}}, 100)
+    assert (len(sizes), sizes.total, sizes.ends) == (0, [0], [])
+
+
+@pytest.mark.parametrize(
+    ("keep", "first"),
+    [
+        (Clause(messages=1), 4),
+        (Clause(messages=2), 3),
+        (Clause(messages=4), 1),
+        (Clause(messages=100), 0),
+        (Clause(tokens=1), 4),
+        (Clause(tokens=40), 4),
+        (Clause(tokens=41), 3),
+        (Clause(tokens=66), 1),
+        (Clause(tokens=10**6), 0),
+        (Clause(fraction=0.06), 3),
+    ],
+)
+def test_at_least_keep_stays_rounded_outward_to_a_group(keep: Clause, first: int) -> None:
+    assert Sizes(BODY, {}, None).boundary(keep, 5, 1000) == first
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(("user", "assistant", "tool", "tool")), st.integers(0, 500)), min_size=1),
+    st.integers(1, 3000),
+)
+def test_the_kept_end_is_large_enough_and_one_group_less_would_not_be(
+    drawn: list[tuple[str, int]], wanted: int
+) -> None:
+    sizes = Sizes(of(*drawn), {}, None)
+    end = len(sizes)
+    first = sizes.boundary(Clause(tokens=wanted), end, None)
+    assert 0 <= first < end
+    assert first == 0 or sizes.total[end] - sizes.total[first] >= wanted
+    assert sizes.total[end] - sizes.total[first + 1] < wanted
+    by_count = sizes.boundary(Clause(messages=wanted), end, None)
+    assert by_count == 0 or len(drawn) - sizes.starts[by_count] >= wanted
+
+
+@given(st.lists(st.integers(1, 20_000), min_size=1, max_size=6), st.integers(100, 20_000))
+def test_the_largest_results_are_held_to_one_size_so_that_the_group_fits(results: list[int], cap: int) -> None:
+    body = of(("assistant", 30), *(("tool", tokens) for tokens in results))
+    clips = clip_results(body, range(len(body)), cap)
+    held = [clips.get(i, body[i].facts.tokens) for i in range(len(body))]
+    assert len(set(clips.values())) <= 1
+    assert all(level >= SMALLEST_RESULT and body[i].facts.tokens > level for i, level in clips.items())
+    if clips:
+        level = next(iter(clips.values()))
+        assert all(body[i].facts.tokens <= level for i in range(1, len(body)) if i not in clips)
+        assert sum(held) <= cap or level == SMALLEST_RESULT
+        assert sum(held) > cap - len(results) or level == SMALLEST_RESULT
+    else:
+        assert sum(held) <= cap or max(results) <= SMALLEST_RESULT
+
+
+def test_what_is_held_to_a_size_has_less_to_give_to_a_stage() -> None:
+    body = of(("assistant", 10), ("tool", 1000))
+    sizes = Sizes(body, {"results": {1: 900}}, 510)
+    assert sizes.clips == {1: 500}
+    assert sizes.total[1] == 510
+    assert sizes.gain("results", 0, 1) == 400

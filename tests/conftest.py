@@ -1,0 +1,79 @@
+"""Proxies on loopback for tests: each with a store of its own, and nothing from the machine's environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from starlette.types import ASGIApp
+
+from proxy.app import create_app
+from proxy.config import Settings
+from proxy.config.loading import loads
+from proxy.demo.serving import serve
+
+from .door.client import StartProxy
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """One configuration laid over another: mappings are merged, anything else is replaced."""
+    result = dict(base)
+    for key, value in over.items():
+        below = result.get(key)
+        result[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def settings_for(upstream: str, folder: Path, overrides: Mapping[str, Any] | None = None) -> Settings:
+    """The settings of a proxy in front of an upstream."""
+    base = {
+        "store": {"url": f"sqlite:///{folder / 'compaction.db'}"},
+        "upstreams": {"main": {"provider": "openai", "base_url": f"{upstream}/v1"}},
+    }
+    return loads(yaml.safe_dump(merged(base, overrides or {})).encode(), {})
+
+
+@contextlib.contextmanager
+def proxies(folders: Callable[[], Path]) -> Iterator[StartProxy]:
+    """Starts proxies, and ends them all with the block."""
+    with contextlib.ExitStack() as running:
+
+        def start(
+            upstream: str,
+            overrides: Mapping[str, Any] | None = None,
+            *,
+            wrap: Callable[[ASGIApp], ASGIApp] | None = None,
+        ) -> str:
+            app: ASGIApp = create_app(settings_for(upstream, folders(), overrides))
+            return running.enter_context(serve(wrap(app) if wrap else app))
+
+        yield start
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _plain_environment() -> Iterator[None]:
+    """No proxy, key or address of the machine's own gets into a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.upper().endswith("_PROXY") or name.upper().startswith("OPENAI_"):
+                patch.delenv(name)
+        yield
+
+
+@pytest.fixture
+def start_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartProxy]:
+    """Starts proxies that end with the test."""
+    with proxies(lambda: tmp_path_factory.mktemp("proxy")) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def start_module_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartProxy]:
+    """Starts proxies that end with the module, for tables of many small cases."""
+    with proxies(lambda: tmp_path_factory.mktemp("proxy")) as start:
+        yield start

@@ -1,0 +1,179 @@
+"""The commands as a person runs them: what they print, and how they exit."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from e2e_harness import ROOT, chat, served
+
+GOOD: dict[str, Any] = {
+    "upstreams": {"main": {"base_url": "http://127.0.0.1:9/v1"}},
+    "models": [
+        {"match": "small", "upstream": "main", "profile": {"context_window": 16_000, "tokenizer": "o200k_base"}},
+        {"match": "gpt-*", "upstream": "main"},
+    ],
+    "policies": {"default": {}, "careful": {"extends": "default", "keep": {"messages": 8}}},
+}
+WRONG = """\
+upstreams:
+  main: {base_url: "http://127.0.0.1:9/v1"}
+policies:
+  default:
+    triger: {fraction: 0.5}
+    keep: {fraction: 2}
+"""
+
+
+def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder."""
+    inherited = {"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+    return subprocess.run(
+        [sys.executable, "-m", "proxy", *arguments],
+        cwd=folder,
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a right and a wrong configuration, and a recorded request."""
+    (tmp_path / "good.yaml").write_text(yaml.safe_dump(GOOD))
+    (tmp_path / "wrong.yaml").write_text(WRONG)
+    (tmp_path / "long.json").write_text(json.dumps({"model": "small", "messages": chat(7, 1_000)}))
+    return tmp_path
+
+
+def test_check_a_right_file(folder: Path) -> None:
+    done = run(folder, "check", "good.yaml")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "good.yaml: fine\n", "")
+
+
+def test_check_names_every_fault_with_its_line(folder: Path) -> None:
+    done = run(folder, "check", "wrong.yaml")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    first, second = done.stderr.splitlines()
+    assert first == "wrong.yaml:5: policies.default.triger: no such setting; did you mean 'trigger'?"
+    assert second.startswith("wrong.yaml:6: policies.default.keep.fraction: ")
+
+
+OTHER_FAULTS = {
+    "models:\n  - {match: m, upstream: nowhere}\nupstreams: {main: {}}\n": r"f\.yaml:2: models\[0\]\.upstream.*nowhere",
+    "policies:\n  a: {extends: b}\n  b: {extends: a}\n": r"f\.yaml:\d: .*extends",
+    "teams:\n  t: {keys: [plain-key]}\n": r"f\.yaml:2: teams\.t\.keys\[0\].*sha256",
+    "server: {port: '${NOWHERE_SET}'}\n": r"f\.yaml:1: .*NOWHERE_SET",
+    "a: [1\n": r"f\.yaml:1: not valid YAML",
+    "server:\n  port: 1\n  port: 2\n": r"f\.yaml:3: .*port",
+    "[1, 2]\n": r"f\.yaml:1: ",
+}
+
+
+@pytest.mark.parametrize("text", OTHER_FAULTS)
+def test_check_other_faults(text: str, tmp_path: Path) -> None:
+    (tmp_path / "f.yaml").write_text(text)
+    done = run(tmp_path, "check", "f.yaml")
+    assert done.returncode == 1
+    assert re.match(OTHER_FAULTS[text], done.stderr), done.stderr
+    assert "plain-key" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_example_is_right(tmp_path: Path) -> None:
+    keys = {name: f"sk-{name}" for name in re.findall(r"\$\{(\w+)\}", (ROOT / "config.example.yaml").read_text())}
+    done = run(tmp_path, "check", str(ROOT / "config.example.yaml"), **keys)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["explain", "long.json", "--config", "wrong.yaml"],
+        ["models", "gpt-5.2", "--config", "wrong.yaml"],
+        ["serve", "--config", "wrong.yaml", "--port", "0"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_wrong_configuration_ends_every_command(arguments: list[str], folder: Path) -> None:
+    done = run(folder, *arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "wrong.yaml:5: policies.default.triger" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(folder.glob("**/*.db")), "nothing was begun"
+
+
+def test_explain(folder: Path) -> None:
+    done = run(folder, "explain", "long.json", "--config", "good.yaml")
+    assert done.returncode == 0, done.stderr
+    text = " ".join(done.stdout.split())
+    for said in ("15,488 tokens", "in 16 messages", "stages │ summary", "messages 2 to 12", "system messages │ 7"):
+        assert said in text
+    careful = run(folder, "explain", "long.json", "--config", "good.yaml", "--policy", "careful")
+    assert "messages 2 to 8" in careful.stdout
+    larger = run(folder, "explain", "long.json", "--config", "good.yaml", "--model", "gpt-4o-mini")
+    assert "no: below every trigger" in larger.stdout
+    assert not list(folder.glob("**/*.db")), "nothing is stored"
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "said"),
+    [
+        ("[1]", [], "not the JSON body of a chat completion"),
+        ("{", [], "not the JSON body of a chat completion"),
+        ('{"model": "small", "messages": []}', [], "not the JSON body of a chat completion"),
+        (None, ["--policy", "nope"], "policy nope: not one of default, careful"),
+        (None, ["--model", "o9"], "no route matches the model 'o9'"),
+    ],
+)
+def test_explain_what_cannot_be(content: str | None, options: list[str], said: str, folder: Path) -> None:
+    if content is not None:
+        (folder / "long.json").write_text(content)
+    done = run(folder, "explain", "long.json", "--config", "good.yaml", *options)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_models(folder: Path) -> None:
+    done = run(folder, "models", "--config", "good.yaml")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"context_window\s+│ 16,000\s+│ override", done.stdout)
+    named = run(folder, "models", "gpt-5.2", "unheard-of-model")
+    assert named.returncode == 0, named.stderr
+    assert re.search(r"max_input_tokens\s+│ 272,000", named.stdout)
+    assert "no limits are known for unheard-of-model" in named.stdout
+    nothing = run(folder, "models")
+    assert nothing.returncode == 2
+    assert "Name the models to show" in nothing.stderr
+
+
+def test_serve_answers(folder: Path) -> None:
+    with served(GOOD, folder) as url, httpx.Client(trust_env=False) as http:
+        assert http.get(f"{url}/readyz").status_code == 200
+        answer = http.post(f"{url}/v1/chat/completions", json={"model": "o9", "messages": []})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "model_not_found"
+    assert answer.headers["x-compaction"] == "none"
+
+
+def test_serve_on_a_port_that_is_taken(folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = run(folder, "serve", "--config", "good.yaml", "--port", str(taken.getsockname()[1]))
+    assert done.returncode != 0
+    assert "address already in use" in (done.stderr + done.stdout).lower()

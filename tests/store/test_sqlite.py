@@ -1,0 +1,202 @@
+"""The store in one file."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import stat
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from proxy.errors import ConfigurationError
+from proxy.store import StoreFailed, open_store
+from proxy.store.sqlite import SWEEP_EVERY, SqliteStore
+
+Test = Callable[[SqliteStore], Awaitable[None]]
+
+
+def run(path: Path | None, *tests: Test) -> None:
+    """Run tests one after the other, each with a store of its own at the same place."""
+
+    async def whole(test: Test) -> None:
+        store = SqliteStore(path)
+        try:
+            await test(store)
+        finally:
+            await store.aclose()
+
+    for test in tests:
+        asyncio.run(whole(test))
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_what_was_put_is_got_by_tenant_kind_and_key(tmp_path: Path, on_disk: bool) -> None:
+    async def test(store: SqliteStore) -> None:
+        await store.put("t", "summary", "k", b"one\x00\xff", 60)
+        assert await store.get("t", "summary", "k") == b"one\x00\xff"
+        for other in (("u", "summary", "k"), ("t", "limit", "k"), ("t", "summary", "j")):
+            assert await store.get(*other) is None
+        await store.put("t", "summary", "k", b"two", 60)
+        assert await store.get("t", "summary", "k") == b"two"
+
+    run(tmp_path / "a.db" if on_disk else None, test)
+
+
+def test_entries_outlive_the_process_and_end_with_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def write(store: SqliteStore) -> None:
+        await store.put("t", "summary", "short", b"1", 10)
+        await store.put("t", "summary", "long", b"2", 1000)
+
+    async def read(store: SqliteStore) -> None:
+        assert await store.get("t", "summary", "short") == b"1"
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now + 11)
+        assert await store.get("t", "summary", "short") is None
+        assert await store.get("t", "summary", "long") == b"2"
+
+    run(tmp_path / "a.db", write, read)
+
+
+def test_expired_entries_are_swept_now_and_then(tmp_path: Path) -> None:
+    async def test(store: SqliteStore) -> None:
+        for n in range(SWEEP_EVERY + 1):
+            await store.put("t", "summary", f"k{n}", b"", -1)
+
+    run(tmp_path / "a.db", test)
+    with sqlite3.connect(tmp_path / "a.db") as db:
+        assert db.execute("SELECT count(*) FROM entries").fetchone() == (0,)
+    db.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
+def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
+    async def test(store: SqliteStore) -> None:
+        await store.put("t", "summary", "k", b"secret", 60)
+
+    run(tmp_path / "new" / "a.db", test)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "new" / "a.db").stat().st_mode) == 0o600
+
+
+def test_two_processes_share_it(tmp_path: Path) -> None:
+    async def test(store: SqliteStore) -> None:
+        other = SqliteStore(tmp_path / "a.db")
+        await asyncio.gather(
+            *(one.put("t", "summary", f"{name}{n}", b"", 60) for n in range(30) for name, one in pairs(store, other))
+        )
+        assert await other.get("t", "summary", "a29") == await store.get("t", "summary", "b29") == b""
+        await other.aclose()
+
+    def pairs(a: SqliteStore, b: SqliteStore) -> tuple[tuple[str, SqliteStore], ...]:
+        return (("a", a), ("b", b))
+
+    run(tmp_path / "a.db", test)
+
+
+def test_many_processes_open_a_new_file_at_once(tmp_path: Path) -> None:
+    async def test(store: SqliteStore) -> None:
+        for n in range(10):
+            stores = [SqliteStore(tmp_path / f"{n}.db") for _ in range(6)]
+            await asyncio.gather(*(one.put("t", "summary", "k", b"", 60) for one in stores))
+            await asyncio.gather(*(one.aclose() for one in stores))
+
+    run(None, test)
+
+
+def test_hostile_names_are_only_names(tmp_path: Path) -> None:
+    async def test(store: SqliteStore) -> None:
+        name = "'; DROP TABLE entries; --\x00é"
+        await store.put(name, name, name, b"x", 60)
+        assert await store.get(name, name, name) == b"x"
+        assert await store.get(name, name, "'") is None
+
+    run(tmp_path / "a.db", test)
+
+
+def test_a_file_that_is_no_database_fails_as_a_store_does(tmp_path: Path) -> None:
+    (tmp_path / "a.db").write_bytes(b"this is no database at all " * 100)
+
+    async def test(store: SqliteStore) -> None:
+        for _ in range(2):
+            with pytest.raises(StoreFailed):
+                await store.get("t", "summary", "k")
+            with pytest.raises(StoreFailed):
+                await store.put("t", "summary", "k", b"", 60)
+
+    run(tmp_path / "a.db", test)
+
+
+def test_a_place_that_cannot_be_written_fails_as_a_store_does(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+
+    async def test(store: SqliteStore) -> None:
+        with pytest.raises(StoreFailed):
+            await store.get("t", "summary", "k")
+
+    run(tmp_path / "file" / "a.db", test)
+
+
+def test_a_lock_is_waited_for_only_so_long_and_the_store_goes_on_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.store.sqlite.BUSY_SECONDS", 0.05)
+
+    async def test(store: SqliteStore) -> None:
+        await store.put("t", "summary", "k", b"1", 60)
+        other = sqlite3.connect(tmp_path / "a.db")
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreFailed, match="locked"):
+            await store.put("t", "summary", "k", b"2", 60)
+        assert await store.get("t", "summary", "k") == b"1"
+        other.rollback()
+        other.close()
+        await store.put("t", "summary", "k", b"2", 60)
+        assert await store.get("t", "summary", "k") == b"2"
+
+    run(tmp_path / "a.db", test)
+
+
+def test_a_slow_disk_does_not_hold_up_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(store: SqliteStore) -> None:
+        await store.put("t", "summary", "k", b"1", 60)
+        work = store._open
+
+        def slowly() -> sqlite3.Connection:
+            time.sleep(0.3)
+            return work()
+
+        monkeypatch.setattr(store, "_open", slowly)
+        reading = asyncio.ensure_future(store.get("t", "summary", "k"))
+        turns = 0
+        while not reading.done():
+            turns += 1
+            await asyncio.sleep(0.001)
+        assert turns > 20
+
+    run(tmp_path / "a.db", test)
+
+
+def test_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def put(url: str) -> None:
+        store = open_store(url)
+        await store.put("t", "summary", "k", b"1", 60)
+        await store.aclose()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    asyncio.run(put("sqlite:///relative.db"))
+    asyncio.run(put(f"sqlite:///{tmp_path}/absolute.db"))
+    asyncio.run(put("sqlite:///~/home.db"))
+    asyncio.run(put("sqlite://"))
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.db")}
+    assert found == {"relative.db", "absolute.db", "home/home.db"}
+
+
+@pytest.mark.parametrize("url", ["sqlite:///", "redis://localhost", "postgres:///x", "", "a.db", "sqlite:/a.db"])
+def test_other_addresses_are_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"store\.url"):
+        open_store(url)

@@ -1,0 +1,359 @@
+"""One making for all who wait, kept for all who come later."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from proxy.store import Store, StoreFailed, open_store
+from proxy.summary import service
+from proxy.summary.service import KIND, Checkpoint, Entry, Summaries
+
+FIRST, SECOND, THIRD = (Checkpoint(n, key) for n, key in ((10, "k10"), (20, "k20"), (30, "k30")))
+
+
+def entry(text: str, *, digest: bool = False) -> Entry:
+    return Entry(text, b'{"role":"user","content":"%s"}' % text.encode(), 7, {"path": ["/a/" + text]}, digest=digest)
+
+
+class Shelf:
+    """A store in memory that can fail, and be slow."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, str, str], bytes] = {}
+        self.gets = 0
+        self.failing = False
+        self.gate: asyncio.Event | None = None
+
+    async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
+        self.gets += 1
+        found = self.kept.get((tenant, kind, key))
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.failing:
+            raise StoreFailed("disk full")
+        return found
+
+    async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
+        if self.failing:
+            raise StoreFailed("disk full")
+        assert seconds > 3600
+        self.kept[tenant, kind, key] = value
+
+    async def aclose(self) -> None:
+        pass
+
+
+class Maker:
+    """Makes entries when it is let go; keeps from what it was asked to make them."""
+
+    def __init__(self, text: str = "made", *, digest: bool = False, held: bool = False) -> None:
+        self.text = text
+        self.digest = digest
+        self.calls: list[tuple[str | None, int]] = []
+        self.cancelled = 0
+        self.go = asyncio.Event()
+        self.began = asyncio.Event()
+        self.ending: asyncio.Event | None = None
+        if not held:
+            self.go.set()
+
+    async def __call__(self, previous: Entry | None, position: int) -> Entry:
+        self.calls.append((previous.text if previous else None, position))
+        self.began.set()
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            if self.ending is not None:
+                await self.ending.wait()
+            raise
+        return entry(self.text, digest=self.digest)
+
+
+Test = Callable[[Summaries, Any], Awaitable[None]]
+
+
+def run(test: Test, store: Any = None) -> None:
+    """Run a test with a service, and see that nothing is left running."""
+
+    async def whole() -> None:
+        shelf: Store = store or Shelf()
+        summaries = Summaries(shelf)
+        async with asyncio.timeout(10):
+            await test(summaries, shelf)
+            await summaries.aclose()
+            await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(whole())
+
+
+async def turns_of_the_loop(number: int = 5) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+def test_made_once_and_stored() -> None:
+    async def test(summaries: Summaries, shelf: Shelf) -> None:
+        make = Maker()
+        assert await summaries.obtain("t", [FIRST], make) == (entry("made"), "made")
+        assert await summaries.obtain("t", [FIRST], make) == (entry("made"), "stored")
+        assert make.calls == [(None, 0)]
+        assert list(shelf.kept) == [("t", KIND, "k10")]
+        # Another process, or this one after a restart.
+        assert await Summaries(shelf).obtain("t", [FIRST], make) == (entry("made"), "stored")
+        assert len(make.calls) == 1
+
+    run(test)
+
+
+def test_another_tenant_shares_nothing() -> None:
+    async def test(summaries: Summaries, shelf: Shelf) -> None:
+        await summaries.obtain("t", [FIRST], Maker("mine"))
+        other = Maker("other")
+        assert await summaries.obtain("u", [FIRST], other) == (entry("other"), "made")
+        assert (await summaries.obtain("t", [FIRST], other))[0].text == "mine"
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("known", "start"),
+    [([], (None, 0)), ([FIRST], ("k10", 10)), ([FIRST, SECOND], ("k20", 20)), ([SECOND], ("k20", 20))],
+)
+def test_a_checkpoints_summary_is_made_from_the_latest_one_that_is_stored(
+    known: Sequence[Checkpoint], start: tuple[str | None, int]
+) -> None:
+    async def test(summaries: Summaries, shelf: Shelf) -> None:
+        for checkpoint in known:
+            await summaries.obtain("t", [checkpoint], Maker(checkpoint.key))
+        make = Maker()
+        await Summaries(shelf).obtain("t", [FIRST, SECOND, THIRD], make)
+        assert make.calls == [start]
+
+    run(test)
+
+
+def test_all_who_ask_at_once_wait_for_one_making() -> None:
+    async def test(summaries: Summaries, shelf: Shelf) -> None:
+        make = Maker(held=True)
+        callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], make)) for _ in range(50)]
+        await make.began.wait()
+        make.go.set()
+        assert {origin for _, origin in await asyncio.gather(*callers)} == {"made"}
+        assert len(make.calls) == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize("leaving", [range(1), range(1, 20), range(19)], ids=("the first", "the others", "all but one"))
+def test_who_leaves_does_not_end_it_for_those_who_stay(leaving: range) -> None:
+    async def test(summaries: Summaries, shelf: Shelf) -> None:
+        make = Maker(held=True)
+        callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], make)) for _ in range(20)]
+        await make.began.wait()
+        for n in leaving:
+            callers[n].cancel()
+        await turns_of_the_loop()
+        make.go.set()
+        outcomes = await asyncio.gather(*callers, return_exceptions=True)
+        for n, outcome in enumerate(outcomes):
+            if n in leaving:
+                assert isinstance(outcome, asyncio.CancelledError)
+            else:
+                assert outcome == (entry("made"), "made")
+        assert (len(make.calls), make.cancelled) == (1, 0)
+
+    run(test)
+
+
+def test_it_is_given_up_when_the_last_one_leaves() -> None:
+    async def test(summaries: Summaries, shelf: Shelf) -> None:
+        make = Maker(held=True)
+        callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], make)) for _ in range(3)]
+        await make.began.wait()
+        for caller in callers:
+            caller.cancel()
+        await turns_of_the_loop()
+        assert make.cancelled == 1
+        assert shelf.kept == {}
+        assert await summaries.obtain("t", [FIRST], Maker("anew")) == (entry("anew"), "made")
+
+    run(test)
+
+
+def test_who_comes_while_it_is_being_given_up_begins_anew() -> None:
+    """Closing the call to the model takes a moment; whoever asks in it must not be cancelled with it."""
+
+    async def test(summaries: Summaries, shelf: Shelf) -> None:
+        make = Maker(held=True)
+        make.ending = asyncio.Event()
+        caller = asyncio.ensure_future(summaries.obtain("t", [FIRST], make))
+        await make.began.wait()
+        caller.cancel()
+        await turns_of_the_loop()
+        assert make.cancelled == 1
+        late = asyncio.ensure_future(summaries.obtain("t", [FIRST], Maker("anew")))
+        await turns_of_the_loop()
+        make.ending.set()
+        assert await late == (entry("anew"), "made")
+
+    run(test)
+
+
+def test_who_waited_for_a_slow_store_while_it_was_made_does_not_make_it_again() -> None:
+    async def test(summaries: Summaries, shelf: Shelf) -> None:
+        shelf.gate = asyncio.Event()
+        slow = Maker("again")
+        caller = asyncio.ensure_future(summaries.obtain("t", [FIRST], slow))
+        await turns_of_the_loop()
+        gate, shelf.gate = shelf.gate, None
+        await summaries.obtain("t", [FIRST], Maker())
+        gate.set()
+        assert await caller == (entry("made"), "stored")
+        assert slow.calls == []
+
+    run(test)
+
+
+def test_a_store_that_fails_fails_no_request() -> None:
+    async def test(summaries: Summaries, shelf: Shelf) -> None:
+        shelf.failing = True
+        make = Maker()
+        assert await summaries.obtain("t", [FIRST], make) == (entry("made"), "made")
+        assert await summaries.obtain("t", [FIRST], make) == (entry("made"), "stored")
+        assert len(make.calls) == 1
+        shelf.failing = False
+        assert shelf.kept == {}
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"", b"\xc1", b"garbage", msgspec.msgpack.encode({"text": 5}), msgspec.msgpack.encode([1]),
+     b"\x81\xa4text\xa2\xff\xfe", msgspec.msgpack.encode(entry("x"))[:-3]],
+)  # fmt: skip
+def test_an_entry_that_cannot_be_read_is_made_anew(value: bytes) -> None:
+    async def test(summaries: Summaries, shelf: Shelf) -> None:
+        shelf.kept["t", KIND, "k10"] = shelf.kept["t", KIND, "k20"] = value
+        make = Maker()
+        assert await summaries.obtain("t", [FIRST, SECOND], make) == (entry("made"), "made")
+        assert make.calls == [(None, 0)]
+        assert msgspec.msgpack.decode(shelf.kept["t", KIND, "k20"], type=Entry) == entry("made")
+
+    run(test)
+
+
+def test_a_digest_stands_in_for_a_while_and_is_never_stored_nor_built_upon(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(summaries: Summaries, shelf: Shelf) -> None:
+        failing = Maker("digest", digest=True)
+        for origin in ("digest", "digest"):
+            found, said = await summaries.obtain("t", [FIRST], failing)
+            assert (found.text, found.digest, said) == ("digest", True, origin)
+        assert len(failing.calls) == 1
+        assert shelf.kept == {}
+        later = Maker("later")
+        await summaries.obtain("t", [FIRST, SECOND], later)
+        assert later.calls == [(None, 0)]
+
+    run(test)
+
+    async def expired(summaries: Summaries, shelf: Shelf) -> None:
+        monkeypatch.setattr(service, "DIGEST_LIFETIME", 0.0)
+        await summaries.obtain("t", [FIRST], Maker("digest", digest=True))
+        summaries.begin("t", [FIRST], Maker("made"))
+        await turns_of_the_loop(20)
+        assert await summaries.obtain("t", [FIRST], Maker("unused")) == (entry("made"), "stored")
+
+    run(expired)
+
+
+def test_an_error_reaches_all_who_wait_and_the_next_one_tries_again() -> None:
+    async def test(summaries: Summaries, shelf: Shelf) -> None:
+        async def broken(previous: Entry | None, position: int) -> Entry:
+            await asyncio.sleep(0)
+            raise LookupError("a fault of ours")
+
+        callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], broken)) for _ in range(3)]
+        outcomes = await asyncio.gather(*callers, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [LookupError] * 3
+        assert (await summaries.obtain("t", [FIRST], Maker()))[1] == "made"
+
+    run(test)
+
+
+def test_made_ahead_in_the_background_once() -> None:
+    async def test(summaries: Summaries, shelf: Shelf) -> None:
+        make = Maker(held=True)
+        for _ in range(5):
+            summaries.begin("t", [FIRST], make)
+        await make.began.wait()
+        summaries.begin("t", [FIRST], make)
+        caller = asyncio.ensure_future(summaries.obtain("t", [FIRST], make))
+        await turns_of_the_loop()
+        # Whoever leaves does not end what was begun ahead.
+        caller.cancel()
+        await turns_of_the_loop()
+        make.go.set()
+        await turns_of_the_loop(20)
+        assert await summaries.obtain("t", [FIRST], make) == (entry("made"), "stored")
+        summaries.begin("t", [FIRST], make)
+        await turns_of_the_loop()
+        assert len(make.calls) == 1
+
+    run(test)
+
+
+def test_closing_ends_what_is_being_made() -> None:
+    async def test(summaries: Summaries, shelf: Shelf) -> None:
+        ahead, asked = Maker(held=True), Maker(held=True)
+        summaries.begin("t", [FIRST], ahead)
+        caller = asyncio.ensure_future(summaries.obtain("t", [SECOND], asked))
+        await asyncio.gather(ahead.began.wait(), asked.began.wait())
+        await summaries.aclose()
+        assert (ahead.cancelled, asked.cancelled) == (1, 1)
+        assert isinstance((await asyncio.gather(caller, return_exceptions=True))[0], asyncio.CancelledError)
+
+    run(test)
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "REMEMBERED", 3)
+
+    async def test(summaries: Summaries, shelf: Shelf) -> None:
+        for n in range(5):
+            await summaries.obtain("t", [Checkpoint(1, f"k{n}")], Maker())
+        reads = shelf.gets
+        await summaries.stored("t", "k4")
+        assert shelf.gets == reads
+        await summaries.stored("t", "k0")
+        assert shelf.gets == reads + 1
+
+    run(test)
+
+
+def test_summaries_outlive_the_process_in_a_file(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'state' / 'compaction.db'}"
+
+    async def first() -> None:
+        store = open_store(url)
+        await Summaries(store).obtain("t", [FIRST], Maker())
+        await store.aclose()
+
+    async def second() -> None:
+        store = open_store(url)
+        assert await Summaries(store).obtain("t", [FIRST], Maker("unused")) == (entry("made"), "stored")
+        make = Maker("next")
+        await Summaries(store).obtain("t", [FIRST, SECOND], make)
+        assert make.calls == [("made", 10)]
+        await store.aclose()
+
+    asyncio.run(first())
+    asyncio.run(second())

@@ -1,0 +1,126 @@
+"""How many tokens a request may have."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from proxy import limits
+from proxy.compaction.conditions import Clause
+from proxy.limits import SMALLEST_PART, Learned, LearnedLimits, budget, reserved_output, told_by
+from proxy.profiles import Profile
+from proxy.upstream.overflow import Overflow
+from proxy.upstream.overflow.reading import Scope
+
+
+def profile(window: int | None = None, most_input: int | None = None, most_output: int | None = None) -> Profile:
+    return Profile("m", context_window=window, max_input_tokens=most_input, max_output_tokens=most_output)
+
+
+def refusal(
+    limit: int | None, *, scope: Scope = "total", counted: int | None = None, output: int | None = None
+) -> Overflow:
+    return Overflow("input", limit, scope, counted, output, "compact")
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "policy", "reserved"),
+    [
+        (profile(128_000), 500, Clause(tokens=9), 500),
+        (profile(128_000), None, Clause(tokens=9), 9),
+        (profile(128_000), None, Clause(fraction=0.25), 32_000),
+        (profile(None), None, Clause(fraction=0.25), 0),
+        (profile(None), None, None, 0),
+        (profile(128_000), None, None, 4000),
+        (profile(128_000, most_output=100), None, None, 100),
+        (profile(2048), None, None, 256),
+    ],
+)
+def test_what_is_kept_for_the_answer(model: Profile, asked: int | None, policy: Clause | None, reserved: int) -> None:
+    assert reserved_output(model, asked, policy) == reserved
+
+
+@pytest.mark.parametrize(
+    ("model", "reserved", "learned", "room"),
+    [
+        (profile(), 100, None, None),
+        (profile(8000), 1000, None, 7000),
+        (profile(None, 6000), 1000, None, 6000),
+        (profile(8000, 6000), 1000, None, 6000),
+        (profile(8000, 7500), 1000, None, 7000),
+        (profile(8000), 7999, None, 1000),
+        (profile(8000), 1000, Learned(input=3000), 3000),
+        (profile(8000), 1000, Learned(total=5000), 4000),
+        (profile(), 1000, Learned(total=5000), 4000),
+        (profile(8000), 1000, Learned(input=90_000, total=90_000), 7000),
+    ],
+)
+def test_the_budget_is_the_lowest_of_what_is_known(
+    model: Profile, reserved: int, learned: Learned | None, room: int | None
+) -> None:
+    assert budget(model, reserved, learned) == room
+
+
+def test_a_refusal_that_names_nothing_aims_at_a_part_of_the_refused_size() -> None:
+    assert told_by(refusal(None), 10_000, 500) == Learned(input=7000)
+
+
+def test_a_named_limit_is_converted_to_tokens_as_counted_here() -> None:
+    assert told_by(refusal(8000), 10_000, 500) == Learned(total=7760)
+    assert told_by(refusal(8000, scope="input"), 10_000, 500) == Learned(input=7760)
+    assert told_by(refusal(8000, scope="input", counted=20_000), 10_000, 500) == Learned(input=3880)
+    # Nobody counts ten times as many tokens: that was a count of something else.
+    assert told_by(refusal(8000, scope="input", counted=100_000), 10_000, 500) == Learned(input=2586)
+
+
+overflows = st.builds(
+    refusal,
+    st.none() | st.integers(1, 300_000),
+    scope=st.sampled_from(("total", "input")),
+    counted=st.none() | st.integers(0, 500_000),
+    output=st.none() | st.integers(0, 100_000),
+)
+
+
+@settings(max_examples=300, derandomize=True, deadline=None)
+@given(overflows, st.integers(1000, 300_000), st.floats(0, 0.9), st.none() | st.integers(1000, 300_000))
+def test_after_a_refusal_the_budget_is_below_what_was_refused(
+    overflow: Overflow, counted_here: int, part: float, window: int | None
+) -> None:
+    """So that each attempt is smaller than the one before. Not so where the request is tiny beside the window, and only
+    the output that it asks for is too large: then there is nothing that compaction could do."""
+    assume(overflow.limit is None or overflow.limit // SMALLEST_PART < counted_here)
+    reserved = int(part * counted_here)
+    learned = told_by(overflow, counted_here, reserved)
+    room = budget(profile(window), reserved, learned)
+    told_nothing = not learned.input and not learned.total
+    assert told_nothing or (room is not None and room < counted_here)
+
+
+def test_of_two_limits_the_lower_holds_and_both_are_forgotten_after_a_while() -> None:
+    now = 0.0
+    known = LearnedLimits(lambda: now)
+    known.learn("u", "m", "t", Learned(input=5000))
+    known.learn("u", "m", "t", Learned(input=9000, total=8000))
+    assert known.get("u", "m", "t") == Learned(5000, 8000)
+    now = limits.LEARNED_SECONDS
+    assert known.get("u", "m", "t") == Learned(5000, 8000)
+    now += 1
+    assert known.get("u", "m", "t") is None
+    known.learn("u", "m", "t", Learned(input=9000))
+    assert known.get("u", "m", "t") == Learned(9000)
+
+
+def test_limits_are_learned_for_one_upstream_model_and_credential_alone() -> None:
+    known = LearnedLimits()
+    known.learn("u", "m", "t", Learned(input=5000))
+    assert [known.get(*key) for key in (("v", "m", "t"), ("u", "n", "t"), ("u", "m", "s"))] == [None] * 3
+
+
+def test_no_more_than_so_many_are_kept_the_latest_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LEARNED_ENTRIES", 2)
+    known = LearnedLimits()
+    for model in ("a", "b", "a", "c"):
+        known.learn("u", model, "t", Learned(input=1))
+    assert [known.get("u", model, "t") is not None for model in "abc"] == [True, False, True]

@@ -1,0 +1,100 @@
+"""From a policy to the rules of the core."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proxy.compaction.conditions import Clause, any_met
+from proxy.config import Policy
+from proxy.policy_rules import AFTER_REFUSAL, MUST_FIT, rules_for
+
+
+def policy(**stated: Any) -> Policy:
+    return Policy.build("p", stated)
+
+
+def test_the_default_policy() -> None:
+    rules = rules_for(policy(), window_known=True)
+    assert rules.trigger == (Clause(fraction=0.85), MUST_FIT)
+    assert rules.keep == Clause(fraction=0.10)
+    assert rules.prepare == (Clause(fraction=0.75),)
+    assert rules.arguments is not None
+    assert rules.results is not None
+    # The stages have no trigger of their own, so a summary waits for them.
+    assert rules.arguments.trigger == rules.results.trigger == rules.trigger
+    assert (rules.arguments.max_length, rules.results.max_tokens) == (2000, 2000)
+    assert "write_file" in rules.arguments.tools
+    assert "ls" in rules.results.exclude
+    assert (rules.summary_tokens, rules.user_tokens, rules.index_tokens) == (4000, 20_000, 2000)
+    assert not rules.shorten_last_user_message
+
+
+def test_every_setting_of_a_policy_reaches_the_core() -> None:
+    rules = rules_for(
+        policy(
+            trigger={"tokens": 500},
+            keep={"messages": 3},
+            prepare={"tokens": 400},
+            truncate_args={"max_length": 9, "truncation_text": "~", "tools": ["t"], "keep": {"messages": 1}},
+            evict_results={"max_tokens": 8, "exclude": ["x"], "trigger": {"tokens": 100}},
+            summary={"max_tokens": 1},
+            user_messages={"max_tokens": 2},
+            index={"max_tokens": 3},
+            shorten_last_user_message=True,
+        ),
+        window_known=True,
+    )
+    assert (rules.keep, rules.prepare) == (Clause(messages=3), (Clause(tokens=400),))
+    assert rules.arguments is not None
+    assert rules.results is not None
+    assert (rules.arguments.max_length, rules.arguments.truncation_text, rules.arguments.tools) == (
+        9,
+        "~",
+        frozenset({"t"}),
+    )
+    assert (rules.arguments.trigger, rules.arguments.keep) == (rules.trigger, Clause(messages=1))
+    assert (rules.results.max_tokens, rules.results.exclude) == (8, frozenset({"x"}))
+    assert (rules.results.trigger, rules.results.keep) == ((Clause(tokens=100),), Clause(messages=3))
+    assert (rules.summary_tokens, rules.user_tokens, rules.index_tokens) == (1, 2, 3)
+    assert rules.shorten_last_user_message
+
+
+def test_stages_can_be_switched_off() -> None:
+    rules = rules_for(policy(truncate_args=None, evict_results=None), window_known=True)
+    assert rules.arguments is None
+    assert rules.results is None
+
+
+def test_whatever_the_trigger_a_conversation_is_compacted_before_it_is_refused() -> None:
+    rules = rules_for(policy(trigger={"messages": 1000}), window_known=True)
+    assert any_met(rules.trigger, 9500, 3, 10_000)
+    assert not any_met(rules.trigger, 9499, 3, 10_000)
+
+
+def test_a_policy_without_a_trigger_never_compacts_until_a_refusal() -> None:
+    never = policy(trigger=[])
+    assert rules_for(never, window_known=True).trigger == ()
+    assert rules_for(never, window_known=True, refused=True).trigger == AFTER_REFUSAL
+
+
+def test_where_the_window_is_unknown_the_policys_figures_for_that_case_hold() -> None:
+    rules = rules_for(policy(), window_known=False)
+    assert rules.trigger == (Clause(tokens=170_000),)
+    assert rules.keep == Clause(messages=6)
+    assert rules.arguments is not None
+    assert rules.results is not None
+    assert rules.arguments.trigger == rules.results.trigger == rules.trigger
+    assert rules.arguments.keep == rules.results.keep == rules.keep
+
+
+def test_after_a_refusal_there_is_a_trigger_that_fires() -> None:
+    cases: tuple[dict[str, Any], ...] = (
+        {},
+        {"trigger": []},
+        {"trigger": {"messages": 1000}},
+        {"trigger": {"tokens": 10**9}},
+    )
+    for stated in cases:
+        rules = rules_for(policy(**stated), window_known=True, refused=True)
+        assert any_met(rules.trigger, 10_001, 3, 10_000)
+        assert rules.arguments is not None
