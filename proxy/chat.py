@@ -25,7 +25,7 @@ from proxy.door import ClientLeft, answer_error, header, leaving, read_body
 from proxy.errors import BadBody, ModelNotAllowed, ProxyError, UnknownModel, UpstreamTimeout
 from proxy.headers import VIA, for_upstream
 from proxy.hops import checked_hops
-from proxy.limits import BLIND_FACTOR, SMALLEST_PART, Learned, budget, lower, reserved_output, told_by
+from proxy.limits import BLIND_FACTOR, SMALLEST_PART, Learned, budget, for_others, lower, reserved_output, told_by
 from proxy.observe.metrics import REQUESTS, RETRIES, TOKENS_REMOVED
 from proxy.policy_rules import rules_for
 from proxy.profiles import Profile
@@ -123,7 +123,7 @@ class ChatCompletions:
             opening = await self._send(exchange, lane, outcome)
             overflow = opening.overflow
             if overflow is None and opening.answer.status < 400 and exchange.unproven is not None:
-                self._learn(exchange, exchange.unproven)
+                self._learn(exchange, for_others(exchange.unproven))
             if overflow is None or case.mode != "enforce" or outcome.verdict == "failed":
                 return opening, outcome, retries
             harder = None

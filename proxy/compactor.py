@@ -203,7 +203,7 @@ class Compactor:
     def _foreseen(self, work: _Work, outcome: Outcome) -> Outcome:
         """What enforcing would do, with the summary counted at its cap."""
         caps = work.plan.caps
-        stand_in = Piece(b"", caps.summary + caps.users + caps.index, None) if work.plan.cut else None
+        stand_in = Piece(b"", caps.summary + caps.users + caps.newest + caps.index, None) if work.plan.cut else None
         rendered = work.render(stand_in)
         if rendered.tokens + work.fixed < work.before:
             outcome.after = rendered.tokens + work.fixed
@@ -302,7 +302,7 @@ class _Work:
         """The chained keys of positions: a digest over all messages before, begun from what shapes a summary."""
         case, caps = self.case, self.plan.caps
         shape = (case.tenant, case.policy.fingerprint, case.upstream, case.body.model, PROMPT_VERSION)
-        chain = hashlib.sha256(repr((shape, caps.summary, caps.users, caps.index)).encode())
+        chain = hashlib.sha256(repr((shape, caps.summary, caps.users, caps.newest, caps.index)).encode())
         keys = []
         start = 0
         body = self.body

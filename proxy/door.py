@@ -13,7 +13,7 @@ import brotli
 import zstandard
 from starlette.types import Receive, Scope, Send
 
-from proxy.errors import BadBody, BodyTooLarge, ProxyError, UnsupportedEncoding
+from proxy.errors import BodyTooLarge, ProxyError, UnsupportedEncoding
 from proxy.headers import encoded
 from proxy.overdue import overdue
 

@@ -57,7 +57,7 @@ def connection_names(pairs: Iterable[tuple[str, str]]) -> set[str]:
 
 
 def encoded(pairs: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
-    """Headers as ASGI takes them. The bytes of an upstream's headers come back as they were, whatever their encoding."""
+    """Headers as ASGI takes them; an upstream's come back with the bytes that they had, whatever their encoding."""
     return [(name.encode("latin-1"), value.encode("utf-8", "surrogateescape")) for name, value in pairs]
 
 

@@ -27,7 +27,7 @@ BLIND_FACTOR = 0.7
 """Where a refusal tells nothing, this part of the refused size is aimed at."""
 
 LEAST_BLIND = 1_024
-"""Tokens. An upstream that refuses less than this and names no limit has another reason: nothing is learned of it."""
+"""Tokens. No model takes less: whoever refuses that and names no limit has another reason."""
 
 LEARNED_SECONDS = 3600.0
 LEARNED_ENTRIES = 10_000
@@ -69,7 +69,7 @@ def budget(profile: Profile, reserved: int, learned: Learned | None) -> int | No
 
 def told_by(overflow: Overflow, counted_here: int, reserved: int) -> Learned:
     """What a refusal of a request of ``counted_here`` tokens says of the limit."""
-    blind = Learned(input=max(int(counted_here * BLIND_FACTOR), LEAST_BLIND))
+    blind = Learned(input=int(counted_here * BLIND_FACTOR))
     if overflow.limit is None:
         return blind
     ratio = 1.0
@@ -87,6 +87,11 @@ def told_by(overflow: Overflow, counted_here: int, reserved: int) -> Learned:
         # The upstream adds an output of its own to requests that name none.
         return Learned(input=max(here - output, here // SMALLEST_PART))
     return Learned(total=here)
+
+
+def for_others(guess: Learned) -> Learned:
+    """What other requests may take from a guess that got one request through."""
+    return Learned(None if guess.input is None else max(guess.input, LEAST_BLIND), guess.total)
 
 
 class LearnedLimits:

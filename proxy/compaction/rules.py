@@ -49,6 +49,8 @@ class Rules:
 # trigger at 0.85. The scan and the renderer both read this table.
 SUMMARY_SHARE = 0.05
 USER_SHARE = 0.06
+# The newest of the user's messages, when it stands before the checkpoint: the task at hand.
+NEWEST_SHARE = 0.10
 INDEX_SHARE = 0.025
 # What the newest exchange may take, when its results are larger than everything else together: it is kept, its
 # results are shortened.
@@ -91,6 +93,7 @@ class Caps:
 
     summary: int
     users: int
+    newest: int
     index: int
     group: int | None
 
@@ -99,11 +102,12 @@ def caps(rules: Rules, frame: Frame) -> Caps:
     """The policy's figures, bounded by the shares of the budget (or of the trigger's level, without a budget)."""
     base = frame.budget or lowest_level(rules.trigger, None)
     if base is None:
-        return Caps(rules.summary_tokens, rules.user_tokens, rules.index_tokens, None)
+        return Caps(rules.summary_tokens, rules.user_tokens, rules.user_tokens, rules.index_tokens, None)
     room = max(base - frame.overhead, base // 8)
     return Caps(
         summary=min(rules.summary_tokens, share_of(SUMMARY_SHARE, base)),
         users=min(rules.user_tokens, share_of(USER_SHARE, base)),
+        newest=min(rules.user_tokens, share_of(NEWEST_SHARE, base)),
         index=min(rules.index_tokens, share_of(INDEX_SHARE, base)),
         group=share_of(GROUP_SHARE, room) if frame.budget else None,
     )

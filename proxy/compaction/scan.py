@@ -117,8 +117,8 @@ class _Walk:
         """What stands for the groups before a cut. The summary counts with its cap: its length shifts nothing."""
         if cut == 0:
             return 0
-        # The newest one is quoted twice.
-        users = min(self._sizes.users[cut] + self._sizes.newest_user[cut], self._caps.users)
+        newest = self._sizes.newest_user[cut]
+        users = min(self._sizes.users[cut] - newest, self._caps.users) + min(newest, self._caps.newest)
         return SUMMARY_FRAME_TOKENS + self._caps.summary + self._caps.index + users + self._sizes.systems[cut]
 
     def _messages(self, end: int) -> int:

@@ -23,11 +23,7 @@ _INTRODUCTION = (
 _FENCE = re.compile(rf"<(?=\s{{0,4}}/?\s{{0,4}}(?:{TAG}|user_message)\b)", re.IGNORECASE)
 _USER_MARKER = "\n[… {tokens} tokens of this message were left out …]\n"
 _SUMMARY_MARKER = "\n[… {tokens} tokens of the summary were left out …]\n"
-_OMITTED = "[{count} earlier user messages are only in the summary above.]"
-
-REPEAT_TOKENS = 1000
-"""What the repetition of the newest user message may take at most, out of the tokens for the user's messages."""
-SMALLEST_REPEAT = 40
+_OMITTED = "[{count} earlier user messages are only in the summary below.]"
 
 
 def mentioned(turns: Sequence[Turn], earlier: Artefacts | None) -> Artefacts:
@@ -38,25 +34,24 @@ def mentioned(turns: Sequence[Turn], earlier: Artefacts | None) -> Artefacts:
 def summary_message(dropped: Sequence[Turn], found: Artefacts, summary: str, caps: Caps, count: TextCounter) -> bytes:
     """The message, as JSON, for the turns it stands for; ``found`` is what they mention.
 
-    It holds the user's own messages word for word (the first and the newest ones, ``caps.users`` tokens in all), the
-    index of paths, URLs and identifiers, the summary, and the newest user message once more. What changes least
-    from one checkpoint to the next stands first, for the sake of the provider's prompt cache; what the model is
-    working on stands last, for the sake of the model.
+    It holds the user's earlier messages word for word (the first and the newest ones, ``caps.users`` tokens in all),
+    the index of paths, URLs and identifiers, the summary, and the user's newest message (``caps.newest`` tokens).
+    What changes least from one checkpoint to the next stands first, for the sake of the provider's prompt cache; what
+    the model is working on stands last, for the sake of the model.
     """
     parts = [_INTRODUCTION]
     users = [text_of(decode(turn.raw)) for turn in dropped if turn.facts.role == "user"]
-    repeat = min(caps.users // 4, REPEAT_TOKENS)
-    if users:
-        section = "\n".join(user_messages(users, caps.users - repeat, count))
+    if len(users) > 1:
+        section = "\n".join(user_messages(users[:-1], caps.users, count))
         parts.append("## The user's own messages in it, word for word, oldest first\n" + section)
     listed = index_of(found, caps.index - 12, count)
     if listed:
         parts.append("## Paths, URLs and identifiers in it\n" + fenced(listed))
     # Its tags made harmless it may be longer than its cap.
     parts.append("## What happened\n" + middle_cut(fenced(summary.strip()), caps.summary, count, _SUMMARY_MARKER))
-    if users and repeat >= SMALLEST_REPEAT:
-        newest = _block(middle_cut(fenced(users[-1]), repeat - USER_FRAME_TOKENS, count, _USER_MARKER))
-        parts.append("## The newest of the user's messages above, once more\n" + newest)
+    if users:
+        newest = middle_cut(fenced(users[-1]), caps.newest - USER_FRAME_TOKENS, count, _USER_MARKER)
+        parts.append("## The newest of the user's own messages in it, word for word\n" + _block(newest))
     body = "\n\n".join(parts)
     return encode({"role": ROLE, "content": f"<{TAG}>\n{body}\n</{TAG}>"})
 

@@ -14,8 +14,8 @@ from proxy.compaction.conditions import share_of
 from proxy.compaction.groups import head_length
 from proxy.compaction.message import Turn, read, text_of
 from proxy.compaction.render import SUMMARY
-from proxy.compaction.rules import SUMMARY_FRAME_TOKENS, Rules
-from proxy.compaction.summary_message import SMALLEST_REPEAT, TAG, fenced
+from proxy.compaction.rules import SUMMARY_FRAME_TOKENS, USER_FRAME_TOKENS, Rules
+from proxy.compaction.summary_message import TAG, fenced
 from proxy.compaction.verify import faults
 from proxy.demo import validity
 
@@ -90,8 +90,7 @@ def test_the_last_words_of_the_user_are_in_the_prompt(drawn: Any, budget: int, p
         return
     assert sent.plan is not None
     summary = text_of(sent.messages[head_length(before)])
-    repeat = min(sent.plan.caps.users // 4, 1000)
-    if repeat >= SMALLEST_REPEAT and text_tokens(fenced(text)) + 12 <= repeat:
+    if text_tokens(fenced(text)) + USER_FRAME_TOKENS <= sent.plan.caps.newest:
         assert fenced(text) in summary
     else:
         assert text_tokens(text) < 40 or fenced(text)[:12] in summary

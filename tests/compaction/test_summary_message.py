@@ -20,7 +20,7 @@ from proxy.tokens import Counter
 from .conversations import FLAVOURS, IMAGE, Message, assistant, call, result, text_of_size, text_tokens, turns, user
 from .sending import rules
 
-ROOMY = Caps(summary=4000, users=20_000, index=2000, group=None)
+ROOMY = Caps(summary=4000, users=20_000, newest=20_000, index=2000, group=None)
 BLOCK = re.compile(r"<user_message>\n(.*?)\n</user_message>", re.DOTALL)
 
 
@@ -41,7 +41,7 @@ def test_the_users_words_the_index_and_the_summary_are_in_it() -> None:
         ],
         "  The build was fixed.\n",
     )
-    assert BLOCK.findall(text) == ["Fix the build, never touch vendor/.", "  and be quick\n", "  and be quick\n"]
+    assert BLOCK.findall(text) == ["Fix the build, never touch vendor/.", "  and be quick\n"]
     assert "- https://example.org/issue/7\n- /srv/app/: main.py" in text
     assert "## What happened\nThe build was fixed.\n" in text
     assert text.startswith(f"<{TAG}>\n")
@@ -55,7 +55,7 @@ def test_a_picture_of_the_users_is_named() -> None:
 
 def test_without_users_or_artefacts_their_sections_are_left_out() -> None:
     text = note([assistant("thinking"), {"role": "user", "content": None}])
-    assert text.count("\n## ") == 3
+    assert text.count("\n## ") == 2
     assert "Paths" not in text
     assert note([assistant("thinking")]).count("\n## ") == 1
 
@@ -68,7 +68,7 @@ def test_the_first_and_the_newest_messages_stay_and_the_rest_is_counted() -> Non
     kept = [int(BLOCK.findall(block)[0].split()[1]) for block in blocks if BLOCK.search(block)]
     assert kept[0] == 0
     assert kept[1:] == list(range(kept[1], 40))
-    assert blocks[1] == f"[{40 - len(kept)} earlier user messages are only in the summary above.]"
+    assert blocks[1] == f"[{40 - len(kept)} earlier user messages are only in the summary below.]"
     assert sum(text_tokens(block) + 1 for block in blocks) <= 400
 
 
@@ -107,7 +107,7 @@ def test_no_text_can_open_or_close_the_notes_tags(tag: str) -> None:
     forged = note(
         [user(f"go{tag}"), assistant(f"said{tag}"), result("a", f"/a/b.py{tag} https://e.org/{tag}/x")], f"done{tag}"
     )
-    assert len(OPENING.findall(forged)) == len(OPENING.findall(clean)) == 6
+    assert len(OPENING.findall(forged)) == len(OPENING.findall(clean)) == 4
 
 
 @given(st.text("<>/ \n_aconversation_summaryuser_message", max_size=60))
@@ -154,5 +154,6 @@ def test_it_never_takes_more_tokens_than_the_scan_reckons_with(
     body = turns(messages, COUNTER.message)
     raw = summary_message(body, mentioned(body, None), summary, room, COUNTER.text)
     sizes = Sizes(body, {}, None)
-    users = min(sizes.users[-1] + sizes.newest_user[-1], room.users)
+    newest = sizes.newest_user[-1]
+    users = min(sizes.users[-1] - newest, room.users) + min(newest, room.newest)
     assert COUNTER.message(decode(raw)) <= SUMMARY_FRAME_TOKENS + room.summary + room.index + users

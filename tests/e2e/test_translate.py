@@ -16,7 +16,7 @@ from starlette.responses import Response
 from proxy.demo.agent import gather
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn, ToolCall
-from tests.upstream.anthropic_server import AnthropicServer, Received
+from tests.upstream.anthropic_server import AnthropicServer, LocalServer, Received, Script
 from tests.upstream.gemini_server import GeminiServer
 
 TOOLS: Any = [
@@ -32,12 +32,14 @@ TOOLS: Any = [
 SUMMARY = "1. Goal: the user wants ten parts looked at. 4. State: the parts so far were looked at, none was broken."
 
 
-class Limited:
+class Limited(LocalServer):
     """Both stand-ins with a window, and a model that calls a tool on each question.
 
     ``window`` is in bytes of the request's JSON divided by four, near enough to tokens.
     """
 
+    key: str
+    script: Script
     window = 1_000_000
     steps = 0
 
@@ -96,8 +98,8 @@ class LimitedGemini(Limited, GeminiServer):
         return {"text": text}
 
 
-PLAIN = {"anthropic": AnthropicServer, "gemini": GeminiServer}
-LIMITED = {"anthropic": LimitedAnthropic, "gemini": LimitedGemini}
+PLAIN: dict[str, type[AnthropicServer | GeminiServer]] = {"anthropic": AnthropicServer, "gemini": GeminiServer}
+LIMITED: dict[str, type[LimitedAnthropic | LimitedGemini]] = {"anthropic": LimitedAnthropic, "gemini": LimitedGemini}
 
 
 @contextlib.contextmanager
@@ -149,15 +151,16 @@ def test_text_tools_and_results(provider: str, stream: bool, tmp_path: Path) -> 
 
 def turn(caller: openai.OpenAI, messages: list[Any], *, stream: bool) -> dict[str, Any]:
     """One turn of the model as a message for the history; its answer says what was done."""
-    raw = caller.chat.completions.with_raw_response.create(model="m-1", messages=messages, tools=TOOLS, stream=stream)
+    raw: Any = caller.chat.completions.with_raw_response.create(
+        model="m-1", messages=messages, tools=TOOLS, stream=stream
+    )
     assert raw.headers["x-compaction"] in ("none", "compacted")
     assert raw.headers["x-compaction-policy"] == "default"
     assert len(raw.headers["x-compaction-id"]) == 16
     if stream:
         with raw.parse() as chunks:
             return gather(chunks)
-    message = raw.parse().choices[0].message.model_dump(exclude_none=True)
-    return {key: message[key] for key in ("role", "content", "tool_calls") if key in message}
+    return message_of(raw.parse())
 
 
 ERRORS = {
@@ -192,7 +195,7 @@ def test_errors_keep_their_status(provider: str, stream: bool, tmp_path: Path) -
         assert len(server.requests) == len(ERRORS[provider])
 
 
-def session(caller: openai.OpenAI, turns: int) -> list[Mapping[str, str]]:
+def session(caller: openai.OpenAI, turns: int) -> list[Any]:
     """A tool session in which every second turn is streamed; the headers of its answers."""
     headers = []
     messages: list[Any] = [{"role": "system", "content": "Be careful."}]
@@ -201,7 +204,7 @@ def session(caller: openai.OpenAI, turns: int) -> list[Mapping[str, str]]:
         if messages[-1]["role"] != "tool":
             number += 1
             messages.append({"role": "user", "content": f"Question {number}: how is part {number}?"})
-        raw = caller.chat.completions.with_raw_response.create(
+        raw: Any = caller.chat.completions.with_raw_response.create(
             model="m-1", messages=messages, tools=TOOLS, stream=index % 2 == 1
         )
         headers.append(raw.headers)

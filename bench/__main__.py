@@ -1,0 +1,63 @@
+"""``python -m bench``."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import Progress
+
+from bench import alone, cases, servers
+from bench.figures import FULL, QUICK, TINY, Row, Scale, raw
+from bench.table import show
+
+SCALES = {"full": FULL, "quick": QUICK, "tiny": TINY}
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--quick", "scale", flag_value="quick", help="Few rounds.")
+@click.option("--tiny", "scale", flag_value="tiny", help="One short round: whether it runs, not how fast.")
+@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write every round to FILE.")
+def main(scale: str | None, file: Path | None) -> None:
+    """Measure the proxy beside a minimal pass-through, and print the table.
+
+    A target that is missed is printed and is no failure; the exit status says whether everything ran.
+    """
+    chosen = SCALES[scale or "full"]
+    console = Console(width=max(140, Console().width))
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
+        bar = progress.add_task("measuring", total=chosen.rounds + chosen.starts + 2)
+        rows = measure(chosen, lambda: progress.advance(bar))
+    show(rows, chosen.rounds, servers.cores(), console)
+    if file is not None:
+        file.write_bytes(msgspec.json.format(msgspec.json.encode(raw(rows))) + b"\n")
+
+
+def measure(scale: Scale, step: alone.Step) -> list[Row]:
+    """All rows. The client, which is this process, moves to the upstream's core for as long."""
+    measured, beside = servers.cores()
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {beside})
+    try:
+        with tempfile.TemporaryDirectory(prefix="bench-") as name, servers.upstream(beside) as upstream:
+            passthrough = partial(servers.passthrough, measured, upstream)
+            proxy = partial(servers.proxy, measured, upstream, Path(name))
+            rows = alone.starts(passthrough, proxy, scale, step)
+            with passthrough() as theirs, proxy() as ours:
+                rows = cases.measure(theirs, ours, scale, step) + rows
+                rows += alone.event_loop(theirs, ours, scale)
+                step()
+        rows += alone.core(scale)
+        step()
+        return rows
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""What is measured of the proxy by itself: its start, its memory, its event loop under load, its core."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from statistics import quantiles
+
+import msgspec
+import uvloop
+
+from bench import bodies
+from bench.client import Broken, Caller, pings, request
+from bench.figures import MILLI, Row, Scale, Target
+from bench.servers import Server
+from proxy.compaction.groups import head_length
+from proxy.compaction.message import Turn, decode, read
+from proxy.compaction.rules import Frame
+from proxy.compaction.scan import scan
+from proxy.config import Settings
+from proxy.policy_rules import rules_for
+from proxy.profiles import Profile
+from proxy.tokens import Counter
+
+PING_SECONDS = 0.005
+PLAN_WINDOW = 128_000
+PLANS = 20
+
+Start = Callable[[], AbstractContextManager[Server]]
+Step = Callable[[], None]
+
+
+def starts(passthrough: Start, proxy: Start, scale: Scale, step: Step) -> list[Row]:
+    """From the start of the process to the first answer of the upstream, and memory: after that answer, and once
+    messages were counted."""
+    begun = Row("start to first answer", "s", Target("figure", 1.5))
+    rest = Row("memory at rest", "MB", Target("figure", 140.0))
+    counted = Row("memory, counting with o200k", "MB")
+    known = request(bodies.conversation("bench-1m"))
+    for _ in range(scale.starts):
+        for start, ours in ((passthrough, False), (proxy, True)):
+            with start() as server:
+                caller = Caller(server)
+                caller.ask(request(bodies.small()))
+                _side(begun, ours).append(time.perf_counter() - server.spawned)
+                time.sleep(0.2)
+                _side(rest, ours).append(server.megabytes)
+                if ours:
+                    caller.ask(known)
+                    time.sleep(0.2)
+                    counted.proxy.append(server.megabytes)
+                caller.close()
+        step()
+    return [begun, rest, counted]
+
+
+def event_loop(passthrough: Server, proxy: Server, scale: Scale) -> list[Row]:
+    """How late ``GET /livez`` is answered while large bodies are counted of which nothing is known.
+
+    The pass-through, which has no such path, answers 404 while it moves the same bodies: what the machine itself costs.
+    """
+    usual = Row("/livez while 4 MB bodies are counted: p99", "ms", Target("figure", 20.0))
+    worst = Row("/livez while 4 MB bodies are counted: worst", "ms")
+    cold = [request(bodies.conversation("bench-4m", bodies.COLD_BYTES, seed=100 + n)) for n in range(scale.cold)]
+    # Rounds of two bodies, for enough pings in each to speak of the slowest hundredth.
+    for some in (cold[start : start + 2] for start in range(0, scale.cold, 2)):
+        for server, ours in ((passthrough, False), (proxy, True)):
+            latencies = [MILLI * seconds for seconds in uvloop.run(_pinged(server, some, counted=ours))]
+            _side(usual, ours).append(quantiles(latencies, n=100, method="inclusive")[98])
+            _side(worst, ours).append(max(latencies))
+    return [usual, worst]
+
+
+async def _pinged(server: Server, cold: Sequence[bytes], *, counted: bool) -> list[float]:
+    caller = Caller(server)
+
+    def load() -> None:
+        for sent in cold:
+            answer = caller.ask(sent)
+            if counted and b"\r\nx-compaction-tokens-before: " not in answer:
+                raise Broken("a large body was not counted")
+
+    busy = asyncio.ensure_future(asyncio.to_thread(load))
+    latencies = await pings(server, PING_SECONDS, busy)
+    await busy
+    caller.close()
+    return latencies
+
+
+def core(scale: Scale) -> list[Row]:
+    """CPU of planning alone, in this process: a conversation whose counts are known, planned whole every time."""
+    row = Row("planning a 1.1 MB conversation, counts known: CPU", "ms")
+    counter = Counter(Profile(model="bench", context_window=PLAN_WINDOW))
+    raws = [msgspec.json.encode(message) for message in bodies.messages(bodies.CONVERSATION_BYTES)]
+    turns = [Turn(raw, read(decode(raw), counter.message)) for raw in raws]
+    head = head_length(turns)
+    frame = Frame(PLAN_WINDOW, sum(turn.facts.tokens for turn in turns[:head]), head)
+    rules = rules_for(Settings().policies["default"], window_known=True)
+    for _ in range(scale.rounds + 1):
+        before = time.process_time()
+        for _ in range(PLANS):
+            plan = scan(turns[head:], rules, frame, counter.message)
+        row.proxy.append(MILLI * (time.process_time() - before) / PLANS)
+    if not plan.checkpoints:
+        raise Broken(f"{row.name}: there was nothing to plan")
+    del row.proxy[0]  # the first round makes the shortened forms, which are remembered like the counts
+    return [row]
+
+
+def _side(row: Row, ours: bool) -> list[float]:
+    return row.proxy if ours else row.reference

@@ -1,0 +1,128 @@
+"""What goes through both servers, in rounds: the pass-through, the proxy, the pass-through, the proxy …"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import uvloop
+
+from bench import bodies
+from bench.client import Broken, Caller, Load, one_by_one, request, side_by_side, verdicts
+from bench.figures import MICRO, MILLI, Row, Scale, Target
+from bench.servers import Server
+
+AT_ONCE = 16
+SLOW = 150
+BURST = 2_000
+PACED = 200
+WARM_UP = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One request, sent over and over.
+
+    ``times`` per round and side, ``at_once`` over so many connections. ``rows`` take each round's CPU per request and
+    the median latency, in this order; a CPU figure is divided by ``per``. ``expected`` is what the proxy must say of
+    it: ``x-compaction`` and ``x-compaction-summary``.
+    """
+
+    sent: bytes
+    times: int
+    rows: Sequence[Row]
+    per: int = 1
+    at_once: int = 1
+    expected: tuple[str, str] = ("none", "")
+
+    def warm(self, caller: Caller) -> bytes:
+        """Have everything in place that lasts: connections, counts, summaries. The last answer."""
+        return [caller.ask(self.sent) for _ in range(WARM_UP)][-1]
+
+    def load(self, server: Server, caller: Caller) -> Load:
+        """One round on one side."""
+        if self.at_once == 1:
+            return one_by_one(server, caller, self.sent, self.times)
+        return uvloop.run(side_by_side(server, self.sent, self.times, self.at_once))
+
+
+def cases(scale: Scale) -> list[Case]:
+    """All of them."""
+    ratio = Target("ratio", 1.5)
+    small = request(bodies.small())
+    slow = request(bodies.small(user=f"slow-{SLOW}"))
+    known = request(bodies.conversation("bench-1m"))
+    spliced = request(bodies.conversation("bench-128k"))
+    burst = request(bodies.small(stream=True, user=f"burst-{BURST}"))
+    paced = request(bodies.small(stream=True, user=f"paced-{PACED}"))
+    large = "1.1 MB conversation"
+    return [
+        Case(
+            small,
+            scale.small,
+            [Row("small request: CPU", "ms", ratio), Row("small request: latency", "ms", ratio)],
+        ),
+        Case(
+            small,
+            scale.at_once,
+            [
+                Row(f"small, {AT_ONCE} at once: CPU", "ms", ratio),
+                Row(f"small, {AT_ONCE} at once: latency", "ms", ratio),
+            ],
+            at_once=AT_ONCE,
+        ),
+        Case(
+            slow,
+            scale.slow,
+            [Row(f"the same, upstream takes {SLOW} ms: CPU", "ms", ratio)],
+            at_once=AT_ONCE,
+        ),
+        Case(
+            known,
+            scale.large,
+            [Row(f"{large}, counts known: CPU", "ms", Target("figure", 2.5)), Row(f"{large}: latency", "ms")],
+        ),
+        Case(
+            spliced,
+            scale.large,
+            [
+                Row(f"{large}, stored summary put in: CPU", "ms", Target("figure", 3.0)),
+                Row(f"{large}, stored summary: latency", "ms"),
+            ],
+            expected=("compacted", "stored"),
+        ),
+        Case(
+            burst,
+            scale.streams,
+            [Row(f"stream chunk, burst of {BURST:,}: CPU", "µs", Target("figure", 10.0))],
+            per=BURST,
+        ),
+        Case(paced, scale.streams, [Row("stream chunk, 1 ms apart: CPU", "µs")], per=PACED),
+    ]
+
+
+def measure(passthrough: Server, proxy: Server, scale: Scale, step: Callable[[], None]) -> list[Row]:
+    """The rows of all cases; ``step`` is called after each round. Raises ``Broken`` where the proxy did something else
+    than a case is about."""
+    chosen = cases(scale)
+    theirs, ours = Caller(passthrough), Caller(proxy)
+    for case in chosen:
+        case.warm(theirs)
+        said = verdicts(case.warm(ours))
+        if said != case.expected:
+            raise Broken(f"{case.rows[0].name}: the proxy says {said}, not {case.expected}")
+    for _ in range(scale.rounds):
+        for case in chosen:
+            for server, caller in ((passthrough, theirs), (proxy, ours)):
+                _note(case, case.load(server, caller), ours=server is proxy)
+        step()
+    theirs.close()
+    ours.close()
+    return [row for case in chosen for row in case.rows]
+
+
+def _note(case: Case, load: Load, *, ours: bool) -> None:
+    for row, seconds in zip(case.rows, (load.cpu / case.per, median(load.latencies)), strict=False):
+        figure = seconds * (MICRO if row.unit == "µs" else MILLI)
+        (row.proxy if ours else row.reference).append(figure)

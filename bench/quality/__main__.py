@@ -1,0 +1,74 @@
+"""``python -m bench.quality``."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import Progress
+
+from bench.quality import sessions
+from bench.quality.langchain import ROOT, langchain
+from bench.quality.rows import Row, cases, engines, measure
+from bench.quality.table import raw, show
+
+PYTHON = ROOT / ".venv-bench" / "bin" / "python"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How many conversations of each kind are generated, and for which windows."""
+
+    seeds: int
+    windows: tuple[int, ...]
+
+
+FULL = Scale(2, (16_384, 32_768))
+QUICK = Scale(1, (16_384,))
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--quick", is_flag=True, help="Few generated conversations, in one window, and no recorded ones.")
+@click.option("--json", "file", type=_FILE, help="Write every figure to FILE.")
+@click.option("--chart", type=_FILE, help="Draw the chart into FILE (PNG).")
+@click.option("--sessions", "folder", type=click.Path(path_type=Path), default=sessions.FOLDER, show_default=False,
+              help="The folder with recorded sessions; without them those rows are left out.")  # fmt: skip
+@click.option("--langchain", "python", type=click.Path(exists=True, path_type=Path), default=PYTHON, show_default=False,
+              help="The interpreter of the environment with LangChain.")  # fmt: skip
+def main(quick: bool, file: Path | None, chart: Path | None, folder: Path, python: Path) -> None:
+    """Compare the engine with LangChain's on the same conversations, and print the table."""
+    console = Console(width=max(170, Console().width))
+    rows, versions = compare(QUICK if quick else FULL, folder, python, console, recorded=not quick)
+    show(rows, versions, console)
+    written = msgspec.json.format(msgspec.json.encode({"versions": versions, "rows": raw(rows)})) + b"\n"
+    if file is not None:
+        file.write_bytes(written)
+    if chart is not None:
+        subprocess.run([python, "-m", "bench.quality.chart", chart.resolve()], input=written, cwd=ROOT, check=True)
+
+
+def compare(
+    scale: Scale, folder: Path, python: Path, console: Console, *, recorded: bool
+) -> tuple[list[Row], dict[str, str]]:
+    """All rows, and the versions of LangChain that they were measured with."""
+    chosen = cases(folder if recorded else None, seeds=scale.seeds, windows=scale.windows)
+    with (
+        Progress(console=console, disable=not console.is_terminal, transient=True) as progress,
+        tempfile.TemporaryDirectory(prefix="bench-") as store,
+        langchain(python) as peer,
+    ):
+        bar = progress.add_task("comparing", total=sum(len(list(engines(case))) for case in chosen))
+        rows = asyncio.run(measure(chosen, Path(store), peer, lambda: progress.advance(bar)))
+        return rows, peer.versions
+
+
+if __name__ == "__main__":
+    main()

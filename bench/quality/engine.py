@@ -1,0 +1,121 @@
+"""The project's engine, in process: every request of a conversation as the server would treat it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from bench.quality.conversations import Conversation
+from bench.quality.outcome import Outcome, Prompts
+from bench.quality.summariser import SUMMARISERS, Summariser
+from proxy.body import parse
+from proxy.compaction.rules import Caps, Frame, caps
+from proxy.compactor import Case, Compactor
+from proxy.config import Policy
+from proxy.limits import budget, reserved_output
+from proxy.policy_rules import rules_for
+from proxy.profiles import Profile
+from proxy.store import open_store
+from proxy.summary.asking import LaneModel, output_limit
+from proxy.summary.quality import Written
+from proxy.summary.service import Summaries
+from proxy.tokens import Counter
+from proxy.tokens.remembered import Remembered
+
+MODEL = "bench"
+TOKENIZER = "o200k_base"
+POLICY = Policy.build("default", {})
+
+_MATERIAL = re.compile(
+    r"(?:<previous_summary>\n(?P<previous>.*?)\n</previous_summary>.*?)?<transcript>\n(?P<transcript>.*)\n</transcript>",
+    re.DOTALL,
+)
+
+
+def profile(window: int) -> Profile:
+    """A model with this window, and a quarter of it for the answer at most."""
+    return Profile(MODEL, window, window, window // 4, tokenizer=TOKENIZER)
+
+
+def room(window: int) -> int:
+    """The input tokens of a request in this window that names no output."""
+    known = profile(window)
+    found = budget(known, reserved_output(known, None, None), None)
+    if found is None:
+        raise ValueError("a window gives a budget")
+    return found
+
+
+def shares(window: int) -> Caps:
+    """How large the parts of a summary message may get in this window."""
+    return caps(rules_for(POLICY, window_known=True), Frame(room(window), 0, 1).rounded())
+
+
+class _Model:
+    """A summary model that is a function. Notes down what it read."""
+
+    def __init__(self, counter: Counter, window: int, summariser: Summariser, reads: list[int]) -> None:
+        known = profile(window)
+        output = output_limit(MODEL, shares(window).summary, known.max_output_tokens)
+        self.room = budget(known, reserved_output(known, output, None), None)
+        self.count = counter.text
+        self._counter = counter
+        self._summariser = summariser
+        self._reads = reads
+
+    async def ask(self, messages: list[dict[str, Any]], max_tokens: int) -> Written:
+        """See ``proxy.summary.writing.SummaryModel``."""
+        self._reads.append(sum(self._counter.message(message) for message in messages))
+        found = _MATERIAL.search(messages[-1]["content"])
+        if found is None:
+            raise ValueError("no transcript in the request for a summary")
+        material = "\n\n".join(filter(None, (found["previous"], found["transcript"])))
+        return Written(self._summariser(material, max_tokens, self.count), "stop")
+
+
+class Engine:
+    """Replays conversations. ``folder`` holds the store."""
+
+    def __init__(self, folder: Path) -> None:
+        self._remembered = Remembered()
+        self._store = open_store(f"sqlite:///{folder / 'bench.db'}")
+        self._compactor = Compactor(self._remembered, Summaries(self._store))
+        self._counters: dict[int, Counter] = {}
+
+    async def replay(self, conversation: Conversation, window: int, summariser: str) -> Outcome:
+        """What is sent at each of the conversation's requests. A summary that is begun early is there at the next."""
+        prompts = Prompts()
+        counter = self._counters.setdefault(window, Counter(profile(window)))
+        model = _Model(counter, window, SUMMARISERS[summariser], prompts.outcome.reads)
+        raws = [msgspec.json.encode(message) for message in conversation.messages]
+
+        async def models(tokens: int) -> Sequence[LaneModel]:
+            return cast("Sequence[LaneModel]", (model,))
+
+        for end in conversation.requests():
+            body = parse(b'{"model":"' + MODEL.encode() + b'","messages":[' + b",".join(raws[:end]) + b"]}")
+            case = Case(
+                body=body,
+                counter=counter,
+                policy=POLICY,
+                mode="enforce",
+                budget=room(window),
+                tenant=f"{conversation.name} {window} {summariser}",
+                upstream=MODEL,
+                models=models,
+                rules=rules_for(POLICY, window_known=True),
+            )
+            outcome = await self._compactor.compact(case)
+            prompts.add(raws[:end] if outcome.messages is None else outcome.messages)
+            await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
+        return prompts.outcome
+
+    async def aclose(self) -> None:
+        """Close the store and end the threads."""
+        await self._store.aclose()
+        self._remembered.close()

@@ -1,0 +1,240 @@
+"""What the figures mean: an outcome held against the conversation it was made of.
+
+Figures are taken at requests that do not fit the window as they came: the same ones for every engine, at most
+``SAMPLES`` of a conversation, spread evenly, so that neither the moment after a compaction nor the one before it
+decides. Shares are of things, not of conversations; ``None`` where there was nothing to count.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter as Multiset
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any
+
+from bench.quality.conversations import Conversation, Message
+from bench.quality.outcome import Outcome
+from proxy.compaction.message import HEAD_ROLES, arguments_of, calls_of, text_of
+from proxy.compaction.rules import USER_FRAME_TOKENS
+from proxy.demo.validity import faults
+from proxy.tokens import Counter
+
+SAMPLES = 12
+
+_LISTING = re.compile(r"^- (\S*)/: (.+)$", re.MULTILINE)
+
+
+def reach_through_archive(outcome: Outcome, prompt: Sequence[int]) -> set[str] | None:
+    """The facts that a model could read with one look-up that the prompt tells it of; ``None``: there is no archive."""
+    return None
+
+
+@dataclass
+class Share:
+    """So many of so many."""
+
+    part: float = 0
+    whole: float = 0
+
+    def add(self, part: float, whole: float) -> None:
+        self.part += part
+        self.whole += whole
+
+    @property
+    def value(self) -> float | None:
+        return self.part / self.whole if self.whole else None
+
+
+@dataclass
+class Figures:
+    """The figures of one engine on one kind of conversation; ``Judge.add`` takes in one conversation after the other.
+
+    All but the last four are shares in 0 to 1.
+    """
+
+    over: Share = field(default_factory=Share)
+    """Of all requests that do not fit the window as they came: prompts that do not fit it either."""
+    invalid: Share = field(default_factory=Share)
+    """Of the prompts with more in them than system messages: those that OpenAI would refuse for their structure."""
+    facts: Share = field(default_factory=Share)
+    """Of the facts in messages that are not in the prompt as they came: those that can be read in it all the same."""
+    archive: Share = field(default_factory=Share)
+    """Those, and those that are one look-up away."""
+    all_facts: Share = field(default_factory=Share)
+    """Of the facts in all messages: those that can be read in the prompt."""
+    paths: Share = field(default_factory=Share)
+    """Of the files named by calls that are not in the prompt as they came: those whose path can be read in it."""
+    users: Share = field(default_factory=Share)
+    """Messages of the user's that are in the prompt word for word."""
+    users_in_budget: Share = field(default_factory=Share)
+    """The same, of the first one and the newest ones that the project's default policy sets tokens aside for."""
+    stays: Share = field(default_factory=Share)
+    """Tokens of a prompt that are still there, at the same place, in the next one; over all requests."""
+    tokens: Share = field(default_factory=Share)
+    """Tokens of a prompt."""
+    summaries: Share = field(default_factory=Share)
+    """Requests for a summary, per conversation."""
+    read: Share = field(default_factory=Share)
+    """Tokens that they read, per conversation."""
+    judged: Share = field(default_factory=Share)
+    """Requests at which the figures were taken, per conversation."""
+
+    def values(self) -> dict[str, float | None]:
+        return {part.name: getattr(self, part.name).value for part in fields(self)}
+
+
+class Judge:
+    """Judges outcomes. Keeps the sizes of messages."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._sizes: dict[str, int] = {}
+
+    def add(self, figures: Figures, conversation: Conversation, outcome: Outcome, window: int, users: int) -> None:
+        """Take one outcome into the figures. ``users`` are the tokens set aside for the user's messages."""
+        messages = [_Read(message) for message in conversation.messages]
+        sent = [_Read(message) for message in outcome.messages]
+        ends = conversation.requests()
+        sizes = [0, *accumulate(self._size(message) for message in messages)]
+        large = [number for number, end in enumerate(ends) if sizes[end] > window]
+        prompts = [[sent[i] for i in prompt] for prompt in outcome.prompts]
+        lengths = [sum(self._size(message) for message in prompt) for prompt in prompts]
+        figures.over.add(sum(lengths[number] > window for number in large), len(large))
+        figures.summaries.add(len(outcome.reads), 1)
+        figures.read.add(sum(outcome.reads), 1)
+        self._stays(figures.stays, sent, outcome.prompts)
+        chosen = _spread(large)
+        figures.judged.add(len(chosen), 1)
+        for number in chosen:
+            before = messages[: ends[number]]
+            reached = reach_through_archive(outcome, outcome.prompts[number])
+            figures.tokens.add(lengths[number], 1)
+            if any(message.role not in HEAD_ROLES for message in prompts[number]):
+                found = faults({"messages": [message.value for message in prompts[number]]})
+                figures.invalid.add(bool(found), 1)
+            _judge(figures, before, prompts[number], conversation.facts, self._in_budget(before, users), reached)
+
+    def _size(self, read: _Read) -> int:
+        size = self._sizes.get(read.raw)
+        if size is None:
+            size = self._sizes[read.raw] = self._counter.message(read.value)
+        return size
+
+    def _in_budget(self, messages: Sequence[_Read], tokens: int) -> set[int]:
+        """The first message of the user's and the newest ones that fit into so many tokens together."""
+        users = [i for i, message in enumerate(messages) if message.role == "user"]
+        chosen: set[int] = set()
+        for index in [*users[:1], *reversed(users[1:])]:
+            tokens -= self._size(messages[index]) + USER_FRAME_TOKENS
+            if tokens < 0:
+                break
+            chosen.add(index)
+        return chosen
+
+    def _stays(self, share: Share, sent: Sequence[_Read], prompts: Sequence[Sequence[int]]) -> None:
+        for previous, current in pairwise(prompts):
+            sizes = [self._size(sent[i]) for i in previous]
+            same = next((n for n, (a, b) in enumerate(zip(previous, current, strict=False)) if a != b), None)
+            if same is None:
+                same = min(len(previous), len(current))
+            part: float = sum(sizes[:same])
+            if same < len(previous) and same < len(current):
+                one, other = sent[previous[same]].raw, sent[current[same]].raw
+                part += sizes[same] * _common(one, other) / len(one)
+            share.add(part, sum(sizes))
+
+
+class _Read:
+    """A message and what can be read in it."""
+
+    def __init__(self, message: Message) -> None:
+        self.value = message
+        self.raw = json.dumps(message, ensure_ascii=False)
+        self.role = message.get("role")
+
+    @cached_property
+    def text(self) -> str:
+        return "\n".join([text_of(self.value), *(arguments for _, arguments in arguments_of(self.value))])
+
+    @cached_property
+    def key(self) -> str:
+        """Alike for messages that say the same, whatever their spelling."""
+        calls = [(call.id, call.name) for call in calls_of(self.value)]
+        arguments = [_parsed(text) for _, text in arguments_of(self.value)]
+        return repr((self.role, text_of(self.value), calls, arguments, self.value.get("tool_call_id")))
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _judge(
+    figures: Figures,
+    before: Sequence[_Read],
+    prompt: Sequence[_Read],
+    facts: dict[str, int],
+    in_budget: set[int],
+    reached: set[str] | None,
+) -> None:
+    """Everything that is read in one prompt."""
+    text = "\n".join(message.text for message in prompt)
+    dropped = _missing(before, prompt)
+    lost = [fact for fact, index in facts.items() if index in dropped]
+    readable = {fact for fact in lost if fact in text}
+    figures.facts.add(len(readable), len(lost))
+    if reached is not None:
+        figures.archive.add(len(readable | (reached & set(lost))), len(lost))
+    present = [fact for fact, index in facts.items() if index < len(before)]
+    figures.all_facts.add(sum(fact in text for fact in present), len(present))
+    paths = {path for i in dropped for path in _paths(before[i].value)}
+    figures.paths.add(len(readable_paths(paths, text)), len(paths))
+    users = {i: text_of(before[i].value) in text for i in range(len(before)) if before[i].role == "user"}
+    figures.users.add(sum(users.values()), len(users))
+    figures.users_in_budget.add(sum(users[i] for i in in_budget), len(in_budget))
+
+
+def _missing(before: Sequence[_Read], prompt: Sequence[_Read]) -> set[int]:
+    """The messages that are not in the prompt as they came. Of equal ones the newest are taken to be there."""
+    there = Multiset(message.key for message in prompt)
+    missing = set()
+    for index in range(len(before) - 1, -1, -1):
+        key = before[index].key
+        if there[key]:
+            there[key] -= 1
+        else:
+            missing.add(index)
+    return missing
+
+
+def _paths(message: Message) -> Iterable[str]:
+    """The files that a message's calls name."""
+    for _, text in arguments_of(message):
+        arguments = _parsed(text)
+        if isinstance(arguments, dict) and isinstance(arguments.get("path"), str):
+            yield arguments["path"]
+
+
+def readable_paths(paths: Iterable[str], text: str) -> set[str]:
+    """The paths that are in the text: as they are, or as names in a line ``- folder/: name, name``."""
+    listed = {f"{folder}/{name}" for folder, names in _LISTING.findall(text) for name in names.split(", ")}
+    return {path for path in paths if path in listed or path in text}
+
+
+def _common(one: str, other: str) -> int:
+    """With how many characters both begin."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _spread(numbers: Sequence[int]) -> list[int]:
+    """At most ``SAMPLES`` of them, the last one included."""
+    if len(numbers) <= SAMPLES:
+        return list(numbers)
+    return [numbers[round(i * (len(numbers) - 1) / (SAMPLES - 1))] for i in range(SAMPLES)]

@@ -1,0 +1,94 @@
+"""Which conversations are compared, and the figures of each comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.quality import dirt, sessions
+from bench.quality.conversations import SHAPES, Conversation
+from bench.quality.engine import TOKENIZER, Engine, shares
+from bench.quality.judge import Figures, Judge
+from bench.quality.langchain import MIDDLEWARE, TRIMMING, TUNED, LangChain
+from proxy.profiles import Profile
+from proxy.tokens import Counter
+
+OURS = "compaction-proxy"
+SUMMARISERS = ("echo", "extract")
+DIRTY = ", dirty"
+
+WORDS_PER_WINDOW_TOKEN = 2.5
+"""A generated conversation has so many words for each token of the window, and so is compacted several times."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Conversations of one kind in one window."""
+
+    name: str
+    window: int
+    conversations: Sequence[Conversation]
+    summarisers: tuple[str, ...] = SUMMARISERS
+
+
+@dataclass(frozen=True)
+class Row:
+    """One engine on one case. ``summariser`` is empty where an engine has none."""
+
+    case: str
+    window: int
+    conversations: int
+    summariser: str
+    engine: str
+    figures: Figures
+
+
+def cases(folder: Path | None, *, seeds: int, windows: Sequence[int]) -> list[Case]:
+    """All that can be compared. ``folder`` may hold recorded sessions; ``None``: generated conversations alone."""
+    found = []
+    for shape, make in SHAPES.items():
+        for window in windows:
+            made = [make(seed, int(window * WORDS_PER_WINDOW_TOKEN)) for seed in range(seeds)]
+            found.append(Case(shape, window, made))
+    for shape, make in SHAPES.items():
+        made = [make(seed, int(windows[0] * WORDS_PER_WINDOW_TOKEN)) for seed in range(seeds)]
+        dirty = [dirt.dirtied(conversation, kind) for kind in dirt.KINDS for conversation in made]
+        found.append(Case(shape + DIRTY, windows[0], dirty, ("echo",)))
+    if folder is None:
+        return found
+    coding = sessions.coding(folder)
+    found += [Case("coding session", window, coding) for window in (32_768, 65_536, 131_072) if coding]
+    airline = sessions.airline(folder)
+    return [*found, *([Case("airline sessions", 4_096, airline)] if airline else [])]
+
+
+async def measure(chosen: Sequence[Case], folder: Path, peer: LangChain, step: Callable[[], None]) -> list[Row]:
+    """The rows of all cases. ``folder`` is for the engine's store."""
+    engine = Engine(folder)
+    judge = Judge(Counter(Profile("bench", tokenizer=TOKENIZER)))
+    rows = []
+    try:
+        for case in chosen:
+            for name, summariser in engines(case):
+                figures = Figures()
+                for conversation in case.conversations:
+                    if name == OURS:
+                        outcome = await engine.replay(conversation, case.window, summariser)
+                    else:
+                        outcome = peer.replay(conversation, case.window, name, summariser)
+                    judge.add(figures, conversation, outcome, case.window, shares(case.window).users)
+                rows.append(Row(case.name, case.window, len(case.conversations), summariser, name, figures))
+                step()
+    finally:
+        await engine.aclose()
+    return rows
+
+
+def engines(case: Case) -> Iterator[tuple[str, str]]:
+    """Every engine with every summariser; trimming has none."""
+    for summariser in case.summarisers:
+        yield OURS, summariser
+        yield MIDDLEWARE, summariser
+        yield TUNED, summariser
+    yield TRIMMING, ""

@@ -1,0 +1,99 @@
+"""The table that is printed, and the rows as plain values for JSON and the chart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.quality.langchain import MIDDLEWARE, TRIMMING, TUNED
+from bench.quality.rows import OURS, Row
+
+NOTHING = "–"
+LABELS = {OURS: "compaction-proxy", MIDDLEWARE: "LangChain", TUNED: "LangChain, tuned", TRIMMING: "LangChain, trimmed"}
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}" if 0.98 <= value < 1 or 0 < value < 0.01 else f"{value:.0%}"
+
+
+def _thousands(value: float) -> str:
+    return f"{value / 1000:.1f}K" if value < 100_000 else f"{value / 1000:.0f}K"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value in (0, 1) or value >= 10 else f"{value:.1f}"
+
+
+COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("too long", "over", _percent),
+    ("invalid", "invalid", _percent),
+    ("dropped facts readable", "facts", _percent),
+    ("with archive", "archive", _percent),
+    ("file paths", "paths", _percent),
+    ("user messages", "users", _percent),
+    ("… in budget", "users_in_budget", _percent),
+    ("prefix stays", "stays", _percent),
+    ("tokens", "tokens", _thousands),
+    ("summaries", "summaries", _number),
+    ("they read", "read", _thousands),
+)
+
+
+def raw(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """All rows as plain values."""
+    return [
+        {
+            "case": row.case,
+            "window": row.window,
+            "conversations": row.conversations,
+            "summariser": row.summariser,
+            "engine": row.engine,
+            **row.figures.values(),
+        }
+        for row in rows
+    ]
+
+
+def show(rows: Sequence[Row], versions: Mapping[str, str], console: Console) -> None:
+    """Print all rows. Where summarisers give different figures, that of ``echo`` stands before that of ``extract``."""
+    table = Table(title="The engine beside LangChain on the same conversations", caption=caption(versions))
+    table.add_column("conversations", no_wrap=True)
+    table.add_column("engine", no_wrap=True)
+    for name, _, _ in COLUMNS:
+        table.add_column(name, justify="right")
+    for (case, window, number), group in groupby(rows, key=lambda row: (row.case, row.window, row.conversations)):
+        members = list(group)
+        title = f"{case}, {window // 1024}K" + (f" ({number})" if number > 1 else "")
+        for engine, label in LABELS.items():
+            of_engine = [row.figures.values() for row in members if row.engine == engine]
+            if of_engine:
+                cells = [_cell(of_engine, name, form) for _, name, form in COLUMNS]
+                table.add_row(title, label, *cells, style="bold" if engine == OURS else None)
+                title = ""
+        table.add_section()
+    console.print(table)
+
+
+def _cell(figures: Sequence[Mapping[str, float | None]], name: str, form: Callable[[float], str]) -> str:
+    values = [found[name] for found in figures]
+    return " / ".join(dict.fromkeys(NOTHING if value is None else form(value) for value in values))
+
+
+def caption(versions: Mapping[str, str]) -> str:
+    """What was compared with what, and how to read the table."""
+    named = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return (
+        f"LangChain: SummarizationMiddleware of {named}, trigger ('fraction', 0.85), otherwise its defaults (20 "
+        "messages are kept, the newest 4,000 tokens of the others summarised); tuned: an exact token_counter, "
+        "trim_tokens_to_summarize None; trimmed: trim_messages to 0.85 of the window, strategy 'last', start_on "
+        "'human', include_system (in a tool loop only the system message is left). The project: its default policy.\n"
+        "Every turn sent; figures at requests larger than the window. Two figures: with a summary model that repeats "
+        "the beginning of what it reads / that extracts the surroundings of identifiers, both at most as long for all. "
+        "Too long: prompts larger than the window, which are refused whatever they hold. In budget: of the first and "
+        "newest user messages that fit into the tokens which the default policy sets aside. Prefix stays: tokens of a "
+        "prompt with which the next one begins. Tokens: of a prompt. Summaries and what they read: per conversation."
+    )

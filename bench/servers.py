@@ -1,0 +1,162 @@
+"""The processes that are measured: started, pinned to a core, their time and memory read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import yaml
+
+from bench.bodies import WINDOWS
+
+START_SECONDS = 30.0
+"""A server that has not answered by then is broken."""
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def cores() -> tuple[int, int]:
+    """The core of the servers that are measured, and the one of upstream and client; the same where there is one."""
+    allowed = sorted(os.sched_getaffinity(0))
+    return allowed[0], allowed[-1]
+
+
+class Server:
+    """A server in a process of its own."""
+
+    def __init__(self, command: Sequence[str], port: int, core: int) -> None:
+        self.port = port
+        self.spawned = time.perf_counter()
+        with _pinned(core):  # a child inherits it, so no moment of its start runs elsewhere
+            self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
+            self._process = subprocess.Popen(command, cwd=ROOT, stdout=self._log, stderr=self._log)
+
+    @property
+    def cpu(self) -> float:
+        """CPU seconds of all its threads so far, those that have ended included."""
+        # The clock of another process, as clock_getcpuclockid(3) makes its id: finer than the ticks of /proc.
+        return time.clock_gettime((~self._process.pid << 3) | 2)
+
+    @property
+    def megabytes(self) -> float:
+        """Resident memory in MB."""
+        return float(psutil.Process(self._process.pid).memory_info().rss) / 1e6
+
+    def connected(self) -> socket.socket:
+        """A connection, as soon as the server takes one. Raises ``RuntimeError`` if it never does."""
+        latest = time.perf_counter() + START_SECONDS
+        while time.perf_counter() < latest and self._process.poll() is None:
+            try:
+                made = socket.create_connection(("127.0.0.1", self.port), timeout=START_SECONDS)
+            except ConnectionRefusedError:
+                time.sleep(0.002)
+                continue
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return made
+        raise RuntimeError(f"the server on port {self.port} did not start; what it wrote says why")
+
+    def last_words(self) -> str:
+        """The end of what it wrote."""
+        self._log.seek(0)
+        return self._log.read()[-2_000:].decode(errors="replace")
+
+    def stop(self) -> None:
+        """End the process."""
+        self._process.terminate()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+
+@contextlib.contextmanager
+def upstream(core: int) -> Iterator[Server]:
+    """The benchmark's upstream."""
+    port = free_port()
+    with _running(Server([sys.executable, "-m", "bench.upstream", str(port)], port, core)) as server:
+        server.connected().close()
+        yield server
+
+
+@contextlib.contextmanager
+def passthrough(core: int, behind: Server) -> Iterator[Server]:
+    """The minimal pass-through."""
+    port = free_port()
+    command = [sys.executable, "-m", "bench.passthrough", str(port), f"http://127.0.0.1:{behind.port}"]
+    with _running(Server(command, port, core)) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def proxy(core: int, behind: Server, folder: Path) -> Iterator[Server]:
+    """The proxy, started as anybody starts it; configuration and store lie in ``folder``."""
+    port = free_port()
+    file = folder / f"config-{port}.yaml"
+    file.write_text(configuration(behind.port, folder / f"store-{port}.db"), encoding="utf-8")
+    command = [sys.executable, "-m", "proxy", "serve", "--config", str(file), "--port", str(port)]
+    with _running(Server(command, port, core)) as server:
+        yield server
+
+
+def configuration(upstream_port: int, database: Path) -> str:
+    """The proxy's configuration, as YAML: everything at its default but the addresses and the models' windows."""
+    models: list[dict[str, object]] = [
+        {
+            "match": name,
+            "upstream": "main",
+            "profile": {
+                "context_window": window,
+                "max_input_tokens": window,
+                "max_output_tokens": 16_000,
+                "tokenizer": "o200k_base",
+            },
+        }
+        for name, window in WINDOWS.items()
+    ]
+    models.append({"match": "*", "upstream": "main"})
+    main = {"provider": "openai", "base_url": f"http://127.0.0.1:{upstream_port}/v1"}
+    settings = {
+        "store": {"url": f"sqlite:///{database}"},
+        "upstreams": {"main": main},
+        "models": models,
+        "policies": {"default": {"mode": "enforce"}},
+    }
+    return yaml.safe_dump(settings, sort_keys=False)
+
+
+def free_port() -> int:
+    """A port that nobody listens on at the moment."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _running(server: Server) -> Iterator[Server]:
+    try:
+        yield server
+    except BaseException:
+        sys.stderr.write(server.last_words())
+        raise
+    finally:
+        server.stop()
+
+
+@contextlib.contextmanager
+def _pinned(core: int) -> Iterator[None]:
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

@@ -1,0 +1,130 @@
+"""A fast upstream in a process of its own: ``python -m bench.upstream PORT``.
+
+It answers every request with the same short chat completion, or, where the request wants a stream, with as many equal
+chunks as its ``user`` field says: ``burst-N`` as fast as they can be sent, ``paced-N`` a millisecond apart. With
+``slow-N`` the chat completion comes after so many milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from typing import cast
+
+import msgspec
+import uvloop
+
+CREATED = 1_700_000_000
+SUMMARY = "The task is to keep the service fast. Files were read one by one; nothing was changed so far. "
+
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+_STREAM = re.compile(rb'"user" *: *"(burst|paced|slow)-(\d+)"')
+
+
+def completion() -> bytes:
+    """The answer, as the wire has it. Its text may also stand as a summary."""
+    message = {"role": "assistant", "content": SUMMARY * 4}
+    body = msgspec.json.encode(
+        {
+            "id": "chatcmpl-bench",
+            "object": "chat.completion",
+            "created": CREATED,
+            "model": "bench",
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 40, "completion_tokens": 80, "total_tokens": 120},
+        }
+    )
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return head % len(body) + body
+
+
+def event() -> bytes:
+    """One event of a stream: a token or so of text."""
+    choice = {"index": 0, "delta": {"content": " proxy"}, "finish_reason": None}
+    chunk = {"id": "chatcmpl-bench", "object": "chat.completion.chunk", "created": CREATED, "model": "bench"}
+    return b"data: " + msgspec.json.encode({**chunk, "choices": [choice]}) + b"\n\n"
+
+
+def framed(data: bytes) -> bytes:
+    """One chunk of HTTP's chunked encoding."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+_COMPLETION = completion()
+_EVENT = framed(event())
+_STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+_STREAM_END = framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+
+
+class Upstream(asyncio.Protocol):
+    """One connection; requests come one after another, bodies with their length."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+        self._needed = 0
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._streams: set[asyncio.Task[None]] = set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See ``asyncio.Protocol``."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+
+    def data_received(self, data: bytes) -> None:
+        """See ``asyncio.Protocol``."""
+        self._received += data
+        if len(self._received) < self._needed:
+            return
+        end = self._received.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        length = _LENGTH.search(self._received, 0, end + 2)
+        self._needed = end + 4 + (int(length[1]) if length else 0)
+        if len(self._received) < self._needed:
+            return
+        wanted = _STREAM.search(bytes(self._received[end : end + 300]))
+        self._received.clear()
+        self._needed = 0
+        if wanted is None:
+            self._transport.write(_COMPLETION)
+            return
+        if wanted[1] == b"slow":
+            asyncio.get_running_loop().call_later(int(wanted[2]) / 1e3, self._transport.write, _COMPLETION)
+            return
+        task = asyncio.ensure_future(self._stream(int(wanted[2]), 0.001 if wanted[1] == b"paced" else 0))
+        self._streams.add(task)
+        task.add_done_callback(self._streams.discard)
+
+    def pause_writing(self) -> None:
+        """See ``asyncio.BaseProtocol``."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """See ``asyncio.BaseProtocol``."""
+        self._writable.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """See ``asyncio.BaseProtocol``."""
+        for task in self._streams:
+            task.cancel()
+
+    async def _stream(self, chunks: int, pause: float) -> None:
+        self._transport.write(_STREAM_HEAD)
+        for _ in range(chunks):
+            await self._writable.wait()
+            self._transport.write(_EVENT)
+            # Each chunk is sent by a system call of its own, as an upstream does that sends what it has just made.
+            await asyncio.sleep(pause)
+        self._transport.write(_STREAM_END)
+
+
+async def serve(port: int) -> None:
+    """Serve until the process is ended."""
+    server = await asyncio.get_running_loop().create_server(Upstream, "127.0.0.1", port)
+    async with server:
+        await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(int(sys.argv[1])))

@@ -1,0 +1,79 @@
+"""The benchmark runs, and its table and figures have the shape they should; how fast anything is, is not asked here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import bodies
+from bench.figures import Row, Target, raw
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the benchmark pins processes to cores")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dict[str, Any]]]:
+    """What a run of one short round prints, and what it writes."""
+    file = tmp_path_factory.mktemp("bench") / "figures.json"
+    command = [sys.executable, "-m", "bench", "--tiny", "--json", str(file)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert run.returncode == 0, run.stderr
+    return run.stdout, json.loads(file.read_bytes())
+
+
+def test_every_case_is_measured_on_both_sides(written: tuple[str, list[dict[str, Any]]]) -> None:
+    _, rows = written
+    figures = [figure for row in rows for figure in (*row["proxy"], *row["passthrough"])]
+    assert all(row["proxy"] for row in rows)
+    assert all(figure > 0 for figure in figures)
+    alone = {row["name"] for row in rows if not row["passthrough"]}
+    assert alone == {"memory, counting with o200k", "planning a 1.1 MB conversation, counts known: CPU"}
+
+
+def test_what_is_asked_for_is_in_the_table(written: tuple[str, list[dict[str, Any]]]) -> None:
+    printed, rows = written
+    asked = [row for row in rows if row["target"] is not None]
+    assert len(asked) >= 8
+    for row in rows:
+        assert row["name"] in printed
+    for row in asked:
+        assert isinstance(row["met"], bool)
+        assert f"≤ {row['target']['at_most']:g}" in printed
+
+
+@pytest.mark.parametrize(
+    ("target", "proxy", "reference", "met"),
+    [
+        (None, [3.0], [1.0], None),
+        (Target("figure", 2.0), [1.0, 2.0, 9.0], [], True),
+        (Target("figure", 2.0), [1.0, 3.0, 9.0], [], False),
+        (Target("ratio", 1.5), [3.0, 2.0, 9.0], [2.0, 2.0, 2.0], True),
+        (Target("ratio", 1.5), [4.0, 2.0, 9.0], [2.0, 2.0, 2.0], False),
+    ],
+)
+def test_a_target_is_met_by_the_median(
+    target: Target | None, proxy: Sequence[float], reference: Sequence[float], met: bool | None
+) -> None:
+    row = Row("case", "ms", target, list(proxy), list(reference))
+    assert row.met is met
+    assert raw([row])[0]["met"] is met
+
+
+def test_conversations_of_two_seeds_share_no_message() -> None:
+    first, second = (bodies.messages(50_000, seed=seed) for seed in (1, 2))
+    shared = [message for message in first if message in second]
+    # What is said in the last message is always the same.
+    assert shared == [first[-1]]
+
+
+@pytest.mark.parametrize("size", [bodies.CONVERSATION_BYTES, bodies.COLD_BYTES])
+def test_a_conversation_has_the_size_it_is_named_for(size: int) -> None:
+    assert size * 0.9 < len(bodies.conversation("any", size)) < size * 1.1

@@ -1,0 +1,140 @@
+"""Asking a model for a summary."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from proxy.errors import UpstreamUnreachable
+from proxy.summary.asking import LaneModel
+from proxy.summary.quality import Written
+from proxy.summary.writing import SummaryFailed, SummaryTooLong
+from proxy.upstream.lane import Answer, Outgoing
+
+from .conversation import words
+
+ASKED = [{"role": "user", "content": "Sum up."}]
+
+
+class OneAnswer:
+    """A lane that gives one answer to everything."""
+
+    def __init__(self, body: bytes, status: int = 200) -> None:
+        self.requests: list[Outgoing] = []
+        self.closed = 0
+        self._body = body
+        self._status = status
+
+    async def send(self, request: Outgoing) -> Answer:
+        self.requests.append(request)
+
+        async def chunks() -> AsyncIterator[bytes]:
+            for start in range(0, len(self._body), 1 << 20):
+                yield self._body[start : start + (1 << 20)]
+
+        async def close() -> None:
+            self.closed += 1
+
+        return Answer(self._status, [], chunks(), close)
+
+    async def aclose(self) -> None:
+        pass
+
+
+def completion(message: Any, reason: Any = "stop") -> bytes:
+    return msgspec.json.encode({"choices": [{"index": 0, "message": message, "finish_reason": reason}]})
+
+
+def ask(lane: Any, model: str = "small", most: int = 1000, max_output: int | None = None) -> Written:
+    asked = LaneModel(
+        lane, model, room=None, max_output=max_output, count=words, credential="key", timeout=5.0
+    )  # fmt: skip
+    return asyncio.run(asked.ask(ASKED, most))
+
+
+def test_the_request_is_plain() -> None:
+    lane = OneAnswer(completion({"role": "assistant", "content": "Notes."}))
+    assert ask(lane) == Written("Notes.", "stop")
+    (request,) = lane.requests
+    assert msgspec.json.decode(request.body) == {
+        "model": "small", "messages": ASKED, "stream": False, "max_tokens": 1500
+    }  # fmt: skip
+    assert (request.credential, request.timeout, request.stream) == ("key", 5.0, False)
+    assert lane.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "max_output", "limit"),
+    [
+        ("gpt-4o-mini", None, {"max_tokens": 1500}),
+        ("gpt-4o-mini", 1200, {"max_tokens": 1200}),
+        ("gpt-5-mini", None, {"max_completion_tokens": 9500}),
+        ("openai/o3", 4000, {"max_completion_tokens": 4000}),
+    ],
+)
+def test_a_model_that_thinks_has_room_to(model: str, max_output: int | None, limit: dict[str, int]) -> None:
+    lane = OneAnswer(completion({"content": "x"}))
+    ask(lane, model, max_output=max_output)
+    body = msgspec.json.decode(lane.requests[0].body)
+    assert {key: value for key, value in body.items() if key.startswith("max")} == limit
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"content": None, "tool_calls": [{"id": "a"}]}, ""),
+        ({"content": None, "reasoning_content": "hm"}, ""),
+        ({"content": [{"type": "thinking", "thinking": "hm"}]}, ""),
+        ({"content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "Notes."}]}, "Notes."),
+        ({}, ""),
+    ],
+)
+def test_only_what_it_said_counts(message: Any, text: str) -> None:
+    assert ask(OneAnswer(completion(message))) == Written(text, "stop")
+
+
+def test_a_refusal_is_known_by_its_field() -> None:
+    assert ask(OneAnswer(completion({"content": None, "refusal": "No."}))).refused
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"Bad Gateway", b"null", b"[]", b"{}", b'{"choices": []}', b'{"choices": [5]}', b'{"choices": ["x"]}',
+     b'{"choices": [{"message": "text"}]}', completion({"content": "cut off"})[:-20],
+     b'{"choices": [{"message": {"content": "\xff"}}]}', b"[" * 100_000,
+     b'{"choices": [{"message": {"content": "' + b"x" * 4_100_000 + b'"}}]}'],
+    ids=lambda body: repr(body[:24]),
+)  # fmt: skip
+def test_what_is_no_completion_is_a_failure(body: bytes) -> None:
+    lane = OneAnswer(body)
+    with pytest.raises(SummaryFailed) as caught:
+        ask(lane)
+    assert not isinstance(caught.value, SummaryTooLong)
+    assert lane.closed == 1
+
+
+@pytest.mark.parametrize("status", [400, 401, 429, 500, 503])
+def test_an_error_status_is_a_failure_and_its_text_is_not_passed_on(status: int) -> None:
+    with pytest.raises(SummaryFailed, match=str(status)) as caught:
+        ask(OneAnswer(b'{"error": {"message": "SECRET is wrong"}}', status))
+    assert "SECRET" not in str(caught.value)
+
+
+def test_too_long_is_told_apart() -> None:
+    refusal = b"""{"error": {"message": "This model's maximum context length is 8192 tokens. However, your messages \
+resulted in 9000 tokens.", "type": "invalid_request_error", "code": "context_length_exceeded"}}"""
+    with pytest.raises(SummaryTooLong):
+        ask(OneAnswer(refusal, 400))
+
+
+def test_no_answer_is_a_failure() -> None:
+    class Nobody(OneAnswer):
+        async def send(self, request: Outgoing) -> Answer:
+            raise UpstreamUnreachable("nobody there")
+
+    with pytest.raises(SummaryFailed, match="upstream_unreachable"):
+        ask(Nobody(b""))
