@@ -26,7 +26,7 @@ from proxy.errors import BadBody, ModelNotAllowed, ProxyError, UnknownModel, Ups
 from proxy.headers import VIA, for_upstream
 from proxy.hops import checked_hops
 from proxy.limits import BLIND_FACTOR, SMALLEST_PART, Learned, budget, for_others, lower, reserved_output, told_by
-from proxy.observe.metrics import REQUESTS, RETRIES, TOKENS_REMOVED
+from proxy.observe.metrics import RETRIES, TOKENS_REMOVED, requests
 from proxy.policy_rules import rules_for
 from proxy.profiles import Profile
 from proxy.service import Service
@@ -73,9 +73,9 @@ class ChatCompletions:
             async with leaving(receive):
                 await self._serve(scope, raw, send)
         except ClientLeft:
-            REQUESTS.labels(outcome="client_left").inc()
+            requests("client_left").inc()
         except ProxyError as error:
-            REQUESTS.labels(outcome="refused").inc()
+            requests("refused").inc()
             await answer_error(send, error, [("x-compaction", "none"), ("x-compaction-id", secrets.token_hex(8))])
 
     async def _serve(self, scope: Scope, raw: bytes, send: Send) -> None:
@@ -86,7 +86,7 @@ class ChatCompletions:
         body = parse(raw)
         exchange = Exchange(scope, caller, body, self._route(body, caller), hops, deadline)
         opening, outcome, retries = await self._exchange(exchange)
-        REQUESTS.labels(outcome=outcome.verdict).inc()
+        requests(outcome.verdict).inc()
         if outcome.verdict == "compacted" and outcome.before and outcome.after:
             TOKENS_REMOVED.inc(outcome.before - outcome.after)
         reported = report(outcome, retries, caller.policy.name)

@@ -11,7 +11,7 @@ from typing import Literal
 import structlog
 
 from proxy.body import ChatBody
-from proxy.compaction.conditions import any_met, lowest_level, lowest_messages
+from proxy.compaction.conditions import any_met
 from proxy.compaction.fit import fit
 from proxy.compaction.groups import head_length
 from proxy.compaction.message import Turn, decode
@@ -38,7 +38,7 @@ PROMPT_VERSION = "1"
 Verdict = Literal["none", "compacted", "shadow", "off", "failed"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Case:
     """A request and all that decides what becomes of it.
 
@@ -96,12 +96,9 @@ class Compactor:
     def surely_small(self, case: Case) -> bool:
         """Whether the bytes alone prove that no trigger is reached: a token is at least one byte, a message ten."""
         size = len(case.body.raw) * case.counter.profile.token_ratio
-        lowest = [case.rules.prepare, case.rules.trigger]
-        lowest += [stage.trigger for stage in (case.rules.arguments, case.rules.results) if stage]
-        for trigger in lowest:
-            level = lowest_level(trigger, case.budget)
-            messages = lowest_messages(trigger)
-            if (level is not None and size >= level) or (messages is not None and size >= messages * 10):
+        for clause in case.rules.clauses:
+            level = clause.level(case.budget)
+            if (level is not None and size >= level) or (clause.messages is not None and size >= clause.messages * 10):
                 return False
         return not has_remote_media(case.body.raw)
 
@@ -176,7 +173,8 @@ class Compactor:
         if rendered.tokens + work.fixed >= work.before:
             outcome.summary = None
             return outcome
-        if faults([p.turn.facts for p in rendered.pieces if p.turn]) > faults([t.facts for t in work.turns]):
+        found = faults([p.turn.facts for p in rendered.pieces if p.turn])
+        if found and found > faults([t.facts for t in work.turns]):
             log.error("compaction.invalid_outcome", steps=rendered.steps)
             outcome.verdict, outcome.summary = "failed", None
             return outcome
@@ -197,7 +195,7 @@ class Compactor:
             return scan(body, case.rules, frame, case.counter.message)
 
         # What stages make of messages is remembered with them, so only new large messages cost time.
-        cold = sum(len(turn.raw) for turn in body if not turn.facts.forms)
+        cold = sum(len(turn.raw) for turn in body if not turn.facts.forms and case.rules.may_shorten(turn.facts))
         return await self._remembered.run(work) if cold > 4 * INLINE_BYTES else work()
 
     def _foreseen(self, work: _Work, outcome: Outcome) -> Outcome:

@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-TICK = 0.05
+TICK = 0.02
 """Seconds. What is added is called between one tick later and two."""
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from proxy.compaction.conditions import Clause, Trigger
 from proxy.compaction.rules import ArgumentRules, ResultRules, Rules
 from proxy.config import Policy
@@ -16,10 +14,21 @@ MUST_FIT = Clause(fraction=0.95)
 AFTER_REFUSAL: Trigger = (Clause(fraction=0.85),)
 
 
-@lru_cache(maxsize=1024)
+# By fingerprint, whose hash is known; that of a policy is made anew each time. Policies come from the file alone.
+_made: dict[tuple[str, bool, bool], Rules] = {}
+
+
 def rules_for(policy: Policy, *, window_known: bool, refused: bool = False) -> Rules:
     """The rules of a policy. Where the model's window is unknown the policy's figures for that case apply; after a
     refusal there is always a trigger."""
+    key = (policy.fingerprint, window_known, refused)
+    rules = _made.get(key)
+    if rules is None:
+        rules = _made[key] = _rules(policy, window_known=window_known, refused=refused)
+    return rules
+
+
+def _rules(policy: Policy, *, window_known: bool, refused: bool) -> Rules:
     trigger, keep = policy.trigger, policy.keep
     if not window_known:
         trigger, keep = policy.unknown_model.trigger, policy.unknown_model.keep

@@ -44,6 +44,7 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
         ws="none",
         lifespan="on",
         access_log=False,
+        proxy_headers=False,
         log_config=None,
         server_header=False,
         timeout_graceful_shutdown=int(server.drain),

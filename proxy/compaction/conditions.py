@@ -35,6 +35,13 @@ class Clause:
             return budget is not None and tokens >= share_of(self.fraction, budget)
         return True
 
+    def least_tokens(self, budget: int | None) -> float:
+        """Below this many tokens the clause is never met, whatever else it asks for; infinite where it never is."""
+        if self.fraction is not None and budget is None:
+            return math.inf
+        share = 0 if self.fraction is None or budget is None else share_of(self.fraction, budget)
+        return max(self.tokens or 0, share)
+
     def level(self, budget: int | None) -> int | None:
         """The number of tokens from which the token parts hold; ``None`` if tokens alone cannot meet the clause."""
         if self.messages is not None or (self.fraction is not None and budget is None):

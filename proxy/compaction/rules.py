@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from proxy.compaction.conditions import Clause, Trigger, lowest_level, share_of
+from proxy.compaction.message import RESULT_ROLES, Facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class ResultRules:
     exclude: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rules:
     """The policy as the core sees it. Sizes are in tokens."""
 
@@ -42,6 +44,18 @@ class Rules:
     index_tokens: int
     shorten_last_user_message: bool = False
     least_gain: float = 0.10
+
+    @cached_property
+    def clauses(self) -> tuple[Clause, ...]:
+        """What may set anything off, each clause once."""
+        stages = [stage.trigger for stage in (self.arguments, self.results) if stage]
+        return tuple(dict.fromkeys(clause for trigger in (self.prepare, self.trigger, *stages) for clause in trigger))
+
+    def may_shorten(self, facts: Facts) -> bool:
+        """Whether a cheap stage may have work with a message: such work is dear the first time, and then remembered."""
+        if facts.role in RESULT_ROLES:
+            return self.results is not None and facts.tokens > self.results.max_tokens
+        return self.arguments is not None and bool(facts.calls) and facts.tokens > self.arguments.max_length // 8
 
 
 # Shares of the budget that no part of a compacted conversation may exceed, whatever the policy's own figures say.

@@ -7,6 +7,7 @@ growth would have made, and between two checkpoints each outgoing request is a s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -78,6 +79,9 @@ class _Walk:
         self._cut = 0
         self._checkpoints: list[int] = []
         self._pending: int | None = None
+        triggers = [rules.trigger, rules.prepare, *(stage.trigger for stage in stages)]
+        # Most groups arrive while nothing can fire; they are passed over without asking each trigger.
+        self._quiet = min((c.least_tokens(frame.budget) for trigger in triggers for c in trigger), default=math.inf)
         level = lowest_level(rules.trigger, frame.budget)
         # Where fixed parts alone are near the trigger, half of what is left is all the room that can be asked for.
         self._target = None if level is None else max(int(level * ROOM_TO_GROW), (level + frame.overhead) // 2)
@@ -85,6 +89,8 @@ class _Walk:
     def arrive(self, end: int) -> None:
         """One more group is there: ``end`` groups in all."""
         size = self._size(self._cut, end, self._frontiers)
+        if size < self._quiet:
+            return
         moves, after = self._cheap_moves(end, size)
         worth = size - after >= self._rules.least_gain * size
         if worth and self._enough(after):

@@ -66,13 +66,16 @@ class Sizes:
         gains: dict[str, dict[int, int]],
         group_cap: int | None,
     ) -> None:
-        clipped = clip_results(body, range(start, end), group_cap)
-        self.clips.update(clipped)
-        tokens = users = systems = messages = 0
+        group = [turn.facts for turn in body[start:end]]
+        tokens = sum([facts.tokens for facts in group])
+        clipped: dict[int, int] = {}
+        if group_cap is not None and tokens > group_cap:
+            clipped = clip_results(body, range(start, end), group_cap)
+            self.clips.update(clipped)
+            tokens = sum(clipped.get(index, body[index].facts.tokens) for index in range(start, end))
+        users = systems = messages = 0
         newest = self.newest_user[-1]
-        for index in range(start, end):
-            facts = body[index].facts
-            tokens += clipped.get(index, facts.tokens)
+        for facts in group:
             if facts.role == "user":
                 newest = facts.tokens + USER_FRAME_TOKENS
                 users += newest

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 REGISTRY = CollectorRegistry()
@@ -10,6 +12,12 @@ REQUESTS = Counter("compaction_requests", "Chat completions, by what was done to
 TOKENS_REMOVED = Counter("compaction_tokens_removed", "Input tokens taken off requests.", registry=REGISTRY)
 SUMMARIES = Counter("compaction_summaries", "Summaries, by how they came out.", ["outcome"], registry=REGISTRY)
 RETRIES = Counter("compaction_retries", "Requests sent again after an overflow.", registry=REGISTRY)
+
+
+@cache
+def requests(outcome: str) -> Counter:
+    """The counter of requests with an outcome, looked up by its label once."""
+    return REQUESTS.labels(outcome=outcome)
 
 
 def exposition() -> bytes:

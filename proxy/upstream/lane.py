@@ -9,7 +9,7 @@ from typing import Protocol
 Headers = list[tuple[str, str]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outgoing:
     """A chat completion on its way to an upstream.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from proxy.compaction.message import RESULT_ROLES, Form, MessageCounter, Turn, decode, replace_text, replaceable_text
 from proxy.compaction.rules import ResultRules
@@ -25,18 +26,22 @@ class _Results:
     def __init__(self, rules: ResultRules, body: Sequence[Turn]) -> None:
         self._rules = rules
         self._key = (NAME, rules.max_tokens)
-        self._names = _tool_names(body) if rules.exclude else {}
+        self._body = body
 
     def __call__(self, body: Sequence[Turn], index: int, count: MessageCounter) -> Form | None:
         turn = body[index]
         facts = turn.facts
         if facts.role not in RESULT_ROLES or facts.tokens <= self._rules.max_tokens:
             return None
-        if self._names.get(index) in self._rules.exclude:
+        if self._rules.exclude and self._names.get(index) in self._rules.exclude:
             return None
         if self._key not in facts.forms:
             facts.forms[self._key] = shortened(turn, int(self._rules.max_tokens * KEPT_PART), count, MARKER)
         return facts.forms[self._key]
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        return _tool_names(self._body)
 
 
 def stage(rules: ResultRules, body: Sequence[Turn]) -> _Results:
