@@ -200,8 +200,10 @@ class Compactor:
 
     def _foreseen(self, work: _Work, outcome: Outcome) -> Outcome:
         """What enforcing would do, with the summary counted at its cap."""
-        caps = work.plan.caps
-        stand_in = Piece(b"", caps.summary + caps.users + caps.newest + caps.index, None) if work.plan.cut else None
+        stand_in = None
+        if work.plan.cut:
+            caps = work.plan.caps_at(work.plan.cut)
+            stand_in = Piece(b"", caps.summary + caps.users + caps.newest + caps.index, None)
         rendered = work.render(stand_in)
         if rendered.tokens + work.fixed < work.before:
             outcome.after = rendered.tokens + work.fixed
@@ -234,7 +236,7 @@ class Compactor:
             wish = Wish(
                 work.body[start:position],
                 previous.text if previous else None,
-                work.plan.caps.summary,
+                work.plan.caps_at(position).summary,
                 settings.prompt,
                 settings.trim_tokens_to_summarize,
             )
@@ -256,7 +258,7 @@ class Compactor:
     async def _entry(
         self, work: _Work, previous: Entry | None, start: int, position: int, text: str, *, digest: bool = False
     ) -> Entry:
-        counter, caps, body = work.case.counter, work.plan.caps, work.body
+        counter, caps, body = work.case.counter, work.plan.caps_at(position), work.body
 
         def entry() -> Entry:
             found = mentioned(body[start:position], previous.found if previous else None)
@@ -294,7 +296,7 @@ class _Work:
         return rendered
 
     def digest(self, previous: str | None, start: int, end: int) -> str:
-        return digest(self.body[start:end], previous, self.plan.caps.summary, self.case.counter.text)
+        return digest(self.body[start:end], previous, self.plan.caps_at(end).summary, self.case.counter.text)
 
     def checkpoints(self, positions: Sequence[int]) -> list[Checkpoint]:
         """The chained keys of positions: a digest over all messages before, begun from what shapes a summary."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from proxy.compaction.conditions import Clause, Trigger, lowest_level, share_of
@@ -73,6 +73,9 @@ GROUP_SHARE = 0.50
 # that it costs: `keep` is lowered to the newest group if need be.
 ROOM_TO_GROW = 0.65
 
+# The shares are meant for a conversation that is compacted at this part of the budget.
+USUAL_TRIGGER = 0.85
+
 # Tokens that the fixed wording of the summary message takes, with a margin.
 SUMMARY_FRAME_TOKENS = 160
 # Tokens that the tags around one of the user's messages take in it.
@@ -111,13 +114,19 @@ class Caps:
     index: int
     group: int | None
 
+    def for_span(self, tokens: int) -> Caps:
+        """The caps where ``tokens`` of conversation are replaced: a summary is to be half of them at most."""
+        return replace(self, summary=min(self.summary, tokens // 2), index=min(self.index, tokens // 4))
+
 
 def caps(rules: Rules, frame: Frame) -> Caps:
-    """The policy's figures, bounded by the shares of the budget (or of the trigger's level, without a budget)."""
-    base = frame.budget or lowest_level(rules.trigger, None)
+    """The policy's figures, bounded by the shares of the budget, or of less where the trigger's level is lower."""
+    level = lowest_level(rules.trigger, frame.budget)
+    bases = [frame.budget, None if level is None else int(level / USUAL_TRIGGER) + 1]
+    base = min((base for base in bases if base), default=None)
     if base is None:
         return Caps(rules.summary_tokens, rules.user_tokens, rules.user_tokens, rules.index_tokens, None)
-    room = max(base - frame.overhead, base // 8)
+    room = max((frame.budget or base) - frame.overhead, base // 8)
     return Caps(
         summary=min(rules.summary_tokens, share_of(SUMMARY_SHARE, base)),
         users=min(rules.user_tokens, share_of(USER_SHARE, base)),

@@ -24,7 +24,8 @@ class Plan:
 
     ``checkpoints`` are all places up to which the conversation was summarised on the way, the last one being in
     force; ``frontiers`` says how far each cheap stage is applied; ``clips`` to how many tokens a result is held;
-    ``upcoming`` is the next checkpoint, known ahead of its trigger.
+    ``upcoming`` is the next checkpoint, known ahead of its trigger. ``replaced`` says of each checkpoint, the upcoming
+    one too, how many tokens stand before it.
     """
 
     caps: Caps
@@ -32,6 +33,11 @@ class Plan:
     frontiers: dict[str, int] = field(default_factory=dict)
     clips: dict[int, int] = field(default_factory=dict)
     upcoming: int | None = None
+    replaced: dict[int, int] = field(default_factory=dict)
+
+    def caps_at(self, position: int) -> Caps:
+        """The caps of the summary that stands for all before a checkpoint."""
+        return self.caps.for_span(self.replaced[position])
 
     @property
     def cut(self) -> int:
@@ -114,6 +120,7 @@ class _Walk:
             frontiers={name: starts[g] for name, g in self._frontiers.items() if g > self._cut},
             clips={i: tokens for i, tokens in sizes.clips.items() if i >= first},
             upcoming=None if self._pending is None else starts[self._pending],
+            replaced={starts[g]: sizes.total[g] for g in (*self._checkpoints, self._pending) if g is not None},
         )
 
     def _size(self, cut: int, end: int, frontiers: dict[str, int]) -> int:
@@ -125,7 +132,8 @@ class _Walk:
             return 0
         newest = self._sizes.newest_user[cut]
         users = min(self._sizes.users[cut] - newest, self._caps.users) + min(newest, self._caps.newest)
-        return SUMMARY_FRAME_TOKENS + self._caps.summary + self._caps.index + users + self._sizes.systems[cut]
+        limits = self._caps.for_span(self._sizes.total[cut])
+        return SUMMARY_FRAME_TOKENS + limits.summary + limits.index + users + self._sizes.systems[cut]
 
     def _messages(self, end: int) -> int:
         kept = self._sizes.ends[end - 1] - (self._sizes.starts[self._cut] if self._cut else 0)

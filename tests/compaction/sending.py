@@ -114,7 +114,7 @@ def send(
     piece = None
     if plan.cut:
         dropped = turns[head : head + plan.cut]
-        raw = summary_message(dropped, mentioned(dropped, None), summary(dropped), plan.caps, text_tokens)
+        raw = summary_message(dropped, mentioned(dropped, None), summary(dropped), plan.caps_at(plan.cut), text_tokens)
         piece = Piece(raw, message_tokens(decode(raw)), None)
     rendered: Rendered = render(turns, head, plan, policy, piece, message_tokens)
     if budget is not None and rendered.tokens + FIXED > budget:

@@ -171,8 +171,8 @@ def test_old_messages_change_only_where_the_trigger_is_reached(drawn: Any, budge
                 size += sum(tokens - shown[id(before[start + index])] for index, tokens in held)
             size += sum(turn.facts.tokens for turn in before[length:])
             if last.plan is not None and last.plan.cut:
-                caps = last.plan.caps
-                size += SUMMARY_FRAME_TOKENS + caps.summary + caps.users + caps.index
+                caps = last.plan.caps_at(last.plan.cut)
+                size += SUMMARY_FRAME_TOKENS + caps.summary + caps.users + caps.newest + caps.index
             assert size + 2 * max(32, budget // 128) >= share_of(0.85, budget)
         previous = (len(before), sent)
 
