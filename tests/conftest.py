@@ -20,6 +20,11 @@ from proxy.demo.serving import serve
 from .door.client import StartProxy
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that take long begin first, so that they do not run alone at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """One configuration laid over another: mappings are merged, anything else is replaced."""
     result = dict(base)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import pytest
 from e2e_harness import protected
 
 from proxy.demo.upstream import Reply, StandIn, ToolCall
@@ -69,6 +70,7 @@ def ask(client: openai.OpenAI, messages: list[Any], *, stream: bool) -> dict[str
     return message
 
 
+@pytest.mark.long
 def test_400_turns_with_huge_results_at_16k(tmp_path: Path) -> None:
     upstream = StandIn(window=WINDOW, responder=decide)
     messages: list[Any] = [{"role": "system", "content": "You are a careful engineer. Use the tools."}]

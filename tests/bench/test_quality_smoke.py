@@ -1,0 +1,203 @@
+"""Whether the benchmark of quality measures what it says, on conversations small enough to see it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from bench.quality import dirt, table
+from bench.quality.__main__ import PYTHON
+from bench.quality.conversations import SHAPES, Conversation, tool_loop
+from bench.quality.engine import TOKENIZER, Engine, room, shares
+from bench.quality.judge import Figures, Judge, readable_paths
+from bench.quality.langchain import MIDDLEWARE, TRIMMING, TUNED, langchain
+from bench.quality.outcome import Outcome
+from bench.quality.rows import OURS, Case, Row, cases, engines
+from bench.quality.summariser import SUMMARISERS
+from proxy.compaction.message import arguments_of, text_of
+from proxy.demo.validity import faults
+from proxy.profiles import Profile
+from proxy.tokens import Counter
+
+WINDOW = 8192
+COUNTER = Counter(Profile("bench", tokenizer=TOKENIZER))
+
+
+def replayed(conversation: Conversation, folder: Path, summariser: str = "echo") -> Outcome:
+    async def replay() -> Outcome:
+        engine = Engine(folder)
+        try:
+            return await engine.replay(conversation, WINDOW, summariser)
+        finally:
+            await engine.aclose()
+
+    return asyncio.run(replay())
+
+
+def judged(conversation: Conversation, outcome: Outcome, window: int = WINDOW, users: int = 1000) -> Figures:
+    figures = Figures()
+    Judge(COUNTER).add(figures, conversation, outcome, window, users)
+    return figures
+
+
+@pytest.mark.parametrize("make", SHAPES.values(), ids=SHAPES)
+def test_conversations_are_valid_and_the_same_at_every_run(make: Callable[[int, int], Conversation]) -> None:
+    one, again, other = make(1, 3000), make(1, 3000), make(2, 3000)
+    assert one == again
+    assert one.messages != other.messages
+    assert faults({"messages": one.messages}) == []
+
+
+@pytest.mark.parametrize("make", SHAPES.values(), ids=SHAPES)
+def test_every_message_but_the_first_has_one_fact(make: Callable[[int, int], Conversation]) -> None:
+    conversation = make(1, 3000)
+    texts = [
+        text_of(message) + "".join(arguments for _, arguments in arguments_of(message))
+        for message in conversation.messages
+    ]
+    assert sorted(conversation.facts.values()) == list(range(1, len(texts)))
+    assert all(sum(fact in text for text in texts) == 1 for fact in conversation.facts)
+    assert all(fact in texts[place] for fact, place in conversation.facts.items())
+
+
+@pytest.mark.parametrize("kind", dirt.KINDS)
+def test_dirt_is_put_in(kind: str) -> None:
+    clean = tool_loop(1, 3000)
+    dirty = dirt.dirtied(clean, kind)
+    assert dirty == dirt.dirtied(clean, kind)
+    assert dirty.messages != clean.messages
+    assert faults({"messages": clean.messages}) == []
+    # Ids that come again are valid; what they are for is to mislead.
+    assert bool(faults({"messages": dirty.messages})) == (kind != "reused ids")
+
+
+def test_requests_are_made_where_an_application_makes_them() -> None:
+    roles = ("system", "user", "assistant", "tool", "assistant", "assistant", "user")
+    conversation = Conversation("", [{"role": role, "content": "x"} for role in roles])
+    assert conversation.requests() == [2, 4, 7]
+
+
+@pytest.mark.parametrize("name", SUMMARISERS)
+@pytest.mark.parametrize("cap", [20, 200])
+def test_summarisers_keep_to_their_cap(name: str, cap: int) -> None:
+    text = "\n".join(message["content"] for message in tool_loop(1, 3000).messages)
+    notes = SUMMARISERS[name](text, cap, COUNTER.text)
+    assert cap // 2 < COUNTER.text(notes) <= cap
+    assert name != "echo" or text.startswith(notes)
+    assert name != "extract" or "FACT-" in notes
+
+
+@pytest.mark.parametrize("summariser", SUMMARISERS)
+def test_the_engine_is_replayed_turn_by_turn(summariser: str, tmp_path: Path) -> None:
+    conversation = tool_loop(1, 20_000)
+    outcome = replayed(conversation, tmp_path, summariser)
+    assert len(outcome.prompts) == len(conversation.requests())
+    assert outcome.reads
+    assert all(0 < tokens <= room(WINDOW) for tokens in outcome.reads)
+    figures = judged(conversation, outcome).values()
+    assert (figures["over"], figures["invalid"], figures["users"]) == (0, 0, 1)
+    assert 0 < (figures["facts"] or 0) < (figures["all_facts"] or 0) < 1
+    assert 0.7 < (figures["stays"] or 0) < 1
+
+
+def test_two_runs_give_the_same(tmp_path: Path) -> None:
+    conversation = tool_loop(1, 12_000)
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    assert replayed(conversation, tmp_path / "one") == replayed(conversation, tmp_path / "other")
+
+
+def call(path: str) -> dict[str, Any]:
+    arguments = '{"path": "' + path + '"}'
+    return {"id": path, "type": "function", "function": {"name": "read_file", "arguments": arguments}}
+
+
+def test_an_outcome_is_judged_by_what_can_be_read_in_it() -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "Help."},
+        {"role": "user", "content": "First AA11."},
+        {"role": "assistant", "content": None, "tool_calls": [call("src/a.py"), call("src/b.py")]},
+        {"role": "tool", "tool_call_id": "src/a.py", "content": "BB22 " * 10},
+        {"role": "tool", "tool_call_id": "src/b.py", "content": "CC33"},
+        {"role": "assistant", "content": "DD44"},
+        {"role": "user", "content": "Second EE55."},
+    ]
+    facts = {"AA11": 1, "BB22": 3, "CC33": 4, "DD44": 5, "EE55": 6}
+    conversation = Conversation("", messages, facts)
+    summary = {"role": "user", "content": "BB22 was read.\n- src/: a.py, c.py"}
+    sent = [messages[0], summary, messages[5], messages[6], *messages[1:5]]
+    outcome = Outcome(sent, [[0, 4], [0, 4, 5, 6, 7], [0, 1, 2, 3]], [70])
+    window = COUNTER.message(messages[0]) + sum(COUNTER.message(message) for message in messages[1:6])
+    figures = judged(conversation, outcome, window).values()
+    # Only the last request is larger than the window. AA11, BB22 and CC33 are in messages that went; one is readable.
+    assert figures["judged"] == 1
+    assert figures["facts"] == pytest.approx(1 / 3)
+    assert figures["archive"] is None
+    assert figures["all_facts"] == pytest.approx(3 / 5)
+    assert figures["paths"] == 1 / 2
+    assert figures["users"] == 1 / 2
+    assert (figures["over"], figures["invalid"]) == (0, 0)
+    assert (figures["summaries"], figures["read"]) == (1, 70)
+    # The second prompt begins with all of the first, the third with little more than the second's system message.
+    sizes = [COUNTER.message(message) for message in messages]
+    first, second = sum(sizes[:2]), sum(sizes[:5])
+    assert first + sizes[0] < (figures["stays"] or 0) * (first + second) < first + sizes[0] + sizes[1]
+
+
+def test_prompts_that_are_too_long_or_invalid_are_counted() -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "word " * 100},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "more"},
+    ]
+    orphan = {"role": "tool", "tool_call_id": "x", "content": "y"}
+    conversation = Conversation("", messages)
+    same = judged(conversation, Outcome(messages, [[0], [0, 1, 2]]), 50)
+    assert (same.over.value, same.invalid.value, same.facts.value) == (1, 0, None)
+    bad = judged(conversation, Outcome([orphan], [[0], [0]]), 50)
+    assert (bad.over.value, bad.invalid.value, bad.users.value) == (0, 1, 0)
+
+
+def test_paths_are_found_whole_and_by_folder() -> None:
+    text = "see src/x/one.py\n- src/y/: two.py, three.py\n- /: four.py\nsrc/z/: five.py"
+    paths = {"src/x/one.py", "src/y/three.py", "/four.py", "src/y/one.py", "src/z/five.py"}
+    assert readable_paths(paths, text) == {"src/x/one.py", "src/y/three.py", "/four.py"}
+
+
+def test_recorded_sessions_are_left_out_where_they_are_not_at_hand(tmp_path: Path) -> None:
+    generated = [case.name for case in cases(None, seeds=1, windows=(WINDOW,))]
+    assert generated == ["tool loop", "multi-turn", "tool loop, dirty", "multi-turn, dirty"]
+    assert [case.name for case in cases(tmp_path, seeds=1, windows=(WINDOW,))] == generated
+
+
+def test_every_engine_is_run_and_shown(tmp_path: Path) -> None:
+    conversation = tool_loop(1, 12_000)
+    figures = judged(conversation, replayed(conversation, tmp_path))
+    chosen = list(engines(Case("tool loop", WINDOW, [conversation])))
+    assert len(set(chosen)) == len(chosen) == 7
+    rows = [Row("tool loop", WINDOW, 1, summariser, engine, figures) for engine, summariser in chosen]
+    out = io.StringIO()
+    table.show(rows, {"langchain": "9.9"}, Console(file=out, width=170))
+    for words in ("tool loop, 8K", *table.LABELS.values(), "langchain 9.9", "100%"):
+        assert words in out.getvalue()
+    assert {row["engine"] for row in table.raw(rows)} == {OURS, MIDDLEWARE, TUNED, TRIMMING}
+
+
+@pytest.mark.skipif(not PYTHON.exists(), reason="the environment with LangChain is not made")
+def test_langchain_is_replayed_turn_by_turn() -> None:
+    conversation = SHAPES["multi-turn"](1, 12_000)
+    with langchain(PYTHON) as peer:
+        assert set(peer.versions) == {"langchain", "langchain-core"}
+        for method in (MIDDLEWARE, TUNED, TRIMMING):
+            outcome = peer.replay(conversation, WINDOW, method, "extract")
+            assert len(outcome.prompts) == len(conversation.requests())
+            assert bool(outcome.reads) == (method != TRIMMING)
+            assert outcome == peer.replay(conversation, WINDOW, method, "extract")
+            figures = judged(conversation, outcome, users=shares(WINDOW).users).values()
+            assert 0 < (figures["all_facts"] or 0) < 1
