@@ -29,9 +29,13 @@ class Conversation:
     facts: dict[str, int] = field(default_factory=dict)
 
     def requests(self) -> list[int]:
-        """How many messages each request has: all before an answer of the assistant, and at last all of them."""
-        ends = [i for i, message in enumerate(self.messages) if i and message["role"] == "assistant"]
-        return ends if self.messages[-1]["role"] == "assistant" else [*ends, len(self.messages)]
+        """How many messages each request has: all before an answer of the assistant, and at last all of them.
+
+        Nobody asks for an answer after an answer, so where two follow each other the second was not asked for.
+        """
+        roles = [message["role"] for message in self.messages]
+        ends = [i for i in range(1, len(roles)) if roles[i] == "assistant" != roles[i - 1]]
+        return ends if roles[-1] == "assistant" else [*ends, len(roles)]
 
 
 class _Writer:

@@ -55,18 +55,14 @@ def langchain(python: Path) -> Iterator[LangChain]:
     """LangChain, by the interpreter of its environment; it ends with the block."""
     # The encoding comes from where the project has it, and nothing is reported to anyone.
     environment = {"TIKTOKEN_CACHE_DIR": str(check(TOKENIZER).parent), "LANGSMITH_TRACING": "false"}
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [python, "-m", "bench.quality.langchain_side"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-    )
-    if process.stdin is None or process.stdout is None:
-        raise RuntimeError("a process was started without its pipes")
-    try:
+    ) as process:
+        if process.stdin is None or process.stdout is None:
+            raise RuntimeError("a process was started without its pipes")
         yield LangChain(process.stdin, process.stdout)
-    finally:
-        process.stdin.close()
-        process.wait(timeout=30)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from statistics import mean
 from typing import Any
 
 from rich.console import Console
@@ -31,16 +32,19 @@ def _number(value: float) -> str:
 COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("too long", "over", _percent),
     ("invalid", "invalid", _percent),
-    ("dropped facts readable", "facts", _percent),
+    ("dropped facts", "facts", _percent),
     ("with archive", "archive", _percent),
     ("file paths", "paths", _percent),
     ("user messages", "users", _percent),
     ("… in budget", "users_in_budget", _percent),
     ("prefix stays", "stays", _percent),
     ("tokens", "tokens", _thousands),
-    ("summaries", "summaries", _number),
+    ("summary calls", "summaries", _number),
     ("they read", "read", _thousands),
 )
+
+TOLD_APART = frozenset({"facts", "archive", "paths", "users", "users_in_budget"})
+"""Figures that depend on what the summary model does."""
 
 
 def raw(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -64,7 +68,7 @@ def show(rows: Sequence[Row], versions: Mapping[str, str], console: Console) -> 
     table.add_column("conversations", no_wrap=True)
     table.add_column("engine", no_wrap=True)
     for name, _, _ in COLUMNS:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", min_width=6)
     for (case, window, number), group in groupby(rows, key=lambda row: (row.case, row.window, row.conversations)):
         members = list(group)
         title = f"{case}, {window // 1024}K" + (f" ({number})" if number > 1 else "")
@@ -79,8 +83,14 @@ def show(rows: Sequence[Row], versions: Mapping[str, str], console: Console) -> 
 
 
 def _cell(figures: Sequence[Mapping[str, float | None]], name: str, form: Callable[[float], str]) -> str:
-    values = [found[name] for found in figures]
-    return " / ".join(dict.fromkeys(NOTHING if value is None else form(value) for value in values))
+    """The figures, their unit once where they differ: ``5/28%``. Sizes hardly differ: their mean."""
+    known = [value for found in figures if (value := found[name]) is not None]
+    if not known:
+        return NOTHING
+    if name not in TOLD_APART:
+        return form(mean(known))
+    *others, last = dict.fromkeys(map(form, known))
+    return "/".join([*(other.removesuffix("%") for other in others), last])
 
 
 def caption(versions: Mapping[str, str]) -> str:
