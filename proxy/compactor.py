@@ -16,6 +16,7 @@ from proxy.compaction.fit import fit
 from proxy.compaction.groups import head_length
 from proxy.compaction.message import Turn, decode
 from proxy.compaction.render import Piece, Rendered, render
+from proxy.compaction.repair import repaired
 from proxy.compaction.rules import Frame, Rules
 from proxy.compaction.scan import Plan, scan
 from proxy.compaction.summary_message import mentioned, summary_message
@@ -157,6 +158,9 @@ class Compactor:
         return turns, fixed, fixed + sum(turn.facts.tokens for turn in turns)
 
     async def _work(self, case: Case, turns: list[Turn], fixed: int, before: int) -> _Work:
+        if faults([turn.facts for turn in turns]):
+            # What is to be rewritten anyway is put right on the way; the rest of a body is for the upstream to judge.
+            turns = repaired(turns, case.counter.message)
         head = head_length(turns)
         overhead = fixed + sum(turn.facts.tokens for turn in turns[:head])
         plan = await self._plan(case, turns[head:], Frame(case.budget, overhead, head))

@@ -23,7 +23,14 @@ _TRAILING = ".,;:!?"
 
 # In this order kinds get their part of the tokens: what is rare and cannot be guessed first. Identifiers made by
 # machines come in such numbers that they take what is left.
-KINDS: tuple[tuple[str, float], ...] = (("ticket", 0.3), ("url", 0.3), ("path", 1.0), ("uuid", 1.0), ("hash", 1.0))
+KINDS: tuple[tuple[str, float], ...] = (
+    ("ticket", 0.3),
+    ("url", 0.3),
+    ("file", 1.0),  # what calls named: the files that were worked on
+    ("path", 1.0),
+    ("uuid", 1.0),
+    ("hash", 1.0),
+)
 
 # A path without a file name's ending must be absolute or dotted, or else "and/or" would be one.
 _FILE = re.compile(r"\.[A-Za-z]\w{0,9}$")
@@ -39,8 +46,8 @@ Artefacts = dict[str, list[str]]
 """Artefacts by kind, each once, the one mentioned last coming last."""
 
 
-def artefacts(texts: Iterable[str], earlier: Artefacts | None = None) -> Artefacts:
-    """The artefacts of the texts, after those of earlier texts."""
+def artefacts(texts: Iterable[str], earlier: Artefacts | None = None, files: Iterable[str] = ()) -> Artefacts:
+    """The artefacts of the texts, after those of earlier texts. ``files`` are paths that calls named."""
     seen = {kind: dict.fromkeys((earlier or {}).get(kind, ())) for kind, _ in KINDS}
     for piece in (piece for text in texts for piece in _pieces(text)):
         for match in _ARTEFACT.finditer(piece):
@@ -50,6 +57,9 @@ def artefacts(texts: Iterable[str], earlier: Artefacts | None = None) -> Artefac
                 continue
             seen[kind].pop(item, None)
             seen[kind][item] = None
+    for file in files:
+        seen["file"].pop(file, None)
+        seen["file"][file] = None
     return {kind: list(items)[-MOST:] for kind, items in seen.items()}
 
 
@@ -70,12 +80,13 @@ def index(found: Artefacts, max_tokens: int, count: TextCounter) -> str:
     """As many artefacts as the tokens allow, newest first chosen, one line for each folder or single item."""
     lines: list[str] = []
     left = max_tokens
+    named = set(found.get("file", ()))
     for kind, part in KINDS:
-        chosen = (
-            _files(found[kind], int(left * part), count)
-            if kind == "path"
-            else _single(found[kind], int(left * part), count)
-        )
+        items = found.get(kind, [])
+        if kind == "path":
+            items = [item for item in items if item not in named]
+        listing = _files if kind in ("file", "path") else _single
+        chosen = listing(items, int(left * part), count)
         lines += chosen
         left -= sum(count(line) + 1 for line in chosen)
     return "\n".join(lines)

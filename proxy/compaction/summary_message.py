@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 
 from proxy.compaction.artefacts import Artefacts, artefacts
 from proxy.compaction.artefacts import index as index_of
+from proxy.compaction.foreign import recognised
 from proxy.compaction.message import Message, TextCounter, Turn, arguments_of, decode, encode, text_of
 from proxy.compaction.rules import USER_FRAME_TOKENS, Caps
 from proxy.compaction.shorten import middle_cut
+
+# Under these names calls of well-known agents' tools say which file they work on.
+FILE_KEYS = ("path", "file_path", "filename", "file", "notebook_path")
 
 ROLE = "user"
 TAG = "conversation_summary"
@@ -28,7 +33,19 @@ _OMITTED = "[{count} earlier user messages are only in the summary below.]"
 
 def mentioned(turns: Sequence[Turn], earlier: Artefacts | None) -> Artefacts:
     """What the turns mention of paths, URLs and identifiers, after what earlier turns did."""
-    return artefacts((_all_text(decode(turn.raw)) for turn in turns), earlier)
+    messages = [decode(turn.raw) for turn in turns]
+    files = (path for message in messages for _, text in arguments_of(message) for path in _named(text))
+    return artefacts(map(_all_text, messages), earlier, files)
+
+
+def _named(arguments: str) -> list[str]:
+    """The files that a call's arguments name."""
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return []
+    values = (parsed.get(key) for key in FILE_KEYS) if isinstance(parsed, dict) else ()
+    return [value for value in values if isinstance(value, str) and 0 < len(value) <= 300 and "\n" not in value]
 
 
 def summary_message(dropped: Sequence[Turn], found: Artefacts, summary: str, caps: Caps, count: TextCounter) -> bytes:
@@ -40,7 +57,7 @@ def summary_message(dropped: Sequence[Turn], found: Artefacts, summary: str, cap
     the model is working on stands last, for the sake of the model.
     """
     parts = [_INTRODUCTION]
-    users = [text_of(decode(turn.raw)) for turn in dropped if turn.facts.role == "user"]
+    users = [text for turn in dropped if turn.facts.role == "user" for text in _words(decode(turn.raw))]
     if len(users) > 1:
         section = "\n".join(user_messages(users[:-1], caps.users, count))
         parts.append("## The user's own messages in it, word for word, oldest first\n" + section)
@@ -94,6 +111,12 @@ def fenced(text: str) -> str:
 
 def _all_text(message: Message) -> str:
     return "\n".join([text_of(message), *(arguments for _, arguments in arguments_of(message))])
+
+
+def _words(message: Message) -> list[str]:
+    """What the user said in a message: all of it, or what stands beside a summary that another tool put there."""
+    foreign = recognised(message)
+    return [text_of(message)] if foreign is None else list(foreign.words)
 
 
 def _block(text: str) -> str:

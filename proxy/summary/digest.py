@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from proxy.compaction.foreign import recognised
 from proxy.compaction.message import RESULT_ROLES, TextCounter, Turn, arguments_of, decode, text_of
 from proxy.compaction.shorten import middle_cut
 
@@ -20,6 +21,7 @@ def digest(turns: Sequence[Turn], previous: str | None, max_tokens: int, count: 
     The user's own messages stand beside every summary, so they are not repeated. ``previous`` is the summary of what
     came before; it gets up to half of the tokens.
     """
+    previous = _newest_foreign(turns) or previous
     parts = [_OPENING]
     left = max_tokens - count(_OPENING) - 4
     if previous:
@@ -36,6 +38,12 @@ def digest(turns: Sequence[Turn], previous: str | None, max_tokens: int, count: 
             break
         kept.append(line)
     return "\n".join([*parts, *reversed(kept)])
+
+
+def _newest_foreign(turns: Sequence[Turn]) -> str | None:
+    """The newest summary among the turns that another tool made of what came before it."""
+    found = (recognised(decode(turn.raw)) for turn in reversed(turns) if turn.facts.role == "user")
+    return next((foreign.summary for foreign in found if foreign is not None), None)
 
 
 def _line(turn: Turn) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from proxy.compaction.foreign import recognised
 from proxy.compaction.message import RESULT_ROLES, Turn, arguments_of, decode, text_of
 from proxy.compaction.shorten import keep_ends
 
@@ -37,7 +38,10 @@ def _entry(turn: Turn) -> str:
     if role in RESULT_ROLES:
         return f"[tool result] {_clip(text_of(message), RESULT_CHARACTERS)}"
     lines = []
-    text = _clip(text_of(message), TEXT_CHARACTERS)
+    foreign = recognised(message)
+    if foreign is not None:
+        lines.append(f"[summary of earlier messages, by {foreign.tool}] {_clip(foreign.summary, TEXT_CHARACTERS)}")
+    text = _clip(text_of(message) if foreign is None else "\n".join(foreign.words), TEXT_CHARACTERS)
     if text.strip():
         lines.append(f"[{role}] {text}")
     for name, arguments in arguments_of(message):
