@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.compaction.conditions import share_of
+from proxy.compaction.foreign import recognised
 from proxy.compaction.groups import head_length
-from proxy.compaction.message import Turn, read, text_of
+from proxy.compaction.message import Turn, decode, read, text_of
 from proxy.compaction.render import SUMMARY
 from proxy.compaction.rules import SUMMARY_FRAME_TOKENS, USER_FRAME_TOKENS, Rules
 from proxy.compaction.summary_message import TAG, fenced
@@ -84,7 +85,9 @@ def test_the_last_words_of_the_user_are_in_the_prompt(drawn: Any, budget: int, p
     """Whole where it is kept, and in the summary message where its part of the budget holds it."""
     before, sent = sent_of(drawn, budget, policy, head)
     last = [turn for turn in before if turn.facts.role == "user"][-1]
-    text = text_of(msgspec.json.decode(last.raw))
+    if recognised(decode(last.raw)) is not None:
+        return  # it has the form of a summary that a tool made, and is folded in as one
+    text = text_of(decode(last.raw))
     if any(piece.turn is last for piece in sent.pieces):
         assert policy.shorten_last_user_message or last.raw in sent.raws
         return
