@@ -32,11 +32,11 @@ TOOLS: Any = [
 
 
 def decide(body: dict[str, Any]) -> Reply:
-    """One to three parallel calls after a user's message, then an answer in words."""
+    """A call after a user's message, every fourth time three in parallel, then an answer in words."""
     last = body["messages"][-1]
     if last["role"] == "user":
         number = int(last["content"].split()[1])
-        names = ["read", "search", "run"][: 1 + number % 3]
+        names = ["read", "search", "run"][: 3 if number % 4 == 0 else 1]
         calls = [
             ToolCall(f"call_{number}_{n}", name, json.dumps({"target": f"src/part_{number}.py"}))
             for n, name in enumerate(names)
