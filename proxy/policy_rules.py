@@ -54,7 +54,7 @@ def _rules(policy: Policy, *, window_known: bool, refused: bool) -> Rules:
             stage_trigger(arguments.trigger),
             stage_keep(arguments.keep),
             arguments.max_length,
-            arguments.truncation_text,
+            arguments.truncation_text or "...(argument truncated)",
             frozenset(arguments.tools),
         ),
         results=None

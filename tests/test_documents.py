@@ -31,6 +31,7 @@ from proxy.compactor import Verdict
 from proxy.config import Settings
 from proxy.config.fields import Section
 from proxy.config.loading import loads
+from proxy.config.policy import STAGES
 from proxy.config.settings import WrittenSettings, default_store_url
 from proxy.demo.figures import ROWS
 from proxy.demo.run import WINDOW
@@ -50,7 +51,7 @@ ENVIRONMENT = {"OPENAI_API_KEY": "sk-test"}
 TOLD_IN_WORDS = {
     "store.url",
     "policies.NAME.prepare",
-    *(f"policies.NAME.{stage}.{key}" for stage in ("truncate_args", "evict_results") for key in ("trigger", "keep")),
+    *(f"policies.NAME.{stage}.{key}" for stage in STAGES for key in ("trigger", "keep")),
 }
 
 StartProxy = Callable[..., str]

@@ -42,6 +42,9 @@ def _no_truth_value(value: object) -> object:
 Count = Annotated[int, Field(gt=0), BeforeValidator(_no_truth_value)]
 """A positive whole number."""
 
+CountOrZero = Annotated[int, Field(ge=0), BeforeValidator(_no_truth_value)]
+"""A whole number, zero or more."""
+
 Seconds = Annotated[float, Field(gt=0), BeforeValidator(_no_truth_value)]
 """A span of time, over zero."""
 
@@ -53,6 +56,27 @@ Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(_no_truth_value)]
 
 Text = Annotated[str, Field(min_length=1)]
 """Text that is not empty."""
+
+_MOST_PATTERN = 1_000
+
+
+def _pattern(value: object) -> str:
+    """A regular expression, as text: what holds it stays comparable and printable."""
+    if not isinstance(value, str) or not value or len(value) > _MOST_PATTERN:
+        raise wrong(f"must be a regular expression: text of 1 to {_MOST_PATTERN} characters")
+    try:
+        compiled = re.compile(value)
+    except re.error as error:
+        raise wrong(f"is no regular expression: {error}") from error
+    if compiled.search("") is not None:
+        raise wrong("matches the empty text, and so everything: write a narrower expression")
+    return value
+
+
+Pattern = Annotated[
+    str, PlainValidator(_pattern), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": _MOST_PATTERN})
+]
+"""A regular expression in Python's syntax, searched for anywhere in a text."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

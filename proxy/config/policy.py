@@ -12,10 +12,22 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from proxy.compaction.conditions import Clause, Trigger
-from proxy.config.fields import Count, KeepField, Name, ReserveField, Seconds, Section, Text, TriggerField, wrong
+from proxy.config.fields import (
+    Count,
+    CountOrZero,
+    KeepField,
+    Name,
+    Pattern,
+    ReserveField,
+    Seconds,
+    Section,
+    Text,
+    TriggerField,
+    wrong,
+)
 
 TRIGGER = (Clause(fraction=0.85),)
 KEEP = Clause(fraction=0.10)
@@ -42,6 +54,10 @@ LISTING_TOOLS = ("ls", "glob", "grep", "write_todos")
 """Tools whose results DeepAgents never evicts."""
 
 
+STAGES = ("duplicates", "truncate_args", "evict_results", "media")
+"""The sections of a policy that have a trigger and a keep of their own, or else the policy's."""
+
+
 class Summary(Section):
     """The call that makes a summary."""
 
@@ -56,7 +72,13 @@ class Summary(Section):
     max_tokens: Count = 4000
     """The most that a summary may take."""
     timeout: Seconds = 45
-    """Seconds for one call; then the fallback, then a digest made without a model."""
+    """Seconds that one model has for a summary, all its chunks together; then the fallback, then a digest."""
+    role: Literal["user", "assistant", "system", "developer"] = "user"
+    """The role of the message that stands for the summarised part."""
+    redact_secrets: bool = False
+    """Whether what looks like a key, a token or a password is blacked out in what the summary model reads."""
+    redact: tuple[Pattern, ...] = ()
+    """Further expressions to black out there."""
 
     @field_validator("prompt")
     @classmethod
@@ -64,6 +86,26 @@ class Summary(Section):
         if prompt is not None and "{messages}" not in prompt:
             raise wrong("must hold {messages}, the place where the conversation goes")
         return prompt
+
+
+class Duplicates(Section):
+    """Older exact copies of a tool result become a reference to the newest one."""
+
+    trigger: TriggerField = TRIGGER
+    """When. Left out: the policy's own trigger."""
+    keep: KeepField = KEEP
+    """How much recent conversation is spared. Left out: the policy's own keep."""
+    min_length: Count = 200
+    """Characters from which a result is looked at."""
+
+
+class Media(Section):
+    """Old images, audio and files become a label. The user's newest message keeps its own."""
+
+    trigger: TriggerField = TRIGGER
+    """When. Left out: the policy's own trigger."""
+    keep: KeepField = KEEP
+    """How much recent conversation is spared. Left out: the policy's own keep."""
 
 
 class TruncateArgs(Section):
@@ -75,8 +117,9 @@ class TruncateArgs(Section):
     """How much recent conversation is spared. Left out: the policy's own keep."""
     max_length: Count = 2000
     """Characters from which a string is cut."""
-    truncation_text: str = "...(argument truncated)"
-    """What stands where text was cut."""
+    truncation_text: Text | None = None
+    """What stands where text was cut; {characters} in it becomes their number, {id} where the whole is kept. Left out:
+    a note that says so, and that it is no part of the value."""
     tools: tuple[Text, ...] = WRITING_TOOLS
     """The tools whose arguments are cut; "*" for all of them."""
 
@@ -90,6 +133,8 @@ class EvictResults(Section):
     """How much recent conversation is spared. Left out: the policy's own keep."""
     max_tokens: Count = 2000
     """Tokens from which a result is shortened."""
+    max_tokens_per_tool: Mapping[Text, Count] = Field(default_factory=dict)
+    """The same for single tools, by name."""
     exclude: tuple[Text, ...] = LISTING_TOOLS
     """The tools whose results are never touched."""
 
@@ -98,7 +143,9 @@ class UserMessages(Section):
     """The user's own words, which stay verbatim beside a summary."""
 
     max_tokens: Count = 20_000
-    """Newest first, the first one always."""
+    """Newest first, after the first one."""
+    keep_first: bool = True
+    """Whether the user's first message stays, whatever came after it."""
 
 
 class Index(Section):
@@ -106,6 +153,13 @@ class Index(Section):
 
     max_tokens: Count = 2000
     """The most that the list may take."""
+
+
+class Archive(Section):
+    """What is taken out of a conversation is kept whole, for whoever sent it."""
+
+    days: Count = 30
+    """How long."""
 
 
 class UnknownModel(Section):
@@ -152,12 +206,24 @@ class _PolicyFields(Section):
     """Room for the answer where a request names none: tokens, or {fraction: F} of the window. Left out: automatic."""
     shorten_last_user_message: bool = False
     """Whether, as the last resort, the middle of the last user message may be left out to make a request fit."""
+    overflow_retries: Annotated[CountOrZero, Field(le=5)] = 2
+    """How often a request that the upstream refuses as too long is compacted harder and sent again."""
+    repair: bool = True
+    """Whether damaged histories are put right where a request is compacted."""
+    pinned: tuple[Pattern, ...] = ()
+    """Messages in which one of these expressions is found are never changed nor summarised."""
     summary: Summary = Summary()
     """The call that makes a summary."""
+    duplicates: Duplicates | None = Duplicates()
+    """Copies of tool results; null to leave them alone."""
     truncate_args: TruncateArgs | None = TruncateArgs()
     """Arguments of old tool calls; null to leave them alone."""
     evict_results: EvictResults | None = EvictResults()
     """Old tool results; null to leave them alone."""
+    media: Media | None = Media()
+    """Old images, audio and files; null to leave them alone."""
+    archive: Archive | None = Archive()
+    """The originals of what is taken out; null to keep none."""
     user_messages: UserMessages = UserMessages()
     """The user's own words."""
     index: Index = Index()
@@ -187,7 +253,7 @@ class Policy(_PolicyFields):
         """
         policy = cls.model_validate({**stated, "name": name})
         derived: dict[str, Any] = {}
-        for stage in ("truncate_args", "evict_results"):
+        for stage in STAGES:
             section = getattr(policy, stage)
             if section is not None:
                 own = {key: getattr(policy, key) for key in ("trigger", "keep") if key not in section.model_fields_set}
@@ -195,6 +261,9 @@ class Policy(_PolicyFields):
         if "prepare" not in policy.model_fields_set or not policy.trigger:
             derived["prepare"] = _prepare_before(policy.trigger)
         return policy.model_copy(update=derived)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.mode, self.allow_header, self.fingerprint))
 
     @cached_property
     def fingerprint(self) -> str:

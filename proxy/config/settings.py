@@ -44,6 +44,8 @@ class ServerSettings(Section):
     """Seconds for a request until its answer begins, all attempts together."""
     drain: Grace = 30
     """Seconds that open answers have to end after a signal to stop."""
+    keepalive: Seconds = 10
+    """Seconds that a streaming client hears nothing while a summary is made; then comments keep it connected."""
 
 
 _SQLITE_IN_MEMORY = "sqlite://"
@@ -190,6 +192,8 @@ class ProfileSettings(Section):
     """The tokenizer, or the one that comes nearest."""
     images: Text | None = None
     """The rule by which images are counted."""
+    strict_alternation: bool | None = None
+    """Whether the upstream wants the user and the assistant to speak in turn, the user first."""
 
     @field_validator("images")
     @classmethod

@@ -63,6 +63,8 @@ class ProfileSettings(Protocol):
     def tokenizer(self) -> str | None: ...
     @property
     def images(self) -> str | None: ...
+    @property
+    def strict_alternation(self) -> bool | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,7 @@ class Profiles:
             token_ratio=ratio,
             images=images,
             tools=family.tools,
+            strict_alternation=bool(override and override.strict_alternation),
             sources={field: sources.get(field, _UNKNOWN) for field in SOURCED},
             note=match.note if match else self._unknown_note(model, limits),
         )

@@ -28,6 +28,7 @@ class Settings:
     max_output_tokens: int | None = None
     tokenizer: str | None = None
     images: str | None = None
+    strict_alternation: bool | None = None
 
 
 def limits(profile: Profile) -> tuple[int | None, int | None, int | None]:
