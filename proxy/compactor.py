@@ -19,7 +19,7 @@ from proxy.compaction.render import Piece, Rendered, render
 from proxy.compaction.repair import repaired
 from proxy.compaction.rules import Frame, Rules
 from proxy.compaction.scan import Plan, scan
-from proxy.compaction.summary_message import mentioned, summary_message
+from proxy.compaction.summary_message import Gist, mentioned, summary_message
 from proxy.compaction.verify import faults
 from proxy.config import Policy
 from proxy.observe.metrics import SUMMARIES
@@ -33,7 +33,7 @@ from proxy.tokens.remembered import INLINE_BYTES, Remembered
 
 log = structlog.get_logger(__name__)
 
-PROMPT_VERSION = "1"
+PROMPT_VERSION = "2"
 """Part of the key of every summary: raised when the wording of prompt or summary message changes."""
 
 Verdict = Literal["none", "compacted", "shadow", "off", "failed"]
@@ -158,7 +158,7 @@ class Compactor:
         return turns, fixed, fixed + sum(turn.facts.tokens for turn in turns)
 
     async def _work(self, case: Case, turns: list[Turn], fixed: int, before: int) -> _Work:
-        if faults([turn.facts for turn in turns]):
+        if case.policy.repair and faults([turn.facts for turn in turns]):
             # What is to be rewritten anyway is put right on the way; the rest of a body is for the upstream to judge.
             turns = repaired(turns, case.counter.message)
         head = head_length(turns)
@@ -207,7 +207,7 @@ class Compactor:
         stand_in = None
         if work.plan.cut:
             caps = work.plan.caps_at(work.plan.cut)
-            stand_in = Piece(b"", caps.summary + caps.users + caps.newest + caps.index, None)
+            stand_in = Piece(b"", caps.summary + caps.users + caps.words + caps.index, None)
         rendered = work.render(stand_in)
         if rendered.tokens + work.fixed < work.before:
             outcome.after = rendered.tokens + work.fixed
@@ -266,7 +266,8 @@ class Compactor:
 
         def entry() -> Entry:
             found = mentioned(body[start:position], previous.found if previous else None)
-            message = summary_message(body[:position], found, text, caps, counter.text)
+            gist = Gist(work.quoted(position), found, text, work.archived(position))
+            message = summary_message(gist, caps, work.case.rules, counter.text)
             return Entry(text, message, counter.message(decode(message)), found, digest=digest)
 
         return await self._remembered.run(entry)
@@ -306,7 +307,8 @@ class _Work:
         """The chained keys of positions: a digest over all messages before, begun from what shapes a summary."""
         case, caps = self.case, self.plan.caps
         shape = (case.tenant, case.policy.fingerprint, case.upstream, case.body.model, PROMPT_VERSION)
-        chain = hashlib.sha256(repr((shape, caps.summary, caps.users, caps.newest, caps.index)).encode())
+        sizes = (caps.summary, caps.users, caps.newest, caps.words, caps.index)
+        chain = hashlib.sha256(repr((shape, sizes)).encode())
         keys = []
         start = 0
         body = self.body
@@ -314,8 +316,27 @@ class _Work:
             for turn in body[start:position]:
                 chain.update(turn.facts.digest)
             start = position
-            keys.append(Checkpoint(position, chain.hexdigest()))
+            # The message that is carried is not quoted in the summary message.
+            place = chain.copy()
+            place.update(repr(self.plan.carried.get(position)).encode())
+            keys.append(Checkpoint(position, place.hexdigest()))
         return keys
+
+    def quoted(self, position: int) -> list[Turn]:
+        """The turns before a checkpoint that are not sent beside its summary as they are."""
+        apart = {*self.plan.pinned, self.plan.carried.get(position, -1)}
+        return [turn for index, turn in enumerate(self.body[:position]) if index not in apart]
+
+    def archived(self, position: int) -> str | None:
+        """The id under which the archive keeps all before a checkpoint; ``None`` without an archive."""
+        if not self.case.rules.archive:
+            return None
+        return archive_id(self.checkpoints([position])[0])
+
+
+def archive_id(checkpoint: Checkpoint) -> str:
+    """The id under which the archive keeps what stands before a checkpoint."""
+    return checkpoint.key[:20]
 
 
 def parts_of(turns: Sequence[Turn], fixed: int) -> dict[str, int]:
@@ -333,5 +354,5 @@ def parts_of(turns: Sequence[Turn], fixed: int) -> dict[str, int]:
 
 
 def _any_trigger(rules: Rules, tokens: int, messages: int, budget: int | None) -> bool:
-    triggers = [rules.trigger, *(stage.trigger for stage in (rules.arguments, rules.results) if stage)]
+    triggers = [rules.trigger, *(stage.trigger for stage in rules.stages)]
     return any(any_met(trigger, tokens, messages, budget) for trigger in triggers)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from proxy.compaction.conditions import Clause, Trigger
-from proxy.compaction.rules import ArgumentRules, ResultRules, Rules
+from proxy.compaction.pins import Pins
+from proxy.compaction.rules import ArgumentRules, DuplicateRules, MediaRules, ResultRules, Rules
+from proxy.compaction.scan import FULL
 from proxy.config import Policy
+from proxy.config.policy import Duplicates, EvictResults, Media, TruncateArgs
 
 # Whatever a policy's trigger says, a conversation is compacted before it is refused.
-MUST_FIT = Clause(fraction=0.95)
+MUST_FIT = Clause(fraction=FULL)
 
 # How a request is compacted that an upstream has refused, where its policy never would. All other policies compact it
 # as they will the next one: what is made for it serves that one, too.
@@ -36,34 +41,43 @@ def _rules(policy: Policy, *, window_known: bool, refused: bool) -> Rules:
         trigger = (*trigger, MUST_FIT)
     elif refused:
         trigger = AFTER_REFUSAL
-    arguments, results = policy.truncate_args, policy.evict_results
 
-    def stage_trigger(own: Trigger) -> Trigger:
-        return trigger if own == policy.trigger else own
+    def conditions(own: Duplicates | TruncateArgs | EvictResults | Media) -> dict[str, Any]:
+        """A stage's trigger and keep: the policy's as they are in force here, where it has none of its own."""
+        return {
+            "trigger": trigger if own.trigger == policy.trigger else own.trigger,
+            "keep": keep if own.keep == policy.keep else own.keep,
+        }
 
-    def stage_keep(own: Clause) -> Clause:
-        return keep if own == policy.keep else own
-
+    copies, arguments, results = policy.duplicates, policy.truncate_args, policy.evict_results
     return Rules(
         trigger=trigger,
         keep=keep,
         prepare=policy.prepare,
+        duplicates=None if copies is None else DuplicateRules(**conditions(copies), min_length=copies.min_length),
         arguments=None
         if arguments is None
         else ArgumentRules(
-            stage_trigger(arguments.trigger),
-            stage_keep(arguments.keep),
-            arguments.max_length,
-            arguments.truncation_text or "...(argument truncated)",
-            frozenset(arguments.tools),
+            **conditions(arguments),
+            max_length=arguments.max_length,
+            truncation_text=arguments.truncation_text,
+            tools=frozenset(arguments.tools),
         ),
         results=None
         if results is None
         else ResultRules(
-            stage_trigger(results.trigger), stage_keep(results.keep), results.max_tokens, frozenset(results.exclude)
+            **conditions(results),
+            max_tokens=results.max_tokens,
+            exclude=frozenset(results.exclude),
+            per_tool=tuple(sorted(results.max_tokens_per_tool.items())),
         ),
+        media=None if policy.media is None else MediaRules(**conditions(policy.media)),
         summary_tokens=policy.summary.max_tokens,
         user_tokens=policy.user_messages.max_tokens,
         index_tokens=policy.index.max_tokens,
         shorten_last_user_message=policy.shorten_last_user_message,
+        pins=Pins(policy.pinned),
+        archive=policy.archive is not None,
+        role=policy.summary.role,
+        keep_first=policy.user_messages.keep_first,
     )

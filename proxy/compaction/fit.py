@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from proxy.compaction.conditions import Clause
 from proxy.compaction.message import RESULT_ROLES, MessageCounter, Turn
-from proxy.compaction.render import CLIP_MARKER, Piece, Rendered
+from proxy.compaction.render import Piece, Rendered, clip_marker
 from proxy.compaction.rules import ArgumentRules, Rules
 from proxy.compaction.stages import arguments, results
 
@@ -18,11 +19,8 @@ NAME = "fit"
 SMALLEST = 120
 """Below this many tokens a message is not shortened."""
 
-_TEXT_MARKER = (
-    "\n[The compaction proxy left out {lines} lines here ({tokens} tokens): the message is too long for the "
-    "model's input. This line is not part of the message.]\n"
-)
-_TIGHT_ARGUMENTS = ArgumentRules((), arguments.NO_KEEP, 400, "...(argument truncated)", frozenset({"*"}))
+_NO_KEEP = Clause(messages=1)
+_TIGHT_ARGUMENTS = ArgumentRules((), _NO_KEEP, 400, None, frozenset({"*"}))
 
 Choose = Callable[[Sequence[Piece]], list[int]]
 
@@ -43,18 +41,18 @@ def fit(rendered: Rendered, room: int, rules: Rules, count: MessageCounter) -> R
 
 def _results(pieces: list[Piece], excess: int, rules: Rules, count: MessageCounter) -> list[Piece]:
     chosen = [i for i, p in enumerate(pieces) if p.turn and p.turn.facts.role in RESULT_ROLES]
-    return _level(pieces, chosen, excess, CLIP_MARKER, count)
+    return _level(pieces, chosen, excess, rules, count)
 
 
 def _arguments(pieces: list[Piece], excess: int, rules: Rules, count: MessageCounter) -> list[Piece]:
-    reduce = arguments.stage(_TIGHT_ARGUMENTS)
-    calls = [i for i, p in enumerate(pieces) if p.turn and p.turn.facts.calls]
+    stage = arguments.Arguments(_TIGHT_ARGUMENTS, count, archive=rules.archive)
+    calls = [i for i, p in enumerate(pieces) if p.turn and p.turn.facts.calls and not p.pinned]
     for index in sorted(calls, key=lambda i: -pieces[i].tokens):
         turn = pieces[index].turn
-        form = reduce([turn], 0, count) if turn else None
-        if form is not None and form.tokens < pieces[index].tokens:
-            excess -= pieces[index].tokens - form.tokens
-            pieces[index] = Piece(form.raw, form.tokens, turn)
+        form = stage.reduce(0, turn) if turn else None
+        if form is not None and form.facts.tokens < pieces[index].tokens:
+            excess -= pieces[index].tokens - form.facts.tokens
+            pieces[index] = Piece(form.raw, form.facts.tokens, turn)
         if excess <= 0:
             break
     return pieces
@@ -67,14 +65,14 @@ def _texts(pieces: list[Piece], excess: int, rules: Rules, count: MessageCounter
         for i, p in enumerate(pieces)
         if i != last_user and p.turn and p.turn.facts.role in ("user", "assistant") and not p.turn.facts.calls
     ]
-    return _level(pieces, chosen, excess, _TEXT_MARKER, count)
+    return _level(pieces, chosen, excess, rules, count)
 
 
 def _last_user_message(pieces: list[Piece], excess: int, rules: Rules, count: MessageCounter) -> list[Piece]:
     last = last_user_message(pieces)
     if not rules.shorten_last_user_message or last is None:
         return pieces
-    return _level(pieces, [last], excess, _TEXT_MARKER, count)
+    return _level(pieces, [last], excess, rules, count)
 
 
 def last_user_message(pieces: Sequence[Piece]) -> int | None:
@@ -83,9 +81,9 @@ def last_user_message(pieces: Sequence[Piece]) -> int | None:
     return next(users, None)
 
 
-def _level(pieces: list[Piece], chosen: list[int], excess: int, marker: str, count: MessageCounter) -> list[Piece]:
+def _level(pieces: list[Piece], chosen: list[int], excess: int, rules: Rules, count: MessageCounter) -> list[Piece]:
     """Hold the largest of the chosen pieces to one size, so low that the excess goes; not below ``SMALLEST``."""
-    ordered = sorted(chosen, key=lambda i: -pieces[i].tokens)
+    ordered = sorted((i for i in chosen if not pieces[i].pinned), key=lambda i: -pieces[i].tokens)
     taken = level = 0
     for number, index in enumerate(ordered, start=1):
         taken += pieces[index].tokens
@@ -96,7 +94,7 @@ def _level(pieces: list[Piece], chosen: list[int], excess: int, marker: str, cou
         turn: Turn | None = pieces[index].turn
         if turn is None or pieces[index].tokens <= level:
             continue
-        form = results.shortened(turn, level, count, marker)
-        if form is not None and form.tokens < pieces[index].tokens:
-            pieces[index] = Piece(form.raw, form.tokens, turn)
+        form = results.shortened(turn, level, count, clip_marker(turn, rules))
+        if form is not None and form.facts.tokens < pieces[index].tokens:
+            pieces[index] = Piece(form.raw, form.facts.tokens, turn)
     return pieces

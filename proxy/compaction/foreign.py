@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from proxy.compaction.message import Message, is_text_part
+from proxy.compaction.parts import Message, is_text_part
 
 
 @dataclass(frozen=True, slots=True)

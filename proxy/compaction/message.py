@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
-Message = Mapping[str, Any]
+from proxy.compaction.foreign import recognised
+from proxy.compaction.parts import Message as Message
+from proxy.compaction.parts import is_media_part, is_text_part, parts_of
+from proxy.compaction.parts import text_of as text_of
+
 TextCounter = Callable[[str], int]
 """Tokens of a text, as the model that the request is for counts them."""
 MessageCounter = Callable[[Message], int]
@@ -33,20 +37,16 @@ class Call:
 
 
 @dataclass(slots=True)
-class Form:
-    """A message as a stage rewrote it."""
-
-    raw: bytes
-    tokens: int
-
-
-@dataclass(slots=True)
 class Facts:
     """What is remembered of a message, so that it is read and counted once.
 
     ``digest`` identifies the content, whatever the spelling of its JSON. ``answers`` is the id of the call that a
-    tool message answers; for a legacy ``function`` message it is its function's name. ``forms`` keeps what stages made
-    of the message, by stage and settings; ``None`` means that the stage leaves it as it is.
+    tool message answers; for a legacy ``function`` message it is its function's name. Of a tool result ``length`` is
+    its text's in characters, and ``said`` a digest of its content alone. ``media`` says that there are parts which are
+    no text, ``foreign`` that it holds a summary which another tool made.
+
+    ``forms`` keeps what stages made of the message, by stage and settings; ``None`` means that the stage leaves it as
+    it is. ``pinned`` keeps whether a policy's expressions are found in it.
     """
 
     role: str
@@ -54,15 +54,37 @@ class Facts:
     digest: bytes
     calls: tuple[Call, ...] = ()
     answers: str | None = None
-    forms: dict[tuple[str, object], Form | None] = field(default_factory=dict)
+    length: int = 0
+    said: bytes = b""
+    media: bool = False
+    foreign: bool = False
+    forms: dict[tuple[str, object], Turn | None] = field(default_factory=dict)
+    pinned: dict[tuple[str, ...], bool] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """The id under which the archive keeps the message: 20 hexadecimal digits."""
+        return self.digest.hex()[:20]
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A message of the conversation at hand: its bytes as the client sent them, and what is known of it."""
+    """A message of the conversation at hand: its bytes, as the client sent them or as a stage rewrote them, and what is
+    known of it."""
 
     raw: bytes
     facts: Facts
+
+    def rewritten(self, raw: bytes, count: MessageCounter) -> Turn | None:
+        """The message in a shorter form, which keeps its identity; ``None`` if it is no shorter."""
+        if len(raw) >= len(self.raw):
+            return None
+        message = decode(raw)
+        tokens = count(message)
+        if tokens >= self.facts.tokens:
+            return None
+        media = self.facts.media and any(map(is_media_part, parts_of(message)))
+        return Turn(raw, replace(self.facts, tokens=tokens, media=media, forms={}))
 
 
 DEEPEST = 64
@@ -113,18 +135,28 @@ def _too_deep(value: object) -> bool:
 def read(message: Message, count: MessageCounter) -> Facts:
     """The facts of a message."""
     role = _text_or_none(message.get("role")) or ""
-    return Facts(
+    facts = Facts(
         role=role,
         tokens=count(message),
         digest=digest(message),
         calls=calls_of(message),
         answers=_text_or_none(message.get("name" if role == "function" else "tool_call_id")),
+        media=any(map(is_media_part, parts_of(message))),
+        foreign=role == "user" and recognised(message) is not None,
     )
+    if role in RESULT_ROLES:
+        facts.length = len(text_of(message))
+        facts.said = _digest(message.get("content"))
+    return facts
 
 
 def digest(message: Message) -> bytes:
     """A digest of the content that does not depend on key order or spelling of the JSON."""
-    canonical = json.dumps(message, sort_keys=True, separators=(",", ":")).encode("ascii")
+    return _digest(message)
+
+
+def _digest(value: object) -> bytes:
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")
     return hashlib.sha256(canonical).digest()
 
 
@@ -153,35 +185,6 @@ def arguments_of(message: Message) -> list[tuple[str, str]]:
             arguments = function.get("arguments", function.get("input"))
             found.append((_text_or_none(function.get("name")) or "", _as_text(arguments)))
     return found
-
-
-def text_of(message: Message) -> str:
-    """The visible text: the content, or the text parts of it; other parts become a label such as ``[image]``."""
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    return "\n".join(filter(None, (part_text(part) for part in _list(content))))
-
-
-def part_text(part: object) -> str:
-    """The text of one content part, or a label for what is not text."""
-    if isinstance(part, str):
-        return part
-    if not isinstance(part, dict):
-        return ""
-    for key in ("text", "refusal"):
-        if isinstance(part.get(key), str):
-            return str(part[key])
-    kind = _text_or_none(part.get("type")) or "part"
-    return f"[{PART_LABELS.get(kind, kind)}]"
-
-
-PART_LABELS = {"image_url": "image", "input_audio": "audio", "file": "file"}
-
-
-def is_text_part(part: object) -> bool:
-    """Whether a content part is text."""
-    return isinstance(part, dict) and isinstance(part.get("text"), str)
 
 
 def replaceable_text(message: Message) -> str | None:

@@ -5,31 +5,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxy.compaction.message import HEAD_ROLES, MessageCounter, Turn
+from proxy.compaction.message import MessageCounter, Turn
 from proxy.compaction.rules import Rules
 from proxy.compaction.scan import Plan
-from proxy.compaction.stages import arguments, cheap_stages, results
+from proxy.compaction.stages import NAMES, cheap_stages, results
+from proxy.compaction.stages.stage import kept_as
 
 SUMMARY = "summary"
-STEPS = (arguments.NAME, results.NAME, SUMMARY)
+STEPS = (*NAMES, SUMMARY)
 """The names of the steps in the order in which they are reported."""
 
 # Longer forms are made anew each time: what is remembered must stay small.
 REMEMBERED_BYTES = 65_536
 
-CLIP_MARKER = (
-    "\n[The compaction proxy left out {lines} lines here ({tokens} tokens): the tool result is too long for the "
-    "model's input. This line is not part of the result.]\n"
+_CLIP_MARKER = (
+    "\n[The compaction proxy left out {lines} lines ({characters} characters, {tokens} tokens) of this {what} here: it "
+    "is too long for the model's input. This note is not part of the {what}.{kept}]\n"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A message as it will be sent. ``turn`` is the client's message it comes from; ``None`` for the summary."""
+    """A message as it will be sent.
+
+    ``turn`` is the client's message it comes from; ``None`` for the summary. A ``pinned`` one is never changed.
+    """
 
     raw: bytes
     tokens: int
     turn: Turn | None
+    pinned: bool = False
+
+    @property
+    def changed(self) -> bool:
+        """Whether it is another than the client sent."""
+        return self.turn is not None and self.raw is not self.turn.raw
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,8 @@ def render(
 ) -> Rendered:
     """The messages under a plan. ``summary`` stands for the body up to ``plan.cut`` and must be there if that is not 0.
 
-    System messages from inside the summarised part stay, in their order, after the summary.
+    After the summary come the messages before the cut that stay, in their order: system messages, exchanges with
+    something pinned in them, and the user's newest message where what follows is still work on it.
     """
     body = turns[head:]
     pieces = [Piece(t.raw, t.facts.tokens, t) for t in turns[:head]]
@@ -59,35 +70,46 @@ def render(
         if summary is None:
             raise ValueError("a plan with a cut needs a summary")
         pieces.append(summary)
-        pieces += [Piece(t.raw, t.facts.tokens, t) for t in body[: plan.cut] if t.facts.role in HEAD_ROLES]
-    reducers = [
-        (s.name, plan.frontiers[s.name], s.reduce) for s in cheap_stages(rules, body) if s.name in plan.frontiers
-    ]
-
-    for index in range(plan.cut, len(body)):
-        piece = Piece(body[index].raw, body[index].facts.tokens, body[index])
-        for name, frontier, reduce in reducers:
-            form = reduce(body, index, count) if index < frontier else None
-            if form is not None and form.tokens < piece.tokens:
-                piece = Piece(form.raw, form.tokens, body[index])
-                applied.add(name)
-        clip = plan.clips.get(index)
-        if clip is not None and clip < piece.tokens:
-            piece = clipped(piece, clip, count)
-            applied.add(results.NAME)
-        pieces.append(piece)
-    if plan.cut:
         applied.add(SUMMARY)
+    stages = [(s, plan.frontiers[s.name]) for s in cheap_stages(rules, body, count) if s.name in plan.frontiers]
+
+    for index in (*before_cut(plan), *range(plan.cut, len(body))):
+        original = turn = body[index]
+        if index in plan.pinned:
+            pieces.append(Piece(turn.raw, turn.facts.tokens, turn, pinned=True))
+            continue
+        if index >= plan.cut:
+            for stage, frontier in stages:
+                if index < frontier.position and stage.later().get(index, index) < frontier.seen:
+                    form = stage.reduce(index, turn)
+                    if form is not None:
+                        turn = form
+                        applied.add(stage.name)
+        clip = plan.clips.get(index)
+        if clip is not None and clip < turn.facts.tokens and (form := _clipped(turn, clip, rules, count)) is not None:
+            turn = form
+            applied.add(results.NAME)
+        pieces.append(Piece(turn.raw, turn.facts.tokens, original))
     return Rendered(pieces, tuple(name for name in STEPS if name in applied))
 
 
-def clipped(piece: Piece, max_tokens: int, count: MessageCounter) -> Piece:
-    """A tool result held to a size. What comes out is remembered with the message."""
-    if piece.turn is None:
-        raise ValueError("only a client's message can be held to a size")
-    forms = piece.turn.facts.forms
-    key = ("clip", max_tokens)
-    form = forms[key] if key in forms else results.shortened(piece.turn, max_tokens, count, CLIP_MARKER)
+def before_cut(plan: Plan) -> list[int]:
+    """The messages before the cut that stay, in their order."""
+    carried = plan.carried.get(plan.cut) if plan.cut else None
+    return sorted({*plan.standing, *([] if carried is None else [carried])})
+
+
+def clip_marker(turn: Turn, rules: Rules) -> str:
+    """What stands where the middle of a message is left out because it is too long for any prompt."""
+    what = {"user": "message", "assistant": "message"}.get(turn.facts.role, "tool result")
+    return _CLIP_MARKER.replace("{what}", what).replace("{kept}", kept_as(turn, archive=rules.archive))
+
+
+def _clipped(turn: Turn, max_tokens: int, rules: Rules, count: MessageCounter) -> Turn | None:
+    """A message held to a size. What comes out is remembered with the message."""
+    forms = turn.facts.forms
+    key = ("clip", (max_tokens, rules.archive))
+    form = forms[key] if key in forms else results.shortened(turn, max_tokens, count, clip_marker(turn, rules))
     if form is None or len(form.raw) <= REMEMBERED_BYTES:
         forms[key] = form
-    return piece if form is None else Piece(form.raw, form.tokens, piece.turn)
+    return form

@@ -2,37 +2,69 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from proxy.compaction.conditions import Clause, Trigger, lowest_level, share_of
 from proxy.compaction.message import RESULT_ROLES, Facts
+from proxy.compaction.pins import Pins
 
 
 @dataclass(frozen=True, slots=True)
-class ArgumentRules:
-    """Arguments of old tool calls. ``max_length`` is in characters; ``tools`` are names, ``*`` for all of them."""
+class StageRules:
+    """When a cheap stage is applied, and how much recent conversation it spares."""
 
     trigger: Trigger
     keep: Clause
+
+
+@dataclass(frozen=True, slots=True)
+class DuplicateRules(StageRules):
+    """Copies of tool results. ``min_length`` is in characters."""
+
+    min_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentRules(StageRules):
+    """Arguments of old tool calls. ``max_length`` is in characters; ``tools`` are names, ``*`` for all of them.
+
+    ``truncation_text`` may hold ``{characters}`` and ``{id}``; ``None``: the built-in note.
+    """
+
     max_length: int
-    truncation_text: str
+    truncation_text: str | None
     tools: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
-class ResultRules:
-    """Old tool results. ``max_tokens`` is the size from which a result is shortened; ``exclude`` are tool names."""
+class ResultRules(StageRules):
+    """Old tool results. ``max_tokens`` is the size from which a result is shortened; ``exclude`` are tool names.
 
-    trigger: Trigger
-    keep: Clause
+    ``per_tool`` has the sizes of single tools, where they differ.
+    """
+
     max_tokens: int
     exclude: frozenset[str]
+    per_tool: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MediaRules(StageRules):
+    """Old images, audio and files."""
+
+
+NO_PINS = Pins()
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The policy as the core sees it. Sizes are in tokens."""
+    """The policy as the core sees it. Sizes are in tokens; a stage that is ``None`` is off.
+
+    ``archive`` says whether what is taken out can be had elsewhere: its id then stands in its place. ``role`` is that
+    of the summary message, ``keep_first`` whether the user's first message always stays.
+    """
 
     trigger: Trigger
     keep: Clause
@@ -44,27 +76,45 @@ class Rules:
     index_tokens: int
     shorten_last_user_message: bool = False
     least_gain: float = 0.10
+    duplicates: DuplicateRules | None = None
+    media: MediaRules | None = None
+    pins: Pins = NO_PINS
+    archive: bool = False
+    role: str = "user"
+    keep_first: bool = True
+
+    @cached_property
+    def stages(self) -> tuple[StageRules, ...]:
+        """The cheap stages that are on."""
+        return tuple(s for s in (self.duplicates, self.arguments, self.results, self.media) if s is not None)
 
     @cached_property
     def clauses(self) -> tuple[Clause, ...]:
         """What may set anything off, each clause once."""
-        stages = [stage.trigger for stage in (self.arguments, self.results) if stage]
+        stages = [stage.trigger for stage in self.stages]
         return tuple(dict.fromkeys(clause for trigger in (self.prepare, self.trigger, *stages) for clause in trigger))
 
     def may_shorten(self, facts: Facts) -> bool:
         """Whether a cheap stage may have work with a message: such work is dear the first time, and then remembered."""
         if facts.role in RESULT_ROLES:
-            return self.results is not None and facts.tokens > self.results.max_tokens
+            return self.results is not None and facts.tokens > min(self.results.max_tokens, self._least_per_tool)
         return self.arguments is not None and bool(facts.calls) and facts.tokens > self.arguments.max_length // 8
+
+    @cached_property
+    def _least_per_tool(self) -> float:
+        return min((tokens for _, tokens in self.results.per_tool), default=math.inf) if self.results else math.inf
 
 
 # Shares of the budget that no part of a compacted conversation may exceed, whatever the policy's own figures say.
-# With `keep` at 0.10 a conversation begins again at 0.25 of the budget at most and so grows by 0.60 of it before the
+# With `keep` at 0.10 a conversation begins again at about 0.27 of the budget and so grows by 0.58 of it before the
 # trigger at 0.85. The scan and the renderer both read this table.
 SUMMARY_SHARE = 0.05
 USER_SHARE = 0.06
-# The newest of the user's messages, when it stands before the checkpoint: the task at hand.
-NEWEST_SHARE = 0.10
+# The newest of the user's messages, where what follows the checkpoint is still work on it: it stays as it is, unless it
+# is larger than this.
+NEWEST_SHARE = 0.30
+# What the assistant said last.
+WORDS_SHARE = 0.03
 INDEX_SHARE = 0.025
 # What the newest exchange may take, when its results are larger than everything else together: it is kept, its
 # results are shortened.
@@ -77,10 +127,12 @@ ROOM_TO_GROW = 0.65
 USUAL_TRIGGER = 0.85
 
 # Tokens that the fixed wording of the summary message takes, with a margin.
-SUMMARY_FRAME_TOKENS = 160
+SUMMARY_FRAME_TOKENS = 220
 # Tokens that the tags around one of the user's messages take in it.
 USER_FRAME_TOKENS = 12
 SMALLEST_RESULT = 200
+# Tokens of what the assistant said last, in any window.
+MOST_WORDS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +148,12 @@ class Frame:
     overhead: int
     head_messages: int
 
-    def rounded(self) -> Frame:
-        """The frame with the overhead rounded up and the budget down, in steps of under 1 % of the budget."""
-        step = max(32, (self.budget or 200_000) // 128)
+    def rounded(self, level: int | None = None) -> Frame:
+        """The frame with the overhead rounded up and the budget down, in steps of under 1 % of the budget.
+
+        Where the trigger's level (in tokens) is lower than the budget, the steps are parts of that.
+        """
+        step = max(32, min(self.budget or 200_000, level or 200_000) // 128)
         step = 1 << (step.bit_length() - 1)
         budget = None if self.budget is None else max(step, self.budget // step * step)
         return Frame(budget, -(-self.overhead // step) * step, self.head_messages)
@@ -111,12 +166,18 @@ class Caps:
     summary: int
     users: int
     newest: int
+    words: int
     index: int
     group: int | None
 
     def for_span(self, tokens: int) -> Caps:
         """The caps where ``tokens`` of conversation are replaced: a summary is to be half of them at most."""
-        return replace(self, summary=min(self.summary, tokens // 2), index=min(self.index, tokens // 4))
+        return replace(
+            self,
+            summary=min(self.summary, tokens // 2),
+            words=min(self.words, tokens // 4),
+            index=min(self.index, tokens // 4),
+        )
 
 
 def caps(rules: Rules, frame: Frame) -> Caps:
@@ -125,12 +186,14 @@ def caps(rules: Rules, frame: Frame) -> Caps:
     bases = [frame.budget, None if level is None else int(level / USUAL_TRIGGER) + 1]
     base = min((base for base in bases if base), default=None)
     if base is None:
-        return Caps(rules.summary_tokens, rules.user_tokens, rules.user_tokens, rules.index_tokens, None)
+        users = rules.user_tokens
+        return Caps(rules.summary_tokens, users, users, MOST_WORDS, rules.index_tokens, None)
     room = max((frame.budget or base) - frame.overhead, base // 8)
     return Caps(
         summary=min(rules.summary_tokens, share_of(SUMMARY_SHARE, base)),
         users=min(rules.user_tokens, share_of(USER_SHARE, base)),
-        newest=min(rules.user_tokens, share_of(NEWEST_SHARE, base)),
+        newest=share_of(NEWEST_SHARE, base),
+        words=min(MOST_WORDS, share_of(WORDS_SHARE, base)),
         index=min(rules.index_tokens, share_of(INDEX_SHARE, base)),
         group=share_of(GROUP_SHARE, room) if frame.budget else None,
     )

@@ -12,10 +12,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from proxy.compaction.conditions import Clause, Trigger, any_met, lowest_level, share_of
+from proxy.compaction.gains import Gains, LateGains, PlainGains
 from proxy.compaction.message import MessageCounter, Turn
 from proxy.compaction.rules import ROOM_TO_GROW, SUMMARY_FRAME_TOKENS, Caps, Frame, Rules, caps
-from proxy.compaction.sizes import Sizes
-from proxy.compaction.stages import Stage, cheap_stages
+from proxy.compaction.sizes import Sizes, stands
+from proxy.compaction.stages import cheap_stages
+from proxy.compaction.stages.stage import Stage
+
+FULL = 0.95
+"""From this share of the budget on a conversation is compacted whatever it gains: the next turn may be refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """How far a stage is applied: to the messages before ``position``, as it was when ``seen`` messages were there."""
+
+    position: int
+    seen: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +36,22 @@ class Plan:
     """What is to be done to a body. Positions are message indexes into it.
 
     ``checkpoints`` are all places up to which the conversation was summarised on the way, the last one being in
-    force; ``frontiers`` says how far each cheap stage is applied; ``clips`` to how many tokens a result is held;
+    force; ``frontiers`` says how far each cheap stage is applied; ``clips`` to how many tokens a message is held;
     ``upcoming`` is the next checkpoint, known ahead of its trigger. ``replaced`` says of each checkpoint, the upcoming
-    one too, how many tokens stand before it.
+    one too, how many tokens stand before it, ``carried`` which message of the user's before it is sent as it is,
+    after the summary. ``standing`` are the messages before the last checkpoint that stay, ``pinned`` those that nothing
+    may change.
     """
 
     caps: Caps
     checkpoints: tuple[int, ...] = ()
-    frontiers: dict[str, int] = field(default_factory=dict)
+    frontiers: dict[str, Frontier] = field(default_factory=dict)
     clips: dict[int, int] = field(default_factory=dict)
     upcoming: int | None = None
     replaced: dict[int, int] = field(default_factory=dict)
+    carried: dict[int, int] = field(default_factory=dict)
+    standing: tuple[int, ...] = ()
+    pinned: frozenset[int] = frozenset()
 
     def caps_at(self, position: int) -> Caps:
         """The caps of the summary that stands for all before a checkpoint."""
@@ -47,41 +65,77 @@ class Plan:
     @property
     def empty(self) -> bool:
         """Whether there is nothing to do."""
-        return not (self.checkpoints or self.clips or any(self.frontiers.values()))
+        return not (self.checkpoints or self.clips or self.frontiers)
 
 
 def scan(body: Sequence[Turn], rules: Rules, frame: Frame, count: MessageCounter) -> Plan:
     """The plan for a body under a policy. ``frame`` is rounded here."""
-    frame = frame.rounded()
-    stages = cheap_stages(rules, body)
-    gains = {stage.name: _gains(stage, body, count) for stage in stages}
+    frame = frame.rounded(lowest_level(rules.trigger, frame.budget))
+    stages = cheap_stages(rules, body, count)
     limits = caps(rules, frame)
-    sizes = Sizes(body, gains, limits.group)
-    walk = _Walk(rules, frame, limits, stages, sizes)
+    pinned = rules.pins.among(body)
+    sizes = Sizes(body, limits.group, pinned)
+    gains = _gains(stages, body, sizes, pinned)
+    walk = _Walk(rules, frame, limits, stages, sizes, gains)
     for end in range(1, len(sizes) + 1):
         walk.arrive(end)
-    return walk.plan()
+    return walk.plan(body, pinned)
 
 
-def _gains(stage: Stage, body: Sequence[Turn], count: MessageCounter) -> dict[int, int]:
-    gains = {}
-    for index, turn in enumerate(body):
-        form = stage.reduce(body, index, count)
-        if form is not None:
-            gains[index] = turn.facts.tokens - form.tokens
+def _gains(stages: Sequence[Stage], body: Sequence[Turn], sizes: Sizes, pinned: frozenset[int]) -> dict[str, Gains]:
+    """What each stage takes off.
+
+    A stage that waits for a later message is counted with what it takes off beyond all the others: whichever of them
+    are applied, the conversation is no larger than it is taken for, and what came later plays no part in it.
+    """
+    plain = [stage for stage in stages if not stage.later()]
+    gains: dict[str, Gains] = {}
+    least = [sizes.clips.get(index, turn.facts.tokens) for index, turn in enumerate(body)]
+    for stage in plain:
+        by_group = [0] * len(sizes)
+        for group, (start, end) in enumerate(zip(sizes.starts, sizes.ends, strict=True)):
+            for index in range(start, end):
+                turn = body[index]
+                form = stage.reduce(index, turn)
+                if form is None or index in pinned:
+                    continue
+                # What is held to a size already has less to give.
+                held = turn.facts.tokens - sizes.clips.get(index, turn.facts.tokens)
+                gain = max(0, turn.facts.tokens - form.facts.tokens - held)
+                by_group[group] += gain
+                least[index] -= gain
+        gains[stage.name] = PlainGains(by_group)
+    for stage in stages:
+        if stage.name in gains:
+            continue
+        late: dict[tuple[int, int], int] = {}
+        for index, later in stage.later().items():
+            form = stage.reduce(index, body[index])
+            if form is not None and index not in pinned and form.facts.tokens < least[index]:
+                pair = sizes.group_of(index), sizes.group_of(later)
+                late[pair] = late.get(pair, 0) + least[index] - form.facts.tokens
+        gains[stage.name] = LateGains(len(sizes), late)
     return gains
 
 
 class _Walk:
     """The state of the pass. Positions in here are group indexes."""
 
-    def __init__(self, rules: Rules, frame: Frame, limits: Caps, stages: list[Stage], sizes: Sizes) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        frame: Frame,
+        limits: Caps,
+        stages: Sequence[Stage],
+        sizes: Sizes,
+        gains: dict[str, Gains],
+    ) -> None:
         self._rules = rules
         self._frame = frame
         self._caps = limits
         self._stages = stages
         self._sizes = sizes
-        self._frontiers = {stage.name: 0 for stage in stages}
+        self._gains = gains
         self._cut = 0
         self._checkpoints: list[int] = []
         self._pending: int | None = None
@@ -91,53 +145,83 @@ class _Walk:
         level = lowest_level(rules.trigger, frame.budget)
         # Where fixed parts alone are near the trigger, half of what is left is all the room that can be asked for.
         self._target = None if level is None else max(int(level * ROOM_TO_GROW), (level + frame.overhead) // 2)
+        self._settle()
 
     def arrive(self, end: int) -> None:
         """One more group is there: ``end`` groups in all."""
-        size = self._size(self._cut, end, self._frontiers)
+        size = self._base + self._sizes.total[end]
         if size < self._quiet:
             return
         moves, after = self._cheap_moves(end, size)
         worth = size - after >= self._rules.least_gain * size
         if worth and self._enough(after):
-            self._apply(moves)
+            self._apply(moves, end)
         elif self._fires(self._rules.trigger, size, end):
             if not self._summarise(end, size) and worth:
-                self._apply(moves)
+                self._apply(moves, end)
         elif worth and self._own_trigger(moves):
-            self._apply(moves)
+            self._apply(moves, end)
         elif self._pending is None and self._fires(self._rules.prepare, size, end):
             self._prepare(end, size)
 
-    def plan(self) -> Plan:
+    def plan(self, body: Sequence[Turn], pinned: frozenset[int]) -> Plan:
         """The plan once all groups have arrived."""
         sizes = self._sizes
         starts = [*sizes.starts, sizes.ends[-1] if len(sizes) else 0]
         first = starts[self._cut]
+        places = [g for g in (*self._checkpoints, self._pending) if g is not None]
+        carried = {starts[g]: _newest_user(body, starts[g], pinned) for g in places if sizes.carries(g)}
+        clips = {i: tokens for i, tokens in sizes.clips.items() if i >= first}
+        newest = carried.get(first) if self._cut else None
+        if newest is not None and body[newest].facts.tokens > self._caps.newest:
+            clips[newest] = self._caps.newest
         return Plan(
             caps=self._caps,
             checkpoints=tuple(starts[g] for g in self._checkpoints),
-            frontiers={name: starts[g] for name, g in self._frontiers.items() if g > self._cut},
-            clips={i: tokens for i, tokens in sizes.clips.items() if i >= first},
+            frontiers={
+                name: Frontier(starts[gains.frontier], sizes.ends[gains.seen - 1])
+                for name, gains in self._gains.items()
+                if gains.frontier > self._cut
+            },
+            clips=clips,
             upcoming=None if self._pending is None else starts[self._pending],
-            replaced={starts[g]: sizes.total[g] for g in (*self._checkpoints, self._pending) if g is not None},
+            replaced={starts[g]: sizes.total[g] for g in places},
+            carried=carried,
+            standing=tuple(self._standing(body, pinned)),
+            pinned=pinned,
         )
 
-    def _size(self, cut: int, end: int, frontiers: dict[str, int]) -> int:
-        return self._frame.overhead + self._replacement(cut) + self._sizes.span(cut, end, frontiers)
+    def _standing(self, body: Sequence[Turn], pinned: frozenset[int]) -> list[int]:
+        sizes = self._sizes
+        if not sizes.standing[self._cut]:
+            return []
+        spans = (range(sizes.starts[g], sizes.ends[g]) for g in range(self._cut))
+        return [index for span in spans if stands(body, span, pinned) for index in span]
+
+    def _settle(self) -> None:
+        """Note what the parts that do not grow take, after a move."""
+        self._base = self._size(self._cut, self._cut) - self._sizes.total[self._cut]
+
+    def _size(self, cut: int, end: int) -> int:
+        total = self._sizes.total
+        saved = sum([gains.applied(cut) for gains in self._gains.values()])
+        return self._frame.overhead + self._replacement(cut) - saved + total[end] - total[cut]
 
     def _replacement(self, cut: int) -> int:
         """What stands for the groups before a cut. The summary counts with its cap: its length shifts nothing."""
         if cut == 0:
             return 0
-        newest = self._sizes.newest_user[cut]
-        users = min(self._sizes.users[cut] - newest, self._caps.users) + min(newest, self._caps.newest)
-        limits = self._caps.for_span(self._sizes.total[cut])
-        return SUMMARY_FRAME_TOKENS + limits.summary + limits.index + users + self._sizes.systems[cut]
+        sizes = self._sizes
+        limits = self._caps.for_span(sizes.total[cut])
+        newest = sizes.newest_user[cut] if sizes.carries(cut) else 0
+        users = min(sizes.users[cut] - newest, limits.users) + min(newest, limits.newest)
+        return SUMMARY_FRAME_TOKENS + limits.summary + limits.words + limits.index + users + sizes.standing[cut]
 
     def _messages(self, end: int) -> int:
         kept = self._sizes.ends[end - 1] - (self._sizes.starts[self._cut] if self._cut else 0)
-        standing = 1 + self._sizes.system_messages[self._cut] if self._cut else 0
+        standing = 0
+        if self._cut:
+            standing = 1 + self._sizes.standing_messages[self._cut] + self._sizes.carries(self._cut)
         return self._frame.head_messages + standing + kept
 
     def _fires(self, trigger: Trigger, size: int, end: int) -> bool:
@@ -161,8 +245,9 @@ class _Walk:
         for stage in self._stages:
             if not ahead and not self._fires(stage.trigger, after, end):
                 continue
-            frontier = self._sizes.boundary(stage.keep, end, self._frame.budget)
-            gain = self._sizes.gain(stage.name, max(self._frontiers[stage.name], self._cut), frontier)
+            gains = self._gains[stage.name]
+            frontier = max(gains.frontier, self._boundary(stage, end))
+            gain = gains.potential(self._cut, frontier, end) - gains.applied(self._cut)
             if gain > 0:
                 moves[stage.name] = frontier
                 after -= gain
@@ -170,42 +255,66 @@ class _Walk:
                 break
         return moves, after
 
-    def _apply(self, moves: dict[str, int]) -> None:
-        self._frontiers.update(moves)
+    def _boundary(self, stage: Stage, end: int) -> int:
+        frontier = self._sizes.boundary(stage.keep, end, self._frame.budget)
+        return min(frontier, max(0, self._sizes.newest_user_group[end])) if stage.spares_newest_user else frontier
+
+    def _apply(self, moves: dict[str, int], end: int) -> None:
+        for name, frontier in moves.items():
+            self._gains[name].apply(frontier, end)
         self._pending = None
+        self._settle()
 
     def _summarise(self, end: int, size: int) -> bool:
         """Make a checkpoint, if it gains enough: at the cut fixed ahead, where that still serves, else anew."""
+        least = self._least_gain(size)
+        if size - self._size(end - 1, end) < least:
+            return False
         latest = self._sizes.boundary(self._rules.keep, end, self._frame.budget)
         cut = self._pending
-        if cut is None or cut > latest or not self._enough(self._size(cut, end, self._frontiers)):
+        if cut is None or cut > latest or not self._enough(self._size(cut, end)):
             cut = self._roomy(latest, end, growth=0)
-        if cut <= self._cut or size - self._size(cut, end, self._frontiers) < self._rules.least_gain * size:
+        if cut <= self._cut or size - self._size(cut, end) < least:
             return False
         self._cut = cut
         self._checkpoints.append(cut)
         self._pending = None
+        self._settle()
         return True
+
+    def _least_gain(self, size: int) -> float:
+        """What a checkpoint must take off to be worth its price. Where the budget is all but full anything is."""
+        full = self._frame.budget is not None and size >= share_of(FULL, self._frame.budget)
+        return 1 if full else self._rules.least_gain * size
 
     def _prepare(self, end: int, size: int) -> None:
         """Fix the next cut early, unless the cheap stages will do. What comes before the trigger counts as kept."""
         level = lowest_level(self._rules.trigger, self._frame.budget)
         growth = 0 if level is None else max(0, level - size)
         moves, after = self._cheap_moves(end, size, ahead=True)
-        if moves and self._enough(after + growth):
+        if (moves and self._enough(after + growth)) or size - self._size(end - 1, end) < self._rules.least_gain * size:
             return
         keep = self._rules.keep
         if keep.messages is None:
             wanted = keep.tokens or share_of(keep.fraction or 0, self._frame.budget or 0)
             keep = Clause(tokens=max(0, wanted - growth))
         cut = self._roomy(self._sizes.boundary(keep, end, self._frame.budget), end, growth)
-        after = self._size(cut, end, self._frontiers)
+        after = self._size(cut, end)
         if cut > self._cut and size - after >= self._rules.least_gain * size:
             self._pending = cut
 
     def _roomy(self, cut: int, end: int, growth: int) -> int:
         """The cut, moved on until what is kept leaves room to grow; the newest group always stays."""
         cut = max(cut, self._cut)
-        while cut < end - 1 and not self._enough(self._size(cut, end, self._frontiers) + growth):
+        while cut < end - 1 and not self._enough(self._size(cut, end) + growth):
             cut += 1
         return cut
+
+
+def _newest_user(body: Sequence[Turn], position: int, pinned: frozenset[int]) -> int:
+    """The newest of the user's own messages before a position, pinned ones and other tools' summaries apart."""
+    for index in range(position - 1, -1, -1):
+        facts = body[index].facts
+        if facts.role == "user" and not facts.foreign and index not in pinned:
+            return index
+    raise ValueError("no message of the user's stands before this position")

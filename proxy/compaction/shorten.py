@@ -2,29 +2,59 @@
 
 from __future__ import annotations
 
+import re
+
 from proxy.compaction.message import TextCounter
 
 HEAD_PART = 0.6
 """Of what stays, this part is taken from the beginning: openings say what a text is, ends say how it came out."""
 
+NOTABLE_PART = 0.3
+"""Of what stays, this part may be lines from the middle that tell of a failure."""
 
-def middle_cut(text: str, max_tokens: int, count: TextCounter, marker: str, total: int | None = None) -> str:
+_NOTABLE = re.compile(
+    r"\b(?:error|exception|traceback|failed|failure|fatal|panic|denied|refused|unable to|cannot|segfault|not found)\b|"
+    r"(?:Error|Exception)\b",
+    re.IGNORECASE,
+)
+_NOTABLE_LINES = 8
+_NOTABLE_CHARACTERS = 240
+
+_BASE64 = re.compile(r"(?:data:[\w/+.-]{3,60};base64,)?[A-Za-z0-9+/]{400,}={0,2}")
+
+
+def without_base64(text: str, note: str) -> str:
+    """The text with a note for each long run of base64, data URLs among them; ``{characters}`` in it is the length."""
+    return _BASE64.sub(lambda match: note.replace("{characters}", f"{len(match.group()):,}"), text)
+
+
+def middle_cut(
+    text: str,
+    max_tokens: int,
+    count: TextCounter,
+    marker: str,
+    total: int | None = None,
+    *,
+    notable: bool = False,
+) -> str:
     """The text with its middle left out, at most ``max_tokens`` long with the marker in it.
 
     ``marker`` may hold ``{tokens}``, ``{characters}`` and ``{lines}``: what was left out. A text that fits comes back
     as it is; where not even the marker fits, the marker alone comes back. ``total``, where it is known, are the
-    tokens of the text: one of many megabytes is then not counted for the sake of its ends.
+    tokens of the text: one of many megabytes is then not counted for the sake of its ends. With ``notable`` lines of
+    the middle that tell of a failure stay, next to the marker.
     """
     if total is None:
         total = count(text)
     if total <= max_tokens:
         return text
     allowed = max_tokens - count(_fill(marker, total, len(text), text.count("\n")))
-    characters = int(len(text) * allowed / total)
+    whole = int(len(text) * allowed / total)
+    characters = whole
     for _ in range(8):
         if characters < 8:
             break
-        cut = keep_ends(text, characters, total, marker)
+        cut = keep_ends(text, characters, total, marker, int(whole * NOTABLE_PART) if notable else 0)
         size = count(cut)
         if size <= max_tokens:
             return cut
@@ -32,14 +62,39 @@ def middle_cut(text: str, max_tokens: int, count: TextCounter, marker: str, tota
     return _fill(marker, total, len(text), text.count("\n"))
 
 
-def keep_ends(text: str, characters: int, total: int, marker: str) -> str:
-    """About ``characters`` of the text, from both ends, the marker between them."""
+def keep_ends(text: str, characters: int, total: int, marker: str, notable: int = 0) -> str:
+    """About ``characters`` of the text, from both ends, the marker between them.
+
+    Of these up to ``notable`` go to lines of the middle that tell of a failure.
+    """
+    kept = notable_lines(text, notable)
+    characters -= sum(len(line) + 1 for line in kept)
     head = _line_start(text, int(characters * HEAD_PART))
     tail = _line_end(text, len(text) - (characters - int(characters * HEAD_PART)))
     left_out = text[head:tail]
     tokens = max(1, round(total * len(left_out) / len(text)))
     middle = _fill(marker, tokens, len(left_out), left_out.count("\n"))
+    middle += "".join(f"{line}\n" for line in kept if line in left_out)
     return f"{text[:head]}{middle}{text[tail:]}"
+
+
+def notable_lines(text: str, characters: int) -> list[str]:
+    """The first lines that tell of a failure, each once, in their order; at most so many characters."""
+    lines: dict[str, None] = {}
+    position = 0
+    while len(lines) < _NOTABLE_LINES and characters > 0 and (match := _NOTABLE.search(text, position)):
+        start = text.rfind("\n", max(0, match.start() - _NOTABLE_CHARACTERS), match.start()) + 1
+        start = max(start, match.start() - _NOTABLE_CHARACTERS // 2)
+        end = text.find("\n", match.end(), start + _NOTABLE_CHARACTERS)
+        end = min(len(text), start + _NOTABLE_CHARACTERS) if end < 0 else end
+        line = text[start:end].strip()
+        position = max(end, match.end())
+        if line not in lines:
+            if len(line) + 1 > characters:
+                break
+            characters -= len(line) + 1
+            lines[line] = None
+    return list(lines)
 
 
 def _line_start(text: str, position: int) -> int:

@@ -15,23 +15,26 @@ class Sizes:
     """Running totals over the groups of a body, in tokens.
 
     Totals have one entry more than there are groups: entry ``g`` covers all groups before ``g``. ``users`` are the
-    user's messages as a summary message quotes them, ``newest_user`` is the last of those. ``clips`` says of each tool
-    result that is too large for any prompt to how many tokens it is held.
+    user's messages as a summary message quotes them, ``newest_user`` is the last of those and ``newest_user_group`` the
+    group of the user's last message, -1 where there is none. ``standing`` are messages that stay beside a summary:
+    system messages, and groups with a pinned message in them. ``clips`` says of each tool result that is too large for
+    any prompt to how many tokens it is held.
     """
 
-    def __init__(self, body: Sequence[Turn], gains: dict[str, dict[int, int]], group_cap: int | None) -> None:
-        """``gains`` says, by stage and message index, how many tokens the stage takes off the message."""
+    def __init__(self, body: Sequence[Turn], group_cap: int | None, pinned: frozenset[int] = frozenset()) -> None:
         self.starts = group_starts(body)
         self.ends = [*self.starts[1:], len(body)] if body else []
         self.clips: dict[int, int] = {}
         self.total = [0]
         self.users = [0]
         self.newest_user = [0]
-        self.systems = [0]
-        self.system_messages = [0]
-        self.saved = {name: [0] for name in gains}
-        for start, end in zip(self.starts, self.ends, strict=True):
-            self._add_group(body, start, end, gains, group_cap)
+        self.newest_user_group = [-1]
+        self.standing = [0]
+        self.standing_messages = [0]
+        self._asks = [body[start].facts.role == "user" for start in self.starts]
+        self._pinned = pinned
+        for group, (start, end) in enumerate(zip(self.starts, self.ends, strict=True)):
+            self._add_group(body, group, start, end, group_cap)
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -46,56 +49,44 @@ class Sizes:
             wanted = max(wanted, share_of(keep.fraction, budget))
         return max(0, bisect_right(self.total, self.total[end] - wanted, 0, end) - 1)
 
-    def span(self, start: int, end: int, frontiers: dict[str, int]) -> int:
-        """Tokens of the groups from ``start`` to ``end`` with the stages applied up to their frontiers."""
-        size = self.total[end] - self.total[start]
-        for name, frontier in frontiers.items():
-            if frontier > start:
-                size -= self.gain(name, start, min(frontier, end))
-        return size
+    def carries(self, cut: int) -> bool:
+        """Whether the user's newest message before a cut stays as it is: what follows is still work on it."""
+        return self.newest_user[cut] > 0 and not self._asks[cut]
 
-    def gain(self, name: str, start: int, end: int) -> int:
-        """Tokens that a stage takes off the groups from ``start`` to ``end``."""
-        return self.saved[name][end] - self.saved[name][start] if end > start else 0
+    def group_of(self, index: int) -> int:
+        """The group of a message."""
+        return bisect_right(self.starts, index) - 1
 
-    def _add_group(
-        self,
-        body: Sequence[Turn],
-        start: int,
-        end: int,
-        gains: dict[str, dict[int, int]],
-        group_cap: int | None,
-    ) -> None:
-        group = [turn.facts for turn in body[start:end]]
-        tokens = sum([facts.tokens for facts in group])
-        clipped: dict[int, int] = {}
+    def _add_group(self, body: Sequence[Turn], group: int, start: int, end: int, group_cap: int | None) -> None:
+        tokens = sum([turn.facts.tokens for turn in body[start:end]])
         if group_cap is not None and tokens > group_cap:
-            clipped = clip_results(body, range(start, end), group_cap)
+            span = [index for index in range(start, end) if index not in self._pinned]
+            clipped = clip_results(body, span, group_cap - (tokens - sum(body[i].facts.tokens for i in span)))
             self.clips.update(clipped)
-            tokens = sum(clipped.get(index, body[index].facts.tokens) for index in range(start, end))
-        users = systems = messages = 0
-        newest = self.newest_user[-1]
-        for facts in group:
-            if facts.role == "user":
-                newest = facts.tokens + USER_FRAME_TOKENS
-                users += newest
-            elif facts.role in HEAD_ROLES:
-                systems += facts.tokens
-                messages += 1
+            tokens -= sum(body[index].facts.tokens - held for index, held in clipped.items())
+        users = standing = messages = 0
+        newest, newest_group = self.newest_user[-1], self.newest_user_group[-1]
+        first = body[start].facts
+        if first.role == "user":
+            newest_group = group
+        if stands(body, range(start, end), self._pinned):
+            standing, messages = tokens, end - start
+        elif first.role == "user":
+            users = first.tokens + USER_FRAME_TOKENS
+            newest = newest if first.foreign else users
         self.total.append(self.total[-1] + tokens)
         self.users.append(self.users[-1] + users)
         self.newest_user.append(newest)
-        self.systems.append(self.systems[-1] + systems)
-        self.system_messages.append(self.system_messages[-1] + messages)
-        for name, by_message in gains.items():
-            saved = self.saved[name]
-            gain = 0
-            if by_message:
-                for index in range(start, end):
-                    gained = by_message.get(index, 0)
-                    # What is held to a size already has less to give.
-                    gain += max(0, gained - (body[index].facts.tokens - clipped.get(index, body[index].facts.tokens)))
-            saved.append(saved[-1] + gain)
+        self.newest_user_group.append(newest_group)
+        self.standing.append(self.standing[-1] + standing)
+        self.standing_messages.append(self.standing_messages[-1] + messages)
+
+
+def stands(body: Sequence[Turn], group: range, pinned: frozenset[int]) -> bool:
+    """Whether a group stays beside a summary of what is around it."""
+    if body[group.start].facts.role in HEAD_ROLES:
+        return True
+    return bool(pinned) and not pinned.isdisjoint(group)
 
 
 def clip_results(body: Sequence[Turn], span: Sequence[int], cap: int | None) -> dict[int, int]:

@@ -267,8 +267,8 @@ class Policy(_PolicyFields):
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of what affects checkpoints and summaries: all but name, mode and allow_header."""
-        fields = self.model_dump(mode="json", exclude={"name", "mode", "allow_header"})
+        """SHA-256 (hex) of what affects checkpoints and summaries: all but name, mode, allow_header and overflow_retries."""
+        fields = self.model_dump(mode="json", exclude={"name", "mode", "allow_header", "overflow_retries"})
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 

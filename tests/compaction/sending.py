@@ -12,10 +12,11 @@ from proxy.compaction.conditions import Clause, Trigger, any_met
 from proxy.compaction.fit import fit
 from proxy.compaction.groups import head_length
 from proxy.compaction.message import Turn, decode
+from proxy.compaction.pins import Pins
 from proxy.compaction.render import Piece, Rendered, render
-from proxy.compaction.rules import ArgumentRules, Frame, ResultRules, Rules
+from proxy.compaction.rules import ArgumentRules, DuplicateRules, Frame, MediaRules, ResultRules, Rules
 from proxy.compaction.scan import Plan, scan
-from proxy.compaction.summary_message import mentioned, summary_message
+from proxy.compaction.summary_message import Gist, mentioned, summary_message
 
 from .conversations import message_tokens, text_tokens
 
@@ -46,7 +47,10 @@ class Sent:
     @property
     def epoch(self) -> object:
         """Requests of one epoch have the same checkpoints; ``None`` before anything was done."""
-        return None if self.plan is None else (self.plan.checkpoints, tuple(sorted(self.plan.frontiers.items())))
+        if self.plan is None:
+            return None
+        applied = sorted((name, place.position, place.seen) for name, place in self.plan.frontiers.items())
+        return self.plan.checkpoints, tuple(applied)
 
 
 TRIGGER, KEEP, PREPARE = (Clause(fraction=0.85),), Clause(fraction=0.10), (Clause(fraction=0.75),)
@@ -62,6 +66,10 @@ def rules(
     arguments: bool = True,
     results: bool = True,
     shorten_last: bool = False,
+    duplicates: bool = True,
+    media: bool = True,
+    pinned: tuple[str, ...] = (),
+    archive: bool = True,
 ) -> Rules:
     """A policy like the default, with limits that fit small windows."""
     tools = frozenset({"write_file"})
@@ -69,8 +77,12 @@ def rules(
         trigger=trigger,
         keep=keep,
         prepare=prepare,
-        arguments=ArgumentRules(trigger, keep, max_length, "...(argument truncated)", tools) if arguments else None,
+        arguments=ArgumentRules(trigger, keep, max_length, None, tools) if arguments else None,
         results=ResultRules(trigger, keep, max_tokens, frozenset({"ls"})) if results else None,
+        duplicates=DuplicateRules(trigger, keep, 200) if duplicates else None,
+        media=MediaRules(trigger, keep) if media else None,
+        pins=Pins(pinned),
+        archive=archive,
         summary_tokens=4000,
         user_tokens=20_000,
         index_tokens=2000,
@@ -82,7 +94,9 @@ POLICIES = (
     rules(),
     rules(max_tokens=60, keep=Clause(fraction=0.3)),
     rules(shorten_last=True),
-    rules(arguments=False, results=False),
+    rules(arguments=False, results=False, duplicates=False, media=False, archive=False),
+    rules(pinned=("missing comma",)),
+    rules(results=False),
     rules(keep=Clause(messages=4)),
     rules(trigger=(Clause(messages=12), Clause(fraction=0.85)), prepare=()),
     rules(trigger=(Clause(messages=6, fraction=0.5), Clause(fraction=0.9)), keep=Clause(tokens=300)),
@@ -105,7 +119,7 @@ def send(
     """What a proxy with this policy sends on."""
     untouched = Sent([Piece(t.raw, t.facts.tokens, t) for t in turns], None)
     before = sum(t.facts.tokens for t in turns)
-    triggers = [policy.trigger, *(part.trigger for part in (policy.arguments, policy.results) if part)]
+    triggers = [policy.trigger, *(part.trigger for part in policy.stages)]
     if not any(any_met(trigger, before + FIXED, len(turns), budget) for trigger in triggers):
         return untouched
     head = head_length(turns)
@@ -114,7 +128,11 @@ def send(
     piece = None
     if plan.cut:
         dropped = turns[head : head + plan.cut]
-        raw = summary_message(dropped, mentioned(dropped, None), summary(dropped), plan.caps_at(plan.cut), text_tokens)
+        apart = {*plan.pinned, plan.carried.get(plan.cut, -1)}
+        quoted = [turn for index, turn in enumerate(dropped) if index not in apart]
+        kept = "0123456789abcdef0123" if policy.archive else None
+        gist = Gist(quoted, mentioned(dropped, None), summary(dropped), kept)
+        raw = summary_message(gist, plan.caps_at(plan.cut), policy, text_tokens)
         piece = Piece(raw, message_tokens(decode(raw)), None)
     rendered: Rendered = render(turns, head, plan, policy, piece, message_tokens)
     if budget is not None and rendered.tokens + FIXED > budget:

@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.compaction.conditions import share_of
-from proxy.compaction.foreign import recognised
 from proxy.compaction.groups import head_length
-from proxy.compaction.message import Turn, decode, read, text_of
+from proxy.compaction.message import Turn, read
 from proxy.compaction.render import SUMMARY
-from proxy.compaction.rules import SUMMARY_FRAME_TOKENS, USER_FRAME_TOKENS, Rules
-from proxy.compaction.summary_message import TAG, fenced
+from proxy.compaction.rules import SUMMARY_FRAME_TOKENS, Rules
+from proxy.compaction.scan import Frontier, Plan
+from proxy.compaction.summary_message import TAG
 from proxy.compaction.verify import faults
 from proxy.demo import validity
 
-from .conversations import Episode, conversations, expand, message_tokens, requests, text_tokens, turns
-from .sending import FIXED, POLICIES, Sent, budgets, policies, send
+from .conversations import Episode, conversations, expand, message_tokens, requests, turns
+from .sending import FIXED, POLICIES, Sent, budgets, policies, rules, send
 
 heads = st.integers(0, 2)
 
@@ -54,7 +54,9 @@ def test_what_is_not_compacted_keeps_its_bytes_and_its_order(drawn: Any, budget:
     assert all(piece.turn and piece.tokens < piece.turn.facts.tokens for piece in shortened)
     assert all(piece.tokens == message_tokens(msgspec.json.decode(piece.raw)) for piece in sent.pieces)
     if "fit" not in sent.steps:
-        assert all(p.turn and (p.turn.facts.calls or p.turn.facts.answers) for p in shortened if not legacy(p.raw))
+        held = sent.plan.carried.get(sent.plan.cut) if sent.plan is not None else None
+        may_change = [p.turn for p in shortened if p.turn and places[id(p.turn)] - head_length(before) != held]
+        assert all(t.facts.calls or t.facts.answers or t.facts.media or legacy(t.raw) for t in may_change)
     dropped = [turn for place, turn in enumerate(before) if place not in dict(kept)]
     assert not any(turn.facts.role in ("system", "developer") for turn in dropped)
     if sent.plan is None:
@@ -81,22 +83,15 @@ def test_there_is_one_summary_right_after_the_head(drawn: Any, budget: int, poli
 
 
 @given(conversations, budgets, policies, heads)
-def test_the_last_words_of_the_user_are_in_the_prompt(drawn: Any, budget: int, policy: Rules, head: int) -> None:
-    """Whole where it is kept, and in the summary message where its part of the budget holds it."""
+def test_the_last_words_of_the_user_are_sent_as_they_are(drawn: Any, budget: int, policy: Rules, head: int) -> None:
+    """Also where they stand before the checkpoint, unless they alone are larger than their part of the budget."""
     before, sent = sent_of(drawn, budget, policy, head)
     last = [turn for turn in before if turn.facts.role == "user"][-1]
-    if recognised(decode(last.raw)) is not None:
+    if last.facts.foreign:
         return  # it has the form of a summary that a tool made, and is folded in as one
-    text = text_of(decode(last.raw))
-    if any(piece.turn is last for piece in sent.pieces):
-        assert policy.shorten_last_user_message or last.raw in sent.raws
-        return
-    assert sent.plan is not None
-    summary = text_of(sent.messages[head_length(before)])
-    if text_tokens(fenced(text)) + USER_FRAME_TOKENS <= sent.plan.caps.newest:
-        assert fenced(text) in summary
-    else:
-        assert text_tokens(text) < 40 or fenced(text)[:12] in summary
+    (piece,) = [piece for piece in sent.pieces if piece.turn is last]
+    held = sent.plan is not None and last.facts.tokens > sent.plan.caps.newest
+    assert policy.shorten_last_user_message or held or piece.raw == last.raw
 
 
 # Like an agent's day: exchanges that fill a window in a dozen turns, several times over.
@@ -112,6 +107,10 @@ sessions = st.lists(
     min_size=12,
     max_size=45,
 )
+
+
+def position(plan: Plan, name: str) -> int:
+    return plan.frontiers[name].position if name in plan.frontiers else 0
 
 
 narrow = st.sampled_from((1792, 3584, 7168))
@@ -145,12 +144,12 @@ def test_checkpoints_never_move_and_do_not_depend_on_how_the_conversation_came(
     drawn: Any, budget: int, policy: Rules, head: int
 ) -> None:
     checkpoints: tuple[int, ...] = ()
-    frontiers: dict[str, int] = {}
+    frontiers: dict[str, Frontier] = {}
     for _, sent in steps_of(drawn, budget, policy, head):
         if sent.plan is not None:
             assert sent.plan.checkpoints[: len(checkpoints)] == checkpoints
             assert list(sent.plan.checkpoints) == sorted(set(sent.plan.checkpoints))
-            assert all(max(sent.plan.frontiers.get(n, 0), sent.plan.cut) >= f for n, f in frontiers.items())
+            assert all(max(position(sent.plan, n), sent.plan.cut) >= f.position for n, f in frontiers.items())
             checkpoints, frontiers = sent.plan.checkpoints, sent.plan.frontiers
     messages = expand(drawn, budget, head=head)
     assert send(turns(messages)[: requests(messages)[-1]], policy, budget).raws == sent.raws
@@ -160,9 +159,10 @@ def test_checkpoints_never_move_and_do_not_depend_on_how_the_conversation_came(
 @given(sessions | conversations, narrow, heads)
 def test_old_messages_change_only_where_the_trigger_is_reached(drawn: Any, budget: int, head: int) -> None:
     """A checkpoint costs the provider's cache: there is one only where what would be sent without it, the summary
-    counted at its cap, reaches the trigger. The frame is rounded in steps of a hundredth."""
+    counted at its cap, reaches the trigger. The frame is rounded in steps of a hundredth. (Copies of results are
+    counted for less than they give: that stage is off here.)"""
     previous: tuple[int, Sent] | None = None
-    for before, sent in steps_of(drawn, budget, POLICIES[0], head):
+    for before, sent in steps_of(drawn, budget, rules(duplicates=False), head):
         if previous is not None and previous[1].epoch != sent.epoch and "fit" not in previous[1].steps:
             length, last = previous
             size = FIXED + sum(piece.tokens for piece in last.pieces if piece.turn is not None)
@@ -175,7 +175,7 @@ def test_old_messages_change_only_where_the_trigger_is_reached(drawn: Any, budge
             size += sum(turn.facts.tokens for turn in before[length:])
             if last.plan is not None and last.plan.cut:
                 caps = last.plan.caps_at(last.plan.cut)
-                size += SUMMARY_FRAME_TOKENS + caps.summary + caps.users + caps.newest + caps.index
+                size += SUMMARY_FRAME_TOKENS + caps.summary + caps.users + caps.newest + caps.words + caps.index
             assert size + 2 * max(32, budget // 128) >= share_of(0.85, budget)
         previous = (len(before), sent)
 

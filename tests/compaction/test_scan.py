@@ -9,7 +9,7 @@ import pytest
 from proxy.compaction.conditions import Clause
 from proxy.compaction.message import Facts, Turn
 from proxy.compaction.rules import ROOM_TO_GROW, Frame, Rules, caps
-from proxy.compaction.scan import Plan, scan
+from proxy.compaction.scan import Frontier, Plan, scan
 
 from .conversations import Counting, assistant, call, result, turns, user
 from .sending import rules
@@ -101,9 +101,9 @@ def test_the_next_cut_is_fixed_at_prepare_and_kept_at_the_trigger() -> None:
 def test_cheap_stages_come_first_and_a_summary_only_where_they_are_not_enough() -> None:
     exchange = [assistant(None, call("a", "t")), result("a", "word " * 1600)]
     body = turns([user("go")] + exchange * 5)
-    plan = plan_of(body, rules())
+    plan = plan_of(body, rules(duplicates=False))
     assert plan.checkpoints == ()
-    assert plan.frontiers == {"results": 9}
+    assert plan.frontiers == {"results": Frontier(9, 11)}
     talk = turns([user("go"), *[assistant("word " * 1600), user("on")] * 5])
     assert plan_of(talk, rules()).cut > 0
 
@@ -111,7 +111,9 @@ def test_cheap_stages_come_first_and_a_summary_only_where_they_are_not_enough() 
 def test_a_frontier_stays_until_the_trigger_is_met_again() -> None:
     exchange = [assistant(None, call("a", "t")), result("a", "word " * 1600)]
     body = turns([user("go")] + exchange * 9)
-    frontiers = [plan_of(body[:end], rules()).frontiers.get("results", 0) for end in range(1, len(body) + 1, 2)]
+    policy = rules(duplicates=False)
+    plans = [plan_of(body[:end], policy) for end in range(1, len(body) + 1, 2)]
+    frontiers = [plan.frontiers["results"].position if plan.frontiers else 0 for plan in plans]
     assert frontiers == sorted(frontiers)
     assert len(set(frontiers)) == 3
 

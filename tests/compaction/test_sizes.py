@@ -20,22 +20,38 @@ BODY = of(("user", 100), ("assistant", 10), ("tool", 300), ("tool", 90), ("syste
 
 
 def test_totals_by_group() -> None:
-    sizes = Sizes(BODY, {"results": {2: 250}}, None)
+    sizes = Sizes(BODY, None)
     assert sizes.starts == [0, 1, 4, 5, 6]
     assert sizes.ends == [1, 4, 5, 6, 7]
     assert sizes.total == [0, 100, 500, 505, 525, 565]
     assert sizes.users == [0, *[100 + USER_FRAME_TOKENS] * 4, 140 + 2 * USER_FRAME_TOKENS]
     assert sizes.newest_user == [0, *[100 + USER_FRAME_TOKENS] * 4, 40 + USER_FRAME_TOKENS]
-    assert sizes.systems == [0, 0, 0, 5, 5, 5]
-    assert sizes.system_messages == [0, 0, 0, 1, 1, 1]
-    assert sizes.span(0, 5, {}) == 565
-    assert sizes.span(0, 5, {"results": 1}) == 565
-    assert sizes.span(0, 5, {"results": 2}) == 315
-    assert sizes.span(2, 5, {"results": 2}) == 65
+    assert sizes.newest_user_group == [-1, 0, 0, 0, 0, 4]
+    assert sizes.standing == [0, 0, 0, 5, 5, 5]
+    assert sizes.standing_messages == [0, 0, 0, 1, 1, 1]
+    assert [sizes.group_of(index) for index in range(7)] == [0, 1, 1, 1, 2, 3, 4]
+
+
+def test_the_newest_question_is_carried_where_what_follows_is_work_on_it() -> None:
+    sizes = Sizes(BODY, None)
+    assert [sizes.carries(cut) for cut in range(5)] == [False, True, True, True, False]
+    assert not Sizes(of(("assistant", 5), ("assistant", 5)), None).carries(1)
+
+
+def test_a_pinned_message_stays_with_its_whole_exchange_and_is_no_quotation() -> None:
+    sizes = Sizes(BODY, None, frozenset({0, 3}))
+    assert sizes.standing == [0, 100, 500, 505, 505, 505]
+    assert sizes.standing_messages == [0, 1, 4, 5, 5, 5]
+    assert sizes.users[-1] == 40 + USER_FRAME_TOKENS
+
+
+def test_a_pinned_result_is_never_held_to_a_size() -> None:
+    body = of(("assistant", 10), ("tool", 1000), ("tool", 900))
+    assert Sizes(body, 1500, frozenset({1})).clips == {2: 490}
 
 
 def test_a_body_without_messages_has_no_groups() -> None:
-    sizes = Sizes([], {"results": {}}, 100)
+    sizes = Sizes([], 100)
     assert (len(sizes), sizes.total, sizes.ends) == (0, [0], [])
 
 
@@ -55,7 +71,7 @@ def test_a_body_without_messages_has_no_groups() -> None:
     ],
 )
 def test_at_least_keep_stays_rounded_outward_to_a_group(keep: Clause, first: int) -> None:
-    assert Sizes(BODY, {}, None).boundary(keep, 5, 1000) == first
+    assert Sizes(BODY, None).boundary(keep, 5, 1000) == first
 
 
 @given(
@@ -65,7 +81,7 @@ def test_at_least_keep_stays_rounded_outward_to_a_group(keep: Clause, first: int
 def test_the_kept_end_is_large_enough_and_one_group_less_would_not_be(
     drawn: list[tuple[str, int]], wanted: int
 ) -> None:
-    sizes = Sizes(of(*drawn), {}, None)
+    sizes = Sizes(of(*drawn), None)
     end = len(sizes)
     first = sizes.boundary(Clause(tokens=wanted), end, None)
     assert 0 <= first < end
@@ -91,9 +107,7 @@ def test_the_largest_results_are_held_to_one_size_so_that_the_group_fits(results
         assert sum(held) <= cap or max(results) <= SMALLEST_RESULT
 
 
-def test_what_is_held_to_a_size_has_less_to_give_to_a_stage() -> None:
-    body = of(("assistant", 10), ("tool", 1000))
-    sizes = Sizes(body, {"results": {1: 900}}, 510)
+def test_a_group_larger_than_the_cap_counts_with_what_it_is_held_to() -> None:
+    sizes = Sizes(of(("assistant", 10), ("tool", 1000)), 510)
     assert sizes.clips == {1: 500}
     assert sizes.total[1] == 510
-    assert sizes.gain("results", 0, 1) == 400

@@ -13,21 +13,21 @@ from proxy.compaction.message import decode, text_of
 from proxy.compaction.rules import SUMMARY_FRAME_TOKENS, Caps, Frame, caps
 from proxy.compaction.shorten import middle_cut
 from proxy.compaction.sizes import Sizes
-from proxy.compaction.summary_message import ROLE, TAG, fenced, mentioned, summary_message, user_messages
+from proxy.compaction.summary_message import TAG, Gist, fenced, mentioned, summary_message, user_messages
 from proxy.profiles.profile import Profile
 from proxy.tokens import Counter
 
 from .conversations import FLAVOURS, IMAGE, Message, assistant, call, result, text_of_size, text_tokens, turns, user
 from .sending import rules
 
-ROOMY = Caps(summary=4000, users=20_000, newest=20_000, index=2000, group=None)
+ROOMY = Caps(summary=4000, users=20_000, newest=20_000, words=2000, index=2000, group=None)
 BLOCK = re.compile(r"<user_message>\n(.*?)\n</user_message>", re.DOTALL)
 
 
 def note(messages: list[Message], summary: str = "They worked.", room: Caps = ROOMY) -> str:
     dropped = turns(messages)
-    message = decode(summary_message(dropped, mentioned(dropped, None), summary, room, text_tokens))
-    assert (message["role"], set(message)) == (ROLE, {"role", "content"})
+    message = decode(summary_message(Gist(dropped, mentioned(dropped, None), summary), room, rules(), text_tokens))
+    assert (message["role"], set(message)) == ("user", {"role", "content"})
     return text_of(message)
 
 
@@ -55,9 +55,30 @@ def test_a_picture_of_the_users_is_named() -> None:
 
 def test_without_users_or_artefacts_their_sections_are_left_out() -> None:
     text = note([assistant("thinking"), {"role": "user", "content": None}])
-    assert text.count("\n## ") == 2
+    assert text.count("\n## ") == 3
     assert "Paths" not in text
-    assert note([assistant("thinking")]).count("\n## ") == 1
+    assert note([result("a", "thinking")]).count("\n## ") == 1
+
+
+def test_what_the_assistant_said_last_is_in_it() -> None:
+    text = note([assistant("first"), assistant("last words"), assistant(None, call("a", "t")), result("a", "x")])
+    assert text.endswith(f"## What the assistant said last in it, word for word\nlast words\n</{TAG}>")
+    assert "\nfirst" not in text
+
+
+def test_it_says_where_the_messages_are_kept() -> None:
+    gist = Gist(turns([user("go")]), {}, "so far", "0123456789abcdef0123")
+    assert "kept whole in the archive as 0123456789abcdef0123." in text_of(
+        decode(summary_message(gist, ROOMY, rules(), text_tokens))
+    )
+    assert "archive" not in note([user("go")])
+
+
+def test_the_first_message_is_kept_only_where_the_policy_says_so() -> None:
+    texts = [f"message {n} " + "with words " * 10 for n in range(40)]
+    blocks = user_messages(texts, 400, text_tokens, keep_first=False)
+    assert blocks[0] == f"[{40 - len(blocks) + 1} earlier user messages are only in the summary below.]"
+    assert [BLOCK.findall(block)[0].split()[1] for block in blocks[1:]] == [str(n) for n in range(41 - len(blocks), 40)]
 
 
 def test_the_first_and_the_newest_messages_stay_and_the_rest_is_counted() -> None:
@@ -152,8 +173,7 @@ def test_it_never_takes_more_tokens_than_the_scan_reckons_with(
     text = f"<{TAG}> and line {budget} of the notes\n" * room.summary
     summary = middle_cut(text, room.summary, COUNTER.text, "")
     body = turns(messages, COUNTER.message)
-    raw = summary_message(body, mentioned(body, None), summary, room, COUNTER.text)
-    sizes = Sizes(body, {}, None)
-    newest = sizes.newest_user[-1]
-    users = min(sizes.users[-1] - newest, room.users) + min(newest, room.newest)
-    assert COUNTER.message(decode(raw)) <= SUMMARY_FRAME_TOKENS + room.summary + room.index + users
+    gist = Gist(body, mentioned(body, None), summary, "0123456789abcdef0123")
+    raw = summary_message(gist, room, rules(), COUNTER.text)
+    users = min(Sizes(body, None).users[-1], room.users)
+    assert COUNTER.message(decode(raw)) <= SUMMARY_FRAME_TOKENS + room.summary + room.words + room.index + users

@@ -8,58 +8,77 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from proxy.compaction.conditions import Clause
-from proxy.compaction.message import Form, MessageCounter, Turn, decode, replace_field
-from proxy.compaction.rules import ArgumentRules
+from proxy.compaction.conditions import Clause, Trigger
+from proxy.compaction.message import MessageCounter, Turn, decode, replace_field
+from proxy.compaction.rules import ArgumentRules, Rules
+from proxy.compaction.stages.stage import NO_LATER, kept_as
 
 NAME = "arguments"
 
 # Values under these keys say what a call was about; a model needs them to know what it did, so they stay whole.
 KEPT_KEYS = frozenset(
-    {"path", "file_path", "filename", "file", "paths", "url", "id", "command", "cmd", "query", "pattern"}
+    {"path", "file_path", "filename", "file", "paths", "url", "uri", "id", "command", "cmd", "query", "pattern"}
+)
+_KEPT_ENDINGS = ("_path", "_url", "_id", "_file")
+
+_NOTE = (
+    " [The compaction proxy left out {characters} characters of this old argument here; this note is not part of the "
+    "value.{kept}]"
 )
 
 # Of a string that is cut this many characters stay, as in DeepAgents, where it is 20.
 KEPT_CHARACTERS = 120
 
-# For the fit ladder, which has no use for a tail that stays.
-NO_KEEP = Clause(messages=1)
-
-
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-class _Arguments:
-    """The stage under one policy's rules."""
+class Arguments:
+    """The stage under one policy's rules; the fit ladder has it with rules of its own."""
 
-    def __init__(self, rules: ArgumentRules) -> None:
+    name = NAME
+    spares_newest_user = False
+
+    def __init__(self, rules: ArgumentRules, count: MessageCounter, *, archive: bool) -> None:
+        self.trigger: Trigger = rules.trigger
+        self.keep: Clause = rules.keep
         self._rules = rules
-        self._key = (NAME, (rules.max_length, rules.truncation_text, rules.tools))
+        self._count = count
+        self._archive = archive
+        self._key = (NAME, (rules.max_length, rules.truncation_text, rules.tools, archive))
 
-    def __call__(self, body: Sequence[Turn], index: int, count: MessageCounter) -> Form | None:
-        turn = body[index]
+    def reduce(self, index: int, turn: Turn) -> Turn | None:
+        """See ``Stage``."""
         if not turn.facts.calls or len(turn.raw) <= self._rules.max_length:
             return None
         forms = turn.facts.forms
         if self._key not in forms:
-            forms[self._key] = self._reduced(turn, count)
+            forms[self._key] = self._reduced(turn)
         return forms[self._key]
 
-    def _reduced(self, turn: Turn, count: MessageCounter) -> Form | None:
+    def later(self) -> dict[int, int]:
+        """See ``Stage``."""
+        return NO_LATER
+
+    def _reduced(self, turn: Turn) -> Turn | None:
         message = decode(turn.raw)
         raw = turn.raw
+        note = self._note(turn)
         calls = message.get("tool_calls")
         if isinstance(calls, list):
-            changed = [self._call(call, "function") for call in calls]
+            changed = [self._call(call, "function", note) for call in calls]
             if changed != calls:
                 raw = replace_field(raw, "tool_calls", changed)
-        legacy = self._call(message, "function_call")
+        legacy = self._call(message, "function_call", note)
         if legacy is not message and isinstance(legacy, dict):
             raw = replace_field(raw, "function_call", legacy["function_call"])
-        tokens = turn.facts.tokens if raw is turn.raw else count(decode(raw))
-        return Form(raw, tokens) if tokens < turn.facts.tokens else None
+        return None if raw is turn.raw else turn.rewritten(raw, self._count)
 
-    def _call(self, call: Any, key: str) -> Any:
+    def _note(self, turn: Turn) -> str:
+        if self._rules.truncation_text is not None:
+            return self._rules.truncation_text.replace("{id}", turn.facts.id)
+        return _NOTE.replace("{kept}", kept_as(turn, archive=self._archive))
+
+    def _call(self, call: Any, key: str, note: str) -> Any:
         """The call with its long arguments cut; the very same object where there is nothing to cut."""
         function = call.get(key) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not self._applies(function.get("name")):
@@ -67,14 +86,14 @@ class _Arguments:
         arguments = function.get("arguments")
         if not isinstance(arguments, str) or len(arguments) <= self._rules.max_length:
             return call
-        shorter = self._shorter(arguments)
+        shorter = self._shorter(arguments, note)
         return call if shorter is None else {**call, key: {**function, "arguments": shorter}}
 
-    def _shorter(self, arguments: str) -> str | None:
+    def _shorter(self, arguments: str, note: str) -> str | None:
         """The arguments with long strings cut; ``None`` where there are none, or where it is not JSON."""
         try:
             parsed = json.loads(arguments, parse_constant=_refuse, parse_float=_finite)
-            cut = self._cut(parsed)
+            cut = self._cut(parsed, note)
             if cut == parsed:
                 return None
             text = json.dumps(cut, ensure_ascii=False)
@@ -86,16 +105,16 @@ class _Arguments:
     def _applies(self, name: object) -> bool:
         return "*" in self._rules.tools or (isinstance(name, str) and name in self._rules.tools)
 
-    def _cut(self, value: Any, key: str | None = None) -> Any:
+    def _cut(self, value: Any, note: str, key: str = "") -> Any:
         if isinstance(value, str):
-            if key in KEPT_KEYS or len(value) <= self._rules.max_length:
+            if len(value) <= self._rules.max_length or key in KEPT_KEYS or key.endswith(_KEPT_ENDINGS):
                 return value
-            cut = value[:KEPT_CHARACTERS] + self._rules.truncation_text
+            cut = value[:KEPT_CHARACTERS] + note.replace("{characters}", str(len(value) - KEPT_CHARACTERS))
             return cut if len(cut) < len(value) else value
         if isinstance(value, list):
-            return [self._cut(item, key) for item in value]
+            return [self._cut(item, note, key) for item in value]
         if isinstance(value, dict):
-            return {name: self._cut(item, name) for name, item in value.items()}
+            return {name: self._cut(item, note, name) for name, item in value.items()}
         return value
 
 
@@ -108,6 +127,6 @@ def _finite(number: str) -> float:
     return _refuse(number) if math.isinf(value) else value
 
 
-def stage(rules: ArgumentRules) -> _Arguments:
-    """The stage's ``reduce`` under these rules."""
-    return _Arguments(rules)
+def stage(rules: Rules, body: Sequence[Turn], count: MessageCounter) -> Arguments | None:
+    """The stage, unless it is off."""
+    return None if rules.arguments is None else Arguments(rules.arguments, count, archive=rules.archive)

@@ -1,55 +1,85 @@
-"""Old tool results: beginning and end stay, with a line that says what was left out."""
+"""Old tool results: beginning and end stay, and what tells of failures, with a line that says what was left out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
 
-from proxy.compaction.message import RESULT_ROLES, Form, MessageCounter, Turn, decode, replace_text, replaceable_text
-from proxy.compaction.rules import ResultRules
-from proxy.compaction.shorten import middle_cut
+from proxy.compaction.conditions import Clause, Trigger
+from proxy.compaction.message import RESULT_ROLES, MessageCounter, Turn, decode, replace_text, replaceable_text
+from proxy.compaction.rules import ResultRules, Rules
+from proxy.compaction.shorten import middle_cut, without_base64
+from proxy.compaction.stages.stage import NO_LATER, kept_as
 
 NAME = "results"
 
 # An old result keeps this part of the size from which results are shortened.
 KEPT_PART = 0.25
 
-MARKER = (
-    "\n[The compaction proxy left out {lines} lines here ({tokens} tokens) of an old tool result; "
-    "this line is not part of the result.]\n"
+_MARKER = (
+    "\n[The compaction proxy left out {lines} lines ({characters} characters, {tokens} tokens) of this old tool result "
+    "here. This note is not part of the result.{kept}]\n"
 )
+_BASE64_NOTE = "[The compaction proxy left out {characters} characters of base64 here.{kept}]"
 
 
 class _Results:
     """The stage under one policy's rules, for one conversation: names of tools are looked up by call."""
 
-    def __init__(self, rules: ResultRules, body: Sequence[Turn]) -> None:
-        self._rules = rules
-        self._key = (NAME, rules.max_tokens)
-        self._body = body
+    name = NAME
+    spares_newest_user = False
 
-    def __call__(self, body: Sequence[Turn], index: int, count: MessageCounter) -> Form | None:
-        turn = body[index]
+    def __init__(self, rules: ResultRules, body: Sequence[Turn], count: MessageCounter, *, archive: bool) -> None:
+        self.trigger: Trigger = rules.trigger
+        self.keep: Clause = rules.keep
+        self._rules = rules
+        self._body = body
+        self._count = count
+        self._archive = archive
+        self._per_tool = dict(rules.per_tool)
+        self._least = min([rules.max_tokens, *self._per_tool.values()])
+
+    def reduce(self, index: int, turn: Turn) -> Turn | None:
+        """See ``Stage``."""
         facts = turn.facts
-        if facts.role not in RESULT_ROLES or facts.tokens <= self._rules.max_tokens:
+        if facts.role not in RESULT_ROLES or facts.tokens <= self._least:
             return None
-        if self._rules.exclude and self._names.get(index) in self._rules.exclude:
+        name = self._names.get(index, "")
+        limit = self._per_tool.get(name, self._rules.max_tokens)
+        if facts.tokens <= limit or name in self._rules.exclude:
             return None
-        if self._key not in facts.forms:
-            facts.forms[self._key] = shortened(turn, int(self._rules.max_tokens * KEPT_PART), count, MARKER)
-        return facts.forms[self._key]
+        key = (NAME, (limit, self._archive))
+        if key not in facts.forms:
+            facts.forms[key] = self._reduced(turn, limit)
+        return facts.forms[key]
+
+    def later(self) -> dict[int, int]:
+        """See ``Stage``."""
+        return NO_LATER
+
+    def _reduced(self, turn: Turn, limit: int) -> Turn | None:
+        text = replaceable_text(decode(turn.raw))
+        if not text:
+            return None
+        kept = kept_as(turn, archive=self._archive)
+        bare = without_base64(text, _BASE64_NOTE.replace("{kept}", kept))
+        elided = turn.rewritten(replace_text(turn.raw, bare), self._count) if bare != text else None
+        if elided is not None and elided.facts.tokens <= limit:
+            return elided
+        marker = _MARKER.replace("{kept}", kept)
+        return shortened(elided or turn, int(limit * KEPT_PART), self._count, marker) or elided
 
     @cached_property
     def _names(self) -> dict[int, str]:
         return _tool_names(self._body)
 
 
-def stage(rules: ResultRules, body: Sequence[Turn]) -> _Results:
-    """The stage's ``reduce`` under these rules."""
-    return _Results(rules, body)
+def stage(rules: Rules, body: Sequence[Turn], count: MessageCounter) -> _Results | None:
+    """The stage, unless it is off."""
+    return None if rules.results is None else _Results(rules.results, body, count, archive=rules.archive)
 
 
-def shortened(turn: Turn, max_tokens: int, count: MessageCounter, marker: str) -> Form | None:
+def shortened(turn: Turn, max_tokens: int, count: MessageCounter, marker: str) -> Turn | None:
     """The message with the middle of its text left out, ``max_tokens`` at most; ``None`` if that gains nothing."""
     message = decode(turn.raw)
     text = replaceable_text(message)
@@ -60,10 +90,15 @@ def shortened(turn: Turn, max_tokens: int, count: MessageCounter, marker: str) -
     # A text far longer than what may stay is not counted again: by its message it is known well enough.
     total = turn.facts.tokens - frame if len(text) > max_tokens * 16 else None
     bare = count({"content": ""})
-    cut = middle_cut(text, max_tokens - frame, lambda piece: count({"content": piece}) - bare, marker, total)
-    raw = replace_text(turn.raw, cut)
-    tokens = count(decode(raw))
-    return Form(raw, tokens) if tokens < turn.facts.tokens else None
+    cut = middle_cut(
+        text,
+        max_tokens - frame,
+        lambda piece: count({"content": piece}) - bare,
+        marker,
+        total,
+        notable=turn.facts.role in RESULT_ROLES,
+    )
+    return turn.rewritten(replace_text(turn.raw, cut), count)
 
 
 def _tool_names(body: Sequence[Turn]) -> dict[int, str]:

@@ -1,0 +1,37 @@
+"""Messages that a policy wants left alone, whatever becomes of those around them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from proxy.compaction.message import Turn, arguments_of, decode, text_of
+
+
+@dataclass(frozen=True)
+class Pins:
+    """Regular expressions; a message in whose text or arguments one of them is found is pinned."""
+
+    patterns: tuple[str, ...] = ()
+    _compiled: tuple[re.Pattern[str], ...] = field(init=False, compare=False, repr=False, default=())
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_compiled", tuple(re.compile(pattern) for pattern in self.patterns))
+
+    def holds(self, turn: Turn) -> bool:
+        """Whether a message is pinned. It is searched once."""
+        if not self.patterns:
+            return False
+        known = turn.facts.pinned
+        if self.patterns not in known:
+            message = decode(turn.raw)
+            text = "\n".join([text_of(message), *(arguments for _, arguments in arguments_of(message))])
+            known[self.patterns] = any(pattern.search(text) for pattern in self._compiled)
+        return known[self.patterns]
+
+    def among(self, body: Sequence[Turn]) -> frozenset[int]:
+        """The indexes of the pinned messages."""
+        if not self.patterns:
+            return frozenset()
+        return frozenset(index for index, turn in enumerate(body) if self.holds(turn))

@@ -1,0 +1,69 @@
+"""Tool results that came again: of exact copies only the newest stays whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from proxy.compaction.conditions import Clause, Trigger
+from proxy.compaction.message import RESULT_ROLES, MessageCounter, Turn, decode, replace_field
+from proxy.compaction.rules import DuplicateRules, Rules
+from proxy.compaction.stages.stage import kept_as
+
+NAME = "duplicates"
+
+_REFERENCE = (
+    "[The compaction proxy left out this result: a later call, further on in this conversation, returned exactly the "
+    "same.{kept} This note is not part of the result.]"
+)
+
+
+class _Duplicates:
+    """The stage under one policy's rules."""
+
+    name = NAME
+    spares_newest_user = False
+
+    def __init__(self, rules: DuplicateRules, body: Sequence[Turn], count: MessageCounter, *, archive: bool) -> None:
+        self.trigger: Trigger = rules.trigger
+        self.keep: Clause = rules.keep
+        self._min_length = rules.min_length
+        self._body = body
+        self._count = count
+        self._archive = archive
+
+    def reduce(self, index: int, turn: Turn) -> Turn | None:
+        """See ``Stage``."""
+        if index not in self._next_copies:
+            return None
+        forms = turn.facts.forms
+        key = (NAME, self._archive)
+        if key not in forms:
+            text = _REFERENCE.replace("{kept}", kept_as(turn, archive=self._archive))
+            is_list = isinstance(decode(turn.raw).get("content"), list)
+            content = [{"type": "text", "text": text}] if is_list else text
+            forms[key] = turn.rewritten(replace_field(turn.raw, "content", content), self._count)
+        return forms[key]
+
+    def later(self) -> dict[int, int]:
+        """The next copy of each result that has one."""
+        return self._next_copies
+
+    @cached_property
+    def _next_copies(self) -> dict[int, int]:
+        newest: dict[bytes, int] = {}
+        copies: dict[int, int] = {}
+        for index, turn in enumerate(self._body):
+            facts = turn.facts
+            if facts.role not in RESULT_ROLES or facts.length < self._min_length:
+                continue
+            if facts.said in newest:
+                copies[newest[facts.said]] = index
+            newest[facts.said] = index
+        return copies
+
+
+def stage(rules: Rules, body: Sequence[Turn], count: MessageCounter) -> _Duplicates | None:
+    """The stage, unless it is off."""
+    part = rules.duplicates
+    return None if part is None else _Duplicates(part, body, count, archive=rules.archive)
