@@ -158,9 +158,8 @@ class Compactor:
         return turns, fixed, fixed + sum(turn.facts.tokens for turn in turns)
 
     async def _work(self, case: Case, turns: list[Turn], fixed: int, before: int) -> _Work:
-        if faults([turn.facts for turn in turns]):
-            # What is to be rewritten anyway is put right on the way; the rest of a body is for the upstream to judge.
-            turns = repaired(turns, case.counter.message)
+        # What is to be rewritten anyway is put right on the way; the rest of a body is for the upstream to judge.
+        turns = repaired(turns, case.counter.message)
         head = head_length(turns)
         overhead = fixed + sum(turn.facts.tokens for turn in turns[:head])
         plan = await self._plan(case, turns[head:], Frame(case.budget, overhead, head))
