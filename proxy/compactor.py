@@ -158,7 +158,7 @@ class Compactor:
         return turns, fixed, fixed + sum(turn.facts.tokens for turn in turns)
 
     async def _work(self, case: Case, turns: list[Turn], fixed: int, before: int) -> _Work:
-        if case.policy.repair and faults([turn.facts for turn in turns]):
+        if case.policy.repair:
             # What is to be rewritten anyway is put right on the way; the rest of a body is for the upstream to judge.
             turns = repaired(turns, case.counter.message)
         head = head_length(turns)

@@ -46,7 +46,8 @@ def repaired(turns: Sequence[Turn], count: MessageCounter) -> list[Turn]:
 
     - A result that lies further on is moved behind its call; the order of results inside a group is left as it is.
       An id may come again in later turns: a result belongs to the newest call of its id.
-    - A call without a result gets one that says so, unless nothing follows its group: then the client may yet answer.
+    - A call without a result gets one that says so. Only a group that nothing follows and of which no call has a result
+      stays as it is: the client may yet answer it. Where some have one, an answer is asked for now.
     - A result without a call becomes an assistant's note that quotes it, for it may be all that is left of what the
       client cut away, and neither the user nor a call that nobody made should carry it. It is dropped where it is
       empty, or where its call has another answer.
@@ -160,8 +161,9 @@ class _Conversation:
 
     def _with_results(self, group: _Group, *, last: bool) -> list[Turn]:
         """A group's messages. Results of ``tool_calls`` come before that of a ``function_call``, which ends them."""
+        awaited = last and all(call.result is None for call in group.calls)
         for call in group.calls:
-            if call.result is None and not last:
+            if call.result is None and not awaited:
                 call.result = self._fresh({"role": call.role, ID_FIELDS[call.role]: call.id, "content": NO_RESULT})
         late = len(group.calls)
         ordered = sorted(

@@ -43,6 +43,11 @@ def legacy(text: str, name: str = "f") -> Message:
     return {"role": "function", "name": name, "content": text}
 
 
+def calling(*calls: Any) -> Message:
+    """An assistant message with calls of any shape."""
+    return {**assistant(None), "tool_calls": list(calls)}
+
+
 def note(text: str) -> Message:
     return {"role": "assistant", "content": STRAY_RESULT + text}
 
@@ -80,7 +85,20 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
         [assistant(None, A, B), result("b", "2"), LOST, GO],
     ),
     "trailing": ([GO, assistant(None, A)], [GO, assistant(None, A)]),
-    "trailing in part": ([assistant(None, A, B), result("b", "2")], [assistant(None, A, B), result("b", "2")]),
+    "trailing in part": ([assistant(None, A, B), result("b", "2")], [assistant(None, A, B), result("b", "2"), LOST]),
+    "trailing without any": ([GO, assistant(None, A, B)], [GO, assistant(None, A, B)]),
+    "trailing, its result before another group": (
+        [assistant(None, A, B), assistant(None, call("c")), result("b", "2")],
+        [assistant(None, A, B), LOST, result("b", "2"), assistant(None, call("c"))],
+    ),
+    "trailing, its result without an id": (
+        [GO, assistant(None, A, B), {"role": "tool", "content": "1"}],
+        [GO, assistant(None, A, B), result("a", "1"), result("b", NO_RESULT)],
+    ),
+    "trailing, a stray result behind it": (
+        [GO, assistant(None, A), result("z", "z")],
+        [GO, assistant(None, A), LOST, note("z")],
+    ),
     "late": ([assistant(None, A), GO, result("a", "1")], [assistant(None, A), result("a", "1"), GO]),
     "late ones in the order of the calls": (
         [assistant(None, A, B, call("c")), result("c", "3"), GO, result("b", "2"), result("a", "1")],
@@ -117,6 +135,10 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
     "legacy": ([LEGACY, legacy("1"), GO], [LEGACY, legacy("1"), GO]),
     "legacy dangling": ([LEGACY, GO], [LEGACY, legacy(NO_RESULT), GO]),
     "legacy trailing": ([LEGACY], [LEGACY]),
+    "both kinds of calls, trailing in part": (
+        [{**LEGACY, "tool_calls": [A]}, result("a", "1")],
+        [{**LEGACY, "tool_calls": [A]}, result("a", "1"), legacy(NO_RESULT)],
+    ),
     "legacy late": ([LEGACY, GO, legacy("1")], [LEGACY, legacy("1"), GO]),
     "legacy orphan": ([GO, legacy("1", "g")], [GO, note("1")]),
     "legacy result of a tool call": (
@@ -135,6 +157,24 @@ CASES: dict[str, tuple[list[Any], list[Any]]] = {
     "calls of the user": (
         [{**GO, "tool_calls": [A], "name": "Ann"}, result("a", "1")],
         [{**GO, "tool_calls": None, "name": "Ann"}, note("1")],
+    ),
+    "calls that are no objects": (
+        [calling("x", A, 5, None, [B]), result("a", "1"), result("b", ""), GO],
+        [calling("x", A, 5, None, [B]), result("a", "1"), GO],
+    ),
+    "nothing but calls that are no objects": ([calling(5), GO], [calling(5), GO]),
+    "calls that are no list": (
+        [{**assistant(None), "tool_calls": {"a": A}}, result("a", "1"), GO],
+        [{**assistant(None), "tool_calls": {"a": A}}, note("1"), GO],
+    ),
+    "results with ids that are no strings": (
+        [
+            assistant(None, A, B),
+            {**result("a", "1"), "tool_call_id": ["a"]},
+            {**result("b", "2"), "tool_call_id": {"b": 1}},
+            GO,
+        ],
+        [assistant(None, A, B), result("a", "1"), result("b", "2"), GO],
     ),
     "no objects": ([GO, 5, None, "x", [1], GO], [GO, 5, None, "x", [1], GO]),
     "unknown role": ([{"role": "critic", "content": ""}, {}], [{"role": "critic", "content": ""}, {}]),
@@ -202,6 +242,18 @@ def test_what_is_rewritten_keeps_its_other_fields_and_is_read_anew() -> None:
     assert count.calls == 2
 
 
+def test_the_further_fields_of_a_message_survive_its_repair() -> None:
+    fields = {"name": "Ann", "refusal": "no", "audio": {"id": "x"}, "annotations": [{"type": "url_citation"}]}
+    told_apart = fix([{**assistant("text", A, A), **fields}, {**result("a", "1"), "x": 1}, GO])
+    assert {key: told_apart[0][key] for key in ("content", *fields)} == {"content": "text", **fields}
+    assert told_apart[1] == {**result("a", "1"), "x": 1}
+    (taken_out,) = fix([{**GO, **fields, "tool_calls": [A], "function_call": {"name": "f"}}])
+    assert taken_out == {**GO, **fields, "tool_calls": None, "function_call": None}
+    late = {"role": "tool", "content": "1", "name": "read_file", "x": 1}
+    assert fix([assistant(None, A), GO, {**late, "tool_call_id": "a"}])[1] == {**late, "tool_call_id": "a"}
+    assert fix([assistant(None, A), late, GO])[1] == {**late, "tool_call_id": "a"}
+
+
 @given(conversations, st.integers(0, 2))
 def test_a_valid_conversation_comes_back_as_it_is(drawn: Any, head: int) -> None:
     count = Counting()
@@ -265,20 +317,14 @@ def damaged(messages: list[Any], seed: int, times: int) -> list[Any]:
 
 
 def unanswered_at_the_end(after: Sequence[Turn]) -> int:
-    """Calls of the last group that the client may still answer."""
-    for results, turn in enumerate(reversed(after)):
-        if turn.facts.role not in RESULT_ROLES:
-            return len(turn.facts.calls) - results
-    return 0
+    """Calls of the last message, which the client may still answer. Where some have a result, all must have one."""
+    return len(after[-1].facts.calls) if after else 0
 
 
 def without_order(after: Sequence[Turn]) -> list[Any]:
     """The messages with the trailing open group taken off."""
     messages = [msgspec.json.decode(turn.raw) for turn in after]
-    if unanswered_at_the_end(after):
-        while messages.pop()["role"] in ("tool", "function"):
-            pass
-    return messages
+    return messages[:-1] if unanswered_at_the_end(after) else messages
 
 
 @settings(max_examples=250)
