@@ -12,6 +12,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from proxy.archive_door import PATH as ARCHIVE
+from proxy.archive_door import ArchiveDoor
 from proxy.chat import ChatCompletions
 from proxy.config import Settings
 from proxy.door import answer_error
@@ -37,6 +39,7 @@ class Proxy:
                 Route("/livez", _alive, methods=["GET"]),
                 Route("/readyz", self._ready, methods=["GET"]),
                 Route("/metrics", _metrics, methods=["GET"]),
+                Route(ARCHIVE, ArchiveDoor(self.service)),
             ],
             lifespan=self._lifespan,
             exception_handlers={404: _not_found, 405: _not_allowed},

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import structlog
 
+from proxy.archive import Archive
 from proxy.compactor import Compactor
 from proxy.config import Policy, Route, Settings
 from proxy.limits import LearnedLimits, budget, reserved_output
@@ -40,6 +41,7 @@ class Service:
         self.remembered = Remembered()
         self.store = open_store(settings.store.url)
         self.summaries = Summaries(self.store)
+        self.archive = Archive(self.store)
         self.compactor = Compactor(self.remembered, self.summaries)
         self.draining = False
         self._profiles_loaded = False
@@ -104,5 +106,6 @@ class Service:
         """Close everything."""
         await self.summaries.aclose()
         await self.upstreams.aclose()
+        await self.archive.aclose()
         await self.store.aclose()
         self.remembered.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections.abc
 import json
 import os
@@ -24,11 +25,12 @@ import yaml
 from click.testing import CliRunner
 from pydantic.fields import FieldInfo
 
+from proxy.archive import Archive, Removed
 from proxy.cli import main
 from proxy.compaction import fit, render, rules
 from proxy.compaction.stages.arguments import KEPT_CHARACTERS
 from proxy.compactor import Verdict
-from proxy.config import Settings
+from proxy.config import Settings, policy
 from proxy.config.fields import Section
 from proxy.config.loading import loads
 from proxy.config.policy import STAGES
@@ -38,7 +40,9 @@ from proxy.demo.run import WINDOW
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
 from proxy.limits import LEARNED_SECONDS
+from proxy.store import open_store
 from proxy.summary.service import LIFETIME, Origin
+from proxy.teams import ANONYMOUS
 from proxy.upstream.opening import HELD_SECONDS
 
 ROOT = Path(__file__).parents[1]
@@ -196,6 +200,7 @@ def test_figures_are_those_in_force() -> None:
     assert f"first {KEPT_CHARACTERS} characters" in CONFIGURATION
     for text in (README, CONFIGURATION):
         assert f"for {LIFETIME / 86_400:g} days" in text
+    assert f"archive, for {policy.Archive().days} days" in " ".join(README.split())
     assert f"{rules.USER_SHARE * 100:g} % of the budget" in README
     assert f"after {HELD_SECONDS:g} seconds" in README
     assert (LEARNED_SECONDS, "for an hour" in README) == (3600, True)
@@ -254,10 +259,15 @@ MODEL = {"match": "*", "upstream": "main", "profile": {"context_window": 16_000,
 
 
 @pytest.fixture(scope="module")
-def entrance(start_module_proxy: StartProxy) -> Iterator[str]:
+def store_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('store') / 'compaction.db'}"
+
+
+@pytest.fixture(scope="module")
+def entrance(start_module_proxy: StartProxy, store_url: str) -> Iterator[str]:
     """A proxy in front of a stand-in with a small window."""
     with serve(StandIn(window=16_000, max_output=2_000).app) as upstream:
-        yield start_module_proxy(upstream, {"models": [MODEL]})
+        yield start_module_proxy(upstream, {"models": [MODEL], "store": {"url": store_url}})
 
 
 def answer(entrance: str, exchanges: int, **headers: str) -> httpx.Response:
@@ -292,13 +302,30 @@ def test_the_request_header_works_as_the_readme_says(entrance: str) -> None:
         assert answer(entrance, 1, **{"x-compaction": value}).headers["x-compaction"] == value
 
 
-def test_the_paths_in_the_table_are_served(entrance: str) -> None:
+def archived(store_url: str) -> str:
+    """The id of an entry in the archive of callers without a key."""
+    removed = Removed("0" * 20, (b'{"role":"user","content":"Hello"}',))
+
+    async def keep() -> None:
+        store = open_store(store_url)
+        archive = Archive(store)
+        archive.keep(ANONYMOUS, [removed], 3600)
+        await archive.aclose()
+        await store.aclose()
+
+    asyncio.run(keep())
+    return removed.id
+
+
+def test_the_paths_in_the_table_are_served(entrance: str, store_url: str) -> None:
     paths = [span.split() for row in table(README, "path") for span in spans(row[0]) if "…" not in span]
-    assert {path for _, path in paths} == {"/v1/chat/completions", "/v1/models", "/livez", "/readyz", "/metrics"}
+    served = {"/v1/chat/completions", "/v1/models", "/compaction/archive/{id}", "/livez", "/readyz", "/metrics"}
+    assert {path for _, path in paths} == served
+    id = archived(store_url)
     with httpx.Client(trust_env=False, timeout=60) as http:
         for method, path in paths:
             body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]} if method == "POST" else None
-            assert http.request(method, entrance + path, json=body).status_code == 200, path
+            assert http.request(method, entrance + path.format(id=id), json=body).status_code == 200, path
 
 
 def test_the_picture_stands_by_itself() -> None:

@@ -58,7 +58,7 @@ def default_store_url() -> str:
 
 
 class StoreSettings(Section):
-    """Where summaries, the archive, learned limits and records are kept."""
+    """Where summaries and the archive are kept."""
 
     url: str = Field(default_factory=default_store_url)
     """sqlite:///relative/path, sqlite:////absolute/path, or sqlite:// for memory only. Left out: a file in the user's
@@ -266,7 +266,7 @@ class _SettingsFields(Section):
     server: ServerSettings = ServerSettings()
     """Where to listen, and how much to take."""
     store: StoreSettings = Field(default_factory=StoreSettings)
-    """Where summaries, the archive, learned limits and records are kept."""
+    """Where summaries and the archive are kept."""
     auth: AuthSettings = AuthSettings()
     """Who may call."""
     upstreams: Mapping[Name, UpstreamSettings] = Field(default_factory=lambda: {"openai": UpstreamSettings()})

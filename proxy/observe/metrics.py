@@ -11,6 +11,9 @@ REGISTRY = CollectorRegistry()
 REQUESTS = Counter("compaction_requests", "Chat completions, by what was done to them.", ["outcome"], registry=REGISTRY)
 TOKENS_REMOVED = Counter("compaction_tokens_removed", "Input tokens taken off requests.", registry=REGISTRY)
 SUMMARIES = Counter("compaction_summaries", "Summaries, by how they came out.", ["outcome"], registry=REGISTRY)
+ARCHIVED = Counter(
+    "compaction_archive_entries", "Entries of the archive, by what became of them.", ["outcome"], registry=REGISTRY
+)
 RETRIES = Counter("compaction_retries", "Requests sent again after an overflow.", registry=REGISTRY)
 
 

@@ -1,4 +1,4 @@
-"""Where summaries are kept."""
+"""Where summaries and the archive are kept."""
 
 from proxy.store.interface import Store, StoreFailed
 from proxy.store.opening import open_store

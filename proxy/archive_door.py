@@ -1,0 +1,80 @@
+"""``GET /compaction/archive/{id}``: what a compaction took out, to whoever sent it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import msgspec
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from proxy.archive import Found
+from proxy.door import answer_error, header
+from proxy.errors import MethodNotAllowed, NotFound, ProxyError
+from proxy.headers import encoded
+from proxy.service import Service
+from proxy.store import StoreFailed
+
+log = structlog.get_logger(__name__)
+
+PATH = "/compaction/archive/{id:path}"
+
+_ID = re.compile(r"[0-9a-f]{20}")
+
+_PRIVATE = ("cache-control", "private, no-store")
+
+
+class ArchiveDoor:
+    """The archive of the caller's own tenant."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        try:
+            body = await self._body(scope)
+        except MethodNotAllowed as error:
+            await answer_error(send, error, [("allow", "GET")])
+        except ProxyError as error:
+            await answer_error(send, error, [_PRIVATE])
+        else:
+            headers = [("content-type", "application/json"), ("content-length", str(len(body))), _PRIVATE]
+            await send({"type": "http.response.start", "status": 200, "headers": encoded(headers)})
+            await send({"type": "http.response.body", "body": body})
+
+    async def _body(self, scope: Scope) -> bytes:
+        if scope["method"] != "GET":
+            raise MethodNotAllowed(f"This path does not take {scope['method']}. Use GET.")
+        caller = self._service.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
+        id: str = scope["path_params"]["id"]
+        if not _ID.fullmatch(id):
+            raise NotFound(
+                "This is no id of the archive: one has 20 hexadecimal digits in lower case. Copy it whole from where "
+                "it stands in the conversation."
+            )
+        try:
+            found = await self._service.archive.fetch(caller.tenant, id)
+        except StoreFailed as failure:
+            log.warning("store.read_failed", reason=str(failure))
+            raise ProxyError("The archive cannot be read at the moment. Try again.") from failure
+        if found is None:
+            raise NotFound(
+                "Nothing is kept for you under this id. It may have expired, or belong to another key or team: "
+                "ask with the key that the conversation was sent with, or take it from the application's own history."
+            )
+        # Putting megabytes together takes a while.
+        return await asyncio.to_thread(_answer, id, found)
+
+
+def _answer(id: str, found: Found) -> bytes:
+    """The answer's body; the messages keep their spelling."""
+    return msgspec.json.encode(
+        {
+            "object": "compaction.archive",
+            "id": id,
+            "complete": found.complete,
+            "messages": [msgspec.Raw(message) for message in found.messages],
+        }
+    )

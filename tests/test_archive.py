@@ -1,0 +1,419 @@
+"""What is taken out is written once, found whole, by its tenant only, and never costs a request."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from proxy import archive as module
+from proxy.archive import KIND, Archive, Found, Removed
+from proxy.body import parse
+from proxy.observe.metrics import REGISTRY
+from proxy.store import StoreFailed
+from proxy.store.sqlite import SqliteStore
+
+MONTH = 30 * 86_400.0
+
+
+def message(text: str) -> bytes:
+    """A message in a spelling that no encoder gives."""
+    return b'{ "role":"user",  "content":"\\u00e9 %s" }' % text.encode()
+
+
+def removed(digit: str, *texts: str, previous: str | None = None) -> Removed:
+    """An entry whose id is one digit, repeated."""
+    return Removed(digit * 20, tuple(message(text) for text in texts), previous and previous * 20)
+
+
+A, B, C = removed("a", "one", "two"), removed("b", "three", previous="a"), removed("c", "four", previous="b")
+
+
+def texts(*words: str) -> list[bytes]:
+    return [message(word) for word in words]
+
+
+class Shelf:
+    """A store in memory that can fail, and be slow."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, str, str], bytes] = {}
+        self.puts: list[tuple[str, str, float]] = []
+        self.failing: Exception | None = None
+        self.gate: asyncio.Event | None = None
+
+    async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
+        if self.failing is not None:
+            raise self.failing
+        return self.kept.get((tenant, kind, key))
+
+    async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
+        self.puts.append((tenant, key[0], seconds))
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.failing is not None:
+            raise self.failing
+        self.kept[tenant, kind, key] = value
+
+    async def aclose(self) -> None:
+        pass
+
+    def written(self) -> str:
+        """The first digits of what was put since the last time, in order."""
+        put, self.puts = self.puts, []
+        return "".join(key for _, key, _ in put)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def run(test: Callable[[Archive, Shelf, Clock], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        shelf, clock = Shelf(), Clock()
+        await test(Archive(shelf, clock), shelf, clock)
+
+    asyncio.run(whole())
+
+
+async def kept(archive: Archive, entries: Sequence[Removed], seconds: float = MONTH, tenant: str = "t") -> None:
+    archive.keep(tenant, entries, seconds)
+    assert await archive.drained()
+
+
+def counted(outcome: str) -> float:
+    return REGISTRY.get_sample_value("compaction_archive_entries_total", {"outcome": outcome}) or 0.0
+
+
+def named(logs: Sequence[Any], event: str) -> list[Any]:
+    return [entry for entry in logs if entry["event"] == event]
+
+
+def test_what_was_kept_is_found_in_its_own_spelling() -> None:
+    async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
+        await kept(archive, [A])
+        assert await archive.fetch("t", A.id) == Found(texts("one", "two"), complete=True)
+        assert await archive.fetch("t", C.id) is None
+        assert shelf.puts == [("t", "a", MONTH)]
+
+    run(test)
+
+
+def test_messages_may_be_slices_of_a_request() -> None:
+    """The parser hands out slices; what waits must neither be stored as something else nor hold the body."""
+    body = b'{"model":"m","messages":[' + b",".join(texts("one", "two")) + b"]}"
+
+    async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
+        slices = tuple(parse(body).messages)
+        assert {type(part) for part in slices} == {msgspec.Raw}
+        shelf.gate = asyncio.Event()
+        archive.keep("t", [Removed(A.id, slices)], MONTH)
+        found = await archive.fetch("t", A.id)
+        assert found is not None
+        assert {type(part) for part in found.messages} == {bytes}
+        shelf.gate.set()
+        assert await archive.drained()
+        assert await archive.fetch("t", A.id) == Found(texts("one", "two"), complete=True)
+
+    run(test)
+
+
+def test_each_entry_is_written_once_by_a_process_and_tenant() -> None:
+    async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
+        archive.keep("t", [A, B, B], MONTH)
+        archive.keep("t", [A, B], MONTH)  # while they are being written
+        await archive.drained()
+        assert shelf.written() == "ab"
+        await kept(archive, [A, B, C])
+        assert shelf.written() == "c"
+        await kept(archive, [A, B, C])
+        await kept(archive, [])
+        assert shelf.written() == ""
+        await kept(archive, [A], tenant="u")
+        assert shelf.puts == [("u", "a", MONTH)]
+        await kept(Archive(shelf), [A])
+        assert shelf.written() == "aa"
+
+    run(test)
+
+
+def test_what_is_kept_already_costs_no_task() -> None:
+    async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
+        await kept(archive, [A, B])
+        before = asyncio.all_tasks()
+        archive.keep("t", [A, B], MONTH)
+        assert asyncio.all_tasks() == before
+        archive.keep("t", [A, B, C, removed("d", "five")], MONTH)
+        assert len(asyncio.all_tasks()) == len(before) + 1
+        await archive.drained()
+
+    run(test)
+
+
+def test_an_entry_in_use_is_written_anew_at_half_of_its_time() -> None:
+    async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
+        await kept(archive, [A], 100)
+        await kept(archive, [B], 1000)
+        clock.now += 49
+        await kept(archive, [A, B], 100)
+        assert shelf.written() == "ab"
+        clock.now += 2
+        await kept(archive, [A, B], 100)
+        assert shelf.written() == "a"
+        clock.now += 48
+        await kept(archive, [A], 100)
+        assert shelf.written() == "", "the time begins anew"
+
+    run(test)
+
+
+def test_an_entry_ends_with_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        store = SqliteStore(tmp_path / "a.db")
+        archive = Archive(store)
+        await kept(archive, [A], 100)
+        await kept(archive, [B], 1000)
+        assert await archive.fetch("t", B.id) == Found(texts("one", "two", "three"), complete=True)
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now + 101)
+        assert await archive.fetch("t", A.id) is None
+        assert await archive.fetch("t", B.id) == Found(texts("three"), complete=False)
+        await store.aclose()
+
+    asyncio.run(test())
+
+
+def test_a_chain_is_found_whole_and_in_order() -> None:
+    async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
+        await kept(archive, [C, A, B])
+        assert await archive.fetch("t", C.id) == Found(texts("one", "two", "three", "four"), complete=True)
+        assert await archive.fetch("t", B.id) == Found(texts("one", "two", "three"), complete=True)
+
+    run(test)
+
+
+def test_a_broken_chain_says_so() -> None:
+    async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
+        await kept(archive, [A, C])
+        assert await archive.fetch("t", C.id) == Found(texts("four"), complete=False)
+        await kept(archive, [B])
+        assert (await archive.fetch("t", C.id)) == Found(texts("one", "two", "three", "four"), complete=True)
+        circle = [removed("d", "five", previous="e"), removed("e", "six", previous="d")]
+        await kept(archive, circle)
+        assert await archive.fetch("t", "d" * 20) == Found(texts("six", "five"), complete=False)
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"", b"garbage", module._packed(A)[:-5], zlib.compress(b"\xc1"),
+     zlib.compress(msgspec.msgpack.encode({"messages": 5})),
+     zlib.compress(b"\x82\xa8messages\x90\xa8previous\xa2\xff\xfe")],
+)  # fmt: skip
+def test_what_cannot_be_read_counts_as_missing_and_is_written_again(value: bytes) -> None:
+    async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
+        await kept(archive, [A, B])
+        shelf.kept["t", KIND, A.id] = value
+        with capture_logs() as logs:
+            assert await archive.fetch("t", A.id) is None
+            assert await archive.fetch("t", B.id) == Found(texts("three"), complete=False)
+        assert len(named(logs, "archive.entry_unreadable")) == 2
+        await kept(archive, [A, B])
+        assert await archive.fetch("t", B.id) == Found(texts("one", "two", "three"), complete=True)
+
+    run(test)
+
+
+def test_a_tenant_finds_nothing_of_another(tmp_path: Path) -> None:
+    async def test() -> None:
+        store = SqliteStore(tmp_path / "a.db")
+        archive = Archive(store)
+        await kept(archive, [A, B], tenant="team:one")
+        await kept(archive, [C], tenant="team:two")
+        for tenant in ("team:two", "team:onE", "team:one ", "", "team:%"):
+            assert await archive.fetch(tenant, A.id) is None
+            assert await archive.fetch(tenant, B.id) is None
+        # The chain ends where the tenant's own entries end, although the store has the rest.
+        assert await archive.fetch("team:two", C.id) == Found(texts("four"), complete=False)
+        assert await store.get("team:one", "summary", A.id) is None
+        await store.aclose()
+
+    asyncio.run(test())
+
+
+def test_what_still_waits_is_found_by_its_tenant_only() -> None:
+    async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
+        shelf.gate = asyncio.Event()
+        archive.keep("t", [A, B], MONTH)
+        await asyncio.sleep(0)
+        assert await archive.fetch("t", B.id) == Found(texts("one", "two", "three"), complete=True)
+        assert await archive.fetch("u", B.id) is None
+        assert shelf.kept == {}
+        shelf.gate.set()
+        assert await archive.drained()
+
+    run(test)
+
+
+def test_a_store_that_fails_is_tried_again_with_the_next_request() -> None:
+    async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
+        shelf.failing = StoreFailed("disk full")
+        failed, written = counted("failed"), counted("written")
+        with capture_logs() as logs:
+            await kept(archive, [A, B, C])
+            assert shelf.written() == "a", "the others would fare no better"
+            await kept(archive, [A])
+            assert shelf.written() == "a"
+        assert [(entry["reason"], entry["entries"]) for entry in named(logs, "archive.write_failed")] == [
+            ("disk full", 3),
+            ("disk full", 1),
+        ]
+        assert counted("failed") - failed == 4
+        with pytest.raises(StoreFailed):
+            await archive.fetch("t", A.id)
+        shelf.failing = None
+        assert await archive.fetch("t", A.id) is None
+        await kept(archive, [A, B, C])
+        assert shelf.written() == "abc"
+        assert counted("written") - written == 3
+
+    run(test)
+
+
+def test_a_fault_of_ours_is_logged_and_leaves_nothing_behind() -> None:
+    async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
+        shelf.failing = LookupError("a fault of ours")
+        with capture_logs() as logs:
+            await kept(archive, [A, B])
+            await asyncio.sleep(0)
+        (entry,) = named(logs, "archive.write_failed")
+        assert (entry["log_level"], "a fault of ours" in entry["reason"]) == ("error", True)
+        shelf.failing = None
+        await kept(archive, [A, B])
+        assert sorted(key[2][0] for key in shelf.kept) == ["a", "b"]
+
+    run(test)
+
+
+def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PENDING_BYTES", 1000)
+    large, small, late = removed("1", "x" * 600), removed("2", "y" * 200), removed("3", "z" * 600)
+
+    async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
+        skipped = counted("skipped")
+        shelf.gate = asyncio.Event()
+        with capture_logs() as logs:
+            archive.keep("t", [large, late, small], MONTH)
+            archive.keep("u", [late], MONTH)
+        assert [entry["entries"] for entry in named(logs, "archive.skipped")] == [1, 1]
+        assert counted("skipped") - skipped == 2
+        shelf.gate.set()
+        await archive.drained()
+        assert shelf.written() == "12"
+        await kept(archive, [large, late, small])
+        assert shelf.written() == "3", "room again, so it is written now"
+        await kept(archive, [removed("4", "x" * 5000)])
+        assert shelf.written() == "4", "one that is larger than the bound is written where it waits alone"
+
+    run(test)
+
+
+def test_what_failed_gives_its_room_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PENDING_BYTES", 1000)
+
+    async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
+        entries = [removed("1", "x" * 400), removed("2", "y" * 400)]
+        shelf.failing = StoreFailed("disk full")
+        for _ in range(3):
+            await kept(archive, entries)
+        shelf.failing = None
+        await kept(archive, entries)
+        assert len(shelf.kept) == 2
+
+    run(test)
+
+
+def test_many_small_messages_weigh_more_than_their_text() -> None:
+    assert Removed(A.id, (b"{}",) * 1000).size > 20_000
+
+
+def test_what_is_remembered_is_bounded_and_the_used_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REMEMBERED", 2)
+
+    async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
+        await kept(archive, [A, B])
+        await kept(archive, [A])
+        await kept(archive, [C])
+        assert shelf.written() == "abc"
+        await kept(archive, [A, C])
+        assert shelf.written() == ""
+        await kept(archive, [B])
+        assert shelf.written() == "b"
+
+    run(test)
+
+
+def test_closing_writes_what_waits(tmp_path: Path) -> None:
+    async def first() -> None:
+        store = SqliteStore(tmp_path / "a.db")
+        archive = Archive(store)
+        archive.keep("t", [A, B, C], MONTH)
+        await archive.aclose()
+        await store.aclose()
+
+    async def second() -> None:
+        store = SqliteStore(tmp_path / "a.db")
+        assert await Archive(store).fetch("t", C.id) == Found(texts("one", "two", "three", "four"), complete=True)
+        await store.aclose()
+
+    asyncio.run(first())
+    asyncio.run(second())
+
+
+def test_closing_gives_up_what_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.Archive.drained, "__defaults__", (0.05,))
+
+    async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
+        shelf.gate = asyncio.Event()
+        archive.keep("t", [A, B], MONTH)
+        with capture_logs() as logs:
+            async with asyncio.timeout(10):
+                await archive.aclose()
+        assert [entry["entries"] for entry in named(logs, "archive.given_up")] == [2]
+        assert len(asyncio.all_tasks()) == 1
+        assert shelf.kept == {}
+
+    run(test)
+
+
+def test_megabytes_are_kept_and_text_takes_less_room(tmp_path: Path) -> None:
+    noise = b'{"role":"tool","content":"%s"}' % os.urandom(4_000_000).hex().encode()
+    text = b'{"role":"tool","content":"%s"}' % (b"the same line again\\n" * 400_000)
+
+    async def test() -> None:
+        store = SqliteStore(tmp_path / "a.db")
+        archive = Archive(store)
+        await kept(archive, [Removed(A.id, (noise,)), Removed(B.id, (text,), A.id)])
+        assert await archive.fetch("t", B.id) == Found([noise, text], complete=True)
+        await store.aclose()
+
+    asyncio.run(test())
+    with sqlite3.connect(tmp_path / "a.db") as db:
+        sizes = dict(db.execute("SELECT key, length(value) FROM entries").fetchall())
+    db.close()
+    assert sizes[A.id] < len(noise) * 0.7
+    assert sizes[B.id] < len(text) * 0.02
