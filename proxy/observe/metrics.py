@@ -11,6 +11,12 @@ REGISTRY = CollectorRegistry()
 REQUESTS = Counter("compaction_requests", "Chat completions, by what was done to them.", ["outcome"], registry=REGISTRY)
 TOKENS_REMOVED = Counter("compaction_tokens_removed", "Input tokens taken off requests.", registry=REGISTRY)
 SUMMARIES = Counter("compaction_summaries", "Summaries, by how they came out.", ["outcome"], registry=REGISTRY)
+BREAKER = Counter(
+    "compaction_summary_breaker", "Summary models left alone, and asked again.", ["change"], registry=REGISTRY
+)
+GIVEN_UP = Counter(
+    "compaction_summaries_given_up", "Prefixes for which no summary will be asked for any more.", registry=REGISTRY
+)
 RETRIES = Counter("compaction_retries", "Requests sent again after an overflow.", registry=REGISTRY)
 
 
