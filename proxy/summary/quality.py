@@ -153,7 +153,7 @@ def checked(written: Written, *, source_tokens: int, max_tokens: int, count: Tex
 def without_thoughts(text: str) -> str:
     """The text without the thoughts at its beginning. Thoughts that never end leave nothing."""
     text = text.lstrip()
-    if _FINAL in text:
+    if text.startswith("<|") and _FINAL in text:
         text = text.rpartition(_FINAL)[2].partition("<|")[0].lstrip()
     while True:
         lower = text[:32].lower()

@@ -99,6 +99,7 @@ def test_how_it_ended_decides(reason: str, said: str) -> None:
             "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Goal: x<|return|>",
             "Goal: x",
         ),
+        ("Goal: parse <|channel|>final<|message|> too", "Goal: parse <|channel|>final<|message|> too"),
         ("Goal: fix how <think> and </think> are parsed.", "Goal: fix how <think> and </think> are parsed."),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.compaction.message import Turn
+from proxy.compaction.message import TextCounter, Turn
 from proxy.summary.quality import SummaryRejected, Written
 from proxy.summary.redaction import Redaction
 from proxy.summary.writing import PARALLEL, SummaryFailed, SummaryTooLong, SummaryUnasked, Wish, chunks, newest, write
@@ -30,7 +30,7 @@ class Model:
 
     def __init__(self, room: int | None = None, answer: Answer = brief) -> None:
         self.room = room
-        self.count = words
+        self.count: TextCounter = words
         self.asked: list[str] = []
         self.at_once = self.most_at_once = 0
         self._answer = answer
