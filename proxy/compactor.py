@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import structlog
+from msgspec.structs import replace
 
 from proxy.body import ChatBody
 from proxy.compaction.conditions import any_met
@@ -24,8 +26,10 @@ from proxy.compaction.verify import faults
 from proxy.config import Policy
 from proxy.observe.metrics import SUMMARIES
 from proxy.summary.asking import LaneModel
+from proxy.summary.breaker import Breaker
 from proxy.summary.digest import digest
 from proxy.summary.quality import SummaryRejected
+from proxy.summary.redaction import redaction
 from proxy.summary.service import Checkpoint, Entry, Make, Origin, Summaries
 from proxy.summary.writing import SummaryFailed, Wish, write
 from proxy.tokens import Counter, has_remote_media
@@ -93,6 +97,7 @@ class Compactor:
     def __init__(self, remembered: Remembered, summaries: Summaries) -> None:
         self._remembered = remembered
         self._summaries = summaries
+        self._breaker = Breaker(time.monotonic)
 
     def surely_small(self, case: Case) -> bool:
         """Whether the bytes alone prove that no trigger is reached: a token is at least one byte, a message ten."""
@@ -243,10 +248,20 @@ class Compactor:
                 work.plan.caps_at(position).summary,
                 settings.prompt,
                 settings.trim_tokens_to_summarize,
+                redaction(secrets=settings.redact_secrets, patterns=settings.redact),
             )
-            for model in await work.case.models(wish.max_tokens):
+            asked = False
+            key = work.checkpoints([position])[-1].key
+            given_up = self._summaries.given_up(work.case.tenant, key)
+            for model in () if given_up else await work.case.models(wish.max_tokens):
+                attempt = self._breaker.attempt((work.case.tenant, model.name))
+                if attempt is None:
+                    SUMMARIES.labels(outcome="skipped").inc()
+                    continue
+                asked = True
                 try:
-                    text = await asyncio.wait_for(write(wish, model), settings.timeout)
+                    with attempt:
+                        text = await asyncio.wait_for(write(wish, model), settings.timeout)
                 except (SummaryFailed, SummaryRejected, TimeoutError) as failure:
                     SUMMARIES.labels(outcome="failed").inc()
                     log.warning("summary.failed", reason=str(failure) or "timeout", policy=work.case.policy.name)
@@ -255,7 +270,8 @@ class Compactor:
                 return await self._entry(work, previous, start, position, text)
             SUMMARIES.labels(outcome="digest").inc()
             text = work.digest(previous.text if previous else None, start, position)
-            return await self._entry(work, previous, start, position, text, digest=True)
+            entry = await self._entry(work, previous, start, position, text, digest=True)
+            return replace(entry, unasked=not asked)
 
         return make
 

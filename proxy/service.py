@@ -87,14 +87,18 @@ class Service:
                 continue
             profile = await self.profile(found)
             counter = self.counter(profile)
-            output = output_limit(found.model, max_tokens, profile.max_output_tokens)
+            # Thinking must not take the whole of a small window that is shared with the transcript.
+            shared = (profile.context_window or 0) // 2
+            most = min(filter(None, (profile.max_output_tokens, shared)), default=None)
+            output = output_limit(found.model, max_tokens, most)
             learned = self.learned.get(found.upstream, found.model, caller.tenant)
             models.append(
                 LaneModel(
                     await self.upstreams.lane(found.upstream),
                     found.model,
+                    upstream=found.upstream,
                     room=budget(profile, reserved_output(profile, output, None), learned),
-                    max_output=profile.max_output_tokens,
+                    max_output=most,
                     count=counter.text,
                     credential=caller.credential if found.upstream == route.upstream else None,
                     timeout=policy.summary.timeout,

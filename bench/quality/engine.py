@@ -62,6 +62,7 @@ class _Model:
     def __init__(self, counter: Counter, window: int, summariser: Summariser, reads: list[int]) -> None:
         known = profile(window)
         output = output_limit(MODEL, shares(window).summary, known.max_output_tokens)
+        self.name = MODEL
         self.room = budget(known, reserved_output(known, output, None), None)
         self.count = counter.text
         self._counter = counter

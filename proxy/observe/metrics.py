@@ -14,6 +14,12 @@ SUMMARIES = Counter("compaction_summaries", "Summaries, by how they came out.", 
 ARCHIVED = Counter(
     "compaction_archive_entries", "Entries of the archive, by what became of them.", ["outcome"], registry=REGISTRY
 )
+BREAKER = Counter(
+    "compaction_summary_breaker", "Summary models left alone, and asked again.", ["change"], registry=REGISTRY
+)
+GIVEN_UP = Counter(
+    "compaction_summaries_given_up", "Prefixes for which no summary will be asked for any more.", registry=REGISTRY
+)
 RETRIES = Counter("compaction_retries", "Requests sent again after an overflow.", registry=REGISTRY)
 
 

@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from proxy.compaction.message import TextCounter, replaceable_text
+from proxy.compaction.message import TextCounter
 from proxy.errors import UpstreamError
 from proxy.summary.quality import Written
 from proxy.summary.writing import SummaryFailed, SummaryTooLong
 from proxy.upstream.lane import Lane, Outgoing
 from proxy.upstream.overflow import recognise
 
-# Families that think before they write: `max_tokens` is refused or their thinking counts towards it.
-_REASONING_PREFIXES = ("gpt-5", "o1", "o3", "o4")
+# Families that think before they write, by what their names hold: their thinking counts towards the output. Those that
+# think only when told to (Claude, hybrid models) have it in their names where a gateway tells them to.
+_REASONING = re.compile(
+    r"(?<![a-z0-9])(?:gpt-[5-9]|o[1-9](?![a-z0-9.])|gpt-oss|codex-mini|deepseek[-.]?r\d|r1(?![a-z0-9.])|qwq|qvq|qwen-?3"
+    r"|gemini-(?:2\.5|[3-9])|gemini-(?:flash|pro)-(?:lite-)?latest|grok-(?:3-mini|[4-9]|code)|magistral|minimax-m[1-9]"
+    r"|glm-(?:4\.[5-9]|[5-9]|z1)|kimi-k2\.[5-9]|nemotron|seed-oss|ernie-x|hunyuan-(?:t1|a13b)|exaone-deep|mimo|phi-4-mini-flash)"
+    r"|reason|think"
+)
+_NOT_REASONING = re.compile(r"non-?(?:reason|think)|no-?think|qwen-?3[^/]{0,40}instruct|chat-latest")
 REASONING_TOKENS = 8_000
+
+# OpenAI's own families refuse `max_tokens`; other servers may not know any other field.
+_COMPLETION_FIELD = re.compile(r"(?:gpt-[5-9]|o[1-9](?![a-z0-9.])|codex-mini)")
 
 # A model told to write at most so many words may go a little over; what is over the cap is cut by whole lines.
 OUTPUT_MARGIN = 1.5
 
 _ANSWER_LIMIT = 4_000_000
 
+_TEXT_TYPES = ("text", "output_text", None)
+
 
 class LaneModel:
     """A summary model at an upstream.
 
-    ``room`` is what its input may take in tokens, ``max_output`` what it may write at most, ``credential`` the
-    caller's key where the upstream has none of its own, ``timeout`` in seconds for one call.
+    ``name`` tells it from other models and from those of other upstreams. ``room`` is what its input may take in
+    tokens, ``max_output`` what it may write at most, ``credential`` the caller's key where the upstream has none of its
+    own, ``timeout`` in seconds for one call.
     """
 
     def __init__(
@@ -36,12 +50,14 @@ class LaneModel:
         lane: Lane,
         model: str,
         *,
+        upstream: str,
         room: int | None,
         max_output: int | None,
         count: TextCounter,
         credential: str | None,
         timeout: float,
     ) -> None:
+        self.name = f"{upstream} {model}"
         self.room = room
         self.count = count
         self._lane = lane
@@ -80,18 +96,21 @@ class LaneModel:
         return _read(answer.status, b"".join(chunks))
 
     def _limit(self, max_tokens: int) -> dict[str, int]:
-        name = "max_completion_tokens" if _reasons(self._model) else "max_tokens"
+        own = self._model.lower().rsplit("/", 1)[-1]
+        name = "max_completion_tokens" if _COMPLETION_FIELD.match(own) else "max_tokens"
         return {name: output_limit(self._model, max_tokens, self._max_output)}
 
 
 def output_limit(model: str, max_tokens: int, max_output: int | None) -> int:
     """The output that a model is asked for where a summary of ``max_tokens`` is wanted, its thinking included."""
-    limit = int(max_tokens * OUTPUT_MARGIN) + (REASONING_TOKENS if _reasons(model) else 0)
+    limit = int(max_tokens * OUTPUT_MARGIN) + (REASONING_TOKENS if reasons(model) else 0)
     return min(limit, max_output or limit)
 
 
-def _reasons(model: str) -> bool:
-    return model.rsplit("/", 1)[-1].startswith(_REASONING_PREFIXES)
+def reasons(model: str) -> bool:
+    """Whether a model is known to think before it writes, whatever stands before or after its name."""
+    name = model.lower()
+    return _REASONING.search(name) is not None and _NOT_REASONING.search(name) is None
 
 
 def _read(status: int, body: bytes) -> Written:
@@ -100,11 +119,30 @@ def _read(status: int, body: bytes) -> Written:
     if status != 200:
         raise SummaryFailed(f"the summary model answered with status {status}")
     try:
-        choice = msgspec.json.decode(body)["choices"][0]
+        answer = msgspec.json.decode(body)
+        choice = answer["choices"][0]
         message = choice["message"]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, IndexError, TypeError) as error:
+        failed = answer.get("error") or choice.get("error")
+    except (
+        msgspec.DecodeError,
+        UnicodeDecodeError,
+        RecursionError,
+        KeyError,
+        IndexError,
+        TypeError,
+        AttributeError,
+    ) as error:
         raise SummaryFailed("the answer is no chat completion") from error
     if not isinstance(message, Mapping):
         raise SummaryFailed("the answer is no chat completion")
+    if failed:
+        raise SummaryFailed("the answer says that it failed")
+    content = message.get("content")
+    parts = [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
     # Thoughts and pictures among the parts are no summary.
-    return Written(replaceable_text(message) or "", choice.get("finish_reason"), refused=bool(message.get("refusal")))
+    texts = [part["text"] for part in parts if part.get("type") in _TEXT_TYPES and isinstance(part.get("text"), str)]
+    return Written(
+        content if isinstance(content, str) else "\n".join(texts),
+        choice.get("finish_reason"),
+        refused=bool(message.get("refusal")) or any(part.get("refusal") for part in parts),
+    )

@@ -2,18 +2,115 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 
 from proxy.compaction.message import TextCounter
 
-# A short answer that begins like this is a refusal, whatever the field it comes in.
+# A short answer that begins like this is a refusal, or asks for what was given, whatever the field it comes in.
 _REFUSAL = re.compile(
-    r"^\W*(?:i['’]?m sorry|i am sorry|sorry,|i can(?:no|['’])?t (?:help|assist|comply|do that|provide)|"
-    r"i['’]?m (?:unable|not able) to|as an ai\b)",
+    r"""^\W*(?:
+    i['’]?m\ (?:very\ |really\ |so\ )?sorry | i\ am\ (?:very\ |really\ |so\ )?sorry | sorry\b | (?:my\ )?apologies
+  | i\ (?:must\ |do\ |sincerely\ )?apologi[sz]e
+  | (?:unfortunately|regrettably)[,\ ]{1,2}(?:i|this|the)\b | i(?:['’]m|\ am)\ afraid
+  | i\ (?:can(?:no|['’])?t|can\ not|could(?:n['’]t|\ not)|won['’]t|will\ not|must\ decline|have\ to\ decline)\b
+  | i(?:['’]m|\ am)\ (?:unable|not\ able|not\ comfortable|not\ permitted|not\ allowed|prohibited)\b
+  | i\ (?:don['’]t|do\ not)\ (?:see|have|feel\ comfortable)\b
+  | (?:as|being)\ an?\ (?:ai|large\ language\ model|language\ model)\b
+  | (?:this|your|the)\ (?:request|content|prompt)\ (?:violates|goes\ against|was\ (?:blocked|flagged)|cannot)
+  | (?:could\ you|can\ you)?\ ?(?:please\ )?(?:provide|share)\ (?:me\ )?(?:with\ )?the\ (?:transcript|conversation)
+  | (?:there\ is|i\ see)\ no\ (?:transcript|conversation)
+  # German, Dutch
+  | (?:es\ )?tut\ mir\ (?:sehr\ )?leid | leider\ (?:kann|darf)\ ich | entschuldig
+  | ich\ (?:kann|darf|werde)\ [^.\n]{0,60}\bnicht\b
+  | ich\ bin\ nicht\ in\ der\ lage | als\ (?:ki|ai)\b | het\ spijt\ me | ik\ kan\ [^.\n]{0,60}\bniet\b | helaas
+  # French, Spanish, Portuguese, Italian
+  | (?:je\ suis\ )?(?:vraiment\ |sincèrement\ )?désolée?\b | en\ tant\ qu['’]ia
+  | je\ (?:ne\ peux|ne\ suis\ pas|regrette|m['’]excuse)
+  | lo\ siento | lo\ lamento | no\ puedo | no\ me\ es\ posible | disculp | como\ (?:una\ )?(?:ia|inteligencia|modelo)\b
+  | desculp | (?:eu\ )?(?:sinto\ muito|lamento) | (?:eu\ )?não\ (?:posso|consigo) | infelizmente
+  | mi\ dispiace | spiacente | non\ posso | non\ sono\ in\ grado | purtroppo | in\ quanto\ (?:ia|modello)
+  # Polish, Czech, Swedish, Danish, Norwegian, Finnish, Turkish, Indonesian, Vietnamese
+  | przykro\ mi | przepraszam | niestety | nie\ mogę | omlouvám\ se | je\ mi\ líto | bohužel | tyvärr | jag\ kan\ inte
+  | beklager | desværre | dessverre | jeg\ kan\ (?:ikke|desværre) | valitettavasti | olen\ pahoillani | en\ voi
+  | üzgünüm | maalesef | özür\ dilerim | maaf | mohon\ maaf | xin\ lỗi | rất\ tiếc | tôi\ không\ thể
+  # Russian, Ukrainian
+  | извините | простите | к\ сожалению | прошу\ прощения | мне\ жаль | я\ не\ могу | вибачте | на\ жаль | перепрошую
+  # Chinese, Japanese, Korean, Arabic, Hebrew, Hindi
+  | (?:很|非常|十分)?(?:抱歉|遗憾|對不起|对不起) | 我(?:无法|不能|無法|没有办法)
+  | (?:作为|作為)(?:一个|一個|一名)?(?:ai|人工智[能慧])
+  | 申し訳 | すみません | ごめん | 恐れ入り | 죄송 | 미안 | (?:저는\ )?도와드릴\ 수\ 없
+  | آسف | عذر | أعتذر | لا\ أستطيع | لا\ يمكنني | מצטער | סליחה | क्षमा | माफ़ | मुझे\ खेद
+    )""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_SHORT = 400
+"""Characters. A longer text that begins in such a way may be notes on one who apologised."""
+
+# What a server or a gateway says when it fails, given out as an answer.
+_ERROR = re.compile(
+    r"""^\W*(?:
+    (?:[a-z_]{1,40}\.){0,4}[a-z]{0,40}(?:error|exception)\ ?[:(] | error\ code\b | api\ error | error\ \d{3}
+  | (?:http(?:/\d(?:\.\d)?)?|status(?:\ code)?)[\ :]{1,2}[45]\d\d\b
+  | [45]\d\d[\s:-]{1,3}(?:too\ many|internal|bad\ |service|gateway|unauth|forbid|not\ found|payment|request|error)
+  | internal\ server\ error | bad\ gateway | gateway\ time-?out | service\ (?:temporarily\ )?unavailable
+  | upstream\ (?:error|request|connect|server|timed|returned)
+  | too\ many\ requests | (?:the\ )?rate\ limit | you\ (?:have\ )?exceeded | quota\ exceeded
+  | insufficient\ (?:quota|credit|balance|funds)
+  | (?:invalid|incorrect|missing|no)\ (?:api[\ _-]?key|auth) | unauthorized | forbidden | access\ denied
+  | (?:the\ |that\ |this\ )?(?:model|server|service|engine|api)\ [^.\n]{0,60}
+    (?:overloaded|unavailable|not\ available|at\ capacity|busy|not\ found|not\ exist|returned\ an\ (?:empty|error))
+  | (?:request|connection|operation)\ (?:timed\ out|time-?out|failed|refused|reset|was) | time-?out\b | timed\ out
+  | an?\ (?:internal\ |unexpected\ |unknown\ )?error\ (?:has\ )?occur | something\ went\ wrong | traceback\b
+    )""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_ERROR_CODE = re.compile(
+    r"\W{0,4}(?:error code: ?\d{3}\b|<!doctype html|<html\b|traceback \(most recent)", re.IGNORECASE
+)
+# An object that has no other keys than these is an error; notes in JSON have others.
+_ERROR_KEYS = {"error", "errors", "detail", "exception", "fault", "error_code", "error_message", "errorMessage"}
+_ENVELOPE_KEYS = _ERROR_KEYS | {
+    "message",
+    "code",
+    "status",
+    "statusCode",
+    "type",
+    "param",
+    "title",
+    "success",
+    "object",
+}
+_ENVELOPE_KEYS |= {"request_id", "requestId", "timestamp", "path"}
+
+# Calls written out as text, by models whose server does not know their form.
+_CALL = re.compile(
+    r"(?:```\w{0,10}\s{0,4})?(?:<tool_calls?>|<function_calls?>|<function=|<invoke\b|\[TOOL_CALLS\]|<\|tool_call|<｜tool)",
     re.IGNORECASE,
 )
-_REFUSAL_CHARACTERS = 400
+_CALL_KEYS = (
+    {"name", "arguments"},
+    {"name", "parameters"},
+    {"name", "input"},
+    {"tool_calls"},
+    {"function_call"},
+    {"type", "function"},
+)
+
+_TAGS = ("think", "thinking", "thought", "reasoning", "reflection", "analysis", "scratchpad")
+_THOUGHTS = (
+    *((f"<{name}>", f"</{name}>") for name in _TAGS),
+    ("◁think▷", "◁/think▷"),
+    ("[THINK]", "[/THINK]"),
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+)
+_FINAL = "<|channel|>final<|message|>"
+_CLOSING_ALONE = re.compile(r"(?:^|\n)[ \t]{0,8}(?:</think(?:ing)?>|◁/think▷)[ \t]{0,8}(?=\n|$)")
+
+_BROKEN_OFF = {"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"}
+_CALLED = {"tool_calls", "function_call", "tool_use"}
+_BLOCKED = {"content_filter", "safety", "recitation", "prohibited_content", "refusal", "error"}
 
 
 class SummaryRejected(Exception):
@@ -30,21 +127,74 @@ class Written:
 
 
 def checked(written: Written, *, source_tokens: int, max_tokens: int, count: TextCounter) -> str:
-    """The summary, at most ``max_tokens`` long.
+    """The summary, without the model's thoughts, at most ``max_tokens`` long.
 
-    Raises ``SummaryRejected`` if it is empty, a refusal, broken off, or no smaller than its source.
+    Raises ``SummaryRejected`` if it is empty, a refusal, a call, an error text, broken off, or no smaller than its
+    source.
     """
-    text = written.text.strip()
-    if written.refused or (len(text) <= _REFUSAL_CHARACTERS and _REFUSAL.match(text)):
+    text = without_thoughts(written.text).strip()
+    reason = written.finish_reason.lower() if isinstance(written.finish_reason, str) else None
+    if written.refused or reason in _BLOCKED or (len(text) <= _SHORT and _REFUSAL.match(text)):
         raise SummaryRejected("the model refused")
     if not text:
         raise SummaryRejected("the summary is empty")
-    if written.finish_reason == "length":
+    if reason in _BROKEN_OFF:
         raise SummaryRejected("the summary was broken off")
+    if reason in _CALLED or _is_call(text):
+        raise SummaryRejected("the model called a tool")
+    if _is_error(text):
+        raise SummaryRejected("the summary is the text of an error")
     size = count(text)
     if size >= source_tokens:
         raise SummaryRejected("the summary is no smaller than what it stands for")
     return text if size <= max_tokens else _first_lines(text, max_tokens, count)
+
+
+def without_thoughts(text: str) -> str:
+    """The text without the thoughts at its beginning. Thoughts that never end leave nothing."""
+    text = text.lstrip()
+    if text.startswith("<|") and _FINAL in text:
+        text = text.rpartition(_FINAL)[2].partition("<|")[0].lstrip()
+    while True:
+        lower = text[:32].lower()
+        closing = next((end for begin, end in _THOUGHTS if lower.startswith(begin.lower())), None)
+        if closing is None:
+            break
+        end = re.search(re.escape(closing), text, re.IGNORECASE)
+        if end is None:
+            return ""
+        text = text[end.end() :].lstrip()
+    # Some servers leave out the opening, which their prompt holds.
+    for match in _CLOSING_ALONE.finditer(text):
+        return text[match.end() :].lstrip()
+    return text
+
+
+def _is_call(text: str) -> bool:
+    value = _as_json(text)
+    values = value if isinstance(value, list) else [value]
+    return _CALL.match(text) is not None or (
+        bool(values) and all(isinstance(one, dict) and any(keys <= one.keys() for keys in _CALL_KEYS) for one in values)
+    )
+
+
+def _is_error(text: str) -> bool:
+    value = _as_json(text)
+    if isinstance(value, dict) and value and _ENVELOPE_KEYS.issuperset(value):
+        return True
+    one_line = len(text) <= _SHORT and "\n" not in text
+    return _ERROR_CODE.match(text) is not None or (one_line and _ERROR.match(text) is not None)
+
+
+def _as_json(text: str) -> object:
+    """The value that a text is, a fence around it being no part of it; ``None`` if it is no object nor list."""
+    text = text.removeprefix("```json").removeprefix("```").removesuffix("```").strip()
+    if not text.startswith(("{", "[")):
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _first_lines(text: str, max_tokens: int, count: TextCounter) -> str:

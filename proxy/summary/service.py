@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +13,7 @@ import msgspec
 import structlog
 
 from proxy.compaction.artefacts import Artefacts
+from proxy.observe.metrics import GIVEN_UP
 from proxy.store import Store, StoreFailed
 
 log = structlog.get_logger(__name__)
@@ -26,6 +29,15 @@ DIGEST_LIFETIME = 300.0
 REMEMBERED = 500
 """Entries that each process keeps in memory."""
 
+REMEMBERED_BYTES = 32_000_000
+"""What they may take together; the newest one stays in any case."""
+
+FAILURES = 3
+"""Makings in vain after which no model is asked any more for a checkpoint."""
+
+FAILED_REMEMBERED = 5_000
+"""Checkpoints whose makings failed that are kept in mind, the newest ones."""
+
 Origin = Literal["stored", "made", "digest"]
 
 
@@ -33,7 +45,8 @@ class Entry(msgspec.Struct, frozen=True):
     """What is kept for a checkpoint: the text, and the whole message that stands for the turns before it.
 
     ``tokens`` is the size of the message, ``found`` what the turns mention of paths, URLs and identifiers.
-    ``digest`` says that no model made the text; ``until`` when a digest is tried anew, in the event loop's time.
+    ``digest`` says that no model made the text; ``until`` when a digest is tried anew, in the event loop's time;
+    ``unasked`` that no model failed either, because none was asked; ``given_up`` that none will be.
     """
 
     text: str
@@ -42,6 +55,8 @@ class Entry(msgspec.Struct, frozen=True):
     found: Artefacts
     digest: bool = False
     until: float = 0.0
+    unasked: bool = False
+    given_up: bool = False
 
 
 Make = Callable[[Entry | None, int], Awaitable[Entry]]
@@ -70,6 +85,8 @@ class Summaries:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._memory: dict[tuple[str, str], Entry] = {}
+        self._bytes = 0
+        self._failures: dict[tuple[str, str], int] = {}
         self._flights: dict[tuple[str, str], _Flight] = {}
         self._background: set[asyncio.Task[None]] = set()
 
@@ -134,10 +151,12 @@ class Summaries:
         self._background.add(task)
         task.add_done_callback(self._ended)
 
-    def keep_digest(self, tenant: str, key: str, entry: Entry) -> None:
-        """Keep a digest for a while, in this process only."""
-        until = asyncio.get_running_loop().time() + DIGEST_LIFETIME
-        self._remember(tenant, key, msgspec.structs.replace(entry, digest=True, until=until))
+    def given_up(self, tenant: str, key: str) -> bool:
+        """Whether makings for a checkpoint failed so often that no model is to be asked for it again.
+
+        That ends with the checkpoint: any change of what stands before it gives it another key.
+        """
+        return self._failures.get((tenant, key), 0) >= FAILURES
 
     async def aclose(self) -> None:
         """End all making."""
@@ -157,8 +176,8 @@ class Summaries:
         entry = await make(previous, position)
         key = checkpoints[-1].key
         if entry.digest:
-            self.keep_digest(tenant, key, entry)
-            return entry
+            return self._keep_digest(tenant, key, entry)
+        self._failures.pop((tenant, key), None)
         self._remember(tenant, key, entry)
         try:
             await self._store.put(tenant, KIND, key, msgspec.msgpack.encode(entry), LIFETIME)
@@ -166,21 +185,48 @@ class Summaries:
             log.warning("store.write_failed", reason=str(failure))
         return entry
 
+    def _keep_digest(self, tenant: str, key: str, entry: Entry) -> Entry:
+        """Keep a digest for a while, in this process only; for good, if makings failed too often."""
+        if not entry.unasked:
+            failures = self._failures.pop((tenant, key), 0) + 1
+            if len(self._failures) >= FAILED_REMEMBERED:
+                del self._failures[next(iter(self._failures))]
+            self._failures[tenant, key] = failures
+            if failures == FAILURES:
+                GIVEN_UP.inc()
+                log.warning("summary.given_up", failures=failures)
+        given_up = self.given_up(tenant, key)
+        until = math.inf if given_up else asyncio.get_running_loop().time() + DIGEST_LIFETIME
+        entry = msgspec.structs.replace(entry, until=until, given_up=given_up)
+        self._remember(tenant, key, entry)
+        return entry
+
     def _in_memory(self, tenant: str, key: str) -> Entry | None:
         """The entry as this process has it; a digest only until it is to be tried anew."""
         entry = self._memory.get((tenant, key))
         if entry is None or not entry.digest or asyncio.get_running_loop().time() < entry.until:
             return entry
-        del self._memory[tenant, key]
+        self._forget(tenant, key)
         return None
 
     def _remember(self, tenant: str, key: str, entry: Entry) -> None:
-        self._memory.pop((tenant, key), None)
-        if len(self._memory) >= REMEMBERED:
-            del self._memory[next(iter(self._memory))]
+        if (tenant, key) in self._memory:
+            self._forget(tenant, key)
         self._memory[tenant, key] = entry
+        self._bytes += _size(entry)
+        while len(self._memory) > 1 and (len(self._memory) > REMEMBERED or self._bytes > REMEMBERED_BYTES):
+            self._forget(*next(iter(self._memory)))
+
+    def _forget(self, tenant: str, key: str) -> None:
+        self._bytes -= _size(self._memory.pop((tenant, key)))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("summary.background_failed", error=repr(error))
+
+
+def _size(entry: Entry) -> int:
+    """Bytes that an entry takes in memory, about."""
+    texts = (text for found in entry.found.values() for text in found)
+    return sum(map(sys.getsizeof, (entry, entry.text, entry.message, *texts)))

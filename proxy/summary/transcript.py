@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from proxy.compaction.foreign import recognised
-from proxy.compaction.message import RESULT_ROLES, Turn, arguments_of, decode, text_of
+from proxy.compaction.message import RESULT_ROLES, Turn, arguments_of, decode, replaceable_text, text_of
 from proxy.compaction.shorten import keep_ends
 
 RESULT_CHARACTERS = 6_000
@@ -14,17 +14,42 @@ ARGUMENT_CHARACTERS = 2_000
 TEXT_CHARACTERS = 40_000
 """Longer pieces keep their beginning and end. Texts of people and models are clipped only beyond reason."""
 
+SAMPLE_CHARACTERS = 200
+"""So much of the user's last message shows its language."""
+
+Clean = Callable[[str], str]
+"""Takes out of a text what its reader may not see."""
+
 _MARKER = "\n[… {characters} characters left out …]\n"
 # Long runs of base64 say nothing to a reader.
-_BASE64 = re.compile(r"(?:data:[\w/+.-]{3,60};base64,)?[A-Za-z0-9+/]{400,}={0,2}")
+_BASE64 = re.compile(
+    r"data:[\w/+.;=-]{3,80};base64,[A-Za-z0-9+/_-]{40,}={0,2}|[A-Za-z0-9+/]{400,}={0,2}"
+    # The same in lines, as mail and `base64` write it.
+    r"|(?<![A-Za-z0-9+/])(?:[A-Za-z0-9+/]{60,76}(?:\r?\n|(?:\\r)?\\n)){4,}[A-Za-z0-9+/]{0,76}={0,2}"
+)
 # A reader may take a tag with spaces in it for one.
-_FENCE = re.compile(r"<(?=\s{0,4}/?\s{0,4}(?:transcript|previous_summary)\b)", re.IGNORECASE)
+_FENCE = re.compile(r"<(?=\s{0,4}/?\s{0,4}(?:transcript|previous_summary|language_sample)\b)", re.IGNORECASE)
 
 
-def entries(turns: Sequence[Turn]) -> list[str]:
+def entries(turns: Sequence[Turn], clean: Clean | None = None) -> list[str]:
     """One text per message, in order; empty messages are left out."""
-    texts = (_entry(turn) for turn in turns)
+    texts = (_entry(turn, clean or str) for turn in turns)
     return [fenced(text) for text in texts if text]
+
+
+def language_sample(turns: Sequence[Turn], clean: Clean | None = None) -> str | None:
+    """The beginning of the last message that a user wrote in words; ``None`` if there is none."""
+    for turn in reversed(turns):
+        if turn.facts.role != "user":
+            continue
+        message = decode(turn.raw)
+        foreign = recognised(message)
+        text = (replaceable_text(message) or "") if foreign is None else "\n".join(foreign.words)
+        # Cut generously first: a secret must be seen whole to be known as one.
+        sample = (clean or str)(_BASE64.sub("", text[: SAMPLE_CHARACTERS * 20])).strip()[:SAMPLE_CHARACTERS]
+        if any(character.isalpha() for character in sample):
+            return fenced(sample)
+    return None
 
 
 def fenced(text: str) -> str:
@@ -32,20 +57,22 @@ def fenced(text: str) -> str:
     return _FENCE.sub("&lt;", text)
 
 
-def _entry(turn: Turn) -> str:
+def _entry(turn: Turn, clean: Clean) -> str:
     message = decode(turn.raw)
     role = turn.facts.role or "unknown"
     if role in RESULT_ROLES:
-        return f"[tool result] {_clip(text_of(message), RESULT_CHARACTERS)}"
+        return f"[tool result] {_clip(clean(text_of(message)), RESULT_CHARACTERS)}"
     lines = []
     foreign = recognised(message)
     if foreign is not None:
-        lines.append(f"[summary of earlier messages, by {foreign.tool}] {_clip(foreign.summary, TEXT_CHARACTERS)}")
-    text = _clip(text_of(message) if foreign is None else "\n".join(foreign.words), TEXT_CHARACTERS)
+        lines.append(
+            f"[summary of earlier messages, by {foreign.tool}] {_clip(clean(foreign.summary), TEXT_CHARACTERS)}"
+        )
+    text = _clip(clean(text_of(message) if foreign is None else "\n".join(foreign.words)), TEXT_CHARACTERS)
     if text.strip():
         lines.append(f"[{role}] {text}")
     for name, arguments in arguments_of(message):
-        lines.append(f"[{role} calls {name or 'a tool'}] {_clip(arguments, ARGUMENT_CHARACTERS)}")
+        lines.append(f"[{role} calls {clean(name) or 'a tool'}] {_clip(clean(arguments), ARGUMENT_CHARACTERS)}")
     return "\n".join(lines)
 
 

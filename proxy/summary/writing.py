@@ -10,8 +10,9 @@ from typing import Any, Protocol
 from proxy.compaction.message import TextCounter, Turn
 from proxy.compaction.shorten import middle_cut
 from proxy.summary.prompt import request_messages
-from proxy.summary.quality import SummaryRejected, Written, checked
-from proxy.summary.transcript import entries, fenced
+from proxy.summary.quality import Written, checked
+from proxy.summary.redaction import Redaction
+from proxy.summary.transcript import entries, fenced, language_sample
 
 PARALLEL = 4
 """Chunks of one conversation that are summarised at the same time."""
@@ -35,6 +36,10 @@ class SummaryTooLong(SummaryFailed):
     """The model refused the request as too long for it."""
 
 
+class SummaryUnasked(SummaryFailed):
+    """Nothing was asked, for a reason that says nothing of the model's health."""
+
+
 class SummaryModel(Protocol):
     """A model that can be asked. ``room`` is what its input may take, in tokens; ``None``: nobody knows."""
 
@@ -48,27 +53,44 @@ class SummaryModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be summarised, and how long the summary may be, in tokens of the conversation's model."""
+    """What is to be summarised, and how long the summary may be, in tokens of the conversation's model.
+
+    ``redact`` is what the model may not read; ``None``: it may read everything.
+    """
 
     turns: Sequence[Turn]
     previous: str | None
     max_tokens: int
     template: str | None
     trim: int | None
+    redact: Redaction | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Material:
+    """What every request for one summary has in common. ``sample`` is of the language to write in."""
+
+    wish: Wish
+    model: SummaryModel
+    previous: str | None
+    sample: str | None
 
 
 async def write(wish: Wish, model: SummaryModel) -> str:
     """The text of the summary. Raises ``SummaryFailed`` or ``SummaryRejected``."""
-    texts = await asyncio.to_thread(entries, wish.turns)
+    texts = await asyncio.to_thread(entries, wish.turns, wish.redact)
     sizes = await asyncio.to_thread(lambda: [model.count(text) + 2 for text in texts])
     if wish.trim is not None:
         texts, sizes = newest(texts, sizes, wish.trim, model.count)
     if not texts:
-        raise SummaryRejected("there is nothing to summarise")
+        raise SummaryUnasked("there is nothing to summarise")
+    previous = wish.redact(wish.previous) if wish.previous and wish.redact else wish.previous
+    sample = await asyncio.to_thread(language_sample, wish.turns, wish.redact)
+    material = _Material(wish, model, previous, sample)
     room = model.room
     for attempt in (1, 2, 3):
         try:
-            return await _write(texts, sizes, wish, model, room)
+            return await _write(texts, sizes, material, room)
         except SummaryTooLong:
             if attempt == 3:
                 raise
@@ -77,24 +99,29 @@ async def write(wish: Wish, model: SummaryModel) -> str:
     raise AssertionError("unreachable")
 
 
-async def _write(texts: list[str], sizes: list[int], wish: Wish, model: SummaryModel, room: int | None) -> str:
-    previous_size = model.count(wish.previous) if wish.previous else 0
+async def _write(texts: list[str], sizes: list[int], material: _Material, room: int | None) -> str:
+    wish, model = material.wish, material.model
+    previous_size = model.count(material.previous) if material.previous else 0
     # What the summary will stand for, and so must be shorter than.
     source = sum(sizes) + previous_size
     if room is None:
-        return await _ask(texts, source, wish, model, previous=wish.previous)
-    prompt = _PROMPT_TOKENS if wish.template is None else model.count(wish.template) + _TEMPLATE_MARGIN
+        return await _ask(texts, source, material, previous=material.previous)
+    prompt = (
+        _PROMPT_TOKENS + (model.count(material.sample) if material.sample else 0)
+        if wish.template is None
+        else model.count(wish.template) + _TEMPLATE_MARGIN
+    )
     chunk = int((room - prompt) * _CAUTION) - previous_size
     if chunk < SMALLEST_CHUNK:
-        raise SummaryFailed("the summary model's window is too small")
+        raise SummaryUnasked("the summary model's window is too small")
     if sum(sizes) <= chunk:
-        return await _ask(texts, source, wish, model, previous=wish.previous)
+        return await _ask(texts, source, material, previous=material.previous)
     parts = chunks(texts, sizes, chunk, model.count)
     gate = asyncio.Semaphore(PARALLEL)
 
     async def part(index: int) -> str:
         async with gate:
-            return await _ask(parts[index], source, wish, model)
+            return await _ask(parts[index], source, material)
 
     tasks = [asyncio.ensure_future(part(i)) for i in range(len(parts))]
     try:
@@ -102,26 +129,33 @@ async def _write(texts: list[str], sizes: list[int], wish: Wish, model: SummaryM
     finally:
         for task in tasks:
             task.cancel()
+    if wish.redact is not None:
+        notes = [wish.redact(note) for note in notes]
     notes = [f"[notes on part {number}] {fenced(note)}" for number, note in enumerate(notes, start=1)]
     note_sizes = [model.count(note) + 2 for note in notes]
     if sum(note_sizes) > chunk:
         if len(notes) >= len(texts):
             raise SummaryFailed("the summary model's notes do not get shorter")
-        return await _write(notes, note_sizes, wish, model, room)
-    return await _ask(notes, source, wish, model, previous=wish.previous, merge=True)
+        return await _write(notes, note_sizes, material, room)
+    return await _ask(notes, source, material, previous=material.previous, merge=True)
 
 
 async def _ask(
     texts: Sequence[str],
     source: int,
-    wish: Wish,
-    model: SummaryModel,
+    material: _Material,
     *,
     previous: str | None = None,
     merge: bool = False,
 ) -> str:
+    wish, model = material.wish, material.model
     messages = request_messages(
-        texts, max_tokens=wish.max_tokens, previous=previous, merge=merge, template=wish.template
+        texts,
+        max_tokens=wish.max_tokens,
+        previous=previous,
+        merge=merge,
+        template=wish.template,
+        sample=material.sample,
     )
     written = await model.ask(messages, wish.max_tokens)
     return checked(written, source_tokens=source, max_tokens=wish.max_tokens, count=model.count)

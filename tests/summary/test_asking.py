@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from proxy.errors import UpstreamUnreachable
-from proxy.summary.asking import LaneModel
+from proxy.summary.asking import LaneModel, output_limit
 from proxy.summary.quality import Written
 from proxy.summary.writing import SummaryFailed, SummaryTooLong
 from proxy.upstream.lane import Answer, Outgoing
@@ -51,7 +51,7 @@ def completion(message: Any, reason: Any = "stop") -> bytes:
 
 def ask(lane: Any, model: str = "small", most: int = 1000, max_output: int | None = None) -> Written:
     asked = LaneModel(
-        lane, model, room=None, max_output=max_output, count=words, credential="key", timeout=5.0
+        lane, model, upstream="main", room=None, max_output=max_output, count=words, credential="key", timeout=5.0
     )  # fmt: skip
     return asyncio.run(asked.ask(ASKED, most))
 
@@ -74,6 +74,8 @@ def test_the_request_is_plain() -> None:
         ("gpt-4o-mini", 1200, {"max_tokens": 1200}),
         ("gpt-5-mini", None, {"max_completion_tokens": 9500}),
         ("openai/o3", 4000, {"max_completion_tokens": 4000}),
+        ("openrouter/openai/gpt-5", None, {"max_completion_tokens": 9500}),
+        ("deepseek/deepseek-r1:free", None, {"max_tokens": 9500}),
     ],
 )
 def test_a_model_that_thinks_has_room_to(model: str, max_output: int | None, limit: dict[str, int]) -> None:
@@ -84,12 +86,38 @@ def test_a_model_that_thinks_has_room_to(model: str, max_output: int | None, lim
 
 
 @pytest.mark.parametrize(
+    "model",
+    ["gpt-5", "gpt-5.1-codex", "openrouter/openai/gpt-5-mini", "azure/o4-mini", "o1", "o3-2025-04-16",
+     "openai/o1-preview",
+     "gpt-oss-120b", "openai/gpt-oss-20b:free", "deepseek-r1", "deepseek-r1-distill-llama-70b", "deepseek-reasoner",
+     "us.deepseek.r1-v1:0", "DeepSeek-R1:32b", "qwq-32b", "Qwen/Qwen3-32B", "qwen3:8b", "claude-3-7-sonnet:thinking",
+     "anthropic/claude-3.7-sonnet-thinking", "gemini-2.5-flash", "google/gemini-3-pro-preview", "grok-4",
+     "x-ai/grok-4-fast",
+     "grok-3-mini", "magistral-medium-2506", "kimi-k2-thinking", "glm-4.6", "phi-4-reasoning", "sonar-reasoning-pro"],
+)  # fmt: skip
+def test_models_that_think(model: str) -> None:
+    assert output_limit(model, 1000, None) == 9_500
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["gpt-4o", "gpt-4.1-mini", "claude-sonnet-4-5", "claude-3-5-haiku-latest", "gemini-2.0-flash", "gemini-1.5-pro",
+     "llama-3.1-70b-instruct", "mistral-large", "qwen2.5-coder", "grok-3", "deepseek-chat", "gpt-5-chat-latest",
+     "Qwen3-30B-A3B-Instruct-2507", "grok-4-fast-non-reasoning", "foo1", "pro1", "m", "command-r-plus", "command-r1.5"],
+)  # fmt: skip
+def test_models_that_do_not(model: str) -> None:
+    assert output_limit(model, 1000, None) == 1_500
+
+
+@pytest.mark.parametrize(
     ("message", "text"),
     [
         ({"content": None, "tool_calls": [{"id": "a"}]}, ""),
         ({"content": None, "reasoning_content": "hm"}, ""),
         ({"content": [{"type": "thinking", "thinking": "hm"}]}, ""),
         ({"content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "Notes."}]}, "Notes."),
+        ({"content": [{"type": "reasoning", "text": "hm"}, {"type": "text", "text": "Notes."}]}, "Notes."),
+        ({"content": ["x", None, 5, {"text": "Notes."}]}, "Notes."),
         ({}, ""),
     ],
 )
@@ -99,6 +127,20 @@ def test_only_what_it_said_counts(message: Any, text: str) -> None:
 
 def test_a_refusal_is_known_by_its_field() -> None:
     assert ask(OneAnswer(completion({"content": None, "refusal": "No."}))).refused
+    assert ask(OneAnswer(completion({"content": [{"type": "refusal", "refusal": "No."}]}))).refused
+    assert not ask(OneAnswer(completion({"content": "Notes.", "refusal": None}))).refused
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{"error": {"message": "SECRET"}}, {"error": {"message": "SECRET"}, "choices": [{"message": {"content": "x"}}]},
+     {"choices": [{"message": {"content": "x"}, "error": {"code": 502}, "finish_reason": "error"}]}],
+)  # fmt: skip
+def test_an_error_beside_an_answer_is_a_failure(answer: Any) -> None:
+    with pytest.raises(SummaryFailed):
+        ask(OneAnswer(msgspec.json.encode(answer)))
+    fine = {"error": None, "choices": [{"message": {"content": "x"}, "error": None}]}
+    assert ask(OneAnswer(msgspec.json.encode(fine))).text == "x"
 
 
 @pytest.mark.parametrize(

@@ -33,3 +33,15 @@ def test_a_policys_own_prompt_replaces_all_wording() -> None:
     ]
     with_notes = request_messages(["a"], max_tokens=9, template=template, previous="old")
     assert with_notes[0]["content"] == "Sum up [notes on what came before] old\n\na in {braces}."
+
+
+def test_the_language_is_shown_by_a_sample() -> None:
+    system, user = request_messages(["[user] x"], max_tokens=1000, sample="Bitte repariere den Build")
+    assert "Write in the language of the user's last message" in system["content"]
+    text = user["content"]
+    assert "<language_sample>\nBitte repariere den Build\n</language_sample>" in text
+    assert text.index("</language_sample>") < text.index("<transcript>")
+    assert text.endswith("Write the notes now, in the language of the sample.")
+    assert "sample" not in request_messages(["x"], max_tokens=1000)[1]["content"]
+    own = request_messages(["x"], max_tokens=9, template="{messages}", sample="Bitte")
+    assert own[0]["content"] == "x"

@@ -12,7 +12,7 @@ import pytest
 
 from proxy.store import Store, StoreFailed, open_store
 from proxy.summary import service
-from proxy.summary.service import KIND, Checkpoint, Entry, Summaries
+from proxy.summary.service import KIND, Checkpoint, Entry, Make, Summaries
 
 FIRST, SECOND, THIRD = (Checkpoint(n, key) for n, key in ((10, "k10"), (20, "k20"), (30, "k30")))
 
@@ -335,6 +335,89 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert shelf.gets == reads
         await summaries.stored("t", "k0")
         assert shelf.gets == reads + 1
+
+    run(test)
+
+
+def test_memory_is_bounded_by_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "REMEMBERED_BYTES", 65_000)
+
+    async def test(summaries: Summaries, shelf: Shelf) -> None:
+        for n in range(5):
+            await summaries.obtain("t", [Checkpoint(1, f"k{n}")], Maker("x" * 9_000))
+        reads = shelf.gets
+        await summaries.stored("t", "k4")
+        await summaries.stored("t", "k3")
+        assert shelf.gets == reads
+        await summaries.stored("t", "k2")
+        assert shelf.gets == reads + 1
+        # What is too large by itself is kept alone, and what it took is free again after it.
+        await summaries.obtain("t", [Checkpoint(1, "huge")], Maker("x" * 90_000))
+        reads = shelf.gets
+        await summaries.stored("t", "huge")
+        assert shelf.gets == reads
+        await summaries.obtain("t", [Checkpoint(1, "l0")], Maker("x" * 9_000))
+        await summaries.obtain("t", [Checkpoint(1, "l1")], Maker("x" * 9_000))
+        reads = shelf.gets
+        await summaries.stored("t", "l0")
+        assert shelf.gets == reads
+
+    run(test)
+
+
+def test_after_three_makings_in_vain_a_checkpoint_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "DIGEST_LIFETIME", 0.0)
+
+    async def test(summaries: Summaries, shelf: Shelf) -> None:
+        failing = Maker("digest", digest=True)
+        for expected in (False, False, True):
+            assert not summaries.given_up("t", "k10")
+            found, said = await summaries.obtain("t", [FIRST], failing)
+            assert (found.given_up, said) == (expected, "digest")
+        assert summaries.given_up("t", "k10")
+        assert len(failing.calls) == 3
+        unused = Maker("unused")
+        found, said = await summaries.obtain("t", [FIRST], unused)
+        assert (found.text, found.given_up, said) == ("digest", True, "digest")
+        summaries.begin("t", [FIRST], unused)
+        await turns_of_the_loop()
+        assert unused.calls == []
+        assert not summaries.given_up("u", "k10"), "another tenant's"
+        assert (await summaries.obtain("t", [SECOND], Maker()))[1] == "made", "another prefix"
+        assert shelf.kept.keys() == {("t", KIND, "k20")}
+
+    run(test)
+
+
+def test_a_digest_without_a_failure_gives_nothing_up_and_a_success_forgets_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "DIGEST_LIFETIME", 0.0)
+
+    async def test(summaries: Summaries, shelf: Shelf) -> None:
+        async def unasked(previous: Entry | None, position: int) -> Entry:
+            return msgspec.structs.replace(entry("digest", digest=True), unasked=True)
+
+        failing = Maker("digest", digest=True)
+        makes: list[Make] = [failing, failing, *[unasked] * 5]
+        for make in makes:
+            assert not (await summaries.obtain("t", [FIRST], make))[0].given_up
+        assert (await summaries.obtain("t", [FIRST], Maker()))[1] == "made"
+        again = Summaries(Shelf())
+        again._failures = summaries._failures
+        for _ in range(2):
+            assert not (await again.obtain("t", [FIRST], failing))[0].given_up
+
+    run(test)
+
+
+def test_what_is_known_of_failures_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "FAILED_REMEMBERED", 3)
+
+    async def test(summaries: Summaries, shelf: Shelf) -> None:
+        for n in range(10):
+            await summaries.obtain("t", [Checkpoint(1, f"k{n}")], Maker(digest=True))
+        assert [key for _, key in summaries._failures] == ["k7", "k8", "k9"]
 
     run(test)
 

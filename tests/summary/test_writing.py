@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.compaction.message import Turn
+from proxy.compaction.message import TextCounter, Turn
 from proxy.summary.quality import SummaryRejected, Written
-from proxy.summary.writing import PARALLEL, SummaryFailed, SummaryTooLong, Wish, chunks, newest, write
+from proxy.summary.redaction import Redaction
+from proxy.summary.writing import PARALLEL, SummaryFailed, SummaryTooLong, SummaryUnasked, Wish, chunks, newest, write
 
 from .conversation import turn, words
 
@@ -29,7 +30,7 @@ class Model:
 
     def __init__(self, room: int | None = None, answer: Answer = brief) -> None:
         self.room = room
-        self.count = words
+        self.count: TextCounter = words
         self.asked: list[str] = []
         self.at_once = self.most_at_once = 0
         self._answer = answer
@@ -149,8 +150,24 @@ def test_a_summary_must_be_smaller_than_all_that_it_stands_for() -> None:
     assert summary(talk(1), long, previous="old " * 100)
 
 
+def test_nothing_that_is_asked_holds_a_secret() -> None:
+    """Neither the transcript nor the earlier notes nor notes on parts."""
+    model = Model(room=2000, answer=lambda number, prompt: Written("The password=opensesame7 is theirs.", "stop"))
+    turns = [*talk(20), turn("user", "My password=opensesame7, please."), *talk(20)]
+    summary(turns, model, previous="password=opensesame7", redact=Redaction(secrets=True))
+    assert len(model.asked) > 2
+    assert "notes on part 1" in model.asked[-1]
+    assert not any("opensesame7" in prompt for prompt in model.asked)
+    assert all(
+        "So begins the user's last message" in prompt and "My password=[redacted]" in prompt for prompt in model.asked
+    )
+    open_model = Model(room=None)
+    summary(turns, open_model, previous="password=opensesame7")
+    assert open_model.asked[0].count("opensesame7") == 3
+
+
 def test_nothing_to_summarise_is_an_error() -> None:
-    with pytest.raises(SummaryRejected, match="nothing"):
+    with pytest.raises(SummaryUnasked, match="nothing"):
         summary([turn("assistant", None)], Model())
 
 

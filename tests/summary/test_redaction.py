@@ -1,0 +1,144 @@
+"""What looks like a secret, and what only looks random."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from proxy.summary.redaction import Redaction, redaction
+
+# Put together here, so that no scanner of repositories takes them for real ones.
+LETTERS = "aB3dE5gH7jK9mN1pQ2sT4vW6xY8zA0cD"
+JWT = "eyJhbGciOiJIUzI1NiJ9." + "eyJzdWIiOiIxMjM0NTY3ODkwIn0." + "dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
+PEM = "-----BEGIN RSA PRIVATE" + " KEY-----\nMIIEpAIBAAKCAQEA" + "x7Zk" * 12 + "\n-----END RSA PRIVATE" + " KEY-----"
+
+SECRETS = [
+    ("the key is sk-" + LETTERS, "sk-" + LETTERS),
+    ("sk-proj-" + LETTERS + "_-" + LETTERS, LETTERS),
+    ("use 'sk-ant-api03-" + LETTERS + "'", LETTERS),
+    ("ghp_" + LETTERS + "abcd.", LETTERS),
+    ("github_pat_" + LETTERS + "_" + LETTERS, LETTERS),
+    ("aws: AKIA" + "IOSFODNN7EXAMPLE", "IOSFODNN7"),
+    ("AIza" + LETTERS + "xyz", LETTERS),
+    ("xoxb-" + "123456789012-" + LETTERS, LETTERS),
+    ("sk_live_" + LETTERS, LETTERS),
+    ("https://hooks.slack.com/services/T0000/B0000/" + LETTERS, LETTERS),
+    ("curl -H 'Authorization: Bearer " + LETTERS + "' https://a.example/x", LETTERS),
+    ("Bearer " + JWT, "dozjgNry"),
+    ("cookie " + JWT + " end", "eyJzdWIi"),
+    ("before\n" + PEM + "\nafter", "x7Zkx7Zk"),
+    (json.dumps({"private_key": PEM}), "x7Zkx7Zk"),
+    (json.dumps({"arguments": json.dumps({"key": PEM})}), "x7Zkx7Zk"),
+    (PEM.partition("\n-----END")[0] + "\n[… cut off", "x7Zkx7Zk"),
+    ("password=hunter2", "hunter2"),
+    ("password=123456", "123456"),
+    ("DB_PASSWORD=correcthorse\nDB_HOST=db.internal", "correcthorse"),
+    ("password: 'correct horse battery'", "battery"),
+    ("api_key: " + LETTERS, LETTERS),
+    ("export AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "K7MDENG"),
+    ('{"user": "ann", "password": "s3cr\\"et!", "port": 5432}', "et!"),
+    (json.dumps({"body": json.dumps({"clientSecret": "opensesame"})}), "opensesame"),
+    ("  clientSecret: opensesame\n  port: 80", "opensesame"),
+    ('api_key: str = "opensesame"', "opensesame"),
+    ("config['token'] = 'opensesame'", "opensesame"),
+    ("x-api-key: " + LETTERS.lower(), LETTERS.lower()),
+    ("postgres://app:opensesame@db.internal:5432/shop", "opensesame"),
+    ("git clone https://" + LETTERS + "@git.example/a.git", LETTERS),
+    ("GET /file?id=3&access_token=" + LETTERS + "&page=2", LETTERS),
+    ("DefaultEndpointsProtocol=https;AccountName=a;AccountKey=" + LETTERS + "==;", LETTERS),
+    ("mysql --password opensesame -h db", "opensesame"),
+    ("curl -s -u ann:opensesame https://a.example", "opensesame"),
+    ("The password is hunter2.", "hunter2"),
+]
+
+
+@pytest.mark.parametrize(("text", "secret"), SECRETS, ids=[text[:30] for text, _ in SECRETS])
+def test_a_secret_is_blacked_out(text: str, secret: str) -> None:
+    assert secret in text
+    cleaned = Redaction(secrets=True)(text)
+    assert secret not in cleaned
+    assert "[redacted]" in cleaned
+    assert Redaction(secrets=True)(cleaned) == cleaned, "once is enough"
+
+
+def test_what_stands_beside_a_secret_stays() -> None:
+    clean = Redaction(secrets=True)
+    assert clean("DB_PASSWORD=correcthorse\nDB_HOST=db.internal") == "DB_PASSWORD=[redacted]\nDB_HOST=db.internal"
+    assert clean("postgres://app:opensesame@db.internal:5432/shop") == "postgres://app:[redacted]@db.internal:5432/shop"
+    assert clean('{"password": "s3cr\\"et!", "port": 5432}') == '{"password": "[redacted]", "port": 5432}'
+    assert clean("-H 'Authorization: Bearer " + LETTERS + "' x") == "-H 'Authorization: Bearer [redacted]' x"
+    assert clean("before\n" + PEM + "\nafter") == "before\n[redacted]\nafter"
+    assert clean('{"text": "PASSWORD=hunter2\\nPORT=5432"}') == '{"text": "PASSWORD=[redacted]\\nPORT=5432"}'
+    assert clean("?id=3&access_token=" + LETTERS + "&page=2") == "?id=3&access_token=[redacted]&page=2"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "commit 0485b0d2f1c7a9e3b6d8f0a1c2e4d6f8a0b1c3d5 on main",
+        "id 550e8400-e29b-41d4-a716-446655440000",
+        "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+        "/home/ann/project/src/auth/token_store.py:42 in password_reset",
+        "max_tokens=4096, prompt_tokens: 1234, total_tokens: 99999",
+        "token: 4000",
+        "The password must have eight characters, and a token lasts an hour.",
+        "Forgot the password? Ask for a new secret key: somebody will help you.",
+        "password = get_password()\ntoken = os.environ['TOKEN_2']",
+        "self._api_key = api_key\nself.password = user_password",
+        "password: str | None = None\napi_key: str = Field(...)",
+        "def login(user: str, password: str, token: Optional[str] = None) -> bool:",
+        "api_key=${API_KEY}\nPASSWORD=$DB_PASSWORD1\ntoken: {{ token1 }}",
+        '{"password": "", "token": null, "secret": true}',
+        '{"token": {"type": "string"}, "password": {"type": "string", "minLength": 8}}',
+        "class sk-fading-circle-animation-delay and risk-assessment-of-the-year-2024-report",
+        "PWD=/root/project1\npwd: /home/ann/x2",
+        "https://api.example.com:8443/v1/items?page=2&sort_key=created",
+        "ssh://git@github.com/acme/project1.git and ann@example.com",
+        "Use a bearer authentication-scheme-of-some-kind instead of basic things",
+        "primary_key=True, foreign_key='users.id', key: value1, keyboard: qwerty123",
+        "docker run -u 1000:1000 --token-file /run/x image:1.2.3",
+        "-----BEGIN CERTIFICATE-----\nMIIDdzCCAl+gAwIBAgIE\n-----END CERTIFICATE-----",
+        "if token == end_token1(): raise SecretError('invalid token: expired')",
+        "tokenizer=o200k_base secretary=Ann passport: X123 compass: north1",
+        "Das Passwort wurde geändert; 令牌已过期。",
+    ],
+    ids=lambda text: text[:30],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert Redaction(secrets=True)(text) == text
+
+
+def test_a_policys_own_expressions() -> None:
+    clean = redaction(secrets=False, patterns=[r"ACME-\d+", r"(?i)project \w+", r"(?=Zeus)"])
+    assert clean is not None
+    assert clean("ACME-12 and Project Zeus, Zeus") == "[redacted] and [redacted], Zeus"
+    assert clean("password=hunter2") == "password=hunter2"
+    both = redaction(secrets=True, patterns=[r"ACME-\d+"])
+    assert both is not None
+    assert both("ACME-12 password=hunter2") == "[redacted] password=[redacted]"
+
+
+def test_nothing_wanted_nothing_done() -> None:
+    assert redaction(secrets=False, patterns=()) is None
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["password", "password=", "password: a.b", "token = ", "sk-", "sk-a_", "eyJ", "eyJaaaaaaaaa.", "://a:", "?token=",
+     "--token ", "-----BEGIN PRIVATE KEY-----", "-----BEGIN PRIVATE KEY-----\n-", "Bearer ", "bearer a", "curl -u ",
+     'secret="', "\\\\", "api_", "a", "1", "authorization: x ", "password: a a a a ", "AKIA", "://", "key=",
+     '"password": "\\"'],
+)  # fmt: skip
+def test_the_time_is_linear_in_the_text(unit: str) -> None:
+    clean = Redaction(secrets=True)
+    text = unit * (400_000 // len(unit))
+    started = time.perf_counter()
+    clean(text)
+    assert time.perf_counter() - started < 4
+
+
+@pytest.mark.parametrize("text", ["PASSWORD=Hunter22", "Api-Key: " + LETTERS, "AUTHORIZATION: BEARER " + LETTERS])
+def test_whatever_the_case_of_the_name(text: str) -> None:
+    assert Redaction(secrets=True)(text).endswith("[redacted]")
