@@ -8,13 +8,16 @@ import msgspec
 import structlog
 from starlette.types import Send
 
-from proxy.errors import UpstreamInterrupted
+from proxy.errors import ProxyError, UpstreamInterrupted, error_body
 from proxy.headers import encoded
 from proxy.upstream.lane import Headers
 from proxy.upstream.opening import Opening, readable
 from proxy.upstream.sse import EventBuffer
 
 log = structlog.get_logger(__name__)
+
+SAID_BYTES = 500
+"""So much of a refusal that is no JSON is quoted in an error event."""
 
 
 async def send_answer(send: Send, opening: Opening, extra: Headers) -> None:
@@ -34,6 +37,63 @@ async def send_answer(send: Send, opening: Opening, extra: Headers) -> None:
             await _send_bytes(send, opening)
     finally:
         await answer.close()
+
+
+async def send_rest(send: Send, opening: Opening) -> None:
+    """Send an answer whose head is out already, that of an event stream; what is none becomes an error event.
+
+    The upstream's request ends with this, however it ends.
+    """
+    try:
+        if not opening.is_stream or opening.answer.status >= 400:
+            await send({"type": "http.response.body", "body": _event(_error_of(opening))})
+        elif opening.complete:
+            await send({"type": "http.response.body", "body": opening.first})
+        else:
+            await _send_events(send, opening)
+    finally:
+        await opening.answer.close()
+
+
+async def send_error_event(send: Send, error: ProxyError) -> None:
+    """End an event stream that has begun with an error of ours."""
+    await send({"type": "http.response.body", "body": _event(error.body())})
+
+
+def _event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"
+
+
+def _error_of(opening: Opening) -> bytes:
+    """An answer that is no stream as an error on one line: the upstream's own, where it says one."""
+    status = opening.answer.status
+    body = readable(opening.answer, opening.first)
+    lines = [line.removeprefix(b"data:") for line in body.split(b"\n")] if opening.is_stream else [body]
+    for line in lines:
+        value = _decoded(line)
+        whole = value[0] if isinstance(value, list) and value else value
+        if isinstance(whole, dict) and whole.get("error"):
+            return msgspec.json.encode(whole)
+        if isinstance(whole, dict) and status >= 400 and isinstance(whole.get("message"), str):
+            return msgspec.json.encode({"error": whole})
+    if status >= 400:
+        said = body[:SAID_BYTES].decode("utf-8", "replace").strip()
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        return error_body(f"The upstream refused with status {status}: {said}", type=kind, code="upstream_error")
+    return error_body(
+        f"The upstream answered with status {status} and no stream of events. Ask without 'stream', or try again.",
+        type="server_error",
+        code="upstream_error",
+    )
+
+
+def _decoded(data: bytes) -> object:
+    """The JSON value; ``None`` for what is none."""
+    try:
+        value: object = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return value
 
 
 async def _send_bytes(send: Send, opening: Opening) -> None:
@@ -62,7 +122,7 @@ async def _send_events(send: Send, opening: Opening) -> None:
     except UpstreamInterrupted as error:
         # Half an event is not passed on; an error event says that the answer is not whole.
         log.warning("upstream.interrupted", reason=error.message)
-        last = (b"\n\n" if buffer.midway else b"") + b"data: " + error.body() + b"\n\n"
+        last = (b"\n\n" if buffer.midway else b"") + _event(error.body())
     await send({"type": "http.response.body", "body": last})
 
 
@@ -99,10 +159,7 @@ def _error_with(body: bytes, said: str) -> bytes | None:
 
     Most servers put the message into ``error``, some are content with ``message`` alone; Google sends an array of one.
     """
-    try:
-        value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
+    value = _decoded(body)
     whole = value[0] if isinstance(value, list) and value else value
     if not isinstance(whole, dict):
         return None
