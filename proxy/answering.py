@@ -8,6 +8,7 @@ import msgspec
 import structlog
 from starlette.types import Send
 
+from proxy.calibration import Tail
 from proxy.errors import ProxyError, UpstreamInterrupted, error_body
 from proxy.headers import encoded
 from proxy.upstream.lane import Headers
@@ -20,8 +21,11 @@ SAID_BYTES = 500
 """So much of a refusal that is no JSON is quoted in an error event."""
 
 
-async def send_answer(send: Send, opening: Opening, extra: Headers) -> None:
-    """Send an answer on as it comes, with further headers. The upstream's request ends with this, however it ends."""
+async def send_answer(send: Send, opening: Opening, extra: Headers, tail: Tail | None = None) -> None:
+    """Send an answer on as it comes, with further headers. The upstream's request ends with this, however it ends.
+
+    ``tail`` gets to see what is sent.
+    """
     answer = opening.answer
     headers = [pair for pair in answer.headers if not pair[0].startswith("x-compaction")]
     if opening.is_stream and not opening.complete:
@@ -29,28 +33,32 @@ async def send_answer(send: Send, opening: Opening, extra: Headers) -> None:
         headers = [pair for pair in headers if pair[0] != "content-length"]
     try:
         await send({"type": "http.response.start", "status": answer.status, "headers": encoded([*headers, *extra])})
+        if tail is not None:
+            tail.add(opening.first)
         if opening.complete:
             await send({"type": "http.response.body", "body": opening.first})
         elif opening.is_stream:
-            await _send_events(send, opening)
+            await _send_events(send, opening, tail)
         else:
-            await _send_bytes(send, opening)
+            await _send_bytes(send, opening, tail)
     finally:
         await answer.close()
 
 
-async def send_rest(send: Send, opening: Opening) -> None:
+async def send_rest(send: Send, opening: Opening, tail: Tail | None = None) -> None:
     """Send an answer whose head is out already, that of an event stream; what is none becomes an error event.
 
-    The upstream's request ends with this, however it ends.
+    The upstream's request ends with this, however it ends. ``tail`` gets to see what is sent.
     """
     try:
+        if tail is not None:
+            tail.add(opening.first)
         if not opening.is_stream or opening.answer.status >= 400:
             await send({"type": "http.response.body", "body": _event(_error_of(opening))})
         elif opening.complete:
             await send({"type": "http.response.body", "body": opening.first})
         else:
-            await _send_events(send, opening)
+            await _send_events(send, opening, tail)
     finally:
         await opening.answer.close()
 
@@ -96,11 +104,13 @@ def _decoded(data: bytes) -> object:
     return value
 
 
-async def _send_bytes(send: Send, opening: Opening) -> None:
+async def _send_bytes(send: Send, opening: Opening, tail: Tail | None) -> None:
     if opening.first:
         await send({"type": "http.response.body", "body": opening.first, "more_body": True})
     try:
         async for chunk in opening.answer.body:
+            if tail is not None:
+                tail.add(chunk)
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
     except UpstreamInterrupted as error:
         # Nothing that could still be sent would say so; the server closes the connection on an unfinished answer.
@@ -109,13 +119,15 @@ async def _send_bytes(send: Send, opening: Opening) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _send_events(send: Send, opening: Opening) -> None:
+async def _send_events(send: Send, opening: Opening, tail: Tail | None) -> None:
     buffer = EventBuffer()
     feed = buffer.feed
     try:
         if opening.first and (whole := feed(opening.first)):
             await send({"type": "http.response.body", "body": whole, "more_body": True})
         async for chunk in opening.answer.body:
+            if tail is not None:
+                tail.add(chunk)
             if whole := feed(chunk):
                 await send({"type": "http.response.body", "body": whole, "more_body": True})
         last = buffer.rest()

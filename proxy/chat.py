@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.answering import failed_answer, send_answer, send_error_event, send_rest
 from proxy.body import ChatBody, parse
+from proxy.calibration import Calibration, Tail
 from proxy.compactor import Case, Outcome
 from proxy.config import Route
 from proxy.door import ClientLeft, answer_error, header, leaving, read_body
@@ -33,6 +34,7 @@ from proxy.policy_rules import rules_for
 from proxy.profiles import Profile
 from proxy.service import Service
 from proxy.teams import Caller, may_use
+from proxy.tokens import has_remote_media
 from proxy.upstream.lane import Lane, Outgoing
 from proxy.upstream.opening import Opening, opened
 from proxy.upstream.overflow import Overflow
@@ -70,6 +72,7 @@ class ChatCompletions:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._calibration = Calibration()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -111,11 +114,27 @@ class ChatCompletions:
         requests(outcome.verdict).inc()
         if outcome.verdict == "compacted" and outcome.before and outcome.after:
             TOKENS_REMOVED.inc(outcome.before - outcome.after)
+        tail = self._tail(exchange, opening, outcome)
         if exchange.line is not None and exchange.line.begun:
             await exchange.line.hush()
-            await send_rest(send, opening)
+            await send_rest(send, opening, tail)
         else:
-            await send_answer(send, opening, report(outcome, exchange.retries, exchange.caller.policy.name))
+            await send_answer(send, opening, report(outcome, exchange.retries, exchange.caller.policy.name), tail)
+        if tail is not None:
+            self._calibrate(exchange, outcome, tail)
+
+    def _tail(self, exchange: Exchange, opening: Opening, outcome: Outcome) -> Tail | None:
+        """What keeps the end of an answer, where its usage can be compared with a count of ours."""
+        route = exchange.route
+        if sent_tokens(outcome) is None or opening.answer.status != 200 or opening.overflow is not None:
+            return None
+        return Tail() if self._calibration.wants(route.upstream, route.model) else None
+
+    def _calibrate(self, exchange: Exchange, outcome: Outcome, tail: Tail) -> None:
+        counted, reported = sent_tokens(outcome), tail.prompt_tokens()
+        # What images and sound cost is an estimate in each request anew.
+        if counted is not None and reported is not None and not has_remote_media(exchange.body.raw):
+            self._calibration.note(exchange.route.upstream, exchange.route.model, counted, reported)
 
     def _route(self, body: ChatBody, caller: Caller) -> Route:
         model = body.model or ""
@@ -219,7 +238,7 @@ class ChatCompletions:
         if exchange.unproven is not None:
             learned = lower(learned, exchange.unproven)
         reserved = reserved_output(profile, exchange.body.max_output, caller.policy.reserve_output, learned)
-        return budget(profile, reserved, learned), reserved
+        return budget(profile, reserved, learned, self._calibration.factor(route.upstream, route.model)), reserved
 
     def _learn(self, exchange: Exchange, told: Learned) -> None:
         route, caller = exchange.route, exchange.caller
@@ -239,7 +258,8 @@ class ChatCompletions:
         service = self._service
         sent = await service.compactor.size(case, outcome)
         _, reserved = self._room(exchange, profile)
-        told = told_by(overflow, sent, reserved)
+        factor = self._calibration.factor(exchange.route.upstream, exchange.route.model)
+        told = told_by(overflow, sent, reserved, factor)
         if overflow.limit is None:
             exchange.unproven = told
         else:
@@ -300,6 +320,11 @@ def mode_of(scope: Scope, caller: Caller) -> Mode:
     if asked == "shadow":
         return "off" if policy.mode == "off" else "shadow"
     raise BadBody("The header x-compaction takes 'off' or 'shadow'. Correct it, or leave it out.")
+
+
+def sent_tokens(outcome: Outcome) -> int | None:
+    """Tokens of the request as it was sent; ``None`` where they were not counted."""
+    return outcome.before if outcome.messages is None else outcome.after
 
 
 def begun(exchange: Exchange) -> list[tuple[str, str]]:
