@@ -33,6 +33,7 @@ class Keepalive:
         self._headers = headers
         self._timer: asyncio.TimerHandle | None = None
         self._sending: asyncio.Task[None] | None = None
+        self._ended = False
         self.begun = False
         """Whether the response has begun: its status is 200, whatever comes."""
 
@@ -48,17 +49,19 @@ class Keepalive:
 
     async def hush(self) -> None:
         """No more comments: somebody else sends from here on."""
-        self._cancel_timer()
+        self._end()
         if self._sending is not None:
             await self._sending
-            # The last one has set the timer for the next.
-            self._cancel_timer()
 
     def close(self) -> None:
         """End everything at once, however far it is."""
-        self._cancel_timer()
+        self._end()
         if self._sending is not None:
             self._sending.cancel()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._cancel_timer()
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -74,4 +77,5 @@ class Keepalive:
             headers = encoded([*_HEAD, *self._headers()])
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send({"type": "http.response.body", "body": COMMENT, "more_body": True})
-        self._timer = asyncio.get_running_loop().call_later(self._every, self._speak)
+        if not self._ended:
+            self._timer = asyncio.get_running_loop().call_later(self._every, self._speak)
