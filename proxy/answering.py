@@ -8,7 +8,8 @@ import msgspec
 import structlog
 from starlette.types import Send
 
-from proxy.errors import UpstreamInterrupted
+from proxy.calibration import Tail
+from proxy.errors import ProxyError, UpstreamInterrupted, error_body
 from proxy.headers import encoded
 from proxy.upstream.lane import Headers
 from proxy.upstream.opening import Opening, readable
@@ -16,9 +17,15 @@ from proxy.upstream.sse import EventBuffer
 
 log = structlog.get_logger(__name__)
 
+SAID_BYTES = 500
+"""So much of a refusal that is no JSON is quoted in an error event."""
 
-async def send_answer(send: Send, opening: Opening, extra: Headers) -> None:
-    """Send an answer on as it comes, with further headers. The upstream's request ends with this, however it ends."""
+
+async def send_answer(send: Send, opening: Opening, extra: Headers, tail: Tail | None = None) -> None:
+    """Send an answer on as it comes, with further headers. The upstream's request ends with this, however it ends.
+
+    ``tail`` gets to see what is sent.
+    """
     answer = opening.answer
     headers = [pair for pair in answer.headers if not pair[0].startswith("x-compaction")]
     if opening.is_stream and not opening.complete:
@@ -26,21 +33,84 @@ async def send_answer(send: Send, opening: Opening, extra: Headers) -> None:
         headers = [pair for pair in headers if pair[0] != "content-length"]
     try:
         await send({"type": "http.response.start", "status": answer.status, "headers": encoded([*headers, *extra])})
+        if tail is not None:
+            tail.add(opening.first)
         if opening.complete:
             await send({"type": "http.response.body", "body": opening.first})
         elif opening.is_stream:
-            await _send_events(send, opening)
+            await _send_events(send, opening, tail)
         else:
-            await _send_bytes(send, opening)
+            await _send_bytes(send, opening, tail)
     finally:
         await answer.close()
 
 
-async def _send_bytes(send: Send, opening: Opening) -> None:
+async def send_rest(send: Send, opening: Opening, tail: Tail | None = None) -> None:
+    """Send an answer whose head is out already, that of an event stream; what is none becomes an error event.
+
+    The upstream's request ends with this, however it ends. ``tail`` gets to see what is sent.
+    """
+    try:
+        if tail is not None:
+            tail.add(opening.first)
+        if not opening.is_stream or opening.answer.status >= 400:
+            await send({"type": "http.response.body", "body": _event(_error_of(opening))})
+        elif opening.complete:
+            await send({"type": "http.response.body", "body": opening.first})
+        else:
+            await _send_events(send, opening, tail)
+    finally:
+        await opening.answer.close()
+
+
+async def send_error_event(send: Send, error: ProxyError) -> None:
+    """End an event stream that has begun with an error of ours."""
+    await send({"type": "http.response.body", "body": _event(error.body())})
+
+
+def _event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"
+
+
+def _error_of(opening: Opening) -> bytes:
+    """An answer that is no stream as an error on one line: the upstream's own, where it says one."""
+    status = opening.answer.status
+    body = readable(opening.answer, opening.first)
+    lines = [line.removeprefix(b"data:") for line in body.split(b"\n")] if opening.is_stream else [body]
+    for line in lines:
+        value = _decoded(line)
+        whole = value[0] if isinstance(value, list) and value else value
+        if isinstance(whole, dict) and whole.get("error"):
+            return msgspec.json.encode(whole)
+        if isinstance(whole, dict) and status >= 400 and isinstance(whole.get("message"), str):
+            return msgspec.json.encode({"error": whole})
+    if status >= 400:
+        said = body[:SAID_BYTES].decode("utf-8", "replace").strip()
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        return error_body(f"The upstream refused with status {status}: {said}", type=kind, code="upstream_error")
+    return error_body(
+        f"The upstream answered with status {status} and no stream of events. Ask without 'stream', or try again.",
+        type="server_error",
+        code="upstream_error",
+    )
+
+
+def _decoded(data: bytes) -> object:
+    """The JSON value; ``None`` for what is none."""
+    try:
+        value: object = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return value
+
+
+async def _send_bytes(send: Send, opening: Opening, tail: Tail | None) -> None:
     if opening.first:
         await send({"type": "http.response.body", "body": opening.first, "more_body": True})
     try:
         async for chunk in opening.answer.body:
+            if tail is not None:
+                tail.add(chunk)
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
     except UpstreamInterrupted as error:
         # Nothing that could still be sent would say so; the server closes the connection on an unfinished answer.
@@ -49,20 +119,22 @@ async def _send_bytes(send: Send, opening: Opening) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _send_events(send: Send, opening: Opening) -> None:
+async def _send_events(send: Send, opening: Opening, tail: Tail | None) -> None:
     buffer = EventBuffer()
     feed = buffer.feed
     try:
         if opening.first and (whole := feed(opening.first)):
             await send({"type": "http.response.body", "body": whole, "more_body": True})
         async for chunk in opening.answer.body:
+            if tail is not None:
+                tail.add(chunk)
             if whole := feed(chunk):
                 await send({"type": "http.response.body", "body": whole, "more_body": True})
         last = buffer.rest()
     except UpstreamInterrupted as error:
         # Half an event is not passed on; an error event says that the answer is not whole.
         log.warning("upstream.interrupted", reason=error.message)
-        last = (b"\n\n" if buffer.midway else b"") + b"data: " + error.body() + b"\n\n"
+        last = (b"\n\n" if buffer.midway else b"") + _event(error.body())
     await send({"type": "http.response.body", "body": last})
 
 
@@ -99,10 +171,7 @@ def _error_with(body: bytes, said: str) -> bytes | None:
 
     Most servers put the message into ``error``, some are content with ``message`` alone; Google sends an array of one.
     """
-    try:
-        value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
+    value = _decoded(body)
     whole = value[0] if isinstance(value, list) and value else value
     if not isinstance(whole, dict):
         return None

@@ -17,27 +17,31 @@ from typing import Literal
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from proxy.answering import failed_answer, send_answer
+from proxy.answering import failed_answer, send_answer, send_error_event, send_rest
 from proxy.body import ChatBody, parse
+from proxy.calibration import Calibration, Tail
 from proxy.compactor import Case, Outcome
 from proxy.config import Route
 from proxy.door import ClientLeft, answer_error, header, leaving, read_body
 from proxy.errors import BadBody, ModelNotAllowed, ProxyError, UnknownModel, UpstreamTimeout
 from proxy.headers import VIA, for_upstream
 from proxy.hops import checked_hops
+from proxy.keepalive import Keepalive
 from proxy.limits import BLIND_FACTOR, SMALLEST_PART, Learned, budget, for_others, lower, reserved_output, told_by
 from proxy.observe.metrics import RETRIES, TOKENS_REMOVED, requests
+from proxy.overdue import overdue
 from proxy.policy_rules import rules_for
 from proxy.profiles import Profile
 from proxy.service import Service
 from proxy.teams import Caller, may_use
+from proxy.tokens import has_remote_media
 from proxy.upstream.lane import Lane, Outgoing
 from proxy.upstream.opening import Opening, opened
 from proxy.upstream.overflow import Overflow
 
 log = structlog.get_logger(__name__)
 
-RETRIES_AFTER_OVERFLOW = 2
+DEADLINE = "The request's deadline has passed. Try again, or have server.deadline raised."
 
 OUTPUT_PART = "output asked for (max_tokens)"
 
@@ -49,6 +53,7 @@ class Exchange:
     """One request on its way: where it comes from and where it goes. ``deadline`` is in the event loop's time.
 
     ``unproven`` is a limit guessed from a refusal that named none; it is kept for others once a request got through.
+    ``retries`` counts how often the request was sent again so far; ``line`` goes to a client that wants a stream.
     """
 
     scope: Scope
@@ -58,6 +63,8 @@ class Exchange:
     hops: str
     deadline: float
     unproven: Learned | None = None
+    retries: int = 0
+    line: Keepalive | None = None
 
 
 class ChatCompletions:
@@ -65,6 +72,7 @@ class ChatCompletions:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._calibration = Calibration()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -80,17 +88,53 @@ class ChatCompletions:
 
     async def _serve(self, scope: Scope, raw: bytes, send: Send) -> None:
         service = self._service
-        deadline = asyncio.get_running_loop().time() + service.settings.server.deadline
+        server = service.settings.server
+        now = asyncio.get_running_loop().time()
         hops = checked_hops(scope, service.instance)
         caller = service.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
         body = parse(raw)
-        exchange = Exchange(scope, caller, body, self._route(body, caller), hops, deadline)
-        opening, outcome, retries = await self._exchange(exchange)
+        exchange = Exchange(scope, caller, body, self._route(body, caller), hops, now + server.deadline)
+        if not body.stream:
+            await self._answered(exchange, send)
+            return
+        line = exchange.line = Keepalive(send, server.keepalive, now, lambda: begun(exchange))
+        try:
+            await self._answered(exchange, send)
+        except ProxyError as error:
+            if not line.begun:
+                raise
+            requests("refused").inc()
+            await line.hush()
+            await send_error_event(send, error)
+        finally:
+            line.close()
+
+    async def _answered(self, exchange: Exchange, send: Send) -> None:
+        opening, outcome = await self._exchange(exchange)
         requests(outcome.verdict).inc()
         if outcome.verdict == "compacted" and outcome.before and outcome.after:
             TOKENS_REMOVED.inc(outcome.before - outcome.after)
-        reported = report(outcome, retries, caller.policy.name)
-        await send_answer(send, opening, reported)
+        tail = self._tail(exchange, opening, outcome)
+        if exchange.line is not None and exchange.line.begun:
+            await exchange.line.hush()
+            await send_rest(send, opening, tail)
+        else:
+            await send_answer(send, opening, report(outcome, exchange.retries, exchange.caller.policy.name), tail)
+        if tail is not None:
+            self._calibrate(exchange, outcome, tail)
+
+    def _tail(self, exchange: Exchange, opening: Opening, outcome: Outcome) -> Tail | None:
+        """What keeps the end of an answer, where its usage can be compared with a count of ours."""
+        route = exchange.route
+        if sent_tokens(outcome) is None or opening.answer.status != 200 or opening.overflow is not None:
+            return None
+        return Tail() if self._calibration.wants(route.upstream, route.model) else None
+
+    def _calibrate(self, exchange: Exchange, outcome: Outcome, tail: Tail) -> None:
+        counted, reported = sent_tokens(outcome), tail.prompt_tokens()
+        # What images and sound cost is an estimate in each request anew.
+        if counted is not None and reported is not None and not has_remote_media(exchange.body.raw):
+            self._calibration.note(exchange.route.upstream, exchange.route.model, counted, reported)
 
     def _route(self, body: ChatBody, caller: Caller) -> Route:
         model = body.model or ""
@@ -111,33 +155,57 @@ class ChatCompletions:
             )
         return route
 
-    async def _exchange(self, exchange: Exchange) -> tuple[Opening, Outcome, int]:
+    async def _exchange(self, exchange: Exchange) -> tuple[Opening, Outcome]:
         """Send the request, compacted if need be; after a refusal as too long, again, compacted harder."""
         service, body, route = self._service, exchange.body, exchange.route
         lane = await service.upstreams.lane(route.upstream)
         profile = await service.profile(route)
         case = await self._case(exchange, profile)
-        outcome = await self._compacted(case) if body.messages else Outcome(unmeasured(case.mode))
-        retries = 0
+        outcome = await self._compacted(exchange, case) if body.messages else Outcome(unmeasured(case.mode))
         while True:
             opening = await self._send(exchange, lane, outcome)
             overflow = opening.overflow
             if overflow is None and opening.answer.status < 400 and exchange.unproven is not None:
                 self._learn(exchange, for_others(exchange.unproven))
             if overflow is None or case.mode != "enforce" or outcome.verdict == "failed":
-                return opening, outcome, retries
+                return opening, outcome
             harder = None
-            if retries < RETRIES_AFTER_OVERFLOW:
-                harder = await self._harder(exchange, profile, case, outcome, overflow, may_ask=retries > 0)
+            if exchange.retries < case.policy.overflow_retries:
+                harder = await self._harder(exchange, profile, case, outcome, overflow, may_ask=exchange.retries > 0)
             if harder is None:
                 parts = await service.compactor.parts(case, outcome)
-                return failed_answer(opening, parts | {OUTPUT_PART: body.max_output or 0}), outcome, retries
+                return failed_answer(opening, parts | {OUTPUT_PART: body.max_output or 0}), outcome
             await opening.answer.close()
             RETRIES.inc()
-            retries += 1
+            exchange.retries += 1
             case, outcome = harder
 
-    async def _compacted(self, case: Case, *, may_ask: bool = True) -> Outcome:
+    async def _compacted(self, exchange: Exchange, case: Case, *, may_ask: bool = True) -> Outcome:
+        """The request compacted if need be, within its deadline; a streaming client that waits for it hears comments.
+
+        Raises ``UpstreamTimeout``.
+        """
+        # Neither needs a timer of its own before the work has taken a while.
+        late = overdue()
+        try:
+            async with asyncio.timeout(None) as limit:
+
+                def taking_long() -> None:
+                    limit.reschedule(exchange.deadline)
+                    if exchange.line is not None and case.mode == "enforce":
+                        exchange.line.watch()
+
+                late.add(limit, taking_long)
+                try:
+                    return await self._compacted_or_failed(case, may_ask=may_ask)
+                finally:
+                    late.discard(limit)
+                    if exchange.line is not None:
+                        exchange.line.unwatch()
+        except TimeoutError as error:
+            raise UpstreamTimeout(DEADLINE) from error
+
+    async def _compacted_or_failed(self, case: Case, *, may_ask: bool) -> Outcome:
         """The request compacted if need be. A fault in that is ours and is logged; the request goes on as it came."""
         try:
             return await self._service.compactor.compact(case, may_ask=may_ask)
@@ -170,7 +238,7 @@ class ChatCompletions:
         if exchange.unproven is not None:
             learned = lower(learned, exchange.unproven)
         reserved = reserved_output(profile, exchange.body.max_output, caller.policy.reserve_output, learned)
-        return budget(profile, reserved, learned), reserved
+        return budget(profile, reserved, learned, self._calibration.factor(route.upstream, route.model)), reserved
 
     def _learn(self, exchange: Exchange, told: Learned) -> None:
         route, caller = exchange.route, exchange.caller
@@ -190,7 +258,8 @@ class ChatCompletions:
         service = self._service
         sent = await service.compactor.size(case, outcome)
         _, reserved = self._room(exchange, profile)
-        told = told_by(overflow, sent, reserved)
+        factor = self._calibration.factor(exchange.route.upstream, exchange.route.model)
+        told = told_by(overflow, sent, reserved, factor)
         if overflow.limit is None:
             exchange.unproven = told
         else:
@@ -202,7 +271,7 @@ class ChatCompletions:
             # The refusal says nothing new, so by count the request fitted: the count is what is wrong.
             room = int(min(sent, case.budget or sent) * BLIND_FACTOR)
         case = replace(case, budget=room, rules=rules_for(case.policy, window_known=True, refused=True))
-        harder = await self._compacted(case, may_ask=may_ask)
+        harder = await self._compacted(exchange, case, may_ask=may_ask)
         if harder.messages is None or harder.after is None or harder.after >= sent:
             return None
         return case, harder
@@ -216,7 +285,7 @@ class ChatCompletions:
             headers = [pair for pair in headers if pair[0] != "accept-encoding"]
         remaining = exchange.deadline - asyncio.get_running_loop().time()
         if remaining <= 0:
-            raise UpstreamTimeout("The request's deadline has passed. Try again, or have server.deadline raised.")
+            raise UpstreamTimeout(DEADLINE)
         request = Outgoing(
             body=body.rewritten(messages=outcome.messages, model=model),
             model=route.model,
@@ -251,6 +320,16 @@ def mode_of(scope: Scope, caller: Caller) -> Mode:
     if asked == "shadow":
         return "off" if policy.mode == "off" else "shadow"
     raise BadBody("The header x-compaction takes 'off' or 'shadow'. Correct it, or leave it out.")
+
+
+def sent_tokens(outcome: Outcome) -> int | None:
+    """Tokens of the request as it was sent; ``None`` where they were not counted."""
+    return outcome.before if outcome.messages is None else outcome.after
+
+
+def begun(exchange: Exchange) -> list[tuple[str, str]]:
+    """The response headers where the response begins before the outcome is known."""
+    return report(Outcome("compacted"), exchange.retries, exchange.caller.policy.name)
 
 
 def unmeasured(mode: Mode) -> Literal["none", "shadow", "off"]:

@@ -59,20 +59,30 @@ def reserved_output(profile: Profile, asked: int | None, policy: Clause | None, 
     return min(reserve, profile.max_output_tokens or reserve)
 
 
-def budget(profile: Profile, reserved: int, learned: Learned | None) -> int | None:
-    """Tokens that the input of a request may have; ``None`` where nobody knows."""
-    totals = [t for t in (profile.context_window, learned and learned.total) if t]
-    inputs = [t for t in (profile.max_input_tokens, learned and learned.input) if t]
-    bounds = [max(total - reserved, total // SMALLEST_PART) for total in totals] + inputs
-    return min(bounds, default=None)
+def budget(profile: Profile, reserved: int, learned: Learned | None, factor: float = 1.0) -> int | None:
+    """Tokens, as counted here, that the input of a request may have; ``None`` where nobody knows.
+
+    ``factor`` is how many of the upstream's tokens, in which a profile is written, one of ours is.
+    """
+    published = _bounds(profile.context_window, profile.max_input_tokens, reserved)
+    told = _bounds(learned.total, learned.input, reserved) if learned else []
+    return min([*(int(bound / factor) for bound in published), *told], default=None)
 
 
-def told_by(overflow: Overflow, counted_here: int, reserved: int) -> Learned:
-    """What a refusal of a request of ``counted_here`` tokens says of the limit."""
+def _bounds(total: int | None, most_input: int | None, reserved: int) -> list[int]:
+    bounds = [max(total - reserved, total // SMALLEST_PART)] if total else []
+    return [*bounds, most_input] if most_input else bounds
+
+
+def told_by(overflow: Overflow, counted_here: int, reserved: int, factor: float = 1.0) -> Learned:
+    """What a refusal of a request of ``counted_here`` tokens says of the limit.
+
+    ``factor`` is how many of the upstream's tokens one of ours is, where the refusal does not say it.
+    """
     blind = Learned(input=int(counted_here * BLIND_FACTOR))
     if overflow.limit is None:
         return blind
-    ratio = 1.0
+    ratio = factor
     if overflow.counted:
         low, high = RATIO_BOUNDS
         ratio = min(max(overflow.counted / max(counted_here, 1), low), high)

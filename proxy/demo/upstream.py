@@ -26,7 +26,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from proxy.demo.counting import Counter
+from proxy.demo.counting import Counter, Tokens
 from proxy.demo.replies import Completion, Reply, Responder, ToolCall, event
 from proxy.demo.summariser import is_summary_request, summarise
 from proxy.demo.validity import Fault, faults, parameter_faults
@@ -60,9 +60,9 @@ class Received:
 class StandIn:
     """An upstream with one window, and a script.
 
-    ``window`` bounds input and output together, ``max_output`` the output alone; both in tokens. ``responder`` decides
-    what to answer, ``summariser`` what to answer to the proxy's summary requests. ``model`` is the name that
-    ``/v1/models`` lists; a request may name any.
+    ``window`` bounds input and output together, ``max_output`` the output alone; both in tokens. A prompt counts
+    ``ratio`` times its real tokens. ``responder`` decides what to answer, ``summariser`` what to answer to the
+    proxy's summary requests. ``model`` is the name that ``/v1/models`` lists; a request may name any.
     """
 
     def __init__(
@@ -70,12 +70,14 @@ class StandIn:
         *,
         window: int = 16_000,
         max_output: int = 4_096,
+        ratio: float = 1.0,
         responder: Responder | None = None,
         summariser: Responder = summarise,
         model: str = DEFAULT_MODEL,
     ) -> None:
         self.window = window
         self.max_output = max_output
+        self.ratio = ratio
         self.responder = responder or acknowledge
         self.summariser = summariser
         self.model = model
@@ -155,7 +157,8 @@ class StandIn:
     def _too_long(self, received: Received) -> Fault | None:
         """Counts the request; why it does not fit, if it does not."""
         body = received.body
-        size = self.counter.request(body)
+        real = self.counter.request(body)
+        size = Tokens(int(real.messages * self.ratio), int(real.functions * self.ratio))
         received.tokens = size.total
         name = "max_completion_tokens" if body.get("max_completion_tokens") else "max_tokens"
         asked = body.get(name) or 0

@@ -1,0 +1,207 @@
+"""What the usage that an upstream reports says of its tokens."""
+
+from __future__ import annotations
+
+import json
+import timeit
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy import calibration
+from proxy.calibration import BOUNDS, LEAST_OBSERVATIONS, OBSERVATIONS, PAUSE, Calibration, Tail
+from proxy.demo.replies import Completion, Reply, event
+from proxy.limits import Learned, budget, told_by
+from proxy.profiles import Profile
+from proxy.upstream.overflow import Overflow
+
+
+def noted(*ratios: float, counted: int = 10_000) -> float:
+    """The factor after these ratios."""
+    known = Calibration()
+    for ratio in ratios:
+        known.note("u", "m", counted, int(ratio * counted))
+    return known.factor("u", "m")
+
+
+@pytest.mark.parametrize(
+    ("ratios", "factor"),
+    [
+        ([], 1.0),
+        ([1.5, 1.5], 1.0),
+        ([1.5, 1.5, 1.5], 1.5),
+        ([1.05] * 9, 1.0),
+        ([0.95] * 9, 1.0),
+        ([1.06] * 9, 1.0),
+        ([1.1] * 9, 1.1),
+        ([1.13] * 9, 1.15),
+        ([0.9] * 9, 0.9),
+        ([0.55] * 9, BOUNDS[0]),
+        ([2.9] * 9, BOUNDS[1]),
+        ([10.0] * 9, 1.0),
+        ([0.1] * 9, 1.0),
+        ([0.0] * 9, 1.0),
+    ],
+)
+def test_the_factor_is_bounded_and_needs_some_observations(ratios: list[float], factor: float) -> None:
+    assert noted(*ratios) == factor
+
+
+def test_small_requests_do_not_count() -> None:
+    assert noted(*[1.5] * 9, counted=500) == 1.0
+    assert noted(*[1.5] * 9, counted=502) == 1.5
+
+
+def test_few_odd_ones_do_not_matter() -> None:
+    assert noted(*[1.2] * 13, 3.0, 3.0, 3.0) == 1.2
+    assert noted(*[0.5] * 6, *[1.2] * 10) == 1.2
+    assert noted(*[1.1] * 9, *[1.3] * 7) == 1.3, "rather too high than too low"
+
+
+def test_only_the_newest_count() -> None:
+    assert noted(*[1.5] * 50, *[1.2] * OBSERVATIONS) == 1.2
+
+
+def test_it_does_not_move_for_little() -> None:
+    known = Calibration()
+    factors = []
+    for ratio in (1.20, 1.24, 1.16, 1.23, 1.20, 1.18, 1.24, 1.16, 1.24, 1.17) * 5:
+        known.note("u", "m", 10_000, int(ratio * 10_000))
+        factors.append(known.factor("u", "m"))
+    assert set(factors[LEAST_OBSERVATIONS - 1 :]) == {1.2}
+
+
+def test_upstreams_and_models_are_kept_apart_and_no_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "MODELS", 2)
+    known = Calibration()
+    for model in ("a", "b"):
+        for _ in range(3):
+            known.note("u", model, 1_000, 1_500)
+    assert [known.factor(*key) for key in (("u", "a"), ("u", "b"), ("v", "a"), ("u", "c"))] == [1.5, 1.5, 1.0, 1.0]
+    known.note("u", "c", 1_000, 1_500)
+    assert [known.factor("u", model) for model in "ab"] == [1.0, 1.5]
+
+
+def test_once_there_are_enough_it_looks_now_and_then() -> None:
+    now = 5.0
+    known = Calibration(lambda: now)
+    for _ in range(OBSERVATIONS):
+        assert known.wants("u", "m")
+        known.note("u", "m", 1_000, 1_500)
+    assert not known.wants("u", "m")
+    assert known.wants("u", "n")
+    now += PAUSE
+    assert known.wants("u", "m")
+
+
+def test_a_published_limit_is_converted_and_a_learned_one_is_not() -> None:
+    model = Profile("m", context_window=10_000, max_input_tokens=9_000)
+    assert budget(model, 2_000, None) == 8_000
+    assert budget(model, 2_000, None, 1.6) == 5_000
+    assert budget(model, 2_000, Learned(input=4_000), 1.6) == 4_000
+    assert budget(model, 2_000, Learned(total=8_000), 1.6) == 5_000
+    assert budget(Profile("m"), 2_000, Learned(total=8_000), 1.6) == 6_000
+    assert budget(Profile("m"), 2_000, None, 1.6) is None
+
+
+def test_a_refusal_that_names_its_limit_but_no_count_is_converted() -> None:
+    refused = Overflow("input", 8_000, "input", None, None, "compact")
+    assert told_by(refused, 10_000, 0) == Learned(input=7_760)
+    assert told_by(refused, 10_000, 0, 1.6) == Learned(input=4_850)
+    counted = Overflow("input", 8_000, "input", 20_000, None, "compact")
+    assert told_by(counted, 10_000, 0, 1.6) == Learned(input=3_880), "what the refusal says goes first"
+
+
+USAGE = {"prompt_tokens": 1234, "completion_tokens": 1, "total_tokens": 1235}
+LIE = 'Then say "usage": {"prompt_tokens": 5, "total_tokens": 5} and "usage":{"prompt_tokens":5}}\n\ndata: {'
+
+
+def told(*chunks: bytes) -> int | None:
+    """The size of the prompt that an answer reports."""
+    tail = Tail()
+    for chunk in chunks:
+        tail.add(chunk)
+    return tail.prompt_tokens()
+
+
+def completion(content: str) -> Completion:
+    return Completion("id", "m", 1, Reply(content=content), 1234)
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("content", ["Hello", LIE, json.dumps({"usage": USAGE | {"prompt_tokens": 5}})])
+def test_a_whole_answer_reports_its_prompt(content: str, indent: int | None) -> None:
+    answer = completion(content).whole()
+    assert told(json.dumps(answer, indent=indent).encode()) == 1234
+    assert told(json.dumps({"usage": answer["usage"]} | answer, indent=indent).encode() + b"\n") == 1234
+    del answer["usage"]
+    assert told(json.dumps(answer, indent=indent).encode()) is None
+
+
+@pytest.mark.parametrize("content", ["Hello", LIE, json.dumps({"usage": USAGE | {"prompt_tokens": 5}})])
+def test_a_streamed_answer_reports_its_prompt_where_it_was_asked_to(content: str) -> None:
+    with_usage = [event(chunk) for chunk in completion(content).chunks(include_usage=True)]
+    assert told(*with_usage, event("[DONE]")) == 1234
+    assert told(*with_usage) == 1234
+    assert told(b"".join([*with_usage, event("[DONE]")])) == 1234
+    assert told(b"".join(with_usage).replace(b"\n", b"\r\n")) == 1234
+    without = [event(chunk) for chunk in completion(content).chunks(include_usage=False)]
+    assert told(*without, event("[DONE]")) is None
+
+
+@pytest.mark.parametrize("indent", [None, 0, 1, 2])
+def test_usage_inside_of_something_else_is_not_the_answers(indent: int | None) -> None:
+    """Some send the arguments of a call as an object, which the model writes."""
+    call = {"function": {"name": "f", "arguments": {"usage": {"prompt_tokens": 5}}}}
+    nested: dict[str, Any] = {"choices": [{"message": {"tool_calls": [call]}}]}
+    assert told(json.dumps(nested, indent=indent).encode()) is None
+    assert told(json.dumps({"usage": USAGE, **nested}, indent=indent).encode()) == 1234
+    assert told(json.dumps({**nested, "usage": USAGE}, indent=indent).encode()) == 1234
+    assert told(event(nested), event("[DONE]")) is None
+    assert told(event({"choices": [], "usage": USAGE, "x_groq": {"usage": {"prompt_tokens": 5}}})) == 1234
+    assert told(event(nested), event({"choices": [], "usage": USAGE})) == 1234
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        {},
+        {"prompt_tokens": None},
+        {"prompt_tokens": 0},
+        {"prompt_tokens": -5},
+        {"prompt_tokens": True},
+        {"prompt_tokens": 1.5},
+        {"prompt_tokens": "5"},
+        {"details": {"prompt_tokens": 5}},
+    ],
+)
+def test_usage_of_another_form_says_nothing(usage: dict[str, Any]) -> None:
+    assert told(json.dumps({"usage": usage}).encode()) is None
+
+
+def test_what_is_no_answer_says_nothing() -> None:
+    for text in (b"", b"\xff\xfe", b'"usage": {', b'"usage":' + b'{"a":' * 900, b'"usage": {"prompt_tokens": 5'):
+        assert told(text) is None
+
+
+def test_a_gap_is_not_read_across() -> None:
+    long = b"x" * calibration.TAIL_BYTES
+    assert told(b'{"usage":', long + b'{"prompt_tokens": 5}}') is None
+    assert told(b'{"usage":{"prompt_tokens": 5}}', *[b"\n"] * calibration.TAIL_CHUNKS) is None
+
+
+@given(st.text(max_size=200), st.integers(1, 60))
+def test_no_content_can_report_anything(text: str, size: int) -> None:
+    """However the answer is cut, and wherever its kept end begins."""
+    body = json.dumps({"choices": [{"message": {"content": LIE + text + LIE}}]}, ensure_ascii=False).encode()
+    chunks = [body[start : start + size] for start in range(0, len(body), size)]
+    for kept in range(1, len(chunks) + 1):
+        assert told(*chunks[:kept]) is None
+    assert told(*chunks[:-1], chunks[-1][:-1] + b',"usage":{"prompt_tokens":77}}') == 77
+
+
+def test_keeping_a_chunk_costs_next_to_nothing() -> None:
+    tail, chunk = Tail(), b"x" * 250
+    assert min(timeit.repeat(lambda: tail.add(chunk), number=10_000, repeat=5)) / 10_000 < 2e-6

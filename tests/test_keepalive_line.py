@@ -1,0 +1,114 @@
+"""The line to a client that waits: who sends when."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from starlette.types import Message
+
+from proxy.keepalive import COMMENT, Keepalive
+
+
+class Client:
+    """Takes what is sent, once it is let."""
+
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+        self.reads = asyncio.Event()
+        self.reads.set()
+
+    async def send(self, message: Message) -> None:
+        await self.reads.wait()
+        self.got.append(message.get("body", message["type"]))
+
+    def line(self, every: float = 0.02) -> Keepalive:
+        return Keepalive(self.send, every, asyncio.get_running_loop().time(), lambda: [("x-compaction", "compacted")])
+
+
+def test_it_speaks_while_watched_and_on_once_it_has_begun() -> None:
+    async def scene() -> None:
+        client = Client()
+        line = client.line()
+        await asyncio.sleep(0.05)
+        assert client.got == [], "nobody asked for it"
+        line.watch()
+        await asyncio.sleep(0.05)
+        line.unwatch()
+        assert line.begun
+        heard = len(client.got)
+        await asyncio.sleep(0.2)
+        assert len(client.got) > heard
+        await line.hush()
+        heard = len(client.got)
+        await asyncio.sleep(0.1)
+        assert client.got == ["http.response.start", *[COMMENT] * (heard - 1)]
+
+    asyncio.run(scene())
+
+
+def test_it_does_not_begin_after_the_compaction() -> None:
+    async def scene() -> None:
+        client = Client()
+        line = client.line(0.05)
+        line.watch()
+        line.unwatch()
+        await asyncio.sleep(0.15)
+        assert not line.begun
+        assert client.got == []
+        line.watch()
+        await asyncio.sleep(0.05)
+        assert line.begun, "the next one is counted from the request's beginning, too"
+        line.close()
+
+    asyncio.run(scene())
+
+
+def test_whoever_sends_next_waits_for_what_is_being_sent() -> None:
+    async def scene() -> None:
+        client = Client()
+        client.reads.clear()
+        line = client.line(0)
+        line.watch()
+        await asyncio.sleep(0.02)
+        assert line.begun
+        hushed = asyncio.ensure_future(line.hush())
+        await asyncio.sleep(0.02)
+        assert not hushed.done()
+        client.reads.set()
+        await hushed
+        assert client.got == ["http.response.start", COMMENT]
+
+    asyncio.run(scene())
+
+
+def test_closing_ends_what_is_being_sent() -> None:
+    async def scene() -> None:
+        client = Client()
+        client.reads.clear()
+        line = client.line(0)
+        line.watch()
+        await asyncio.sleep(0.02)
+        line.close()
+        await asyncio.sleep(0.02)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        client.reads.set()
+        await asyncio.sleep(0.02)
+        assert client.got == []
+
+    asyncio.run(scene())
+
+
+def test_a_line_that_broke_says_so() -> None:
+    async def scene() -> None:
+        async def broken(message: Message) -> None:
+            raise OSError("gone")
+
+        line = Keepalive(broken, 0, 0, list)
+        line.watch()
+        await asyncio.sleep(0.02)
+        with pytest.raises(OSError, match="gone"):
+            await line.hush()
+
+    asyncio.run(scene())
