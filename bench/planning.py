@@ -41,7 +41,8 @@ LONG_RESULT, LONG_ARGUMENT = 10_000, 3_000
 """Characters: more than the default policy leaves in old messages."""
 
 LINEAR = 1.5
-"""How much more a message may cost in the longest conversation than in the shortest of the same mix."""
+"""How much more a message may cost in the longest conversation than in the shortest of the same mix that passes several
+checkpoints. Before the first trigger there is little to decide, so messages of still shorter ones cost less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +197,12 @@ def show(rows: Sequence[Planned], console: Console) -> None:
             target, MARKS[row.met],
         )  # fmt: skip
     console.print(table)
-    same = [line for line in rows if line.size.bytes_each == rows[-1].size.bytes_each]
+    last = rows[-1]
+    same = [line for line in rows if line.checkpoints > 1 and line.size.bytes_each == last.size.bytes_each]
     if len(same) > 1:
-        growth = same[-1].each / same[0].each
+        growth = last.each / same[0].each
         console.print(
-            f"A message costs {growth:.2f} × as much at {same[-1].size.messages:,} as at {same[0].size.messages:,} "
+            f"A message costs {growth:.2f} × as much at {last.size.messages:,} as at {same[0].size.messages:,} "
             f"(target: ≤ {LINEAR:g} ×) {MARKS[growth <= LINEAR]}"
         )
 

@@ -53,7 +53,7 @@ class Scale:
 
 
 FULL = Scale((Part("agent", 30, 90, 0.45), Part("chat", 10, 32, 0.62)), 10)
-QUICK = Scale((Part("agent", 6, 18, 0.68),), 25)
+QUICK = Scale((Part("agent", 5, 15, 0.69),), 40)
 
 LATEST = 0.70
 """A share of the window; nothing is prepared yet."""
