@@ -8,24 +8,15 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from statistics import quantiles
 
-import msgspec
 import uvloop
 
 from bench import bodies
 from bench.client import Broken, Caller, pings, request
 from bench.figures import MILLI, Row, Scale, Target
+from bench.planning import planner
 from bench.servers import Server
-from proxy.compaction.groups import head_length
-from proxy.compaction.message import Turn, decode, read
-from proxy.compaction.rules import Frame
-from proxy.compaction.scan import scan
-from proxy.config import Settings
-from proxy.policy_rules import rules_for
-from proxy.profiles import Profile
-from proxy.tokens import Counter
 
 PING_SECONDS = 0.005
-PLAN_WINDOW = 128_000
 PLANS = 20
 
 Start = Callable[[], AbstractContextManager[Server]]
@@ -92,20 +83,14 @@ async def _pinged(server: Server, cold: Sequence[bytes], *, counted: bool) -> li
 def core(scale: Scale) -> list[Row]:
     """CPU of planning alone, in this process: a conversation whose counts are known, planned whole every time."""
     row = Row("planning a 1.1 MB conversation, counts known: CPU", "ms")
-    counter = Counter(Profile(model="bench", context_window=PLAN_WINDOW))
-    raws = [msgspec.json.encode(message) for message in bodies.messages(bodies.CONVERSATION_BYTES)]
-    turns = [Turn(raw, read(decode(raw), counter.message)) for raw in raws]
-    head = head_length(turns)
-    frame = Frame(PLAN_WINDOW, sum(turn.facts.tokens for turn in turns[:head]), head)
-    rules = rules_for(Settings().policies["default"], window_known=True)
-    for _ in range(scale.rounds + 1):
+    plan = planner(bodies.messages(bodies.CONVERSATION_BYTES))
+    if not plan().checkpoints:  # what is made here, the shortened forms, is remembered like the counts
+        raise Broken(f"{row.name}: there was nothing to plan")
+    for _ in range(scale.rounds):
         before = time.process_time()
         for _ in range(PLANS):
-            plan = scan(turns[head:], rules, frame, counter.message)
+            plan()
         row.proxy.append(MILLI * (time.process_time() - before) / PLANS)
-    if not plan.checkpoints:
-        raise Broken(f"{row.name}: there was nothing to plan")
-    del row.proxy[0]  # the first round makes the shortened forms, which are remembered like the counts
     return [row]
 
 

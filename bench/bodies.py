@@ -51,11 +51,11 @@ def messages(size: int, *, seed: int = 1) -> list[dict[str, object]]:
     rng = random.Random(seed)
     # A result takes most of each pair; what surrounds the text is about 400 bytes.
     length = max(100, size * 2 // CONVERSATION_MESSAGES - 400)
-    text = _text(rng, 4 * length)
+    text = prose(rng, 4 * length)
     made: list[dict[str, object]] = [{"role": "system", "content": f"You work on a code base. Session {seed}."}]
     for number in range(0, CONVERSATION_MESSAGES - 2, 2):
         if number % 40 == 0:
-            made.append({"role": "user", "content": f"Task {seed}.{number}: {_text(rng, 300)}"})
+            made.append({"role": "user", "content": f"Task {seed}.{number}: {prose(rng, 300)}"})
         call = f"call_{seed}_{number}"
         path = f"src/{rng.choice(_WORDS)}/{rng.choice(_WORDS)}_{number}.py"
         function = {"name": "read_file", "arguments": msgspec.json.encode({"path": path}).decode()}
@@ -67,7 +67,8 @@ def messages(size: int, *, seed: int = 1) -> list[dict[str, object]]:
     return [*made, {"role": "user", "content": "Go on."}]
 
 
-def _text(rng: random.Random, length: int) -> str:
+def prose(rng: random.Random, length: int) -> str:
+    """``length`` characters that look like a developer's words."""
     words: list[str] = []
     size = 0
     while size < length:

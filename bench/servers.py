@@ -1,4 +1,4 @@
-"""The processes that are measured: started, pinned to a core, their time and memory read."""
+"""The processes that are measured: started, pinned to a core where asked for, their time and memory read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -32,7 +32,7 @@ def cores() -> tuple[int, int]:
 class Server:
     """A server in a process of its own."""
 
-    def __init__(self, command: Sequence[str], port: int, core: int) -> None:
+    def __init__(self, command: Sequence[str], port: int, core: int | None) -> None:
         self.port = port
         self.spawned = time.perf_counter()
         with _pinned(core):  # a child inherits it, so no moment of its start runs elsewhere
@@ -80,10 +80,10 @@ class Server:
 
 
 @contextlib.contextmanager
-def upstream(core: int) -> Iterator[Server]:
-    """The benchmark's upstream."""
+def upstream(core: int | None, module: str = "bench.upstream", *arguments: str) -> Iterator[Server]:
+    """The benchmark's upstream, or that of another module; the arguments follow its port."""
     port = free_port()
-    with _running(Server([sys.executable, "-m", "bench.upstream", str(port)], port, core)) as server:
+    with _running(Server([sys.executable, "-m", module, str(port), *arguments], port, core)) as server:
         server.connected().close()
         yield server
 
@@ -98,11 +98,15 @@ def passthrough(core: int, behind: Server) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def proxy(core: int, behind: Server, folder: Path) -> Iterator[Server]:
-    """The proxy, started as anybody starts it; configuration and store lie in ``folder``."""
+def proxy(
+    core: int | None, behind: Server, folder: Path, written: Callable[[int, Path], str] | None = None
+) -> Iterator[Server]:
+    """The proxy, started as anybody starts it; configuration and store lie in ``folder``. ``written`` makes another
+    configuration than the benchmark's own, of the upstream's port and the database."""
     port = free_port()
     file = folder / f"config-{port}.yaml"
-    file.write_text(configuration(behind.port, folder / f"store-{port}.db"), encoding="utf-8")
+    text = (written or configuration)(behind.port, folder / f"store-{port}.db")
+    file.write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "proxy", "serve", "--config", str(file), "--port", str(port)]
     with _running(Server(command, port, core)) as server:
         yield server
@@ -153,7 +157,10 @@ def _running(server: Server) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def _pinned(core: int) -> Iterator[None]:
+def _pinned(core: int | None) -> Iterator[None]:
+    if core is None:
+        yield
+        return
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:

@@ -10,7 +10,8 @@ from rich.table import Table
 
 from bench.figures import Row
 
-_MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: ""}
+MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: ""}
+"""Whether a target is met."""
 
 
 def show(rows: Sequence[Row], rounds: int, cores: tuple[int, int], console: Console) -> None:
@@ -29,13 +30,13 @@ def show(rows: Sequence[Row], rounds: int, cores: tuple[int, int], console: Cons
     for row in rows:
         table.add_row(
             row.name, _figure(row.reference, row.unit), _figure(row.proxy, row.unit), _ratio(row), _target(row),
-            _MARKS[row.met],
+            MARKS[row.met],
         )  # fmt: skip
     console.print(table)
 
 
 def _figure(figures: Sequence[float], unit: str) -> str:
-    return f"{_digits(median(figures))} {unit}" if figures else ""
+    return f"{digits(median(figures))} {unit}" if figures else ""
 
 
 def _ratio(row: Row) -> str:
@@ -49,6 +50,6 @@ def _target(row: Row) -> str:
     return f"≤ {row.target.at_most:g} {'×' if row.target.of == 'ratio' else row.unit}"
 
 
-def _digits(figure: float) -> str:
+def digits(figure: float) -> str:
     """Three digits or so: as many as a noisy machine can tell."""
     return f"{figure:.0f}" if figure >= 100 else f"{figure:.1f}" if figure >= 10 else f"{figure:.2f}"
