@@ -43,6 +43,7 @@ POLICIES: dict[str, Any] = {
     "null": {"trigger": None},
     "unknown": {"unknown_model": {"trigger": {"tokens": 3_000}, "keep": {"messages": 4}}},
     "unknown-messages": {"unknown_model": {"trigger": {"messages": 20}, "keep": {"messages": 4}}},
+    "small": {"trigger": {"tokens": 1_500}, "keep": {"messages": 2}},
     "cjk": {"trigger": {"tokens": 50_000}},
 }
 
@@ -220,3 +221,18 @@ def test_18_after_compaction_there_is_room_for_many_requests(front: Front) -> No
         assert after.request.tokens < LEVEL
         before = after
     assert len(caller.asked) == 1
+
+
+def test_18_a_small_trigger_in_a_large_window_leaves_room_too(front: Front) -> None:
+    """A trigger in tokens far below the window means the same there as in a small window: no summary at every turn."""
+    prompts: dict[str, list[int]] = {}
+    for model in ("m", WIDE):
+        caller = front.caller("small", model)
+        messages = [system()]
+        sizes = prompts[model] = []
+        for number in range(24):
+            messages.append(user(f"Question {number}?"))
+            sizes.append(caller.ask(messages).request.tokens)
+            messages.append(assistant(f"Answer {number}: {words(150, f's{number}x')}"))
+        assert 2 <= len(caller.asked) <= 4, f"{len(caller.asked)} summaries, prompts of {sizes}"
+    assert max(prompts[WIDE]) < 1_500

@@ -14,6 +14,7 @@ from proxy.demo.replies import Responder
 from proxy.demo.upstream import Reply
 
 from .behaviour_harness import (
+    BUDGET,
     SUMMARY,
     Exchange,
     Front,
@@ -22,6 +23,7 @@ from .behaviour_harness import (
     assistant,
     body,
     chat,
+    counter,
     is_summary,
     opened,
     requests,
@@ -55,11 +57,13 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
 
 @functools.cache
 def session() -> list[Message]:
-    """Some forty turns of an agent, now and then with a large result."""
+    """Some forty turns of an agent, now and then with a large result, and once with one as large as the window."""
     conversation = agent(40, 130)
-    for number, message in enumerate(conversation):
-        if message["role"] == "tool" and number % 11 == 0:
-            message["content"] += "\n".join(f"\nline {n}: {words(6, f's{number}n{n}x')}" for n in range(80))
+    results = [message for message in conversation if message["role"] == "tool"]
+    for number, message in enumerate(results):
+        lines = 700 if number == 50 else 80 if number % 8 == 3 else 0
+        message["content"] += "".join(f"\nline {n}: {words(6, f's{number}n{n}x')}" for n in range(lines))
+    assert counter.message(results[50]) > BUDGET
     return conversation
 
 
@@ -109,7 +113,7 @@ def test_90_between_checkpoints_each_prompt_begins_the_next(grown: list[Exchange
     assert summaries >= 2
     # New conversation comes to some four windows; each checkpoint makes room for half of one at least.
     assert summaries <= len(changed) <= 8, f"the beginning changed at {changed}"
-    assert max(exchange.request.tokens for exchange in grown) <= 8_000 - 512
+    assert max(exchange.request.tokens for exchange in grown) <= BUDGET
 
 
 @pytest.mark.parametrize("policy", ["default", "stages"])
