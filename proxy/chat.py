@@ -229,6 +229,7 @@ class ChatCompletions:
             upstream=route.upstream,
             models=lambda tokens: service.summary_models(policy, route, caller, tokens),
             rules=rules_for(policy, window_known=room is not None),
+            strict=profile.strict_alternation,
         )
 
     def _room(self, exchange: Exchange, profile: Profile) -> tuple[int | None, int]:
@@ -353,4 +354,6 @@ def report(outcome: Outcome, retries: int, policy: str) -> list[tuple[str, str]]
         headers.append(("x-compaction-steps", ",".join(outcome.steps)))
     if outcome.summary is not None:
         headers.append(("x-compaction-summary", outcome.summary))
+    if outcome.resting:
+        headers.append(("x-compaction-breaker", "open"))
     return headers

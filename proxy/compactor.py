@@ -12,7 +12,9 @@ from typing import Literal
 import structlog
 from msgspec.structs import replace
 
+from proxy.archive import Archive, Removed
 from proxy.body import ChatBody
+from proxy.compaction.alternation import alternating
 from proxy.compaction.conditions import any_met
 from proxy.compaction.fit import fit
 from proxy.compaction.groups import head_length
@@ -37,7 +39,7 @@ from proxy.tokens.remembered import INLINE_BYTES, Remembered
 
 log = structlog.get_logger(__name__)
 
-PROMPT_VERSION = "2"
+PROMPT_VERSION = "3"
 """Part of the key of every summary: raised when the wording of prompt or summary message changes."""
 
 Verdict = Literal["none", "compacted", "shadow", "off", "failed"]
@@ -47,7 +49,8 @@ Verdict = Literal["none", "compacted", "shadow", "off", "failed"]
 class Case:
     """A request and all that decides what becomes of it.
 
-    ``budget`` is in tokens; ``models`` gives the models to try, in order, for a summary of so many tokens.
+    ``budget`` is in tokens; ``models`` gives the models to try, in order, for a summary of so many tokens. ``strict``
+    says that the upstream wants user and assistant to speak in turn.
     """
 
     body: ChatBody
@@ -59,13 +62,15 @@ class Case:
     upstream: str
     models: Callable[[int], Awaitable[Sequence[LaneModel]]]
     rules: Rules
+    strict: bool = False
 
 
 @dataclass(slots=True)
 class Outcome:
     """What became of a request: the messages to send (``None``: as they came), and what to report.
 
-    ``before`` and ``after`` are tokens; ``None`` where the bytes alone decided.
+    ``before`` and ``after`` are tokens; ``None`` where the bytes alone decided. ``resting`` says that no model was
+    asked for the summary because too many attempts failed.
     """
 
     verdict: Verdict
@@ -74,6 +79,7 @@ class Outcome:
     after: int | None = None
     steps: tuple[str, ...] = ()
     summary: Origin | None = None
+    resting: bool = False
     parts: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -94,9 +100,10 @@ class Explanation:
 class Compactor:
     """Compacts requests. Keeps what was counted and which summaries are being made; one per process."""
 
-    def __init__(self, remembered: Remembered, summaries: Summaries) -> None:
+    def __init__(self, remembered: Remembered, summaries: Summaries, archive: Archive) -> None:
         self._remembered = remembered
         self._summaries = summaries
+        self._archive = archive
         self._breaker = Breaker(time.monotonic)
 
     def surely_small(self, case: Case) -> bool:
@@ -124,6 +131,8 @@ class Compactor:
             outcome.verdict = "shadow"
         if not turns or not self._reached(case, before, len(turns)):
             return outcome
+        if case.budget is not None and fixed_tokens(turns, fixed) >= case.budget:
+            return outcome  # nothing that may be taken out would make it fit: the upstream has the word
         work = await self._work(case, turns, fixed, before)
         if not _any_trigger(case.rules, before, len(turns), case.budget):
             self._prepare(work)
@@ -175,6 +184,7 @@ class Compactor:
         piece: Piece | None = None
         if work.plan.cut:
             entry, outcome.summary = await self._summary(work, may_ask=may_ask)
+            outcome.resting = entry.given_up or (entry.digest and entry.unasked)
             piece = Piece(entry.message, entry.tokens, None)
         if work.plan.upcoming is not None:
             self._prepare(work)
@@ -187,12 +197,30 @@ class Compactor:
             log.error("compaction.invalid_outcome", steps=rendered.steps)
             outcome.verdict, outcome.summary = "failed", None
             return outcome
+        self._keep(work, rendered)
+        if work.case.strict:
+            pieces = alternating(rendered.pieces, work.case.counter.message)
+            rendered = Rendered(pieces, rendered.steps)
         outcome.verdict = "compacted"
         outcome.messages = [piece.raw for piece in rendered.pieces]
         outcome.after = rendered.tokens + work.fixed
         outcome.steps = rendered.steps
         outcome.parts = parts_of([p.turn for p in rendered.pieces if p.turn], work.fixed)
         return outcome
+
+    def _keep(self, work: _Work, rendered: Rendered) -> None:
+        """Have the archive keep what was taken out: what stands before each checkpoint, and what was shortened."""
+        policy = work.case.policy
+        if policy.archive is None:
+            return
+        removed: list[Removed] = []
+        start, previous = 0, None
+        for checkpoint in work.checkpoints(work.plan.checkpoints):
+            messages = tuple(turn.raw for turn in work.body[start : checkpoint.position])
+            removed.append(Removed(archive_id(checkpoint), messages, previous))
+            start, previous = checkpoint.position, archive_id(checkpoint)
+        removed += [Removed(p.turn.facts.id, (p.turn.raw,)) for p in rendered.pieces if p.turn and p.changed]
+        self._archive.keep(work.case.tenant, removed, policy.archive.days * 86_400.0)
 
     def _reached(self, case: Case, tokens: int, messages: int) -> bool:
         rules, budget = case.rules, case.budget
@@ -237,13 +265,15 @@ class Compactor:
             return stored, "digest" if stored.digest else "stored"
         self._summaries.begin(tenant, checkpoints, make)
         cut = work.plan.cut
-        return await self._entry(work, None, 0, cut, work.digest(None, 0, cut), digest=True), "digest"
+        entry = await self._entry(work, None, 0, cut, work.digest(None, 0, cut), digest=True)
+        return entry, "digest"
 
     def _maker(self, work: _Work, position: int) -> Make:
         async def make(previous: Entry | None, start: int) -> Entry:
             settings = work.case.policy.summary
+            pinned = work.plan.pinned
             wish = Wish(
-                work.body[start:position],
+                [turn for index, turn in enumerate(work.body[start:position], start) if index not in pinned],
                 previous.text if previous else None,
                 work.plan.caps_at(position).summary,
                 settings.prompt,
@@ -251,8 +281,8 @@ class Compactor:
                 redaction(secrets=settings.redact_secrets, patterns=settings.redact),
             )
             asked = False
-            key = work.checkpoints([position])[-1].key
-            given_up = self._summaries.given_up(work.case.tenant, key)
+            passed = [p for p in work.plan.checkpoints if p < position]
+            given_up = self._summaries.given_up(work.case.tenant, work.checkpoints([*passed, position]))
             for model in () if given_up else await work.case.models(wish.max_tokens):
                 attempt = self._breaker.attempt((work.case.tenant, model.name))
                 if attempt is None:
@@ -348,6 +378,11 @@ class _Work:
         if not self.case.rules.archive:
             return None
         return archive_id(self.checkpoints([position])[0])
+
+
+def fixed_tokens(turns: Sequence[Turn], fixed: int) -> int:
+    """What nothing may be taken from: the head, tools and framing, in tokens."""
+    return fixed + sum(turn.facts.tokens for turn in turns[: head_length(turns)])
 
 
 def archive_id(checkpoint: Checkpoint) -> str:

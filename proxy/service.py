@@ -42,7 +42,7 @@ class Service:
         self.store = open_store(settings.store.url)
         self.summaries = Summaries(self.store)
         self.archive = Archive(self.store)
-        self.compactor = Compactor(self.remembered, self.summaries)
+        self.compactor = Compactor(self.remembered, self.summaries, self.archive)
         self.draining = False
         self._profiles_loaded = False
         self._counters: dict[tuple[object, ...], Counter] = {}

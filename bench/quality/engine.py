@@ -13,6 +13,7 @@ import msgspec
 from bench.quality.conversations import Conversation
 from bench.quality.outcome import Outcome, Prompts
 from bench.quality.summariser import SUMMARISERS, Summariser
+from proxy.archive import Archive
 from proxy.body import parse
 from proxy.compaction.rules import Caps, Frame, caps
 from proxy.compactor import Case, Compactor
@@ -85,7 +86,7 @@ class Engine:
     def __init__(self, folder: Path) -> None:
         self._remembered = Remembered()
         self._store = open_store(f"sqlite:///{folder / 'bench.db'}")
-        self._compactor = Compactor(self._remembered, Summaries(self._store))
+        self._compactor = Compactor(self._remembered, Summaries(self._store), Archive(self._store))
         self._counters: dict[int, Counter] = {}
 
     async def replay(self, conversation: Conversation, window: int, summariser: str) -> Outcome:

@@ -267,7 +267,7 @@ class Policy(_PolicyFields):
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of what affects checkpoints and summaries: all but name, mode, allow_header and overflow_retries."""
+        """SHA-256 (hex) of what affects checkpoints and summaries, a few fields apart."""
         fields = self.model_dump(mode="json", exclude={"name", "mode", "allow_header", "overflow_retries"})
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 

@@ -33,7 +33,7 @@ REMEMBERED_BYTES = 32_000_000
 """What they may take together; the newest one stays in any case."""
 
 FAILURES = 3
-"""Makings in vain after which no model is asked any more for a checkpoint."""
+"""Makings in vain after which no model is asked any more for a conversation."""
 
 FAILED_REMEMBERED = 5_000
 """Checkpoints whose makings failed that are kept in mind, the newest ones."""
@@ -151,12 +151,19 @@ class Summaries:
         self._background.add(task)
         task.add_done_callback(self._ended)
 
-    def given_up(self, tenant: str, key: str) -> bool:
-        """Whether makings for a checkpoint failed so often that no model is to be asked for it again.
+    def given_up(self, tenant: str, checkpoints: Sequence[Checkpoint]) -> bool:
+        """Whether makings for a conversation failed so often that no model is to be asked for it again.
 
-        That ends with the checkpoint: any change of what stands before it gives it another key.
+        Failures count over its checkpoints, back to the last one that has a summary. An edited conversation has other
+        checkpoints and begins anew.
         """
-        return self._failures.get((tenant, key), 0) >= FAILURES
+        failures = 0
+        for checkpoint in reversed(checkpoints):
+            entry = self._memory.get((tenant, checkpoint.key))
+            if entry is not None and not entry.digest:
+                break
+            failures += self._failures.get((tenant, checkpoint.key), 0)
+        return failures >= FAILURES
 
     async def aclose(self) -> None:
         """End all making."""
@@ -176,7 +183,7 @@ class Summaries:
         entry = await make(previous, position)
         key = checkpoints[-1].key
         if entry.digest:
-            return self._keep_digest(tenant, key, entry)
+            return self._keep_digest(tenant, checkpoints, entry)
         self._failures.pop((tenant, key), None)
         self._remember(tenant, key, entry)
         try:
@@ -185,17 +192,19 @@ class Summaries:
             log.warning("store.write_failed", reason=str(failure))
         return entry
 
-    def _keep_digest(self, tenant: str, key: str, entry: Entry) -> Entry:
+    def _keep_digest(self, tenant: str, checkpoints: Sequence[Checkpoint], entry: Entry) -> Entry:
         """Keep a digest for a while, in this process only; for good, if makings failed too often."""
+        key = checkpoints[-1].key
+        known = self.given_up(tenant, checkpoints)
         if not entry.unasked:
             failures = self._failures.pop((tenant, key), 0) + 1
             if len(self._failures) >= FAILED_REMEMBERED:
                 del self._failures[next(iter(self._failures))]
             self._failures[tenant, key] = failures
-            if failures == FAILURES:
-                GIVEN_UP.inc()
-                log.warning("summary.given_up", failures=failures)
-        given_up = self.given_up(tenant, key)
+        given_up = self.given_up(tenant, checkpoints)
+        if given_up and not known:
+            GIVEN_UP.inc()
+            log.warning("summary.given_up", failures=FAILURES)
         until = math.inf if given_up else asyncio.get_running_loop().time() + DIGEST_LIFETIME
         entry = msgspec.structs.replace(entry, until=until, given_up=given_up)
         self._remember(tenant, key, entry)
