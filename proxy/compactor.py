@@ -355,17 +355,19 @@ class _Work:
         shape = (case.tenant, case.policy.fingerprint, case.upstream, case.body.model, PROMPT_VERSION)
         sizes = (caps.summary, caps.users, caps.newest, caps.words, caps.index)
         chain = hashlib.sha256(repr((shape, sizes)).encode())
+        content = hashlib.sha256(b"body")
         keys = []
         start = 0
         body = self.body
         for position in positions:
             for turn in body[start:position]:
                 chain.update(turn.facts.digest)
+                content.update(turn.facts.digest)
             start = position
             # The message that is carried is not quoted in the summary message.
             place = chain.copy()
             place.update(repr(self.plan.carried.get(position)).encode())
-            keys.append(Checkpoint(position, place.hexdigest()))
+            keys.append(Checkpoint(position, place.hexdigest(), content.hexdigest()))
         return keys
 
     def quoted(self, position: int) -> list[Turn]:
@@ -387,7 +389,7 @@ def fixed_tokens(turns: Sequence[Turn], fixed: int) -> int:
 
 def archive_id(checkpoint: Checkpoint) -> str:
     """The id under which the archive keeps what stands before a checkpoint."""
-    return checkpoint.key[:20]
+    return checkpoint.content[:20]
 
 
 def parts_of(turns: Sequence[Turn], fixed: int) -> dict[str, int]:

@@ -195,7 +195,14 @@ def test_the_readme_has_a_configuration_of_ten_lines() -> None:
 
 def test_figures_are_those_in_force() -> None:
     shares = {row[0]: row[1].split(" %")[0] for row in table(CONFIGURATION, "part", "share of the budget")}
-    in_force = (rules.SUMMARY_SHARE, rules.USER_SHARE, rules.NEWEST_SHARE, rules.INDEX_SHARE, rules.GROUP_SHARE)
+    in_force = (
+        rules.SUMMARY_SHARE,
+        rules.USER_SHARE,
+        rules.NEWEST_SHARE,
+        rules.WORDS_SHARE,
+        rules.INDEX_SHARE,
+        rules.GROUP_SHARE,
+    )
     assert list(shares.values()) == [f"{share * 100:g}" for share in in_force]
     assert f"first {KEPT_CHARACTERS} characters" in CONFIGURATION
     for text in (README, CONFIGURATION):

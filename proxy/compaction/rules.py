@@ -175,13 +175,14 @@ class Caps:
         return replace(
             self,
             summary=min(self.summary, tokens // 2),
-            words=min(self.words, tokens // 4),
-            index=min(self.index, tokens // 4),
+            words=min(self.words, tokens // 8),
+            index=min(self.index, tokens // 8),
         )
 
 
 def caps(rules: Rules, frame: Frame) -> Caps:
-    """The policy's figures, bounded by the shares of the budget, or of less where the trigger's level is lower."""
+    """The policy's figures, bounded by the shares of the budget, or of less where the trigger's level is lower or fixed
+    parts leave little."""
     level = lowest_level(rules.trigger, frame.budget)
     bases = [frame.budget, None if level is None else int(level / USUAL_TRIGGER) + 1]
     base = min((base for base in bases if base), default=None)
@@ -189,6 +190,8 @@ def caps(rules: Rules, frame: Frame) -> Caps:
         users = rules.user_tokens
         return Caps(rules.summary_tokens, users, users, MOST_WORDS, rules.index_tokens, None)
     room = max((frame.budget or base) - frame.overhead, base // 8)
+    # Where head and tools take more than half, all parts share what they leave.
+    base = min(base, 2 * room)
     return Caps(
         summary=min(rules.summary_tokens, share_of(SUMMARY_SHARE, base)),
         users=min(rules.user_tokens, share_of(USER_SHARE, base)),

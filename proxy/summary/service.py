@@ -65,10 +65,14 @@ Make = Callable[[Entry | None, int], Awaitable[Entry]]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A place in a conversation: its position in the body, and the chained key of all before it."""
+    """A place in a conversation: its position in the body, and the chained key of all before it.
+
+    ``content`` is a chained key of the messages alone, whoever sent them; the archive has them under its beginning.
+    """
 
     position: int
     key: str
+    content: str = ""
 
 
 class _Flight:

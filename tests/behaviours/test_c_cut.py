@@ -150,7 +150,9 @@ def test_25_the_kept_end_is_as_long_as_asked_for(front: Front, keep: str) -> Non
     kept = decoded(exchange.tail)
     groups = [place for place, message in enumerate(kept) if message["role"] != "tool"]
     assert groups[0] == 0, "whole groups"
-    smaller = kept[groups[1] :]
+    # Where the cut falls between a question and work on it, the question comes on top.
+    on_top = kept[0]["role"] == "user" and kept[1]["role"] != "user" and keep != "messages"
+    smaller = kept[groups[2 if on_top else 1] :]
 
     def size(part: list[Message]) -> int:
         return len(part) if keep == "messages" else sum(map(counter.message, part))

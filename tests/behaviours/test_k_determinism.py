@@ -165,6 +165,8 @@ def test_93_a_summary_is_made_once_and_then_brought_up_to_date(front: Front) -> 
         assert f"{opening}:" in earlier
         assert f"{opening}:" not in later, "not what it stands for"
     block = [json.loads(raw)["content"] for raw in last.dropped if raw not in summarised]
+    # The user's newest words before a checkpoint stay as they are although they are summarised, too.
+    block = [text for text in block if text.split(":")[0] not in earlier]
     assert block
     for text in block:
         assert text.split(":")[0] in later, "the new block"

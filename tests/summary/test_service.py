@@ -371,10 +371,11 @@ def test_after_three_makings_in_vain_a_checkpoint_is_given_up(monkeypatch: pytes
     async def test(summaries: Summaries, shelf: Shelf) -> None:
         failing = Maker("digest", digest=True)
         for expected in (False, False, True):
-            assert not summaries.given_up("t", "k10")
+            assert not summaries.given_up("t", [FIRST])
             found, said = await summaries.obtain("t", [FIRST], failing)
             assert (found.given_up, said) == (expected, "digest")
-        assert summaries.given_up("t", "k10")
+        assert summaries.given_up("t", [FIRST])
+        assert summaries.given_up("t", [FIRST, SECOND]), "the same conversation, further on"
         assert len(failing.calls) == 3
         unused = Maker("unused")
         found, said = await summaries.obtain("t", [FIRST], unused)
@@ -382,7 +383,7 @@ def test_after_three_makings_in_vain_a_checkpoint_is_given_up(monkeypatch: pytes
         summaries.begin("t", [FIRST], unused)
         await turns_of_the_loop()
         assert unused.calls == []
-        assert not summaries.given_up("u", "k10"), "another tenant's"
+        assert not summaries.given_up("u", [FIRST]), "another tenant's"
         assert (await summaries.obtain("t", [SECOND], Maker()))[1] == "made", "another prefix"
         assert shelf.kept.keys() == {("t", KIND, "k20")}
 
