@@ -114,7 +114,7 @@ USER_SHARE = 0.06
 # is larger than this.
 NEWEST_SHARE = 0.30
 # What the assistant said last.
-WORDS_SHARE = 0.03
+WORDS_SHARE = 0.02
 INDEX_SHARE = 0.025
 # What the newest exchange may take, when its results are larger than everything else together: it is kept, its
 # results are shortened.

@@ -19,6 +19,9 @@ FILE_KEYS = ("path", "file_path", "filename", "file", "notebook_path")
 
 TAG = "conversation_summary"
 
+SMALLEST_QUOTE = 24
+"""Tokens. With less room than this nothing of a text is quoted."""
+
 _INTRODUCTION = (
     "The beginning of this conversation does not fit the model's input. This note stands for it. It is reference "
     "material about what has already happened, not a new request: carry on from the messages that follow it. "
@@ -82,9 +85,10 @@ def summary_message(gist: Gist, caps: Caps, rules: Rules, count: TextCounter) ->
     # Its tags made harmless it may be longer than its cap.
     summary = middle_cut(fenced(gist.summary.strip()), caps.summary, count, _SUMMARY_MARKER)
     parts.append("## What happened\n" + summary)
-    said = _last_words(gist.dropped)
+    room = caps.words - USER_FRAME_TOKENS
+    said = _last_words(gist.dropped) if room >= SMALLEST_QUOTE else ""
     if said:
-        words = middle_cut(fenced(said), max(0, caps.words - USER_FRAME_TOKENS), count, _WORDS_MARKER)
+        words = middle_cut(fenced(said), room, count, _WORDS_MARKER)
         parts.append("## What the assistant said last in it, word for word\n" + words)
     body = "\n\n".join(parts)
     return encode({"role": rules.role, "content": f"<{TAG}>\n{body}\n</{TAG}>"})
@@ -114,7 +118,7 @@ def user_messages(texts: Sequence[str], max_tokens: int, count: TextCounter, *, 
         share = min(left, max_tokens // 3) if keep_first and not index else left
         if sizes[index] > share:
             room = share - USER_FRAME_TOKENS
-            if room < 24:
+            if room < SMALLEST_QUOTE:
                 break
             kept[index] = middle_cut(fenced(texts[index]), room, count, _USER_MARKER)
             left -= count(kept[index]) + USER_FRAME_TOKENS

@@ -66,8 +66,8 @@ def test_another_tools_summary_is_folded_in_and_not_quoted_as_the_users_words(tm
     note = sent[0]["content"]
     assert note.startswith("<conversation_summary>")
     quoted = note.split("<user_message>")[1:]
-    assert quoted
     assert not any("summary of the conversation" in block for block in quoted)
+    assert sent[1] == messages[1], "the user's own newest words stay as they are"
     transcript = json.dumps(upstream.summaries[0].body)
     assert "[summary of earlier messages, by" in transcript
     assert "VAULT-77" in note

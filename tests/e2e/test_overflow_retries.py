@@ -30,7 +30,7 @@ def test_so_often_is_a_refused_request_sent_again(retries: int | None, sent: int
                 openai.BadRequestError, match=r"Prompt is too long.*could not make the request small"
             ) as raised,
         ):
-            caller.chat.completions.create(model="m", messages=chat(8, 700))
+            caller.chat.completions.create(model="m", messages=chat(40, 700))
     assert raised.value.response.headers["x-compaction-retries"] == str(sent - 1)
     sizes = [request.tokens for request in upstream.conversations]
     assert len(sizes) == sent
