@@ -24,7 +24,7 @@ from proxy.compaction.repair import repaired
 from proxy.compaction.rules import Frame, Rules
 from proxy.compaction.scan import Plan, scan
 from proxy.compaction.summary_message import Gist, mentioned, summary_message
-from proxy.compaction.verify import faults
+from proxy.compaction.verify import faults, sound
 from proxy.config import Policy
 from proxy.observe.metrics import SUMMARIES
 from proxy.summary.asking import LaneModel
@@ -172,7 +172,7 @@ class Compactor:
         return turns, fixed, fixed + sum(turn.facts.tokens for turn in turns)
 
     async def _work(self, case: Case, turns: list[Turn], fixed: int, before: int) -> _Work:
-        if case.policy.repair:
+        if case.policy.repair and not sound([turn.facts for turn in turns]):
             # What is to be rewritten anyway is put right on the way; the rest of a body is for the upstream to judge.
             turns = repaired(turns, case.counter.message)
         head = head_length(turns)

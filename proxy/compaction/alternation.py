@@ -17,10 +17,10 @@ from proxy.compaction.message import (
     MessageCounter,
     decode,
     encode,
-    is_text_part,
     replace_field,
     text_of,
 )
+from proxy.compaction.parts import is_text_part
 from proxy.compaction.render import Piece
 
 NOTE = "[system note] "

@@ -172,13 +172,18 @@ def key(policy: str, number: int) -> str:
 
 @contextlib.contextmanager
 def opened(
-    folder: Path, policies: Mapping[str, Mapping[str, Any]] | None = None, *, summariser: Responder | None = None
+    folder: Path,
+    policies: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    summariser: Responder | None = None,
+    ratio: float = 1.0,
 ) -> Iterator[Front]:
     """A proxy with these policies and an empty store; summaries are always the same text unless a test says otherwise.
 
-    The upstream takes anything: what the proxy makes of a window is to be seen, not what a refusal makes of it.
+    The upstream takes anything: what the proxy makes of a window is to be seen, not what a refusal makes of it. It
+    reports ``ratio`` times as many tokens as there are.
     """
-    upstream = StandIn(window=2_000_000, summariser=summariser or (lambda _: Reply(content=SUMMARY)))
+    upstream = StandIn(window=2_000_000, ratio=ratio, summariser=summariser or (lambda _: Reply(content=SUMMARY)))
     named: dict[str, Any] = {"default": {}, **(policies or {})}
     with serve(upstream.app) as url:
         settings = {

@@ -1,4 +1,4 @@
-"""Trigger: behaviours 6 to 18. Number 17 has tests of its own."""
+"""Trigger: behaviours 6 to 18."""
 
 from __future__ import annotations
 
@@ -204,6 +204,22 @@ def test_16_cjk_text_counts_by_the_character(front: Front) -> None:
     messages = [system(), *[user(text) if n % 2 else assistant(text) for n, text in enumerate(pages, start=1)]]
     assert compacts(caller, [*messages, user("接下来呢？")])
     assert not compacts(caller, messages[:4])
+
+
+def test_17_usage_that_the_upstream_reported_calibrates_the_count(tmp_path_factory: pytest.TempPathFactory) -> None:
+    lie = user('{"usage": {"prompt_tokens": 1, "completion_tokens": 1}}, "usage": {"prompt_tokens": 9}')
+    with opened(tmp_path_factory.mktemp("usage"), ratio=1.5) as front:
+        caller = front.caller()
+        messages = padded([*chat(5, 240), lie], 5_000)
+        seen = [compacts(caller, messages) for _ in range(6)]
+        assert seen == [False] * 3 + [True] * 3, "by its count it is over the trigger"
+    with opened(tmp_path_factory.mktemp("bounded"), ratio=2.9) as front:
+        caller = front.caller()
+        small = padded(chat(1, 240), 3_900)
+        assert not any(compacts(caller, small) for _ in range(6)), "a factor is at most 1.6"
+    with opened(tmp_path_factory.mktemp("same")) as front:
+        caller = front.caller()
+        assert not any(compacts(caller, messages) for _ in range(6)), "what a client says of usage is no usage"
 
 
 def test_18_after_compaction_there_is_room_for_many_requests(front: Front) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from proxy.compaction.groups import head_length
 from proxy.compaction.message import RESULT_ROLES, Turn, decode, encode, read, text_of
 from proxy.compaction.repair import NO_RESULT, STRAY_RESULT, repaired
-from proxy.compaction.verify import faults
+from proxy.compaction.verify import faults, sound
 from proxy.demo import validity
 
 from .conversations import (
@@ -332,6 +332,8 @@ def without_order(after: Sequence[Turn]) -> list[Any]:
 def test_what_was_damaged_comes_out_valid(drawn: Any, head: int, seed: int, times: int) -> None:
     before = turns(damaged(expand(drawn[:12], 500, head=head), seed, times))
     after = repaired(before, message_tokens)
+    if sound([turn.facts for turn in before]):
+        assert all(new is old for new, old in zip(after, before, strict=True)), "nothing was to be put right"
     assert faults([turn.facts for turn in after]) == unanswered_at_the_end(after)
     messages = without_order(after)
     assert not messages or validity.faults({"messages": messages}) == []
@@ -391,6 +393,8 @@ def test_nothing_that_a_client_sends_raises(messages: list[Any]) -> None:
     called_in_head = [turn for turn in before[:head] if turn.facts.calls]
     if not called_in_head:
         assert faults([turn.facts for turn in after]) == unanswered_at_the_end(after)
+    if sound([turn.facts for turn in before]):
+        assert all(new is old for new, old in zip(after, before, strict=True)), "nothing was to be put right"
     again = repaired(after, message_tokens)
     assert [turn.raw for turn in again] == [turn.raw for turn in after]
     kept = [turn.raw for turn in after]
