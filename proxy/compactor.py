@@ -42,6 +42,9 @@ log = structlog.get_logger(__name__)
 PROMPT_VERSION = "3"
 """Part of the key of every summary: raised when the wording of prompt or summary message changes."""
 
+STRICT_PART = 64
+"""This part of the budget is left for the short messages that strict alternation puts between others."""
+
 Verdict = Literal["none", "compacted", "shadow", "off", "failed"]
 
 
@@ -329,6 +332,7 @@ class _Work:
     fixed: int
     before: int
     plan: Plan
+    _checkpoints: dict[tuple[int, ...], list[Checkpoint]] = field(default_factory=dict)
 
     @property
     def body(self) -> list[Turn]:
@@ -342,15 +346,20 @@ class _Work:
     def render(self, summary: Piece | None) -> Rendered:
         count = self.case.counter.message
         rendered = render(self.turns, self.head, self.plan, self.case.rules, summary, count)
-        if self.case.budget is not None and rendered.tokens + self.fixed > self.case.budget:
-            rendered = fit(rendered, self.case.budget - self.fixed, self.case.rules, count)
-        return rendered
+        budget = self.case.budget
+        if budget is None:
+            return rendered
+        room = budget - self.fixed - (budget // STRICT_PART if self.case.strict else 0)
+        return fit(rendered, room, self.case.rules, count) if rendered.tokens > room else rendered
 
     def digest(self, previous: str | None, start: int, end: int) -> str:
         return digest(self.body[start:end], previous, self.plan.caps_at(end).summary, self.case.counter.text)
 
     def checkpoints(self, positions: Sequence[int]) -> list[Checkpoint]:
         """The chained keys of positions: a digest over all messages before, begun from what shapes a summary."""
+        known = self._checkpoints.get(tuple(positions))
+        if known is not None:
+            return known
         case, caps = self.case, self.plan.caps
         shape = (case.tenant, case.policy.fingerprint, case.upstream, case.body.model, PROMPT_VERSION)
         sizes = (caps.summary, caps.users, caps.newest, caps.words, caps.index)
@@ -368,6 +377,7 @@ class _Work:
             place = chain.copy()
             place.update(repr(self.plan.carried.get(position)).encode())
             keys.append(Checkpoint(position, place.hexdigest(), content.hexdigest()))
+        self._checkpoints[tuple(positions)] = keys
         return keys
 
     def quoted(self, position: int) -> list[Turn]:
