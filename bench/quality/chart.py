@@ -29,6 +29,7 @@ ENGINES = (
 SUBJECTS: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     ("Facts of dropped messages\nstill readable, tool loops", "facts", ("tool loop",), False),
     ("Facts of dropped messages\nstill readable, multi-turn", "facts", ("multi-turn",), False),
+    ("The same, or one look-up away\nin the archive, both kinds", "archive", ("tool loop", "multi-turn"), False),
     ("File paths still readable,\ncoding session", "paths", ("coding",), False),
     ("User messages word for word,\ncoding session", "users", ("coding",), False),
     ("Valid prompts from\ndirty conversations", "invalid", ("tool loop, dirty", "multi-turn, dirty"), True),
@@ -38,8 +39,12 @@ SUBJECTS: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
 
 
 def figure(rows: Sequence[Row], engine: str, name: str, cases: tuple[str, ...], *, complement: bool) -> float | None:
-    """The mean over windows and summarisers; ``None`` where nothing was measured."""
-    values = [row[name] for row in rows if row["engine"] == engine and row["case"].startswith(cases)]
+    """The mean over windows and summarisers; ``None`` where nothing was measured.
+
+    Without an archive there is nothing to look up: what can be read in the prompt is all.
+    """
+    chosen = [row for row in rows if row["engine"] == engine and row["case"].startswith(cases)]
+    values = [row["facts"] if name == "archive" and row[name] is None else row[name] for row in chosen]
     known = [1 - value if complement else value for value in values if value is not None]
     return mean(known) if known else None
 
