@@ -46,7 +46,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
               help="The interpreter of the environment with LangChain.")  # fmt: skip
 def main(quick: bool, file: Path | None, chart: Path | None, folder: Path, python: Path) -> None:
     """Compare the engine with LangChain's on the same conversations, and print the table."""
-    console = Console(width=max(170, Console().width))
+    console = Console(width=max(176, Console().width))
     rows, versions = compare(QUICK if quick else FULL, folder, python, console, recorded=not quick)
     show(rows, versions, console)
     stages = [] if quick else stages_alone(folder)
