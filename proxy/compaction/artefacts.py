@@ -105,13 +105,22 @@ def _single(items: Sequence[str], max_tokens: int, count: TextCounter) -> list[s
 
 def _files(paths: Sequence[str], max_tokens: int, count: TextCounter) -> list[str]:
     """Files by folder, so that a folder's name stands once."""
+    newest_first = paths[::-1]
     folders: dict[str, list[str]] = {}
-    left = max_tokens
-    for path in reversed(paths):
-        folder, _, name = path.rpartition("/")
-        new = folder not in folders
-        left -= count(f", {name}") + (count(f"- {folder}/: ") + 1 if new else 0)
-        if left < 0:
-            break
-        folders.setdefault(folder, []).append(name)
-    return [f"- {folder}/: {', '.join(names[::-1])}" for folder, names in reversed(folders.items())]
+    lines: list[str] = []
+    taken = 0
+    while True:
+        # A line takes fewer tokens than its parts do one by one: what that leaves is for more of them.
+        left = max_tokens - sum(count(line) + 1 for line in lines)
+        before = taken
+        for path in newest_first[taken:]:
+            folder, _, name = path.rpartition("/")
+            new = folder not in folders
+            left -= count(f", {name}") + (count(f"- {folder}/: ") + 1 if new else 0)
+            if left < 0:
+                break
+            folders.setdefault(folder, []).append(name)
+            taken += 1
+        if taken == before:
+            return lines
+        lines = [f"- {folder}/: {', '.join(names[::-1])}" for folder, names in reversed(folders.items())]

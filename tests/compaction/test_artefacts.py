@@ -57,6 +57,16 @@ def test_the_index_puts_files_under_their_folder_and_takes_the_newest_first() ->
     assert "file0.py" not in few
 
 
+@pytest.mark.parametrize("folders", [1, 7, 400])
+def test_the_index_uses_its_tokens_up(folders: int) -> None:
+    found = artefacts([" ".join(f"/src/part{n % folders}/file{n}.py" for n in range(400))])
+    listed = index(found, 400, text_tokens)
+    assert 330 < text_tokens(listed) <= 400
+    # The newest are there, and nothing older than the first that is not.
+    there = [f"file{n}.py" in listed for n in range(400)]
+    assert there == sorted(there)
+
+
 @pytest.mark.parametrize("before", range(PIECE - 60, PIECE + 10, 7))
 def test_nothing_is_missed_where_a_long_text_is_parted(before: int) -> None:
     text = (
