@@ -39,7 +39,7 @@ from proxy.tokens.remembered import INLINE_BYTES, Remembered
 
 log = structlog.get_logger(__name__)
 
-PROMPT_VERSION = "3"
+PROMPT_VERSION = "4"
 """Part of the key of every summary: raised when the wording of prompt or summary message changes."""
 
 STRICT_PART = 64
