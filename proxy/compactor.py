@@ -192,7 +192,10 @@ class Compactor:
         if work.plan.upcoming is not None:
             self._prepare(work)
         rendered = await self._remembered.run(lambda: work.render(piece)) if work.heavy else work.render(piece)
-        if rendered.tokens + work.fixed >= work.before:
+        leaving = rendered
+        if work.case.strict:
+            leaving = Rendered(alternating(rendered.pieces, work.case.counter.message), rendered.steps)
+        if leaving.tokens + work.fixed >= work.before:
             outcome.summary = None
             return outcome
         found = faults([p.turn.facts for p in rendered.pieces if p.turn])
@@ -201,14 +204,11 @@ class Compactor:
             outcome.verdict, outcome.summary = "failed", None
             return outcome
         self._keep(work, rendered)
-        if work.case.strict:
-            pieces = alternating(rendered.pieces, work.case.counter.message)
-            rendered = Rendered(pieces, rendered.steps)
         outcome.verdict = "compacted"
-        outcome.messages = [piece.raw for piece in rendered.pieces]
-        outcome.after = rendered.tokens + work.fixed
-        outcome.steps = rendered.steps
-        outcome.parts = parts_of([p.turn for p in rendered.pieces if p.turn], work.fixed)
+        outcome.messages = [piece.raw for piece in leaving.pieces]
+        outcome.after = leaving.tokens + work.fixed
+        outcome.steps = leaving.steps
+        outcome.parts = parts_of([p.turn for p in leaving.pieces if p.turn], work.fixed)
         return outcome
 
     def _keep(self, work: _Work, rendered: Rendered) -> None:
