@@ -82,7 +82,7 @@ def summary_message(gist: Gist, caps: Caps, rules: Rules, count: TextCounter) ->
     summary = middle_cut(fenced(gist.summary.strip()), caps.summary, count, _SUMMARY_MARKER)
     room = caps.words - USER_FRAME_TOKENS
     said = _last_words(gist.dropped) if room >= SMALLEST_QUOTE else ""
-    words = middle_cut(fenced(said), room, count, _WORDS_MARKER)
+    words = middle_cut(fenced(said), room, count, _WORDS_MARKER) if said else ""
     listed = fenced(index_of(unseen(gist.found, users + summary + words), caps.index - 12, count))
     sections = (
         ("The user's own messages and directives in it, word for word, oldest first", users),
