@@ -86,7 +86,7 @@ def test_upstreams_and_models_are_kept_apart_and_no_more_than_so_many(monkeypatc
 
 def test_once_there_are_enough_it_looks_now_and_then() -> None:
     now = 5.0
-    known = Calibration(lambda: now)
+    known = Calibration(clock=lambda: now)
     for _ in range(OBSERVATIONS):
         assert known.wants("u", "m")
         known.note("u", "m", 1_000, 1_500)
