@@ -105,6 +105,11 @@ class Calibration:
         """Whether another observation would be of use now."""
         return self._clock() >= self._next.get((upstream, model), 0.0)
 
+    def begins(self, upstream: str, model: str) -> bool:
+        """Whether there are too few observations yet to tell anything."""
+        seen = self._known.get(EVERYBODY, upstream, model)
+        return seen is None or len(seen.ratios) < LEAST_OBSERVATIONS
+
     def note(self, upstream: str, model: str, counted: int, reported: int) -> None:
         """Take in what was counted here for a request, and what the upstream reported for it, in tokens each."""
         if counted <= LEAST_COUNTED:

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.answering import failed_answer, send_answer, send_error_event, send_rest
 from proxy.body import ChatBody, parse
-from proxy.calibration import Tail
+from proxy.calibration import LEAST_COUNTED, Tail
 from proxy.compactor import Case, Outcome
 from proxy.config import Route
 from proxy.door import ClientLeft, answer_error, header, leaving, read_body
@@ -131,20 +131,31 @@ class ChatCompletions:
         else:
             await send_answer(send, opening, report(outcome, exchange.retries, exchange.caller.policy.name), tail)
         if tail is not None:
-            self._calibrate(exchange, outcome, tail)
+            await self._calibrate(exchange, outcome, tail)
 
     def _tail(self, exchange: Exchange, opening: Opening, outcome: Outcome) -> Tail | None:
         """What keeps the end of an answer, where its usage can be compared with a count of ours."""
         route, sent = exchange.route, sent_tokens(outcome)
-        if sent is None or opening.answer.status != 200 or opening.overflow is not None:
+        if opening.answer.status != 200 or opening.overflow is not None:
             return None
+        if sent is None:
+            return Tail() if self._worth_counting(exchange, outcome) else None
         learned = self._service.learned
         wanted = self._calibration.wants(route.upstream, route.model)
         return Tail() if wanted or learned.below(route.upstream, route.model, exchange.caller.tenant, sent) else None
 
-    def _calibrate(self, exchange: Exchange, outcome: Outcome, tail: Tail) -> None:
+    def _worth_counting(self, exchange: Exchange, outcome: Outcome) -> bool:
+        """Whether a request that its length alone proved small is to be counted after all, so that a ratio is known."""
+        body, route = exchange.body, exchange.route
+        asked = outcome.verdict in ("none", "shadow") and bool(body.messages) and len(body.raw) > LEAST_COUNTED
+        return asked and self._calibration.begins(route.upstream, route.model)
+
+    async def _calibrate(self, exchange: Exchange, outcome: Outcome, tail: Tail) -> None:
         upstream, model = exchange.route.upstream, exchange.route.model
         counted, reported = sent_tokens(outcome), tail.prompt_tokens()
+        if counted is None and reported is not None:
+            # The answer is out, so nobody waits for this.
+            counted = await self._counted(exchange, outcome)
         # What images and sound cost is an estimate in each request anew.
         if counted is None or has_remote_media(exchange.body.raw):
             return
@@ -152,6 +163,15 @@ class ChatCompletions:
         self._service.learned.prove(upstream, model, exchange.caller.tenant, counted, reported, factor)
         if reported is not None:
             self._calibration.note(upstream, model, counted, reported)
+
+    async def _counted(self, exchange: Exchange, outcome: Outcome) -> int | None:
+        """Tokens of a request that was sent as it came; ``None`` where counting failed, which is logged."""
+        try:
+            case = await self._case(exchange, await self._service.profile(exchange.route))
+            return await self._service.compactor.size(case, outcome)
+        except Exception as error:  # as in compaction: the fault is ours, and the caller has the answer
+            log.exception("counting.failed", error=type(error).__name__)
+            return None
 
     def _route(self, body: ChatBody, caller: Caller) -> Route:
         model = body.model or ""

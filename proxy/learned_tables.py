@@ -52,7 +52,7 @@ def render(known: Learned, wanted: Sequence[tuple[str, str]], console: Console) 
         if (found.upstream, found.model) not in wanted:
             continue
         for scope, figure in (("input", found.input), ("input and output", found.total)):
-            if figure is not None and figure.until >= now:
+            if figure is not None and figure.holds(now):
                 size = f"{figure.tokens:,}"
                 life = (_age(now - figure.since), _when(figure.until))
                 told.add_row(found.upstream, found.model, short(tenant), scope, size, figure.source, *life)

@@ -144,7 +144,8 @@ def published(profile: Profile, factor: float = 1.0) -> Learned:
 class Figure(msgspec.Struct, frozen=True):
     """A limit of ``tokens`` as counted here, learned at ``since``, which holds until ``until`` (seconds since 1970).
 
-    ``named`` is the number that the refusal gave, in the upstream's own tokens.
+    ``named`` is the number that the refusal gave, in the upstream's own tokens. One that was ``disproved`` is kept as
+    long as other processes may have it.
     """
 
     tokens: int
@@ -152,10 +153,15 @@ class Figure(msgspec.Struct, frozen=True):
     since: float
     until: float
     named: int | None = None
+    disproved: bool = False
+
+    def holds(self, now: float) -> bool:
+        """Whether it is in force."""
+        return not self.disproved and now <= self.until
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What is known of a model at an upstream for one tenant, as it is stored. A figure that was disproved is over."""
+    """What is known of a model at an upstream for one tenant, as it is stored."""
 
     upstream: str
     model: str
@@ -246,7 +252,7 @@ def _newer(ours: Figure | None, theirs: Figure | None) -> Figure | None:
 
 
 def _tokens(figure: Figure | None, now: float) -> int | None:
-    return None if figure is None or figure.until < now else figure.tokens
+    return figure.tokens if figure is not None and figure.holds(now) else None
 
 
 def _learned(known: Figure | None, tokens: int | None, most: int | None, told: Learned, now: float) -> Figure | None:
@@ -255,7 +261,7 @@ def _learned(known: Figure | None, tokens: int | None, most: int | None, told: L
         return known
     until = now + (GUESS_SECONDS if told.source == "guess" else NAMED_SECONDS)
     new = Figure(tokens, told.source, now, until, told.named)
-    if known is None or known.until < now or tokens <= known.tokens:
+    if known is None or not known.holds(now) or tokens <= known.tokens:
         return new
     # Told once more, a limit holds from now on; a guess says nothing of one that was named.
     return msgspec.structs.replace(known, since=now, until=until) if known.source == told.source else known
@@ -263,11 +269,11 @@ def _learned(known: Figure | None, tokens: int | None, most: int | None, told: L
 
 def _proved(figure: Figure | None, size: int, reported: int | None, now: float) -> Figure | None:
     """The figure that holds after a request of so many tokens was answered."""
-    if figure is None or figure.until < now:
+    if figure is None or not figure.holds(now):
         return figure
     beyond = figure.named is not None and reported is not None and reported > figure.named * COUNTS_DIFFER
     if beyond or size >= figure.tokens * DISPROVED:
-        return msgspec.structs.replace(figure, source="usage", since=now, until=now - 1)
+        return msgspec.structs.replace(figure, source="usage", since=now, disproved=True)
     return msgspec.structs.replace(figure, tokens=size, source="usage", since=now) if size > figure.tokens else figure
 
 

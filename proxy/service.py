@@ -102,12 +102,13 @@ class Service:
             output = output_limit(found.model, max_tokens, most)
             await self.recall(found.upstream, found.model, caller.tenant)
             learned = self.learned.get(found.upstream, found.model, caller.tenant)
+            factor = self.calibration.factor(found.upstream, found.model)
             models.append(
                 LaneModel(
                     await self.upstreams.lane(found.upstream),
                     found.model,
                     upstream=found.upstream,
-                    room=budget(profile, reserved_output(profile, output, None), learned),
+                    room=budget(profile, reserved_output(profile, output, None), learned, factor),
                     max_output=most,
                     count=counter.text,
                     credential=caller.credential if found.upstream == route.upstream else None,

@@ -168,9 +168,8 @@ class Shared(Generic[V]):
                 stored = await self._stored(store, key)
                 if stored is not None:
                     value = value.merged(stored)
-                # What is over already stays until all other processes have read that it is.
-                seconds = max(value.until - self._clock(), 2 * REFRESH_SECONDS)
-                await store.put(tenant, self._kind, name_of(upstream, model), msgspec.json.encode(value), seconds)
+                raw = msgspec.json.encode(value)
+                await store.put(tenant, self._kind, name_of(upstream, model), raw, value.until - self._clock())
         except StoreFailed as error:
             self._unsaved.clear()
             log.warning("shared.not_written", kind=self._kind, error=str(error))
