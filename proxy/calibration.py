@@ -27,6 +27,9 @@ OBSERVATIONS = 16
 
 LEAST_OBSERVATIONS = 3
 
+TRIES = 32
+"""Requests of a model that a process counts for their ratio alone."""
+
 PAUSE = 10.0
 """Seconds between two observations of one model once there are enough of them."""
 
@@ -96,6 +99,7 @@ class Calibration:
         self._now = now
         self._known = Shared(store, KIND, Ratios, MODELS, now)
         self._next: OrderedDict[tuple[str, str], float] = OrderedDict()  # when another observation is wanted
+        self._tries: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def first_read(self, upstream: str, model: str) -> asyncio.Task[None] | None:
         """See ``Shared.first_read``."""
@@ -105,10 +109,20 @@ class Calibration:
         """Whether another observation would be of use now."""
         return self._clock() >= self._next.get((upstream, model), 0.0)
 
-    def begins(self, upstream: str, model: str) -> bool:
-        """Whether there are too few observations yet to tell anything."""
+    def worth_counting(self, upstream: str, model: str) -> bool:
+        """Whether a request is to be counted for this alone: as long as there are too few ratios to tell anything.
+
+        After ``TRIES`` times the answer is no: the upstream reports nothing that could be compared.
+        """
+        key = (upstream, model)
         seen = self._known.get(EVERYBODY, upstream, model)
-        return seen is None or len(seen.ratios) < LEAST_OBSERVATIONS
+        tries = self._tries.get(key, 0)
+        if (seen is not None and len(seen.ratios) >= LEAST_OBSERVATIONS) or tries >= TRIES:
+            return False
+        self._tries[key] = tries + 1
+        if len(self._tries) > MODELS:
+            self._tries.popitem(last=False)
+        return True
 
     def note(self, upstream: str, model: str, counted: int, reported: int) -> None:
         """Take in what was counted here for a request, and what the upstream reported for it, in tokens each."""

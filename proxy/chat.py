@@ -148,7 +148,7 @@ class ChatCompletions:
         """Whether a request that its length alone proved small is to be counted after all, so that a ratio is known."""
         body, route = exchange.body, exchange.route
         asked = outcome.verdict in ("none", "shadow") and bool(body.messages) and len(body.raw) > LEAST_COUNTED
-        return asked and self._calibration.begins(route.upstream, route.model)
+        return asked and self._calibration.worth_counting(route.upstream, route.model)
 
     async def _calibrate(self, exchange: Exchange, outcome: Outcome, tail: Tail) -> None:
         upstream, model = exchange.route.upstream, exchange.route.model
