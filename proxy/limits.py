@@ -58,7 +58,7 @@ RATIO_BOUNDS = (0.5, 3.0)
 
 
 Source = Literal["refusal", "guess", "usage"]
-"""Where a limit comes from: named in a refusal, guessed from one that named none, or raised by what was answered."""
+"""Where a limit comes from: named in a refusal, guessed from one that named none, or shown by what was answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +271,8 @@ def _proved(figure: Figure | None, size: int, reported: int | None, now: float) 
     """The figure that holds after a request of so many tokens was answered."""
     if figure is None or not figure.holds(now):
         return figure
+    if reported is None and figure.source == "usage":
+        return figure  # an upstream that leaves out what is too long, without a word, takes a request of any size
     beyond = figure.named is not None and reported is not None and reported > figure.named * COUNTS_DIFFER
     if beyond or size >= figure.tokens * DISPROVED:
         return msgspec.structs.replace(figure, source="usage", since=now, disproved=True)

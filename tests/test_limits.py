@@ -177,6 +177,16 @@ def test_a_usage_beyond_the_number_that_was_named_shows_that_it_is_no_limit_any_
         assert known.get("u", "m", "t") == left
 
 
+def test_what_usage_showed_only_usage_can_raise() -> None:
+    """An upstream that leaves out what is too long, without a word, takes a request of any size."""
+    known = LearnedLimits()
+    known.learn("u", "m", "t", Learned(input=5_000, source="usage"))
+    known.prove("u", "m", "t", 9_000, None, 1.0)
+    assert known.get("u", "m", "t") == Learned(5_000)
+    known.prove("u", "m", "t", 5_500, 5_600, 1.0)
+    assert known.get("u", "m", "t") == Learned(5_500)
+
+
 def test_answers_alone_lower_nothing() -> None:
     known = LearnedLimits()
     known.prove("u", "m", "t", 9_000, 9_000, 1.0)
