@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.answering import failed_answer, send_answer, send_error_event, send_rest
 from proxy.body import ChatBody, parse
-from proxy.calibration import Calibration, Tail
+from proxy.calibration import LEAST_COUNTED, Tail
 from proxy.compactor import Case, Outcome
 from proxy.config import Route
 from proxy.door import ClientLeft, answer_error, header, leaving, read_body
@@ -27,7 +27,17 @@ from proxy.errors import BadBody, ModelNotAllowed, ProxyError, UnknownModel, Ups
 from proxy.headers import VIA, for_upstream
 from proxy.hops import checked_hops
 from proxy.keepalive import Keepalive
-from proxy.limits import BLIND_FACTOR, SMALLEST_PART, Learned, budget, for_others, lower, reserved_output, told_by
+from proxy.limits import (
+    BLIND_FACTOR,
+    SMALLEST_PART,
+    Learned,
+    budget,
+    for_others,
+    lower,
+    published,
+    reserved_output,
+    told_by,
+)
 from proxy.observe.metrics import RETRIES, TOKENS_REMOVED, requests
 from proxy.overdue import overdue
 from proxy.policy_rules import rules_for
@@ -72,7 +82,7 @@ class ChatCompletions:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._calibration = Calibration()
+        self._calibration = service.calibration
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -121,20 +131,47 @@ class ChatCompletions:
         else:
             await send_answer(send, opening, report(outcome, exchange.retries, exchange.caller.policy.name), tail)
         if tail is not None:
-            self._calibrate(exchange, outcome, tail)
+            await self._calibrate(exchange, outcome, tail)
 
     def _tail(self, exchange: Exchange, opening: Opening, outcome: Outcome) -> Tail | None:
         """What keeps the end of an answer, where its usage can be compared with a count of ours."""
-        route = exchange.route
-        if sent_tokens(outcome) is None or opening.answer.status != 200 or opening.overflow is not None:
+        route, sent = exchange.route, sent_tokens(outcome)
+        if opening.answer.status != 200 or opening.overflow is not None:
             return None
-        return Tail() if self._calibration.wants(route.upstream, route.model) else None
+        if sent is None:
+            return Tail() if self._worth_counting(exchange, outcome) else None
+        learned = self._service.learned
+        wanted = self._calibration.wants(route.upstream, route.model)
+        return Tail() if wanted or learned.below(route.upstream, route.model, exchange.caller.tenant, sent) else None
 
-    def _calibrate(self, exchange: Exchange, outcome: Outcome, tail: Tail) -> None:
+    def _worth_counting(self, exchange: Exchange, outcome: Outcome) -> bool:
+        """Whether a request that its length alone proved small is to be counted after all, so that a ratio is known."""
+        body, route = exchange.body, exchange.route
+        asked = outcome.verdict in ("none", "shadow") and bool(body.messages) and len(body.raw) > LEAST_COUNTED
+        return asked and self._calibration.worth_counting(route.upstream, route.model)
+
+    async def _calibrate(self, exchange: Exchange, outcome: Outcome, tail: Tail) -> None:
+        upstream, model = exchange.route.upstream, exchange.route.model
         counted, reported = sent_tokens(outcome), tail.prompt_tokens()
+        if counted is None and reported is not None:
+            # The answer is out, so nobody waits for this.
+            counted = await self._counted(exchange, outcome)
         # What images and sound cost is an estimate in each request anew.
-        if counted is not None and reported is not None and not has_remote_media(exchange.body.raw):
-            self._calibration.note(exchange.route.upstream, exchange.route.model, counted, reported)
+        if counted is None or has_remote_media(exchange.body.raw):
+            return
+        factor = self._calibration.factor(upstream, model)
+        self._service.learned.prove(upstream, model, exchange.caller.tenant, counted, reported, factor)
+        if reported is not None:
+            self._calibration.note(upstream, model, counted, reported)
+
+    async def _counted(self, exchange: Exchange, outcome: Outcome) -> int | None:
+        """Tokens of a request that was sent as it came; ``None`` where counting failed, which is logged."""
+        try:
+            case = await self._case(exchange, await self._service.profile(exchange.route))
+            return await self._service.compactor.size(case, outcome)
+        except Exception as error:  # as in compaction: the fault is ours, and the caller has the answer
+            log.exception("counting.failed", error=type(error).__name__)
+            return None
 
     def _route(self, body: ChatBody, caller: Caller) -> Route:
         model = body.model or ""
@@ -160,13 +197,14 @@ class ChatCompletions:
         service, body, route = self._service, exchange.body, exchange.route
         lane = await service.upstreams.lane(route.upstream)
         profile = await service.profile(route)
+        await service.recall(route.upstream, route.model, exchange.caller.tenant)
         case = await self._case(exchange, profile)
         outcome = await self._compacted(exchange, case) if body.messages else Outcome(unmeasured(case.mode))
         while True:
             opening = await self._send(exchange, lane, outcome)
             overflow = opening.overflow
             if overflow is None and opening.answer.status < 400 and exchange.unproven is not None:
-                self._learn(exchange, for_others(exchange.unproven))
+                self._learn(exchange, profile, for_others(exchange.unproven))
             if overflow is None or case.mode != "enforce" or outcome.verdict == "failed":
                 return opening, outcome
             harder = None
@@ -241,9 +279,10 @@ class ChatCompletions:
         reserved = reserved_output(profile, exchange.body.max_output, caller.policy.reserve_output, learned)
         return budget(profile, reserved, learned, self._calibration.factor(route.upstream, route.model)), reserved
 
-    def _learn(self, exchange: Exchange, told: Learned) -> None:
+    def _learn(self, exchange: Exchange, profile: Profile, told: Learned) -> None:
         route, caller = exchange.route, exchange.caller
-        self._service.learned.learn(route.upstream, route.model, caller.tenant, told)
+        most = published(profile, self._calibration.factor(route.upstream, route.model))
+        self._service.learned.learn(route.upstream, route.model, caller.tenant, told, most)
 
     async def _harder(
         self,
@@ -261,10 +300,10 @@ class ChatCompletions:
         _, reserved = self._room(exchange, profile)
         factor = self._calibration.factor(exchange.route.upstream, exchange.route.model)
         told = told_by(overflow, sent, reserved, factor)
-        if overflow.limit is None:
+        if told.source == "guess":
             exchange.unproven = told
         else:
-            self._learn(exchange, told)
+            self._learn(exchange, profile, told)
         if told.total is not None and told.total - reserved < told.total // SMALLEST_PART:
             return None  # beside so much output no prompt is small enough
         room, _ = self._room(exchange, profile)

@@ -74,12 +74,13 @@ def explain(file: Path, config: Path | None, model: str | None, policy: str | No
 @main.command()
 @click.argument("names", nargs=-1)
 @_CONFIG
-def models(names: tuple[str, ...], config: Path | None) -> None:
-    """Show the limits in force, and where each comes from."""
-    from proxy.explain import limits
+@click.option("--check", is_flag=True, help="Show where LiteLLM's table and the one of this program differ instead.")
+def models(names: tuple[str, ...], config: Path | None, check: bool) -> None:
+    """Show the limits in force, where each comes from, and what was learned from upstreams."""
+    from proxy.explain import checked, limits
 
     with _told_plainly():
-        limits(names, config)
+        (checked if check else limits)(names, config)
 
 
 class _told_plainly:

@@ -15,29 +15,100 @@ from proxy.body import ChatBody, parse
 from proxy.compactor import Case, Explanation
 from proxy.config import Policy, Route, Settings, load
 from proxy.errors import ConfigurationError
+from proxy.learned_tables import learned
+from proxy.learned_tables import render as render_learned
 from proxy.limits import budget, reserved_output
 from proxy.policy_rules import rules_for
 from proxy.profiles import Profile
+from proxy.profiles.differences import differences
 from proxy.profiles.report import render
 from proxy.service import Service
+from proxy.store import StoreFailed
 from proxy.summary.asking import LaneModel
+
+WIDE = 150
+"""Columns of tables that no terminal shows."""
 
 
 def limits(names: Sequence[str], config: Path | None) -> None:
-    """Print the limits of models, by name as a client would give it, and where each comes from.
+    """Print the limits of models, by name as a client would give it, where each comes from, and what was learned.
 
-    Without names: those that the configuration names. Raises ``ConfigurationError``.
+    Without names: those that the configuration names, and those of which something was learned. Raises
+    ``ConfigurationError``.
     """
-    settings = load(config, os.environ)
+    asyncio.run(_limits(names, load(config, os.environ)))
+
+
+async def _limits(names: Sequence[str], settings: Settings) -> None:
     service = Service(settings)
-    wanted = list(names) or [route.model or route.match for route in settings.models if "*" not in route.match]
-    if not wanted:
-        raise ConfigurationError("Name the models to show, for example: compaction-proxy models gpt-5.2")
-    profiles = []
-    for name in wanted:
-        route = settings.route(name)
-        profiles.append(asyncio.run(service.profile(route)) if route else service.profiles.find(name))
-    render(profiles, Console())
+    try:
+        known = await learned(service.store)
+        wanted = list(names) or _named(settings)
+        routes = [(name, settings.route(name)) for name in wanted]
+        places = [(route.upstream, route.model) for _, route in routes if route is not None]
+        if not names:
+            others = [place for place in known.models if place not in places and place[0] in settings.upstreams]
+            places += others
+            routes += [(model, _route(settings, upstream, model)) for upstream, model in others]
+        if not routes:
+            raise ConfigurationError("Name the models to show, for example: compaction-proxy models gpt-5.2")
+        profiles = [await service.profile(route) if route else service.profiles.find(name) for name, route in routes]
+    except StoreFailed as error:
+        raise ConfigurationError(f"store.url: the store can't be read: {error}") from error
+    finally:
+        await service.aclose()
+    console = _console()
+    render(profiles, console)
+    render_learned(known, places, console)
+
+
+def checked(names: Sequence[str], config: Path | None) -> None:
+    """Print where LiteLLM's table and ours differ, for all models or for some. Raises ``ConfigurationError``."""
+    settings = load(config, os.environ)
+    routes = [settings.route(name) for name in names]
+    wanted = {*names, *(route.model for route in routes if route is not None)}
+    table = Table("model", "field", "LiteLLM", "ours", "in force", "rule")
+    table.columns[0].overflow = "fold"
+    for column in table.columns[1:5]:
+        column.no_wrap = True
+    reasons = {}
+    for found in differences(wanted):
+        figures = ["-" if figure is None else f"{figure:,}" for figure in (found.theirs, found.ours, found.holds)]
+        table.add_row(found.model, found.field, *figures, found.rule)
+        reasons[found.rule] = found.reason
+    console = _console()
+    if not reasons:
+        console.print("LiteLLM's table and ours say the same.", highlight=False)
+        return
+    console.print(table, markup=False, highlight=False)
+    for rule, reason in reasons.items():
+        console.print(f"{rule}: {reason}.", markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        "Where both say something the smaller figure is in force: an upstream may offer less.", highlight=False
+    )
+
+
+def _console() -> Console:
+    """Where tables go; in a file or a pipe there is room for long names."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, WIDE)
+    return console
+
+
+def _route(settings: Settings, upstream: str, model: str) -> Route:
+    """The route by which requests for a model came to an upstream: where the file has it under the same name, that."""
+    route = settings.route(model)
+    return (
+        route
+        if route is not None and (route.upstream, route.model) == (upstream, model)
+        else Route(upstream, model, None)
+    )
+
+
+def _named(settings: Settings) -> list[str]:
+    """The models that a configuration names."""
+    return [route.model or route.match for route in settings.models if "*" not in route.match]
 
 
 def explained(file: Path, config: Path | None, model: str | None, policy: str | None) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import msgspec
 
 from proxy.compaction.conditions import Clause
 from proxy.profiles import Profile
+from proxy.shared import Shared
+from proxy.store import Store
 from proxy.upstream.overflow import Overflow
 
 # Where input and output share a window, an answer needs room even if the request does not say how much: servers
@@ -29,19 +34,44 @@ BLIND_FACTOR = 0.7
 LEAST_BLIND = 1_024
 """Tokens. No model takes less: whoever refuses that and names no limit has another reason."""
 
-LEARNED_SECONDS = 3600.0
+LEAST_LIMIT = 256
+"""Tokens. Whatever names less as a limit means something else."""
+
+NAMED_SECONDS = 86_400.0
+"""A limit that an upstream named holds for a day, then the profile's own is tried again."""
+
+GUESS_SECONDS = 3_600.0
+"""So long holds a limit that was guessed from a refusal that named none."""
+
+DISPROVED = 1 / BLIND_FACTOR
+"""A request of so many times a limit that was answered shows that there is no such limit any more."""
+
+COUNTS_DIFFER = 1.05
+"""A usage of so many times the limit that the upstream named shows the same: it counts both itself."""
+
 LEARNED_ENTRIES = 10_000
+
+KIND = "limit"
 
 # A refusal's own count can differ from ours by this much; figures beyond are not taken for counts of the same prompt.
 RATIO_BOUNDS = (0.5, 3.0)
 
 
+Source = Literal["refusal", "guess", "usage"]
+"""Where a limit comes from: named in a refusal, guessed from one that named none, or shown by what was answered."""
+
+
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """A limit that an upstream told by refusing, in tokens as counted here. ``total`` includes the output."""
+    """A limit that an upstream told by refusing, in tokens as counted here. ``total`` includes the output.
+
+    ``named`` is the number that the refusal gave, in the upstream's own tokens.
+    """
 
     input: int | None = None
     total: int | None = None
+    source: Source = field(default="refusal", compare=False)
+    named: int | None = field(default=None, compare=False)
 
 
 def reserved_output(profile: Profile, asked: int | None, policy: Clause | None, learned: Learned | None = None) -> int:
@@ -64,9 +94,9 @@ def budget(profile: Profile, reserved: int, learned: Learned | None, factor: flo
 
     ``factor`` is how many of the upstream's tokens, in which a profile is written, one of ours is.
     """
-    published = _bounds(profile.context_window, profile.max_input_tokens, reserved)
+    stated = _bounds(profile.context_window, profile.max_input_tokens, reserved)
     told = _bounds(learned.total, learned.input, reserved) if learned else []
-    return min([*(int(bound / factor) for bound in published), *told], default=None)
+    return min([*(int(bound / factor) for bound in stated), *told], default=None)
 
 
 def _bounds(total: int | None, most_input: int | None, reserved: int) -> list[int]:
@@ -79,8 +109,8 @@ def told_by(overflow: Overflow, counted_here: int, reserved: int, factor: float 
 
     ``factor`` is how many of the upstream's tokens one of ours is, where the refusal does not say it.
     """
-    blind = Learned(input=int(counted_here * BLIND_FACTOR))
-    if overflow.limit is None:
+    blind = Learned(input=int(counted_here * BLIND_FACTOR), source="guess")
+    if overflow.limit is None or overflow.limit < LEAST_LIMIT:
         return blind
     ratio = factor
     if overflow.counted:
@@ -92,40 +122,161 @@ def told_by(overflow: Overflow, counted_here: int, reserved: int, factor: float 
         # By our count it would have fitted, and the refusal does not say by how much that is wrong.
         return blind
     if overflow.scope == "input":
-        return Learned(input=here)
+        return Learned(input=here, named=overflow.limit)
     if output > reserved:
         # The upstream adds an output of its own to requests that name none.
-        return Learned(input=max(here - output, here // SMALLEST_PART))
-    return Learned(total=here)
+        return Learned(input=max(here - output, here // SMALLEST_PART), named=overflow.limit)
+    return Learned(total=here, named=overflow.limit)
 
 
 def for_others(guess: Learned) -> Learned:
     """What other requests may take from a guess that got one request through."""
-    return Learned(None if guess.input is None else max(guess.input, LEAST_BLIND), guess.total)
+    return replace(guess, input=None if guess.input is None else max(guess.input, LEAST_BLIND))
+
+
+def published(profile: Profile, factor: float = 1.0) -> Learned:
+    """The limits of a profile in tokens as counted here; ``factor`` is as in ``budget``."""
+    window, cap = profile.context_window, profile.max_input_tokens
+    most = min((bound for bound in (window, cap) if bound), default=None)
+    return Learned(most and int(most / factor), window and int(window / factor))
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """A limit of ``tokens`` as counted here, learned at ``since``, which holds until ``until`` (seconds since 1970).
+
+    ``named`` is the number that the refusal gave, in the upstream's own tokens. One that was ``disproved`` is kept as
+    long as other processes may have it.
+    """
+
+    tokens: int
+    source: Source
+    since: float
+    until: float
+    named: int | None = None
+    disproved: bool = False
+
+    def holds(self, now: float) -> bool:
+        """Whether it is in force."""
+        return not self.disproved and now <= self.until
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What is known of a model at an upstream for one tenant, as it is stored."""
+
+    upstream: str
+    model: str
+    input: Figure | None = None
+    total: Figure | None = None
+
+    @property
+    def until(self) -> float:
+        """When the last of the figures is over."""
+        return max((figure.until for figure in (self.input, self.total) if figure is not None), default=0.0)
+
+    def merged(self, other: Limits) -> Limits:
+        """Of each figure the newer one."""
+        return Limits(self.upstream, self.model, _newer(self.input, other.input), _newer(self.total, other.total))
 
 
 class LearnedLimits:
-    """What refusals told, by upstream, model and credential; forgotten after an hour."""
+    """What refusals told, by upstream, model and tenant; kept in the store, where all its processes find it.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    A figure goes down by a refusal alone, and up where an answer shows that more is taken.
+    """
+
+    def __init__(self, store: Store | None = None, clock: Callable[[], float] = time.time) -> None:
+        """``clock`` gives seconds since 1970. Without a store nothing outlives the process."""
         self._clock = clock
-        self._limits: OrderedDict[tuple[str, str, str], tuple[float, Learned]] = OrderedDict()
+        self._known = Shared(store, KIND, Limits, LEARNED_ENTRIES, clock)
+
+    def first_read(self, upstream: str, model: str, tenant: str) -> asyncio.Task[None] | None:
+        """See ``Shared.first_read``."""
+        return self._known.first_read(tenant, upstream, model)
 
     def get(self, upstream: str, model: str, tenant: str) -> Learned | None:
         """What is known, if it is not too old."""
-        found = self._limits.get((upstream, model, tenant))
-        if found is None or found[0] < self._clock():
+        known = self._known.get(tenant, upstream, model)
+        if known is None:
             return None
-        return found[1]
+        now = self._clock()
+        most_input, total = _tokens(known.input, now), _tokens(known.total, now)
+        return None if most_input is None and total is None else Learned(most_input, total)
 
-    def learn(self, upstream: str, model: str, tenant: str, learned: Learned) -> None:
-        """Keep a limit; of two for the same thing the lower one holds."""
-        key = (upstream, model, tenant)
-        lowest = lower(self.get(upstream, model, tenant), learned)
-        self._limits[key] = (self._clock() + LEARNED_SECONDS, lowest)
-        self._limits.move_to_end(key)
-        if len(self._limits) > LEARNED_ENTRIES:
-            self._limits.popitem(last=False)
+    def learn(self, upstream: str, model: str, tenant: str, told: Learned, most: Learned | None = None) -> None:
+        """Keep a limit; of two for the same thing the lower one holds.
+
+        ``most`` are the limits known otherwise: what is not below them says nothing. Nor does what is below
+        ``LEAST_LIMIT``.
+        """
+        now = self._clock()
+        known = self._known.get(tenant, upstream, model) or Limits(upstream, model)
+        changed = Limits(
+            upstream,
+            model,
+            _learned(known.input, told.input, None if most is None else most.input, told, now),
+            _learned(known.total, told.total, None if most is None else most.total, told, now),
+        )
+        if changed != known:
+            self._known.put(tenant, upstream, model, changed)
+
+    def below(self, upstream: str, model: str, tenant: str, tokens: int) -> bool:
+        """Whether a limit is known that is lower than so many tokens."""
+        known = self.get(upstream, model, tenant)
+        return known is not None and any(limit is not None and limit < tokens for limit in (known.input, known.total))
+
+    def prove(self, upstream: str, model: str, tenant: str, sent: int, reported: int | None, factor: float) -> None:
+        """A request of ``sent`` tokens, as counted here, was answered: lower limits are raised to it, or dropped.
+
+        ``reported`` is the size of the prompt as the upstream gives it, where it does; ``factor`` is how many of its
+        tokens one of ours is. An upstream that left out a part of the prompt reports less than was sent.
+        """
+        known = self._known.get(tenant, upstream, model)
+        if known is None:
+            return
+        now = self._clock()
+        size = sent if reported is None else min(sent, int(reported / factor))
+        figures = [_proved(figure, size, reported, now) for figure in (known.input, known.total)]
+        changed = Limits(upstream, model, *figures)
+        if changed != known:
+            self._known.put(tenant, upstream, model, changed)
+
+    async def aclose(self) -> None:
+        """Write what waits to be written."""
+        await self._known.aclose()
+
+
+def _newer(ours: Figure | None, theirs: Figure | None) -> Figure | None:
+    if ours is None or theirs is None:
+        return ours or theirs
+    return theirs if theirs.since > ours.since else ours
+
+
+def _tokens(figure: Figure | None, now: float) -> int | None:
+    return figure.tokens if figure is not None and figure.holds(now) else None
+
+
+def _learned(known: Figure | None, tokens: int | None, most: int | None, told: Learned, now: float) -> Figure | None:
+    """The figure that holds after a refusal told one of so many tokens."""
+    if tokens is None or tokens < LEAST_LIMIT or (most is not None and tokens >= most):
+        return known
+    until = now + (GUESS_SECONDS if told.source == "guess" else NAMED_SECONDS)
+    new = Figure(tokens, told.source, now, until, told.named)
+    if known is None or not known.holds(now) or tokens <= known.tokens:
+        return new
+    # Told once more, a limit holds from now on; a guess says nothing of one that was named.
+    return msgspec.structs.replace(known, since=now, until=until) if known.source == told.source else known
+
+
+def _proved(figure: Figure | None, size: int, reported: int | None, now: float) -> Figure | None:
+    """The figure that holds after a request of so many tokens was answered."""
+    if figure is None or not figure.holds(now):
+        return figure
+    if reported is None and figure.source == "usage":
+        return figure  # an upstream that leaves out what is too long, without a word, takes a request of any size
+    beyond = figure.named is not None and reported is not None and reported > figure.named * COUNTS_DIFFER
+    if beyond or size >= figure.tokens * DISPROVED:
+        return msgspec.structs.replace(figure, source="usage", since=now, disproved=True)
+    return msgspec.structs.replace(figure, tokens=size, source="usage", since=now) if size > figure.tokens else figure
 
 
 def lower(a: Learned | None, b: Learned | None) -> Learned:

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 import structlog
 
 from proxy.archive import Archive
+from proxy.calibration import Calibration
 from proxy.compactor import Compactor
 from proxy.config import Policy, Route, Settings
 from proxy.limits import LearnedLimits, budget, reserved_output
 from proxy.profiles import Profile, Profiles
+from proxy.shared import FIRST_READ_SECONDS
 from proxy.store import open_store
 from proxy.summary.asking import LaneModel, output_limit
 from proxy.summary.service import Summaries
@@ -37,9 +39,10 @@ class Service:
         self.teams = Teams(settings)
         self.upstreams = Upstreams(settings.upstreams)
         self.profiles = Profiles()
-        self.learned = LearnedLimits()
         self.remembered = Remembered()
         self.store = open_store(settings.store.url)
+        self.learned = LearnedLimits(self.store)
+        self.calibration = Calibration(self.store)
         self.summaries = Summaries(self.store)
         self.archive = Archive(self.store)
         self.compactor = Compactor(self.remembered, self.summaries, self.archive)
@@ -58,6 +61,12 @@ class Service:
         await self.load_profiles()
         provider = self.settings.upstreams[route.upstream].provider
         return self.profiles.find(route.model, provider=provider, override=route.profile)
+
+    async def recall(self, upstream: str, model: str, tenant: str) -> None:
+        """Have what is known of a model ready. Only the first to ask waits for the store, and not for long."""
+        reads = [self.learned.first_read(upstream, model, tenant), self.calibration.first_read(upstream, model)]
+        if first := [read for read in reads if read is not None]:
+            await asyncio.wait(first, timeout=FIRST_READ_SECONDS)
 
     def counter(self, profile: Profile) -> Counter:
         """The counter for a profile; profiles that count alike share one."""
@@ -91,13 +100,15 @@ class Service:
             shared = (profile.context_window or 0) // 2
             most = min(filter(None, (profile.max_output_tokens, shared)), default=None)
             output = output_limit(found.model, max_tokens, most)
+            await self.recall(found.upstream, found.model, caller.tenant)
             learned = self.learned.get(found.upstream, found.model, caller.tenant)
+            factor = self.calibration.factor(found.upstream, found.model)
             models.append(
                 LaneModel(
                     await self.upstreams.lane(found.upstream),
                     found.model,
                     upstream=found.upstream,
-                    room=budget(profile, reserved_output(profile, output, None), learned),
+                    room=budget(profile, reserved_output(profile, output, None), learned, factor),
                     max_output=most,
                     count=counter.text,
                     credential=caller.credential if found.upstream == route.upstream else None,
@@ -111,5 +122,7 @@ class Service:
         await self.summaries.aclose()
         await self.upstreams.aclose()
         await self.archive.aclose()
+        await self.learned.aclose()
+        await self.calibration.aclose()
         await self.store.aclose()
         self.remembered.close()

@@ -14,6 +14,9 @@ from proxy.errors import NotAuthenticated
 
 ANONYMOUS = "anonymous"
 
+EVERYBODY = "everybody"
+"""The tenant under which what belongs to none is stored; no caller's: theirs: ``anonymous``, ``key:…``, ``team:…``."""
+
 
 @dataclass(frozen=True)
 class Caller:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy import calibration
-from proxy.calibration import BOUNDS, LEAST_OBSERVATIONS, OBSERVATIONS, PAUSE, Calibration, Tail
+from proxy.calibration import BOUNDS, LEAST_OBSERVATIONS, OBSERVATIONS, PAUSE, TRIES, Calibration, Tail
 from proxy.demo.replies import Completion, Reply, event
 from proxy.limits import Learned, budget, told_by
 from proxy.profiles import Profile
@@ -86,7 +86,7 @@ def test_upstreams_and_models_are_kept_apart_and_no_more_than_so_many(monkeypatc
 
 def test_once_there_are_enough_it_looks_now_and_then() -> None:
     now = 5.0
-    known = Calibration(lambda: now)
+    known = Calibration(clock=lambda: now)
     for _ in range(OBSERVATIONS):
         assert known.wants("u", "m")
         known.note("u", "m", 1_000, 1_500)
@@ -94,6 +94,15 @@ def test_once_there_are_enough_it_looks_now_and_then() -> None:
     assert known.wants("u", "n")
     now += PAUSE
     assert known.wants("u", "m")
+
+
+def test_requests_are_counted_for_their_ratio_alone_until_there_are_enough() -> None:
+    known = Calibration()
+    for _ in range(LEAST_OBSERVATIONS):
+        assert known.worth_counting("u", "m")
+        known.note("u", "m", 1_000, 1_500)
+    assert not known.worth_counting("u", "m")
+    assert [known.worth_counting("u", "silent") for _ in range(TRIES + 5)] == [True] * TRIES + [False] * 5
 
 
 def test_a_published_limit_is_converted_and_a_learned_one_is_not() -> None:

@@ -39,7 +39,7 @@ from proxy.demo.figures import ROWS
 from proxy.demo.run import WINDOW
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
-from proxy.limits import LEARNED_SECONDS
+from proxy.limits import GUESS_SECONDS, NAMED_SECONDS
 from proxy.store import open_store
 from proxy.summary.service import LIFETIME, Origin
 from proxy.teams import ANONYMOUS
@@ -210,7 +210,8 @@ def test_figures_are_those_in_force() -> None:
     assert f"archive, for {policy.Archive().days} days" in " ".join(README.split())
     assert f"{rules.USER_SHARE * 100:g} % of the budget" in README
     assert f"after {HELD_SECONDS:g} seconds" in README
-    assert (LEARNED_SECONDS, "for an hour" in README) == (3600, True)
+    assert (NAMED_SECONDS, "for a day" in README) == (86_400, True)
+    assert (GUESS_SECONDS, "for an hour" in README) == (3_600, True)
 
 
 # A command of the program, or (with a slash before its name) a script; and what follows on the line.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy import limits
 from proxy.compaction.conditions import Clause
-from proxy.limits import SMALLEST_PART, Learned, LearnedLimits, budget, reserved_output, told_by
+from proxy.limits import SMALLEST_PART, Learned, LearnedLimits, budget, published, reserved_output, told_by
 from proxy.profiles import Profile
 from proxy.upstream.overflow import Overflow
 from proxy.upstream.overflow.reading import Scope
@@ -100,16 +100,97 @@ def test_after_a_refusal_the_budget_is_below_what_was_refused(
 
 def test_of_two_limits_the_lower_holds_and_both_are_forgotten_after_a_while() -> None:
     now = 0.0
-    known = LearnedLimits(lambda: now)
+    known = LearnedLimits(clock=lambda: now)
     known.learn("u", "m", "t", Learned(input=5000))
     known.learn("u", "m", "t", Learned(input=9000, total=8000))
     assert known.get("u", "m", "t") == Learned(5000, 8000)
-    now = limits.LEARNED_SECONDS
+    now = limits.NAMED_SECONDS
     assert known.get("u", "m", "t") == Learned(5000, 8000)
     now += 1
     assert known.get("u", "m", "t") is None
     known.learn("u", "m", "t", Learned(input=9000))
     assert known.get("u", "m", "t") == Learned(9000)
+
+
+def test_a_guess_is_forgotten_sooner_than_what_was_named() -> None:
+    now = 0.0
+    known = LearnedLimits(clock=lambda: now)
+    known.learn("u", "m", "t", Learned(total=8000))
+    known.learn("u", "m", "t", Learned(input=5000, source="guess"))
+    now = limits.GUESS_SECONDS + 1
+    assert known.get("u", "m", "t") == Learned(total=8000)
+
+
+@pytest.mark.parametrize("told", [Learned(input=255), Learned(total=16_000), Learned(input=12_000), Learned()])
+def test_what_is_no_limit_is_not_learned(told: Learned) -> None:
+    """Less than any model takes, or no less than the profile allows."""
+    known = LearnedLimits()
+    known.learn("u", "m", "t", told, published(profile(16_000, 12_000)))
+    assert known.get("u", "m", "t") is None
+
+
+def test_the_limits_of_a_profile_in_tokens_as_counted_here() -> None:
+    assert published(profile(16_000, 12_000), 1.6) == Learned(7_500, 10_000)
+    assert published(profile(16_000)) == Learned(16_000, 16_000)
+    assert published(profile()) == Learned()
+
+
+def test_a_refusal_that_names_next_to_nothing_names_no_limit() -> None:
+    for limit in (1, limits.LEAST_LIMIT - 1, None):
+        told = told_by(refusal(limit), 10_000, 500)
+        assert (told, told.source, told.named) == (Learned(input=7_000), "guess", None)
+    assert told_by(refusal(8_000), 10_000, 500).named == 8_000
+    assert told_by(refusal(90_000), 10_000, 500).source == "guess", "by our count it would have fitted"
+
+
+@pytest.mark.parametrize(
+    ("sent", "reported", "factor", "left"),
+    [
+        (5_000, None, 1.0, 5_000),
+        (4_000, 4_000, 1.0, 5_000),
+        (6_000, None, 1.0, 6_000),
+        (6_000, 6_601, 1.1, 6_000),
+        # The upstream left out a part of what was sent, and so took no more.
+        (9_000, 4_900, 1.0, 5_000),
+        (9_000, None, 1.0, None),
+        (9_000, 9_000, 1.0, None),
+    ],
+)
+def test_what_was_answered_raises_a_limit_or_drops_it(
+    sent: int, reported: int | None, factor: float, left: int | None
+) -> None:
+    now = 0.0
+    known = LearnedLimits(clock=lambda: now)
+    known.learn("u", "m", "t", Learned(input=5_000, source="guess"))
+    now = 10
+    known.prove("u", "m", "t", sent, reported, factor)
+    assert known.get("u", "m", "t") == (None if left is None else Learned(left))
+    now = limits.GUESS_SECONDS + 1
+    assert known.get("u", "m", "t") is None, "it lives no longer for that"
+
+
+def test_a_usage_beyond_the_number_that_was_named_shows_that_it_is_no_limit_any_more() -> None:
+    known = LearnedLimits()
+    for reported, left in ((8_100, Learned(total=5_000)), (8_500, None)):
+        known.learn("u", "m", "t", Learned(total=5_000, named=8_000))
+        known.prove("u", "m", "t", 4_900, reported, 1.6)
+        assert known.get("u", "m", "t") == left
+
+
+def test_what_usage_showed_only_usage_can_raise() -> None:
+    """An upstream that leaves out what is too long, without a word, takes a request of any size."""
+    known = LearnedLimits()
+    known.learn("u", "m", "t", Learned(input=5_000, source="usage"))
+    known.prove("u", "m", "t", 9_000, None, 1.0)
+    assert known.get("u", "m", "t") == Learned(5_000)
+    known.prove("u", "m", "t", 5_500, 5_600, 1.0)
+    assert known.get("u", "m", "t") == Learned(5_500)
+
+
+def test_answers_alone_lower_nothing() -> None:
+    known = LearnedLimits()
+    known.prove("u", "m", "t", 9_000, 9_000, 1.0)
+    assert known.get("u", "m", "t") is None
 
 
 def test_limits_are_learned_for_one_upstream_model_and_credential_alone() -> None:
@@ -122,5 +203,5 @@ def test_no_more_than_so_many_are_kept_the_latest_ones(monkeypatch: pytest.Monke
     monkeypatch.setattr(limits, "LEARNED_ENTRIES", 2)
     known = LearnedLimits()
     for model in ("a", "b", "a", "c"):
-        known.learn("u", model, "t", Learned(input=1))
+        known.learn("u", model, "t", Learned(input=1_000))
     assert [known.get("u", model, "t") is not None for model in "abc"] == [True, False, True]

@@ -25,7 +25,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LimitRule:
-    """Limits of a family in tokens; ``None`` leaves the table's figure as it is."""
+    """Limits of a family in tokens; ``None`` leaves the table's figure as it is. ``reason`` tells why they are ours."""
 
     name: str
     pattern: re.Pattern[str]
@@ -33,6 +33,7 @@ class LimitRule:
     context_window: int | None = None
     max_input_tokens: int | None = None
     max_output_tokens: int | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,16 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 LIMITS: tuple[LimitRule, ...] = (
-    # The chat snapshots of GPT-5 have the window of GPT-4o (OpenAI's model pages). Azure lists 111,616 as their input,
-    # which is the window less the output, and stays.
-    LimitRule("GPT-5 chat", _pattern(r"gpt-5(\.\d+)?-chat"), Kind.INPUT_CAP, 128_000, 128_000, 16_384),
+    # Azure lists 111,616 as their input, which is the window less the output, and stays.
+    LimitRule(
+        "GPT-5 chat",
+        _pattern(r"gpt-5(\.\d+)?-chat"),
+        Kind.INPUT_CAP,
+        128_000,
+        128_000,
+        16_384,
+        "the chat snapshots have the window of GPT-4o (OpenAI's model pages)",
+    ),
     # Listed with 272,000 input, or with 400,000 which is their whole window.
     LimitRule(
         "small or special models of GPT-5.4 and later",
@@ -64,9 +72,9 @@ LIMITS: tuple[LimitRule, ...] = (
         400_000,
         272_000,
         128_000,
+        "the window is 400,000, of which 128,000 are the output's; 272,000 are enforced for the input",
     ),
-    # A window of 1,050,000 of which 128,000 are the output's: 922,000 are enforced for the input. The table has
-    # either figure as the input, depending on the provider.
+    # The table has either figure as the input, depending on the provider.
     LimitRule(
         "GPT-5.4 and later",
         _pattern(r"gpt-(?:5\.(?:[4-9]|\d\d)|6(?:\.\d+)?)(?:-.*)?|(?:gpt-)?daybreak-blue"),
@@ -74,10 +82,18 @@ LIMITS: tuple[LimitRule, ...] = (
         1_050_000,
         922_000,
         128_000,
+        "the window is 1,050,000, of which 128,000 are the output's; 922,000 are enforced for the input",
     ),
-    # A window of 400,000 of which 128,000 are the output's: 272,000 are enforced for the input, also for the codex
-    # and pro models that the table lists with 400,000.
-    LimitRule("GPT-5 to GPT-5.3", _pattern(r"gpt-5(?:\.[0-3])?(?:-.*)?"), Kind.INPUT_CAP, 400_000, 272_000, 128_000),
+    # Also for the codex and pro models that the table lists with 400,000.
+    LimitRule(
+        "GPT-5 to GPT-5.3",
+        _pattern(r"gpt-5(?:\.[0-3])?(?:-.*)?"),
+        Kind.INPUT_CAP,
+        400_000,
+        272_000,
+        128_000,
+        "the window is 400,000, of which 128,000 are the output's; 272,000 are enforced for the input",
+    ),
     # Google gives inputTokenLimit and outputTokenLimit, and enforces each by itself.
     LimitRule("Gemini", _pattern(r"(?:google-)?gemini-.*"), Kind.SEPARATE),
     # GPT-3.5, GPT-4, GPT-4o, GPT-4.1, the o-series, gpt-oss, Claude, Llama, Mistral, DeepSeek, Qwen, Grok, Command, …:

@@ -1,6 +1,6 @@
-"""Where summaries and the archive are kept."""
+"""Where summaries, the archive and what was learned are kept."""
 
-from proxy.store.interface import Store, StoreFailed
+from proxy.store.interface import Entry, ListingStore, Store, StoreFailed
 from proxy.store.opening import open_store
 
-__all__ = ["Store", "StoreFailed", "open_store"]
+__all__ = ["Entry", "ListingStore", "Store", "StoreFailed", "open_store"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -22,4 +23,21 @@ class Store(Protocol):
 
     async def aclose(self) -> None:
         """Close the store."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry as it is stored."""
+
+    tenant: str
+    key: str
+    value: bytes
+
+
+class ListingStore(Store, Protocol):
+    """A store that can say what it holds, for a person who looks."""
+
+    async def entries(self, kind: str) -> list[Entry]:
+        """All entries of a kind that have not expired, by tenant and key. Raises ``StoreFailed``."""
         ...

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from proxy.errors import ConfigurationError
-from proxy.store.interface import Store
+from proxy.store.interface import ListingStore
 from proxy.store.sqlite import SqliteStore
 
 
-def open_store(url: str) -> Store:
+def open_store(url: str) -> ListingStore:
     """The store at an address: ``sqlite:///relative/path``, ``sqlite:////absolute/path`` or ``sqlite://`` (in memory).
 
     Nothing is opened before it is used. Raises ``ConfigurationError`` for other addresses.

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from proxy.store.interface import StoreFailed
+from proxy.store.interface import Entry, StoreFailed
 
 T = TypeVar("T")
 
@@ -54,6 +54,18 @@ class SqliteStore:
     async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
         """See ``Store``."""
         await self._run(lambda db: self._write(db, (tenant, kind, key, value, time.time() + seconds)))
+
+    async def entries(self, kind: str) -> list[Entry]:
+        """See ``ListingStore``. Where there is no file yet none is made."""
+        if self._path is not None and self._connection is None and not self._path.exists():
+            return []
+        rows = await self._run(
+            lambda db: db.execute(
+                "SELECT tenant, key, value FROM entries WHERE kind = ? AND expires > ? ORDER BY tenant, key",
+                (kind, time.time()),
+            ).fetchall()
+        )
+        return [Entry(tenant, key, bytes(value)) for tenant, key, value in rows]
 
     async def aclose(self) -> None:
         """See ``Store``."""

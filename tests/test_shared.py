@@ -1,0 +1,222 @@
+"""What the processes on one store know together."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import ParamSpec
+
+import pytest
+
+from proxy import limits, shared
+from proxy.calibration import Calibration
+from proxy.config.policy import Policy
+from proxy.config.settings import Settings
+from proxy.limits import Learned, LearnedLimits
+from proxy.shared import FIRST_READ_SECONDS, name_of
+from proxy.store import StoreFailed, open_store
+from proxy.store.sqlite import SqliteStore
+from proxy.teams import EVERYBODY, Teams
+
+P = ParamSpec("P")
+
+KEY = ("u", "m", "t")
+
+
+class Slow(SqliteStore):
+    """A store that takes its time to answer, or fails."""
+
+    def __init__(self, path: Path, seconds: float = 0.0) -> None:
+        super().__init__(path)
+        self.seconds = seconds
+        self.fails = False
+        self.reads = 0
+
+    async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
+        self.reads += 1
+        await asyncio.sleep(self.seconds)
+        if self.fails:
+            raise StoreFailed("gone")
+        return await super().get(tenant, kind, key)
+
+    async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
+        if self.fails:
+            raise StoreFailed("gone")
+        await super().put(tenant, kind, key, value, seconds)
+
+
+def in_a_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
+    """The test in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(*arguments: P.args, **named: P.kwargs) -> None:
+        async def whole() -> None:
+            await test(*arguments, **named)
+
+        asyncio.run(whole())
+
+    return run
+
+
+async def read(known: LearnedLimits) -> Learned | None:
+    """What is known once the store was read, if that is due."""
+    task = known.first_read(*KEY)
+    if task is not None:
+        await task
+    for _ in range(200):  # a refresh is nobody's to wait for
+        await asyncio.sleep(0.005)
+        if known.first_read(*KEY) is None:
+            break
+    return known.get(*KEY)
+
+
+@in_a_loop
+async def test_another_process_and_a_restarted_one_know_what_was_learned(tmp_path: Path) -> None:
+    store = Slow(tmp_path / "s.db")
+    first, second = LearnedLimits(store), LearnedLimits(store)
+    first.learn(*KEY, Learned(total=8_000, named=8_200))
+    first.learn(*KEY, Learned(input=5_000, source="guess"))
+    await first.aclose()
+    assert await read(second) == Learned(5_000, 8_000)
+    assert await read(LearnedLimits(store)) == Learned(5_000, 8_000)
+    for other in (("v", "m", "t"), ("u", "n", "t"), ("u", "m", "s")):
+        task = second.first_read(*other)
+        assert task is not None
+        await task
+        assert second.get(*other) is None
+    await store.aclose()
+
+
+@in_a_loop
+async def test_it_is_read_once_and_again_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Slow(tmp_path / "s.db")
+    first, second = LearnedLimits(store), LearnedLimits(store)
+    assert await read(second) is None
+    first.learn(*KEY, Learned(total=8_000))
+    await first.aclose()
+    reads = store.reads
+    for _ in range(20):
+        assert await read(second) is None
+    assert store.reads == reads
+    monkeypatch.setattr(shared, "REFRESH_SECONDS", 0.0)
+    second = LearnedLimits(store)
+    assert await read(second) == Learned(total=8_000)
+    first.prove(*KEY, 20_000, 20_000, 1.0)
+    await first.aclose()
+    assert second.get(*KEY) == Learned(total=8_000)
+    for _ in range(2):
+        second.first_read(*KEY)
+        await asyncio.sleep(0.05)
+    assert second.get(*KEY) is None, "what was disproved to one is disproved to all"
+    await second.aclose()
+    await store.aclose()
+
+
+@in_a_loop
+async def test_of_two_processes_the_later_is_believed_figure_by_figure(tmp_path: Path) -> None:
+    now = 1_000.0
+    store = Slow(tmp_path / "s.db")
+    first, second = LearnedLimits(store, lambda: now), LearnedLimits(store, lambda: now)
+    first.learn(*KEY, Learned(input=5_000))
+    await first.aclose()
+    now += 1
+    second.learn(*KEY, Learned(total=9_000))
+    await second.aclose()
+    now += 1
+    first.learn(*KEY, Learned(input=4_000))
+    await first.aclose()
+    assert await read(LearnedLimits(store, lambda: now)) == Learned(4_000, 9_000)
+    await store.aclose()
+
+
+@in_a_loop
+async def test_a_slow_store_is_waited_for_once_and_not_for_long(tmp_path: Path) -> None:
+    store = Slow(tmp_path / "s.db", seconds=0.5)
+    known = LearnedLimits(store)
+    task = known.first_read(*KEY)
+    assert task is not None
+    await asyncio.wait({task}, timeout=FIRST_READ_SECONDS)
+    assert not task.done()
+    assert known.first_read(*KEY) is None, "the next request does not wait"
+    started = time.perf_counter()
+    await known.aclose()
+    assert time.perf_counter() - started < 0.4, "reads are given up at the end"
+    await store.aclose()
+
+
+@in_a_loop
+async def test_a_store_that_fails_costs_nothing_but_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "REFRESH_SECONDS", 0.0)
+    store = Slow(tmp_path / "s.db")
+    store.fails = True
+    known = LearnedLimits(store)
+    assert await read(known) is None
+    known.learn(*KEY, Learned(total=8_000))
+    await asyncio.sleep(0.01)
+    assert known.get(*KEY) == Learned(total=8_000)
+    store.fails = False
+    known.first_read(*KEY)
+    await asyncio.sleep(0.1)
+    await known.aclose()
+    assert await read(LearnedLimits(store)) == Learned(total=8_000), "it is written once the store is back"
+    await store.aclose()
+
+
+@in_a_loop
+async def test_what_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
+    store = Slow(tmp_path / "s.db")
+    for value in (b"", b"{}", b"[1]", b'{"upstream": "u", "model": "m", "input": {"tokens": "many"}}', b"\xff"):
+        await store.put("t", limits.KIND, name_of("u", "m"), value, 60)
+        known = LearnedLimits(store)
+        assert await read(known) is None
+        known.learn(*KEY, Learned(total=8_000))
+        await known.aclose()
+        assert await read(LearnedLimits(store)) == Learned(total=8_000)
+    await store.aclose()
+
+
+@in_a_loop
+async def test_a_restart_begins_with_the_ratio(tmp_path: Path) -> None:
+    store = Slow(tmp_path / "s.db")
+    first = Calibration(store)
+    for _ in range(3):
+        first.note("u", "m", 1_000, 1_500)
+    await first.aclose()
+    await store.aclose()
+    store = Slow(tmp_path / "s.db")
+    second = Calibration(store)
+    assert second.factor("u", "m") == 1.0
+    task = second.first_read("u", "m")
+    assert task is not None
+    await task
+    assert second.factor("u", "m") == 1.5
+    second.note("u", "m", 1_000, 2_000)
+    assert second.factor("u", "m") == 1.5, "it goes on from the ratios that were seen"
+    await second.aclose()
+    await store.aclose()
+
+
+@in_a_loop
+async def test_listing_makes_no_file_and_leaves_out_what_is_over(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path}/s.db")
+    assert await store.entries("limit") == []
+    assert not (tmp_path / "s.db").exists()
+    await store.put("b", "limit", "k", b"1", 60)
+    await store.put("a", "limit", "k", b"2", 60)
+    await store.put("a", "limit", "over", b"3", -1)
+    await store.put("a", "ratio", "k", b"4", 60)
+    assert [(entry.tenant, entry.key, entry.value) for entry in await store.entries("limit")] == [
+        ("a", "k", b"2"),
+        ("b", "k", b"1"),
+    ]
+    await store.aclose()
+
+
+def test_no_caller_is_everybody() -> None:
+    settings = Settings(policies={"default": Policy()})
+    teams = Teams(settings)
+    for key in (None, EVERYBODY, f"Bearer {EVERYBODY}", "Basic everybody"):
+        assert teams.identify(key).tenant != EVERYBODY
