@@ -33,11 +33,20 @@ def limits(names: Sequence[str], config: Path | None) -> None:
     wanted = list(names) or [route.model or route.match for route in settings.models if "*" not in route.match]
     if not wanted:
         raise ConfigurationError("Name the models to show, for example: compaction-proxy models gpt-5.2")
-    profiles = []
-    for name in wanted:
-        route = settings.route(name)
-        profiles.append(asyncio.run(service.profile(route)) if route else service.profiles.find(name))
-    render(profiles, Console())
+    render(asyncio.run(_profiles(service, wanted)), Console())
+
+
+async def _profiles(service: Service, names: Sequence[str]) -> list[Profile]:
+    """What is known of models once the upstreams have told what they can."""
+    try:
+        routes = [(name, service.settings.route(name)) for name in names]
+        for _, route in routes:
+            if route is not None:
+                await service.profile(route)
+        await service.enquiries.settled()
+        return [await service.profile(route) if route else service.profiles.find(name) for name, route in routes]
+    finally:
+        await service.aclose()
 
 
 def explained(file: Path, config: Path | None, model: str | None, policy: str | None) -> None:
