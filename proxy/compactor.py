@@ -70,7 +70,8 @@ class Outcome:
     """What became of a request: the messages to send (``None``: as they came), and what to report.
 
     ``before`` and ``after`` are tokens; ``None`` where the bytes alone decided. ``resting`` says that no model was
-    asked for the summary because too many attempts failed.
+    asked for the summary because too many attempts failed. ``output`` is what is asked for, in tokens, where the
+    request asks for more than fits beside it.
     """
 
     verdict: Verdict
@@ -80,6 +81,7 @@ class Outcome:
     steps: tuple[str, ...] = ()
     summary: Origin | None = None
     resting: bool = False
+    output: int | None = None
     parts: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -16,6 +16,7 @@ from proxy.compactor import Case, Explanation
 from proxy.config import Policy, Route, Settings, load
 from proxy.errors import ConfigurationError
 from proxy.limits import budget, reserved_output
+from proxy.output import kept_free, shared_window
 from proxy.policy_rules import rules_for
 from proxy.profiles import Profile
 from proxy.profiles.report import render
@@ -78,7 +79,8 @@ async def _explain(settings: Settings, body: ChatBody, policy: Policy) -> None:
 
 
 def _case(service: Service, body: ChatBody, policy: Policy, route: Route, profile: Profile) -> Case:
-    room = budget(profile, reserved_output(profile, body.max_output, policy.reserve_output), None)
+    reserved = reserved_output(profile, body.max_output, policy.reserve_output)
+    room = budget(profile, kept_free(shared_window(profile, body, policy, None, 1.0), reserved), None)
 
     async def none(tokens: int) -> Sequence[LaneModel]:
         return ()  # no summary is made here
