@@ -42,6 +42,9 @@ log = structlog.get_logger(__name__)
 PROMPT_VERSION = "3"
 """Part of the key of every summary: raised when the wording of prompt or summary message changes."""
 
+HOPELESS = 1.5
+"""The user's newest message of so many budgets cannot fit, even if the count is off and no room is left for an answer."""
+
 Verdict = Literal["none", "compacted", "shadow", "off", "failed"]
 
 
@@ -133,7 +136,7 @@ class Compactor:
             outcome.verdict = "shadow"
         if not turns or not self._reached(case, before, len(turns)):
             return outcome
-        if case.budget is not None and fixed_tokens(turns, fixed) >= case.budget:
+        if hopeless(case, turns, fixed):
             return outcome  # nothing that may be taken out would make it fit: the upstream has the word
         work = await self._work(case, turns, fixed, before)
         if not _any_trigger(case.rules, before, len(turns), case.budget):
@@ -382,6 +385,16 @@ class _Work:
         if not self.case.rules.archive:
             return None
         return archive_id(self.checkpoints([position])[0])
+
+
+def hopeless(case: Case, turns: Sequence[Turn], fixed: int) -> bool:
+    """Whether what must stay is too large by itself: head, tools, and the user's newest message at the end."""
+    if case.budget is None:
+        return False
+    stays = fixed_tokens(turns, fixed)
+    last = turns[-1].facts
+    may_shorten = case.rules.shorten_last_user_message or last.role != "user"
+    return stays >= case.budget or (not may_shorten and stays + last.tokens >= HOPELESS * case.budget)
 
 
 def fixed_tokens(turns: Sequence[Turn], fixed: int) -> int:
