@@ -43,7 +43,7 @@ PROMPT_VERSION = "3"
 """Part of the key of every summary: raised when the wording of prompt or summary message changes."""
 
 HOPELESS = 1.5
-"""The user's newest message of so many budgets cannot fit, even if the count is off and no room is left for an answer."""
+"""A last message of the user's of so many budgets cannot fit, even if the count is off and no answer is left room."""
 
 Verdict = Literal["none", "compacted", "shadow", "off", "failed"]
 
