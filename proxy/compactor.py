@@ -39,11 +39,14 @@ from proxy.tokens.remembered import INLINE_BYTES, Remembered
 
 log = structlog.get_logger(__name__)
 
-PROMPT_VERSION = "3"
+PROMPT_VERSION = "4"
 """Part of the key of every summary: raised when the wording of prompt or summary message changes."""
 
 HOPELESS = 1.5
 """A last message of the user's of so many budgets cannot fit, even if the count is off and no answer is left room."""
+
+STRICT_PART = 64
+"""This part of the budget is left for the short messages that strict alternation puts between others."""
 
 Verdict = Literal["none", "compacted", "shadow", "off", "failed"]
 
@@ -194,7 +197,10 @@ class Compactor:
         if work.plan.upcoming is not None:
             self._prepare(work)
         rendered = await self._remembered.run(lambda: work.render(piece)) if work.heavy else work.render(piece)
-        if rendered.tokens + work.fixed >= work.before:
+        leaving = rendered
+        if work.case.strict:
+            leaving = Rendered(alternating(rendered.pieces, work.case.counter.message), rendered.steps)
+        if leaving.tokens + work.fixed >= work.before:
             outcome.summary = None
             return outcome
         found = faults([p.turn.facts for p in rendered.pieces if p.turn])
@@ -203,14 +209,11 @@ class Compactor:
             outcome.verdict, outcome.summary = "failed", None
             return outcome
         self._keep(work, rendered)
-        if work.case.strict:
-            pieces = alternating(rendered.pieces, work.case.counter.message)
-            rendered = Rendered(pieces, rendered.steps)
         outcome.verdict = "compacted"
-        outcome.messages = [piece.raw for piece in rendered.pieces]
-        outcome.after = rendered.tokens + work.fixed
-        outcome.steps = rendered.steps
-        outcome.parts = parts_of([p.turn for p in rendered.pieces if p.turn], work.fixed)
+        outcome.messages = [piece.raw for piece in leaving.pieces]
+        outcome.after = leaving.tokens + work.fixed
+        outcome.steps = leaving.steps
+        outcome.parts = parts_of([p.turn for p in leaving.pieces if p.turn], work.fixed)
         return outcome
 
     def _keep(self, work: _Work, rendered: Rendered) -> None:
@@ -334,6 +337,7 @@ class _Work:
     fixed: int
     before: int
     plan: Plan
+    _checkpoints: dict[tuple[int, ...], list[Checkpoint]] = field(default_factory=dict)
 
     @property
     def body(self) -> list[Turn]:
@@ -347,15 +351,20 @@ class _Work:
     def render(self, summary: Piece | None) -> Rendered:
         count = self.case.counter.message
         rendered = render(self.turns, self.head, self.plan, self.case.rules, summary, count)
-        if self.case.budget is not None and rendered.tokens + self.fixed > self.case.budget:
-            rendered = fit(rendered, self.case.budget - self.fixed, self.case.rules, count)
-        return rendered
+        budget = self.case.budget
+        if budget is None:
+            return rendered
+        room = budget - self.fixed - (budget // STRICT_PART if self.case.strict else 0)
+        return fit(rendered, room, self.case.rules, count) if rendered.tokens > room else rendered
 
     def digest(self, previous: str | None, start: int, end: int) -> str:
         return digest(self.body[start:end], previous, self.plan.caps_at(end).summary, self.case.counter.text)
 
     def checkpoints(self, positions: Sequence[int]) -> list[Checkpoint]:
         """The chained keys of positions: a digest over all messages before, begun from what shapes a summary."""
+        known = self._checkpoints.get(tuple(positions))
+        if known is not None:
+            return known
         case, caps = self.case, self.plan.caps
         shape = (case.tenant, case.policy.fingerprint, case.upstream, case.body.model, PROMPT_VERSION)
         sizes = (caps.summary, caps.users, caps.newest, caps.words, caps.index)
@@ -373,6 +382,7 @@ class _Work:
             place = chain.copy()
             place.update(repr(self.plan.carried.get(position)).encode())
             keys.append(Checkpoint(position, place.hexdigest(), content.hexdigest()))
+        self._checkpoints[tuple(positions)] = keys
         return keys
 
     def quoted(self, position: int) -> list[Turn]:

@@ -15,8 +15,9 @@ from rich.progress import Progress
 
 from bench.quality import sessions
 from bench.quality.langchain import ROOT, langchain
-from bench.quality.rows import Row, cases, engines, measure
-from bench.quality.table import raw, show
+from bench.quality.rows import Row, cases, engines, measure, measure_stages
+from bench.quality.stages import Alone
+from bench.quality.table import raw, show, show_stages
 
 PYTHON = ROOT / ".venv-bench" / "bin" / "python"
 
@@ -45,10 +46,14 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
               help="The interpreter of the environment with LangChain.")  # fmt: skip
 def main(quick: bool, file: Path | None, chart: Path | None, folder: Path, python: Path) -> None:
     """Compare the engine with LangChain's on the same conversations, and print the table."""
-    console = Console(width=max(170, Console().width))
+    console = Console(width=max(176, Console().width))
     rows, versions = compare(QUICK if quick else FULL, folder, python, console, recorded=not quick)
     show(rows, versions, console)
-    written = msgspec.json.format(msgspec.json.encode({"versions": versions, "rows": raw(rows)})) + b"\n"
+    stages = [] if quick else stages_alone(folder)
+    if stages:
+        show_stages(stages, console)
+    measured = {"versions": versions, "rows": raw(rows), "stages": stages}
+    written = msgspec.json.format(msgspec.json.encode(measured)) + b"\n"
     if file is not None:
         file.write_bytes(written)
     if chart is not None:
@@ -68,6 +73,12 @@ def compare(
         bar = progress.add_task("comparing", total=sum(len(list(engines(case))) for case in chosen))
         rows = asyncio.run(measure(chosen, Path(store), peer, lambda: progress.advance(bar)))
         return rows, peer.versions
+
+
+def stages_alone(recorded: Path) -> list[Alone]:
+    """What the cheap stages alone do to recorded sessions; empty where those are not at hand."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as store:
+        return asyncio.run(measure_stages(Path(store), recorded))
 
 
 if __name__ == "__main__":

@@ -29,17 +29,29 @@ ENGINES = (
 SUBJECTS: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     ("Facts of dropped messages\nstill readable, tool loops", "facts", ("tool loop",), False),
     ("Facts of dropped messages\nstill readable, multi-turn", "facts", ("multi-turn",), False),
+    ("The same, or one look-up away\nin the archive, both kinds", "archive", ("tool loop", "multi-turn"), False),
     ("File paths still readable,\ncoding session", "paths", ("coding",), False),
     ("User messages word for word,\ncoding session", "users", ("coding",), False),
     ("Valid prompts from\ndirty conversations", "invalid", ("tool loop, dirty", "multi-turn, dirty"), True),
     ("Prompts that fit the window,\nairline sessions", "over", ("airline",), True),
     ("Prompt that stays a common\nprefix, coding session", "stays", ("coding",), False),
+    ("Size of a prompt, multi-turn,\nas part of the window", "size", ("multi-turn",), False),
 )
 
 
 def figure(rows: Sequence[Row], engine: str, name: str, cases: tuple[str, ...], *, complement: bool) -> float | None:
-    """The mean over windows and summarisers; ``None`` where nothing was measured."""
-    values = [row[name] for row in rows if row["engine"] == engine and row["case"].startswith(cases)]
+    """The mean over windows and summarisers; ``None`` where nothing was measured.
+
+    Without an archive there is nothing to look up: what can be read in the prompt is all. ``size`` is that of a prompt
+    as part of the window.
+    """
+    chosen = [row for row in rows if row["engine"] == engine and row["case"].startswith(cases)]
+    if name == "size":
+        values = [row["tokens"] / row["window"] for row in chosen]
+    elif name == "archive":
+        values = [row["facts"] if row["archive"] is None else row["archive"] for row in chosen]
+    else:
+        values = [row[name] for row in chosen]
     known = [1 - value if complement else value for value in values if value is not None]
     return mean(known) if known else None
 
@@ -53,7 +65,7 @@ def draw(measured: dict[str, Any], file: str) -> None:
         if any(value is not None for value in values):
             groups.append((words, values))
     height = 0.25
-    _, axes = pyplot.subplots(figsize=(9, 0.92 * len(groups) + 1.1), layout="constrained")
+    _, axes = pyplot.subplots(figsize=(9, 0.82 * len(groups) + 0.9), layout="constrained")
     for place, (_, values) in enumerate(groups):
         for number, ((_, label, colour), value) in enumerate(zip(ENGINES, values, strict=True)):
             y = place + (number - 1) * height
@@ -64,7 +76,7 @@ def draw(measured: dict[str, Any], file: str) -> None:
             named = f"{text}  {label}" if place == 0 else text
             axes.text(value + 0.008, y, named, va="center", color=colour, fontsize=9, fontweight="bold")
     axes.set_yticks(range(len(groups)), [words for words, _ in groups])
-    axes.invert_yaxis()
+    axes.set_ylim(len(groups) - 0.45, -0.55)
     axes.set_xlim(0, 1.08)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
     axes.spines[["top", "right", "left"]].set_visible(False)

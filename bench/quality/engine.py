@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
-from bench.quality.conversations import Conversation
+from bench.quality.conversations import Conversation, Message
+from bench.quality.judge import named_ids
 from bench.quality.outcome import Outcome, Prompts
 from bench.quality.summariser import SUMMARISERS, Summariser
 from proxy.archive import Archive
 from proxy.body import parse
 from proxy.compaction.rules import Caps, Frame, caps
-from proxy.compactor import Case, Compactor
+from proxy.compaction.stages import cheap_stages
+from proxy.compactor import Case, Compactor, Explanation
 from proxy.config import Policy
 from proxy.limits import budget, reserved_output
 from proxy.policy_rules import rules_for
@@ -80,44 +82,93 @@ class _Model:
         return Written(self._summariser(material, max_tokens, self.count), "stop")
 
 
+Models = Callable[[int], Awaitable[Sequence[LaneModel]]]
+
+
+async def _no_models(tokens: int) -> Sequence[LaneModel]:
+    return ()
+
+
+def _case(raws: Sequence[bytes], window: int, counter: Counter, policy: Policy, tenant: str, models: Models) -> Case:
+    """A request with these messages."""
+    return Case(
+        body=parse(b'{"model":"' + MODEL.encode() + b'","messages":[' + b",".join(raws) + b"]}"),
+        counter=counter,
+        policy=policy,
+        mode="enforce",
+        budget=room(window),
+        tenant=tenant,
+        upstream=MODEL,
+        models=models,
+        rules=rules_for(policy, window_known=True),
+    )
+
+
 class Engine:
     """Replays conversations. ``folder`` holds the store."""
 
     def __init__(self, folder: Path) -> None:
         self._remembered = Remembered()
         self._store = open_store(f"sqlite:///{folder / 'bench.db'}")
-        self._compactor = Compactor(self._remembered, Summaries(self._store), Archive(self._store))
+        self._archive = Archive(self._store)
+        self._compactor = Compactor(self._remembered, Summaries(self._store), self._archive)
         self._counters: dict[int, Counter] = {}
 
     async def replay(self, conversation: Conversation, window: int, summariser: str) -> Outcome:
         """What is sent at each of the conversation's requests. A summary that is begun early is there at the next."""
         prompts = Prompts()
-        counter = self._counters.setdefault(window, Counter(profile(window)))
+        counter = self._counter(window)
         model = _Model(counter, window, SUMMARISERS[summariser], prompts.outcome.reads)
+        tenant = f"{conversation.name} {window} {summariser}"
         raws = [msgspec.json.encode(message) for message in conversation.messages]
 
         async def models(tokens: int) -> Sequence[LaneModel]:
             return cast("Sequence[LaneModel]", (model,))
 
         for end in conversation.requests():
-            body = parse(b'{"model":"' + MODEL.encode() + b'","messages":[' + b",".join(raws[:end]) + b"]}")
-            case = Case(
-                body=body,
-                counter=counter,
-                policy=POLICY,
-                mode="enforce",
-                budget=room(window),
-                tenant=f"{conversation.name} {window} {summariser}",
-                upstream=MODEL,
-                models=models,
-                rules=rules_for(POLICY, window_known=True),
-            )
-            outcome = await self._compactor.compact(case)
+            outcome = await self._compactor.compact(_case(raws[:end], window, counter, POLICY, tenant, models))
             prompts.add(raws[:end] if outcome.messages is None else outcome.messages)
             await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
+        prompts.outcome.archived = await self._looked_up(prompts.outcome, tenant)
         return prompts.outcome
+
+    async def explain(self, conversation: Conversation, window: int, policy: Policy) -> Explanation:
+        """What would be done to the whole conversation under a policy; no summary is made."""
+        raws = [msgspec.json.encode(message) for message in conversation.messages]
+        case = _case(raws, window, self._counter(window), policy, conversation.name, _no_models)
+        return await self._compactor.explain(case)
+
+    async def reduced(self, conversation: Conversation, window: int, policy: Policy) -> int:
+        """Tokens of the whole conversation were every cheap stage of a policy applied to every message."""
+        counter = self._counter(window)
+        raws = [msgspec.json.encode(message) for message in conversation.messages]
+        case = _case(raws, window, counter, policy, conversation.name, _no_models)
+        turns = await self._remembered.turns(case.body.messages, counter)
+        total = counter.overhead(case.body.overhead_fields())
+        stages = cheap_stages(case.rules, turns, counter.message)
+        for index, original in enumerate(turns):
+            turn = original
+            for stage in stages:
+                turn = stage.reduce(index, turn) or turn
+            total += turn.facts.tokens
+        return total
+
+    def _counter(self, window: int) -> Counter:
+        return self._counters.setdefault(window, Counter(profile(window)))
+
+    async def _looked_up(self, outcome: Outcome, tenant: str) -> dict[str, list[Message]]:
+        """What the archive has under every id that the prompts name, once all is written; ids it lacks are left out."""
+        if not await self._archive.drained():
+            raise TimeoutError("the archive is still writing")
+        found = {}
+        for id_ in sorted(set().union(*map(named_ids, outcome.messages))):
+            kept = await self._archive.fetch(tenant, id_)
+            if kept is not None:
+                found[id_] = [msgspec.json.decode(message) for message in kept.messages]
+        return found
 
     async def aclose(self) -> None:
         """Close the store and end the threads."""
+        await self._archive.aclose()
         await self._store.aclose()
         self._remembered.close()

@@ -25,12 +25,9 @@ from proxy.tokens import Counter
 
 SAMPLES = 12
 
+# How the summary message and the notes in shortened messages name what they stand for.
+_KEPT_AS = re.compile(r"\bin the archive as ([0-9a-f]{20})\b")
 _LISTING = re.compile(r"^- (\S*)/: (.+)$", re.MULTILINE)
-
-
-def reach_through_archive(outcome: Outcome, prompt: Sequence[int]) -> set[str] | None:
-    """The facts that a model could read with one look-up that the prompt tells it of; ``None``: there is no archive."""
-    return None
 
 
 @dataclass
@@ -75,7 +72,7 @@ class Figures:
     stays: Share = field(default_factory=Share)
     """Tokens of a prompt that are still there, at the same place, in the next one; over all requests."""
     tokens: Share = field(default_factory=Share)
-    """Tokens of a prompt."""
+    """Tokens of a prompt, over all requests that do not fit the window as they came."""
     summaries: Share = field(default_factory=Share)
     """Requests for a summary, per conversation."""
     read: Share = field(default_factory=Share)
@@ -104,15 +101,16 @@ class Judge:
         prompts = [[sent[i] for i in prompt] for prompt in outcome.prompts]
         lengths = [sum(self._size(message) for message in prompt) for prompt in prompts]
         figures.over.add(sum(lengths[number] > window for number in large), len(large))
+        figures.tokens.add(sum(lengths[number] for number in large), len(large))
         figures.summaries.add(len(outcome.reads), 1)
         figures.read.add(sum(outcome.reads), 1)
         self._stays(figures.stays, sent, outcome.prompts)
+        reach = _Reach(outcome, conversation.facts)
         chosen = _spread(large)
         figures.judged.add(len(chosen), 1)
         for number in chosen:
             before = messages[: ends[number]]
-            reached = reach_through_archive(outcome, outcome.prompts[number])
-            figures.tokens.add(lengths[number], 1)
+            reached = reach.through_archive(outcome.prompts[number])
             if any(message.role not in HEAD_ROLES for message in prompts[number]):
                 found = faults({"messages": [message.value for message in prompts[number]]})
                 figures.invalid.add(bool(found), 1)
@@ -166,6 +164,39 @@ class _Read:
         calls = [(call.id, call.name) for call in calls_of(self.value)]
         arguments = [_parsed(text) for _, text in arguments_of(self.value)]
         return repr((self.role, text_of(self.value), calls, arguments, self.value.get("tool_call_id")))
+
+
+def named_ids(message: Message) -> set[str]:
+    """The ids of the archive that a message tells of."""
+    return set(_KEPT_AS.findall(_Read(message).text))
+
+
+class _Reach:
+    """The facts of one conversation that are one look-up away. Keeps what it found, by message and by id."""
+
+    def __init__(self, outcome: Outcome, facts: Iterable[str]) -> None:
+        self._outcome = outcome
+        self._facts = list(facts)
+        self._ids: dict[int, set[str]] = {}
+        self._found: dict[str, set[str]] = {}
+
+    def through_archive(self, prompt: Sequence[int]) -> set[str] | None:
+        """The facts that a model could read by looking up an id in the prompt; ``None``: there is no archive."""
+        if self._outcome.archived is None:
+            return None
+        ids = set().union(*(self._named(place) for place in prompt))
+        return set().union(*(self._facts_in(self._outcome.archived, id_) for id_ in ids))
+
+    def _named(self, place: int) -> set[str]:
+        if place not in self._ids:
+            self._ids[place] = named_ids(self._outcome.messages[place])
+        return self._ids[place]
+
+    def _facts_in(self, archived: dict[str, list[Message]], id_: str) -> set[str]:
+        if id_ not in self._found:
+            text = "\n".join(_Read(message).text for message in archived.get(id_, ()))
+            self._found[id_] = {fact for fact in self._facts if fact in text}
+        return self._found[id_]
 
 
 def _parsed(text: str) -> Any:

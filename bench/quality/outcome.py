@@ -13,12 +13,14 @@ import msgspec
 class Outcome:
     """The prompts, each as indexes into ``messages``, where every message stands once.
 
-    ``reads`` are the tokens of each request for a summary.
+    ``reads`` are the tokens of each request for a summary. ``archived`` has, by every id that a prompt names, the
+    messages that looking it up returns; ``None``: there is no archive.
     """
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
     reads: list[int] = field(default_factory=list)
+    archived: dict[str, list[dict[str, Any]]] | None = None
 
 
 class Prompts:

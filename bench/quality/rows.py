@@ -11,6 +11,7 @@ from bench.quality.conversations import SHAPES, Conversation
 from bench.quality.engine import TOKENIZER, Engine, shares
 from bench.quality.judge import Figures, Judge
 from bench.quality.langchain import MIDDLEWARE, TRIMMING, TUNED, LangChain
+from bench.quality.stages import Alone, alone
 from proxy.profiles import Profile
 from proxy.tokens import Counter
 
@@ -61,6 +62,15 @@ def cases(folder: Path | None, *, seeds: int, windows: Sequence[int]) -> list[Ca
     found += [Case("coding session", window, coding) for window in (32_768, 65_536, 131_072) if coding]
     airline = sessions.airline(folder)
     return [*found, *([Case("airline sessions", 4_096, airline)] if airline else [])]
+
+
+async def measure_stages(folder: Path, recorded: Path) -> list[Alone]:
+    """What the cheap stages alone do to recorded sessions. ``folder`` is for the engine's store."""
+    engine = Engine(folder)
+    try:
+        return [await alone(engine, conversation) for conversation in sessions.coding(recorded)]
+    finally:
+        await engine.aclose()
 
 
 async def measure(chosen: Sequence[Case], folder: Path, peer: LangChain, step: Callable[[], None]) -> list[Row]:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from bench.quality.langchain import MIDDLEWARE, TRIMMING, TUNED
 from bench.quality.rows import OURS, Row
+from bench.quality.stages import Alone
 
 NOTHING = "–"
 LABELS = {OURS: "compaction-proxy", MIDDLEWARE: "LangChain", TUNED: "LangChain, tuned", TRIMMING: "LangChain, trimmed"}
@@ -79,6 +80,18 @@ def show(rows: Sequence[Row], versions: Mapping[str, str], console: Console) -> 
                 table.add_row(title, label, *cells, style="bold" if engine == OURS else None)
                 title = ""
         table.add_section()
+    console.print(table)
+
+
+def show_stages(found: Sequence[Alone], console: Console) -> None:
+    """Print what the cheap stages take off where no summary is made."""
+    table = Table(title="The cheap stages alone, without a summary: tokens of a conversation at its end")
+    for name in ("conversation", "as it came", "as it is sent", "taken off", "were every message reduced"):
+        table.add_column(name, justify="left" if name == "conversation" else "right")
+    for one in found:
+        sizes = map(_thousands, (one.before, one.after))
+        off = _percent(1 - one.after / one.before)
+        table.add_row(one.case, *sizes, off, f"{_thousands(one.least)} (-{_percent(1 - one.least / one.before)})")
     console.print(table)
 
 

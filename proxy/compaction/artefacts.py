@@ -13,6 +13,8 @@ _ARTEFACT = re.compile(
     (?P<url>https?://[^\s"'<>()\[\]{}\\`]{4,300})
   | (?P<path>(?<![\w/.~@+-])(?:~|\.{1,2})?/?[\w.@+-]{1,100}(?:/[\w.@+-]{1,100}){1,30})
   | (?P<ticket>(?<![\w-])[A-Z][A-Z0-9]{1,9}-\d{1,10}(?![\w-]))
+  | (?P<code>(?<![\w-])(?=[A-Z0-9-]{5})(?=[A-Z0-9-]{0,19}[A-Z])(?=[A-Z0-9-]{0,19}\d)
+      [A-Z0-9]{2,12}(?:-[A-Z0-9]{2,12}){0,3}(?![\w-]))
   | (?P<uuid>(?<![\w-])[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?![\w-]))
   | (?P<hash>(?<!\w)(?=[0-9a-f]{0,11}\d)[0-9a-f]{12,64}(?!\w))
     """,
@@ -27,6 +29,7 @@ KINDS: tuple[tuple[str, float], ...] = (
     ("ticket", 0.3),
     ("url", 0.3),
     ("file", 1.0),  # what calls named: the files that were worked on
+    ("code", 0.5),  # of bookings, orders, parts: capitals with figures among them
     ("path", 1.0),
     ("uuid", 1.0),
     ("hash", 1.0),
@@ -76,6 +79,11 @@ def _pieces(text: str) -> Iterator[str]:
     yield text[start:]
 
 
+def unseen(found: Artefacts, text: str) -> Artefacts:
+    """The artefacts that do not stand in a text."""
+    return {kind: [item for item in items if item not in text] for kind, items in found.items()}
+
+
 def index(found: Artefacts, max_tokens: int, count: TextCounter) -> str:
     """As many artefacts as the tokens allow, newest first chosen, one line for each folder or single item."""
     lines: list[str] = []
@@ -85,7 +93,7 @@ def index(found: Artefacts, max_tokens: int, count: TextCounter) -> str:
         items = found.get(kind, [])
         if kind == "path":
             items = [item for item in items if item not in named]
-        listing = _files if kind in ("file", "path") else _single
+        listing = _LISTINGS.get(kind, _single)
         chosen = listing(items, int(left * part), count)
         lines += chosen
         left -= sum(count(line) + 1 for line in chosen)
@@ -103,15 +111,39 @@ def _single(items: Sequence[str], max_tokens: int, count: TextCounter) -> list[s
     return kept[::-1]
 
 
-def _files(paths: Sequence[str], max_tokens: int, count: TextCounter) -> list[str]:
-    """Files by folder, so that a folder's name stands once."""
-    folders: dict[str, list[str]] = {}
-    left = max_tokens
-    for path in reversed(paths):
-        folder, _, name = path.rpartition("/")
-        new = folder not in folders
-        left -= count(f", {name}") + (count(f"- {folder}/: ") + 1 if new else 0)
+def _joined(items: Sequence[str], max_tokens: int, count: TextCounter) -> list[str]:
+    """All in one line, being short."""
+    kept: list[str] = []
+    left = max_tokens - 3
+    for item in reversed(items):
+        left -= count(f", {item}")
         if left < 0:
             break
-        folders.setdefault(folder, []).append(name)
-    return [f"- {folder}/: {', '.join(names[::-1])}" for folder, names in reversed(folders.items())]
+        kept.append(item)
+    return [f"- {', '.join(kept[::-1])}"] if kept else []
+
+
+def _files(paths: Sequence[str], max_tokens: int, count: TextCounter) -> list[str]:
+    """Files by folder, so that a folder's name stands once."""
+    newest_first = paths[::-1]
+    folders: dict[str, list[str]] = {}
+    lines: list[str] = []
+    taken = 0
+    while True:
+        # A line takes fewer tokens than its parts do one by one: what that leaves is for more of them.
+        left = max_tokens - sum(count(line) + 1 for line in lines)
+        before = taken
+        for path in newest_first[taken:]:
+            folder, _, name = path.rpartition("/")
+            new = folder not in folders
+            left -= count(f", {name}") + (count(f"- {folder}/: ") + 1 if new else 0)
+            if left < 0:
+                break
+            folders.setdefault(folder, []).append(name)
+            taken += 1
+        if taken == before:
+            return lines
+        lines = [f"- {folder}/: {', '.join(names[::-1])}" for folder, names in reversed(folders.items())]
+
+
+_LISTINGS = {"file": _files, "path": _files, "code": _joined}

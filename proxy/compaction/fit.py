@@ -7,12 +7,13 @@ call from its result.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from proxy.compaction.conditions import Clause
-from proxy.compaction.message import RESULT_ROLES, MessageCounter, Turn
+from proxy.compaction.message import HEAD_ROLES, RESULT_ROLES, MessageCounter, Turn
 from proxy.compaction.render import Piece, Rendered, clip_marker
-from proxy.compaction.rules import ArgumentRules, Rules
-from proxy.compaction.stages import arguments, results
+from proxy.compaction.rules import ArgumentRules, MediaRules, Rules
+from proxy.compaction.stages import arguments, media, results
 
 NAME = "fit"
 
@@ -21,6 +22,7 @@ SMALLEST = 120
 
 _NO_KEEP = Clause(messages=1)
 _TIGHT_ARGUMENTS = ArgumentRules((), _NO_KEEP, 400, None, frozenset({"*"}))
+_ANY_MEDIA = MediaRules((), _NO_KEEP)
 
 Choose = Callable[[Sequence[Piece]], list[int]]
 
@@ -29,7 +31,7 @@ def fit(rendered: Rendered, room: int, rules: Rules, count: MessageCounter) -> R
     """The messages shortened until they take ``room`` tokens at most, or as near to that as the rungs reach."""
     pieces = list(rendered.pieces)
     before = rendered.tokens
-    for rung in (_results, _arguments, _texts, _last_user_message):
+    for rung in (_results, _arguments, _media, _texts, _last_user_message):
         excess = sum(p.tokens for p in pieces) - room
         if excess <= 0:
             break
@@ -53,6 +55,29 @@ def _arguments(pieces: list[Piece], excess: int, rules: Rules, count: MessageCou
         if form is not None and form.facts.tokens < pieces[index].tokens:
             excess -= pieces[index].tokens - form.facts.tokens
             pieces[index] = Piece(form.raw, form.facts.tokens, turn)
+        if excess <= 0:
+            break
+    return pieces
+
+
+def _media(pieces: list[Piece], excess: int, rules: Rules, count: MessageCounter) -> list[Piece]:
+    """Labels for images, audio and files, unless the policy leaves those alone: no other rung can make them smaller.
+
+    The user's last message keeps its own."""
+    if rules.media is None:
+        return pieces
+    stage = media.Media(_ANY_MEDIA, count, archive=rules.archive)
+    last_user = last_user_message(pieces)
+    chosen = [
+        i
+        for i, p in enumerate(pieces)
+        if i != last_user and p.turn and p.turn.facts.media and p.turn.facts.role not in HEAD_ROLES and not p.pinned
+    ]
+    for index in sorted(chosen, key=lambda i: -pieces[i].tokens):
+        form = stage.reduce(0, _as_it_is(pieces[index]))
+        if form is not None:
+            excess -= pieces[index].tokens - form.facts.tokens
+            pieces[index] = Piece(form.raw, form.facts.tokens, pieces[index].turn)
         if excess <= 0:
             break
     return pieces
@@ -94,7 +119,18 @@ def _level(pieces: list[Piece], chosen: list[int], excess: int, rules: Rules, co
         turn: Turn | None = pieces[index].turn
         if turn is None or pieces[index].tokens <= level:
             continue
-        form = results.shortened(turn, level, count, clip_marker(turn, rules))
+        # Made of the original, a shortened message would have its pictures back.
+        source = _as_it_is(pieces[index]) if turn.facts.media else turn
+        form = results.shortened(source, level, count, clip_marker(turn, rules))
         if form is not None and form.facts.tokens < pieces[index].tokens:
             pieces[index] = Piece(form.raw, form.facts.tokens, turn)
     return pieces
+
+
+def _as_it_is(piece: Piece) -> Turn:
+    """A client's message in the form that it has by now."""
+    if piece.turn is None:
+        raise ValueError("a summary is no message of the client's")
+    if not piece.changed:
+        return piece.turn
+    return Turn(piece.raw, replace(piece.turn.facts, tokens=piece.tokens, forms={}))

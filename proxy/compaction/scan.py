@@ -251,7 +251,7 @@ class _Walk:
             if gain > 0:
                 moves[stage.name] = frontier
                 after -= gain
-            if moves and self._enough(after):
+            if moves and self._enough(after) and size - after >= self._rules.least_gain * size:
                 break
         return moves, after
 

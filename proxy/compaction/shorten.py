@@ -46,7 +46,7 @@ def middle_cut(
     """
     if total is None:
         total = count(text)
-    if total <= max_tokens:
+    if total <= max_tokens or not text:
         return text
     allowed = max_tokens - count(_fill(marker, total, len(text), text.count("\n")))
     whole = int(len(text) * allowed / total)

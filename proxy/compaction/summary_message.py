@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxy.compaction.artefacts import Artefacts, artefacts
+from proxy.compaction.artefacts import Artefacts, artefacts, unseen
 from proxy.compaction.artefacts import index as index_of
 from proxy.compaction.foreign import recognised
 from proxy.compaction.message import Message, TextCounter, Turn, arguments_of, decode, encode, text_of
@@ -71,25 +71,26 @@ def summary_message(gist: Gist, caps: Caps, rules: Rules, count: TextCounter) ->
     """The message, as JSON, that stands for a part of a conversation.
 
     It holds the user's messages word for word (the first and the newest ones, ``caps.users`` tokens in all), the index
-    of paths, URLs and identifiers, the summary, and what the assistant said last (``caps.words`` tokens). What changes
-    least from one checkpoint to the next stands first, for the sake of the provider's prompt cache.
+    of paths, URLs and identifiers that stand nowhere else in it, the summary, and what the assistant said last
+    (``caps.words`` tokens). What changes least from one checkpoint to the next stands first, for the sake of the
+    provider's prompt cache.
     """
-    parts = [_INTRODUCTION if gist.id is None else f"{_INTRODUCTION} {_KEPT.format(id=gist.id)}"]
-    users = [text for turn in gist.dropped if turn.facts.role == "user" for text in _words(decode(turn.raw))]
-    if users:
-        section = "\n".join(user_messages(users, caps.users, count, keep_first=rules.keep_first))
-        parts.append("## The user's own messages and directives in it, word for word, oldest first\n" + section)
-    listed = index_of(gist.found, caps.index - 12, count)
-    if listed:
-        parts.append("## Paths, URLs and identifiers in it\n" + fenced(listed))
+    introduction = _INTRODUCTION if gist.id is None else f"{_INTRODUCTION} {_KEPT.format(id=gist.id)}"
+    texts = [text for turn in gist.dropped if turn.facts.role == "user" for text in _words(decode(turn.raw))]
+    users = "\n".join(user_messages(texts, caps.users, count, keep_first=rules.keep_first)) if texts else ""
     # Its tags made harmless it may be longer than its cap.
     summary = middle_cut(fenced(gist.summary.strip()), caps.summary, count, _SUMMARY_MARKER)
-    parts.append("## What happened\n" + summary)
     room = caps.words - USER_FRAME_TOKENS
     said = _last_words(gist.dropped) if room >= SMALLEST_QUOTE else ""
-    if said:
-        words = middle_cut(fenced(said), room, count, _WORDS_MARKER)
-        parts.append("## What the assistant said last in it, word for word\n" + words)
+    words = middle_cut(fenced(said), room, count, _WORDS_MARKER) if said else ""
+    listed = fenced(index_of(unseen(gist.found, users + summary + words), caps.index - 12, count))
+    sections = (
+        ("The user's own messages and directives in it, word for word, oldest first", users),
+        ("Paths, URLs and identifiers in it", listed),
+        ("What happened", summary),
+        ("What the assistant said last in it, word for word", words),
+    )
+    parts = [introduction, *(f"## {title}\n{text}" for title, text in sections if text)]
     body = "\n\n".join(parts)
     return encode({"role": rules.role, "content": f"<{TAG}>\n{body}\n</{TAG}>"})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from bench.quality import dirt, table
 from bench.quality.__main__ import PYTHON
 from bench.quality.conversations import SHAPES, Conversation, tool_loop
 from bench.quality.engine import TOKENIZER, Engine, room, shares
-from bench.quality.judge import Figures, Judge, readable_paths
+from bench.quality.judge import Figures, Judge, named_ids, readable_paths
 from bench.quality.langchain import MIDDLEWARE, TRIMMING, TUNED, langchain
 from bench.quality.outcome import Outcome
 from bench.quality.rows import OURS, Case, Row, cases, engines
+from bench.quality.stages import Alone, alone
 from bench.quality.summariser import SUMMARISERS
 from proxy.compaction.message import arguments_of, text_of
 from proxy.demo.validity import faults
@@ -104,6 +106,53 @@ def test_the_engine_is_replayed_turn_by_turn(summariser: str, tmp_path: Path) ->
     assert (figures["over"], figures["invalid"], figures["users"]) == (0, 0, 1)
     assert 0 < (figures["facts"] or 0) < (figures["all_facts"] or 0) < 1
     assert 0.7 < (figures["stays"] or 0) < 1
+    # All that was taken out is one look-up away; were the archive empty, no more would be than can be read at once.
+    assert figures["archive"] == 1
+    lost = judged(conversation, replace(outcome, archived={})).values()
+    assert lost["archive"] == lost["facts"] == figures["facts"]
+
+
+def test_facts_are_reached_by_the_ids_in_the_prompt_alone() -> None:
+    named, other, gone = "0123456789abcdef0123", "f" * 20, "0" * 20
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "AA11 BB22"},
+        {"role": "assistant", "content": "CC33"},
+        {"role": "user", "content": "DD44 " * 10},
+    ]
+    conversation = Conversation("", messages, {"AA11": 0, "BB22": 0, "CC33": 1})
+    notes = [f"AA11, kept in the archive as {id_}." for id_ in (named, gone, other)]
+    sent = [{"role": "user", "content": note} for note in notes]
+    archived = {named: [messages[0]], other: messages}
+    figures = judged(conversation, Outcome(sent, [[2], [0, 1]], archived=archived), 20).values()
+    # Only the second prompt is judged. No id in it leads to CC33.
+    assert figures["judged"] == 1
+    assert figures["facts"] == pytest.approx(1 / 3)
+    assert figures["archive"] == pytest.approx(2 / 3)
+    assert named_ids({"role": "user", "content": "as 0123456789abcdef0123, in the archive as 0123"}) == set()
+
+
+def test_the_stages_alone_are_measured(tmp_path: Path) -> None:
+    def read(path: str) -> list[dict[str, Any]]:
+        result = {"role": "tool", "tool_call_id": path, "content": f"{path} " * 12_000}
+        return [{"role": "assistant", "content": None, "tool_calls": [call(path)]}, result]
+
+    spoken = [{"role": role, "content": "word " * 4_000} for role in ("assistant", "user") * 4]
+    conversation = Conversation("reading", [{"role": "user", "content": "Read."}, *read("a"), *spoken, *read("b")])
+
+    async def measured() -> Alone:
+        engine = Engine(tmp_path)
+        try:
+            return await alone(engine, conversation)
+        finally:
+            await engine.aclose()
+
+    found = asyncio.run(measured())
+    # The old result is shortened; the recent one is spared, and would be shortened were it old.
+    assert found.before - found.after == pytest.approx(11_500, rel=0.02)
+    assert found.after - found.least == pytest.approx(11_500, rel=0.02)
+    out = io.StringIO()
+    table.show_stages([found], Console(file=out, width=170))
+    assert "reading" in out.getvalue()
 
 
 def test_two_runs_give_the_same(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ from .conversations import result, text_tokens, turn
         ("in src/app/main.py:42, ../lib/util.ts", "path", ["src/app/main.py", "../lib/util.ts"]),
         ("./run/me now; read/write and/or", "path", ["./run/me"]),
         ("fix ABC-123 and X2-9, not AB-12-34", "ticket", ["ABC-123", "X2-9"]),
+        ("book 4WQ150, FACT-7QX2A (ORD-8F-3K2)", "code", ["4WQ150", "FACT-7QX2A", "ORD-8F-3K2"]),
+        ("not 123456, CONSTANT, UTF-8, x4WQ150, 4WQ150y or A1B2", "code", []),
         ("id 123e4567-e89b-12d3-a456-426614174000!", "uuid", ["123e4567-e89b-12d3-a456-426614174000"]),
         ("commit 0123456789abcdef, deadbeefcafe", "hash", ["0123456789abcdef"]),
         ("nothing at all here, 2024, a-b, I/O", "path", []),
@@ -55,6 +57,16 @@ def test_the_index_puts_files_under_their_folder_and_takes_the_newest_first() ->
     few = index(artefacts([" ".join(f"/src/file{n}.py" for n in range(100))]), 30, text_tokens)
     assert "file99.py" in few
     assert "file0.py" not in few
+
+
+@pytest.mark.parametrize("folders", [1, 7, 400])
+def test_the_index_uses_its_tokens_up(folders: int) -> None:
+    found = artefacts([" ".join(f"/src/part{n % folders}/file{n}.py" for n in range(400))])
+    listed = index(found, 400, text_tokens)
+    assert 330 < text_tokens(listed) <= 400
+    # The newest are there, and nothing older than the first that is not.
+    there = [f"file{n}.py" in listed for n in range(400)]
+    assert there == sorted(there)
 
 
 @pytest.mark.parametrize("before", range(PIECE - 60, PIECE + 10, 7))

@@ -95,9 +95,28 @@ def test_the_last_user_message_is_shortened_only_if_the_policy_says_so() -> None
     assert out.tokens <= 2000
 
 
-def test_head_pictures_and_small_messages_are_never_touched() -> None:
-    messages = [system(words(3000)), user("short"), {"role": "user", "content": [IMAGE] * 30}, user("last")]
+def test_head_newest_pictures_and_small_messages_are_never_touched() -> None:
+    messages = [system(words(3000)), user("short"), {"role": "user", "content": [IMAGE] * 30}]
     assert fitted(messages, 100, YIELDING)[1] == []
+
+
+def test_older_pictures_become_labels_and_never_come_back() -> None:
+    seen = {"role": "user", "content": [*[IMAGE] * 30, {"type": "text", "text": words(900)}]}
+    messages = [user("short"), seen, assistant("I see."), user("last")]
+    after, changed, out = fitted(messages, 2000)
+    assert changed == [1]
+    assert {part["type"] for part in after[1]["content"]} == {"text"}
+    assert after[1]["content"][30:] == seen["content"][30:]
+    assert out.tokens <= 2000
+    shorter, changed, further = fitted(messages, 1100)
+    assert changed == [1]
+    assert {part["type"] for part in shorter[1]["content"]} == {"text"}
+    assert further.tokens < out.tokens
+
+
+def test_pictures_stay_where_the_policy_leaves_them_alone() -> None:
+    messages = [{"role": "user", "content": [IMAGE] * 30}, user("last")]
+    assert fitted(messages, 100, rules(media=False))[1] == []
 
 
 def test_the_summary_is_never_touched() -> None:

@@ -16,8 +16,8 @@ NAME = "media"
 _LABEL = "[The compaction proxy left out an old part of this message here: {kind}.{kept}]"
 
 
-class _Media:
-    """The stage under one policy's rules."""
+class Media:
+    """The stage under one policy's rules; the fit ladder has it with rules of its own."""
 
     name = NAME
     spares_newest_user = True
@@ -54,6 +54,6 @@ def _labelled(part: Any, kept: str) -> Any:
     return {"type": "text", "text": text, **marks}
 
 
-def stage(rules: Rules, body: Sequence[Turn], count: MessageCounter) -> _Media | None:
+def stage(rules: Rules, body: Sequence[Turn], count: MessageCounter) -> Media | None:
     """The stage, unless it is off."""
-    return None if rules.media is None else _Media(rules.media, count, archive=rules.archive)
+    return None if rules.media is None else Media(rules.media, count, archive=rules.archive)

@@ -1,0 +1,195 @@
+"""The whole engine in process: what becomes of a request, as the server would treat it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeVar, cast
+
+from proxy.archive import Archive
+from proxy.body import ChatBody, parse
+from proxy.compactor import Case, Compactor, Outcome
+from proxy.policy_rules import rules_for
+from proxy.profiles import Profile
+from proxy.store import Store
+from proxy.summary.asking import LaneModel
+from proxy.summary.quality import Written
+from proxy.summary.service import Summaries
+from proxy.summary.writing import SummaryFailed
+from proxy.tokens import Counter
+from proxy.tokens.remembered import Remembered
+
+from .generator import MODEL, Setting, body_of
+
+NOTES = "The build was repaired; two tests still fail."
+"""What the summary model writes, whatever it reads."""
+
+T = TypeVar("T")
+Ask = Callable[[str], str]
+"""From the material to a summary. Raises ``SummaryFailed``."""
+
+
+def constant(material: str) -> str:
+    return NOTES
+
+
+def failing(material: str) -> str:
+    raise SummaryFailed("out of order")
+
+
+class _Counter(Counter):
+    """The real one; short texts (ids, names, lines of an index) come again and again."""
+
+    def text(self, text: str) -> int:
+        """See ``Counter``."""
+        return _short(text) if len(text) < 2_000 else super().text(text)
+
+
+COUNTER = _Counter(Profile(MODEL, tokenizer="o200k_base"))
+
+
+@lru_cache(maxsize=20_000)
+def _short(text: str) -> int:
+    return Counter.text(COUNTER, text)
+
+
+class Plain:
+    """A store in a dictionary: tens of thousands of conversations need no thread."""
+
+    def __init__(self) -> None:
+        self.entries: dict[tuple[str, str, str], bytes] = {}
+
+    async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
+        """See ``Store``."""
+        return self.entries.get((tenant, kind, key))
+
+    async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
+        """See ``Store``."""
+        self.entries[tenant, kind, key] = value
+
+    async def aclose(self) -> None:
+        """See ``Store``."""
+
+
+class _Model:
+    """A summary model that is a function."""
+
+    room = None
+    count = staticmethod(COUNTER.text)
+
+    def __init__(self, name: str, ask: Ask) -> None:
+        self.name = name
+        self._ask = ask
+
+    async def ask(self, messages: list[dict[str, Any]], max_tokens: int) -> Written:
+        """See ``proxy.summary.writing.SummaryModel``."""
+        return Written(self._ask(messages[-1]["content"]), "stop")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request as it comes."""
+
+    body: ChatBody
+    setting: Setting
+    budget: int
+    tenant: str
+
+    @property
+    def messages(self) -> list[bytes]:
+        """As the proxy reads them: in a body with lone surrogates these are replaced."""
+        return [bytes(raw) for raw in self.body.messages]
+
+    def printed(self) -> str:
+        """For who wants to send it again."""
+        return json.dumps(
+            {
+                "setting": self.setting.name,
+                "budget": self.budget,
+                "messages": [json.loads(raw) for raw in self.messages],
+            }
+        )
+
+
+def request(raws: Sequence[bytes], setting: Setting, budget: int, *, tenant: str = "t", model: str = MODEL) -> Request:
+    return Request(parse(body_of(raws, model)), setting, budget, tenant)
+
+
+class Engine:
+    """One process of the server. ``asked`` counts the calls of the summary model."""
+
+    def __init__(self, remembered: Remembered, store: Store | None = None) -> None:
+        self.store: Store = Plain() if store is None else store
+        self.archive = Archive(self.store)
+        self.asked = 0
+        self._summaries = Summaries(self.store)
+        self.compactor = Compactor(remembered, self._summaries, self.archive)
+
+    def case(self, request: Request, ask: Ask = constant) -> Case:
+        def counted(material: str) -> str:
+            self.asked += 1
+            return ask(material)
+
+        async def models(tokens: int) -> Sequence[LaneModel]:
+            return cast("Sequence[LaneModel]", (_Model(f"summaries of {request.body.model}", counted),))
+
+        return Case(
+            body=request.body,
+            counter=COUNTER,
+            policy=request.setting.policy,
+            mode="enforce",
+            budget=request.budget,
+            tenant=request.tenant,
+            upstream="u",
+            models=models,
+            rules=rules_for(request.setting.policy, window_known=True),
+            strict=request.setting.strict,
+        )
+
+    async def send(self, request: Request, ask: Ask = constant) -> Outcome:
+        """What leaves; a summary that is begun early is there when this returns."""
+        outcome = await self.compactor.compact(self.case(request, ask))
+        await settled()
+        return outcome
+
+    async def aclose(self) -> None:
+        await self._summaries.aclose()
+        await self.archive.aclose()
+        await self.store.aclose()
+
+
+async def settled() -> None:
+    """Wait for what is done in the background."""
+    while others := asyncio.all_tasks() - {cast("asyncio.Task[Any]", asyncio.current_task())}:
+        await asyncio.gather(*others)
+
+
+def sent(request: Request, outcome: Outcome) -> list[bytes]:
+    """The messages that leave."""
+    return request.messages if outcome.messages is None else [bytes(raw) for raw in outcome.messages]
+
+
+class _Inline(asyncio.SelectorEventLoop):
+    """A loop that does at once what others give to a thread: cheaper, and in the same order at every run."""
+
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:  # noqa: BLE001  as a thread's, it is whoever awaits the future who gets it
+            future.set_exception(error)
+        return future
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in a loop of its own, without threads."""
+    with runner() as loop:
+        return loop.run(main)
+
+
+def runner() -> asyncio.Runner:
+    """What runs coroutines one after the other in one loop, without threads."""
+    return asyncio.Runner(loop_factory=_Inline)
