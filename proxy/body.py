@@ -33,6 +33,7 @@ _decoder = msgspec.json.Decoder(_Wire)
 _any_decoder = msgspec.json.Decoder()
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
+OUTPUT_FIELDS = ("max_completion_tokens", "max_tokens")
 OVERHEAD_FIELDS = ("tools", "functions", "tool_choice", "response_format")
 
 # Half of a surrogate pair, as JavaScript leaves it where a text is cut within an emoji. Python's parser takes it, the
@@ -63,12 +64,18 @@ class ChatBody:
         """Tools, functions, tool choice and response format, decoded: what counts besides messages."""
         return {name: _value(raw) for name, raw in zip(OVERHEAD_FIELDS, self.overhead, strict=True) if raw}
 
-    def rewritten(self, *, messages: Sequence[bytes] | None = None, model: str | None = None) -> bytes:
-        """The body with other messages or another model. Every other value keeps its bytes and its place.
+    def rewritten(
+        self,
+        *,
+        messages: Sequence[bytes] | None = None,
+        model: str | None = None,
+        max_output: int | None = None,
+    ) -> bytes:
+        """The body with other messages, another model, or no more output asked for than ``max_output`` tokens.
 
-        Raises ``BadBody`` where its fields cannot be told apart.
+        Every other value keeps its bytes and its place. Raises ``BadBody`` where its fields cannot be told apart.
         """
-        if messages is None and model is None:
+        if messages is None and model is None and max_output is None:
             return self.raw
         try:
             fields = _fields_decoder.decode(self.raw if self.strict is None else self.strict)
@@ -78,6 +85,10 @@ class ChatBody:
             fields["messages"] = msgspec.Raw(b"[" + b",".join(messages) + b"]")
         if model is not None:
             fields["model"] = msgspec.Raw(msgspec.json.encode(model))
+        if max_output is not None:
+            for name in OUTPUT_FIELDS:
+                if name in fields and (_positive(fields[name]) or 0) > max_output:
+                    fields[name] = msgspec.Raw(b"%d" % max_output)
         return msgspec.json.encode(fields)
 
 

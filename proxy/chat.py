@@ -39,6 +39,7 @@ from proxy.limits import (
     told_by,
 )
 from proxy.observe.metrics import RETRIES, TOKENS_REMOVED, requests
+from proxy.output import kept_free, lowered, shared_window
 from proxy.overdue import overdue
 from proxy.policy_rules import rules_for
 from proxy.profiles import Profile
@@ -200,6 +201,7 @@ class ChatCompletions:
         await service.recall(route.upstream, route.model, exchange.caller.tenant)
         case = await self._case(exchange, profile)
         outcome = await self._compacted(exchange, case) if body.messages else Outcome(unmeasured(case.mode))
+        outcome.output = await self._lowered(exchange, profile, case, outcome)
         while True:
             opening = await self._send(exchange, lane, outcome)
             overflow = opening.overflow
@@ -212,7 +214,8 @@ class ChatCompletions:
                 harder = await self._harder(exchange, profile, case, outcome, overflow, may_ask=exchange.retries > 0)
             if harder is None:
                 parts = await service.compactor.parts(case, outcome)
-                return failed_answer(opening, parts | {OUTPUT_PART: body.max_output or 0}), outcome
+                output = outcome.output or body.max_output or 0
+                return failed_answer(opening, parts | {OUTPUT_PART: output}), outcome
             await opening.answer.close()
             RETRIES.inc()
             exchange.retries += 1
@@ -271,13 +274,37 @@ class ChatCompletions:
         )
 
     def _room(self, exchange: Exchange, profile: Profile) -> tuple[int | None, int]:
-        """Tokens that the input may have, where that is known, and those kept for the answer."""
+        """Tokens that the input may have, where that is known, and those that are reserved for the answer."""
         route, caller = exchange.route, exchange.caller
-        learned = self._service.learned.get(route.upstream, route.model, caller.tenant)
-        if exchange.unproven is not None:
-            learned = lower(learned, exchange.unproven)
+        learned = self._learned(exchange)
         reserved = reserved_output(profile, exchange.body.max_output, caller.policy.reserve_output, learned)
-        return budget(profile, reserved, learned, self._calibration.factor(route.upstream, route.model)), reserved
+        kept = kept_free(self._shared_window(exchange, profile), reserved)
+        return budget(profile, kept, learned, self._calibration.factor(route.upstream, route.model)), reserved
+
+    def _learned(self, exchange: Exchange) -> Learned | None:
+        route = exchange.route
+        learned = self._service.learned.get(route.upstream, route.model, exchange.caller.tenant)
+        return learned if exchange.unproven is None else lower(learned, exchange.unproven)
+
+    def _shared_window(self, exchange: Exchange, profile: Profile) -> int | None:
+        factor = self._calibration.factor(exchange.route.upstream, exchange.route.model)
+        return shared_window(profile, exchange.body, exchange.caller.policy, self._learned(exchange), factor)
+
+    async def _lowered(self, exchange: Exchange, profile: Profile, case: Case, outcome: Outcome) -> int | None:
+        """The output to ask for in place of what the request asks for; ``None`` where that stays."""
+        body, window = exchange.body, self._shared_window(exchange, profile)
+        asked = body.max_output
+        if window is None or asked is None or not body.messages or case.mode != "enforce":
+            return None
+        if outcome.verdict == "failed":
+            return None
+        factor = self._calibration.factor(exchange.route.upstream, exchange.route.model)
+        sent = sent_tokens(outcome)
+        if sent is None:
+            if len(body.raw) * profile.token_ratio * factor + asked <= window:
+                return None  # a token is at least one byte
+            sent = await self._service.compactor.size(case, outcome)
+        return lowered(window, asked, int(sent * factor))
 
     def _learn(self, exchange: Exchange, profile: Profile, told: Learned) -> None:
         route, caller = exchange.route, exchange.caller
@@ -297,16 +324,20 @@ class ChatCompletions:
         """The request brought below the limit that a refusal told; ``None`` if that cannot be, or would not help."""
         service = self._service
         sent = await service.compactor.size(case, outcome)
-        _, reserved = self._room(exchange, profile)
+        reserved = outcome.output or self._room(exchange, profile)[1]
         factor = self._calibration.factor(exchange.route.upstream, exchange.route.model)
         told = told_by(overflow, sent, reserved, factor)
         if told.source == "guess":
             exchange.unproven = told
         else:
             self._learn(exchange, profile, told)
-        if told.total is not None and told.total - reserved < told.total // SMALLEST_PART:
+        kept = kept_free(self._shared_window(exchange, profile), reserved)
+        if told.total is not None and told.total - kept < told.total // SMALLEST_PART:
             return None  # beside so much output no prompt is small enough
         room, _ = self._room(exchange, profile)
+        output = await self._lowered(exchange, profile, case, outcome)
+        if output is not None and output < reserved and room is not None and sent <= room:
+            return case, replace(outcome, output=output)
         if room is None or room >= (case.budget or room + 1):
             # The refusal says nothing new, so by count the request fitted: the count is what is wrong.
             room = int(min(sent, case.budget or sent) * BLIND_FACTOR)
@@ -314,6 +345,7 @@ class ChatCompletions:
         harder = await self._compacted(exchange, case, may_ask=may_ask)
         if harder.messages is None or harder.after is None or harder.after >= sent:
             return None
+        harder.output = await self._lowered(exchange, profile, case, harder)
         return case, harder
 
     async def _send(self, exchange: Exchange, lane: Lane, outcome: Outcome) -> Opening:
@@ -327,7 +359,7 @@ class ChatCompletions:
         if remaining <= 0:
             raise UpstreamTimeout(DEADLINE)
         request = Outgoing(
-            body=body.rewritten(messages=outcome.messages, model=model),
+            body=body.rewritten(messages=outcome.messages, model=model, max_output=outcome.output),
             model=route.model,
             stream=body.stream,
             headers=[*headers, (VIA, exchange.hops)],
@@ -391,6 +423,8 @@ def report(outcome: Outcome, retries: int, policy: str) -> list[tuple[str, str]]
         headers.append(("x-compaction-tokens-after", str(outcome.after)))
     if outcome.steps:
         headers.append(("x-compaction-steps", ",".join(outcome.steps)))
+    if outcome.output is not None:
+        headers.append(("x-compaction-output", "clamped"))
     if outcome.summary is not None:
         headers.append(("x-compaction-summary", outcome.summary))
     if outcome.resting:

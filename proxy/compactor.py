@@ -42,6 +42,9 @@ log = structlog.get_logger(__name__)
 PROMPT_VERSION = "4"
 """Part of the key of every summary: raised when the wording of prompt or summary message changes."""
 
+HOPELESS = 1.5
+"""A last message of the user's of so many budgets cannot fit, even if the count is off and no answer is left room."""
+
 STRICT_PART = 64
 """This part of the budget is left for the short messages that strict alternation puts between others."""
 
@@ -73,7 +76,8 @@ class Outcome:
     """What became of a request: the messages to send (``None``: as they came), and what to report.
 
     ``before`` and ``after`` are tokens; ``None`` where the bytes alone decided. ``resting`` says that no model was
-    asked for the summary because too many attempts failed.
+    asked for the summary because too many attempts failed. ``output`` is what is asked for, in tokens, where the
+    request asks for more than fits beside it.
     """
 
     verdict: Verdict
@@ -83,6 +87,7 @@ class Outcome:
     steps: tuple[str, ...] = ()
     summary: Origin | None = None
     resting: bool = False
+    output: int | None = None
     parts: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -134,7 +139,7 @@ class Compactor:
             outcome.verdict = "shadow"
         if not turns or not self._reached(case, before, len(turns)):
             return outcome
-        if case.budget is not None and fixed_tokens(turns, fixed) >= case.budget:
+        if hopeless(case, turns, fixed):
             return outcome  # nothing that may be taken out would make it fit: the upstream has the word
         work = await self._work(case, turns, fixed, before)
         if not _any_trigger(case.rules, before, len(turns), case.budget):
@@ -390,6 +395,16 @@ class _Work:
         if not self.case.rules.archive:
             return None
         return archive_id(self.checkpoints([position])[0])
+
+
+def hopeless(case: Case, turns: Sequence[Turn], fixed: int) -> bool:
+    """Whether what must stay is too large by itself: head, tools, and the user's newest message at the end."""
+    if case.budget is None:
+        return False
+    stays = fixed_tokens(turns, fixed)
+    last = turns[-1].facts
+    may_shorten = case.rules.shorten_last_user_message or last.role != "user"
+    return stays >= case.budget or (not may_shorten and stays + last.tokens >= HOPELESS * case.budget)
 
 
 def fixed_tokens(turns: Sequence[Turn], fixed: int) -> int:

@@ -18,6 +18,7 @@ from proxy.errors import ConfigurationError
 from proxy.learned_tables import learned
 from proxy.learned_tables import render as render_learned
 from proxy.limits import budget, reserved_output
+from proxy.output import kept_free, shared_window
 from proxy.policy_rules import rules_for
 from proxy.profiles import Profile
 from proxy.profiles.differences import differences
@@ -52,6 +53,10 @@ async def _limits(names: Sequence[str], settings: Settings) -> None:
             routes += [(model, _route(settings, upstream, model)) for upstream, model in others]
         if not routes:
             raise ConfigurationError("Name the models to show, for example: compaction-proxy models gpt-5.2")
+        for _, route in routes:
+            if route is not None:
+                await service.profile(route)  # asks the upstream, in the background
+        await service.enquiries.settled()
         profiles = [await service.profile(route) if route else service.profiles.find(name) for name, route in routes]
     except StoreFailed as error:
         raise ConfigurationError(f"store.url: the store can't be read: {error}") from error
@@ -140,7 +145,8 @@ async def _explain(settings: Settings, body: ChatBody, policy: Policy) -> None:
 
 
 def _case(service: Service, body: ChatBody, policy: Policy, route: Route, profile: Profile) -> Case:
-    room = budget(profile, reserved_output(profile, body.max_output, policy.reserve_output), None)
+    reserved = reserved_output(profile, body.max_output, policy.reserve_output)
+    room = budget(profile, kept_free(shared_window(profile, body, policy, None, 1.0), reserved), None)
 
     async def none(tokens: int) -> Sequence[LaneModel]:
         return ()  # no summary is made here

@@ -15,6 +15,7 @@ from proxy.compactor import Compactor
 from proxy.config import Policy, Route, Settings
 from proxy.limits import LearnedLimits, budget, reserved_output
 from proxy.profiles import Profile, Profiles
+from proxy.profiles.asking import Enquiries
 from proxy.shared import FIRST_READ_SECONDS
 from proxy.store import open_store
 from proxy.summary.asking import LaneModel, output_limit
@@ -39,6 +40,7 @@ class Service:
         self.teams = Teams(settings)
         self.upstreams = Upstreams(settings.upstreams)
         self.profiles = Profiles()
+        self.enquiries = Enquiries(settings.upstreams, self.upstreams.relay, self.instance)
         self.remembered = Remembered()
         self.store = open_store(settings.store.url)
         self.learned = LearnedLimits(self.store)
@@ -57,10 +59,12 @@ class Service:
             self._profiles_loaded = True
 
     async def profile(self, route: Route) -> Profile:
-        """What is known of a route's model."""
+        """What is known of a route's model. Where the operator has not stated its limits, its upstream is asked."""
         await self.load_profiles()
         provider = self.settings.upstreams[route.upstream].provider
-        return self.profiles.find(route.model, provider=provider, override=route.profile)
+        stated = route.profile is not None and (route.profile.context_window or route.profile.max_input_tokens)
+        told = None if stated else self.enquiries.told(route.upstream, route.model)
+        return self.profiles.find(route.model, provider=provider, override=route.profile, told=told)
 
     async def recall(self, upstream: str, model: str, tenant: str) -> None:
         """Have what is known of a model ready. Only the first to ask waits for the store, and not for long."""
@@ -119,6 +123,7 @@ class Service:
 
     async def aclose(self) -> None:
         """Close everything."""
+        await self.enquiries.aclose()
         await self.summaries.aclose()
         await self.upstreams.aclose()
         await self.archive.aclose()

@@ -16,6 +16,7 @@ from proxy.app import create_app
 from proxy.config import Settings
 from proxy.config.loading import loads
 from proxy.demo.serving import serve
+from proxy.profiles import asking
 
 from .door.client import StartProxy
 
@@ -67,6 +68,14 @@ def _plain_environment() -> Iterator[None]:
         for name in list(os.environ):
             if name.upper().endswith("_PROXY") or name.upper().startswith("OPENAI_"):
                 patch.delenv(name)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_enquiries() -> Iterator[None]:
+    """Upstreams of tests expect the requests of the test alone; ``tests/e2e/test_enquiries.py`` has the others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asking, "may_tell", lambda settings: False)
         yield
 
 

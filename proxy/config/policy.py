@@ -204,6 +204,9 @@ class _PolicyFields(Section):
     15/17 of a smaller one, and never for other triggers."""
     reserve_output: ReserveField = None
     """Room for the answer where a request names none: tokens, or {fraction: F} of the window. Left out: automatic."""
+    output: Literal["clamp", "keep"] = "clamp"
+    """What becomes of an output (`max_tokens`) that does not fit beside the conversation: clamp lowers it, keep has the
+    conversation compacted until it fits."""
     shorten_last_user_message: bool = False
     """Whether, as the last resort, the middle of the last user message may be left out to make a request fit."""
     overflow_retries: Annotated[CountOrZero, Field(le=5)] = 2
@@ -268,7 +271,7 @@ class Policy(_PolicyFields):
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of what affects checkpoints and summaries, a few fields apart."""
-        fields = self.model_dump(mode="json", exclude={"name", "mode", "allow_header", "overflow_retries"})
+        fields = self.model_dump(mode="json", exclude={"name", "mode", "allow_header", "overflow_retries", "output"})
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,8 +1,8 @@
 """From a model's name to its profile.
 
-The order of authority: the operator's own profile, our corrections, LiteLLM's table. A name is looked up as it is
-(with its provider's prefix, then bare), then normalised, then without its snapshot; what was taken for what is said in
-the profile's ``note``. A model nobody lists has no limits: there is no default.
+The order of authority: the operator's own profile, what the upstream tells, our corrections, LiteLLM's table. A name is
+looked up as it is (with its provider's prefix, then bare), then normalised, then without its snapshot; what was taken
+for what is said in the profile's ``note``. A model nobody lists has no limits: there is no default.
 """
 
 from __future__ import annotations
@@ -48,6 +48,15 @@ MAKERS = frozenset(
         "zai",
     }
 )
+
+
+class Told(Protocol):
+    """A window in tokens that an upstream told, and where. Hashable."""
+
+    @property
+    def context_window(self) -> int: ...
+    @property
+    def source(self) -> str: ...
 
 
 class ProfileSettings(Protocol):
@@ -111,23 +120,33 @@ class Profiles:
             self._table = table
             return table
 
-    def find(self, model: str, *, provider: str | None = None, override: ProfileSettings | None = None) -> Profile:
-        """The profile of ``model`` as ``provider`` (LiteLLM's name for it) serves it."""
+    def find(
+        self,
+        model: str,
+        *,
+        provider: str | None = None,
+        override: ProfileSettings | None = None,
+        told: Told | None = None,
+    ) -> Profile:
+        """The profile of ``model`` as ``provider`` (LiteLLM's name for it) serves it.
+
+        ``told`` is what the upstream itself says of it.
+        """
         if len(model) > LONGEST_NAME:
-            return self._build(model, provider, override)
-        remembered = (model, provider, _stated(override))
+            return self._build(model, provider, override, told)
+        remembered = (model, provider, _stated(override), told)
         with self._lock:
             if profile := self._remembered.get(remembered):
                 self._remembered.move_to_end(remembered)
                 return profile
-        profile = self._build(model, provider, override)
+        profile = self._build(model, provider, override, told)
         with self._lock:
             self._remembered[remembered] = profile
             while len(self._remembered) > REMEMBERED:
                 self._remembered.popitem(last=False)
         return profile
 
-    def _build(self, model: str, provider: str | None, override: ProfileSettings | None) -> Profile:
+    def _build(self, model: str, provider: str | None, override: ProfileSettings | None, told: Told | None) -> Profile:
         match = self._match(model, provider)
         sources: dict[str, str] = {}
         # The entry's own name says more of the family than a name that had to be stripped of a date.
@@ -135,6 +154,8 @@ class Profiles:
         limits = _Limits()
         if match:
             limits = _limits(match, limit_rule(name), sources)
+        if told:
+            limits = _told_limits(limits, told, limit_rule(name), sources)
         limits = _override_limits(limits, override, sources)
         family = family_rule(name)
         tokenizer, ratio = _tokenizer(family, override, sources)
@@ -151,7 +172,7 @@ class Profiles:
             tools=family.tools,
             strict_alternation=bool(override and override.strict_alternation),
             sources={field: sources.get(field, _UNKNOWN) for field in SOURCED},
-            note=match.note if match else self._unknown_note(model, limits),
+            note=match.note if match and not told else self._unknown_note(model, limits),
         )
 
     def _match(self, model: str, provider: str | None) -> _Match | None:
@@ -247,6 +268,20 @@ def _limits(match: _Match, rule: LimitRule, sources: dict[str, str]) -> _Limits:
     return _Limits(window, cap, output)
 
 
+def _told_limits(limits: _Limits, told: Told, rule: LimitRule, sources: dict[str, str]) -> _Limits:
+    """The upstream's window in place of the table's. A cap on the input alone, which it does not tell, stays."""
+    window = told.context_window
+    sources["context_window"] = told.source
+    cap, output = limits.max_input_tokens, limits.max_output_tokens
+    if rule.kind is Kind.SHARED or cap is None or cap > window:
+        cap = window
+        sources["max_input_tokens"] = told.source
+    if output is not None and output > window:
+        output = window
+        sources["max_output_tokens"] = told.source
+    return _Limits(window, cap, output)
+
+
 def _smaller(*values: int | None) -> int | None:
     return min((value for value in values if value is not None), default=None)
 
@@ -293,4 +328,5 @@ def _stated(override: ProfileSettings | None) -> Iterable[object] | None:
         override.max_output_tokens,
         override.tokenizer,
         override.images,
+        override.strict_alternation,
     )

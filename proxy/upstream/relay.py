@@ -43,6 +43,11 @@ class RelayLane:
         self._replaced = {name for name, _ in self._extra}
         self.connections = Connections(address.base_url)
 
+    @property
+    def base_url(self) -> str:
+        """The address up to, not including, the paths of the API."""
+        return self._address.base_url
+
     async def send(self, request: Outgoing) -> Answer:
         """See ``Lane``."""
         path = self._address.chat_path.replace("{model}", quote(request.model, safe=""))

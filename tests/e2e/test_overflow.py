@@ -304,7 +304,7 @@ def always(reply: Reply) -> Responder:
 @pytest.mark.parametrize("wording", ["openai", "openrouter", "vllm"])
 def test_room_for_the_output_that_was_asked_for(wording: str, tmp_path: Path) -> None:
     upstream = StandIn(window=16_000, max_output=16_000)
-    with overbelieved(upstream, tmp_path, wording=wording) as caller:
+    with overbelieved(upstream, tmp_path, wording=wording, policy={"output": "keep"}) as caller:
         answer = caller.chat.completions.with_raw_response.create(model="m", messages=chat(8, 600), max_tokens=8_000)
         again = caller.chat.completions.with_raw_response.create(model="m", messages=chat(8, 600), max_tokens=8_000)
     assert answer.headers["x-compaction"] == "compacted"
@@ -315,10 +315,26 @@ def test_room_for_the_output_that_was_asked_for(wording: str, tmp_path: Path) ->
     assert upstream.conversations[-1].body["max_tokens"] == 8_000, "what was asked for is asked for"
 
 
+@pytest.mark.parametrize("wording", ["openai", "openrouter", "vllm"])
+def test_the_output_is_lowered_into_the_window_that_a_refusal_names(wording: str, tmp_path: Path) -> None:
+    upstream = StandIn(window=16_000, max_output=16_000)
+    with overbelieved(upstream, tmp_path, wording=wording) as caller:
+        answers = [
+            caller.chat.completions.with_raw_response.create(model="m", messages=chat(8, 600), max_tokens=8_000)
+            for _ in range(2)
+        ]
+    assert [answer.headers["x-compaction-retries"] for answer in answers] == ["1", "0"]
+    assert [answer.headers["x-compaction-output"] for answer in answers] == ["clamped"] * 2
+    assert [answer.headers["x-compaction"] for answer in answers] == ["none"] * 2
+    assert [received.status for received in upstream.requests] == [400, 200, 200]
+    assert 4_000 < upstream.conversations[-1].body["max_tokens"] < 8_000
+
+
 @pytest.mark.parametrize("output", [9_000, 7_500])
 def test_too_much_output_for_any_prompt_is_refused_in_the_upstreams_words(output: int, tmp_path: Path) -> None:
     upstream = StandIn(window=8_000, max_output=32_000)
-    with overbelieved(upstream, tmp_path) as caller, pytest.raises(openai.BadRequestError) as refused:
+    keep = {"output": "keep"}
+    with overbelieved(upstream, tmp_path, policy=keep) as caller, pytest.raises(openai.BadRequestError) as refused:
         caller.chat.completions.create(model="m", messages=chat(2, 200), max_tokens=output)
     assert len(upstream.conversations) == 1
     assert upstream.summaries == []

@@ -1,0 +1,54 @@
+"""Room for the answer: where input and output share a window, asking for less of it spares the conversation.
+
+Clients ask for all the output that a model can give, and use little of it. Taken at their word they would leave the
+conversation a part of the window only; so what they ask for is lowered where the conversation needs the room.
+"""
+
+from __future__ import annotations
+
+from proxy.body import ChatBody
+from proxy.config import Policy
+from proxy.limits import Learned
+from proxy.profiles import Profile
+
+SENSIBLE_PART = 8
+"""With this part of the window an answer has room enough, ..."""
+
+SENSIBLE_AT_LEAST = 256
+"""... and with no fewer tokens than these."""
+
+CAUTION_PART = 100
+"""This part of the prompt is left over beside a lowered output: counts differ."""
+
+
+def shared_window(
+    profile: Profile, body: ChatBody, policy: Policy, learned: Learned | None, factor: float
+) -> int | None:
+    """The window, in the upstream's tokens, if what a request asks for may be lowered to fit into it.
+
+    ``factor`` is how many of the upstream's tokens one of ours is.
+    """
+    window = profile.context_window
+    # Thinking has a budget of its own, which must stay below what is asked for.
+    if policy.output == "keep" or body.max_output is None or window is None or b'"budget_tokens"' in body.raw:
+        return None
+    return min(window, int(learned.total * factor)) if learned is not None and learned.total else window
+
+
+def kept_free(window: int | None, reserved: int) -> int:
+    """Tokens that are kept free of the prompt, where a request reserves so many for its answer."""
+    return reserved if window is None else min(reserved, _sensible(window))
+
+
+def lowered(window: int, asked: int, prompt: int) -> int | None:
+    """The output to ask for beside a prompt of so many of the upstream's tokens; ``None`` where it is not lowered.
+
+    That is where both fit, and where the prompt leaves no sensible room: it is the prompt then that is too long.
+    """
+    if prompt + asked <= window or prompt > window - min(asked, _sensible(window)):
+        return None
+    return max(1, window - prompt - prompt // CAUTION_PART)
+
+
+def _sensible(window: int) -> int:
+    return max(window // SENSIBLE_PART, SENSIBLE_AT_LEAST)
