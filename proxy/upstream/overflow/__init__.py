@@ -11,33 +11,63 @@ Codes decide first, words second. A silent overflow (an answer cut off at the wi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
+
+from proxy.upstream.overflow import general
 from proxy.upstream.overflow.envelope import Fault, faults
-from proxy.upstream.overflow.patterns import CODES, read
+from proxy.upstream.overflow.patterns import CODES, ROWS, Row, read
 from proxy.upstream.overflow.reading import Overflow, Reading
-from proxy.upstream.overflow.vetoes import NEVER_STATUS, vetoed
+from proxy.upstream.overflow.vetoes import NEVER_STATUS, WARY_STATUS, vetoed
 
 __all__ = ["Overflow", "recognise"]
 
+_CODE_HEADERS = ("x-amzn-errortype", "x-ms-error-code")
+_WAIT_HEADERS = ("retry-after", "retry-after-ms")
 
-def recognise(status: int, body: bytes) -> Overflow | None:
+
+def recognise(
+    status: int,
+    body: bytes,
+    headers: Iterable[tuple[str, str]] = (),
+    *,
+    rows: Iterable[Row] = ROWS,
+    codes: Iterable[str] = CODES,
+) -> Overflow | None:
     """Read an error answer, or the first events of a stream (status 200); ``None`` if it is not an overflow.
 
-    ``body`` is decompressed. Only error fields are read, never what a provider echoes. Rate limits, quotas, byte
-    limits, limits on output alone, on images and on other fields are not overflows.
+    ``body`` is decompressed; ``headers`` have lower case names. Only error fields are read, never what a provider
+    echoes. Rate limits, quotas, byte limits, limits on output alone, on images and on other fields are not overflows.
+    ``rows`` and ``codes`` are the tables that it is read with.
     """
     if status in NEVER_STATUS:
         return None
-    readings = [reading for fault in faults(status, body) for reading in _read(fault)]
+    named = {value.partition(":")[0].lower() for name, value in headers if name in _CODE_HEADERS}
+    if vetoed(named, ()):
+        return None
+    wary = status in WARY_STATUS or any(name in _WAIT_HEADERS for name, _ in headers)
+    tables = tuple(rows), frozenset(codes)
+    found = (reading for fault in faults(status, body) for reading in _read(fault, *tables, wary=wary))
+    readings = list(islice(found, MAX_READINGS))
     if not readings:
         return None
     return max(readings, key=lambda reading: reading.known).judge()
 
 
-def _read(fault: Fault) -> list[Reading]:
+MAX_READINGS = 64
+
+
+def _read(fault: Fault, rows: tuple[Row, ...], codes: frozenset[str], *, wary: bool) -> list[Reading]:
     if vetoed(fault.codes, ()):
         return []
-    by_code = not fault.codes.isdisjoint(CODES)
-    readings = [reading for text in fault.texts if not vetoed((), (text,)) and (reading := read(text))]
+    by_code = not fault.codes.isdisjoint(codes)
+    readings = []
+    for text in fault.texts:
+        if vetoed((), (text,)):
+            continue
+        lowered = text.lower()
+        if reading := read(lowered, rows) or general.read(lowered, certain=by_code, wary=wary):
+            readings.append(reading)
     if by_code:
         readings.append(Reading(limit=fault.numbers.get("n_ctx"), counted=fault.numbers.get("n_prompt_tokens")))
     return readings
