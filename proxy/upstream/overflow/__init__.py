@@ -2,11 +2,12 @@
 
     answer → envelope.faults     which errors are in it: codes, numbers, sentences
            → vetoes.vetoed       those that are about something else
-           → patterns.ROWS       sentences → kind, limit, size
+           → patterns.ROWS       known sentences → kind, limit, size
+           → general.read        others, by their words and the words around their numbers
            → recognise           the reading that knows most
 
-Codes decide first, words second. A silent overflow (an answer cut off at the window's end, with
-``finish_reason: model_context_window_exceeded`` or the like) is no error and is not recognised here.
+Codes decide first, words second. An overflow that is no error, a prompt that was cut or an answer that had no room, is
+found by ``silent.silent_overflow`` once the answer is finished.
 """
 
 from __future__ import annotations

@@ -41,26 +41,32 @@ _ASKED = re.compile(
     r"|input_?(?:ids|tokens|text|length)|prompt_?tokens|输入|提示|消息|对话"
 )
 _EXCESS = re.compile(
-    r"\bexceed(?:s|ed|ing)?\b|\b(?:longer|larger|greater|bigger|more|higher) than\b|\btoo (?:long|large|big|many|small)\b"
+    r"\bexceed(?:s|ed|ing)?\b|\b(?:longer|larger|greater|bigger|more|higher) than\b|\btoo (?:long|large|big|many|"
+    r"small)\b"
     r"|\b(?:surpass|overflow|overrun)\w*|\b(?:does not|doesn't|do not|don't|cannot|can't|won't|will not|not) fit\b"
     r"|\b(?:over|above|beyond|past|outside)\b|\bgoes over\b|\bfull\b|\breached\b|\bran out\b|\bout of context\b"
-    r"|\b(?:must|should|has to|have to) (?:be|have) (?:<=?|≤|less|fewer|smaller|shorter|at most|within|under|below|no more)"
+    r"|\b(?:must|should|has to|have to) (?:be|have) (?:<=?|≤|less|fewer|smaller|shorter|at most|within|under|below|"
+    r"no more)"
     r"|\b(?:must|should) (?:be )?in \[|\bshould be \[|\b(?:reduce|shorten|trim|truncate|shrink|decrease)\b"
     r"|\binsufficient\b|\bnot enough\b|\bonly (?:supports?|accepts?|allows?|handles?|has)\b|\bat most\b"
-    r"|\d\)? ?(?:tokens? )?>=? ?\(?\d|超|过长|太长|大于|長すぎ|초과|dépass|überschr|zu lang|\bexced|demasiado larg|trop long"
+    r"|\d\)? ?(?:tokens? )?>=? ?\(?\d"
+    r"|超|过长|太长|大于|長すぎ|초과|dépass|überschr|zu lang|\bexced|demasiado larg|trop long"
 )
 _WINDOW = re.compile(
     r"\b(?:context|ctx|prompt|input|sequence|seq|token|message)s?[ _-]{0,2}(?:token )?"
     r"(?:length|window|size|limit|capacity|budget|len|maximum)s?\b"
     r"|\bcontext\b.{0,20}\b(?:length|window|size|limit|capacity)\b"
     r"|\b(?:n|num|max)_ctx\b|\bmax_(?:model_len|seq_len|position_embeddings|input_\w{1,12}|prompt_\w{1,12}|"
-    r"context_\w{1,12}|total_tokens|num_tokens|sequence_length)\b|\bmax(?:imum)? (?:number of )?(?:model |input |prompt |"
-    r"message |context |total |sequence )(?:length|tokens?|size|count)\b|\bkv[ -]?cache\b|\b(?:max(?:imum)?|model's|model|supported|available|its) context\b"
+    r"context_\w{1,12}|total_tokens|num_tokens|sequence_length)\b|\bmax(?:imum)? (?:number of )?(?:model |input |"
+    r"prompt |"
+    r"message |context |total |sequence )(?:length|tokens?|size|count)\b|\bkv[ -]?cache\b|\b(?:max(?:imum)?|model's|"
+    r"model|supported|available|its) context\b"
     r"|(?:上下文|输入|提示).{0,8}(?:长度|窗口|限制|上限)|上下文|コンテキスト|컨텍스트|\bcontexte\b|\bkontext|\bcontexto\b"
 )
 _TOKENS = re.compile(r"token")
 _BOUND = re.compile(
-    r"\bmax(?:imum)?\b|\bmax_|\blimit|\ballow|\bsupports?\b|\bat most\b|\bup to\b|\bcapacity\b|\bcan (?:only )?(?:handle|take|"
+    r"\bmax(?:imum)?\b|\bmax_|\blimit|\ballow|\bsupports?\b|\bat most\b|\bup to\b|\bcapacity\b|"
+    r"\bcan (?:only )?(?:handle|take|"
     r"accept|process)|\bexceed\w* (?:the )?\d|\d ?/ ?\d|\bwindow\b|>|<=|≤|\bless than\b|\bfewer than\b|上限|限制"
 )
 _OUTPUT = re.compile(
@@ -93,16 +99,20 @@ _ROLES_BEFORE: tuple[tuple[Role, re.Pattern[str]], ...] = (
     (
         "output",
         re.compile(
-            r"(?:max_?(?:new_|completion_|output_)?tokens|\bcompletion|\boutput(?: tokens)?|\bto generate|\bnew tokens)[`'\")]{0,2}"
+            r"(?:max_?(?:new_|completion_|output_)?tokens|\bcompletion|\boutput(?: tokens)?|\bto generate|"
+            r"\bnew tokens)[`'\")]{0,2}"
             r"\W{0,3}(?:is |of |= ?|: ?|\()?(?:at least )?$"
         ),
     ),
     (
         "limit",
         re.compile(
-            r"(?:\bmax(?:imum)?\b|\bmax_\w{1,20}|\blimit(?:ed|s)?\b|\bcap(?:acity|ped)?\b|\bceiling\b|\ballow(?:s|ed)?\b|"
-            r"\bsupports?\b|\bat most\b|\bup to\b|\bonly\b|\bwindow\b|\bcontext(?: |_)?(?:length|size|len)?\b|\bn_ctx\b|"
-            r"\b(?:less|fewer|smaller|shorter|longer|larger|greater|bigger|more|higher) than(?: or equal to)?\b|\bunder\b|"
+            r"(?:\bmax(?:imum)?\b|\bmax_\w{1,20}|\blimit(?:ed|s)?\b|\bcap(?:acity|ped)?\b|\bceiling\b|\ballow(?:s|"
+            r"ed)?\b|"
+            r"\bsupports?\b|\bat most\b|\bup to\b|\bonly\b|\bwindow\b|\bcontext(?: |_)?(?:length|size|len)?\b|"
+            r"\bn_ctx\b|"
+            r"\b(?:less|fewer|smaller|shorter|longer|larger|greater|bigger|more|higher) than(?: or equal to)?\b|"
+            r"\bunder\b|"
             r"\bbelow\b|\bwithin\b|\bover\b|\babove\b|\bbeyond\b|\bexceed(?:s|ed|ing)?\b|\bmust be\b|<=?|(?<!=)>=?|≤|≥|"
             r"\[\d{1,3}, ?|限制|上限|最大)"
             r"[^\d.;]{0,24}$"
@@ -111,9 +121,12 @@ _ROLES_BEFORE: tuple[tuple[Role, re.Pattern[str]], ...] = (
     (
         "counted",
         re.compile(
-            r"\b(?:got|given|gave|received|found|has|have|had|contains?|containing|results? in|resulted in|requested|requests?|"
-            r"were|was|used|uses|using|actual(?:ly)?|provided|supplied|counted|count|sent|current(?:ly)?|required?s?|needs?|"
-            r"needed|length|len|prompt|prompt_tokens|inputs?|input_tokens|messages?|request|tokens|total|estimated|size|of|is)\b"
+            r"\b(?:got|given|gave|received|found|has|have|had|contains?|containing|results? in|resulted in|requested|"
+            r"requests?|"
+            r"were|was|used|uses|using|actual(?:ly)?|provided|supplied|counted|count|sent|current(?:ly)?|required?s?|"
+            r"needs?|"
+            r"needed|length|len|prompt|prompt_tokens|inputs?|input_tokens|messages?|request|tokens|total|estimated|"
+            r"size|of|is)\b"
             r"[^\d.;]{0,16}$"
         ),
     ),
@@ -130,22 +143,27 @@ _ROLES_AFTER: tuple[tuple[Role, re.Pattern[str]], ...] = (
     (
         "output",
         re.compile(
-            r"[)\]]? ?(?:tokens )?(?:for|in|of|from) (?:the |your )?(?:completion|output|response|generation|answer|reply)"
-            r"|[)\]]? ?(?:max_?(?:new_|output_|completion_)?tokens|(?:new|output|completion|generated|requested output) tokens)"
+            r"[)\]]? ?(?:tokens )?(?:for|in|of|from) (?:the |your )?(?:completion|output|response|generation|answer|"
+            r"reply)"
+            r"|[)\]]? ?(?:max_?(?:new_|output_|completion_)?tokens|(?:new|output|completion|generated|"
+            r"requested output) tokens)"
         ),
     ),
     (
         "limit",
         re.compile(
-            r"[)\]]?[ -]?(?:tokens?[ -])?(?:max(?:imum)?\b|limit\b|context|window|allowed|cap\b|ceiling|is the (?:max|limit)|"
+            r"[)\]]?[ -]?(?:tokens?[ -])?(?:max(?:imum)?\b|limit\b|context|window|allowed|cap\b|ceiling|"
+            r"is the (?:max|limit)|"
             r"or (?:fewer|less))|[)\]]?[ -]tokens? (?:max|limit|context|window|allowed)"
         ),
     ),
     (
         "counted",
         re.compile(
-            r"[)\]]? ?(?:(?:input|prompt|message|context|total)[ -])?(?:tokens?\b)?[)\]]? ?(?:in (?:the |your )?(?:prompt|messages?|"
-            r"input|request|conversation)|from the|were|was|(?:which )?(?:exceed|surpass|overflow)|(?:is|are) (?:too|longer|larger|greater|"
+            r"[)\]]? ?(?:(?:input|prompt|message|context|total)[ -])?(?:tokens?\b)?[)\]]? ?(?:in (?:the |"
+            r"your )?(?:prompt|messages?|"
+            r"input|request|conversation)|from the|were|was|(?:which )?(?:exceed|surpass|overflow)|(?:is|are) (?:too|"
+            r"longer|larger|greater|"
             r"more|over|above)|given|provided|requested|supplied|received|of input|>|does(?:n't| not)|cannot|can't)"
             r"|[)\]]? ?(?:input|prompt|message)[ -]tokens?\b"
         ),
@@ -201,9 +219,9 @@ def _is_over(found: Sequence[Figure]) -> bool:
 
 def reading(text: str) -> Reading:
     """The figures of a message that speaks of an overflow, as far as they agree with each other."""
-    if sum_of_both := _SUM.search(text):
-        counted, output, limit = (amount(sum_of_both[name]) for name in ("counted", "output", "limit"))
-        return Reading("input_plus_output", limit, "total", counted, output)
+    if both := _SUM.search(text):
+        told = {name: amount(digits) for name, digits in both.groupdict().items()}
+        return Reading("input_plus_output", told["limit"], "total", told["counted"], told["output"])
     if part := _PART_OF.search(text):
         return Reading("input", amount(part["limit"]), _scope(text), amount(part["counted"]))
     least = bool(_LEAST.search(text))
@@ -216,14 +234,14 @@ def reading(text: str) -> Reading:
     if not limits and len(found) == 2 and not outputs and found[0].value != found[1].value:
         # Two numbers without a word for either: the prompt is what is larger.
         return Reading(kind, min(found[0].value, found[1].value), _scope(text), _larger(found) if not summed else None)
-    limit = limits[0] if len(limits) == 1 else None
+    limit: int | None = limits[0] if len(limits) == 1 else None
     if limit is not None and (over := _of(found, "over")):
         return Reading(kind, limit, "total", limit + over[0])
-    output = outputs[0] if summed and len(outputs) == 1 else None
+    output: int | None = outputs[0] if summed and len(outputs) == 1 else None
     counts = _without_totals(counts, outputs)
     if limit is not None and not counts and len(others := _of(found, "none")) == 1 and others[0] > limit:
         counts = others
-    counted = counts[0] if len(counts) == 1 else None
+    counted: int | None = counts[0] if len(counts) == 1 else None
     if limit is not None and counted is not None and counted + (output or 0) < limit:
         counted = None
     if summed and output is None:

@@ -16,30 +16,34 @@ Numbers are matched possessively and gaps are bounded, so that a search stays li
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from proxy.upstream.overflow import general
 from proxy.upstream.overflow.reading import Kind, Reading, Remedy, Scope
 
-CODES = frozenset(
-    {
-        "context_length_exceeded",  # OpenAI, Azure, Groq, Cerebras, llama-cpp-python, LiteLLM
-        "context_window_exceeded",
-        "contextwindowexceedederror",
-        "exceed_context_size_error",  # llama.cpp's server
-        "model_max_prompt_tokens_exceeded",  # GitHub Copilot
-        "tokens_limit_reached",  # GitHub Models, Azure AI
-        "too_many_prompt_tokens",  # Perplexity
-        "outofcontexterror",  # Volcengine
-        "prompt_too_long",  # Aleph Alpha
-        "prompt_limit",  # a relay in front of Claude
-        "input_too_long",
-        "max_context_length_exceeded",
-        "model_context_window_exceeded",
-    }
-)
-"""What overflow errors call themselves, in lower case. Mistral's 3051 and MiniMax's 2013 stand for other errors too."""
+CODES: Mapping[str, str] = {
+    "context_length_exceeded": "OpenAI, Azure, Groq, Cerebras, llama-cpp-python, LiteLLM",
+    "context_window_exceeded": "general",
+    "contextwindowexceedederror": "LiteLLM",
+    "exceed_context_size_error": "llama.cpp",
+    "model_max_prompt_tokens_exceeded": "GitHub Copilot",
+    "tokens_limit_reached": "GitHub Models, Azure",
+    "too_many_prompt_tokens": "Perplexity",
+    "outofcontexterror": "Volcengine",
+    "prompt_too_long": "Aleph Alpha",
+    "prompt_limit": "Claude relay",
+    "input_too_long": "general",
+    "context_too_long": "general",
+    "max_context_length_exceeded": "general",
+    "model_context_window_exceeded": "Anthropic",
+    "context_length_error": "general",
+    "context_overflow": "general",
+    "prompt_tokens_exceeded": "general",
+    "input_tokens_exceeded": "general",
+}
+"""What overflow errors call themselves, in lower case, and who does; Mistral's 3051 and MiniMax's 2013 stand for other
+errors too."""
 
 _NUMBER = r"\d++(?:[,_]\d{3}(?!\d))*+(?:\.\d++)?+(?![km]\b)"
 _MACROS = {
@@ -316,7 +320,7 @@ _OUTPUT_WORDS = ("completion", "output")
 
 
 def read(text: str, rows: Iterable[Row] = ROWS) -> Reading | None:
-    """What a cleaned message (``Fault.texts``) in lower case says of an overflow; ``None`` if no row knows its wording."""
+    """What a cleaned message in lower case says of an overflow; ``None`` if no row knows its wording."""
     for row in rows:
         if (found := row.pattern.search(text)) and not (row.figures and general.only_output(text)):
             return _reading(row, found, text)
@@ -332,7 +336,7 @@ def _reading(row: Row, found: re.Match[str], text: str) -> Reading:
         counted = limit + over
     if row.figures:
         said = general.reading(text)
-        kind = "input_plus_output" if "input_plus_output" in (row.kind, said.kind) else "input"
+        kind: Kind = "input_plus_output" if "input_plus_output" in (row.kind, said.kind) else "input"
         scope = row.scope if row.scope == "input" and kind == "input" else said.scope
         return Reading(kind, said.limit, scope, said.counted, said.output, row.remedy, at_least=said.at_least)
     return Reading(row.kind, limit, row.scope, counted, output, row.remedy, at_least=bool(groups.get("least")))
