@@ -99,7 +99,7 @@ def score(name: str, lines: Sequence[Line], recogniser: Recogniser, *, reads_fig
 
 
 def _compare(made: Score, line: Line, read: Overflow) -> None:
-    for figure, expected in _expected(line):
+    for figure, expected in _expected(line, read):
         right, all_of_them = made.right[figure]
         correct = getattr(read, figure) == expected
         made.right[figure] = (right + correct, all_of_them + 1)
@@ -107,15 +107,15 @@ def _compare(made: Score, line: Line, read: Overflow) -> None:
             made.wrong[figure].append(line.id)
 
 
-def _expected(line: Line) -> Iterable[tuple[str, object]]:
-    """The figures that a line has. A limit in characters is an overflow of the input, without a figure."""
+def _expected(line: Line, read: Overflow) -> Iterable[tuple[str, object]]:
+    """The figures that a line has, or that were read of it. A limit in characters is an overflow of the input."""
     yield "kind", "silent" if line.silent else "input" if line.kind == "chars" else line.kind
     yield "remedy", line.remedy
-    if line.limit is not None:
+    if line.limit is not None or read.limit is not None:
         yield "limit", line.limit
         if line.scope is not None:
             yield "scope", line.scope
-    if line.counted is not None and not line.silent:
+    if not line.silent and (line.counted is not None or read.counted is not None):
         yield "counted", line.counted
-    if line.output is not None:
+    if not line.silent and (line.output is not None or read.output is not None):
         yield "output", line.output

@@ -12,18 +12,21 @@ found by ``silent.silent_overflow`` once the answer is finished.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Iterable, Mapping
 
 from proxy.upstream.overflow import general
-from proxy.upstream.overflow.envelope import Fault, faults
+from proxy.upstream.overflow.envelope import COUNT_FIELDS, LIMIT_FIELDS, Fault, faults
 from proxy.upstream.overflow.patterns import CODES, ROWS, Row, read
 from proxy.upstream.overflow.reading import Overflow, Reading
 from proxy.upstream.overflow.vetoes import NEVER_STATUS, WARY_STATUS, vetoed
 
 __all__ = ["Overflow", "recognise"]
 
+_INPUT_FIELDS = ("max_input", "max_prompt")
 _CODE_HEADERS = ("x-amzn-errortype", "x-ms-error-code")
+MOST_TEXT = 65_536
+"""Characters of error messages after which no further error of an answer is read."""
+
 _WAIT_HEADERS = ("retry-after", "retry-after-ms")
 
 
@@ -48,14 +51,16 @@ def recognise(
         return None
     wary = status in WARY_STATUS or any(name in _WAIT_HEADERS for name, _ in headers)
     tables = tuple(rows), frozenset(codes)
-    found = (reading for fault in faults(status, body) for reading in _read(fault, *tables, wary=wary))
-    readings = list(islice(found, MAX_READINGS))
+    readings: list[Reading] = []
+    length = 0
+    for fault in faults(status, body):
+        readings += _read(fault, *tables, wary=wary)
+        length += sum(map(len, fault.texts))
+        if length > MOST_TEXT:
+            break
     if not readings:
         return None
     return max(readings, key=lambda reading: reading.known).judge()
-
-
-MAX_READINGS = 64
 
 
 def _read(fault: Fault, rows: tuple[Row, ...], codes: frozenset[str], *, wary: bool) -> list[Reading]:
@@ -69,6 +74,16 @@ def _read(fault: Fault, rows: tuple[Row, ...], codes: frozenset[str], *, wary: b
         lowered = text.lower()
         if reading := read(lowered, rows) or general.read(lowered, certain=by_code, wary=wary):
             readings.append(reading)
-    if by_code:
-        readings.append(Reading(limit=fault.numbers.get("n_ctx"), counted=fault.numbers.get("n_prompt_tokens")))
+    if by_code or (readings and fault.numbers):
+        readings.append(_told(fault.numbers))
     return readings
+
+
+def _told(numbers: Mapping[str, int]) -> Reading:
+    """What an error says in fields of its own."""
+    limit = next(((name, numbers[name]) for name in LIMIT_FIELDS if name in numbers), None)
+    counted = next((numbers[name] for name in COUNT_FIELDS if name in numbers), None)
+    if limit is None:
+        return Reading(counted=counted)
+    name, size = limit
+    return Reading(limit=size, scope="input" if name.startswith(_INPUT_FIELDS) else "total", counted=counted)

@@ -50,7 +50,12 @@ _NESTED_FIELDS = (
     "data",
 )
 _CODE_FIELDS = ("code", "type", "Code", "error_code", "error_type", "errorCode", "status", "status_code", "reason")
-_NUMBER_FIELDS = ("n_ctx", "n_prompt_tokens")
+LIMIT_FIELDS = (
+    *("n_ctx", "max_context_length", "context_length", "context_window", "max_context_tokens", "max_model_len"),
+    *("max_input_tokens", "max_prompt_tokens", "token_limit", "context_size"),
+)
+COUNT_FIELDS = ("n_prompt_tokens", "prompt_tokens", "input_tokens", "num_prompt_tokens", "prompt_token_count")
+_NUMBER_FIELDS = (*LIMIT_FIELDS, *COUNT_FIELDS)
 
 # In an answer that did not fail, an error is only where one of these says so.
 _ERROR_IN_SUCCESS = ("error", "Error", "errors", "base_resp", "Response")
@@ -176,7 +181,7 @@ def _walk(value: object, depth: int) -> Iterator[Fault]:
 
 def _object(value: dict[str, object], depth: int) -> Iterator[Fault]:
     codes = frozenset(str(value[key]).lower()[:100] for key in _CODE_FIELDS if isinstance(value.get(key), str | int))
-    numbers = {key: number for key in _NUMBER_FIELDS if isinstance(number := value.get(key), int)}
+    numbers = {key: number for key in _NUMBER_FIELDS if type(number := value.get(key)) is int}
     texts: list[str] = []
     inner: list[Fault] = []
     for key in _TEXT_FIELDS:

@@ -25,10 +25,11 @@ BEFORE, AFTER = 60, 40
 NUMBER = r"\d++(?:[,_']\d{3}(?!\d))*+(?:\.\d++)?+(?!\.?\d|[km]\b)"
 _NUMBER = re.compile(rf"(?<![\w.$€#/-])(?P<n>{NUMBER})(?![\w%/]|-\d|:\d)")
 
+_URL = re.compile(r"https?://\S+")
 _STATUSES = frozenset({400, 403, 404, 408, 413, 416, 422, 424, 429, 499, 500, 502, 503, 504, 529})
 _SUM = re.compile(rf"(?P<counted>{NUMBER}) ?\+ ?(?P<output>{NUMBER})(?: ?= ?{NUMBER})? ?>=? ?(?P<limit>{NUMBER})")
 _PART_OF = re.compile(rf"(?<![\w./-])(?P<counted>{NUMBER}) ?/ ?(?P<limit>{NUMBER}) tokens")
-_LEAST = re.compile(r"\bat least \d")
+_LEAST = re.compile(r"(?:\bat least|\bfirst|\bkeep:?|\bmore than) \(?$")
 
 _SENTENCE_END = re.compile(r"[.;!?。；！](?=\s|$)|(?<=[。；！])")
 _SUBJECT = re.compile(
@@ -72,7 +73,9 @@ _BOUND = re.compile(
 _OUTPUT = re.compile(
     r"max_?(?:new_|completion_|output_)?tokens\b|\bmaxoutputtokens\b|\bcompletion\b|\boutput\b|\bgenerat(?:e|ed|ion)\b"
 )
-_JOINED = re.compile(r"\+|\bplus\b|\band\b|\bsum\b|\btotal\b|\bcombined\b|\btogether\b|\bboth\b")
+_JOINED = re.compile(r"\+|\bplus\b|\bor\b|\band\b|\bsum\b|\btotal\b|\bcombined\b|\btogether\b|\bboth\b")
+
+_BOTH = re.compile(r"requested token count|token budget|answering your request")
 
 _OTHER = re.compile(
     r"\b(?:month(?:ly)?|daily|weekly|hourly|day|week|hour|minute|plan|tier|subscription|usage limit|spend|balance|"
@@ -173,10 +176,11 @@ _ROLES_AFTER: tuple[tuple[Role, re.Pattern[str]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number of tokens and its part in the sentence."""
+    """A number of tokens and its part in the sentence; ``least``: it is a lower bound only."""
 
     value: int
     role: Role
+    least: bool = False
 
 
 def read(text: str, *, certain: bool = False, wary: bool = False) -> Reading | None:
@@ -187,6 +191,7 @@ def read(text: str, *, certain: bool = False, wary: bool = False) -> Reading | N
     """
     if certain:
         return reading(text)
+    text = _URL.sub(" ", text)
     sentences = [sentence for sentence in _SENTENCE_END.split(text) if sentence.strip()]
     for index, sentence in enumerate(sentences):
         both = f"{sentence} {sentences[index + 1]}" if index + 1 < len(sentences) else sentence
@@ -219,17 +224,17 @@ def _is_over(found: Sequence[Figure]) -> bool:
 
 def reading(text: str) -> Reading:
     """The figures of a message that speaks of an overflow, as far as they agree with each other."""
+    text = _URL.sub(" ", text)
     if both := _SUM.search(text):
         told = {name: amount(digits) for name, digits in both.groupdict().items()}
         return Reading("input_plus_output", told["limit"], "total", told["counted"], told["output"])
     if part := _PART_OF.search(text):
         return Reading("input", amount(part["limit"]), _scope(text), amount(part["counted"]))
-    least = bool(_LEAST.search(text))
     found = figures(text)
     if len(found) == 1 and found[0].role == "limit" and not _TOKENS.search(text) and not _is_round(found[0].value):
         return Reading()  # More likely an error's number than a window.
     limits, counts, outputs = (_of(found, role) for role in _SIZED)
-    summed = bool(_OUTPUT.search(text) and _ASKED.search(text) and _JOINED.search(text))
+    summed = bool(_BOTH.search(text) or (_OUTPUT.search(text) and _ASKED.search(text) and _JOINED.search(text)))
     kind: Kind = "input_plus_output" if summed else "input"
     if not limits and len(found) == 2 and not outputs and found[0].value != found[1].value:
         # Two numbers without a word for either: the prompt is what is larger.
@@ -247,6 +252,7 @@ def reading(text: str) -> Reading:
     if summed and output is None:
         counted = None  # Of the prompt alone, or of both: nobody says.
     scope = "total" if summed else _scope(text)
+    least = any(figure.least and figure.value == counted and figure.role == "counted" for figure in found)
     return Reading(kind, limit, scope if limit else "total", counted, output, at_least=least)
 
 
@@ -265,14 +271,13 @@ def _without_totals(counts: list[int], outputs: list[int]) -> list[int]:
     return counts
 
 
-_INPUT_LIMIT = re.compile(
-    r"max(?:imum)?[ _](?:number of )?(?:allowed )?(?:input|prompt)|\binput[ _](?:token )?(?:length|limit|size|count)|"
-    r"input tokens? (?:limit|allowed|exceed)|输入长度"
-)
+_SHARED_LIMIT = re.compile(r"context|window|n_ctx|max_seq_len|max_model_len|model (?:length|token limit)|上下文")
+_OF_INPUT = re.compile(r"\b(?:prompt|input|messages|request body|request contains)\b|max_num_tokens|_input_|输入")
 
 
 def _scope(text: str) -> Literal["input", "total"]:
-    return "input" if _INPUT_LIMIT.search(text) and "context" not in text else "total"
+    """A limit that no window is named for, in a message about the prompt, bounds the prompt."""
+    return "input" if _OF_INPUT.search(text) and not _SHARED_LIMIT.search(text) else "total"
 
 
 def _of(found: Sequence[Figure], role: Role) -> list[int]:
@@ -292,11 +297,13 @@ def figures(text: str) -> list[Figure]:
         value = amount(number["n"])
         if value in _STATUSES:
             continue
-        if not SMALLEST_LIMIT <= value <= LARGEST_LIMIT or _UNIT.match(after) or _NO_SIZE.search(before):
-            if value < SMALLEST_LIMIT:
-                end = max(number.start() - BEFORE, 0)  # "[1, 8192]": a small number doesn't part the words.
+        role = _role(before, after)
+        if _UNIT.match(after) or _NO_SIZE.search(before):
             continue
-        found.append(Figure(value, _role(before, after)))
+        if SMALLEST_LIMIT <= value <= LARGEST_LIMIT or (role == "output" and 0 < value < SMALLEST_LIMIT):
+            found.append(Figure(value, role, bool(_LEAST.search(before))))
+        elif value < SMALLEST_LIMIT:
+            end = max(number.start() - BEFORE, 0)  # "[1, 8192]": a small number doesn't part the words.
     return found
 
 
