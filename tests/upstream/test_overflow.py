@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.overflow.lines import lines
+from bench.overflow.scores import leaving_out, ours, score
 from proxy.upstream.overflow import Overflow, recognise
 
 CATALOGUE = Path(__file__).parents[3] / "shared" / "data" / "overflow-errors.jsonl"
@@ -604,3 +607,20 @@ def test_catalogue_figures() -> None:
                 wrong[name].append(row["id"])
     for name, ids in wrong.items():
         assert len(ids) <= 0.01 * len(rows), (name, ids)
+
+
+def test_catalogue_with_silent_overflows_and_with_providers_left_out() -> None:
+    if not CATALOGUE.exists():
+        pytest.skip("the catalogue of real errors is not here")
+    answers = lines(CATALOGUE)
+    whole = score("ours", answers, ours)
+    assert whole.recall >= 0.98, whole.missed
+    assert len(whole.alarms) <= 1, whole.alarms
+    assert not whole.trapped
+    for figure in ("limit", "scope", "counted", "remedy"):
+        assert (whole.share(figure) or 0) >= 0.95, (figure, whole.wrong[figure])
+    unknown = score("left out", answers, partial(leaving_out, shared=True))
+    assert unknown.recall >= 0.95, unknown.missed
+    assert not unknown.alarms
+    assert not unknown.trapped
+    assert (unknown.share("limit") or 0) >= 0.95, unknown.wrong["limit"]
