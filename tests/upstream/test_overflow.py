@@ -388,6 +388,25 @@ def test_wordings_that_nobody_has_seen(message: str, limit: int | None, counted:
     assert (read.limit, read.counted) == (limit, counted)
 
 
+TOO_LONG = "prompt is too long: 9000 tokens > 8192 maximum"
+ENVELOPES: list[object] = [
+    TOO_LONG,
+    {"err": TOO_LONG},
+    {"exception": f"ValueError: {TOO_LONG}"},
+    {"fault": {"faultstring": TOO_LONG}},
+    {"result": {"error": {"message": TOO_LONG}}},
+    {"error": {"type": "validation", "issues": [{"message": TOO_LONG}]}},
+    {"detail": [{"loc": ["body", "messages"], "msg": TOO_LONG}]},
+    {"error": {"message": "Provider returned error", "metadata": {"raw": json.dumps({"detail": TOO_LONG})}}},
+]
+
+
+@pytest.mark.parametrize("envelope", ENVELOPES, ids=json.dumps)
+def test_where_the_error_may_be(envelope: object) -> None:
+    read = recognise(400, json.dumps(envelope).encode())
+    assert read == Overflow("input", 8192, "total", 9000, None, "compact")
+
+
 ABOUT_SOMETHING_ELSE: list[tuple[int, str]] = [
     (400, "max_tokens (32000) exceeds the model's maximum of 16384 output tokens"),
     (400, "The requested max_tokens 100000 is larger than the context window 32768"),

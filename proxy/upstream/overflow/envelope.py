@@ -44,10 +44,14 @@ _TEXT_FIELDS = (
     "raw",
     "reason",
     "description",
+    "error_description",
+    "faultstring",
+    "exception",
+    "err",
 )
 _NESTED_FIELDS = (
     *("error", "errors", "Error", "Response", "base_resp", "metadata", "innererror", "inner_error", "cause", "body"),
-    "data",
+    *("data", "fault", "result", "issues"),
 )
 _CODE_FIELDS = ("code", "type", "Code", "error_code", "error_type", "errorCode", "status", "status_code", "reason")
 LIMIT_FIELDS = (
@@ -92,7 +96,7 @@ def faults(status: int, body: bytes) -> list[Fault]:
     """
     text = body[: WHOLE_BODY if len(body) <= WHOLE_BODY else PREFIX].decode("utf-8", "replace").lstrip("\ufeff \r\n\t")
     failed = status >= 400
-    if len(body) <= WHOLE_BODY and text[:1] in "{[":
+    if len(body) <= WHOLE_BODY and text[:1] in '{["':
         value = _parse(text)
         if value is not None:
             return _collect(value, failed=failed)

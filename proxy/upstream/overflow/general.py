@@ -35,7 +35,8 @@ _SENTENCE_END = re.compile(r"[.;!?。；！](?=\s|$)|(?<=[。；！])")
 _SUBJECT = re.compile(
     r"\b(?:prompts?|inputs?|messages?|conversation|(?:chat )?history|context|contents?|text|query|request|"
     r"chat|transcript|instructions?|sequence|you|your)\b|input_?(?:ids|tokens|text)|prompt_?tokens|输入|提示|消息|对话|请求|入力"
-    r"|\bn_tokens\b|\b(?:number of|total|requested) tokens\b|\btoken count\b|\bentrées?\b|\beingabe\b|\bentrada\b"
+    r"|\bn_tokens\b|(?:\b|_)ctx(?:\b|_)|\bmax_(?:prompt|input)_|\b(?:number of|total|requested) tokens\b|"
+    r"\btoken count\b|\bentrées?\b|\beingabe\b|\bentrada\b"
 )
 _ASKED = re.compile(
     r"\b(?:prompts?|inputs?|messages?|conversation|history|text|query|transcript)\b"
@@ -44,7 +45,7 @@ _ASKED = re.compile(
 _EXCESS = re.compile(
     r"\bexceed(?:s|ed|ing)?\b|\b(?:longer|larger|greater|bigger|more|higher) than\b|\btoo (?:long|large|big|many|"
     r"small)\b"
-    r"|\b(?:surpass|overflow|overrun)\w*|\b(?:does not|doesn't|do not|don't|cannot|can't|won't|will not|not) fit\b"
+    r"|(?:surpass|overflow|overrun)|\b(?:does not|doesn't|do not|don't|cannot|can't|won't|will not|not) fit\b"
     r"|\b(?:over|above|beyond|past|outside)\b|\bgoes over\b|\bfull\b|\breached\b|\bran out\b|\bout of context\b"
     r"|\b(?:must|should|has to|have to) (?:be|have) (?:<=?|≤|less|fewer|smaller|shorter|at most|within|under|below|"
     r"no more)"
@@ -57,7 +58,8 @@ _WINDOW = re.compile(
     r"\b(?:context|ctx|prompt|input|sequence|seq|token|message)s?[ _-]{0,2}(?:token )?"
     r"(?:length|window|size|limit|capacity|budget|len|maximum)s?\b"
     r"|\bcontext\b.{0,20}\b(?:length|window|size|limit|capacity)\b"
-    r"|\b(?:n|num|max)_ctx\b|\bmax_(?:model_len|seq_len|position_embeddings|input_\w{1,12}|prompt_\w{1,12}|"
+    r"|(?:\b|_)ctx(?:\b|_)|\bmax_length\b|\bmax_(?:model_len|seq_len|position_embeddings|input_\w{1,12}|"
+    r"prompt_\w{1,12}|"
     r"context_\w{1,12}|total_tokens|num_tokens|sequence_length)\b|\bmax(?:imum)? (?:number of )?(?:model |input |"
     r"prompt |"
     r"message |context |total |sequence )(?:length|tokens?|size|count)\b|\bkv[ -]?cache\b|\b(?:max(?:imum)?|model's|"
@@ -66,7 +68,7 @@ _WINDOW = re.compile(
 )
 _TOKENS = re.compile(r"token")
 _BOUND = re.compile(
-    r"\bmax(?:imum)?\b|\bmax_|\blimit|\ballow|\bsupports?\b|\bat most\b|\bup to\b|\bcapacity\b|"
+    r"\bmax(?:imum)?\b|\bmax_|\blimit|\ballow|\bsupport(?:s|ed)?\b|\baccepts?\b|\bat most\b|\bup to\b|\bcapacity\b|"
     r"\bcan (?:only )?(?:handle|take|"
     r"accept|process)|\bexceed\w* (?:the )?\d|\d ?/ ?\d|\bwindow\b|>|<=|≤|\bless than\b|\bfewer than\b|上限|限制"
 )
@@ -112,8 +114,9 @@ _ROLES_BEFORE: tuple[tuple[Role, re.Pattern[str]], ...] = (
         re.compile(
             r"(?:\bmax(?:imum)?\b|\bmax_\w{1,20}|\blimit(?:ed|s)?\b|\bcap(?:acity|ped)?\b|\bceiling\b|\ballow(?:s|"
             r"ed)?\b|"
-            r"\bsupports?\b|\bat most\b|\bup to\b|\bonly\b|\bwindow\b|\bcontext(?: |_)?(?:length|size|len)?\b|"
-            r"\bn_ctx\b|"
+            r"\bsupport(?:s|ed)?\b|\baccepts?\b|\bat most\b|\bup to\b|\bonly\b|\bwindow\b|\bcontext(?: |_)?(?:length|"
+            r"size|len)?\b|"
+            r"\b(?:n_)?ctx\b|"
             r"\b(?:less|fewer|smaller|shorter|longer|larger|greater|bigger|more|higher) than(?: or equal to)?\b|"
             r"\bunder\b|"
             r"\bbelow\b|\bwithin\b|\bover\b|\babove\b|\bbeyond\b|\bexceed(?:s|ed|ing)?\b|\bmust be\b|<=?|(?<!=)>=?|≤|≥|"
@@ -136,7 +139,8 @@ _ROLES_BEFORE: tuple[tuple[Role, re.Pattern[str]], ...] = (
 )
 _SURELY_BEFORE = re.compile(
     r"(?:\b(?:got|given|gave|received|requested|contains?|supplied|sent|passed|yours|resulted in)\b[^\d.;]{0,8}"
-    r"|(?<!max )(?<!maximum )(?<!max_)(?:prompt|input)[ _]tokens?\W{0,2})$"
+    r"|\b(?:has|have|had|needed)[ =](?:about |approximately )?|(?<!max )(?<!maximum )(?<!max_)(?:prompt|"
+    r"input)[ _]tokens?\W{0,2})$"
 )
 _SURELY_AFTER = re.compile(
     r"[)\]]? ?(?:tokens )?(?:>|(?:were |was )?(?:given|provided|requested|supplied|received|sent)\b)"

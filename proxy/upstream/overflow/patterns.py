@@ -302,7 +302,10 @@ ROWS: tuple[Row, ...] = (
     _row(
         "general",
         r"\b(?:prompt|input|conversation|context|messages)(?: tokens| length)? (?:(?:is|are|was) )?too (?:long|large)\b"
-        r"|\b(?:prompt|input)[ _]?too[ _]?long|\b(?:prompt|input|request) (?:has|contains) too many tokens"
+        r"|\b(?:prompt|input)[ _]?too[ _]?long|"
+        r"\b(?:prompt|conversation|history|transcript|messages)(?: (?:history|you|sent|provided|is|are|was|has|have|"
+        r"been|"
+        r"become|grown|got|now|much|far)){0,5} too long\b|\b(?:prompt|input|request) (?:has|contains) too many tokens"
         r"|\brequest (?:is )?too long: <n> tokens|too many tokens: <n> > <n>",
         figures=True,
     ),
