@@ -2,42 +2,88 @@
 
     answer → envelope.faults     which errors are in it: codes, numbers, sentences
            → vetoes.vetoed       those that are about something else
-           → patterns.ROWS       sentences → kind, limit, size
+           → patterns.ROWS       known sentences → kind, limit, size
+           → general.read        others, by their words and the words around their numbers
            → recognise           the reading that knows most
 
-Codes decide first, words second. A silent overflow (an answer cut off at the window's end, with
-``finish_reason: model_context_window_exceeded`` or the like) is no error and is not recognised here.
+Codes decide first, words second. An overflow that is no error, a prompt that was cut or an answer that had no room, is
+found by ``silent.silent_overflow`` once the answer is finished.
 """
 
 from __future__ import annotations
 
-from proxy.upstream.overflow.envelope import Fault, faults
-from proxy.upstream.overflow.patterns import CODES, read
+from collections.abc import Iterable, Mapping
+
+from proxy.upstream.overflow import general
+from proxy.upstream.overflow.envelope import COUNT_FIELDS, LIMIT_FIELDS, Fault, faults
+from proxy.upstream.overflow.patterns import CODES, ROWS, Row, read
 from proxy.upstream.overflow.reading import Overflow, Reading
-from proxy.upstream.overflow.vetoes import NEVER_STATUS, vetoed
+from proxy.upstream.overflow.vetoes import NEVER_STATUS, WARY_STATUS, vetoed
 
 __all__ = ["Overflow", "recognise"]
 
+_INPUT_FIELDS = ("max_input", "max_prompt")
+_CODE_HEADERS = ("x-amzn-errortype", "x-ms-error-code")
+MOST_TEXT = 65_536
+"""Characters of error messages after which no further error of an answer is read."""
 
-def recognise(status: int, body: bytes) -> Overflow | None:
+_WAIT_HEADERS = ("retry-after", "retry-after-ms")
+
+
+def recognise(
+    status: int,
+    body: bytes,
+    headers: Iterable[tuple[str, str]] = (),
+    *,
+    rows: Iterable[Row] = ROWS,
+    codes: Iterable[str] = CODES,
+) -> Overflow | None:
     """Read an error answer, or the first events of a stream (status 200); ``None`` if it is not an overflow.
 
-    ``body`` is decompressed. Only error fields are read, never what a provider echoes. Rate limits, quotas, byte
-    limits, limits on output alone, on images and on other fields are not overflows.
+    ``body`` is decompressed; ``headers`` have lower case names. Only error fields are read, never what a provider
+    echoes. Rate limits, quotas, byte limits, limits on output alone, on images and on other fields are not overflows.
+    ``rows`` and ``codes`` are the tables that it is read with.
     """
     if status in NEVER_STATUS:
         return None
-    readings = [reading for fault in faults(status, body) for reading in _read(fault)]
+    named = {value.partition(":")[0].lower() for name, value in headers if name in _CODE_HEADERS}
+    if vetoed(named, ()):
+        return None
+    wary = status in WARY_STATUS or any(name in _WAIT_HEADERS for name, _ in headers)
+    tables = tuple(rows), frozenset(codes)
+    readings: list[Reading] = []
+    length = 0
+    for fault in faults(status, body):
+        readings += _read(fault, *tables, wary=wary)
+        length += sum(map(len, fault.texts))
+        if length > MOST_TEXT:
+            break
     if not readings:
         return None
     return max(readings, key=lambda reading: reading.known).judge()
 
 
-def _read(fault: Fault) -> list[Reading]:
+def _read(fault: Fault, rows: tuple[Row, ...], codes: frozenset[str], *, wary: bool) -> list[Reading]:
     if vetoed(fault.codes, ()):
         return []
-    by_code = not fault.codes.isdisjoint(CODES)
-    readings = [reading for text in fault.texts if not vetoed((), (text,)) and (reading := read(text))]
-    if by_code:
-        readings.append(Reading(limit=fault.numbers.get("n_ctx"), counted=fault.numbers.get("n_prompt_tokens")))
+    by_code = not fault.codes.isdisjoint(codes)
+    readings = []
+    for text in fault.texts:
+        if vetoed((), (text,)):
+            continue
+        lowered = text.lower()
+        if reading := read(lowered, rows) or general.read(lowered, certain=by_code, wary=wary):
+            readings.append(reading)
+    if by_code or (readings and fault.numbers):
+        readings.append(_told(fault.numbers))
     return readings
+
+
+def _told(numbers: Mapping[str, int]) -> Reading:
+    """What an error says in fields of its own."""
+    limit = next(((name, numbers[name]) for name in LIMIT_FIELDS if name in numbers), None)
+    counted = next((numbers[name] for name in COUNT_FIELDS if name in numbers), None)
+    if limit is None:
+        return Reading(counted=counted)
+    name, size = limit
+    return Reading(limit=size, scope="input" if name.startswith(_INPUT_FIELDS) else "total", counted=counted)

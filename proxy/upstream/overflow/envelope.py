@@ -44,13 +44,22 @@ _TEXT_FIELDS = (
     "raw",
     "reason",
     "description",
+    "error_description",
+    "faultstring",
+    "exception",
+    "err",
 )
 _NESTED_FIELDS = (
     *("error", "errors", "Error", "Response", "base_resp", "metadata", "innererror", "inner_error", "cause", "body"),
-    "data",
+    *("data", "fault", "result", "issues"),
 )
 _CODE_FIELDS = ("code", "type", "Code", "error_code", "error_type", "errorCode", "status", "status_code", "reason")
-_NUMBER_FIELDS = ("n_ctx", "n_prompt_tokens")
+LIMIT_FIELDS = (
+    *("n_ctx", "max_context_length", "context_length", "context_window", "max_context_tokens", "max_model_len"),
+    *("max_input_tokens", "max_prompt_tokens", "token_limit", "context_size"),
+)
+COUNT_FIELDS = ("n_prompt_tokens", "prompt_tokens", "input_tokens", "num_prompt_tokens", "prompt_token_count")
+_NUMBER_FIELDS = (*LIMIT_FIELDS, *COUNT_FIELDS)
 
 # In an answer that did not fail, an error is only where one of these says so.
 _ERROR_IN_SUCCESS = ("error", "Error", "errors", "base_resp", "Response")
@@ -87,7 +96,7 @@ def faults(status: int, body: bytes) -> list[Fault]:
     """
     text = body[: WHOLE_BODY if len(body) <= WHOLE_BODY else PREFIX].decode("utf-8", "replace").lstrip("\ufeff \r\n\t")
     failed = status >= 400
-    if len(body) <= WHOLE_BODY and text[:1] in "{[":
+    if len(body) <= WHOLE_BODY and text[:1] in '{["':
         value = _parse(text)
         if value is not None:
             return _collect(value, failed=failed)
@@ -176,7 +185,7 @@ def _walk(value: object, depth: int) -> Iterator[Fault]:
 
 def _object(value: dict[str, object], depth: int) -> Iterator[Fault]:
     codes = frozenset(str(value[key]).lower()[:100] for key in _CODE_FIELDS if isinstance(value.get(key), str | int))
-    numbers = {key: number for key in _NUMBER_FIELDS if isinstance(number := value.get(key), int)}
+    numbers = {key: number for key in _NUMBER_FIELDS if type(number := value.get(key)) is int}
     texts: list[str] = []
     inner: list[Fault] = []
     for key in _TEXT_FIELDS:

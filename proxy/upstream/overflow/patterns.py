@@ -16,28 +16,34 @@ Numbers are matched possessively and gaps are bounded, so that a search stays li
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from proxy.upstream.overflow.reading import LARGEST_LIMIT, SMALLEST_LIMIT, Kind, Reading, Remedy, Scope
+from proxy.upstream.overflow import general
+from proxy.upstream.overflow.reading import Kind, Reading, Remedy, Scope
 
-CODES = frozenset(
-    {
-        "context_length_exceeded",  # OpenAI, Azure, Groq, Cerebras, llama-cpp-python, LiteLLM
-        "context_window_exceeded",
-        "contextwindowexceedederror",
-        "exceed_context_size_error",  # llama.cpp's server
-        "model_max_prompt_tokens_exceeded",  # GitHub Copilot
-        "tokens_limit_reached",  # GitHub Models, Azure AI
-        "too_many_prompt_tokens",  # Perplexity
-        "outofcontexterror",  # Volcengine
-        "prompt_too_long",  # Aleph Alpha
-        "prompt_limit",  # a relay in front of Claude
-        "input_too_long",
-        "max_context_length_exceeded",
-        "model_context_window_exceeded",
-    }
-)
-"""What overflow errors call themselves, in lower case. Mistral's 3051 and MiniMax's 2013 stand for other errors too."""
+CODES: Mapping[str, str] = {
+    "context_length_exceeded": "OpenAI, Azure, Groq, Cerebras, llama-cpp-python, LiteLLM",
+    "context_window_exceeded": "general",
+    "contextwindowexceedederror": "LiteLLM",
+    "exceed_context_size_error": "llama.cpp",
+    "model_max_prompt_tokens_exceeded": "GitHub Copilot",
+    "tokens_limit_reached": "GitHub Models, Azure",
+    "too_many_prompt_tokens": "Perplexity",
+    "outofcontexterror": "Volcengine",
+    "prompt_too_long": "Aleph Alpha",
+    "prompt_limit": "Claude relay",
+    "input_too_long": "general",
+    "context_too_long": "general",
+    "max_context_length_exceeded": "general",
+    "model_context_window_exceeded": "Anthropic",
+    "context_length_error": "general",
+    "context_overflow": "general",
+    "prompt_tokens_exceeded": "general",
+    "input_tokens_exceeded": "general",
+}
+"""What overflow errors call themselves, in lower case, and who does; Mistral's 3051 and MiniMax's 2013 stand for other
+errors too."""
 
 _NUMBER = r"\d++(?:[,_]\d{3}(?!\d))*+(?:\.\d++)?+(?![km]\b)"
 _MACROS = {
@@ -57,14 +63,14 @@ _MACROS = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One family of messages. ``pair``: the message's only two numbers are the limit and, larger, the counted size."""
+    """One family of messages. ``figures``: its numbers are read by the words around them."""
 
     source: str
     pattern: re.Pattern[str]
     kind: Kind = "input"
     scope: Scope = "total"
     remedy: Remedy | None = None
-    pair: bool = False
+    figures: bool = False
 
 
 def _row(
@@ -74,11 +80,11 @@ def _row(
     scope: Scope = "total",
     remedy: Remedy | None = None,
     *,
-    pair: bool = False,
+    figures: bool = False,
 ) -> Row:
     for name, expression in _MACROS.items():
         pattern = pattern.replace(name, expression)
-    return Row(source, re.compile(pattern), kind, scope, remedy, pair)
+    return Row(source, re.compile(pattern), kind, scope, remedy, figures)
 
 
 ROWS: tuple[Row, ...] = (
@@ -114,6 +120,12 @@ ROWS: tuple[Row, ...] = (
     _row(
         "Volcengine",
         r"requested token count exceeds the model's maximum context length of <limit>",
+        "input_plus_output",
+    ),
+    _row(
+        "vLLM",
+        r"you passed (?P<least>at least )?<counted> input tokens and requested <output> output tokens\. however, "
+        r"the model's context length is only <limit> tokens",
         "input_plus_output",
     ),
     # OpenAI's own, newer.
@@ -248,7 +260,7 @@ ROWS: tuple[Row, ...] = (
     _row("Qwen", r"range of input length should be \[<n>, ?<limit>\]", scope="input"),
     _row("Hunyuan", r"prompt tokens <counted> exceed max input tokens <limit>", scope="input"),
     _row("Hunyuan", r"输入.{0,12}(?:过长|超).{0,30}限制 ?<limit> ?tokens?", scope="input"),
-    _row("Chinese services", r"输入.{0,12}(?:过长|超过|超出)|上下文.{0,12}(?:过长|超过|超出|超限)"),
+    _row("Chinese services", r"输入.{0,12}(?:过长|超过|超出)|上下文.{0,12}(?:过长|超过|超出|超限)", figures=True),
     _row("Volcengine", r"exceed max message tokens"),
     _row("Z.ai", r"prompt exceeds max length|tokens? in (?:the )?request more than max tokens? allowed"),
     _row("MiniMax", r"context window exceeds limit"),
@@ -273,47 +285,48 @@ ROWS: tuple[Row, ...] = (
         r"\b(?:input|prompt) (?:tokens? )?(?:count )?(?:limit )?exceed(?:s|ed)?\b|too many (?:input|prompt) tokens"
         r"|number of tokens in (?:the |your )?(?:prompt|input|request)[^.;]{0,30}exceed",
         scope="input",
-        pair=True,
+        figures=True,
     ),
     _row(
         "general",
         r"(?:exceed|larger than|longer than|greater than|overflow|too (?:long|large) for)[^.;]{0,50}"
         r"(?:<context>|max_model_len|n_ctx|max_seq_len|maximum input length|maximum number of (?:input )?tokens)",
-        pair=True,
+        figures=True,
     ),
     _row(
         "general",
         r"\b(?:context[ _-]?(?:length|window|size|limit)|n_ctx)[^.;]{0,30}"
         r"(?:exceeded|overflow|too (?:small|long|large)|reached)|context[_ ]?(?:length|window)[_ ]?exceeded",
-        pair=True,
+        figures=True,
     ),
     _row(
         "general",
         r"\b(?:prompt|input|conversation|context|messages)(?: tokens| length)? (?:(?:is|are|was) )?too (?:long|large)\b"
-        r"|\b(?:prompt|input)[ _]?too[ _]?long|\b(?:prompt|input|request) (?:has|contains) too many tokens"
+        r"|\b(?:prompt|input)[ _]?too[ _]?long|"
+        r"\b(?:prompt|conversation|history|transcript|messages)(?: (?:history|you|sent|provided|is|are|was|has|have|"
+        r"been|"
+        r"become|grown|got|now|much|far)){0,5} too long\b|\b(?:prompt|input|request) (?:has|contains) too many tokens"
         r"|\brequest (?:is )?too long: <n> tokens|too many tokens: <n> > <n>",
-        pair=True,
+        figures=True,
     ),
     _row(
         "general",
         r"\b(?:reduce|shorten) (?:the )?(?:length of )?(?:the |your )?(?:prompt|messages|input|conversation)\b",
-        pair=True,
+        figures=True,
     ),
 )
 
 _PART = re.compile(
     rf"(?P<size>{_NUMBER}) (?:tokens )?(?:of |in |for |from )?(?:the |your )?(?P<what>[a-z]{{1,20}}(?: [a-z]{{1,20}})?)"
 )
-_ANY_NUMBER = re.compile(rf"(?<![\w.-])(?P<n>{_NUMBER})")
 _OUTPUT_WORDS = ("completion", "output")
 
 
-def read(text: str) -> Reading | None:
-    """What a cleaned message (``Fault.texts``) says of an overflow; ``None`` if no row knows its wording."""
-    lowered = text.lower()
-    for row in ROWS:
-        if found := row.pattern.search(lowered):
-            return _reading(row, found, lowered)
+def read(text: str, rows: Iterable[Row] = ROWS) -> Reading | None:
+    """What a cleaned message in lower case says of an overflow; ``None`` if no row knows its wording."""
+    for row in rows:
+        if (found := row.pattern.search(text)) and not (row.figures and general.only_output(text)):
+            return _reading(row, found, text)
     return None
 
 
@@ -324,8 +337,11 @@ def _reading(row: Row, found: re.Match[str], text: str) -> Reading:
         counted, output = _sum(parts)
     if limit is not None and (over := _number(groups.get("over"))) is not None:
         counted = limit + over
-    if row.pair:
-        limit, counted = _pair(text)
+    if row.figures:
+        said = general.reading(text)
+        kind: Kind = "input_plus_output" if "input_plus_output" in (row.kind, said.kind) else "input"
+        scope = row.scope if row.scope == "input" and kind == "input" else said.scope
+        return Reading(kind, said.limit, scope, said.counted, said.output, row.remedy, at_least=said.at_least)
     return Reading(row.kind, limit, row.scope, counted, output, row.remedy, at_least=bool(groups.get("least")))
 
 
@@ -346,14 +362,3 @@ def _sum(parts: str) -> tuple[int | None, int | None]:
         else:
             counted = (counted or 0) + size
     return counted, output
-
-
-def _pair(text: str) -> tuple[int | None, int | None]:
-    """Limit and size, where these are the only two numbers that can be: the size is the larger one."""
-    numbers = {_number(found["n"]) or 0 for found in _ANY_NUMBER.finditer(text)}
-    sizes = sorted(
-        number
-        for number in numbers
-        if SMALLEST_LIMIT <= number <= LARGEST_LIMIT and number not in (400, 413, 422, 429, 500, 502, 503)
-    )
-    return (sizes[0], sizes[1]) if len(sizes) == 2 else (None, None)

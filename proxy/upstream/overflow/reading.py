@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["input", "input_plus_output"]
+Kind = Literal["input", "input_plus_output", "silent"]
 Scope = Literal["input", "total"]
 Remedy = Literal["compact", "lower_output", "either"]
 
@@ -21,9 +21,10 @@ ROOMY = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Overflow:
-    """An upstream's refusal of a prompt that is too long.
+    """A prompt that is too long, by an upstream's refusal or by its answer.
 
-    ``kind`` is ``input`` if the prompt alone is too long, or ``input_plus_output`` if it is with the requested output.
+    ``kind`` is ``input`` if the prompt alone is too long, ``input_plus_output`` if it is with the requested output, and
+    ``silent`` if nothing was refused: the upstream cut the prompt, or its answer, at the window's end (``silent.py``).
     ``limit`` is the number of tokens that the upstream named: of the input alone or of input and output together, as
     ``scope`` says. ``counted`` is the prompt's size in tokens as the upstream counted it, ``None`` where it named none
     or a lower bound only. ``output`` is the requested output in tokens, where named. ``remedy`` is what would help.

@@ -8,6 +8,9 @@ from collections.abc import Iterable
 NEVER_STATUS = frozenset({401, 402, 403, 404, 405, 408, 504})
 """Key, credit, permission, name, method, time: never the length of a prompt."""
 
+WARY_STATUS = frozenset({429, 499, 503, 529})
+"""Rate, load, a client that left: a message has to name a context window here."""
+
 # What errors about something else call themselves.
 _CODES = frozenset(
     {
@@ -20,6 +23,10 @@ _CODES = frozenset(
         "quota_exceeded",
         "budget_exceeded",
         "overloaded_error",
+        "throttlingexception",
+        "servicequotaexceededexception",
+        "toomanyrequests",
+        "too_many_requests",
         "resource_exhausted",
         "request_too_large",
         "entity.too.large",
@@ -62,6 +69,7 @@ _WORDS: tuple[tuple[str, str], ...] = (
     ),
     ("output", r"supports at most [\d,]+ (?:completion|output)|(?<!and )\bmaximum output\b|max_?output_?tokens value"),
     ("output", r"maximum tokens you requested|max_tokens must be|invalid max_tokens|model output limit was"),
+    ("schema", r"\binput should be (?:a|an|less|greater|at)\b"),
     ("schema", r"^invalid (?:value|schema|')|truncate_prompt_tokens|\bthinking.budget|\bobject properties\b"),
     ("fit elsewhere", r"model name|batchsize|deadline"),
     ("content", r"content (?:was )?filtered|content management policy|safety (?:system|violations)"),

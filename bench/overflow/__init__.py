@@ -1,0 +1,1 @@
+"""What is recognised of a catalogue of error answers, beside LiteLLM's own recognition."""

@@ -1,0 +1,103 @@
+"""The lines of the catalogue: what an upstream answered, and what that is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from proxy.upstream.overflow.silent import Finished, output_tokens, prompt_tokens
+
+CATALOGUE = Path(__file__).parents[3] / "shared" / "data" / "overflow-errors.jsonl"
+REMEDIES = {"lower_max_tokens": "lower_output"}
+FINISHED = frozenset({"silent", "truncated", "normal", "output_exhausted"})
+"""Kinds of lines of status 200 that hold no error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One answer. ``limit``, ``counted`` and ``output`` are tokens, ``None`` where none may be read from it.
+
+    ``estimate`` and ``window`` are what a proxy knew of the request. ``traps`` are numbers that are no limits.
+    """
+
+    id: str
+    provider: str
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+    overflow: bool
+    kind: str
+    limit: int | None
+    scope: str | None
+    counted: int | None
+    output: int | None
+    remedy: str | None
+    traps: frozenset[int]
+    estimate: int | None
+    window: int | None
+    litellm: str
+
+    @property
+    def silent(self) -> bool:
+        """Whether it is a finished answer, without an error."""
+        return self.status == 200 and self.kind in FINISHED
+
+
+def lines(path: Path) -> list[Line]:
+    """All lines that aren't ambiguous. Raises ``OSError``, ``ValueError`` and ``KeyError``."""
+    with path.open(encoding="utf-8") as file:
+        return [_line(row) for row in map(json.loads, file) if not row["ambiguous"]]
+
+
+def _line(row: Mapping[str, Any]) -> Line:
+    limit = row.get("limit_tokens")
+    headers = {str(name).lower(): str(value) for name, value in (row.get("headers") or {}).items()}
+    return Line(
+        id=row["id"],
+        provider=row["provider"],
+        status=row["http_status"],
+        headers=tuple(headers.items()),
+        body=row["body"].encode(),
+        overflow=row["is_overflow"],
+        kind=row["kind"],
+        limit=limit,
+        scope=row.get("limit_scope") if limit else None,
+        counted=None if row.get("prompt_is_lower_bound") else row.get("prompt_tokens"),
+        output=row.get("output_tokens_requested"),
+        remedy=REMEDIES.get(row["remedy"], row["remedy"]),
+        traps=frozenset(row.get("trap_numbers") or ()),
+        estimate=row.get("proxy_estimate_tokens"),
+        window=row.get("window_known"),
+        litellm=row.get("litellm_provider") or "openai",
+    )
+
+
+def finished(body: bytes) -> Finished:
+    """What a finished answer reports, be it a stream or not."""
+    usage: dict[str, object] = {}
+    reason: str | None = None
+    written = False
+    for value in _objects(body.decode()):
+        for part in (value, value.get("message")):
+            if isinstance(part, dict) and isinstance(said := part.get("usage"), dict):
+                usage.update({name: number for name, number in said.items() if number is not None})
+        choices = value.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else {}
+        told = choice.get("finish_reason") or value.get("stop_reason") or (value.get("delta") or {}).get("stop_reason")
+        reason = told or reason
+        message = choice.get("message") or choice.get("delta") or {}
+        written = written or bool(message.get("content") or message.get("tool_calls") or value.get("content"))
+    return Finished(reason, prompt_tokens(usage), output_tokens(usage), not written)
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    if text.startswith("{"):
+        yield json.loads(text)
+        return
+    for line in text.splitlines():
+        data = line.removeprefix("data:").strip()
+        if line.startswith("data:") and data.startswith("{"):
+            yield json.loads(data)

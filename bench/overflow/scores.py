@@ -1,0 +1,121 @@
+"""How much of the catalogue somebody recognises, and how much of what is recognised is right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from bench.overflow.lines import Line, finished
+from proxy.upstream.overflow import Overflow, recognise
+from proxy.upstream.overflow.patterns import CODES, ROWS
+from proxy.upstream.overflow.silent import silent_overflow
+
+Recogniser = Callable[[Line], Overflow | None]
+
+FIGURES = ("kind", "limit", "scope", "counted", "output", "remedy")
+
+
+@dataclass(slots=True)
+class Score:
+    """Of ``overflows`` lines ``found`` were recognised, of ``others`` those in ``alarms`` too.
+
+    ``right`` has, by figure, how many of the recognised lines that have it were read right, and how many there are.
+    """
+
+    name: str
+    reads_figures: bool = True
+    overflows: int = 0
+    others: int = 0
+    found: int = 0
+    missed: list[str] = field(default_factory=list)
+    alarms: list[str] = field(default_factory=list)
+    trapped: list[str] = field(default_factory=list)
+    wrong: dict[str, list[str]] = field(default_factory=lambda: {name: [] for name in FIGURES})
+    right: dict[str, tuple[int, int]] = field(default_factory=lambda: dict.fromkeys(FIGURES, (0, 0)))
+
+    @property
+    def recall(self) -> float:
+        """The share of overflows that were recognised."""
+        return self.found / self.overflows if self.overflows else 0.0
+
+    def share(self, figure: str) -> float | None:
+        """The share of lines with this figure in which it was read right; ``None`` where no line has it."""
+        right, all_of_them = self.right[figure]
+        return right / all_of_them if all_of_them else None
+
+
+def ours(line: Line) -> Overflow | None:
+    """What the proxy makes of an answer, knowing what it knew of the request."""
+    found = recognise(line.status, line.body, line.headers)
+    if found is None and line.status == 200 and line.estimate is not None:
+        return silent_overflow(finished(line.body), line.estimate, window=line.window)
+    if found is None and line.silent:
+        # The size of the request isn't in the catalogue: only what the answer says itself can count.
+        return silent_overflow(finished(line.body), 0, window=line.window)
+    return found
+
+
+def leaving_out(line: Line, *, shared: bool) -> Overflow | None:
+    """The same without the rows and codes that are the line's provider's alone; ``shared``: or its among others."""
+    if line.silent:
+        return ours(line)
+    some = any if shared else all
+
+    def remains(source: str) -> bool:
+        return not some(is_of(name, line.provider) for name in source.split(","))
+
+    rows = [row for row in ROWS if remains(row.source)]
+    codes = [code for code, source in CODES.items() if remains(source)]
+    return recognise(line.status, line.body, line.headers, rows=rows, codes=codes)
+
+
+def is_of(source: str, provider: str) -> bool:
+    """Whether a source in the tables is this provider of the catalogue: "Qwen" is "Qwen DashScope"."""
+    ours_, theirs = (re.sub(r"[^a-z0-9]", "", name.lower()) for name in (source, provider))
+    return bool(ours_) and (ours_ in theirs or theirs in ours_)
+
+
+def score(name: str, lines: Sequence[Line], recogniser: Recogniser, *, reads_figures: bool = True) -> Score:
+    """Run all lines through a recogniser; ``reads_figures``: it says more than yes and no."""
+    made = Score(name, reads_figures)
+    for line in lines:
+        read = recogniser(line)
+        if not line.overflow:
+            made.others += 1
+            if read is not None:
+                made.alarms.append(line.id)
+        else:
+            made.overflows += 1
+            if read is None:
+                made.missed.append(line.id)
+            else:
+                made.found += 1
+        if read is not None and read.limit in line.traps:
+            made.trapped.append(line.id)
+        if line.overflow and read is not None:
+            _compare(made, line, read)
+    return made
+
+
+def _compare(made: Score, line: Line, read: Overflow) -> None:
+    for figure, expected in _expected(line, read):
+        right, all_of_them = made.right[figure]
+        correct = getattr(read, figure) == expected
+        made.right[figure] = (right + correct, all_of_them + 1)
+        if not correct:
+            made.wrong[figure].append(line.id)
+
+
+def _expected(line: Line, read: Overflow) -> Iterable[tuple[str, object]]:
+    """The figures that a line has, or that were read of it. A limit in characters is an overflow of the input."""
+    yield "kind", "silent" if line.silent else "input" if line.kind == "chars" else line.kind
+    yield "remedy", line.remedy
+    if line.limit is not None or read.limit is not None:
+        yield "limit", line.limit
+        if line.scope is not None:
+            yield "scope", line.scope
+    if not line.silent and (line.counted is not None or read.counted is not None):
+        yield "counted", line.counted
+    if not line.silent and (line.output is not None or read.output is not None):
+        yield "output", line.output

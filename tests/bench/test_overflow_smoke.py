@@ -1,0 +1,124 @@
+"""Whether the benchmark of recognition runs and scores what it says, on lines made up here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.overflow.lines import Line, finished, lines
+from bench.overflow.scores import is_of, ours, score
+from proxy.upstream.overflow import Overflow
+from proxy.upstream.overflow.silent import Finished
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def row(name: str, message: str, **fields: Any) -> dict[str, Any]:
+    known = {
+        "id": name,
+        "provider": "vLLM",
+        "http_status": 400,
+        "body": json.dumps({"error": {"message": message}}),
+        "is_overflow": True,
+        "kind": "input",
+        "limit_tokens": None,
+        "prompt_tokens": None,
+        "output_tokens_requested": None,
+        "remedy": "compact",
+        "ambiguous": False,
+    }
+    return known | fields
+
+
+CUT = {"choices": [{"message": {"content": "x"}, "finish_reason": "stop"}], "usage": {"prompt_tokens": 8192}}
+ROWS = [
+    row(
+        "both",
+        "This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens.",
+        limit_tokens=8192,
+        limit_scope="total",
+        prompt_tokens=9000,
+    ),
+    row(
+        "ours",
+        "input length (9000) exceeds model's maximum context length (8192)",
+        limit_tokens=8192,
+        limit_scope="total",
+        prompt_tokens=9000,
+    ),
+    row(
+        "rate",
+        "Rate limit reached: 30000 tokens per minute",
+        http_status=429,
+        is_overflow=False,
+        kind="rate",
+        remedy="none",
+        trap_numbers=[30000],
+    ),
+    row(
+        "cut",
+        "",
+        http_status=200,
+        body=json.dumps(CUT),
+        kind="silent",
+        limit_tokens=8192,
+        proxy_estimate_tokens=20_000,
+    ),
+    row("left out", "prompt is too long", ambiguous=True),
+]
+
+
+def catalogue(folder: Path) -> Path:
+    path = folder / "lines.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in ROWS), encoding="utf-8")
+    return path
+
+
+def test_it_runs_and_prints_ours_beside_theirs(tmp_path: Path) -> None:
+    file = tmp_path / "scores.json"
+    command = [sys.executable, "-m", "bench.overflow", "--catalogue", str(catalogue(tmp_path)), "--json", str(file)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert run.returncode == 0, run.stderr
+    mine, exceptions, words, left_out, _ = json.loads(file.read_bytes())
+    assert (mine["overflows"], mine["others"], mine["found"], mine["false_alarms"]) == (3, 1, 3, [])
+    assert mine["wrong"] == {name: [] for name in mine["wrong"]}
+    assert words["missed"] == exceptions["missed"] == ["ours", "cut"]
+    assert left_out["missed"] == []
+    assert "LiteLLM" in run.stdout
+
+
+def test_a_wrong_reading_counts_against_whoever_made_it(tmp_path: Path) -> None:
+    def careless(line: Line) -> Overflow | None:
+        return None if line.id == "ours" else Overflow("input", 30_000, "input", None, None, "either")
+
+    made = score("careless", lines(catalogue(tmp_path)), careless)
+    assert (made.found, made.missed, made.alarms, made.trapped) == (2, ["ours"], ["rate"], ["rate"])
+    assert made.wrong["limit"] == ["both", "cut"]
+    assert made.wrong["counted"] == ["both"]
+    assert made.share("limit") == 0
+    assert made.share("output") is None
+
+
+def test_ours_knows_the_size_of_the_request(tmp_path: Path) -> None:
+    cut = next(line for line in lines(catalogue(tmp_path)) if line.id == "cut")
+    read = ours(cut)
+    assert read is not None
+    assert (read.kind, read.limit) == ("silent", 8192)
+
+
+def test_a_stream_is_put_together() -> None:
+    events = [
+        {"type": "message_start", "message": {"usage": {"input_tokens": 900, "output_tokens": 1}}},
+        {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {"output_tokens": 2}},
+    ]
+    body = "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events).encode()
+    assert finished(body) == Finished("max_tokens", 900, 2, empty=True)
+
+
+def test_sources_are_told_apart() -> None:
+    assert is_of("Qwen", "Qwen DashScope")
+    assert is_of(" llama.cpp", "llama.cpp server")
+    assert not is_of("general", "OpenAI")
