@@ -331,7 +331,8 @@ class ChatCompletions:
             exchange.unproven = told
         else:
             self._learn(exchange, profile, told)
-        kept = kept_free(self._shared_window(exchange, profile), reserved)
+        # A reserve that nobody asked for is smaller in the window that has just been told.
+        kept = kept_free(self._shared_window(exchange, profile), outcome.output or self._room(exchange, profile)[1])
         if told.total is not None and told.total - kept < told.total // SMALLEST_PART:
             return None  # beside so much output no prompt is small enough
         room, _ = self._room(exchange, profile)
