@@ -78,6 +78,15 @@ class Exchange:
     line: Keepalive | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A request that was answered, and the end of its answer."""
+
+    exchange: Exchange
+    outcome: Outcome
+    tail: Tail
+
+
 class ChatCompletions:
     """``POST /v1/chat/completions``."""
 
@@ -90,14 +99,18 @@ class ChatCompletions:
         try:
             raw = await read_body(scope, receive, self._service.settings.server.body_limit)
             async with leaving(receive):
-                await self._serve(scope, raw, send)
+                seen = await self._serve(scope, raw, send)
+            if seen is not None:
+                # The answer is out: whoever leaves now has it all.
+                await self._calibrate(seen)
         except ClientLeft:
             requests("client_left").inc()
         except ProxyError as error:
             requests("refused").inc()
             await answer_error(send, error, [("x-compaction", "none"), ("x-compaction-id", secrets.token_hex(8))])
 
-    async def _serve(self, scope: Scope, raw: bytes, send: Send) -> None:
+    async def _serve(self, scope: Scope, raw: bytes, send: Send) -> Seen | None:
+        """Answer one request. What comes back can teach how the upstream counts."""
         service = self._service
         server = service.settings.server
         now = asyncio.get_running_loop().time()
@@ -106,21 +119,21 @@ class ChatCompletions:
         body = parse(raw)
         exchange = Exchange(scope, caller, body, self._route(body, caller), hops, now + server.deadline)
         if not body.stream:
-            await self._answered(exchange, send)
-            return
+            return await self._answered(exchange, send)
         line = exchange.line = Keepalive(send, server.keepalive, now, lambda: begun(exchange))
         try:
-            await self._answered(exchange, send)
+            return await self._answered(exchange, send)
         except ProxyError as error:
             if not line.begun:
                 raise
             requests("refused").inc()
             await line.hush()
             await send_error_event(send, error)
+            return None
         finally:
             line.close()
 
-    async def _answered(self, exchange: Exchange, send: Send) -> None:
+    async def _answered(self, exchange: Exchange, send: Send) -> Seen | None:
         opening, outcome = await self._exchange(exchange)
         requests(outcome.verdict).inc()
         if outcome.verdict == "compacted" and outcome.before and outcome.after:
@@ -131,8 +144,7 @@ class ChatCompletions:
             await send_rest(send, opening, tail)
         else:
             await send_answer(send, opening, report(outcome, exchange.retries, exchange.caller.policy.name), tail)
-        if tail is not None:
-            await self._calibrate(exchange, outcome, tail)
+        return None if tail is None else Seen(exchange, outcome, tail)
 
     def _tail(self, exchange: Exchange, opening: Opening, outcome: Outcome) -> Tail | None:
         """What keeps the end of an answer, where its usage can be compared with a count of ours."""
@@ -151,11 +163,11 @@ class ChatCompletions:
         asked = outcome.verdict in ("none", "shadow") and bool(body.messages) and len(body.raw) > LEAST_COUNTED
         return asked and self._calibration.worth_counting(route.upstream, route.model)
 
-    async def _calibrate(self, exchange: Exchange, outcome: Outcome, tail: Tail) -> None:
+    async def _calibrate(self, seen: Seen) -> None:
+        exchange, outcome, tail = seen.exchange, seen.outcome, seen.tail
         upstream, model = exchange.route.upstream, exchange.route.model
         counted, reported = sent_tokens(outcome), tail.prompt_tokens()
         if counted is None and reported is not None:
-            # The answer is out, so nobody waits for this.
             counted = await self._counted(exchange, outcome)
         # What images and sound cost is an estimate in each request anew.
         if counted is None or has_remote_media(exchange.body.raw):

@@ -15,6 +15,7 @@ from e2e_harness import client, proxied, words
 from proxy.demo.replies import Reply
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
+from proxy.observe.metrics import REGISTRY
 
 WINDOW = 16_000
 PROFILE = {"context_window": WINDOW, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
@@ -42,12 +43,12 @@ MIDDLING = talk(6, 960)
 
 
 @contextlib.contextmanager
-def calling(upstream: StandIn, folder: Path) -> Iterator[openai.OpenAI]:
+def calling(upstream: StandIn, folder: Path, window: int = WINDOW) -> Iterator[openai.OpenAI]:
     """A client of a proxy in front of the upstream."""
     with serve(upstream.app) as url:
         settings = {
             "upstreams": {"main": {"base_url": f"{url}/v1"}},
-            "models": [{"match": "*", "upstream": "main", "profile": PROFILE}],
+            "models": [{"match": "*", "upstream": "main", "profile": {**PROFILE, "context_window": window}}],
         }
         with proxied(settings, folder) as entrance, client(entrance) as caller:
             yield caller
@@ -115,3 +116,16 @@ def test_nobodys_text_moves_the_count(stream: bool, tmp_path: Path) -> None:
             assert ask(caller, said, stream)["x-compaction"] == "none"
         assert ask(caller, MIDDLING, stream)["x-compaction"] == "none"
     assert 6_400 / 2 < upstream.conversations[0].tokens < 6_400 / 1.3, "the lie would have been believed"
+
+
+def test_counting_behind_an_answer_makes_nobody_one_who_left(tmp_path: Path) -> None:
+    """A request that its length alone proved small is counted once its answer is out: long enough to take a while."""
+
+    def left() -> float:
+        return REGISTRY.get_sample_value("compaction_requests_total", {"outcome": "client_left"}) or 0.0
+
+    before = left()
+    with calling(StandIn(window=400_000), tmp_path, window=400_000) as caller:
+        for number in range(6):
+            ask(caller, [{"role": "user", "content": prose(50_000, number)}])
+    assert left() == before
