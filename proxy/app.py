@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -15,22 +17,27 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from proxy.archive_door import PATH as ARCHIVE
 from proxy.archive_door import ArchiveDoor
 from proxy.chat import ChatCompletions
-from proxy.config import Settings
+from proxy.config import Loaded, Settings
 from proxy.door import answer_error
 from proxy.errors import MethodNotAllowed, NotFound, ProxyError
 from proxy.model_list import ModelList
 from proxy.observe.metrics import exposition
 from proxy.passthrough import PassThrough
+from proxy.reload import Reload, on_signal
 from proxy.service import Service
 
 log = structlog.get_logger(__name__)
+
+WRONG = "The configuration on disk is wrong; the one before stays in force until it is right again:"
 
 
 class Proxy:
     """The application. The two hot doors are told apart here; Starlette routes the rest."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, loaded: Loaded | None = None) -> None:
+        """``loaded`` is where the settings come from: its files are followed."""
         self.service = Service(settings)
+        self.reload = None if loaded is None else Reload(self.service, loaded, os.environ)
         self._chat = ChatCompletions(self.service)
         self._passthrough = PassThrough(self.service)
         self._models = ModelList(self.service)
@@ -79,13 +86,20 @@ class Proxy:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        on_signal(self.reload)
+        following = None if self.reload is None else asyncio.create_task(self.reload.run())
         yield
         self.service.draining = True
+        if following is not None:
+            following.cancel()
+            await asyncio.wait([following])
         await self.service.aclose()
 
     async def _ready(self, request: Request) -> Response:
         if self.service.draining:
             return PlainTextResponse("draining\n", status_code=503)
+        if self.reload is not None and self.reload.wrong is not None:
+            return PlainTextResponse(f"ready\n{WRONG}\n{self.reload.wrong}\n")
         return PlainTextResponse("ready\n")
 
 
@@ -107,6 +121,6 @@ async def _not_allowed(request: Request, error: Exception) -> Response:
     return Response(wrong.body(), status_code=wrong.status, media_type="application/json", headers={"allow": "GET"})
 
 
-def create_app(settings: Settings) -> Proxy:
-    """The ASGI application for a configuration."""
-    return Proxy(settings)
+def create_app(settings: Settings, loaded: Loaded | None = None) -> Proxy:
+    """The ASGI application for a configuration. With ``loaded``, changes of its files are put in force."""
+    return Proxy(settings, loaded)

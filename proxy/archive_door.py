@@ -47,7 +47,7 @@ class ArchiveDoor:
     async def _body(self, scope: Scope) -> bytes:
         if scope["method"] != "GET":
             raise MethodNotAllowed(f"This path does not take {scope['method']}. Use GET.")
-        caller = self._service.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
+        caller = self._service.configuration.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
         id: str = scope["path_params"]["id"]
         if not _ID.fullmatch(id):
             raise NotFound(

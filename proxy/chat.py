@@ -21,7 +21,8 @@ from proxy.afterwards import Afterwards, Seen
 from proxy.answering import failed_answer, send_answer, send_error_event, send_rest
 from proxy.body import ChatBody, parse
 from proxy.compactor import Case, Outcome
-from proxy.config import Route
+from proxy.config import Route, Settings
+from proxy.configuration import Configuration
 from proxy.door import ClientLeft, answer_error, header, leaving, read_body
 from proxy.errors import BadBody, ModelNotAllowed, ProxyError, UnknownModel, UpstreamTimeout
 from proxy.exchange import Exchange
@@ -33,7 +34,7 @@ from proxy.overdue import overdue
 from proxy.policy_rules import rules_for
 from proxy.room import Room
 from proxy.service import Service
-from proxy.teams import Caller, may_use
+from proxy.teams import Caller, for_model, may_use
 from proxy.upstream.ending import finished, is_silence
 from proxy.upstream.lane import Lane, Outgoing
 from proxy.upstream.opening import Opening, opened
@@ -59,10 +60,11 @@ class ChatCompletions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
+        configuration = self._service.configuration
         try:
-            raw = await read_body(scope, receive, self._service.settings.server.body_limit)
+            raw = await read_body(scope, receive, configuration.settings.server.body_limit)
             async with leaving(receive):
-                seen = await self._serve(scope, raw, send)
+                seen = await self._serve(configuration, scope, raw, send)
             if seen is not None:
                 # The answer is out: whoever leaves now has it all.
                 await self._afterwards.look(seen)
@@ -72,16 +74,18 @@ class ChatCompletions:
             requests("refused").inc()
             await answer_error(send, error, [("x-compaction", "none"), ("x-compaction-id", secrets.token_hex(8))])
 
-    async def _serve(self, scope: Scope, raw: bytes, send: Send) -> Seen | None:
+    async def _serve(self, configuration: Configuration, scope: Scope, raw: bytes, send: Send) -> Seen | None:
         """Answer one request. What comes back can teach how the upstream counts."""
         service = self._service
-        server = service.settings.server
+        server = configuration.settings.server
         now = asyncio.get_running_loop().time()
         hops = checked_hops(scope, service.instance)
-        caller = service.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
+        caller = configuration.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
         body = parse(raw)
-        route = self._route(body, caller)
-        exchange = Exchange(scope, caller, body, route, await service.profile(route), hops, now + server.deadline)
+        route = routed(configuration.settings, body, caller)
+        caller = for_model(caller, body.model or "")
+        profile = await service.profile(route, configuration)
+        exchange = Exchange(configuration, scope, caller, body, route, profile, hops, now + server.deadline)
         if not body.stream:
             return await self._answered(exchange, send)
         line = exchange.line = Keepalive(send, server.keepalive, now, lambda: begun(exchange))
@@ -111,29 +115,10 @@ class ChatCompletions:
             await send_answer(send, opening, report(outcome, exchange.retries, exchange.caller.policy.name), tail)
         return seen
 
-    def _route(self, body: ChatBody, caller: Caller) -> Route:
-        model = body.model or ""
-        route = self._service.settings.route(model)
-        if body.model is None and (route is None or not may_use(caller, model)):
-            raise BadBody(
-                "The body names no model, or is not a JSON object. Send a JSON object with 'model' and 'messages'.",
-                param="model",
-            )
-        if route is None:
-            raise UnknownModel(
-                f"No model {model[:100]!r} is configured here. Ask GET /v1/models for what there is.", param="model"
-            )
-        if not may_use(caller, model):
-            raise ModelNotAllowed(
-                f"This key may not use the model {model[:100]!r}. Use another, or ask the operator of this proxy.",
-                param="model",
-            )
-        return route
-
     async def _exchange(self, exchange: Exchange) -> tuple[Opening, Outcome]:
         """Send the request, compacted if need be; after a refusal as too long, again, compacted harder."""
         service, body = self._service, exchange.body
-        lane = await service.upstreams.lane(exchange.route.upstream)
+        lane = await exchange.configuration.upstreams.lane(exchange.route.upstream)
         await service.recall(*exchange.place)
         case = self._case(exchange)
         outcome = await self._compacted(exchange, case) if body.messages else Outcome(unmeasured(case.mode))
@@ -220,7 +205,7 @@ class ChatCompletions:
             budget=room,
             tenant=caller.tenant,
             upstream=route.upstream,
-            models=lambda tokens: service.summary_models(policy, route, caller, tokens),
+            models=lambda tokens: service.summary_models(exchange.configuration, route, caller, tokens),
             rules=rules_for(policy, window_known=room is not None),
             strict=exchange.profile.strict_alternation,
         )
@@ -272,6 +257,27 @@ class ChatCompletions:
         except BaseException:
             await answer.close()
             raise
+
+
+def routed(settings: Settings, body: ChatBody, caller: Caller) -> Route:
+    """Where a request goes. Raises ``BadBody``, ``UnknownModel`` and ``ModelNotAllowed``."""
+    model = body.model or ""
+    route = settings.route(model)
+    if body.model is None and (route is None or not may_use(caller, model)):
+        raise BadBody(
+            "The body names no model, or is not a JSON object. Send a JSON object with 'model' and 'messages'.",
+            param="model",
+        )
+    if route is None:
+        raise UnknownModel(
+            f"No model {model[:100]!r} is configured here. Ask GET /v1/models for what there is.", param="model"
+        )
+    if not may_use(caller, model):
+        raise ModelNotAllowed(
+            f"This key may not use the model {model[:100]!r}. Use another, or ask the operator of this proxy.",
+            param="model",
+        )
+    return route
 
 
 def mode_of(scope: Scope, caller: Caller) -> Mode:

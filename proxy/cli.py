@@ -18,7 +18,9 @@ def main() -> None:
 
 
 _CONFIG = click.option(
-    "--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The configuration, a YAML file."
+    "--config",
+    type=click.Path(exists=True, path_type=Path),
+    help="The configuration: a YAML file, or a folder of them.",
 )
 
 
@@ -45,17 +47,26 @@ def demo(turns: int) -> None:
 
 
 @main.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-def check(file: Path) -> None:
-    """Validate a configuration: every error with its line."""
-    from proxy.config import check as faults_of
+@click.argument("file", type=click.Path(exists=True, path_type=Path))
+@click.option("--team", help="Show the policy that is in force for a team: each value, and which line sets it.")
+@click.option("--model", help="The same for requests that name this model.")
+def check(file: Path, team: str | None, model: str | None) -> None:
+    """Validate a configuration, a file or a folder: every error with its line."""
+    from proxy.config import read
 
-    faults = faults_of(file, os.environ)
-    for fault in faults:
-        click.echo(fault, err=True)
-    if faults:
+    try:
+        loaded = read(file, os.environ)
+    except ConfigurationError as error:
+        click.echo(error.message, err=True)
         sys.exit(1)
+    for warning in loaded.warnings:
+        click.echo(f"warning: {warning}", err=True)
     click.echo(f"{file}: fine")
+    if team is not None or model is not None:
+        from proxy.policy_table import shown
+
+        with _told_plainly():
+            shown(loaded, team, model)
 
 
 @main.command()

@@ -8,6 +8,7 @@ from starlette.types import Scope
 
 from proxy.body import ChatBody
 from proxy.config import Route
+from proxy.configuration import Configuration
 from proxy.keepalive import Keepalive
 from proxy.limits import Learned
 from proxy.profiles import Profile
@@ -18,11 +19,14 @@ from proxy.teams import Caller
 class Exchange:
     """One request on its way: where it comes from and where it goes. ``deadline`` is in the event loop's time.
 
+    ``configuration`` is the one that was in force when it came; the caller has the policy for the model.
+
     ``unproven`` is a limit guessed from a refusal that named none; it is kept for others once a request got through.
     ``doubtful`` says that there was no refusal at all, only an answer without anything in it.
     ``retries`` counts how often the request was sent again so far; ``line`` goes to a client that wants a stream.
     """
 
+    configuration: Configuration
     scope: Scope
     caller: Caller
     body: ChatBody

@@ -126,7 +126,7 @@ def explained(file: Path, config: Path | None, model: str | None, policy: str | 
         body = replace(body, model=model)
     if policy is not None and policy not in settings.policies:
         raise ConfigurationError(f"policy {policy}: not one of {', '.join(settings.policies)}")
-    asyncio.run(_explain(settings, body, settings.policies[policy or "default"]))
+    asyncio.run(_explain(settings, body, settings.policies[policy or "default"].for_model(body.model or "")))
 
 
 async def _explain(settings: Settings, body: ChatBody, policy: Policy) -> None:

@@ -19,8 +19,10 @@ MUST_FIT = Clause(fraction=FULL)
 AFTER_REFUSAL: Trigger = (Clause(fraction=0.85),)
 
 
-# By fingerprint, whose hash is known; that of a policy is made anew each time. Policies come from the file alone.
+# By fingerprint, whose hash is known; that of a policy is made anew each time. Policies come from files alone, but
+# these may be edited any number of times.
 _made: dict[tuple[str, bool, bool], Rules] = {}
+_MOST = 10_000
 
 
 def rules_for(policy: Policy, *, window_known: bool, refused: bool = False) -> Rules:
@@ -29,6 +31,8 @@ def rules_for(policy: Policy, *, window_known: bool, refused: bool = False) -> R
     key = (policy.fingerprint, window_known, refused)
     rules = _made.get(key)
     if rules is None:
+        if len(_made) >= _MOST:
+            _made.clear()
         rules = _made[key] = _rules(policy, window_known=window_known, refused=refused)
     return rules
 

@@ -12,7 +12,8 @@ import structlog
 from proxy.archive import Archive
 from proxy.calibration import Calibration
 from proxy.compactor import Compactor
-from proxy.config import Policy, Route, Settings
+from proxy.config import Route, Settings
+from proxy.configuration import Configuration, in_force
 from proxy.limits import LearnedLimits, budget, reserved_output
 from proxy.profiles import Profile, Profiles
 from proxy.profiles.asking import Enquiries
@@ -20,10 +21,9 @@ from proxy.shared import FIRST_READ_SECONDS
 from proxy.store import open_store
 from proxy.summary.asking import LaneModel, output_limit
 from proxy.summary.service import Summaries
-from proxy.teams import Caller, Teams
+from proxy.teams import Caller
 from proxy.tokens import Counter
 from proxy.tokens.remembered import Remembered
-from proxy.upstream.registry import Upstreams
 
 log = structlog.get_logger(__name__)
 
@@ -32,15 +32,12 @@ INSTANCE = "COMPACTION_PROXY_INSTANCE"
 
 
 class Service:
-    """One configuration at work."""
+    """The configuration at work, and all that survives it."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
         self.instance = os.environ.get(INSTANCE) or secrets.token_hex(8)
-        self.teams = Teams(settings)
-        self.upstreams = Upstreams(settings.upstreams)
+        self.configuration = Configuration(settings, self.instance)
         self.profiles = Profiles()
-        self.enquiries = Enquiries(settings.upstreams, self.upstreams.relay, self.instance)
         self.remembered = Remembered()
         self.store = open_store(settings.store.url)
         self.learned = LearnedLimits(self.store)
@@ -52,18 +49,43 @@ class Service:
         self._profiles_loaded = False
         self._counters: dict[tuple[object, ...], Counter] = {}
 
+    @property
+    def settings(self) -> Settings:
+        """The settings in force now. A request has its own, in its configuration."""
+        return self.configuration.settings
+
+    @property
+    def enquiries(self) -> Enquiries:
+        """What upstreams tell, in the configuration in force now."""
+        return self.configuration.enquiries
+
+    async def reconfigure(self, settings: Settings) -> list[str]:
+        """Put other settings in force for the requests that come from now on.
+
+        Returns the names of the settings that hold as they were until the proxy is started again.
+        """
+        before = self.configuration
+        changed, waiting = in_force(before.settings, settings)
+        self.configuration = Configuration(changed, self.instance, before)
+        await before.retire(self.configuration)
+        return waiting
+
     async def load_profiles(self) -> None:
         """Read the table of models, off the event loop, unless it is there."""
         if not self._profiles_loaded:
             await asyncio.to_thread(self.profiles.load)
             self._profiles_loaded = True
 
-    async def profile(self, route: Route) -> Profile:
-        """What is known of a route's model. Where the operator has not stated its limits, its upstream is asked."""
+    async def profile(self, route: Route, configuration: Configuration | None = None) -> Profile:
+        """What is known of a route's model. Where the operator has not stated its limits, its upstream is asked.
+
+        The route is of this configuration, or of the one in force now.
+        """
         await self.load_profiles()
-        provider = self.settings.upstreams[route.upstream].provider
+        configuration = configuration or self.configuration
+        provider = configuration.settings.upstreams[route.upstream].provider
         stated = route.profile is not None and (route.profile.context_window or route.profile.max_input_tokens)
-        told = None if stated else self.enquiries.told(route.upstream, route.model)
+        told = None if stated else configuration.enquiries.told(route.upstream, route.model)
         return self.profiles.find(route.model, provider=provider, override=route.profile, told=told)
 
     async def recall(self, upstream: str, model: str, tenant: str) -> None:
@@ -81,7 +103,7 @@ class Service:
         return counter
 
     async def summary_models(
-        self, policy: Policy, route: Route, caller: Caller, max_tokens: int
+        self, configuration: Configuration, route: Route, caller: Caller, max_tokens: int
     ) -> Sequence[LaneModel]:
         """The models that may summarise a conversation on a route, in the order in which they are tried.
 
@@ -89,16 +111,17 @@ class Service:
 
         The caller's key goes to no other upstream than the one the caller's request goes to.
         """
+        policy = caller.policy
         names: list[str | Route] = [policy.summary.model or route]
         if policy.summary.fallback_model is not None:
             names.append(policy.summary.fallback_model)
         models = []
         for name in names:
-            found = self.settings.route(name) if isinstance(name, str) else name
+            found = configuration.settings.route(name) if isinstance(name, str) else name
             if found is None:
                 log.warning("summary.no_route", model=name, policy=policy.name)
                 continue
-            profile = await self.profile(found)
+            profile = await self.profile(found, configuration)
             counter = self.counter(profile)
             # Thinking must not take the whole of a small window that is shared with the transcript.
             shared = (profile.context_window or 0) // 2
@@ -109,7 +132,7 @@ class Service:
             factor = self.calibration.factor(found.upstream, found.model)
             models.append(
                 LaneModel(
-                    await self.upstreams.lane(found.upstream),
+                    await configuration.upstreams.lane(found.upstream),
                     found.model,
                     upstream=found.upstream,
                     room=budget(profile, reserved_output(profile, output, None), learned, factor),
@@ -125,7 +148,7 @@ class Service:
         """Close everything."""
         await self.enquiries.aclose()
         await self.summaries.aclose()
-        await self.upstreams.aclose()
+        await self.configuration.aclose()
         await self.archive.aclose()
         await self.learned.aclose()
         await self.calibration.aclose()

@@ -6,17 +6,23 @@ import os
 import secrets
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import structlog
 import uvicorn
+from uvicorn.supervisors import Multiprocess
 
 from proxy.app import Proxy, create_app
-from proxy.config import Settings, load
+from proxy.config import Loaded, Settings, read
+from proxy.config.loading import assembled
+from proxy.config.sources import Sources
+from proxy.errors import ConfigurationError
 from proxy.observe.logs import configure
 from proxy.service import INSTANCE
 
-CONFIG = "COMPACTION_PROXY_CONFIG"
-"""The environment variable by which worker processes are told the configuration's file."""
+log = structlog.get_logger(__name__)
 
 
 def run(config: Path | None, host: str | None, port: int | None, workers: int) -> None:
@@ -24,37 +30,89 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
 
     Raises ``ConfigurationError`` before anything listens.
     """
-    settings = load(config, os.environ)
+    loaded = None if config is None else read(config.resolve(), os.environ)
+    settings = Settings() if loaded is None else loaded.settings
     # Worker processes must know each other's requests as their own, or a loop would pass from one to the next.
     os.environ[INSTANCE] = secrets.token_hex(8)
-    if config is not None:
-        os.environ[CONFIG] = str(config.resolve())
     configure()
     # Once it has stopped, uvicorn sends itself the signal again, for whoever had a handler before. It ended well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    _not_yet()
+    for warning in () if loaded is None else loaded.warnings:
+        log.warning("configuration.odd", warning=warning)
     server = settings.server
-    uvicorn.run(
-        create_app(settings) if workers == 1 else "proxy.serving:worker",
-        factory=workers > 1,
-        host=host or server.host,
-        port=server.port if port is None else port,
-        workers=workers,
-        loop="uvloop" if os.name == "posix" else "asyncio",
-        http="httptools",
-        ws="none",
-        lifespan="on",
-        access_log=False,
-        proxy_headers=False,
-        log_config=None,
-        server_header=False,
-        timeout_graceful_shutdown=int(server.drain),
-        timeout_keep_alive=75,
-    )
+    options: dict[str, Any] = {
+        "host": host or server.host,
+        "port": server.port if port is None else port,
+        "workers": workers,
+        "loop": "uvloop" if os.name == "posix" else "asyncio",
+        "http": "httptools",
+        "ws": "none",
+        "lifespan": "on",
+        "access_log": False,
+        "proxy_headers": False,
+        "log_config": None,
+        "server_header": False,
+        "timeout_graceful_shutdown": int(server.drain),
+        "timeout_keep_alive": 75,
+    }
+    if workers == 1:
+        uvicorn.run(create_app(settings, loaded), **options)
+        return
+    application = Worker(None if loaded is None else loaded.sources)
+    processes = uvicorn.Config(application, factory=True, **options)
+    Workers(processes, [processes.bind_socket()]).run()
 
 
-def worker() -> Proxy:
-    """The application in a worker process."""
-    configure()
-    path = os.environ.get(CONFIG)
-    settings: Settings = load(Path(path) if path else None, os.environ)
-    return create_app(settings)
+def _not_yet() -> None:
+    """A signal to read the configuration anew ends nothing, however early it comes."""
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Makes the application in a worker process. ``sources`` is the configuration as it was last right."""
+
+    sources: Sources | None
+
+    def __call__(self) -> Proxy:
+        """The application, with the configuration as it is on the disk, if that is right."""
+        _not_yet()
+        configure()
+        if self.sources is None:
+            return create_app(Settings())
+        try:
+            loaded = read(self.sources.entry, os.environ)
+        except ConfigurationError:  # which it finds, and tells, as soon as it looks at the files
+            loaded = assembled(self.sources, os.environ)
+        return create_app(loaded.settings, loaded)
+
+
+class Workers(Multiprocess):
+    """uvicorn's parent of the worker processes, which each put a changed configuration in force by themselves.
+
+    It knows what was last right, for a worker that takes the place of one that died while the disk has what is wrong.
+    """
+
+    def keep_subprocess_alive(self) -> None:
+        """See ``Multiprocess``."""
+        worker = self.config.app
+        if isinstance(worker, Worker) and worker.sources is not None:
+            self._remember(worker.sources)
+        super().keep_subprocess_alive()
+
+    def _remember(self, known: Sources) -> None:
+        if known.stamp() == known.stamp_as_read:
+            return
+        try:
+            loaded: Loaded = read(known.entry, os.environ)
+        except ConfigurationError:  # each worker tells it
+            return
+        self.config.app = Worker(loaded.sources)
+
+    def handle_hup(self) -> None:
+        """Pass SIGHUP on. A worker that is still starting reads the configuration as it is now."""
+        for process in self.processes:
+            if process.pid is not None and process.is_ready(timeout=1):
+                os.kill(process.pid, signal.SIGHUP)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from proxy.config.policy import Policy
@@ -72,6 +72,12 @@ class Teams:
             return Caller(tenant, None, self._settings.policies["default"], credential, None)
         known = self._settings.teams[team]
         return Caller(tenant, team, self._settings.policies[known.policy], credential, known.models)
+
+
+def for_model(caller: Caller, model: str) -> Caller:
+    """The caller with the policy that is in force for a model, by the name the request gives."""
+    policy = caller.policy.for_model(model)
+    return caller if policy is caller.policy else replace(caller, policy=policy)
 
 
 def may_use(caller: Caller, model: str) -> bool:

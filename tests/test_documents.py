@@ -134,7 +134,10 @@ def settings(model: type[Section], above: str = "") -> Iterator[tuple[str, Field
     for name, field in model.model_fields.items():
         section = section_in(field.annotation)
         yield above + name, field, section is not None
-        if section is not None:
+        if section is not None and section[0] is policy.ModelOverride:
+            # The settings of a policy once more: the section says so.
+            yield f"{above}{name}{section[1]}.match", section[0].model_fields["match"], False
+        elif section is not None:
             yield from settings(section[0], f"{above}{name}{section[1]}.")
 
 

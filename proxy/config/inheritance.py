@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping as ByName
 
 from proxy.config.faults import Fault, Faults, near
-from proxy.config.policy import Policy, WrittenPolicy
-from proxy.config.tree import Mapping, Node, Path, find, plain
+from proxy.config.policy import ForModels, Policy, WrittenPolicy
+from proxy.config.tree import Mapping, Node, Path, Sequence, find, plain
 
 # Sections in which a policy may state some settings and take the rest from its parent. Everything else (a trigger,
 # a list) is one value, and is replaced whole.
 _MERGED = ("summary", "truncate_args", "evict_results", "user_messages", "index", "unknown_model")
+_OVERRIDES = "models"
 
 
 def effective(root: Mapping, written: ByName[str, WrittenPolicy]) -> dict[str, Policy]:
@@ -19,7 +20,7 @@ def effective(root: Mapping, written: ByName[str, WrittenPolicy]) -> dict[str, P
     if faults:
         raise Faults(faults)
     names = ["default", *(name for name in written if name != "default")]
-    return {name: Policy.build(name, _values(stated(root, name, written))) for name in names}
+    return {name: _policy(name, stated(root, name, written)) for name in names}
 
 
 def stated(root: Mapping, name: str, written: ByName[str, WrittenPolicy]) -> Mapping:
@@ -29,7 +30,39 @@ def stated(root: Mapping, name: str, written: ByName[str, WrittenPolicy]) -> Map
     own, _, _ = find(root, ("policies", name))
     assert isinstance(own, Mapping)  # noqa: S101 - the file has been checked
     parent = written[name].extends
-    return own if parent is None else _merged(stated(root, parent, written), own, _MERGED)
+    return own if parent is None else _extended(stated(root, parent, written), own)
+
+
+def overrides(policy: Mapping) -> list[tuple[str, Mapping]]:
+    """The globs of models for which something else holds, with all that is stated for these, as nodes."""
+    base = _without(policy, _OVERRIDES)
+    found = []
+    models = policy.items.get(_OVERRIDES)
+    for entry in models.items if isinstance(models, Sequence) else ():
+        assert isinstance(entry, Mapping)  # noqa: S101 - the file has been checked
+        found.append((str(plain(entry.items["match"])), _merged(base, _without(entry, "match"), _MERGED)))
+    return found
+
+
+def _policy(name: str, stated: Mapping) -> Policy:
+    policy = Policy.build(name, _values(stated))
+    own = tuple(
+        ForModels(match=match, policy=Policy.build(name, _values(values))) for match, values in overrides(stated)
+    )
+    return policy.model_copy(update={_OVERRIDES: own}) if own else policy
+
+
+def _extended(parent: Mapping, own: Mapping) -> Mapping:
+    """A policy's own settings over its parent's. What holds for some models is tried in this order, too."""
+    merged = _merged(parent, own, _MERGED)
+    above, below = parent.items.get(_OVERRIDES), own.items.get(_OVERRIDES)
+    if isinstance(above, Sequence) and isinstance(below, Sequence):
+        merged.items[_OVERRIDES] = Sequence(below.line, (*below.items, *above.items))
+    return merged
+
+
+def _without(node: Mapping, key: str) -> Mapping:
+    return Mapping(node.line, {name: value for name, value in node.items.items() if name != key}, node.lines)
 
 
 def _merged(base: Mapping, over: Mapping, deep: tuple[str, ...]) -> Mapping:
@@ -46,7 +79,7 @@ def _over(base: Node | None, over: Node) -> Node:
 
 
 def _values(node: Mapping) -> dict[str, object]:
-    return {key: plain(value) for key, value in node.items.items() if key != "extends"}
+    return {key: plain(value) for key, value in node.items.items() if key not in ("extends", _OVERRIDES)}
 
 
 def _line(root: Mapping, name: str) -> int:

@@ -1,44 +1,101 @@
-"""From a file to settings in force.
+"""From files to settings in force.
 
-The steps: read, parse, put in the environment's variables, check each value, let policies inherit, check what goes
-together. Each step reports everything it finds; the next one begins when there is nothing.
+The steps: read, parse, put in the environment's variables, make one tree of all files, check each value, let policies
+inherit, check what goes together. Each step reports everything it finds; the next one begins when there is nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping as Environ
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from proxy.config.checks import cross_check
-from proxy.config.document import MAX_BYTES, parse
-from proxy.config.environment import substitute
+from proxy.config.assembly import Assembly
+from proxy.config.checks import cross_check, doubts
 from proxy.config.faults import Fault, Faults
 from proxy.config.inheritance import effective
 from proxy.config.messages import faults_of
 from proxy.config.settings import Settings, WrittenSettings
+from proxy.config.sources import Source, Sources, begun
 from proxy.config.tree import Mapping, plain
 from proxy.errors import ConfigurationError
 
+_NOT_IN_FORCE = {"policies", "include"}
+"""What is written, and is something else once it is in force, or nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration that is right: its settings, its files, and what they state, by lines over all files.
+
+    ``warnings`` has a line ``file:line: what is odd`` for each thing that is not wrong and hardly meant.
+    """
+
+    settings: Settings
+    sources: Sources
+    root: Mapping = field(repr=False)
+    written: WrittenSettings = field(repr=False)
+    warnings: tuple[str, ...]
+
 
 def load(path: Path | None, environ: Environ[str, str]) -> Settings:
-    """The settings of a file, or the defaults without one.
+    """The settings of a file or folder, or the defaults without one.
 
     ``environ`` is where ``${NAME}`` is looked up. Raises ``errors.ConfigurationError``; its message has a line
     ``file:line: what is wrong: what to do`` for each fault.
     """
-    if path is None:
-        return Settings()
+    return Settings() if path is None else read(path, environ).settings
+
+
+def read(path: Path, environ: Environ[str, str]) -> Loaded:
+    """The same, with where everything stands. Raises ``errors.ConfigurationError``."""
+    return assembled(begun(path), environ)
+
+
+def assembled(sources: Sources, environ: Environ[str, str]) -> Loaded:
+    """A configuration out of files that have been read. Raises ``errors.ConfigurationError``."""
+    attempt = _attempt(sources, environ)
+    if attempt.loaded is None:
+        raise ConfigurationError(attempt.wrong)
+    return attempt.loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What came of reading a configuration that may be wrong, and then ``wrong`` says how.
+
+    ``sources`` are its files, as far as they were found; ``None`` where there are none at all.
+    """
+
+    sources: Sources | None
+    loaded: Loaded | None
+    wrong: str
+
+
+def attempt(path: Path, environ: Environ[str, str]) -> Attempt:
+    """Read a configuration that may be wrong."""
     try:
-        return loads(_content(path), environ)
+        sources = begun(path)
+    except ConfigurationError as error:
+        return Attempt(None, None, error.message)
+    return _attempt(sources, environ)
+
+
+def _attempt(sources: Sources, environ: Environ[str, str]) -> Attempt:
+    assembly = Assembly(sources, environ)
+    try:
+        loaded = _loaded(assembly)
     except Faults as found:
-        lines = [f"{path}:{fault.line}: {fault.message}" for fault in found.faults]
-    raise ConfigurationError("\n".join(lines))
+        return Attempt(assembly.sources, None, "\n".join(assembly.sources.told(found.faults)))
+    except ConfigurationError as error:
+        return Attempt(assembly.sources, None, error.message)
+    return Attempt(loaded.sources, loaded, "")
 
 
 def check(path: Path, environ: Environ[str, str]) -> list[str]:
-    """What is wrong with a file, a line for each fault; empty if it is fine."""
+    """What is wrong with a configuration, a line for each fault; empty if it is fine."""
     try:
         load(path, environ)
     except ConfigurationError as error:
@@ -47,17 +104,26 @@ def check(path: Path, environ: Environ[str, str]) -> list[str]:
 
 
 def loads(content: bytes, environ: Environ[str, str]) -> Settings:
-    """The settings of a file's content. Raises ``Faults``."""
-    root = substitute(parse(content), environ)
+    """The settings of a file's content. What it includes is looked for in the working folder. Raises ``Faults``."""
+    path = Path("configuration.yaml")
+    return _loaded(Assembly(Sources(path, (Source(path, content, owned=False),)), environ)).settings
+
+
+def _loaded(assembly: Assembly) -> Loaded:
+    root = assembly.tree()
     written = _written(root)
     settings = Settings(
-        **{name: getattr(written, name) for name in written.model_fields_set - {"policies"}},
+        **{name: getattr(written, name) for name in written.model_fields_set - _NOT_IN_FORCE},
         policies=effective(root, written.policies),
     )
     faults = cross_check(root, written, settings)
     if faults:
         raise Faults(faults)
-    return settings
+    ignored = [
+        f"{path}: is not read, as its name does not end in .yaml: rename it" for path in assembly.sources.ignored
+    ]
+    odd = (*assembly.sources.told(doubts(root, written, settings)), *ignored)
+    return Loaded(settings, assembly.sources, root, written, odd)
 
 
 def _written(root: Mapping) -> WrittenSettings:
@@ -67,12 +133,3 @@ def _written(root: Mapping) -> WrittenSettings:
         faults: list[Fault] = faults_of(error, root, WrittenSettings)
     # Outside the handler: pydantic's error knows the values, secrets among them.
     raise Faults(faults)
-
-
-def _content(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_BYTES + 1)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-    raise ConfigurationError(f"{path}: can't be read ({reason}): give the path of a configuration file")

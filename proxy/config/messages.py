@@ -72,10 +72,15 @@ def _choice_wanted(node: Node, secret: bool, context: dict[str, Any]) -> str:
     return words
 
 
-def _settings_wanted(node: Node, secret: bool, context: dict[str, Any]) -> str:
+def settings_wanted(node: Node) -> str:
+    """What is said where settings should stand, and something else does."""
     if isinstance(node, Scalar) and node.value is None:
         return "is empty: give its settings, or remove the line"
     return "must be settings, as 'name: value'"
+
+
+def _settings_wanted(node: Node, secret: bool, context: dict[str, Any]) -> str:
+    return settings_wanted(node)
 
 
 def _said(template: str) -> Words:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
@@ -235,11 +236,32 @@ class _PolicyFields(Section):
     """Where the model's window is unknown."""
 
 
+class ModelOverride(_PolicyFields):
+    """What is different for some models: any setting of a policy. The rest is as the policy has it."""
+
+    match: Text
+    """The model that a request names; *, ? and [seq] as in file names; case matters."""
+
+
 class WrittenPolicy(_PolicyFields):
     """A policy as the file states it. What it leaves out comes from the policy it extends, or is the default."""
 
     extends: Name | None = None
     """The policy whose settings are taken where this one states none."""
+    models: tuple[ModelOverride, ...] = ()
+    """What is different for some models; the first match wins. Those of the policy it extends come after its own."""
+
+
+_NOT_OF_SUMMARIES = {"name", "models", "mode", "allow_header", "overflow_retries", "output"}
+
+
+class ForModels(Section):
+    """What is in force in place of a policy, for the models that a glob matches."""
+
+    match: str
+    """The glob."""
+    policy: Policy
+    """The whole policy."""
 
 
 class Policy(_PolicyFields):
@@ -247,6 +269,8 @@ class Policy(_PolicyFields):
 
     name: str = "default"
     """The name in the file."""
+    models: tuple[ForModels, ...] = ()
+    """What is in force in its place for some models; the first match wins."""
 
     @classmethod
     def build(cls, name: str, stated: Mapping[str, Any]) -> Self:
@@ -265,13 +289,17 @@ class Policy(_PolicyFields):
             derived["prepare"] = _prepare_before(policy.trigger)
         return policy.model_copy(update=derived)
 
+    def for_model(self, name: str) -> Policy:
+        """What is in force for a model, by the name that the request gives. Case matters."""
+        return next((own.policy for own in self.models if fnmatchcase(name, own.match)), self)
+
     def __hash__(self) -> int:
         return hash((self.name, self.mode, self.allow_header, self.fingerprint))
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of what affects checkpoints and summaries, a few fields apart."""
-        fields = self.model_dump(mode="json", exclude={"name", "mode", "allow_header", "overflow_retries", "output"})
+        fields = self.model_dump(mode="json", exclude=_NOT_OF_SUMMARIES)
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 

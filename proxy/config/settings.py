@@ -287,6 +287,8 @@ class _SettingsFields(Section):
 class WrittenSettings(_SettingsFields):
     """Configuration of compaction-proxy."""
 
+    include: tuple[Text, ...] = ()
+    """Further files, relative to this one, with policies and teams; *, ? and ** as in file names."""
     policies: Mapping[Name, WrittenPolicy] = Field(default_factory=dict)
     """What is done to conversations, by name. `default` applies to callers without a team."""
 

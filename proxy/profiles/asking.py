@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -105,8 +105,17 @@ class Enquiries:
         relay: Callable[[str], Awaitable[RelayLane]],
         instance: str,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        before: Enquiries | None = None,
+        kept: Collection[str] = (),
     ) -> None:
-        self._books = {name: _Book(due=clock()) for name, settings in upstreams.items() if may_tell(settings)}
+        """``before`` are those of the configuration that this one replaces; what was told by ``kept`` still holds."""
+        known = {} if before is None else {name: book for name, book in before._books.items() if name in kept}
+        self._books: dict[str, _Book] = {
+            name: known.get(name) or _Book(due=clock())
+            for name, settings in upstreams.items()
+            if name in known or may_tell(settings)
+        }
         self._relay = relay
         self._instance = instance
         self._clock = clock
@@ -125,6 +134,11 @@ class Enquiries:
         running = [book.task for book in self._books.values() if book.task is not None]
         await asyncio.gather(*running, return_exceptions=True)
 
+    async def retire(self, successor: Enquiries) -> None:
+        """Stop asking those that the successor does not ask."""
+        self._books = {name: book for name, book in self._books.items() if successor._books.get(name) is not book}
+        await self.aclose()
+
     async def aclose(self) -> None:
         """Stop asking."""
         for book in self._books.values():
@@ -136,7 +150,7 @@ class Enquiries:
         try:
             await self._ask(upstream, book)
         except NotFound:
-            del self._books[upstream]  # its lane turned out to be none that could be asked
+            self._books.pop(upstream, None)  # its lane turned out to be none that could be asked
         except Exception as error:  # whatever it is, no request depends on it
             log.exception("limits.asking_failed", upstream=upstream, error=type(error).__name__)
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -35,6 +35,8 @@ class Connections:
         self._base_url = base_url
         self._proxy = environment_proxy(base_url)
         self._session: aiohttp.ClientSession | None = None
+        self._busy = 0
+        self._retired = False
 
     async def send(
         self, method: str, url: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None, within: float
@@ -44,6 +46,22 @@ class Connections:
         Redirects are answers like any other: following one could carry a key to another host. Raises
         ``UpstreamUnreachable``, ``UpstreamTimeout`` or ``UpstreamInterrupted``.
         """
+        self._busy += 1
+        try:
+            response = await self._answered(method, url, headers, body, within)
+        except BaseException:
+            await self._done()
+            raise
+        return Answer(
+            status=response.status,
+            headers=for_client(response.headers.items()),
+            body=_chunks(response),
+            close=self._closer(response),
+        )
+
+    async def _answered(
+        self, method: str, url: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None, within: float
+    ) -> aiohttp.ClientResponse:
         try:
             async with asyncio.timeout(within):
                 response = await self._request(method, url, headers, body)
@@ -52,12 +70,31 @@ class Connections:
         if not 200 <= response.status <= 599:
             response.close()
             raise UpstreamInterrupted(f"The upstream answered with status {response.status}, which is none.")
-        return Answer(
-            status=response.status,
-            headers=for_client(response.headers.items()),
-            body=_chunks(response),
-            close=_closer(response),
-        )
+        return response
+
+    def _closer(self, response: aiohttp.ClientResponse) -> Callable[[], Awaitable[None]]:
+        closed = False
+
+        async def close() -> None:
+            nonlocal closed
+            # An answer that was read to its end has given its connection back; any other connection is closed.
+            response.close()
+            if not closed:
+                closed = True
+                await self._done()
+
+        return close
+
+    async def _done(self) -> None:
+        self._busy -= 1
+        if self._retired and not self._busy:
+            await self.aclose()
+
+    async def retire(self) -> None:
+        """Close all connections once no answer is open. What is sent after that closes its own."""
+        self._retired = True
+        if not self._busy:
+            await self.aclose()
 
     async def _request(
         self, method: str, url: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None
@@ -82,7 +119,8 @@ class Connections:
     async def aclose(self) -> None:
         """Close all connections."""
         if self._session is not None:
-            await self._session.close()
+            session, self._session = self._session, None
+            await session.close()
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -130,14 +168,6 @@ async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         raise UpstreamInterrupted(
             f"The upstream broke off in the middle of its answer ({type(error).__name__})."
         ) from error
-
-
-def _closer(response: aiohttp.ClientResponse) -> Any:
-    async def close() -> None:
-        # An answer that was read to its end has given its connection back; any other connection is closed.
-        response.close()
-
-    return close
 
 
 def environment_proxy(base_url: str) -> str | None:

@@ -53,6 +53,10 @@ class Lane(Protocol):
         """
         ...
 
+    async def retire(self) -> None:
+        """Close the lane's connections as soon as no answer is open; it may be used all the same, for a last time."""
+        ...
+
     async def aclose(self) -> None:
         """Close the lane's connections."""
         ...

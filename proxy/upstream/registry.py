@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Mapping
 
 from proxy.config import UpstreamSettings
@@ -12,23 +13,62 @@ from proxy.upstream.providers import Reach, asked_litellm, reach
 from proxy.upstream.relay import Address, RelayLane, azure_address
 
 
-class Upstreams:
-    """Lanes by upstream name, each opened when it is first used and kept for life."""
+class _Place:
+    """One upstream, and the lane to it, which is opened when it is first used."""
 
-    def __init__(self, settings: Mapping[str, UpstreamSettings]) -> None:
-        self._settings = settings
-        self._lanes: dict[str, Lane] = {}
+    def __init__(self, name: str, settings: UpstreamSettings) -> None:
+        self.name = name
+        self.settings = settings
+        self._lane: Lane | None = None
         self._opening = asyncio.Lock()
+        self._retired = False
+
+    async def lane(self) -> Lane:
+        """The lane. Raises ``ConfigurationError`` if there is no way to the provider."""
+        if self._lane is None:
+            async with self._opening:
+                if self._lane is None:
+                    lane = await _opened(self.name, self.settings)
+                    if self._retired:
+                        await lane.retire()
+                    self._lane = lane
+        return self._lane
+
+    async def retire(self) -> None:
+        self._retired = True
+        if self._lane is not None:
+            await self._lane.retire()
+
+    async def aclose(self) -> None:
+        if self._lane is not None:
+            await self._lane.aclose()
+
+
+class Upstreams:
+    """Lanes by upstream name, each opened when it is first used and kept for as long as the upstream's settings are."""
+
+    def __init__(self, settings: Mapping[str, UpstreamSettings], before: Upstreams | None = None) -> None:
+        """``before`` are the upstreams of the configuration that this one replaces: what is the same goes on."""
+        known: Mapping[str, _Place] = {} if before is None else before._places
+        self._places: dict[str, _Place] = {
+            name: known[name] if name in known and known[name].settings == own else _Place(name, own)
+            for name, own in settings.items()
+        }
+        # Requests that began under an earlier configuration may still use its lanes; nobody else holds these.
+        self._retired: weakref.WeakSet[_Place] = weakref.WeakSet() if before is None else before._retired
+        self.kept = frozenset(name for name, place in self._places.items() if place is known.get(name))
+        """The names of the upstreams that are as they were."""
 
     async def lane(self, name: str) -> Lane:
         """The lane to an upstream. Raises ``ConfigurationError`` if there is no way to its provider."""
-        lane = self._lanes.get(name)
-        if lane is None:
-            async with self._opening:
-                lane = self._lanes.get(name)
-                if lane is None:
-                    lane = self._lanes[name] = await self._open(name)
-        return lane
+        return await self._places[name].lane()
+
+    async def retire(self, successor: Upstreams) -> None:
+        """Close what the successor does not use, each lane when its last answer has ended."""
+        mine = [place for place in self._places.values() if place is not successor._places.get(place.name)]
+        self._retired.update(mine)
+        for place in mine:
+            await place.retire()
 
     async def relay(self, name: str) -> RelayLane:
         """The lane of an upstream that speaks OpenAI's format; ``NotFound`` for all others."""
@@ -40,23 +80,23 @@ class Upstreams:
         return lane
 
     async def aclose(self) -> None:
-        """Close all lanes."""
-        for lane in self._lanes.values():
-            await lane.aclose()
+        """Close all lanes, also those of configurations that were replaced."""
+        for place in (*self._places.values(), *self._retired):
+            await place.aclose()
 
-    async def _open(self, name: str) -> Lane:
-        settings = self._settings[name]
-        found = reach(settings.provider, settings.base_url, settings.lane, where=f"upstreams.{name}")
-        if found is None:
-            found = await asked_litellm(settings.provider, settings.base_url)
-        key = settings.api_key.get_secret_value() if settings.api_key else None
-        headers = {name: value.get_secret_value() for name, value in settings.headers.items()}
-        if found.lane == "translate":
-            # Imported here: a deployment that only relays never pays for it.
-            from proxy.upstream.translate import TranslateLane
 
-            return TranslateLane(settings.provider, found.base_url, key, headers)
-        return RelayLane(_address(settings, found), api_key=key, headers=headers)
+async def _opened(name: str, settings: UpstreamSettings) -> Lane:
+    found = reach(settings.provider, settings.base_url, settings.lane, where=f"upstreams.{name}")
+    if found is None:
+        found = await asked_litellm(settings.provider, settings.base_url)
+    key = settings.api_key.get_secret_value() if settings.api_key else None
+    headers = {name: value.get_secret_value() for name, value in settings.headers.items()}
+    if found.lane == "translate":
+        # Imported here: a deployment that only relays never pays for it.
+        from proxy.upstream.translate import TranslateLane
+
+        return TranslateLane(settings.provider, found.base_url, key, headers)
+    return RelayLane(_address(settings, found), api_key=key, headers=headers)
 
 
 def _address(settings: UpstreamSettings, found: Reach) -> Address:

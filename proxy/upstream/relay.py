@@ -54,6 +54,10 @@ class RelayLane:
         headers = self.headers(request.headers, request.credential)
         return await self.connections.send("POST", self.url(path), headers, request.body, request.timeout)
 
+    async def retire(self) -> None:
+        """See ``Lane``."""
+        await self.connections.retire()
+
     async def aclose(self) -> None:
         """See ``Lane``."""
         await self.connections.aclose()

@@ -47,6 +47,8 @@ class TranslateLane:
         self._headers = dict(headers)
         self._client: Any = None
         self._streams: set[Stream] = set()
+        self._busy = 0
+        self._retired = False
 
     async def send(self, request: Outgoing) -> Answer:
         """Send the request; a refusal, also one that LiteLLM or this lane utters, is an answer with an error status.
@@ -65,6 +67,7 @@ class TranslateLane:
         # Else LiteLLM imports its own server's MCP client for every request with tools, and fails where it is missing.
         call["_skip_mcp_handler"] = True
         litellm = await litellm_library.load()
+        self._busy += 1
         if self._provider in OWN_CLIENT:
             call["client"] = self._own_client()
         try:
@@ -81,6 +84,18 @@ class TranslateLane:
                 error, hidden=translate_errors.hidden_texts(self._base_url, self._api_key, key)
             )
             return Answer(refusal.status, refusal.headers, _once(refusal.body), _nothing)
+        finally:
+            self._busy -= 1
+            await self._close_if_done()
+
+    async def retire(self) -> None:
+        """See ``Lane``."""
+        self._retired = True
+        await self._close_if_done()
+
+    async def _close_if_done(self) -> None:
+        if self._retired and not self._busy and not self._streams:
+            await self.aclose()
 
     async def aclose(self) -> None:
         """End what is still streaming, and close the connections that are this lane's own."""
@@ -106,7 +121,12 @@ class TranslateLane:
         except BaseException:
             await stream.close()
             raise
-        return Answer(200, headers, stream.events(), stream.close)
+
+        async def close() -> None:
+            await stream.close()
+            await self._close_if_done()
+
+        return Answer(200, headers, stream.events(), close)
 
 
 async def _whole(litellm: Any, call: dict[str, Any]) -> Answer:

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from proxy.config import Policy, check, load
 from proxy.config.document import parse
+from proxy.config.policy import ModelOverride
 from proxy.config.schema import SCHEMA_FILE, schema_text
 from proxy.config.settings import WrittenSettings
 from proxy.config.tree import Mapping, Node, Scalar
@@ -28,6 +29,9 @@ def paths(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple
         here = (*above, name)
         yield here
         for section, inside in sections(field.annotation):
+            if section is ModelOverride:  # the settings of a policy once more
+                yield (*here, "*", "match")
+                continue
             yield from paths(section, (*here, "*") if inside else here)
 
 

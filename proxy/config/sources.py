@@ -1,0 +1,156 @@
+"""The files of a configuration: which they are, what is in them, and how to see that they have changed.
+
+A configuration is one file, or a folder: all ``*.yaml`` in it, and ``policies/*.yaml`` below it. A file names others
+under ``include``. The files of ``policies/`` and those that are included hold policies and teams only, so that each can
+be somebody's own.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from proxy.config.document import MAX_BYTES
+from proxy.config.faults import Fault
+from proxy.errors import ConfigurationError
+
+EVERY_FILE = "*.yaml"
+OWNED_FILES = "policies/*.yaml"
+MOST_FILES = 1_000
+
+_WILD = frozenset("*?[")
+
+Stamp = tuple[tuple[str, tuple[int, ...]], ...]
+"""What changes where any file of a configuration does: the files with size, time of change and inode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file. ``owned``: it holds policies and teams only. ``first`` is its first line, counted over all files.
+
+    ``real`` is its path without links, ``state`` how it stood on the disk just before it was read; ``unreadable`` says
+    why it could not be.
+    """
+
+    path: Path
+    content: bytes
+    owned: bool
+    first: int = 1
+    real: str = ""
+    state: tuple[int, ...] = ()
+    unreadable: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Files that belong to a configuration: a pattern as in file names, in a folder."""
+
+    folder: Path
+    text: str
+    owned: bool = True
+
+    def files(self) -> list[Path]:
+        """The files that match now, in the order of their names; hidden ones never do."""
+        found = glob.glob(self.text, root_dir=self.folder, recursive=True)
+        return [path for path in (self.folder / name for name in sorted(found)) if path.is_file()]
+
+    @property
+    def is_wild(self) -> bool:
+        """Whether it may match any number of files, or none."""
+        return not _WILD.isdisjoint(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The files of a configuration as they were read. ``patterns`` say which files may join them."""
+
+    entry: Path
+    files: tuple[Source, ...]
+    patterns: tuple[Pattern, ...] = ()
+    ignored: tuple[Path, ...] = field(default=(), compare=False)
+    """Files that look as if they were meant to be read."""
+
+    def place(self, line: int) -> str:
+        """``file:line`` of a line that is counted over all files."""
+        source = self.files[bisect_right([source.first for source in self.files], line) - 1] if self.files else None
+        return f"{self.entry}:{line}" if source is None else f"{source.path}:{line - source.first + 1}"
+
+    def told(self, faults: Iterable[Fault]) -> list[str]:
+        """``file:line: what is wrong`` for each fault."""
+        return [f"{self.place(fault.line)}: {fault.message}" for fault in faults]
+
+    def stamp(self) -> Stamp:
+        """How the files stand on the disk now, including those that have joined."""
+        named = {os.path.realpath(source.path) for source in self.files}
+        named.update(os.path.realpath(path) for pattern in self.patterns for path in pattern.files())
+        return tuple(sorted((path, _state(Path(path))) for path in named))
+
+    @property
+    def stamp_as_read(self) -> Stamp:
+        """How the files stood when they were read."""
+        return tuple(sorted((source.real, source.state) for source in self.files))
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """Nothing where the file is gone."""
+    try:
+        return _figures(path.stat())
+    except OSError:
+        return ()
+
+
+def _figures(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
+
+
+def begun(entry: Path) -> Sources:
+    """The files that a path names by itself, before any is included. Raises ``ConfigurationError``."""
+    if not entry.is_dir():
+        source = _source(entry, owned=False, first=1)
+        if source.unreadable is not None:
+            raise ConfigurationError(f"{entry}: {source.unreadable}: give the path of a configuration file")
+        return Sources(entry, (source,))
+    patterns = (Pattern(entry, EVERY_FILE, owned=False), Pattern(entry, OWNED_FILES))
+    ignored = tuple(path for name in ("*.yml", "policies/*.yml") for path in Pattern(entry, name).files())
+    sources = extended(Sources(entry, (), ignored=ignored), patterns)
+    if not sources.files:
+        raise ConfigurationError(f"{entry}: no *.yaml is in this folder: give the path of a configuration")
+    return sources
+
+
+def extended(sources: Sources, patterns: Sequence[Pattern]) -> Sources:
+    """The files with those that further patterns match; a file that is there already stays what it is.
+
+    Raises ``ConfigurationError`` where there are too many.
+    """
+    files = list(sources.files)
+    known = {source.real or os.path.realpath(source.path) for source in files}
+    for pattern in patterns:
+        for path in pattern.files():
+            real = os.path.realpath(path)
+            if real in known:
+                continue
+            known.add(real)
+            if len(files) == MOST_FILES:
+                raise ConfigurationError(f"{path}: over {MOST_FILES:,} files: include fewer")
+            # No file has more lines than bytes, so the lines of two files never meet.
+            first = files[-1].first + len(files[-1].content) + 2 if files else 1
+            files.append(_source(path, owned=pattern.owned, first=first))
+    return Sources(sources.entry, tuple(files), (*sources.patterns, *patterns), sources.ignored)
+
+
+def _source(path: Path, *, owned: bool, first: int) -> Source:
+    """A file with its bytes, as many as a configuration may have and one more."""
+    real = os.path.realpath(path)
+    state = _state(path)
+    try:
+        with path.open("rb") as file:
+            state = _figures(os.fstat(file.fileno()))
+            return Source(path, file.read(MAX_BYTES + 1), owned, first, real, state)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        return Source(path, b"", owned, first, real, state, f"can't be read ({reason})")

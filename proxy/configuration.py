@@ -1,0 +1,61 @@
+"""A configuration at work: what follows from the settings, and is replaced whole where they change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from proxy.config import Settings
+from proxy.profiles.asking import Enquiries
+from proxy.teams import Teams
+from proxy.upstream.registry import Upstreams
+
+ONLY_AT_START = {"server": ("host", "port", "drain"), "store": None}
+"""Settings that hold until the proxy is started again, by section; ``None`` stands for the whole section."""
+
+
+class Configuration:
+    """Settings, the teams that they name and the way to their upstreams.
+
+    Never changed: a request takes one when it comes and keeps it to its end, whatever is put in force meanwhile.
+    """
+
+    def __init__(self, settings: Settings, instance: str, before: Configuration | None = None) -> None:
+        """``before`` is the configuration that this one replaces; what is the same in both goes on."""
+        self.settings = settings
+        self.teams = Teams(settings)
+        self.upstreams: Upstreams = Upstreams(settings.upstreams, None if before is None else before.upstreams)
+        self.enquiries: Enquiries = Enquiries(
+            settings.upstreams,
+            self.upstreams.relay,
+            instance,
+            before=None if before is None else before.enquiries,
+            kept=self.upstreams.kept,
+        )
+
+    async def retire(self, successor: Configuration) -> None:
+        """End what the successor does not use. Requests that have this configuration still work to their end."""
+        await self.enquiries.retire(successor.enquiries)
+        await self.upstreams.retire(successor.upstreams)
+
+    async def aclose(self) -> None:
+        """Close everything."""
+        await self.enquiries.aclose()
+        await self.upstreams.aclose()
+
+
+def in_force(running: Settings, new: Settings) -> tuple[Settings, list[str]]:
+    """The new settings as far as they can be put in force, and the names of those that need another start."""
+    kept = {}
+    for section, names in ONLY_AT_START.items():
+        ours, theirs = getattr(running, section), getattr(new, section)
+        fields = names or tuple(type(ours).model_fields)
+        kept[section] = theirs.model_copy(update={name: getattr(ours, name) for name in fields})
+    return new.model_copy(update=kept), list(_different(running, new))
+
+
+def _different(running: Settings, new: Settings) -> Iterator[str]:
+    for section, names in ONLY_AT_START.items():
+        ours, theirs = getattr(running, section), getattr(new, section)
+        for name in names or type(ours).model_fields:
+            if getattr(ours, name) != getattr(theirs, name):
+                yield f"{section}.{name}"

@@ -1,0 +1,118 @@
+"""What is in force for a team and a model, and which line of which file says so: tables for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from proxy.config import Loaded, Policy
+from proxy.config.faults import near
+from proxy.config.inheritance import overrides, stated
+from proxy.config.policy import STAGES
+from proxy.config.tree import Mapping
+from proxy.errors import ConfigurationError
+
+WIDE = 150
+"""Columns of tables that no terminal shows."""
+
+Row = tuple[str, str, str]
+
+
+def shown(loaded: Loaded, team: str | None, model: str | None) -> None:
+    """Print what is in force. Raises ``ConfigurationError`` for a team that there is none of."""
+    policy = loaded.settings.policies[_policy_of(loaded, team)]
+    values = stated(loaded.root, policy.name, loaded.written.policies)
+    override = None
+    for own, (_, over) in zip(policy.models, overrides(values), strict=True):
+        if model is not None and fnmatchcase(model, own.match):
+            policy, values, override = own.policy, over, own.match
+            break
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, WIDE)
+    console.print(_about(loaded, team, model, policy, override), markup=False, highlight=False)
+    table = Table("setting", "value", "set by")
+    table.columns[0].no_wrap = True
+    table.columns[2].overflow = "fold"
+    for row in effective_values(policy, values, loaded.sources.place):
+        table.add_row(*row)
+    console.print(table, markup=False, highlight=False)
+
+
+def effective_values(policy: Policy, values: Mapping, place: Callable[[int], str]) -> Iterator[Row]:
+    """Each setting of a policy, its value, and where that comes from: a file and line, or what it follows from.
+
+    ``values`` is what is stated for it, by lines that ``place`` finds.
+    """
+    fields = policy.model_dump(mode="json", exclude={"name", "models"})
+    for name, value in fields.items():
+        yield from _rows((name,), value, values, policy, place)
+
+
+def _rows(
+    path: tuple[str, ...], value: Any, values: Mapping, policy: Policy, place: Callable[[int], str]
+) -> Iterator[Row]:
+    section = getattr(policy, path[0])
+    if len(path) == 1 and isinstance(value, dict) and hasattr(section, "model_fields_set"):
+        for name, inner in value.items():
+            yield from _rows((*path, name), inner, values, policy, place)
+        return
+    yield ".".join(path), _text(value), _origin(path, values, policy, place)
+
+
+def _origin(path: tuple[str, ...], values: Mapping, policy: Policy, place: Callable[[int], str]) -> str:
+    here = values
+    for part in path[:-1]:
+        inner = here.items.get(part)
+        if not isinstance(inner, Mapping):
+            here = Mapping(0)
+            break
+        here = inner
+    last = path[-1]
+    if path == ("prepare",) and (last not in here.items or not policy.trigger):
+        return "follows from trigger" if "trigger" in values.items else "default"
+    if last in here.items:
+        return place(here.lines[last])
+    if path[0] in STAGES and last in ("trigger", "keep") and last in values.items:
+        return f"follows from {last}"
+    return "default"
+
+
+def _text(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True, sort_keys=False)
+    return text.removesuffix("...\n").strip()
+
+
+def _policy_of(loaded: Loaded, team: str | None) -> str:
+    if team is None:
+        return "default"
+    teams = loaded.settings.teams
+    if team not in teams:
+        raise ConfigurationError(f"team {team}: there is no such team; {near(team, teams)}")
+    return teams[team].policy
+
+
+def _about(loaded: Loaded, team: str | None, model: str | None, policy: Policy, override: str | None) -> Table:
+    table = Table("", "", show_header=False)
+    table.add_row("team", team or "none")
+    chain = [policy.name]
+    while (own := loaded.written.policies.get(chain[-1])) is not None and own.extends is not None:
+        chain.append(own.extends)
+    table.add_row("policy", " extends ".join(chain))
+    if model is None:
+        globs = [own.match for own in loaded.settings.policies[policy.name].models]
+        table.add_row("model", f"any but {', '.join(globs)}" if globs else "any")
+        return table
+    table.add_row("model", model)
+    table.add_row("settings for some models", "none that match" if override is None else f"those for {override}")
+    route = loaded.settings.route(model)
+    table.add_row("goes to", "nowhere: no route matches" if route is None else f"{route.upstream}, as {route.model}")
+    allowed = None if team is None else loaded.settings.teams[team].models
+    if allowed is not None and not any(fnmatchcase(model, glob) for glob in allowed):
+        table.add_row("may be used", f"no: the team may use {', '.join(allowed) or 'none'}")
+    return table
