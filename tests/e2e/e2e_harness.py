@@ -71,14 +71,15 @@ def served(settings: Mapping[str, Any], folder: Path) -> Iterator[str]:
     command = [sys.executable, "-m", "proxy", "serve", "--config", str(file), "--port", str(port)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            _wait_for(f"http://127.0.0.1:{port}/livez", process)
+            wait_for_server(f"http://127.0.0.1:{port}/livez", process)
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
             process.wait(30)
 
 
-def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
+def wait_for_server(url: str, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a server in a process answers."""
     with httpx.Client(trust_env=False) as http:
         for _ in range(300):
             assert process.poll() is None, "the server ended by itself"
