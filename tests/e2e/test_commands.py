@@ -71,6 +71,59 @@ def test_check_names_every_fault_with_its_line(folder: Path) -> None:
     assert second.startswith("wrong.yaml:6: policies.default.keep.fraction: ")
 
 
+def test_check_shows_what_is_in_force_for_a_team_and_a_model(tmp_path: Path) -> None:
+    conf = tmp_path / "conf"
+    (conf / "policies").mkdir(parents=True)
+    (conf / "main.yaml").write_text(
+        "upstreams: {main: {api_key: sk-secret-1}}\n"
+        "models: [{match: 'gpt-*', upstream: main, model: gpt-4o}]\n"
+        "policies:\n  default:\n    summary:\n      max_tokens: 3000\n    evict_results: null\n"
+    )
+    (conf / "policies" / "search.yaml").write_text(
+        "teams:\n  search: {policy: careful, models: ['gpt-5*']}\n"
+        "policies:\n  careful:\n    extends: default\n    keep: {messages: 40}\n"
+        "    models:\n      - match: 'gpt-5*'\n        trigger: {tokens: 9000}\n        summary: {timeout: 7}\n"
+    )
+    done = run(tmp_path, "check", "conf", "--team", "search", "--model", "gpt-5")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "sk-secret-1" not in done.stdout
+    rows = {
+        cells[0]: cells[1:]
+        for cells in (re.findall(r"│ (.*?) +(?=│)", line) for line in done.stdout.splitlines())
+        if cells
+    }
+    assert rows["policy"] == ["careful extends default"]
+    assert rows["settings for some models"] == ["those for gpt-5*"]
+    assert rows["goes to"] == ["main, as gpt-4o"]
+    assert rows["trigger"] == ["[{tokens: 9000}]", "conf/policies/search.yaml:9"]
+    assert rows["keep"] == ["{messages: 40}", "conf/policies/search.yaml:6"]
+    assert rows["summary.timeout"] == ["7.0", "conf/policies/search.yaml:10"]
+    assert rows["summary.max_tokens"] == ["3000", "conf/main.yaml:6"]
+    assert rows["evict_results"] == ["null", "conf/main.yaml:7"]
+    assert rows["media.trigger"] == ["[{tokens: 9000}]", "follows from trigger"]
+    assert rows["media.keep"] == ["{messages: 40}", "follows from keep"]
+    assert rows["prepare"] == ["[]", "follows from trigger"]
+    assert rows["index.max_tokens"] == ["2000", "default"]
+    assert len([name for name in rows if name.startswith("truncate_args.")]) == 5
+    plain = run(tmp_path, "check", "conf", "--model", "gpt-4")
+    assert re.search(r"│ trigger +│ \[\{fraction: 0.85\}\] +│ default", plain.stdout)
+    barred = run(tmp_path, "check", "conf", "--team", "search", "--model", "o9")
+    assert "nowhere: no route matches" in barred.stdout
+    assert "no: the team may use gpt-5*" in barred.stdout
+    unknown = run(tmp_path, "check", "conf", "--team", "serch")
+    assert unknown.returncode == 2
+    assert unknown.stderr == "team serch: there is no such team; did you mean 'search'?\n"
+
+
+def test_check_warns(tmp_path: Path) -> None:
+    (tmp_path / "f.yaml").write_text(
+        "models:\n  - {match: a, upstream: openai}\npolicies:\n  default: {summary: {model: b}}\n"
+    )
+    done = run(tmp_path, "check", "f.yaml")
+    assert (done.returncode, done.stdout) == (0, "f.yaml: fine\n")
+    assert done.stderr.startswith("warning: f.yaml:4: policies.default.summary.model: no route of 'models' matches 'b'")
+
+
 OTHER_FAULTS = {
     "models:\n  - {match: m, upstream: nowhere}\nupstreams: {main: {}}\n": r"f\.yaml:2: models\[0\]\.upstream.*nowhere",
     "policies:\n  a: {extends: b}\n  b: {extends: a}\n": r"f\.yaml:\d: .*extends",

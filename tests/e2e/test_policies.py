@@ -241,6 +241,27 @@ def test_keys_mode_and_models_of_a_team(tmp_path: Path) -> None:
     assert len(upstream.requests) == 2
 
 
+def test_a_policy_has_settings_of_its_own_for_some_models(tmp_path: Path) -> None:
+    """By the name that the client gives, and each with summaries of its own."""
+    upstream = StandIn(window=WINDOW, max_output=2_000)
+    policy = {
+        "trigger": {"tokens": 15_000},
+        "keep": {"messages": 2},
+        "models": [{"match": "eager*", "trigger": {"tokens": 14_000}}, {"match": "*", "allow_header": False}],
+    }
+    done = {}
+    with under({"default": policy}, tmp_path, upstream=upstream) as url, client(url) as caller:
+        for model in ("eager-1", "patient", "eager-2"):
+            header = {"x-compaction": "off"} if model == "patient" else None
+            raw = caller.chat.completions.with_raw_response.create(model=model, messages=LONG, extra_headers=header)
+            done[model] = (raw.headers["x-compaction"], raw.headers["x-compaction-policy"])
+    assert done == {
+        "eager-1": ("compacted", "default"),
+        "patient": ("none", "default"),
+        "eager-2": ("compacted", "default"),
+    }
+
+
 NEVER = {"tokens": 15_000}
 """A summary's trigger that these conversations do not reach."""
 

@@ -146,7 +146,7 @@ def test_edits_under_load(tmp_path: Path) -> None:
 
         rightly(0)
         longest, wrong = 0.0, 0
-        with followed(main) as (url, app), Clients(url, 4) as clients:
+        with followed(main) as (url, _), Clients(url, 4) as clients:
             in_force = policy_of(url)
             for number in range(1, EDITS + 1):
                 if number % 3:

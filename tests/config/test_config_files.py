@@ -1,0 +1,288 @@
+"""Configurations of several files: what joins, what may not, and where errors are said to be."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from proxy.config import check, load, read
+from proxy.config.globs import meet
+
+HASH = "sha256:" + "ab" * 32
+
+
+def laid_out(folder: Path, files: dict[str, str]) -> Path:
+    """The files in a folder."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dedent(text).lstrip("\n"))
+    return folder
+
+
+def complaints(entry: Path, below: Path) -> list[str]:
+    """What ``check`` says, with paths relative to a folder."""
+    return [line.replace(f"{below}/", "") for line in check(entry, {})]
+
+
+MAIN = """
+    include: ["teams/*.yaml", extra.yaml]
+    upstreams: {main: {}}
+    policies:
+      default: {keep: {messages: 4}}
+"""
+SEARCH = f"""
+    policies:
+      careful: {{extends: default, trigger: {{tokens: 5000}}}}
+    teams:
+      search: {{keys: ["{HASH}"], policy: careful}}
+"""
+
+
+def test_included_files_join(tmp_path: Path) -> None:
+    laid_out(tmp_path, {"main.yaml": MAIN, "teams/search.yaml": SEARCH, "extra.yaml": "policies: {more: {}}\n"})
+    (tmp_path / "teams" / ".hidden.yaml").write_text("nonsense: [")
+    (tmp_path / "teams" / "note.txt").write_text("nonsense: [")
+    found = load(tmp_path / "main.yaml", {})
+    assert list(found.policies) == ["default", "careful", "more"]
+    assert found.policies["careful"].keep == found.policies["default"].keep
+    assert found.teams["search"].policy == "careful"
+
+
+def test_a_folder_is_its_files_and_those_of_policies(tmp_path: Path) -> None:
+    files = {
+        "10-upstreams.yaml": "upstreams: {main: {}}\n",
+        "20-policies.yaml": "policies: {default: {keep: {messages: 4}}}\n",
+        "policies/search.yaml": SEARCH,
+        "policies/deeper/other.yaml": "nonsense: 1\n",
+        "other/third.yaml": "nonsense: 1\n",
+    }
+    loaded = read(laid_out(tmp_path, files), {})
+    assert [str(source.path.relative_to(tmp_path)) for source in loaded.sources.files] == [
+        "10-upstreams.yaml",
+        "20-policies.yaml",
+        "policies/search.yaml",
+    ]
+    assert loaded.settings.teams["search"].policy == "careful"
+    assert loaded.warnings == ()
+
+
+def test_a_file_that_is_found_twice_is_read_once(tmp_path: Path) -> None:
+    files = {"main.yaml": 'include: ["*.yaml", "./*.yaml"]\nserver: {port: 1}\n', "a.yaml": "policies: {a: {}}\n"}
+    laid_out(tmp_path, files)
+    os.symlink(tmp_path / "a.yaml", tmp_path / "b.yaml")
+    loaded = read(tmp_path / "main.yaml", {})
+    assert len(loaded.sources.files) == 2
+    assert loaded.sources.stamp() == loaded.sources.stamp_as_read
+
+
+WRONG: dict[str, tuple[dict[str, str], list[str]]] = {
+    "another section": (
+        {"main.yaml": MAIN, "extra.yaml": "\n\nserver: {port: 1}\n"},
+        ["extra.yaml:1: server: no setting of this file; this file holds 'policies' and 'teams' only: move it"],
+    ),
+    "a section that is nearly one": (
+        {"main.yaml": MAIN, "extra.yaml": "teams: {}\npolcies: {}\n"},
+        ["extra.yaml:2: polcies: no setting of this file; did you mean 'policies'?"],
+    ),
+    "an include in an included file": (
+        {"main.yaml": MAIN, "extra.yaml": "include: [more.yaml]\n"},
+        ["extra.yaml:1: include: no setting of this file"],
+    ),
+    "a policy twice": (
+        {"main.yaml": MAIN, "extra.yaml": "policies:\n  new: {}\n  default: {}\n"},
+        ["extra.yaml:3: policies.default: is in another file too (main.yaml:4): keep one of them"],
+    ),
+    "a team twice": (
+        {"main.yaml": MAIN, "teams/search.yaml": SEARCH, "extra.yaml": "teams:\n  search: {}\n"},
+        ["extra.yaml:2: teams.search: is in another file too (teams/search.yaml:4): keep one of them"],
+    ),
+    "a value": (
+        {"main.yaml": MAIN, "extra.yaml": "policies:\n  a:\n    keep: {fraction: 2}\n"},
+        ["extra.yaml:3: policies.a.keep.fraction: fraction must be"],
+    ),
+    "an unknown setting": (
+        {"main.yaml": MAIN, "extra.yaml": "policies:\n  a:\n    kep: {fraction: 2}\n"},
+        ["extra.yaml:3: policies.a.kep: no such setting; did you mean 'keep'?"],
+    ),
+    "an unknown parent": (
+        {"main.yaml": MAIN, "extra.yaml": "policies:\n  a:\n    extends: defualt\n"},
+        ["extra.yaml:3: policies.a.extends: no policy 'defualt'; did you mean 'default'?"],
+    ),
+    "a circle through two files": (
+        {"main.yaml": MAIN + "      b: {extends: c}\n", "extra.yaml": "policies:\n  c: {extends: b}\n"},
+        ["main.yaml:5: policies.b.extends: goes in a circle (b → c → b)"],
+    ),
+    "no YAML, in two files": (
+        {"main.yaml": MAIN, "teams/a.yaml": "policies: {a: [\n", "extra.yaml": "# so\nteams: 'a\n"},
+        ["teams/a.yaml:1: not valid YAML", "extra.yaml:2: not valid YAML"],
+    ),
+    "a file that is not there": (
+        {"main.yaml": MAIN},
+        ["main.yaml:1: include: there is no file 'extra.yaml' in"],
+    ),
+    "no list of files": ({"main.yaml": "server: {}\ninclude: a.yaml\n"}, ["main.yaml:2: include: must be a list"]),
+    "a number for a file": ({"main.yaml": "include:\n  - 7\n"}, ["main.yaml:2: include[0]: '7' is read as a number"]),
+    "a variable that is not set": (
+        {"main.yaml": MAIN, "extra.yaml": "teams:\n  t: {policy: '${NOWHERE}'}\n"},
+        ["extra.yaml:2: ${NOWHERE} is not set"],
+    ),
+    "no policies": (
+        {"main.yaml": MAIN, "extra.yaml": "policies:\n"},
+        ["extra.yaml:1: policies: is empty: give its settings"],
+    ),
+    "a list of policies": (
+        {"main.yaml": MAIN, "extra.yaml": "policies: [a]\n"},
+        ["extra.yaml:1: policies: must be settings"],
+    ),
+    "a key of two teams": (
+        {"main.yaml": MAIN, "teams/search.yaml": SEARCH, "extra.yaml": f"teams:\n  t:\n    keys: ['{HASH}']\n"},
+        ["extra.yaml:3: teams.t.keys[0]: team 'search' has this key too"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_said_with_its_file_and_line(name: str, tmp_path: Path) -> None:
+    files, expected = WRONG[name]
+    found = complaints(laid_out(tmp_path, files) / "main.yaml", tmp_path)
+    assert len(found) == len(expected), found
+    for said, wanted in zip(found, expected, strict=True):
+        assert said.startswith(wanted)
+
+
+def test_what_is_wrong_in_a_folder(tmp_path: Path) -> None:
+    files = {
+        "a.yaml": "server: {port: 1}\npolicies: {p: {}}\n",
+        "b.yaml": "\nauth: {}\nserver: {port: 2}\n",
+        "policies/c.yaml": "auth: {}\n",
+        "policies/d.yaml": "policies: {p: {}}\n",
+    }
+    # The first line of b.yaml is empty.
+    laid_out(tmp_path, files)
+    (tmp_path / "b.yaml").write_text("\nauth: {}\nserver: {port: 2}\n")
+    assert complaints(tmp_path, tmp_path) == [
+        "b.yaml:3: 'server' is in another file too (a.yaml:1): keep it in one of them",
+        "policies/c.yaml:1: auth: no setting of this file; a file in policies/ holds 'policies' and 'teams' only: "
+        "move it to a file beside that folder",
+        "policies/d.yaml:1: policies.p: is in another file too (a.yaml:2): keep one of them, or rename one",
+    ]
+
+
+def test_a_file_with_another_ending_is_told(tmp_path: Path) -> None:
+    laid_out(tmp_path, {"a.yaml": "server: {}\n", "policies/b.yml": "policies: {}\n"})
+    (said,) = read(tmp_path, {}).warnings
+    assert said == f"{tmp_path}/policies/b.yml: is not read, as its name does not end in .yaml: rename it"
+
+
+def test_what_changes_when_a_file_does(tmp_path: Path) -> None:
+    laid_out(tmp_path, {"main.yaml": MAIN, "teams/search.yaml": SEARCH, "extra.yaml": "policies: {more: {}}\n"})
+    sources = read(tmp_path / "main.yaml", {}).sources
+    seen = [sources.stamp_as_read]
+    assert sources.stamp() == seen[0]
+
+    def now() -> None:
+        assert sources.stamp() not in seen
+        seen.append(sources.stamp())
+
+    (tmp_path / "teams" / "new.yaml").write_text("teams: {}\n")
+    now()
+    (tmp_path / "teams" / "search.yaml").unlink()
+    now()
+    (tmp_path / "extra.new").write_text("policies: {m0re: {}}\n")
+    os.replace(tmp_path / "extra.new", tmp_path / "extra.yaml")
+    now()
+    (tmp_path / "main.yaml").unlink()
+    now()
+    (tmp_path / "teams" / "note.txt").write_text("x")
+    assert sources.stamp() == seen[-1]
+
+
+PROVIDERS = {
+    "openai": None,
+    "anthropic": None,
+    "bedrock": None,
+    "anthropc": "did you mean 'anthropic'?",
+    "opena": "did you mean 'openai'?",
+    "zzzzzz": "lane: relay",
+}
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_provider_that_nobody_knows(provider: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(f"upstreams:\n  main:\n    provider: {provider}\n")
+    hint = PROVIDERS[provider]
+    if hint is None:
+        assert check(file, {}) == []
+        return
+    (said,) = check(file, {})
+    assert said.startswith(f"{file}:3: upstreams.main.provider: LiteLLM knows no '{provider}'; ")
+    assert hint in said
+    file.write_text(f"upstreams: {{main: {{provider: {provider}, lane: relay, base_url: 'http://127.0.0.1:1'}}}}\n")
+    assert check(file, {}) == []
+
+
+def test_a_provider_without_an_address_needs_one(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("server: {}\nupstreams:\n  main: {provider: hosted_vllm}\n")
+    assert check(file, {}) == [
+        f"{file}:3: upstreams.main: provider hosted_vllm has no fixed address: give its base_url"
+    ]
+
+
+def test_what_is_hardly_meant_is_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(
+        dedent("""
+        upstreams: {openai: {}}
+        models:
+          - {match: "gpt-5*", upstream: openai}
+        policies:
+          default:
+            summary: {model: gpt-5-mini, fallback_model: gpt-4o}
+            models:
+              - match: "gpt-5.2*"
+                summary:
+                  model: o9
+        teams:
+          one: {models: ["gpt-*", "*mini", "claude-*"]}
+          none: {models: []}
+        """)
+    )
+    assert [line.removeprefix(f"{file}:").partition(", so")[0] for line in read(file, {}).warnings] == [
+        "7: policies.default.summary.fallback_model: no route of 'models' matches 'gpt-4o'",
+        "11: policies.default.models[0].summary.model: no route of 'models' matches 'o9'",
+        "13: teams.one.models[2]: no route of 'models' can match 'claude-*'",
+    ]
+    file.write_text("policies: {default: {summary: {model: anything}}}\n")
+    assert read(file, {}).warnings == (), "without routes every model has one"
+
+
+MEETING = [
+    ("gpt-*", "gpt-5*", True),
+    ("*", "a", True),
+    ("*mini", "gpt-*", True),
+    ("a*b", "b*a", False),
+    ("a*c", "*b*", True),
+    ("claude-*", "gpt-*", False),
+    ("gpt-?", "gpt-5", True),
+    ("gpt-?", "gpt-55", False),
+    ("gpt-[45]", "gpt-[56]", True),
+    ("gpt-[45]", "gpt-[67]", False),
+    ("gpt-[!5]", "gpt-5", False),
+    ("[[]x]", "?x]", True),
+    ("[[]x]", "[x]", False),
+    ("", "*", True),
+    ("", "?", False),
+    ("a" + "*a" * 30 + "b", "a" * 60, False),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "meets"), MEETING)
+def test_whether_two_patterns_can_match_the_same(one: str, other: str, meets: bool) -> None:
+    assert meet(one, other) is meets
+    assert meet(other, one) is meets

@@ -1,0 +1,192 @@
+"""What a policy says for some models: which entry holds, what it takes from where, and what it changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from proxy.compaction.conditions import Clause
+from proxy.config import Policy, check
+from proxy.config.faults import Faults
+from proxy.config.loading import loads
+
+POLICIES = """
+    policies:
+      base:
+        trigger: {fraction: 0.6}
+        keep: {messages: 10}
+        summary: {max_tokens: 1000, timeout: 9}
+        models:
+          - match: "gpt-5-mini"
+            keep: {messages: 5}
+          - match: "*-small"
+            mode: "off"
+      careful:
+        extends: base
+        keep: {messages: 40}
+        models:
+          - match: "gpt-5*"
+            trigger: {fraction: 0.5}
+            summary: {timeout: 8}
+            duplicates: null
+          - match: "gpt-5-mini"
+            mode: shadow
+      plain:
+        extends: careful
+"""
+
+
+def policies(text: str = POLICIES) -> dict[str, Policy]:
+    return dict(loads(dedent(text).encode(), {}).policies)
+
+
+def test_the_first_entry_that_matches_is_laid_over_the_policy() -> None:
+    careful = policies()["careful"]
+    found = careful.for_model("gpt-5.2")
+    assert found.name == "careful"
+    assert found.trigger == (Clause(fraction=0.5),)
+    assert found.keep == Clause(messages=40)
+    assert (found.summary.timeout, found.summary.max_tokens) == (8, 1000)
+    assert found.duplicates is None
+    assert found.mode == "enforce"
+
+
+def test_what_follows_from_the_trigger_follows_from_that_of_the_entry() -> None:
+    careful = policies()["careful"]
+    found = careful.for_model("gpt-5")
+    assert found.media is not None
+    assert found.media.trigger == (Clause(fraction=0.5),)
+    assert found.media.keep == Clause(messages=40)
+    assert found.prepare == (Clause(fraction=round(0.5 * 15 / 17, 4)),)
+    assert careful.prepare == (Clause(fraction=round(0.6 * 15 / 17, 4)),)
+
+
+@pytest.mark.parametrize("name", ["careful", "plain"])
+def test_own_entries_come_before_those_of_the_parent(name: str) -> None:
+    policy = policies()[name]
+    assert [own.match for own in policy.models] == ["gpt-5*", "gpt-5-mini", "gpt-5-mini", "*-small"]
+    assert policy.for_model("gpt-5-mini").mode == "enforce", "an earlier entry matches"
+    small = policy.for_model("llama-small")
+    assert (small.mode, small.keep) == ("off", Clause(messages=40)), "the parent's entry over the child's settings"
+
+
+def test_a_model_that_none_matches_has_the_policy_itself() -> None:
+    base = policies()["base"]
+    assert base.for_model("gpt-5") is base
+    assert base.for_model("GPT-5-MINI") is base
+    assert base.for_model("gpt-5-mini").keep == Clause(messages=5)
+    assert base.for_model("gpt-5-mini") is base.for_model("gpt-5-mini")
+
+
+def test_the_fingerprint_is_that_of_what_is_in_force() -> None:
+    found = policies()
+    base, careful = found["base"], found["careful"]
+    assert careful.fingerprint != careful.for_model("gpt-5").fingerprint
+    assert careful.for_model("gpt-5").fingerprint == careful.for_model("gpt-5.2").fingerprint
+    assert found["plain"].for_model("gpt-5").fingerprint == careful.for_model("gpt-5").fingerprint
+    without = policies("policies: {base: {trigger: {fraction: 0.6}, keep: {messages: 10}}}")
+    other = policies(POLICIES.replace('match: "gpt-5-mini"\n            keep: {messages: 5}', "match: x"))["base"]
+    assert base.fingerprint == other.fingerprint, "what holds for another model changes no summary of this one"
+    assert base.fingerprint != without["base"].fingerprint
+
+
+def complaint(text: str) -> tuple[int, str]:
+    with pytest.raises(Faults) as caught:
+        loads(dedent(text).encode(), {})
+    (fault,) = caught.value.faults
+    return fault.line, fault.message
+
+
+WRONG = {
+    "unknown setting": (
+        """\
+        policies:
+          a:
+            models:
+              - match: x
+                triger: {fraction: 0.5}
+        """,
+        (5, "policies.a.models[0].triger: no such setting; did you mean 'trigger'?"),
+    ),
+    "no match": (
+        """\
+        policies:
+          a:
+            models:
+              - keep: {messages: 5}
+        """,
+        (4, "policies.a.models[0]: 'match' is missing: add it"),
+    ),
+    "extends": (
+        """\
+        policies:
+          a:
+            models:
+              - match: x
+                extends: default
+        """,
+        (5, "policies.a.models[0].extends: no such setting; "),
+    ),
+    "entries in entries": (
+        """\
+        policies:
+          a:
+            models:
+              - {match: x, models: []}
+        """,
+        (4, "policies.a.models[0].models: no such setting; "),
+    ),
+    "a value": (
+        """\
+        policies:
+          a:
+            models:
+              - match: x
+                summary:
+                  max_tokens: lots
+        """,
+        (6, "policies.a.models[0].summary.max_tokens: must be a whole number"),
+    ),
+    "prepared too late": (
+        """\
+        policies:
+          a:
+            prepare: {fraction: 0.6}
+            models:
+              - match: x
+                trigger: {fraction: 0.5}
+        """,
+        (6, "policies.a.models (x).prepare: 0.6 (fraction) must be below the trigger's 0.5"),
+    ),
+    "prepared too late by a child": (
+        """\
+        policies:
+          a:
+            models:
+              - match: x
+                trigger: {fraction: 0.5}
+          b:
+            extends: a
+            prepare: {fraction: 0.6}
+        """,
+        (8, "policies.b.models (x).prepare: 0.6 (fraction) must be below the trigger's 0.5"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_said_with_its_line(name: str) -> None:
+    text, (line, words) = WRONG[name]
+    found = complaint(text)
+    assert found[0] == line
+    assert found[1].startswith(words)
+
+
+def test_a_file_may_hold_a_thousand_teams_with_overrides(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    lines = ["policies:"]
+    lines += [f"  p{n}: {{models: [{{match: 'm{n}*', keep: {{messages: {n + 1}}}}}]}}" for n in range(1_000)]
+    file.write_text("\n".join(lines) + "\n")
+    assert check(file, {}) == []
