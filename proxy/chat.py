@@ -41,7 +41,7 @@ from proxy.limits import (
 from proxy.observe.metrics import RETRIES, TOKENS_REMOVED, requests
 from proxy.output import kept_free, lowered, shared_window
 from proxy.overdue import overdue
-from proxy.policy_rules import rules_for
+from proxy.policy_rules import bounds_of, rules_for
 from proxy.profiles import Profile
 from proxy.service import Service
 from proxy.teams import Caller, may_use
@@ -137,7 +137,8 @@ class ChatCompletions:
         opening, outcome = await self._exchange(exchange)
         requests(outcome.verdict).inc()
         if outcome.verdict == "compacted" and outcome.before and outcome.after:
-            TOKENS_REMOVED.inc(outcome.before - outcome.after)
+            # For the sake of a bound on messages a conversation may be replaced by a summary that is longer.
+            TOKENS_REMOVED.inc(max(0, outcome.before - outcome.after))
         tail = self._tail(exchange, opening, outcome)
         if exchange.line is not None and exchange.line.begun:
             await exchange.line.hush()
@@ -281,7 +282,7 @@ class ChatCompletions:
             tenant=caller.tenant,
             upstream=route.upstream,
             models=lambda tokens: service.summary_models(policy, route, caller, tokens),
-            rules=rules_for(policy, window_known=room is not None),
+            rules=rules_for(policy, window_known=room is not None, bounds=bounds_of(profile)),
             strict=profile.strict_alternation,
         )
 
@@ -354,7 +355,8 @@ class ChatCompletions:
         if room is None or room >= (case.budget or room + 1):
             # The refusal says nothing new, so by count the request fitted: the count is what is wrong.
             room = int(min(sent, case.budget or sent) * BLIND_FACTOR)
-        case = replace(case, budget=room, rules=rules_for(case.policy, window_known=True, refused=True))
+        rules = rules_for(case.policy, window_known=True, refused=True, bounds=bounds_of(profile))
+        case = replace(case, budget=room, rules=rules)
         harder = await self._compacted(exchange, case, may_ask=may_ask)
         if harder.messages is None or harder.after is None or harder.after >= sent:
             return None

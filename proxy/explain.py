@@ -19,7 +19,7 @@ from proxy.learned_tables import learned
 from proxy.learned_tables import render as render_learned
 from proxy.limits import budget, reserved_output
 from proxy.output import kept_free, shared_window
-from proxy.policy_rules import rules_for
+from proxy.policy_rules import bounds_of, rules_for
 from proxy.profiles import Profile
 from proxy.profiles.differences import differences
 from proxy.profiles.report import render
@@ -160,7 +160,7 @@ def _case(service: Service, body: ChatBody, policy: Policy, route: Route, profil
         tenant="explain",
         upstream=route.upstream,
         models=none,
-        rules=rules_for(policy, window_known=room is not None),
+        rules=rules_for(policy, window_known=room is not None, bounds=bounds_of(profile)),
     )
 
 

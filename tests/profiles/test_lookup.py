@@ -26,6 +26,8 @@ class Settings:
     context_window: int | None = None
     max_input_tokens: int | None = None
     max_output_tokens: int | None = None
+    max_bytes: int | None = None
+    max_messages: int | None = None
     tokenizer: str | None = None
     images: str | None = None
     strict_alternation: bool | None = None
