@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import random
 import struct
@@ -21,6 +22,8 @@ from starlette.types import Receive
 
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Received, StandIn
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 
 WINDOW = 400_000
 MIB = 1 << 20
@@ -114,7 +117,7 @@ def archived(url: str, message_text: str) -> list[Any]:
     with httpx.Client(trust_env=False) as http:
         for word in message_text.replace(".", " ").replace("]", " ").split():
             if len(word) == 20 and all(digit in "0123456789abcdef" for digit in word):
-                answer = http.get(f"{url}/v1/archive/{word}", headers={"authorization": "Bearer sk-client"})
+                answer = http.get(f"{url}/compaction/archive/{word}", headers={"authorization": "Bearer sk-client"})
                 if answer.status_code == 200:
                     found += answer.json()["messages"]
     return found
@@ -146,7 +149,7 @@ def test_a_conversation_that_grows_past_the_bound_begins_anew_seldom(tmp_path: P
     assert {received.status for received in upstream.conversations} == {200}
     assert max(len(received.body["messages"]) for received in upstream.conversations) <= 100
     prompts = [received.body["messages"] for received in upstream.conversations]
-    breaks = sum(after[: len(before)] != before for before, after in zip(prompts, prompts[1:], strict=False))
+    breaks = sum(after[: len(before)] != before for before, after in itertools.pairwise(prompts))
     assert 5 <= breaks <= 12, "each checkpoint leaves room for a third of the bound or so"
     assert len(upstream.summaries) == breaks
 
@@ -192,7 +195,7 @@ def test_growing_with_pictures_every_request_arrives_within_and_the_prefix_stays
     assert {received.status for received in upstream.requests} == {200}
     assert upstream.faults == []
     prompts = [received.body["messages"] for received in upstream.conversations]
-    breaks = sum(after[: len(before)] != before for before, after in zip(prompts, prompts[1:], strict=False))
+    breaks = sum(after[: len(before)] != before for before, after in itertools.pairwise(prompts))
     assert 3 <= breaks <= len(prompts) // 2
 
 
