@@ -57,13 +57,13 @@ def fit(
     pieces = list(rendered.pieces)
     if room is not None:
         limit = _Limit(room, _tokens, _same, SMALLEST)
-        for rung in (_results, _arguments, _media, _texts, _all_arguments, _last_user_message):
+        for rung in (_results, _arguments, _media, _texts, _all_arguments, _words_of_calls, _last_user_message):
             if limit.excess(pieces) > 0:
                 pieces = rung(pieces, limit, rules, count)
     if byte_room is not None and sum(map(_bytes, pieces)) > byte_room:
         limit = _Limit(byte_room - byte_room // MARGIN, _bytes, _as_tokens, SMALLEST_BYTES)
         # Most bytes are pictures, and no text need go for them.
-        for rung in (_media, _results, _arguments, _texts, _all_arguments, _last_user_message):
+        for rung in (_media, _results, _arguments, _texts, _all_arguments, _words_of_calls, _last_user_message):
             if limit.excess(pieces) > 0:
                 pieces = rung(pieces, limit, rules, count)
     if all(made is piece for made, piece in zip(pieces, rendered.pieces, strict=True)):
@@ -140,10 +140,21 @@ def _media(pieces: list[Piece], limit: _Limit, rules: Rules, count: MessageCount
 
 def _texts(pieces: list[Piece], limit: _Limit, rules: Rules, count: MessageCounter) -> list[Piece]:
     last_user = last_user_message(pieces)
-    chosen = [
-        i for i, p in enumerate(pieces) if i != last_user and p.turn and p.turn.facts.role in ("user", "assistant")
-    ]
+    chosen = [i for i in _said(pieces) if i != last_user and not _calls(pieces[i])]
     return _level(pieces, chosen, limit, rules, count)
+
+
+def _words_of_calls(pieces: list[Piece], limit: _Limit, rules: Rules, count: MessageCounter) -> list[Piece]:
+    """What the assistant said beside its calls: last, for a size that all of the message is held to takes it first."""
+    return _level(pieces, [i for i in _said(pieces) if _calls(pieces[i])], limit, rules, count)
+
+
+def _said(pieces: Sequence[Piece]) -> list[int]:
+    return [i for i, p in enumerate(pieces) if p.turn and p.turn.facts.role in ("user", "assistant")]
+
+
+def _calls(piece: Piece) -> bool:
+    return piece.turn is not None and bool(piece.turn.facts.calls)
 
 
 def _last_user_message(pieces: list[Piece], limit: _Limit, rules: Rules, count: MessageCounter) -> list[Piece]:

@@ -166,7 +166,7 @@ def test_the_providers_own_figure_comes_first_then_the_makers() -> None:
 
 
 def test_what_the_operator_states_wins() -> None:
-    profile = PROFILES.find("support-bot", override=Settings(32_000, None, 4_000, "cl100k_base"))
+    profile = PROFILES.find("support-bot", override=Settings(32_000, None, 4_000, tokenizer="cl100k_base"))
     assert limits(profile) == (32_000, None, 4_000)
     assert (profile.tokenizer, profile.token_ratio, profile.note) == ("cl100k_base", 1.0, None)
     assert profile.sources["context_window"] == "override"
