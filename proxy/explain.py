@@ -170,6 +170,10 @@ def _facts(found: Explanation, profile: Profile, policy: Policy) -> Table:
     table.add_row("model", profile.model + (f" ({profile.note})" if profile.note else ""))
     table.add_row("policy", policy.name)
     table.add_row("budget for the input", "unknown" if found.budget is None else f"{found.budget:,} tokens")
+    if profile.max_messages is not None:
+        table.add_row("messages of a request", f"{profile.max_messages:,} at most")
+    if profile.max_bytes is not None:
+        table.add_row("bytes of a request", f"{profile.max_bytes:,} at most")
     table.add_row("size as it came", f"{found.before:,} tokens in {found.messages:,} messages")
     table.add_row("compacted", "yes" if found.steps else "no: below every trigger")
     if found.steps:

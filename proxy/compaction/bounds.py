@@ -6,10 +6,10 @@ on the conversation is compacted, at a place that depends on the prefix alone, a
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from proxy.compaction.gains import PlainGains
 from proxy.compaction.message import Turn
@@ -55,42 +55,47 @@ def part(share: float, most: int) -> int:
     return max(1, int(share * most))
 
 
-class Weight(Protocol):
-    """One bound in one scan. Positions are groups."""
+class Weight(ABC):
+    """One bound in one scan: how much of it a conversation takes. Positions are groups.
 
-    @property
-    def most(self) -> int:
-        """The bound."""
-        ...
-
-    def at(self, cut: int, end: int) -> int:
-        """How much of it a conversation of ``end`` groups takes, cut before the group ``cut``."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class MessageWeight:
-    """The messages of a request: its head, those that stay, the summary, and what is kept.
-
-    ``standing`` says of each cut how many messages stand beside the kept ones, the summary among them.
+    ``grown`` is what the groups take that stand before each.
     """
 
-    most: int
-    head: int
-    starts: Sequence[int]
-    ends: Sequence[int]
-    standing: Callable[[int], int]
+    def __init__(self, most: int, grown: Sequence[int]) -> None:
+        self.most = most
+        self.grown = grown
+
+    @abstractmethod
+    def beside(self, cut: int) -> int:
+        """What stands beside the groups that are kept from a cut on."""
 
     def at(self, cut: int, end: int) -> int:
+        """What a conversation of ``end`` groups takes, cut before the group ``cut``."""
+        return self.beside(cut) + self.grown[end] - self.grown[cut]
+
+    def level(self, cut: int, share: float) -> int:
+        """The entry of ``grown`` from which a conversation, cut so, takes a share of the bound."""
+        return part(share, self.most) - self.beside(cut) + self.grown[cut]
+
+
+class MessageWeight(Weight):
+    """The messages of a request. ``standing`` says of each cut how many stand beside the kept ones in its body."""
+
+    def __init__(self, most: int, head: int, ends: Sequence[int], standing: Callable[[int], int]) -> None:
+        super().__init__(most, [0, *ends])
+        self._head = head
+        self._standing = standing
+
+    def beside(self, cut: int) -> int:
         """See ``Weight``."""
-        return self.head + self.standing(cut) + self.ends[end - 1] - (self.starts[cut] if cut else 0)
+        return self._head + self._standing(cut)
 
 
-class ByteWeight:
+class ByteWeight(Weight):
     """The bytes of a request.
 
     ``sizes`` are the bytes of each message as it is kept at most, ``gains`` what each stage takes off a group in bytes.
-    ``beside`` says of each cut which bytes stand beside the kept ones, the summary's among them.
+    ``standing`` says of each cut which bytes stand beside the kept ones in its body, the summary's among them.
     """
 
     def __init__(
@@ -100,21 +105,22 @@ class ByteWeight:
         groups: Sequence[tuple[int, int]],
         sizes: Sequence[int],
         gains: Mapping[str, Sequence[int]],
-        beside: Callable[[int], int],
+        standing: Callable[[int], int],
     ) -> None:
-        step = max(1, most // 128)
-        self.most = most
-        self._overhead = -(-overhead // step) * step
-        self._total = [0]
+        grown = [0]
         for start, end in groups:
-            self._total.append(self._total[-1] + sum(sizes[start:end]) + SEPARATOR * (end - start))
+            grown.append(grown[-1] + sum(sizes[start:end]) + SEPARATOR * (end - start))
+        super().__init__(most, grown)
+        # As in the frame, what moves slowly is rounded up.
+        step = max(1, most // 128)
+        self._overhead = -(-overhead // step) * step
         self._gains = {name: PlainGains(by_group) for name, by_group in gains.items()}
-        self._beside = beside
+        self._standing = standing
 
-    def at(self, cut: int, end: int) -> int:
-        """See ``Weight``."""
+    def beside(self, cut: int) -> int:
+        """See ``Weight``. What stages have taken off is taken off here."""
         saved = sum([gains.applied(cut) for gains in self._gains.values()])
-        return self._overhead + self._beside(cut) + self._total[end] - self._total[cut] - saved
+        return self._overhead + self._standing(cut) - saved
 
     def apply(self, name: str, frontier: int, end: int) -> None:
         """A stage is applied up to a frontier."""

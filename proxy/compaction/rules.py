@@ -99,6 +99,8 @@ class Rules:
 
     def may_shorten(self, facts: Facts) -> bool:
         """Whether a cheap stage may have work with a message: such work is dear the first time, and then remembered."""
+        if facts.media and self.media is not None:
+            return True
         if facts.role in RESULT_ROLES:
             return self.results is not None and facts.tokens > min(self.results.max_tokens, self._least_per_tool)
         return self.arguments is not None and bool(facts.calls) and facts.tokens > self.arguments.max_length // 8

@@ -164,9 +164,7 @@ class _Walk:
         self._pending: int | None = None
         self._crowd: MessageWeight | None = None
         if rules.bounds.messages is not None:
-            self._crowd = MessageWeight(
-                rules.bounds.messages, frame.head_messages, sizes.starts, sizes.ends, self._beside_messages
-            )
+            self._crowd = MessageWeight(rules.bounds.messages, frame.head_messages, sizes.ends, self._beside_messages)
         self._bytes: ByteWeight | None = None
         triggers = [rules.trigger, rules.prepare, *(stage.trigger for stage in stages)]
         # Most groups arrive while nothing can fire; they are passed over without asking each trigger.
@@ -198,10 +196,14 @@ class _Walk:
             return SUMMARY_BYTES * self._summary_tokens(cut) + standing[cut] + carried
 
         self._bytes = ByteWeight(most, self._frame.overhead_bytes, groups, kept, lighter, beside)
+        self._settle()
 
     def arrive(self, end: int) -> None:
         """One more group is there: ``end`` groups in all."""
-        self._relieve(end)
+        crowd, heavy = self._crowd, self._bytes
+        crowded = crowd is not None and crowd.grown[end] >= self._crowded
+        if crowded or (heavy is not None and heavy.grown[end] >= self._heavy):
+            self._relieve(end)
         size = self._base + self._sizes.total[end]
         if size < self._quiet:
             return
@@ -321,7 +323,11 @@ class _Walk:
 
     def _settle(self) -> None:
         """Note what the parts that do not grow take, after a move."""
-        self._base = self._size(self._cut, self._cut) - self._sizes.total[self._cut]
+        cut = self._cut
+        self._base = self._size(cut, cut) - self._sizes.total[cut]
+        # As with the triggers, most groups arrive far below any bound.
+        self._crowded = math.inf if self._crowd is None else self._crowd.level(cut, NEARING)
+        self._heavy = math.inf if self._bytes is None else self._bytes.level(cut, PRESSING)
 
     def _size(self, cut: int, end: int) -> int:
         total = self._sizes.total
