@@ -46,7 +46,7 @@ def settings(window: int) -> dict[str, Mapping[str, object] | None]:
 )
 @click.option("--window", default=WINDOW, show_default=True, help="Of the servers, in tokens.")
 @click.option("--fill", default=3.0, show_default=True, help="How many windows a conversation fills.")
-@click.option("--quick", is_flag=True, help="Two conversations for each row in place of eight.")
+@click.option("--quick", is_flag=True, help="Two conversations for each row in place of twelve.")
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write every count to FILE.")
 @click.option(
     "--logs", type=click.Path(file_okay=False, path_type=Path), help="Keep configurations and logs in this folder."

@@ -21,19 +21,24 @@ GIVES_UP = 3
 USER_WORDS = (20, 110)
 RESULT_WORDS = (40, 260)
 
-Kind = Literal["chat", "agent"]
+RESUMED = 0.8
+"""Share of a resumed chat that was said before."""
+
+Kind = Literal["chat", "agent", "resumed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Habit:
-    """How a client asks: an agent has tools, and sends their results. ``most`` is the answer's limit in tokens."""
+    """How a client asks: an agent has tools, and sends their results; a resumed chat comes with most of its history at
+    once. ``most`` is the answer's limit in tokens."""
 
     kind: Kind
     stream: bool
     most: int | None
 
 
-HABITS = [Habit(kind, stream, most) for kind in ("chat", "agent") for stream in (False, True) for most in (None, 128)]
+KINDS: tuple[Kind, ...] = ("chat", "agent", "resumed")
+HABITS = [Habit(kind, stream, most) for kind in KINDS for stream in (False, True) for most in (None, 128)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +97,12 @@ def converse(client: openai.OpenAI, habit: Habit, seed: int, words: int, tally: 
     """A conversation, until so many words were said; what fails stays in it, as it does with people who try again."""
     speaker = Speaker(seed)
     messages: list[dict[str, Any]] = [{"role": "system", "content": "You are helpful and brief."}]
-    said = failures = 0
-    while said < words and failures < GIVES_UP:
-        if habit.kind == "chat" or len(messages) == 1 or (seed + len(messages)) % 5 == 0:
+    while habit.kind == "resumed" and _words(messages) < RESUMED * words:
+        messages.append({"role": "user", "content": speaker.prose(speaker.length(*USER_WORDS))})
+        messages.append({"role": "assistant", "content": speaker.prose(speaker.length(*USER_WORDS))})
+    failures = 0
+    while _words(messages) < words and failures < GIVES_UP:
+        if habit.kind != "agent" or len(messages) == 1 or (seed + len(messages)) % 5 == 0:
             messages.append({"role": "user", "content": speaker.prose(speaker.length(*USER_WORDS))})
         else:
             messages += speaker.exchange(speaker.length(*RESULT_WORDS))
@@ -103,7 +111,10 @@ def converse(client: openai.OpenAI, habit: Habit, seed: int, words: int, tally: 
         failures = 0 if turn.text else failures + 1
         if turn.text:
             messages.append({"role": "assistant", "content": turn.text})
-        said = sum(len(str(message["content"]).split()) for message in messages)
+
+
+def _words(messages: list[dict[str, Any]]) -> int:
+    return sum(len(str(message["content"]).split()) for message in messages)
 
 
 def ask(client: openai.OpenAI, habit: Habit, messages: list[dict[str, Any]]) -> Turn:

@@ -28,9 +28,12 @@ READ_BYTES = 65_536
 @dataclass(slots=True)
 class Counts:
     """What the server did with requests for chat completions: how many it answered, how many it refused, how many
-    streams of status 200 had no event in them, how many had some and no reason for their end, and how many answers
-    never came to theirs. ``shapes`` are the answers that were no answers, numbers and ids taken out, each with an
-    example and how often it came."""
+    streams of status 200 had no event in them, how many had some and no reason for their end, and how many connections
+    it ended within an answer.
+
+    ``shapes`` are the answers that were no answers, numbers and ids taken out, each with an example and how often it
+    came.
+    """
 
     requests: int = 0
     refused: int = 0
@@ -115,20 +118,17 @@ class Tap:
             return
         asked: list[bool] = []
         requests, answers = _Requests(asked), _Answers(asked, self)
+        sending = asyncio.create_task(_hand_on(reader, to_them, requests.parser))
+        answering = asyncio.create_task(_hand_on(theirs, writer, answers.parser))
         try:
             # The side that ends first ends the other one.
-            done, left = await asyncio.wait(
-                [
-                    asyncio.create_task(_hand_on(reader, to_them, requests.parser)),
-                    asyncio.create_task(_hand_on(theirs, writer, answers.parser)),
-                ],
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            for task in left:
-                task.cancel()
-            await asyncio.gather(*done, *left, return_exceptions=True)
+            await asyncio.wait([sending, answering], return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():
+                answers.ended()
         finally:
-            answers.ended()
+            sending.cancel()
+            answering.cancel()
+            await asyncio.gather(sending, answering, return_exceptions=True)
             to_them.close()
             writer.close()
 
@@ -179,9 +179,8 @@ class _Answers:
             self._tap.counts.note(self.parser.get_status_code(), bytes(self._body))
 
     def ended(self) -> None:
-        """The connection is over."""
+        """The server ended the connection."""
         if self._asked and self._asked.pop(0):
             body = bytes(self._body) if self._begun else b""
             status = self.parser.get_status_code() if self._begun else 0
-            # A client may leave as soon as it has read this.
-            self._tap.counts.note(status, body, complete=body.endswith(b"data: [DONE]\n\n"))
+            self._tap.counts.note(status, body, complete=False)
