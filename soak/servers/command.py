@@ -18,7 +18,8 @@ from rich.console import Console
 from bench.servers import free_port
 from soak import processes
 from soak.servers.conversing import HABITS, Habit, Tally, converse
-from soak.servers.engines import ENGINES, MODEL, Engine
+from soak.servers.engines import ENGINES, MODEL, USUAL, Serving
+from soak.servers.environments import NotMade
 from soak.servers.table import Row, raw, show
 from soak.servers.tap import Counts, Tap
 
@@ -42,7 +43,11 @@ def settings(window: int) -> dict[str, Mapping[str, object] | None]:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--server", "names", type=click.Choice(list(ENGINES)), multiple=True, help="One of them; may be repeated."
+    "--server",
+    "names",
+    type=click.Choice(list(ENGINES)),
+    multiple=True,
+    help="May be repeated; left out: " + ", ".join(USUAL) + ".",
 )
 @click.option("--window", default=WINDOW, show_default=True, help="Of the servers, in tokens.")
 @click.option("--fill", default=3.0, show_default=True, help="How many windows a conversation fills.")
@@ -61,8 +66,13 @@ def main(names: Sequence[str], window: int, fill: float, quick: bool, file: Path
     with ExitStack() as stack:
         folder = logs or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
         folder.mkdir(parents=True, exist_ok=True)
-        for name in names or ENGINES:
-            rows += check(name, ENGINES[name], window, fill, habits, folder)
+        for name in names or USUAL:
+            place = folder / name.replace(", ", "-")
+            place.mkdir()
+            try:
+                rows += check(name, ENGINES[name], window, fill, habits, place)
+            except (NotMade, processes.NotStarted) as error:
+                raise click.ClickException(f"{name}: {error}") from error
     console = Console(width=max(170, Console().width))
     show(rows, window, console)
     if file is not None:
@@ -70,7 +80,7 @@ def main(names: Sequence[str], window: int, fill: float, quick: bool, file: Path
     sys.exit(0 if all(row.met is not False for row in rows) else 1)
 
 
-def check(name: str, engine: Engine, window: int, fill: float, habits: Sequence[Habit], folder: Path) -> list[Row]:
+def check(name: str, engine: Serving, window: int, fill: float, habits: Sequence[Habit], folder: Path) -> list[Row]:
     """The rows of one server."""
     rows = []
     with engine.serve(folder, window) as port:
@@ -78,19 +88,22 @@ def check(name: str, engine: Engine, window: int, fill: float, habits: Sequence[
         with tap.serve() as tapped:
             for number, (setting, profile) in enumerate(settings(window).items()):
                 print(f"{name}, proxy: {setting} ...", file=sys.stderr)
-                place = folder / f"{engine.lock}-{number}"
+                place = folder / f"{number}-{setting}".replace(" ", "-")
                 place.mkdir()
                 tap.counts = Counts()
                 seen = Tally()
                 with ExitStack() as stack:
-                    entrance = tapped
-                    if profile is not None:
-                        entrance = stack.enter_context(_proxy(tapped, profile, place))
+                    entrance = tapped if profile is None else stack.enter_context(_proxy(tapped, profile, place))
                     http = stack.enter_context(httpx.Client(trust_env=False))
-                    client = openai.OpenAI(
-                        base_url=f"{entrance}/v1", api_key="sk-soak", max_retries=0, timeout=300, http_client=http
-                    )
                     for seed, habit in enumerate(habits, 1):
+                        # What refusals taught is kept by key: with one of its own each conversation begins anew.
+                        client = openai.OpenAI(
+                            base_url=f"{entrance}/v1",
+                            api_key=f"sk-soak-{seed}",
+                            max_retries=0,
+                            timeout=300,
+                            http_client=http,
+                        )
                         converse(client, habit, seed, int(fill * window), seen)
                 rows.append(Row(name, setting, profile is not None, seen, tap.counts))
     return rows

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import httpx
 import openai
 
 from soak.servers.engines import MODEL
+from soak.servers.shapes import Shapes
 from soak.servers.talk import TOOL, Speaker
 
 SHORT = 3
@@ -61,7 +62,7 @@ class Turn:
 @dataclass(slots=True)
 class Tally:
     """What a client saw of its turns: errors, answers without content, those cut within ``SHORT`` tokens, and streams
-    that ended without a reason."""
+    that ended without a reason. ``told`` are the errors; the slowest turn is in seconds."""
 
     turns: int = 0
     errors: int = 0
@@ -71,7 +72,7 @@ class Tally:
     compacted: int = 0
     retries: int = 0
     slowest: float = 0.0
-    messages: Counter[str] = field(default_factory=Counter)
+    told: Shapes = field(default_factory=Shapes)
 
     def note(self, turn: Turn) -> None:
         """Count a turn."""
@@ -81,7 +82,7 @@ class Tally:
         self.slowest = max(self.slowest, turn.seconds)
         if turn.error:
             self.errors += 1
-            self.messages[turn.error] += 1
+            self.told.note(turn.error)
             return
         self.broken += turn.finish_reason is None
         self.empty += not turn.text
@@ -129,8 +130,8 @@ def ask(client: openai.OpenAI, habit: Habit, messages: list[dict[str, Any]]) -> 
         answer = client.chat.completions.with_raw_response.create(**body)
         parsed = answer.parse()
         text, tokens, reason = _streamed(parsed) if habit.stream else _whole(parsed)
-    except openai.APIError as error:
-        return Turn(f"{type(error).__name__}: {error.message}"[:400], seconds=time.perf_counter() - start)
+    except (openai.APIError, httpx.TransportError) as error:  # the client lets the latter through within a stream
+        return Turn(f"{type(error).__name__}: {error}"[:400], seconds=time.perf_counter() - start)
     said = answer.headers
     return Turn(
         "",

@@ -5,14 +5,23 @@ from __future__ import annotations
 import contextlib
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from bench.servers import free_port
 from soak.processes import ROOT, running
 from soak.servers import environments
 
 MODEL = "tiny"
+
+
+class Serving(Protocol):
+    """What can be checked."""
+
+    def serve(self, folder: Path, window: int) -> AbstractContextManager[int]:
+        """The port on loopback of a server with such a window, in tokens; ``folder`` is for its files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +60,7 @@ VLLM = [
 ]  # fmt: skip
 
 ENGINES = {
-    "llama.cpp": Engine("llama", "gguf", LLAMA, 120),
+    "llama.cpp": Engine("llama", "gguf", [*LLAMA, "--interrupt_requests", "false"], 120),
     "vLLM": Engine(
         "vllm",
         "folder",
@@ -59,4 +68,8 @@ ENGINES = {
         600,
         {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},
     ),
+    # As it comes, llama-cpp-python ends a stream as soon as another request arrives, the proxy's own for a summary too.
+    "llama.cpp, interrupting": Engine("llama", "gguf", LLAMA, 120),
 }
+USUAL = ("llama.cpp", "vLLM")
+"""Those that are checked where none is named."""

@@ -11,9 +11,13 @@ from soak.processes import ROOT
 FOLDER = ROOT / ".venv-soak"
 
 
+class NotMade(Exception):
+    """An environment could not be made."""
+
+
 def python(name: str) -> Path:
     """The interpreter of an environment with what is in ``soak/servers/NAME.lock``; made where it is missing or out of
-    date, which takes minutes. Raises ``subprocess.CalledProcessError``."""
+    date, which takes minutes. Raises ``NotMade``."""
     lock = ROOT / "soak" / "servers" / f"{name}.lock"
     folder = FOLDER / name
     mark = folder / "made-from.lock"
@@ -29,4 +33,10 @@ def python(name: str) -> Path:
 
 
 def _run(*command: str) -> None:
-    subprocess.run(command, cwd=ROOT, check=True)  # noqa: S603 - commands of our own
+    try:
+        subprocess.run(command, cwd=ROOT, check=True)  # noqa: S603 - commands of our own
+    except subprocess.CalledProcessError as error:
+        raise NotMade(
+            "An environment could not be made; what pip says is above. Where it finds no torch: its CPU builds are not "
+            "at PyPI. PIP_EXTRA_INDEX_URL has to name the place of those."
+        ) from error

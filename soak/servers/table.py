@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
@@ -54,12 +54,10 @@ def show(rows: Sequence[Row], window: int, console: Console) -> None:
         table.add_row(row.engine, row.setting, *map(str, counts), f"{row.seen.slowest:.1f} s", MARKS[row.met])
     console.print(table)
     for row in rows:
-        for shape, example in row.upstream.shapes.items():
-            told = f"{row.engine}, {row.setting}: {row.upstream.times[shape]} × {example}"
-            console.print(told, markup=False, highlight=False, soft_wrap=True)
-        for message, times in row.seen.messages.items():
-            told = f"{row.engine}, {row.setting}: a client saw {times} × {message}"
-            console.print(told, markup=False, highlight=False, soft_wrap=True)
+        for who, shapes in (("the server said", row.upstream.shapes), ("clients saw", row.seen.told)):
+            for times, example in shapes:
+                told = f"{row.engine}, {row.setting}: {times} × {who} {example}"
+                console.print(told, markup=False, highlight=False, soft_wrap=True)
 
 
 def raw(rows: Sequence[Row]) -> list[dict[str, object]]:
@@ -68,7 +66,7 @@ def raw(rows: Sequence[Row]) -> list[dict[str, object]]:
         {
             "server": row.engine,
             "proxy": row.setting,
-            "client": asdict(row.seen),
+            "client": {name: getattr(row.seen, name) for name in _OF_CLIENT} | {"told": row.seen.told.as_json()},
             "server_saw": row.upstream.as_json(),
             "met": row.met,
         }

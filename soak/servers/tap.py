@@ -9,14 +9,13 @@ import asyncio
 import contextlib
 import re
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import httptools
 
-_NUMBER = re.compile(r"\d+")
-_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{20,}|[0-9a-f]{16,}")
+from soak.servers.shapes import Shapes
+
 _REASON = re.compile(rb'"finish_reason": *"')
 
 SHAPE_BYTES = 900
@@ -31,8 +30,7 @@ class Counts:
     streams of status 200 had no event in them, how many had some and no reason for their end, and how many connections
     it ended within an answer.
 
-    ``shapes`` are the answers that were no answers, numbers and ids taken out, each with an example and how often it
-    came.
+    ``shapes`` are the answers that were no answers.
     """
 
     requests: int = 0
@@ -40,8 +38,7 @@ class Counts:
     empty: int = 0
     broken: int = 0
     torn: int = 0
-    times: Counter[str] = field(default_factory=Counter)
-    shapes: dict[str, str] = field(default_factory=dict)
+    shapes: Shapes = field(default_factory=Shapes)
 
     def note(self, status: int, body: bytes, *, complete: bool = True) -> None:
         """Count an answer."""
@@ -58,9 +55,7 @@ class Counts:
                 body if len(body) <= SHAPE_BYTES else body[: SHAPE_BYTES // 2] + b" ... " + body[-SHAPE_BYTES // 2 :]
             )
             example = f"{status}{'' if complete else ', torn'} {shown!r}"
-            shape = _NUMBER.sub("#", _ID.sub("#", example))[:150]
-            self.times[shape] += 1
-            self.shapes.setdefault(shape, example)
+            self.shapes.note(example)
 
     def as_json(self) -> dict[str, object]:
         """The counts as JSON takes them."""
@@ -70,7 +65,7 @@ class Counts:
             "empty": self.empty,
             "broken": self.broken,
             "torn": self.torn,
-            "shapes": [{"times": self.times[shape], "example": example} for shape, example in self.shapes.items()],
+            "shapes": self.shapes.as_json(),
         }
 
 

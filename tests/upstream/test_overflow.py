@@ -123,9 +123,9 @@ OVERFLOWS: list[tuple[str, int, bytes, Overflow]] = [
         "vllm, characters are no count, nor is the bound they exceed",
         400,
         wire(
-            message="This model's maximum context length is 2048 tokens. However, your prompt contains 32342 characters "
-            "(more than 24576 characters, which is the upper bound for 2048 input tokens). Please reduce the length of "
-            "the input prompt. (parameter=input_text, value=32342)",
+            message="This model's maximum context length is 2048 tokens. However, your prompt contains 32342 "
+            "characters (more than 24576 characters, which is the upper bound for 2048 input tokens). Please reduce "
+            "the length of the input prompt. (parameter=input_text, value=32342)",
             type="BadRequestError",
             code=400,
         ),
