@@ -6,6 +6,7 @@ import importlib
 import sys
 
 SUBJECTS = {
+    "chaos": "half an hour of clients that leave, upstreams that break, a locked store and edited configurations",
     "servers": "real inference servers behind the proxy",
 }
 """What can be checked; each is a module ``soak.NAME.command`` with a click command ``main``."""
