@@ -39,8 +39,8 @@ WRONG_EDITS = ("trigger: {fraktion: 0.8}", "keep: {fraction: 2}", "mode: enforce
 ANSWER_WITHIN = aiohttp.ClientTimeout(total=90)
 """After that an answer counts as lost."""
 
-AT_REST = 15.0
-"""Seconds after the last request in which everything has to come to rest."""
+AT_REST = 100.0
+"""Seconds after the last request in which everything has to come to rest, idle connections included."""
 
 
 @click.command()
