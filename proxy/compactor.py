@@ -425,13 +425,16 @@ def around_messages(body: ChatBody, separator: int = COMMA) -> int:
 
 
 def within_hope(case: Case, turns: Sequence[Turn]) -> Case:
-    """The case without its bound on bytes where what must stay has more by itself: that is for the upstream to say."""
+    """The case without its bound on bytes where what must stay has more by itself: nothing is spoilt in vain, and the
+    upstream has the word. The user's newest message keeps its pictures."""
     most = case.rules.bounds.bytes
     if most is None or len(case.body.raw) <= most or not turns:
         return case
     stays = around_messages(case.body) + sum(len(turn.raw) for turn in turns[: head_length(turns)])
-    if turns[-1].facts.role == "user" and (turns[-1].facts.media or not case.rules.shorten_last_user_message):
-        stays += len(turns[-1].raw)
+    newest = next((turn for turn in reversed(turns) if turn.facts.role == "user"), None)
+    firm = turns[-1] is newest and not case.rules.shorten_last_user_message
+    if newest is not None and (newest.facts.media or firm):
+        stays += len(newest.raw)
     if stays <= most:
         return case
     bounds = dataclasses.replace(case.rules.bounds, bytes=None)

@@ -146,15 +146,15 @@ def test_three_thousand_messages_for_an_upstream_that_takes_2048(tmp_path: Path)
 
 def test_a_conversation_that_grows_past_the_bound_begins_anew_seldom(tmp_path: Path) -> None:
     upstream = Bounded(messages=100)
-    messages = tiny(400)
+    messages = tiny(300)
     with bounded(upstream, tmp_path, prepare=None) as (caller, _):
-        for end in range(60, len(messages) + 1, 2):
+        for end in range(80, len(messages) + 1, 4):
             assert caller.chat.completions.create(model="m", messages=messages[:end]).choices
     assert {received.status for received in upstream.conversations} == {200}
     assert max(len(received.body["messages"]) for received in upstream.conversations) <= 100
     prompts = [received.body["messages"] for received in upstream.conversations]
     breaks = sum(after[: len(before)] != before for before, after in itertools.pairwise(prompts))
-    assert 5 <= breaks <= 12, "each checkpoint leaves room for a third of the bound or so"
+    assert 4 <= breaks <= 8, "each checkpoint leaves room for a third of the bound or so"
     assert len(upstream.summaries) == breaks
 
 
@@ -236,6 +236,22 @@ def test_one_result_of_too_many_bytes(tmp_path: Path) -> None:
         assert messages[2] in archived(url, sent.body["messages"][2]["content"])
     assert sent.status == 200
     assert len(sent.raw) <= 200_000
+
+
+def test_nothing_is_spoilt_for_a_picture_that_must_stay(tmp_path: Path) -> None:
+    """In a loop on the user's newest message, whose picture alone is too large."""
+    upstream = Bounded(size=MIB)
+    function = {"name": "read_file", "arguments": "{}"}
+    messages = [
+        *pictures(2, MIB // 8),
+        {"role": "assistant", "content": "And?"},
+        seen(99, 2 * MIB),
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "c", "content": "line\n" * 2_000},
+    ]
+    with bounded(upstream, tmp_path) as (caller, _), pytest.raises(openai.APIStatusError):
+        caller.chat.completions.create(model="m", messages=messages)
+    assert [json.loads(received.raw)["messages"] for received in upstream.requests] == [messages]
 
 
 @pytest.mark.parametrize("stream", [False, True])
