@@ -240,6 +240,10 @@ class LearnedLimits:
         if changed != known:
             self._known.put(tenant, upstream, model, changed)
 
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """See ``Shared.forget``."""
+        return self._known.forget(forgotten)
+
     async def aclose(self) -> None:
         """Write what waits to be written."""
         await self._known.aclose()

@@ -17,12 +17,13 @@ from proxy.limits import LearnedLimits, budget, reserved_output
 from proxy.profiles import Profile, Profiles
 from proxy.profiles.asking import Enquiries
 from proxy.shared import FIRST_READ_SECONDS
-from proxy.store import open_store
+from proxy.store import Guarded, open_store
 from proxy.summary.asking import LaneModel, output_limit
 from proxy.summary.service import Summaries
 from proxy.teams import Caller, Teams
 from proxy.tokens import Counter
 from proxy.tokens.remembered import Remembered
+from proxy.upkeep import Upkeep
 from proxy.upstream.registry import Upstreams
 
 log = structlog.get_logger(__name__)
@@ -42,12 +43,13 @@ class Service:
         self.profiles = Profiles()
         self.enquiries = Enquiries(settings.upstreams, self.upstreams.relay, self.instance)
         self.remembered = Remembered()
-        self.store = open_store(settings.store.url)
+        self.store = Guarded(open_store(settings.store.url, settings.store.encryption.keys, settings.store.max_bytes))
         self.learned = LearnedLimits(self.store)
         self.calibration = Calibration(self.store)
         self.summaries = Summaries(self.store)
         self.archive = Archive(self.store)
         self.compactor = Compactor(self.remembered, self.summaries, self.archive)
+        self.upkeep = Upkeep(self.store, [self.summaries, self.archive, self.learned])
         self.draining = False
         self._profiles_loaded = False
         self._counters: dict[tuple[object, ...], Counter] = {}
@@ -123,6 +125,7 @@ class Service:
 
     async def aclose(self) -> None:
         """Close everything."""
+        await self.upkeep.aclose()
         await self.enquiries.aclose()
         await self.summaries.aclose()
         await self.upstreams.aclose()
