@@ -49,8 +49,8 @@ class Upkeep:
 
     async def once(self) -> None:
         """One round. Raises ``StoreFailed``."""
-        await self._notice()
         await self._store.upkeep()
+        await self._notice()
 
     async def _run(self) -> None:
         while True:

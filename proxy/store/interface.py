@@ -70,5 +70,5 @@ class ListingStore(Store, Protocol):
         ...
 
     async def upkeep(self) -> None:
-        """Remove what has expired and what is too much. Raises ``StoreFailed``."""
+        """Remove what has expired and what is too much, and begin anew what is damaged. Raises ``StoreFailed``."""
         ...

@@ -63,6 +63,8 @@ class Lane:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
+        self.mends = False
+        """Whether a damaged file is moved aside, and a new one begun."""
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """What ``work`` gives. Work that has begun goes on where nobody waits any more. Raises ``StoreFailed``."""
@@ -89,7 +91,7 @@ class Lane:
 
     def _set_aside(self, error: sqlite3.DatabaseError) -> bool:
         """Whether the file was found damaged, and is out of the way now. Raises ``OSError``."""
-        if self._path is None or _code(error) not in _DAMAGED:
+        if not self.mends or self._path is None or _code(error) not in _DAMAGED:
             return False
         self._close()
         file.set_aside(self._path, self._file, str(error))

@@ -13,7 +13,7 @@ import structlog
 
 from proxy.observe.metrics import STORE_REMOVED, STORE_UNREADABLE
 from proxy.store.interface import Entry, StoreFailed
-from proxy.store.lane import PAD, Lane, rebuild
+from proxy.store.lane import PAD, PAGE, Lane, rebuild
 from proxy.store.sealing import Codec, Content, Place, Unreadable, codecs
 
 log = structlog.get_logger(__name__)
@@ -116,7 +116,11 @@ class SqliteStore:
         return int((await self._reader.run(lambda db: db.execute(query, ids).fetchone()))[0])
 
     async def upkeep(self) -> None:
-        """See ``ListingStore``. Entries under older keys are written anew with the first one."""
+        """See ``ListingStore``. Entries under older keys are written anew with the first one.
+
+        From the first upkeep on, a damaged file is moved aside: whoever only looks leaves it as it is.
+        """
+        self._writer.mends = self._reader.mends = True
         if self._path is not None and not self._path.exists():
             return
         while await self._writer.run(self._expire):
@@ -130,8 +134,7 @@ class SqliteStore:
         while await self._writer.run(self._shrink):
             pass
         if self._removed:
-            await self._empty()
-            self._removed = False
+            self._removed = not await self._emptied()
         foreign = await self.unknown()
         if foreign > self._foreign:
             log.warning("store.other_keys", entries=foreign)
@@ -150,11 +153,15 @@ class SqliteStore:
                 counts[kind] = counts.get(kind, 0) + 1
         await self._empty()
 
-    async def _empty(self) -> None:
-        """Have no removed byte stay, neither in the file nor in its log. Raises ``StoreFailed``."""
+    async def _emptied(self) -> bool:
+        """Have no removed byte stay, neither in the file nor in its log; says whether that could be done now."""
         while await self._writer.run(_give_back):
             pass
-        if not await self._writer.run(_emptied):
+        return await self._writer.run(_emptied)
+
+    async def _empty(self) -> None:
+        """The same. Raises ``StoreFailed`` where it can't be done."""
+        if not await self._emptied():
             raise StoreFailed("the log can't be emptied: the file is being read without a pause")
 
     def _get(self, db: sqlite3.Connection, tenant: str, kind: str, key: str) -> bytes | None:
@@ -248,7 +255,7 @@ class SqliteStore:
             if excess <= 0:
                 break
             chosen.append((place[0], place[1], place[2]))
-            excess -= size
+            excess -= (size // PAGE + 2) * PAGE
         return self._drop(db, chosen, "size")
 
     def _drop(self, db: sqlite3.Connection, places: Sequence[Place], reason: str) -> bool:

@@ -133,11 +133,28 @@ def test_hostile_names_are_only_names(tmp_path: Path) -> None:
     run(tmp_path / "a.db", test)
 
 
-def test_a_file_that_is_no_database_is_moved_aside(tmp_path: Path) -> None:
+def test_a_file_that_is_no_database_fails_as_a_store_does(tmp_path: Path) -> None:
+    (tmp_path / "a.db").write_bytes(b"this is no database at all " * 100)
+
+    async def test(store: SqliteStore) -> None:
+        for _ in range(2):
+            with pytest.raises(StoreFailed):
+                await store.get("t", "summary", "k")
+            with pytest.raises(StoreFailed):
+                await store.put("t", "summary", "k", b"", 60)
+            with pytest.raises(StoreFailed):
+                await store.entries("summary")
+
+    run(tmp_path / "a.db", test)
+    assert put_aside(tmp_path / "a.db") == []
+
+
+def test_upkeep_moves_a_file_that_is_no_database_aside(tmp_path: Path) -> None:
     other = b"this is no database at all " * 100
     (tmp_path / "a.db").write_bytes(other)
 
     async def test(store: SqliteStore) -> None:
+        await store.upkeep()
         assert await store.get("t", "summary", "k") is None
         await store.put("t", "summary", "k", b"1", 60)
         assert await store.get("t", "summary", "k") == b"1"
@@ -152,6 +169,7 @@ def test_many_processes_move_a_damaged_file_aside_once(tmp_path: Path) -> None:
 
     async def test(store: SqliteStore) -> None:
         stores = [SqliteStore(tmp_path / "a.db") for _ in range(6)]
+        await asyncio.gather(*(one.upkeep() for one in stores))
         await asyncio.gather(*(one.put("t", "summary", f"k{n}", b"", 60) for n, one in enumerate(stores)))
         assert [await stores[0].get("t", "summary", f"k{n}") for n in range(6)] == [b""] * 6
         await asyncio.gather(*(one.aclose() for one in stores))
@@ -167,7 +185,7 @@ def test_a_file_that_is_damaged_later_is_moved_aside_by_whoever_meets_it(tmp_pat
         other = SqliteStore(path)
         for n in range(50):
             await store.put("t", "summary", f"k{n}", b"x" * 5000, 60)
-        await store.upkeep()
+        await asyncio.gather(store.upkeep(), other.upkeep())
         size = path.stat().st_size
         with path.open("r+b") as file:
             file.seek(4096)
