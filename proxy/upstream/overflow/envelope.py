@@ -61,8 +61,16 @@ LIMIT_FIELDS = (
 COUNT_FIELDS = ("n_prompt_tokens", "prompt_tokens", "input_tokens", "num_prompt_tokens", "prompt_token_count")
 _NUMBER_FIELDS = (*LIMIT_FIELDS, *COUNT_FIELDS)
 
-# In an answer that did not fail, an error is only where one of these says so.
-_ERROR_IN_SUCCESS = ("error", "Error", "errors", "base_resp", "Response")
+# In an answer that did not fail, an error is only where one of these says so, ...
+_ERROR_IN_SUCCESS = ("error", "Error", "errors", "base_resp", "Response", "ResponseMetadata", "fault")
+# ... or where nothing was answered (none of _ANSWERED) and the answer is a message about itself.
+_ANSWERED = ("choices", "output", "content", "candidates")
+_SURELY_ERROR = ("detail", "error_msg", "error_message", "errorMessage", "errmsg", "exception")
+_SAID = ("message", "Message", "msg", "title")
+_NUMBERED = (
+    *("code", "Code", "status", "status_code", "statusCode", "errcode", "error_code", "errorCode", "__type", "success"),
+)
+_ERROR_TEXT = re.compile(r"\[error\]|error ?:", re.I)
 
 _QUOTED = re.compile(r"""(?P<key>['"]?\w{1,20}['"]?\s?[:=]\s?)?"(?P<text>[^"]*)["]""")
 _QUOTED_ECHO = re.compile(
@@ -116,10 +124,10 @@ def _events(text: str) -> Iterator[_Event]:
     """The first events of a stream. ``error:`` as a field of its own is an old llama.cpp server's."""
     if not text.startswith(("data:", "event:", "error:", ":", "id:", "retry:")):
         return
-    blocks = re.split(r"\r?\n\r?\n", text[:PREFIX], maxsplit=MAX_EVENTS)
+    blocks = text[:PREFIX].replace("\r\n", "\n").replace("\r", "\n").split("\n\n", MAX_EVENTS)
     for block in blocks[:MAX_EVENTS]:
         name, data = "", []
-        for line in block.splitlines():
+        for line in block.split("\n"):
             field, _, value = line.partition(":")
             if field == "event":
                 name = value.strip()
@@ -134,9 +142,7 @@ def _of_event(event: _Event) -> list[Fault]:
     value = _parse(event.data)
     if value is not None:
         return _collect(value, failed=event.name == "error")
-    if event.name == "error" or event.data.startswith("[ERROR]"):
-        return _of_text(event.data)
-    return []
+    return _of_text(event.data) if event.name == "error" or says_error(event.data) else []
 
 
 def _of_text(text: str) -> list[Fault]:
@@ -155,20 +161,44 @@ def _collect(value: object, *, failed: bool) -> list[Fault]:
     return list(islice(_walk(value, 0), MAX_FAULTS))
 
 
+def says_error(value: object) -> bool:
+    """Whether a successful answer, or an event, says that it is an error. One that is no JSON is a text."""
+    return bool(_ERROR_TEXT.match(value) if isinstance(value, str) else _error_part(value))
+
+
 def _error_part(value: object) -> object:
     """What of a successful answer, or of an event, is an error: its ``error``, or itself if it says that it is one."""
     if isinstance(value, list):
-        return [_error_part(item) for item in value[:4]]
+        return [part for item in value[:4] if (part := _error_part(item))]
     if not isinstance(value, dict):
         return None
-    if "error" in (value.get("type"), value.get("object")):
-        return value
-    if "message" in value and "choices" not in value and ("code" in value or "status_code" in value):
+    if "error" in (value.get("type"), value.get("object")) or _is_about_itself(value):
         return value
     response = value.get("response")  # the Responses API's ``response.failed``
     if isinstance(response, dict) and response.get("error"):
         return {"error": response["error"]}
-    return {key: value[key] for key in _ERROR_IN_SUCCESS if value.get(key)}
+    found = {key: value[key] for key in _ERROR_IN_SUCCESS if value.get(key) and not _is_well(value[key])}
+    return found or _of_choices(value.get("choices"))
+
+
+def _is_about_itself(value: dict[str, object]) -> bool:
+    if any(value.get(key) for key in _ANSWERED):
+        return False
+    if any(value.get(key) for key in _SURELY_ERROR):
+        return True
+    return any(isinstance(value.get(key), str) for key in _SAID) and any(key in value for key in _NUMBERED)
+
+
+def _is_well(value: object) -> bool:
+    """Whether a report on a request says that nothing is wrong, as MiniMax's in every answer."""
+    return isinstance(value, dict) and value.get("status_code") in (0, 200)
+
+
+def _of_choices(choices: object) -> object:
+    """The errors of choices in which nothing was written."""
+    if not isinstance(choices, list):
+        return None
+    return [choice["error"] for choice in choices[:4] if isinstance(choice, dict) and choice.get("error")]
 
 
 def _walk(value: object, depth: int) -> Iterator[Fault]:
