@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from proxy.upstream.overflow.envelope import says_error
+from proxy.upstream.overflow.envelope import names_error, says_error
 
 LONGEST_EVENT = 1_000_000
 """An unfinished event is held back up to this many bytes; a longer one is passed on as it comes."""
@@ -56,7 +56,7 @@ def beginning(events: bytes) -> Literal["content", "error"] | None:
     whole = whole_events(events).removeprefix(_MARK)
     for event in whole.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n\n"):
         lines = event.split(b"\n")
-        if b"error" in event and any(_names_error(line) for line in lines):
+        if any(_names_error(line) for line in lines):
             return "error"
         data = b"\n".join(line[5:].lstrip(b" ") for line in lines if line.startswith(b"data:"))
         if data and (found := _judged(data)):
@@ -67,7 +67,7 @@ def beginning(events: bytes) -> Literal["content", "error"] | None:
 def _names_error(line: bytes) -> bool:
     """``error:`` as a field of its own is an old llama.cpp server's."""
     name, _, value = line.partition(b":")
-    return name == b"error" or (name == b"event" and value.strip() == b"error")
+    return name == b"error" or (name == b"event" and names_error(value.decode("utf-8", "replace").strip()))
 
 
 def whole_events(events: bytes) -> bytes:
