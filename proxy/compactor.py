@@ -90,6 +90,11 @@ class Outcome:
     output: int | None = None
     parts: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def sent(self) -> int | None:
+        """Tokens of the request as it is sent; ``None`` where they were not counted."""
+        return self.before if self.messages is None else self.after
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:

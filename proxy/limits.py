@@ -112,12 +112,9 @@ def told_by(overflow: Overflow, counted_here: int, reserved: int, factor: float 
     blind = Learned(input=int(counted_here * BLIND_FACTOR), source="guess")
     if overflow.limit is None or overflow.limit < LEAST_LIMIT:
         return blind
-    ratio = factor
-    if overflow.counted:
-        low, high = RATIO_BOUNDS
-        ratio = min(max(overflow.counted / max(counted_here, 1), low), high)
-    here = int(overflow.limit / ratio * CAUTION)
-    output = 0 if overflow.scope == "input" else max(reserved, overflow.output or 0)
+    here = _here(overflow.limit, overflow.counted, counted_here, factor)
+    named = 0 if overflow.kind == "silent" else overflow.output or 0  # there it is what was written
+    output = 0 if overflow.scope == "input" else max(reserved, named)
     if here - output >= counted_here:
         # By our count it would have fitted, and the refusal does not say by how much that is wrong.
         return blind
@@ -127,6 +124,22 @@ def told_by(overflow: Overflow, counted_here: int, reserved: int, factor: float 
         # The upstream adds an output of its own to requests that name none.
         return Learned(input=max(here - output, here // SMALLEST_PART), named=overflow.limit)
     return Learned(total=here, named=overflow.limit)
+
+
+def shown_by(overflow: Overflow, counted_here: int, factor: float) -> Learned | None:
+    """What an answer to a request of ``counted_here`` tokens shows of the limit, though nothing was refused."""
+    if overflow.limit is None:
+        return None
+    return Learned(total=_here(overflow.limit, overflow.counted, counted_here, factor), named=overflow.limit)
+
+
+def _here(limit: int, counted: int | None, counted_here: int, factor: float) -> int:
+    """A limit in tokens as counted here, a little below it."""
+    ratio = factor
+    if counted:
+        low, high = RATIO_BOUNDS
+        ratio = min(max(counted / max(counted_here, 1), low), high)
+    return int(limit / ratio * CAUTION)
 
 
 def for_others(guess: Learned) -> Learned:

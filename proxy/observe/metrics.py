@@ -22,6 +22,12 @@ GIVEN_UP = Counter(
 )
 RETRIES = Counter("compaction_retries", "Requests sent again after an overflow.", registry=REGISTRY)
 
+SILENT = Counter(
+    "compaction_silent_overflows",
+    "Answers that show that the prompt, or the output with it, did not fit, though nothing was refused.",
+    registry=REGISTRY,
+)
+
 
 @cache
 def requests(outcome: str) -> Counter:

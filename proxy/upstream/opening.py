@@ -31,13 +31,20 @@ class Opening:
     """An answer whose beginning has been read.
 
     ``first`` is what was read, ``answer.body`` what is still to come, ``complete`` whether that is nothing.
-    ``overflow`` says that the upstream refused the prompt as too long.
+    ``overflow`` says that the upstream refused the prompt as too long. ``ended`` says that a stream came to its end
+    without any content.
     """
 
     answer: Answer
     first: bytes
     complete: bool
     overflow: Overflow | None
+    ended: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether all that a successful answer says has been read."""
+        return self.answer.status == 200 and (self.complete or self.ended) and not is_encoded(self.answer)
 
     @property
     def is_stream(self) -> bool:
@@ -109,7 +116,8 @@ async def _stream(answer: Answer, first: bytes) -> Opening:
         # An event ends with a line.
         if b"\n" in chunk or b"\r" in chunk:
             found = beginning(first)
-    return Opening(answer, first, False, _overflow(answer, first) if found == "error" else None)
+    overflow = _overflow(answer, first) if found == "error" else None
+    return Opening(answer, first, False, overflow, ended=found == "end")
 
 
 def _overflow(answer: Answer, first: bytes) -> Overflow | None:

@@ -42,12 +42,14 @@ class Finished:
 
     ``prompt`` and ``output`` are the tokens that it reports, ``None`` or 0 where it reports none. ``prompt`` includes
     what came from a cache, ``output`` what was thought. ``empty``: neither text nor calls nor thoughts were written.
+    ``cached`` is what came from a cache by itself; some count it into the prompt, and some do not.
     """
 
     finish_reason: str | None
     prompt: int | None
     output: int | None
     empty: bool
+    cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,12 @@ def prompt_tokens(usage: Mapping[str, object]) -> int | None:
         if isinstance(details, Mapping) and (cached := _first(details, "cached_tokens") or 0) > base:
             base += cached
     return base
+
+
+def cached_tokens(usage: Mapping[str, object]) -> int:
+    """Tokens of the prompt that came from a cache, by a usage object; 0 where it doesn't say."""
+    details = usage.get("prompt_tokens_details")
+    return (_first(details, "cached_tokens") or 0) if isinstance(details, Mapping) else 0
 
 
 def output_tokens(usage: Mapping[str, object]) -> int | None:
@@ -148,6 +156,8 @@ def _cut_at_the_front(answer: Finished, counted: int, before: Sequence[Sent]) ->
     reported = answer.prompt
     if not reported or reported < SMALLEST_LIMIT:
         return None
+    if answer.cached and reported + answer.cached > FAR_BELOW * counted:
+        return None  # what the cache held may not be in the number
     if reported < FAR_BELOW * counted and _like_a_window(reported):
         return _silent(reported, None)
     same = [sent for sent in before if abs(sent.reported - reported) <= SAME * reported]
