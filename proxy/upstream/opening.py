@@ -99,7 +99,8 @@ async def _whole(answer: Answer) -> Opening:
     else:
         complete = True
     body = bytes(first)
-    return Opening(answer, body, complete, _overflow(answer, body) if complete or not packed else None)
+    readably = not packed or (complete and len(body) <= PACKED_BYTES)
+    return Opening(answer, body, complete, _overflow(answer, body) if readably else None)
 
 
 async def _stream(answer: Answer, first: bytes) -> Opening:

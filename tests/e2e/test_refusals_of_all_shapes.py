@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 import zstandard
-from e2e_harness import chat, client, proxied
+from e2e_harness import chat, client, proxied, words
 from refusing import ANSWER, First, Refusing
 
 from proxy.demo.agent import gather
@@ -155,6 +155,16 @@ def test_a_compressed_refusal(packing: str, status: int, upstream: Refusing, cal
     assert ask(caller, model, stream=False) == (ANSWER, "1")
     upstream.firsts[f"else {model}"] = First(status, [other], headers)
     assert bytes_of(caller, f"else {model}", stream=False) == (status, other)
+
+
+def test_a_large_compressed_answer_is_passed_on_as_it_comes(upstream: Refusing, caller: openai.OpenAI) -> None:
+    choice = {"index": 0, "message": {"role": "assistant", "content": words(9_000, "large")}, "finish_reason": "stop"}
+    body = json.dumps({"id": "c", "choices": [choice], "error": {"message": SENTENCE}}).encode()
+    packed = zlib.compress(body, 0)
+    headers = (JSON, ("content-encoding", "deflate"), ("content-length", str(len(packed))))
+    upstream.firsts["large"] = First(200, [packed], headers)
+    assert bytes_of(caller, "large", stream=False) == (200, packed)
+    assert len(upstream.asked["large"]) == 1
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
