@@ -14,7 +14,7 @@ from proxy.archive import Archive
 from proxy.calibration import Calibration
 from proxy.compactor import Compactor
 from proxy.config import Policy, Route, Settings
-from proxy.limits import Learned, LearnedLimits, budget, published, reserved_output, told_by
+from proxy.limits import Learned, LearnedLimits, budget, for_others, lower, published, reserved_output, told_by
 from proxy.profiles import Profile, Profiles
 from proxy.profiles.asking import Enquiries
 from proxy.shared import FIRST_READ_SECONDS
@@ -83,11 +83,12 @@ class Service:
         return counter
 
     async def summary_models(
-        self, policy: Policy, route: Route, caller: Caller, max_tokens: int
+        self, policy: Policy, route: Route, caller: Caller, max_tokens: int, unproven: Learned | None = None
     ) -> Sequence[LaneModel]:
         """The models that may summarise a conversation on a route, in the order in which they are tried.
 
         ``max_tokens`` is the most that the summary may take: so much of their windows is not for the transcript.
+        ``unproven`` is a limit that the route's own model seems to have, by a refusal that named none.
 
         The caller's key goes to no other upstream than the one the caller's request goes to.
         """
@@ -108,6 +109,8 @@ class Service:
             output = output_limit(found.model, max_tokens, most)
             await self.recall(found.upstream, found.model, caller.tenant)
             learned = self.learned.get(found.upstream, found.model, caller.tenant)
+            if unproven is not None and (found.upstream, found.model) == (route.upstream, route.model):
+                learned = lower(learned, for_others(unproven))
             factor = self.calibration.factor(found.upstream, found.model)
             models.append(
                 LaneModel(
