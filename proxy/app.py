@@ -88,6 +88,7 @@ class Proxy:
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         on_signal(self.reload)
         following = None if self.reload is None else asyncio.create_task(self.reload.run())
+        self.service.upkeep.start()
         yield
         self.service.draining = True
         if following is not None:
@@ -98,9 +99,13 @@ class Proxy:
     async def _ready(self, request: Request) -> Response:
         if self.service.draining:
             return PlainTextResponse("draining\n", status_code=503)
+        said = "ready"
+        if self.service.store.left_alone:
+            # Requests are answered all the same, so they had better come.
+            said += f"; the store fails ({', '.join(self.service.store.left_alone)})"
         if self.reload is not None and self.reload.wrong is not None:
-            return PlainTextResponse(f"ready\n{WRONG}\n{self.reload.wrong}\n")
-        return PlainTextResponse("ready\n")
+            said += f"\n{WRONG}\n{self.reload.wrong}"
+        return PlainTextResponse(f"{said}\n")
 
 
 async def _alive(request: Request) -> Response:
