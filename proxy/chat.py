@@ -21,7 +21,7 @@ from proxy.afterwards import Afterwards, Seen
 from proxy.answering import failed_answer, send_answer, send_error_event, send_rest
 from proxy.body import ChatBody, parse
 from proxy.compactor import Case, Outcome
-from proxy.config import Policy, Route, Settings
+from proxy.config import Policy, Route
 from proxy.configuration import Configuration
 from proxy.door import ClientLeft, answer_error, header, leaving, read_body
 from proxy.errors import BadBody, ModelNotAllowed, ProxyError, UnknownModel, UpstreamTimeout
@@ -82,7 +82,7 @@ class ChatCompletions:
         hops = checked_hops(scope, service.instance)
         caller = configuration.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
         body = parse(raw)
-        route = routed(configuration.settings, body, caller)
+        route = self._route(configuration, body, caller)
         caller = for_model(caller, body.model or "")
         profile = await service.profile(route, configuration)
         exchange = Exchange(configuration, scope, caller, body, route, profile, hops, now + server.deadline)
@@ -115,6 +115,25 @@ class ChatCompletions:
         else:
             await send_answer(send, opening, report(outcome, exchange.retries, exchange.caller.policy.name), tail)
         return seen
+
+    def _route(self, configuration: Configuration, body: ChatBody, caller: Caller) -> Route:
+        model = body.model or ""
+        route = configuration.settings.route(model)
+        if body.model is None and (route is None or not may_use(caller, model)):
+            raise BadBody(
+                "The body names no model, or is not a JSON object. Send a JSON object with 'model' and 'messages'.",
+                param="model",
+            )
+        if route is None:
+            raise UnknownModel(
+                f"No model {model[:100]!r} is configured here. Ask GET /v1/models for what there is.", param="model"
+            )
+        if not may_use(caller, model):
+            raise ModelNotAllowed(
+                f"This key may not use the model {model[:100]!r}. Use another, or ask the operator of this proxy.",
+                param="model",
+            )
+        return route
 
     async def _exchange(self, exchange: Exchange) -> tuple[Opening, Outcome]:
         """Send the request, compacted if need be; after a refusal as too long, again, compacted harder."""
@@ -257,27 +276,6 @@ class ChatCompletions:
         except BaseException:
             await answer.close()
             raise
-
-
-def routed(settings: Settings, body: ChatBody, caller: Caller) -> Route:
-    """Where a request goes. Raises ``BadBody``, ``UnknownModel`` and ``ModelNotAllowed``."""
-    model = body.model or ""
-    route = settings.route(model)
-    if body.model is None and (route is None or not may_use(caller, model)):
-        raise BadBody(
-            "The body names no model, or is not a JSON object. Send a JSON object with 'model' and 'messages'.",
-            param="model",
-        )
-    if route is None:
-        raise UnknownModel(
-            f"No model {model[:100]!r} is configured here. Ask GET /v1/models for what there is.", param="model"
-        )
-    if not may_use(caller, model):
-        raise ModelNotAllowed(
-            f"This key may not use the model {model[:100]!r}. Use another, or ask the operator of this proxy.",
-            param="model",
-        )
-    return route
 
 
 def mode_of(scope: Scope, caller: Caller) -> Mode:

@@ -49,11 +49,13 @@ class ModelList:
         hops = checked_hops(scope, self._service.instance)
         caller = configuration.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
         if not settings.models and caller.models is None:
-            await send_answer(send, await _ask(configuration, next(iter(settings.upstreams)), scope, caller, hops), [])
+            await send_answer(
+                send, await self._ask(configuration, next(iter(settings.upstreams)), scope, caller, hops), []
+            )
             return
         listed: dict[str, dict[str, Any]] = {}
         for name in dict.fromkeys(route.upstream for route in settings.models) or [next(iter(settings.upstreams))]:
-            listed.update(await _routed(configuration, name, scope, caller, hops))
+            listed.update(await self._routed(configuration, name, scope, caller, hops))
         for route in settings.models:
             if not any(mark in route.match for mark in _WILD):
                 entry = {"id": route.match, "object": "model", "created": 0, "owned_by": route.upstream}
@@ -64,46 +66,47 @@ class ModelList:
         await send({"type": "http.response.start", "status": 200, "headers": encoded(headers)})
         await send({"type": "http.response.body", "body": body})
 
+    async def _ask(
+        self, configuration: Configuration, upstream: str, scope: Scope, caller: Caller, hops: str
+    ) -> Opening:
+        lane = await configuration.upstreams.relay(upstream)
+        query = scope["query_string"].decode("latin-1")
+        headers = lane.headers([*for_upstream(scope["headers"]), (VIA, hops)], caller.credential)
+        timeout = configuration.settings.server.deadline
+        answer = await lane.connections.send("GET", lane.url("/models", query), headers, None, timeout)
+        try:
+            return await opened(answer)
+        except BaseException:
+            await answer.close()
+            raise
 
-async def _ask(configuration: Configuration, upstream: str, scope: Scope, caller: Caller, hops: str) -> Opening:
-    lane = await configuration.upstreams.relay(upstream)
-    query = scope["query_string"].decode("latin-1")
-    headers = lane.headers([*for_upstream(scope["headers"]), (VIA, hops)], caller.credential)
-    timeout = configuration.settings.server.deadline
-    answer = await lane.connections.send("GET", lane.url("/models", query), headers, None, timeout)
-    try:
-        return await opened(answer)
-    except BaseException:
-        await answer.close()
-        raise
+    async def _list(
+        self, configuration: Configuration, upstream: str, scope: Scope, caller: Caller, hops: str
+    ) -> bytes:
+        opening = await self._ask(configuration, upstream, scope, caller, hops)
+        try:
+            chunks = [opening.first, *[chunk async for chunk in opening.answer.body]]
+        finally:
+            await opening.answer.close()
+        return readable(opening.answer, b"".join(chunks))
 
-
-async def _list(configuration: Configuration, upstream: str, scope: Scope, caller: Caller, hops: str) -> bytes:
-    opening = await _ask(configuration, upstream, scope, caller, hops)
-    try:
-        chunks = [opening.first, *[chunk async for chunk in opening.answer.body]]
-    finally:
-        await opening.answer.close()
-    return readable(opening.answer, b"".join(chunks))
-
-
-async def _routed(
-    configuration: Configuration, upstream: str, scope: Scope, caller: Caller, hops: str
-) -> dict[str, dict[str, Any]]:
-    """What an upstream lists, as far as requests for it are routed there. An upstream without a list adds none."""
-    try:
-        async with asyncio.timeout(configuration.settings.server.deadline):
-            entries = _entries(await _list(configuration, upstream, scope, caller, hops))
-    except NotFound:
-        return {}  # a translated provider has no such list
-    except (UpstreamError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        log.warning("models.no_list", upstream=upstream, reason=type(error).__name__)
-        return {}
-    routes = configuration.settings.models
-    if not routes:
-        return entries
-    found = {model: next((r for r in routes if fnmatchcase(model, r.match)), None) for model in entries}
-    return {model: entries[model] for model, route in found.items() if route and route.upstream == upstream}
+    async def _routed(
+        self, configuration: Configuration, upstream: str, scope: Scope, caller: Caller, hops: str
+    ) -> dict[str, dict[str, Any]]:
+        """What an upstream lists, as far as requests for it are routed there. An upstream without a list adds none."""
+        try:
+            async with asyncio.timeout(configuration.settings.server.deadline):
+                entries = _entries(await self._list(configuration, upstream, scope, caller, hops))
+        except NotFound:
+            return {}  # a translated provider has no such list
+        except (UpstreamError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+            log.warning("models.no_list", upstream=upstream, reason=type(error).__name__)
+            return {}
+        routes = configuration.settings.models
+        if not routes:
+            return entries
+        found = {model: next((r for r in routes if fnmatchcase(model, r.match)), None) for model in entries}
+        return {model: entries[model] for model, route in found.items() if route and route.upstream == upstream}
 
 
 def _entries(listed: bytes) -> dict[str, dict[str, Any]]:

@@ -49,7 +49,7 @@ class PassThrough:
         headers = for_upstream(scope["headers"])
         url = lane.url(upstream_path(scope), quoted(scope["query_string"]))
         upload = Upload(receive)
-        body = await _body(scope, upload, caller, configuration.settings.server.body_limit)
+        body = await self._body(scope, upload, caller)
         if caller.models is None:
             headers += [(name, value) for name in _OF_THE_BODY if (value := header(scope, name.encode())) is not None]
         headers = lane.headers([*headers, (VIA, hops)], caller.credential)
@@ -59,30 +59,28 @@ class PassThrough:
             answer = await lane.connections.send(scope["method"], url, headers, body, timeout)
             await send_answer(send, Opening(answer, b"", False, None), [])
 
+    async def _body(self, scope: Scope, upload: Upload, caller: Caller) -> bytes | AsyncIterator[bytes] | None:
+        """What to send: nothing, a body that is there, or one that is still coming."""
+        if not has_body(scope):
+            await upload.whole()
+            return None
+        if caller.models is not None:
+            return await self._judged(scope, upload, caller)
+        # What is small is taken in first: then it can be sent again if a connection turns out to be dead.
+        announced = header(scope, b"content-length")
+        return await upload.whole() if announced is not None and int(announced) <= WHOLE_BYTES else aiter(upload)
 
-async def _body(scope: Scope, upload: Upload, caller: Caller, limit: int) -> bytes | AsyncIterator[bytes] | None:
-    """What to send: nothing, a body that is there, or one that is still coming."""
-    if not has_body(scope):
-        await upload.whole()
-        return None
-    if caller.models is not None:
-        return await _judged(scope, upload, caller, limit)
-    # What is small is taken in first: then it can be sent again if a connection turns out to be dead.
-    announced = header(scope, b"content-length")
-    return await upload.whole() if announced is not None and int(announced) <= WHOLE_BYTES else aiter(upload)
-
-
-async def _judged(scope: Scope, upload: Upload, caller: Caller, limit: int) -> bytes:
-    """The body of a caller who may use some models only, once it is seen to ask for one of them."""
-    raw = await read_body(scope, upload.receive, limit)
-    model = parse(raw).model
-    if model is None or not may_use(caller, model):
-        raise ModelNotAllowed(
-            "This key may use some models only, and this request names none of them in a JSON body. "
-            "Name one of them, or ask the operator of this proxy.",
-            param="model",
-        )
-    return raw
+    async def _judged(self, scope: Scope, upload: Upload, caller: Caller) -> bytes:
+        """The body of a caller who may use some models only, once it is seen to ask for one of them."""
+        raw = await read_body(scope, upload.receive, self._service.settings.server.body_limit)
+        model = parse(raw).model
+        if model is None or not may_use(caller, model):
+            raise ModelNotAllowed(
+                "This key may use some models only, and this request names none of them in a JSON body. "
+                "Name one of them, or ask the operator of this proxy.",
+                param="model",
+            )
+        return raw
 
 
 def has_body(scope: Scope) -> bool:
