@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 from collections.abc import Sequence
+from functools import partial
 
 import structlog
 
@@ -13,7 +14,7 @@ from proxy.archive import Archive
 from proxy.calibration import Calibration
 from proxy.compactor import Compactor
 from proxy.config import Policy, Route, Settings
-from proxy.limits import LearnedLimits, budget, reserved_output
+from proxy.limits import Learned, LearnedLimits, budget, published, reserved_output, told_by
 from proxy.profiles import Profile, Profiles
 from proxy.profiles.asking import Enquiries
 from proxy.shared import FIRST_READ_SECONDS
@@ -23,6 +24,7 @@ from proxy.summary.service import Summaries
 from proxy.teams import Caller, Teams
 from proxy.tokens import Counter
 from proxy.tokens.remembered import Remembered
+from proxy.upstream.overflow import Overflow
 from proxy.upstream.registry import Upstreams
 
 log = structlog.get_logger(__name__)
@@ -117,9 +119,18 @@ class Service:
                     count=counter.text,
                     credential=caller.credential if found.upstream == route.upstream else None,
                     timeout=policy.summary.timeout,
+                    told=partial(self._told, found, caller.tenant, published(profile, factor), factor),
                 )
             )
         return models
+
+    def _told(
+        self, route: Route, tenant: str, most: Learned, factor: float, overflow: Overflow, sent: int, output: int
+    ) -> None:
+        """Learn from a summary model's refusal what limit it names."""
+        told = told_by(overflow, sent, output, factor)
+        if told.source == "refusal":
+            self.learned.learn(route.upstream, route.model, tenant, told, most)
 
     async def aclose(self) -> None:
         """Close everything."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import cache
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 
 REGISTRY = CollectorRegistry()
 
@@ -28,6 +29,10 @@ SILENT = Counter(
     registry=REGISTRY,
 )
 
+TASKS = Gauge("compaction_tasks", "Tasks of the event loop.", registry=REGISTRY)
+ProcessCollector(registry=REGISTRY)
+"""Memory, CPU and open files of the process, under Prometheus' own names."""
+
 
 @cache
 def requests(outcome: str) -> Counter:
@@ -36,5 +41,6 @@ def requests(outcome: str) -> Counter:
 
 
 def exposition() -> bytes:
-    """All counters in Prometheus' text format."""
+    """All counters in Prometheus' text format. Called on the event loop, whose tasks are counted."""
+    TASKS.set(len(asyncio.all_tasks()))
     return generate_latest(REGISTRY)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from proxy.door import unpack
 from proxy.errors import RequestError
+from proxy.upstream.ending import finished
 from proxy.upstream.lane import Answer
 from proxy.upstream.overflow import Overflow, recognise
 from proxy.upstream.sse import beginning
@@ -40,9 +41,10 @@ class Opening:
     ended: bool = False
 
     @property
-    def over(self) -> bool:
-        """Whether all that a successful answer says has been read."""
-        return self.answer.status == 200 and (self.complete or self.ended) and not is_encoded(self.answer)
+    def empty(self) -> bool:
+        """Whether this is all of a successful answer, and nothing was written in it."""
+        over = self.answer.status == 200 and (self.complete or self.ended) and not is_encoded(self.answer)
+        return over and finished(self.first).empty
 
     @property
     def is_stream(self) -> bool:
