@@ -6,6 +6,8 @@ import importlib
 import sys
 
 SUBJECTS = {
+    "chaos": "half an hour of clients that leave, upstreams that break, a locked store and edited configurations",
+    "timing": "whether the time of an answer tells what another team has stored",
     "servers": "real inference servers behind the proxy",
 }
 """What can be checked; each is a module ``soak.NAME.command`` with a click command ``main``."""
