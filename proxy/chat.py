@@ -217,7 +217,7 @@ class ChatCompletions:
             budget=room,
             tenant=caller.tenant,
             upstream=route.upstream,
-            models=lambda tokens: service.summary_models(policy, route, caller, tokens),
+            models=lambda tokens: service.summary_models(policy, route, caller, tokens, exchange.unproven),
             rules=rules_for(policy, window_known=room is not None),
             strict=exchange.profile.strict_alternation,
         )

@@ -21,6 +21,21 @@ BREAKER = Counter(
 GIVEN_UP = Counter(
     "compaction_summaries_given_up", "Prefixes for which no summary will be asked for any more.", registry=REGISTRY
 )
+STORE_FAILURES = Counter(
+    "compaction_store_failures",
+    "Reads and writes that the store failed or was too slow for.",
+    ["what"],
+    registry=REGISTRY,
+)
+STORE_BREAKER = Counter(
+    "compaction_store_breaker", "The store left alone, and asked again.", ["what", "change"], registry=REGISTRY
+)
+STORE_REMOVED = Counter(
+    "compaction_store_removed", "Entries removed from the store in its upkeep.", ["reason"], registry=REGISTRY
+)
+STORE_UNREADABLE = Counter(
+    "compaction_store_undecryptable", "Entries that could not be decrypted, and count as absent.", registry=REGISTRY
+)
 RETRIES = Counter("compaction_retries", "Requests sent again after an overflow.", registry=REGISTRY)
 
 SILENT = Counter(
