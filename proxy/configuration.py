@@ -34,8 +34,8 @@ class Configuration:
 
     async def retire(self, successor: Configuration) -> None:
         """End what the successor does not use. Requests that have this configuration still work to their end."""
-        await self.enquiries.retire(successor.enquiries)
         await self.upstreams.retire(successor.upstreams)
+        await self.enquiries.retire(successor.enquiries)
 
     async def aclose(self) -> None:
         """Close everything."""

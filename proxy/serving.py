@@ -30,7 +30,7 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
 
     Raises ``ConfigurationError`` before anything listens.
     """
-    loaded = None if config is None else read(config.resolve(), os.environ)
+    loaded = None if config is None else read(config.absolute(), os.environ)
     settings = Settings() if loaded is None else loaded.settings
     # Worker processes must know each other's requests as their own, or a loop would pass from one to the next.
     os.environ[INSTANCE] = secrets.token_hex(8)

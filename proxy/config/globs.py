@@ -4,35 +4,48 @@ from __future__ import annotations
 
 import re
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import lru_cache
 
 _PIECE = re.compile(r"\*|\?|\[!?\]?[^\]]*\]|.", re.DOTALL)
-# A class of characters that is met by none of these and by none in the other pattern is odd enough.
+_WILD = re.compile(r"[*?\[]")
+# What a class of characters takes of these, and of those in both patterns, stands for all that it takes.
 _SAMPLES = "".join(map(chr, range(32, 127)))
 
 
+@lru_cache(10_000)
 def meet(one: str, other: str) -> bool:
     """Whether some text matches both, as ``fnmatchcase`` has it."""
-    first, second = _PIECE.findall(one), _PIECE.findall(other)
-    samples = _SAMPLES + one + other
+    start, begin = _WILD.split(one, maxsplit=1)[0], _WILD.split(other, maxsplit=1)[0]
+    shorter = min(len(start), len(begin))
+    if start[:shorter] != begin[:shorter]:
+        return False
+    if len(start) == len(one):
+        return fnmatchcase(one, other)
+    if len(begin) == len(other):
+        return fnmatchcase(other, one)
+    return _meet(_PIECE.findall(one), _PIECE.findall(other), _SAMPLES + one + other)
 
-    @cache
-    def rest(i: int, j: int) -> bool:
-        if i == len(first):
-            return all(piece == "*" for piece in second[j:])
-        if j == len(second):
-            return all(piece == "*" for piece in first[i:])
-        if first[i] == "*" or second[j] == "*":
-            # The star ends here, or takes one more character of the other.
-            return (first[i] == "*" and (rest(i + 1, j) or rest(i, j + 1))) or (
-                second[j] == "*" and (rest(i, j + 1) or rest(i + 1, j))
-            )
-        return _share(first[i], second[j], samples) and rest(i + 1, j + 1)
 
-    return rest(0, 0)
+def _meet(first: list[str], second: list[str], samples: str) -> bool:
+    """The same for patterns in pieces: whether what is left of both can match the same, from their ends on."""
+    ends = (len(first), len(second))
+    below = [False] * (len(second) + 1)
+    for i in range(len(first), -1, -1):
+        row = [False] * (len(second) + 1)
+        for j in range(len(second), -1, -1):
+            if (i, j) == ends:
+                row[j] = True
+            elif "*" in (*first[i : i + 1], *second[j : j + 1]):
+                # The star ends here, or takes the next piece of the other pattern.
+                row[j] = (i < ends[0] and below[j]) or (j < ends[1] and row[j + 1])
+            elif i < ends[0] and j < ends[1]:
+                row[j] = below[j + 1] and _share(first[i], second[j], samples)
+        below = row
+    return below[0]
 
 
 def _share(one: str, other: str, samples: str) -> bool:
+    """Whether some character is taken by both pieces, neither of which is a star."""
     if one == "?" or other == "?":
         return True
     return any(fnmatchcase(c, one) and fnmatchcase(c, other) for c in samples)

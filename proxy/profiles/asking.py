@@ -144,9 +144,12 @@ class Enquiries:
         await asyncio.gather(*running, return_exceptions=True)
 
     async def retire(self, successor: Enquiries) -> None:
-        """Stop asking those that the successor does not ask."""
-        self._books = {name: book for name, book in self._books.items() if successor._books.get(name) is not book}
-        await self.aclose()
+        """Stop asking those that the successor does not ask. What was told stays."""
+        mine = [book for name, book in self._books.items() if successor._books.get(name) is not book]
+        running = [book.task for book in mine if book.task is not None]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
     async def aclose(self) -> None:
         """Stop asking."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from fnmatch import fnmatchcase
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.config import check, load, read
 from proxy.config.globs import meet
@@ -279,6 +283,10 @@ MEETING = [
     ("", "*", True),
     ("", "?", False),
     ("a" + "*a" * 30 + "b", "a" * 60, False),
+    ("a" + "*a" * 300 + "b", "*c" + "a?" * 300 + "c", False),
+    ("*" + "a*" * 300 + "b", "*c*" + "a?" * 300 + "*b", True),
+    ("*b?", "[!b]c[a-z]", False),
+    ("*b?", "[!b]b[a-z]", True),
 ]
 
 
@@ -286,3 +294,13 @@ MEETING = [
 def test_whether_two_patterns_can_match_the_same(one: str, other: str, meets: bool) -> None:
     assert meet(one, other) is meets
     assert meet(other, one) is meets
+
+
+TEXTS = ["".join(letters) for length in range(7) for letters in itertools.product("abc", repeat=length)]
+PATTERNS = st.lists(st.sampled_from(["a", "b", "?", "*", "[ab]", "[!a]"]), max_size=3).map("".join)
+
+
+@given(PATTERNS, PATTERNS)
+def test_patterns_meet_where_some_text_matches_both(one: str, other: str) -> None:
+    """Two patterns of three pieces that meet do so in a text of six characters at most."""
+    assert meet(one, other) is any(fnmatchcase(text, one) and fnmatchcase(text, other) for text in TEXTS)

@@ -262,6 +262,31 @@ def test_a_team_joins_and_leaves_by_a_file_of_its_own(tmp_path: Path) -> None:
             until(lambda: status() == 401, "the team may call no more")
 
 
+def test_a_folder_that_is_a_link_which_is_turned(tmp_path: Path) -> None:
+    """So Kubernetes mounts a ConfigMap: files are links into a folder that is a link, and that one is replaced."""
+    upstream = StandIn()
+    mount = tmp_path / "mount"
+    mount.mkdir()
+
+    def turned(version: str, policy: str, entrance: str) -> None:
+        content = mount / f"..{version}"
+        content.mkdir()
+        teams = {"search": {"keys": [HASH], "policy": policy}}
+        (content / "main.yaml").write_text(main_file(entrance, tmp_path, policies={policy: {}}, teams=teams))
+        (mount / "..new").symlink_to(content.name)
+        (mount / "..new").rename(mount / "..data")
+
+    with serve(upstream.app) as entrance:
+        turned("1", "first", entrance)
+        (mount / "main.yaml").symlink_to("..data/main.yaml")
+        for entry in (mount, mount / "main.yaml"):
+            with followed(entry) as (url, _):
+                before = policy_of(url)
+                turned(f"2{entry.suffix}", f"second{entry.suffix}", entrance)
+                until(lambda: policy_of(url) == f"second{entry.suffix}", "the edit takes effect")  # noqa: B023
+                assert before != policy_of(url)
+
+
 OPERATORS = {"operators": {"keys": ["sha256:" + "0" * 64]}}
 
 
