@@ -17,6 +17,7 @@ import structlog
 from proxy.config import Loaded
 from proxy.config.loading import attempt
 from proxy.config.sources import Sources
+from proxy.observe.metrics import RELOADS
 from proxy.service import Service
 
 log = structlog.get_logger(__name__)
@@ -86,6 +87,7 @@ class Reload:
 
     def _refuse(self, wrong: str) -> None:
         if wrong != self.wrong:
+            RELOADS.labels(outcome="refused").inc()
             log.error("configuration.wrong", faults=wrong.splitlines(), in_force="the one before")
         self.wrong = wrong
 
@@ -96,6 +98,7 @@ class Reload:
             return
         self._settings = loaded.settings
         waiting = await self._service.reconfigure(loaded.settings)
+        RELOADS.labels(outcome="applied").inc()
         log.info("configuration.reloaded", files=len(loaded.sources.files), warnings=list(loaded.warnings))
         if waiting:
             log.warning("configuration.needs_restart", settings=waiting)

@@ -36,6 +36,12 @@ STORE_REMOVED = Counter(
 STORE_UNREADABLE = Counter(
     "compaction_store_undecryptable", "Entries that could not be decrypted, and count as absent.", registry=REGISTRY
 )
+RELOADS = Counter(
+    "compaction_configuration_reloads",
+    "Changed configurations, by what became of them.",
+    ["outcome"],
+    registry=REGISTRY,
+)
 RETRIES = Counter("compaction_retries", "Requests sent again after an overflow.", registry=REGISTRY)
 
 SILENT = Counter(

@@ -302,6 +302,8 @@ def test_a_policy_that_is_still_used_is_not_removed(tmp_path: Path) -> None:
             assert ready(url).startswith("ready\nThe configuration on disk is wrong")
             assert "sk-upstream" not in ready(url)
             assert policy_of(url) == "careful"
+            metrics = httpx.get(f"{url}/metrics", trust_env=False).text
+            assert 'compaction_configuration_reloads_total{outcome="refused"}' in metrics
             file.touch()
             time.sleep(0.5)
             written(file, main_file(entrance, tmp_path, teams={"search": {"keys": [HASH]}}))
