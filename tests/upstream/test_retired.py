@@ -1,0 +1,90 @@
+"""Lanes of a configuration that has been replaced: what is open ends well, and then nothing is left open."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from proxy.config import UpstreamSettings
+from proxy.demo.replies import Reply
+from proxy.demo.serving import serve
+from proxy.demo.upstream import StandIn
+from proxy.upstream.lane import Answer, Lane
+from proxy.upstream.registry import Upstreams
+from proxy.upstream.relay import RelayLane
+from proxy.upstream.translate import TranslateLane
+
+from .anthropic_server import AnthropicServer
+from .translate_exchange import outgoing
+
+
+def is_open(lane: Lane) -> bool:
+    """Whether a lane holds connections."""
+    if isinstance(lane, RelayLane):
+        return lane.connections._session is not None
+    assert isinstance(lane, TranslateLane)
+    return lane._client is not None
+
+
+async def ended(answer: Answer) -> bytes:
+    """What is left of an answer, which is closed as whoever sends it on does."""
+    content = b"".join([part async for part in answer.body])
+    await answer.close()
+    await answer.close()
+    return content
+
+
+async def outlived(settings: UpstreamSettings) -> None:
+    before = Upstreams({"main": settings, "same": settings})
+    lane, same = await before.lane("main"), await before.lane("same")
+    await ended(await same.send(outgoing({})))
+    stream, plain = await lane.send(outgoing({"stream": True})), await lane.send(outgoing({}))
+    changed = settings.model_copy(update={"base_url": f"{settings.base_url}/other"})
+    after = Upstreams({"main": changed, "same": settings}, before)
+    await before.retire(after)
+    assert after.kept == {"same"}
+    assert await after.lane("same") is same
+    assert await after.lane("main") is not lane
+    assert is_open(same)
+    # What the translate lane has read to its end is no longer open, whoever still has to take it.
+    relayed = isinstance(lane, RelayLane)
+    assert is_open(lane) is relayed, "two answers are open"
+    assert json.loads(await ended(plain))["object"] == "chat.completion"
+    assert is_open(lane) is relayed, "one is"
+    assert (await ended(stream)).endswith(b"data: [DONE]\n\n")
+    assert not is_open(lane)
+    # A request that began under the old configuration, and waited for its summary so far.
+    late = await before.lane("main")
+    assert late is lane
+    answer = await late.send(outgoing({}))
+    assert (answer.status, is_open(lane)) == (200, relayed)
+    await ended(answer)
+    assert not is_open(lane)
+    await after.aclose()
+    assert not is_open(same)
+
+
+def test_relayed() -> None:
+    upstream = StandIn(responder=lambda body: Reply(content="Hello there. " * 20, pause=0.01))
+    with serve(upstream.app) as url:
+        asyncio.run(outlived(UpstreamSettings(base_url=f"{url}/v1")))
+
+
+def test_translated() -> None:
+    with AnthropicServer() as server:
+        key = server.key
+        settings = UpstreamSettings(provider="anthropic", base_url=server.url, api_key=key)  # type: ignore[arg-type]
+        asyncio.run(outlived(settings))
+
+
+def test_a_lane_that_was_never_used_is_opened_for_the_last_time() -> None:
+    async def scenario(url: str) -> None:
+        settings = UpstreamSettings(base_url=f"{url}/v1")
+        before = Upstreams({"main": settings})
+        await before.retire(Upstreams({}, before))
+        lane = await before.lane("main")
+        await ended(await lane.send(outgoing({})))
+        assert not is_open(lane)
+
+    with serve(StandIn().app) as url:
+        asyncio.run(scenario(url))
