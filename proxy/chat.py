@@ -60,9 +60,14 @@ class ChatCompletions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         try:
-            raw = await read_body(scope, receive, self._service.settings.server.body_limit)
-            async with leaving(receive):
-                seen = await self._serve(scope, raw, send)
+            service = self._service
+            hops = checked_hops(scope, service.instance)
+            caller = service.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
+            async with service.quotas.admitted(caller):
+                with service.bodies.holding() as held:
+                    raw = await read_body(scope, receive, service.settings.server.body_limit, held)
+                    async with leaving(receive):
+                        seen = await self._serve(scope, caller, raw, hops, send)
             if seen is not None:
                 # The answer is out: whoever leaves now has it all.
                 await self._afterwards.look(seen)
@@ -72,13 +77,11 @@ class ChatCompletions:
             requests("refused").inc()
             await answer_error(send, error, [("x-compaction", "none"), ("x-compaction-id", secrets.token_hex(8))])
 
-    async def _serve(self, scope: Scope, raw: bytes, send: Send) -> Seen | None:
+    async def _serve(self, scope: Scope, caller: Caller, raw: bytes, hops: str, send: Send) -> Seen | None:
         """Answer one request. What comes back can teach how the upstream counts."""
         service = self._service
         server = service.settings.server
         now = asyncio.get_running_loop().time()
-        hops = checked_hops(scope, service.instance)
-        caller = service.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
         body = parse(raw)
         route = self._route(body, caller)
         exchange = Exchange(scope, caller, body, route, await service.profile(route), hops, now + server.deadline)
@@ -223,6 +226,7 @@ class ChatCompletions:
             models=lambda tokens: service.summary_models(policy, route, caller, tokens),
             rules=rules_for(policy, window_known=room is not None),
             strict=exchange.profile.strict_alternation,
+            allowance=service.budgets.of(caller),
         )
 
     async def _counted(self, exchange: Exchange, outcome: Outcome) -> int:

@@ -13,6 +13,7 @@ import brotli
 import zstandard
 from starlette.types import Receive, Scope, Send
 
+from proxy.admission import Holding
 from proxy.errors import BodyTooLarge, ProxyError, UnsupportedEncoding
 from proxy.headers import encoded
 from proxy.overdue import overdue
@@ -34,15 +35,19 @@ def header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole body, decompressed.
+async def read_body(scope: Scope, receive: Receive, limit: int, held: Holding) -> bytes:
+    """The whole body, decompressed. ``held`` takes the memory for it.
 
     Raises ``BodyTooLarge`` before more than ``limit`` bytes are held, ``UnsupportedEncoding``, ``BadBody`` where fewer
-    bytes came than were announced, and ``ClientLeft``.
+    bytes came than were announced, ``Overloaded``, and ``ClientLeft``.
     """
-    announced = header(scope, b"content-length")
-    if announced is not None and announced.isdigit() and int(announced) > limit:
+    length = header(scope, b"content-length")
+    announced = int(length) if length is not None and length.isdigit() else 0
+    if announced > limit:
         raise BodyTooLarge(OVER.format(limit=limit))
+    # Taken before anything is read: bodies that wait for each other's memory would all wait in vain.
+    if not held.grown(announced):
+        await held.wait(announced)
     chunks: list[bytes] = []
     size = 0
     while True:
@@ -53,6 +58,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         size += len(chunk)
         if size > limit:
             raise BodyTooLarge(OVER.format(limit=limit))
+        if size > held.size and not held.grown(size - held.size):
+            await held.wait(size - held.size)
         chunks.append(chunk)
         if not message.get("more_body", False):
             break
@@ -60,8 +67,13 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     encoding = header(scope, b"content-encoding")
     if encoding is None:
         return body
+    # How large it becomes shows only in the end.
+    if not held.grown(limit):
+        await held.wait(limit)
     # Decompression of megabytes takes a while.
-    return await asyncio.to_thread(unpack, body, encoding, limit)
+    body = await asyncio.to_thread(unpack, body, encoding, limit)
+    held.shrink(len(body))
+    return body
 
 
 def unpack(body: bytes, encoding: str, limit: int) -> bytes:
@@ -205,6 +217,8 @@ async def answer_error(
     """Answer with an error of ours. With ``receive``, what is left of a body that is too large is thrown away."""
     body = error.body()
     headers = [("content-type", "application/json"), ("content-length", str(len(body))), *extra]
+    if error.retry_after is not None:
+        headers.append(("retry-after", str(error.retry_after)))
     unread = isinstance(error, BodyTooLarge) and receive is not None
     if unread:
         headers.append(("connection", "close"))

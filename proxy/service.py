@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import structlog
 
+from proxy.admission import BodyMemory, Gate
 from proxy.archive import Archive
 from proxy.calibration import Calibration
 from proxy.compactor import Compactor
@@ -16,9 +17,11 @@ from proxy.config import Policy, Route, Settings
 from proxy.limits import LearnedLimits, budget, reserved_output
 from proxy.profiles import Profile, Profiles
 from proxy.profiles.asking import Enquiries
+from proxy.quotas import Quotas
 from proxy.shared import FIRST_READ_SECONDS
 from proxy.store import open_store
 from proxy.summary.asking import LaneModel, output_limit
+from proxy.summary.budget import Budgets
 from proxy.summary.service import Summaries
 from proxy.teams import Caller, Teams
 from proxy.tokens import Counter
@@ -48,6 +51,10 @@ class Service:
         self.summaries = Summaries(self.store)
         self.archive = Archive(self.store)
         self.compactor = Compactor(self.remembered, self.summaries, self.archive)
+        self.gate = Gate(lambda: self.settings.server)
+        self.bodies = BodyMemory(lambda: self.settings.server)
+        self.quotas = Quotas()
+        self.budgets = Budgets(self.store)
         self.draining = False
         self._profiles_loaded = False
         self._counters: dict[tuple[object, ...], Counter] = {}
@@ -117,6 +124,7 @@ class Service:
                     count=counter.text,
                     credential=caller.credential if found.upstream == route.upstream else None,
                     timeout=policy.summary.timeout,
+                    budget=self.budgets.of(caller),
                 )
             )
         return models
@@ -129,5 +137,6 @@ class Service:
         await self.archive.aclose()
         await self.learned.aclose()
         await self.calibration.aclose()
+        await self.budgets.aclose()
         await self.store.aclose()
         self.remembered.close()

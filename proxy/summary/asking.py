@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import msgspec
 
 from proxy.compaction.message import TextCounter
-from proxy.errors import UpstreamError
+from proxy.errors import UpstreamError, UpstreamUnreachable
+from proxy.summary.budget import Budget
 from proxy.summary.quality import Written
 from proxy.summary.writing import SummaryFailed, SummaryTooLong
 from proxy.upstream.lane import Lane, Outgoing
@@ -34,6 +36,19 @@ OUTPUT_MARGIN = 1.5
 
 _ANSWER_LIMIT = 4_000_000
 
+BYTES_A_TOKEN = 4
+"""By which the cost of a call is estimated before it is made."""
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage | None = None
+
+
 _TEXT_TYPES = ("text", "output_text", None)
 
 
@@ -42,7 +57,7 @@ class LaneModel:
 
     ``name`` tells it from other models and from those of other upstreams. ``room`` is what its input may take in
     tokens, ``max_output`` what it may write at most, ``credential`` the caller's key where the upstream has none of its
-    own, ``timeout`` in seconds for one call.
+    own, ``timeout`` in seconds for one call, ``budget`` what the calls of the caller's team may cost.
     """
 
     def __init__(
@@ -56,6 +71,7 @@ class LaneModel:
         count: TextCounter,
         credential: str | None,
         timeout: float,
+        budget: Budget | None = None,
     ) -> None:
         self.name = f"{upstream} {model}"
         self.room = room
@@ -65,12 +81,28 @@ class LaneModel:
         self._model = model
         self._credential = credential
         self._timeout = timeout
+        self._budget = budget
 
     async def ask(self, messages: list[dict[str, Any]], max_tokens: int) -> Written:
         """See ``SummaryModel``."""
-        body = msgspec.json.encode(
-            {"model": self._model, "messages": messages, "stream": False, **self._limit(max_tokens)}
-        )
+        limit = self._limit(max_tokens)
+        body = msgspec.json.encode({"model": self._model, "messages": messages, "stream": False, **limit})
+        try:
+            if self._budget is None:
+                return _read(*await self._answer(body))
+            with self._budget.call(len(body) // BYTES_A_TOKEN + sum(limit.values())) as call:
+                try:
+                    status, answer = await self._answer(body)
+                except UpstreamUnreachable:
+                    call.cost = 0
+                    raise
+                call.cost = await self._cost(messages, answer) if status == 200 else 0
+        except UpstreamError as error:
+            raise SummaryFailed(error.code) from error
+        return _read(status, answer)
+
+    async def _answer(self, body: bytes) -> tuple[int, bytes]:
+        """The status and the body of the answer. Raises ``UpstreamError`` and ``SummaryFailed``."""
         request = Outgoing(
             body=body,
             model=self._model,
@@ -79,21 +111,30 @@ class LaneModel:
             credential=self._credential,
             timeout=self._timeout,
         )
+        answer = await self._lane.send(request)
         try:
-            answer = await self._lane.send(request)
-            try:
-                chunks = []
-                size = 0
-                async for chunk in answer.body:
-                    chunks.append(chunk)
-                    size += len(chunk)
-                    if size > _ANSWER_LIMIT:
-                        raise SummaryFailed("the answer is too long")
-            finally:
-                await answer.close()
-        except UpstreamError as error:
-            raise SummaryFailed(error.code) from error
-        return _read(answer.status, b"".join(chunks))
+            chunks = []
+            size = 0
+            async for chunk in answer.body:
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > _ANSWER_LIMIT:
+                    raise SummaryFailed("the answer is too long")
+        finally:
+            await answer.close()
+        return answer.status, b"".join(chunks)
+
+    async def _cost(self, messages: list[dict[str, Any]], answer: bytes) -> int:
+        """What a call has cost in tokens, as the answer reports it, or as counted here where it does not."""
+        try:
+            usage = msgspec.json.decode(answer, type=_Answer).usage
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            usage = None
+        if usage is not None and usage.prompt_tokens:
+            return usage.prompt_tokens + usage.completion_tokens
+        texts = [message["content"] for message in messages]
+        # Counting a whole transcript takes a while.
+        return await asyncio.to_thread(lambda: sum(map(self.count, [*texts, answer.decode("utf-8", "replace")])))
 
     def _limit(self, max_tokens: int) -> dict[str, int]:
         own = self._model.lower().rsplit("/", 1)[-1]
