@@ -36,9 +36,6 @@ OUTPUT_MARGIN = 1.5
 
 _ANSWER_LIMIT = 4_000_000
 
-BYTES_A_TOKEN = 4
-"""By which the cost of a call is estimated before it is made."""
-
 
 class _Usage(msgspec.Struct):
     prompt_tokens: int = 0
@@ -90,13 +87,15 @@ class LaneModel:
         try:
             if self._budget is None:
                 return _read(*await self._answer(body))
-            with self._budget.call(len(body) // BYTES_A_TOKEN + sum(limit.values())) as call:
+            # Counting a whole transcript takes a while.
+            prompt = await asyncio.to_thread(lambda: sum(self.count(message["content"]) for message in messages))
+            with self._budget.call(prompt + sum(limit.values())) as call:
                 try:
                     status, answer = await self._answer(body)
                 except UpstreamUnreachable:
                     call.cost = 0
                     raise
-                call.cost = await self._cost(messages, answer) if status == 200 else 0
+                call.cost = await self._cost(prompt, answer) if status == 200 else 0
         except UpstreamError as error:
             raise SummaryFailed(error.code) from error
         return _read(status, answer)
@@ -124,7 +123,7 @@ class LaneModel:
             await answer.close()
         return answer.status, b"".join(chunks)
 
-    async def _cost(self, messages: list[dict[str, Any]], answer: bytes) -> int:
+    async def _cost(self, prompt: int, answer: bytes) -> int:
         """What a call has cost in tokens, as the answer reports it, or as counted here where it does not."""
         try:
             usage = msgspec.json.decode(answer, type=_Answer).usage
@@ -132,9 +131,11 @@ class LaneModel:
             usage = None
         if usage is not None and usage.prompt_tokens:
             return usage.prompt_tokens + usage.completion_tokens
-        texts = [message["content"] for message in messages]
-        # Counting a whole transcript takes a while.
-        return await asyncio.to_thread(lambda: sum(map(self.count, [*texts, answer.decode("utf-8", "replace")])))
+        try:
+            written = _read(200, answer).text
+        except SummaryFailed:
+            return prompt
+        return prompt + await asyncio.to_thread(self.count, written)
 
     def _limit(self, max_tokens: int) -> dict[str, int]:
         own = self._model.lower().rsplit("/", 1)[-1]

@@ -126,7 +126,7 @@ VALUES = {
         1,
         "such as 2027-01-31",
     ),
-    "no limit": ("teams: {t: {limits: {requests_minute: 3}}}\n", 1, "no such setting; did you mean 'requests_per_minute'?"),
+    "no limit": ("teams: {t: {limits: {requests_minute: 3}}}\n", 1, "did you mean 'requests_per_minute'?"),
     "a limit of nothing": ("teams: {t: {limits: {concurrent: 0}}}\n", 1, "must be over 0"),
     "no memory for bodies": ("server:\n  body_limit: 2GB\n  max_body_memory: 3GB\n", 3, "4,000,000,000 bytes"),
     "no time at all": ("server:\n  deadline: 0\n", 2, "must be over 0"),
