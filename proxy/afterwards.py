@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -22,8 +22,7 @@ from proxy.service import Service
 from proxy.tokens import has_remote_media
 from proxy.upstream.ending import Tail
 from proxy.upstream.opening import Opening
-from proxy.upstream.overflow import Overflow
-from proxy.upstream.overflow.silent import Finished, Sent, silent_overflow
+from proxy.upstream.overflow.silent import GROWN, HALF, SAME, Finished, Sent, silent_overflow
 
 log = structlog.get_logger(__name__)
 
@@ -38,6 +37,15 @@ CONVERSATIONS = 1_000
 
 TURNS = 4
 """... and so many of their latest turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An earlier request of a conversation: its bytes as it came, its tokens if they were counted, those reported."""
+
+    size: int
+    counted: int | None
+    reported: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +66,7 @@ class Afterwards:
         self._service = service
         self._room = room
         self._count = count
-        self._turns: OrderedDict[bytes, tuple[Sent, ...]] = OrderedDict()
+        self._turns: OrderedDict[bytes, tuple[Turn, ...]] = OrderedDict()
 
     def watch(self, exchange: Exchange, opening: Opening, outcome: Outcome) -> Seen | None:
         """What is to be known of an answer that is about to be sent on; ``None`` where nothing could be learned."""
@@ -81,16 +89,24 @@ class Afterwards:
         """Learn from an answer that is out."""
         exchange, outcome = seen.exchange, seen.outcome
         end = seen.tail.finished()
-        counted = outcome.sent
         # What images and sound cost is an estimate in each request anew.
         if has_remote_media(exchange.body.raw):
             return
-        if counted is None and (seen.wanted or _odd(end, len(exchange.body.raw))):
+        size, counted = len(exchange.body.raw), outcome.sent
+        before = self._before(exchange, Turn(size, counted, end.prompt or 0))
+        if counted is None and (seen.wanted or _odd(end, size) or _still(end, size, before)):
             counted = await self._counted(exchange, outcome)
         if counted is None:
             return
         factor = self._room.factor(exchange)
-        overflow = self._overflow(exchange, outcome, end, int(counted * factor))
+        earlier = [Sent(int(factor * (turn.counted or counted * turn.size / size)), turn.reported) for turn in before]
+        overflow = silent_overflow(
+            end,
+            int(counted * factor),
+            window=self._room.window(exchange),
+            asked=outcome.output or exchange.body.max_output,
+            before=earlier,
+        )
         if overflow is not None:
             SILENT.inc()
             log.info("overflow.silent", upstream=exchange.route.upstream, counted=counted, limit=overflow.limit)
@@ -101,17 +117,16 @@ class Afterwards:
         if end.prompt:
             self._service.calibration.note(*exchange.place[:2], counted, end.prompt)
 
-    def _overflow(self, exchange: Exchange, outcome: Outcome, end: Finished, counted: int) -> Overflow | None:
+    def _before(self, exchange: Exchange, turn: Turn) -> tuple[Turn, ...]:
+        """The latest turns of the conversation whose usage is known; this one is kept for the next."""
         conversation = _conversation(exchange)
         before = self._turns.get(conversation, ())
-        asked = outcome.output or exchange.body.max_output
-        overflow = silent_overflow(end, counted, window=self._room.window(exchange), asked=asked, before=before)
-        if end.prompt:
-            self._turns[conversation] = (*before, Sent(counted, end.prompt))[-TURNS:]
+        if turn.reported:
+            self._turns[conversation] = (*before, turn)[-TURNS:]
             self._turns.move_to_end(conversation)
             if len(self._turns) > CONVERSATIONS:
                 self._turns.popitem(last=False)
-        return overflow
+        return before
 
     async def _counted(self, exchange: Exchange, outcome: Outcome) -> int | None:
         """Tokens of a request that was sent as it came; ``None`` where counting failed, which is logged."""
@@ -127,6 +142,14 @@ def _odd(end: Finished, size: int) -> bool:
     if end.prompt is not None and end.prompt * BYTES_A_TOKEN < size:
         return True
     return end.empty or end.finish_reason not in (None, "stop", "tool_calls", "length", "function_call")
+
+
+def _still(end: Finished, size: int, before: Sequence[Turn]) -> bool:
+    """Whether the reported size stands still while the conversation grows."""
+    reported = end.prompt or 0
+    return any(
+        HALF * turn.reported <= reported <= (1 + SAME) * turn.reported and size >= GROWN * turn.size for turn in before
+    )
 
 
 def _conversation(exchange: Exchange) -> bytes:

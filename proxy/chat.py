@@ -21,7 +21,7 @@ from proxy.afterwards import Afterwards, Seen
 from proxy.answering import failed_answer, send_answer, send_error_event, send_rest
 from proxy.body import ChatBody, parse
 from proxy.compactor import Case, Outcome
-from proxy.config import Route
+from proxy.config import Policy, Route
 from proxy.door import ClientLeft, answer_error, header, leaving, read_body
 from proxy.errors import BadBody, ModelNotAllowed, ProxyError, UnknownModel, UpstreamTimeout
 from proxy.exchange import Exchange
@@ -30,7 +30,7 @@ from proxy.hops import checked_hops
 from proxy.keepalive import Keepalive
 from proxy.observe.metrics import RETRIES, TOKENS_REMOVED, requests
 from proxy.overdue import overdue
-from proxy.policy_rules import rules_for
+from proxy.policy_rules import bounds_of, rules_for
 from proxy.room import Room
 from proxy.service import Service
 from proxy.teams import Caller, may_use
@@ -104,7 +104,8 @@ class ChatCompletions:
         opening, outcome = await self._exchange(exchange)
         requests(outcome.verdict).inc()
         if outcome.verdict == "compacted" and outcome.before and outcome.after:
-            TOKENS_REMOVED.inc(outcome.before - outcome.after)
+            # For the sake of a bound on messages a conversation may be replaced by a summary that is longer.
+            TOKENS_REMOVED.inc(max(0, outcome.before - outcome.after))
         seen = self._afterwards.watch(exchange, opening, outcome)
         tail = None if seen is None else seen.tail
         if exchange.line is not None and exchange.line.begun:
@@ -144,12 +145,12 @@ class ChatCompletions:
         while True:
             opening = await self._send(exchange, lane, outcome)
             overflow = opening.overflow or await self._silent(exchange, case, outcome, opening)
-            if overflow is None and opening.answer.status < 400:
+            if overflow is None and opening.answer.status < 400 and not opening.empty:
                 self._room.proved(exchange)
             if overflow is None or case.mode != "enforce" or outcome.verdict == "failed":
                 return opening, outcome
             harder = None
-            if exchange.retries < case.policy.overflow_retries:
+            if exchange.retries < most_retries(case.policy, overflow):
                 harder = await self._harder(exchange, case, outcome, overflow, may_ask=exchange.retries > 0)
             if harder is None:
                 if opening.overflow is None:
@@ -164,17 +165,14 @@ class ChatCompletions:
 
     async def _silent(self, exchange: Exchange, case: Case, outcome: Outcome, opening: Opening) -> Overflow | None:
         """The overflow that an answer with nothing in it stands for, if it does."""
-        if not opening.over or not exchange.body.messages or case.mode != "enforce":
+        if not opening.empty or not exchange.body.messages or case.mode != "enforce":
             return None
-        end = finished(opening.first)
-        silence = opening.is_stream and is_silence(opening.first)
-        if not end.empty or (silence and exchange.retries):
-            return None  # what is silent for another reason stays so
         counted = int(await self._service.compactor.size(case, outcome) * self._room.factor(exchange))
         window = self._room.window(exchange)
-        if silence:
+        if opening.is_stream and is_silence(opening.first):
             return empty_stream(counted, window=window)
-        return silent_overflow(end, counted, window=window, asked=outcome.output or exchange.body.max_output)
+        asked = outcome.output or exchange.body.max_output
+        return silent_overflow(finished(opening.first), counted, window=window, asked=asked)
 
     async def _compacted(self, exchange: Exchange, case: Case, *, may_ask: bool = True) -> Outcome:
         """The request compacted if need be, within its deadline; a streaming client that waits for it hears comments.
@@ -223,8 +221,8 @@ class ChatCompletions:
             budget=room,
             tenant=caller.tenant,
             upstream=route.upstream,
-            models=lambda tokens: service.summary_models(policy, route, caller, tokens),
-            rules=rules_for(policy, window_known=room is not None),
+            models=lambda tokens: service.summary_models(policy, route, caller, tokens, exchange.unproven),
+            rules=rules_for(policy, window_known=room is not None, bounds=bounds_of(exchange.profile)),
             strict=exchange.profile.strict_alternation,
             allowance=service.budgets.of(caller),
         )
@@ -292,6 +290,12 @@ def mode_of(scope: Scope, caller: Caller) -> Mode:
     if asked == "shadow":
         return "off" if policy.mode == "off" else "shadow"
     raise BadBody("The header x-compaction takes 'off' or 'shadow'. Correct it, or leave it out.")
+
+
+def most_retries(policy: Policy, overflow: Overflow) -> int:
+    """How often a request may be sent again. An empty answer, which says nothing at all, is worth one attempt."""
+    said_nothing = overflow.kind == "silent" and overflow.limit is None
+    return min(policy.overflow_retries, 1) if said_nothing else policy.overflow_retries
 
 
 def begun(exchange: Exchange) -> list[tuple[str, str]]:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
+from proxy.body import OUTPUT_FIELDS
 from proxy.compaction.message import TextCounter
 from proxy.errors import UpstreamError, UpstreamUnreachable
 from proxy.summary.budget import Budget
 from proxy.summary.quality import Written
 from proxy.summary.writing import SummaryFailed, SummaryTooLong
 from proxy.upstream.lane import Lane, Outgoing
-from proxy.upstream.overflow import recognise
+from proxy.upstream.overflow import Overflow, recognise
 
 # Families that think before they write, by what their names hold: their thinking counts towards the output. Those that
 # think only when told to (Claude, hybrid models) have it in their names where a gateway tells them to.
@@ -36,6 +37,9 @@ OUTPUT_MARGIN = 1.5
 
 _ANSWER_LIMIT = 4_000_000
 
+_WRONG = frozenset({400, 422})
+"""Statuses that say that a request is wrong."""
+
 
 class _Usage(msgspec.Struct):
     prompt_tokens: int = 0
@@ -54,7 +58,8 @@ class LaneModel:
 
     ``name`` tells it from other models and from those of other upstreams. ``room`` is what its input may take in
     tokens, ``max_output`` what it may write at most, ``credential`` the caller's key where the upstream has none of its
-    own, ``timeout`` in seconds for one call, ``budget`` what the calls of the caller's team may cost.
+    own, ``timeout`` in seconds for one call. ``told`` hears of refusals as too long: what they say, and the tokens of
+    the request as counted here, input and output. ``budget`` is what the calls of the caller's team may cost.
     """
 
     def __init__(
@@ -68,6 +73,7 @@ class LaneModel:
         count: TextCounter,
         credential: str | None,
         timeout: float,
+        told: Callable[[Overflow, int, int], None] | None = None,
         budget: Budget | None = None,
     ) -> None:
         self.name = f"{upstream} {model}"
@@ -78,56 +84,47 @@ class LaneModel:
         self._model = model
         self._credential = credential
         self._timeout = timeout
+        self._told = told
         self._budget = budget
 
     async def ask(self, messages: list[dict[str, Any]], max_tokens: int) -> Written:
         """See ``SummaryModel``."""
         limit = self._limit(max_tokens)
-        body = msgspec.json.encode({"model": self._model, "messages": messages, "stream": False, **limit})
-        try:
-            if self._budget is None:
-                return _read(*await self._answer(body))
-            # Counting a whole transcript takes a while.
-            prompt = await asyncio.to_thread(lambda: sum(self.count(message["content"]) for message in messages))
-            with self._budget.call(prompt + sum(limit.values())) as call:
-                try:
-                    status, answer = await self._answer(body)
-                except UpstreamUnreachable:
-                    call.cost = 0
-                    raise
-                call.cost = await self._cost(prompt, answer) if status == 200 else 0
-        except UpstreamError as error:
-            raise SummaryFailed(error.code) from error
-        return _read(status, answer)
+        asked = {"model": self._model, "messages": messages, "stream": False}
+        status, body = await self._paid({**asked, **limit}, sum(limit.values()))
+        overflow = recognise(status, body)
+        if overflow is None and status in _WRONG and any(name.encode() in body for name in OUTPUT_FIELDS):
+            # The model writes less than it was asked for, or the field has another name there: it writes what it can.
+            status, body = await self._paid(asked, sum(limit.values()))
+            overflow = recognise(status, body)
+        if overflow is not None:
+            if self._told is not None:
+                size = self.count("\n".join(str(message["content"]) for message in messages))
+                self._told(overflow, size, sum(limit.values()))
+            raise SummaryTooLong("the summary model refused the transcript as too long")
+        return _read(status, body)
 
-    async def _answer(self, body: bytes) -> tuple[int, bytes]:
-        """The status and the body of the answer. Raises ``UpstreamError`` and ``SummaryFailed``."""
-        request = Outgoing(
-            body=body,
-            model=self._model,
-            stream=False,
-            headers=[("content-type", "application/json")],
-            credential=self._credential,
-            timeout=self._timeout,
-        )
-        answer = await self._lane.send(request)
-        try:
-            chunks = []
-            size = 0
-            async for chunk in answer.body:
-                chunks.append(chunk)
-                size += len(chunk)
-                if size > _ANSWER_LIMIT:
-                    raise SummaryFailed("the answer is too long")
-        finally:
-            await answer.close()
-        return answer.status, b"".join(chunks)
+    async def _paid(self, body: Mapping[str, Any], most: int) -> tuple[int, bytes]:
+        """An answer, of ``most`` tokens at most, on the account of the team. Raises ``SummaryFailed``."""
+        if self._budget is None:
+            return await self._answer(body)
+        # Counting a whole transcript takes a while.
+        prompt = await asyncio.to_thread(lambda: sum(self.count(message["content"]) for message in body["messages"]))
+        with self._budget.call(prompt + most) as call:
+            try:
+                status, answer = await self._answer(body)
+            except SummaryFailed as failure:
+                if isinstance(failure.__cause__, UpstreamUnreachable):
+                    call.cost = 0
+                raise
+            call.cost = await self._cost(prompt, answer) if status == 200 else 0
+        return status, answer
 
     async def _cost(self, prompt: int, answer: bytes) -> int:
         """What a call has cost in tokens, as the answer reports it, or as counted here where it does not."""
         try:
             usage = msgspec.json.decode(answer, type=_Answer).usage
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             usage = None
         if usage is not None and usage.prompt_tokens:
             return usage.prompt_tokens + usage.completion_tokens
@@ -136,6 +133,31 @@ class LaneModel:
         except SummaryFailed:
             return prompt
         return prompt + await asyncio.to_thread(self.count, written)
+
+    async def _answer(self, body: Mapping[str, Any]) -> tuple[int, bytes]:
+        request = Outgoing(
+            body=msgspec.json.encode(body),
+            model=self._model,
+            stream=False,
+            headers=[("content-type", "application/json")],
+            credential=self._credential,
+            timeout=self._timeout,
+        )
+        try:
+            answer = await self._lane.send(request)
+            try:
+                chunks = []
+                size = 0
+                async for chunk in answer.body:
+                    chunks.append(chunk)
+                    size += len(chunk)
+                    if size > _ANSWER_LIMIT:
+                        raise SummaryFailed("the answer is too long")
+            finally:
+                await answer.close()
+        except UpstreamError as error:
+            raise SummaryFailed(error.code) from error
+        return answer.status, b"".join(chunks)
 
     def _limit(self, max_tokens: int) -> dict[str, int]:
         own = self._model.lower().rsplit("/", 1)[-1]
@@ -156,8 +178,6 @@ def reasons(model: str) -> bool:
 
 
 def _read(status: int, body: bytes) -> Written:
-    if recognise(status, body) is not None:
-        raise SummaryTooLong("the summary model refused the transcript as too long")
     if status != 200:
         raise SummaryFailed(f"the summary model answered with status {status}")
     try:

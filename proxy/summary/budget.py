@@ -26,8 +26,9 @@ DAY = 86_400
 TEAMS = 10_000
 """So many are remembered, the latest ones."""
 
-_GRACE = 3_600.0
-"""Seconds that a day's account stays in the store after the day."""
+_GRACE = 60.0 * DAY
+"""Seconds that a day's account stays in the store after the day, which the next day's replaces. A store that is full
+removes first what expires first: this must not be it."""
 
 
 class BudgetSpent(SummaryUnasked):

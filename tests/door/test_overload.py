@@ -170,7 +170,10 @@ def test_who_leaves_gives_the_place_back(wait: float, stage: Stage, start_proxy:
 
 
 LARGE = chat("x" * 900_000)
-MEMORY: dict[str, Any] = {"server": {"body_limit": "1MB", "max_body_memory": "2MB", "queue_timeout": 0.5}}
+MEMORY: dict[str, Any] = {
+    "server": {"body_limit": "1MB", "max_body_memory": "2MB", "queue_timeout": 0.5},
+    "policies": {"default": {"mode": "off"}},
+}
 
 
 def by_size(arrived: Arrived) -> list[Step]:
@@ -200,7 +203,7 @@ def test_bodies_take_no_more_memory_than_there_is(
 
 def test_a_body_waits_for_memory(stage: Stage, start_proxy: StartProxy) -> None:
     with stage(by_size) as upstream:
-        url = start_proxy(upstream.url, {"server": {**MEMORY["server"], "queue_timeout": 30}})
+        url = start_proxy(upstream.url, {**MEMORY, "server": {**MEMORY["server"], "queue_timeout": 30}})
         with ThreadPoolExecutor(4) as clients:
             results = list(clients.map(lambda _: ask(url, body=LARGE).status, range(4)))
         assert results == [200] * 4

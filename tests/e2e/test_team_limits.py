@@ -37,7 +37,7 @@ def entry(key: str, **more: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def limited(upstream: StandIn, folder: Path, **limits: int) -> Iterator[str]:
-    """The URL of a proxy in front of the upstream, where the team ``search`` has limits and the team ``other`` none."""
+    """The URL of a proxy in front of the upstream, where the teams ``search`` and ``other`` have these limits each."""
     with serve(upstream.app) as url:
         settings = {
             "auth": {"mode": "keys"},
@@ -45,7 +45,7 @@ def limited(upstream: StandIn, folder: Path, **limits: int) -> Iterator[str]:
             "models": [{"match": "*", "upstream": "main", "profile": PROFILE}],
             "teams": {
                 "search": {"keys": [entry(SEARCH), entry("cp-old", expires="2020-01-31")], "limits": limits},
-                "other": {"keys": [entry(OTHER)]},
+                "other": {"keys": [entry(OTHER)], "limits": limits},
             },
         }
         with proxied(settings, folder) as entrance:
@@ -100,11 +100,12 @@ def test_the_rate_is_a_teams_own(tmp_path: Path) -> None:
             assert answer.status_code == 429, path
             assert answer.json()["error"]["code"] == "rate_limit_exceeded"
             assert answer.headers["retry-after"] == "20"
-        for _ in range(5):
+        for _ in range(3):
             ask(other, SHORT)
-    assert len(upstream.requests) == 8
+        refusal(other)
+    assert len(upstream.requests) == 6
     assert upstream.others == []
-    assert refused("rate")._value.get() == before + 4
+    assert refused("rate")._value.get() == before + 5
 
 
 def test_a_rate_lets_as_many_in_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,8 +170,11 @@ def test_one_after_the_other_is_never_too_many(tmp_path: Path) -> None:
             assert len(list(caller.chat.completions.create(model="m", messages=SHORT, stream=True))) > 1
 
 
-def test_those_who_wait_for_a_place_are_no_more_than_the_places(tmp_path: Path) -> None:
-    upstream = StandIn(responder=lambda body: Reply(content="Done.", delay=4.0))
+def test_those_who_wait_for_a_place_are_no_more_than_the_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quotas, "WAIT_SECONDS", 3.0)
+    upstream = StandIn(responder=lambda body: Reply(content="Done.", delay=6.0))
     with (
         limited(upstream, tmp_path, concurrent=2) as url,
         client(url, SEARCH) as caller,
@@ -187,7 +191,7 @@ def test_those_who_wait_for_a_place_are_no_more_than_the_places(tmp_path: Path) 
 
         results = list(pool.map(status, range(10)))
     assert sorted(found for found, _ in results) == [200, 200, *[429] * 8]
-    assert sorted(seconds for found, seconds in results if found == 429)[5] < 4.0
+    assert sorted(seconds for found, seconds in results if found == 429)[5] < 3.0
 
 
 def outcomes(name: str) -> float:

@@ -100,6 +100,8 @@ ROWS: tuple[Row, ...] = (
         r"<window>however, you requested <output> output tokens and your prompt contains <n> characters",
         "input_plus_output",
     ),
+    # Of so many characters it does not count the tokens: the next number is the limit once more.
+    _row("vLLM", r"<window>however, your (?:prompt|request|input) contains <n> characters"),
     _row(
         "OpenAI, Azure, DeepSeek, llama-cpp-python, OpenRouter",
         r"<window>however,? you requested (?:about )?<n> tokens \((?P<parts>[^)]{1,300})\)",
@@ -261,6 +263,7 @@ ROWS: tuple[Row, ...] = (
     _row("Hunyuan", r"prompt tokens <counted> exceed max input tokens <limit>", scope="input"),
     _row("Hunyuan", r"输入.{0,12}(?:过长|超).{0,30}限制 ?<limit> ?tokens?", scope="input"),
     _row("Chinese services", r"输入.{0,12}(?:过长|超过|超出)|上下文.{0,12}(?:过长|超过|超出|超限)", figures=True),
+    _row("general", r"(?:输入|上下文|提示词|prompt).{0,8}(?:超长|过长|太长)", figures=True),
     _row("Volcengine", r"exceed max message tokens"),
     _row("Z.ai", r"prompt exceeds max length|tokens? in (?:the )?request more than max tokens? allowed"),
     _row("MiniMax", r"context window exceeds limit"),
