@@ -4,6 +4,7 @@
     ├── ConfigurationError           (never reaches a client: a command prints it)
     ├── RequestError                 400  invalid_request_error
     │   ├── BadBody                  400  invalid_body
+    │   ├── BodyTooSlow              408  request_timeout
     │   ├── BodyTooLarge             413  request_too_large
     │   ├── UnsupportedEncoding      415  unsupported_content_encoding
     │   ├── NotAuthenticated         401  invalid_api_key
@@ -66,6 +67,13 @@ class BadBody(RequestError):
     """The body is not what its path takes, in a way that no upstream could judge."""
 
     code = "invalid_body"
+
+
+class BodyTooSlow(RequestError):
+    """The body does not come, or hardly."""
+
+    status = 408
+    code = "request_timeout"
 
 
 class BodyTooLarge(RequestError):

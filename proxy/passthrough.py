@@ -10,7 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 from proxy.admission import Holding
 from proxy.answering import send_answer
 from proxy.body import parse
-from proxy.door import ClientLeft, answer_error, header, leaving, read_body
+from proxy.door import ClientLeft, answer_error, arriving, header, leaving, read_body
 from proxy.errors import ModelNotAllowed, NotFound, ProxyError
 from proxy.headers import VIA, for_upstream
 from proxy.hops import checked_hops
@@ -139,8 +139,13 @@ class Upload:
                 yield chunk
 
     async def whole(self) -> bytes:
-        """All of it."""
-        return b"".join([chunk async for chunk in self])
+        """All of it. Raises ``BodyTooSlow``."""
+        chunks = []
+        async with arriving() as body_in_time:
+            async for chunk in self:
+                body_in_time.came(len(chunk))
+                chunks.append(chunk)
+        return b"".join(chunks)
 
     async def after(self) -> Message:
         """What comes once the body is there, which can only be the client's leaving."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
 import pytest
+
+from proxy import door
 
 from .client import CHAT, JSON, Got, StartProxy, ask, chat, connected, read_all, request_bytes
 from .raw_upstream import Arrived, Stage, Step, answer, chunk, stream_head
@@ -220,3 +223,43 @@ def test_who_was_turned_away_can_use_the_connection_again(stage: Stage, start_pr
             assert first.result().status == 200
             connection.sendall(request_bytes(chat(), headers=[JSON, ("Connection", "close")]))
             assert b"HTTP/1.1 200 " in read_all(connection)
+
+
+# A body without a length is passed on as it comes, and has the time that the upstream gives it.
+@pytest.mark.parametrize(
+    ("path", "length"),
+    [
+        (CHAT, "Content-Length: 1000"),
+        (CHAT, "Transfer-Encoding: chunked"),
+        ("/v1/files", "Content-Length: 1000"),
+    ],
+)
+def test_a_body_that_does_not_come_gives_the_place_back(
+    path: str, length: str, stage: Stage, start_proxy: StartProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "BODY_SECONDS", 0.5)
+    with stage(slow) as upstream:
+        url = start_proxy(upstream.url, ONE)
+        with connected(url) as connection:
+            connection.sendall(f"POST {path} HTTP/1.1\r\nHost: proxy.test\r\n{length}\r\n\r\n".encode())
+            told = connection.recv(65_536)
+        assert told.startswith(b"HTTP/1.1 408 ")
+        assert b'"code":"request_timeout"' in told
+        assert soon_served(url)
+        assert [arrived.target for arrived in upstream.arrived] == [CHAT]
+
+
+def test_a_slow_body_that_keeps_coming_is_taken(
+    stage: Stage, start_proxy: StartProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "BODY_SECONDS", 1.5)
+    monkeypatch.setattr(door, "BODY_RATE", 10)
+    with stage(slow) as upstream:
+        body = chat("y" * 200)
+
+        def parts() -> Iterator[bytes]:
+            for start in range(0, len(body), 50):
+                time.sleep(0.5)
+                yield body[start : start + 50]
+
+        assert ask(start_proxy(upstream.url), body=parts()).status == 200
