@@ -144,6 +144,9 @@ class ChatCompletions:
         outcome.output = await self._room.output(exchange, case, outcome)
         while True:
             opening = await self._send(exchange, lane, outcome)
+            if opening.cut_short and case.mode == "enforce" and not exchange.retries:
+                await self._again(exchange, opening)
+                continue
             overflow = opening.overflow or await self._silent(exchange, case, outcome, opening)
             if overflow is None and opening.answer.status < 400 and not opening.empty:
                 self._room.proved(exchange)
@@ -158,10 +161,13 @@ class ChatCompletions:
                 parts = await service.compactor.parts(case, outcome)
                 output = outcome.output or body.max_output or 0
                 return failed_answer(opening, parts | {OUTPUT_PART: output}), outcome
-            await opening.answer.close()
-            RETRIES.inc()
-            exchange.retries += 1
+            await self._again(exchange, opening)
             case, outcome = harder
+
+    async def _again(self, exchange: Exchange, opening: Opening) -> None:
+        await opening.answer.close()
+        RETRIES.inc()
+        exchange.retries += 1
 
     async def _silent(self, exchange: Exchange, case: Case, outcome: Outcome, opening: Opening) -> Overflow | None:
         """The overflow that an answer with nothing in it stands for, if it does."""
