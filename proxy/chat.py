@@ -62,9 +62,14 @@ class ChatCompletions:
         """Serve one request."""
         configuration = self._service.configuration
         try:
-            raw = await read_body(scope, receive, configuration.settings.server.body_limit)
-            async with leaving(receive):
-                seen = await self._serve(configuration, scope, raw, send)
+            service = self._service
+            hops = checked_hops(scope, service.instance)
+            caller = configuration.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
+            async with service.quotas.admitted(caller):
+                with service.bodies.holding() as held:
+                    raw = await read_body(scope, receive, configuration.settings.server.body_limit, held)
+                    async with leaving(receive):
+                        seen = await self._serve(configuration, scope, caller, raw, hops, send)
             if seen is not None:
                 # The answer is out: whoever leaves now has it all.
                 await self._afterwards.look(seen)
@@ -74,13 +79,13 @@ class ChatCompletions:
             requests("refused").inc()
             await answer_error(send, error, [("x-compaction", "none"), ("x-compaction-id", secrets.token_hex(8))])
 
-    async def _serve(self, configuration: Configuration, scope: Scope, raw: bytes, send: Send) -> Seen | None:
+    async def _serve(
+        self, configuration: Configuration, scope: Scope, caller: Caller, raw: bytes, hops: str, send: Send
+    ) -> Seen | None:
         """Answer one request. What comes back can teach how the upstream counts."""
         service = self._service
         server = configuration.settings.server
         now = asyncio.get_running_loop().time()
-        hops = checked_hops(scope, service.instance)
-        caller = configuration.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
         body = parse(raw)
         route = self._route(configuration, body, caller)
         caller = for_model(caller, body.model or "")
@@ -233,6 +238,7 @@ class ChatCompletions:
             ),
             rules=rules_for(policy, window_known=room is not None, bounds=bounds_of(exchange.profile)),
             strict=exchange.profile.strict_alternation,
+            allowance=service.budgets.of(caller),
         )
 
     async def _counted(self, exchange: Exchange, outcome: Outcome) -> int:

@@ -45,9 +45,13 @@ class ModelList:
 
     async def _serve(self, scope: Scope, send: Send) -> None:
         configuration = self._service.configuration
-        settings = configuration.settings
         hops = checked_hops(scope, self._service.instance)
         caller = configuration.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
+        async with self._service.quotas.admitted(caller):
+            await self._listed(configuration, scope, send, caller, hops)
+
+    async def _listed(self, configuration: Configuration, scope: Scope, send: Send, caller: Caller, hops: str) -> None:
+        settings = configuration.settings
         if not settings.models and caller.models is None:
             await send_answer(
                 send, await self._ask(configuration, next(iter(settings.upstreams)), scope, caller, hops), []

@@ -35,6 +35,7 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
     # Worker processes must know each other's requests as their own, or a loop would pass from one to the next.
     os.environ[INSTANCE] = secrets.token_hex(8)
     configure()
+    _allow_many_connections()
     # Once it has stopped, uvicorn sends itself the signal again, for whoever had a handler before. It ended well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     _not_yet()
@@ -62,6 +63,18 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
     application = Worker(None if loaded is None else loaded.sources)
     processes = uvicorn.Config(application, factory=True, **options)
     Workers(processes, [processes.bind_socket()]).run()
+
+
+def _allow_many_connections() -> None:
+    """As many open files as the system lets this process have: each request takes two, and 1,024 is a usual default."""
+    if sys.platform != "win32":
+        import resource
+
+        now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        # macOS calls it unlimited and then refuses more than this.
+        wanted = 10_240 if most == resource.RLIM_INFINITY else most
+        if now != resource.RLIM_INFINITY and now < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _not_yet() -> None:

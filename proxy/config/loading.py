@@ -30,7 +30,7 @@ _NOT_IN_FORCE = {"policies", "include"}
 class Loaded:
     """A configuration that is right: its settings, its files, and what they state, by lines over all files.
 
-    ``warnings`` has a line ``file:line: what is odd`` for each thing that is not wrong and hardly meant.
+    ``warnings`` has a line ``file:line: warning: what is odd`` for each thing that is not wrong and hardly meant.
     """
 
     settings: Settings
@@ -119,11 +119,12 @@ def _loaded(assembly: Assembly) -> Loaded:
     faults = cross_check(root, written, settings)
     if faults:
         raise Faults(faults)
+    odd = [fault._replace(message=f"warning: {fault.message}") for fault in doubts(root, written, settings)]
     ignored = [
-        f"{path}: is not read, as its name does not end in .yaml: rename it" for path in assembly.sources.ignored
+        f"{path}: warning: is not read, as its name does not end in .yaml: rename it"
+        for path in assembly.sources.ignored
     ]
-    odd = (*assembly.sources.told(doubts(root, written, settings)), *ignored)
-    return Loaded(settings, assembly.sources, root, written, odd)
+    return Loaded(settings, assembly.sources, root, written, (*assembly.sources.told(odd), *ignored))
 
 
 def _written(root: Mapping) -> WrittenSettings:

@@ -179,7 +179,7 @@ def test_what_is_wrong_in_a_folder(tmp_path: Path) -> None:
 def test_a_file_with_another_ending_is_told(tmp_path: Path) -> None:
     laid_out(tmp_path, {"a.yaml": "server: {}\n", "policies/b.yml": "policies: {}\n"})
     (said,) = read(tmp_path, {}).warnings
-    assert said == f"{tmp_path}/policies/b.yml: is not read, as its name does not end in .yaml: rename it"
+    assert said == f"{tmp_path}/policies/b.yml: warning: is not read, as its name does not end in .yaml: rename it"
 
 
 def test_what_changes_when_a_file_does(tmp_path: Path) -> None:
@@ -258,9 +258,9 @@ def test_what_is_hardly_meant_is_a_warning(tmp_path: Path) -> None:
         """)
     )
     assert [line.removeprefix(f"{file}:").partition(", so")[0] for line in read(file, {}).warnings] == [
-        "7: policies.default.summary.fallback_model: no route of 'models' matches 'gpt-4o'",
-        "11: policies.default.models[0].summary.model: no route of 'models' matches 'o9'",
-        "13: teams.one.models[2]: no route of 'models' can match 'claude-*'",
+        "7: warning: policies.default.summary.fallback_model: no route of 'models' matches 'gpt-4o'",
+        "11: warning: policies.default.models[0].summary.model: no route of 'models' matches 'o9'",
+        "13: warning: teams.one.models[2]: no route of 'models' can match 'claude-*'",
     ]
     file.write_text("policies: {default: {summary: {model: anything}}}\n")
     assert read(file, {}).warnings == (), "without routes every model has one"
