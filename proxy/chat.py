@@ -96,10 +96,11 @@ class ChatCompletions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
+        known: list[tuple[str, str]] = []
         try:
             raw = await read_body(scope, receive, self._service.settings.server.body_limit)
             async with leaving(receive):
-                seen = await self._serve(scope, raw, send)
+                seen = await self._serve(scope, raw, send, known)
             if seen is not None:
                 # The answer is out: whoever leaves now has it all.
                 await self._calibrate(seen)
@@ -107,15 +108,20 @@ class ChatCompletions:
             requests("client_left").inc()
         except ProxyError as error:
             requests("refused").inc()
-            await answer_error(send, error, [("x-compaction", "none"), ("x-compaction-id", secrets.token_hex(8))])
+            said = [("x-compaction", "none"), *known, ("x-compaction-id", secrets.token_hex(8))]
+            await answer_error(send, error, said)
 
-    async def _serve(self, scope: Scope, raw: bytes, send: Send) -> Seen | None:
-        """Answer one request. What comes back can teach how the upstream counts."""
+    async def _serve(self, scope: Scope, raw: bytes, send: Send, known: list[tuple[str, str]]) -> Seen | None:
+        """Answer one request. What comes back can teach how the upstream counts.
+
+        ``known`` gets the response headers that hold whatever becomes of the request.
+        """
         service = self._service
         server = service.settings.server
         now = asyncio.get_running_loop().time()
         hops = checked_hops(scope, service.instance)
         caller = service.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
+        known.append(("x-compaction-policy", caller.policy.name))
         body = parse(raw)
         exchange = Exchange(scope, caller, body, self._route(body, caller), hops, now + server.deadline)
         if not body.stream:

@@ -24,6 +24,9 @@ log = structlog.get_logger(__name__)
 
 _WILD = "*?["
 
+LIST_BYTES = 4_000_000
+"""The longest list that is read, as it is sent."""
+
 
 class ModelList:
     """The models that a caller may name."""
@@ -73,7 +76,12 @@ class ModelList:
     async def _list(self, upstream: str, scope: Scope, caller: Caller, hops: str) -> bytes:
         opening = await self._ask(upstream, scope, caller, hops)
         try:
-            chunks = [opening.first, *[chunk async for chunk in opening.answer.body]]
+            chunks, size = [opening.first], len(opening.first)
+            async for chunk in opening.answer.body:
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > LIST_BYTES:
+                    raise UpstreamError("The upstream's list of models is too long.")
         finally:
             await opening.answer.close()
         return readable(opening.answer, b"".join(chunks))

@@ -49,6 +49,8 @@ class Connections:
                 response = await self._request(method, url, headers, body)
         except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
             raise _told(error, within) from error
+        except UnicodeError as error:  # from the codec of international names
+            raise UpstreamUnreachable("The upstream's address has a name that no host can have.") from error
         if not 200 <= response.status <= 599:
             response.close()
             raise UpstreamInterrupted(f"The upstream answered with status {response.status}, which is none.")
