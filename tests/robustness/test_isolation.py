@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_harness import chat as conversation
-from e2e_harness import proxied
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,6 +36,8 @@ from proxy.tokens.remembered import Remembered
 from tests.conftest import settings_for
 from tests.door.client import CHAT, JSON, Got, StartProxy, ask, chat
 from tests.door.raw_upstream import Stage, answer
+from tests.e2e.e2e_harness import chat as conversation
+from tests.e2e.e2e_harness import proxied
 
 PREFIX = "sk-the-same-twenty-chars-and-more-"
 ALICE, BOB = PREFIX + "alice", PREFIX + "bob"

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e_harness import proxied, served
 
 from proxy.upstream.connections import environment_proxy
 from tests.door.client import CHAT, JSON, StartProxy, ask, chat
 from tests.door.raw_upstream import RawUpstream, Stage, answer
+from tests.e2e.e2e_harness import proxied, served
 
 GOOD = b'{"choices":[]}'
 

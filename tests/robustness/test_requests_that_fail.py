@@ -10,14 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from e2e_harness import chat as conversation
-from e2e_harness import proxied
 
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
 from tests.door.client import CHAT, Got, StartProxy, ask, chat, connected, request_bytes
 from tests.door.raw_upstream import Arrived, RawUpstream, Step, answer
 from tests.door.test_disconnects import SUMMARY, TRIGGERED, talk
+from tests.e2e.e2e_harness import chat as conversation
+from tests.e2e.e2e_harness import proxied
 
 REFUSED = answer(
     b'{"error":{"message":"This model\'s maximum context length is 4000 tokens. However, your messages resulted in '
