@@ -24,6 +24,8 @@ log = structlog.get_logger(__name__)
 
 _WILD = "*?["
 
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError)
+
 LIST_BYTES = 4_000_000
 """The longest list that is read, as it is sent."""
 
@@ -93,7 +95,7 @@ class ModelList:
                 entries = _entries(await self._list(upstream, scope, caller, hops))
         except NotFound:
             return {}  # a translated provider has no such list
-        except (UpstreamError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        except (UpstreamError, TimeoutError, *_UNREADABLE) as error:
             log.warning("models.no_list", upstream=upstream, reason=type(error).__name__)
             return {}
         routes = self._service.settings.models

@@ -90,6 +90,6 @@ def _choice_has_content(choice: Any) -> bool:
 def _decoded(data: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
