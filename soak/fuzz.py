@@ -127,7 +127,7 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = {
 SEEDS: Mapping[str, tuple[bytes, ...]] = {
     "errors": (
         b'\x01{"error":{"message":"This model\'s maximum context length is 8192 tokens. However, your messages '
-        b'resulted in 9000 tokens.","type":"invalid_request_error","param":"messages","code":"context_length_exceeded"}}',
+        b'resulted in 9000 tokens.","type":"invalid_request_error","code":"context_length_exceeded"}}',
         b'\x01{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long: 93 > 19"}}',
         b'\x03{"detail":[{"msg":"input length and `max_tokens` exceed context limit: 10 + 20 > 25"}]}',
     ),
