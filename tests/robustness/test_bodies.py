@@ -251,8 +251,9 @@ def test_a_megabyte_that_is_hard_to_count_holds_nobody_up(limited: str, name: st
         done.set()
         looking.join()
     assert got.status == 200
-    assert took < 6
-    assert slowest < 0.5
+    assert took < 20
+    # On a busy machine everything is slow; but nobody waits as long as the counting takes.
+    assert slowest < max(0.2, took / 2)
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -101,6 +101,14 @@ def workers(process: subprocess.Popen[bytes]) -> set[int]:
     return found
 
 
+def comes_true(what: Callable[[], bool], seconds: float = 120.0) -> bool:
+    """Whether something becomes true within the time."""
+    until = time.monotonic() + seconds
+    while not what() and time.monotonic() < until:
+        time.sleep(0.1)
+    return what()
+
+
 @pytest.mark.long
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no such signal here")
 def test_workers_are_replaced_one_after_another_and_nobody_notices(tmp_path: Path) -> None:
@@ -124,10 +132,10 @@ def test_workers_are_replaced_one_after_another_and_nobody_notices(tmp_path: Pat
                     failed.append(fault)
 
     with RawUpstream(in_a_second) as upstream, with_workers(upstream.url, tmp_path) as (process, url):  # type: ignore[arg-type]
-        until = time.monotonic() + 30
-        while len(workers(process)) < 2 and time.monotonic() < until:
-            time.sleep(0.05)
+        begun = lambda: (tmp_path / "log").read_text().count("Application startup complete")  # noqa: E731
+        assert comes_true(lambda: begun() >= 2)
         before = workers(process)
+        assert len(before) == 2
         threads = [threading.Thread(target=calling, args=(url,)) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -137,10 +145,7 @@ def test_workers_are_replaced_one_after_another_and_nobody_notices(tmp_path: Pat
             stream.start()
             time.sleep(0.3)
             process.send_signal(signal.SIGHUP)
-            until = time.monotonic() + 60
-            while (workers(process) & before or len(workers(process)) < 2) and time.monotonic() < until:
-                time.sleep(0.1)
-            assert not workers(process) & before, "both are new"
+            assert comes_true(lambda: begun() >= 4 and not workers(process) & before)
             time.sleep(1)
             stream.join(15)
         finally:

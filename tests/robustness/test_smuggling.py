@@ -121,7 +121,7 @@ def test_what_is_ambiguous_is_refused(own: str, upstream: RawUpstream, name: str
     lives_on(own)
 
 
-@pytest.mark.parametrize("name", REFUSED.keys() - CHUNKS_WIN)
+@pytest.mark.parametrize("name", sorted(REFUSED.keys() - CHUNKS_WIN))
 def test_the_other_parser_refuses_it_or_takes_it_for_one(other: str, upstream: RawUpstream, name: str) -> None:
     upstream.arrived = []
     got = told(other, REFUSED[name])
