@@ -8,9 +8,9 @@ import msgspec
 import structlog
 from starlette.types import Send
 
-from proxy.calibration import Tail
 from proxy.errors import ProxyError, UpstreamInterrupted, error_body
 from proxy.headers import encoded
+from proxy.upstream.ending import Tail
 from proxy.upstream.lane import Headers
 from proxy.upstream.opening import Opening, readable
 from proxy.upstream.sse import EventBuffer

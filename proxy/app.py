@@ -81,6 +81,7 @@ class Proxy:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        self.service.upkeep.start()
         yield
         self.service.draining = True
         await self.service.aclose()
@@ -88,6 +89,9 @@ class Proxy:
     async def _ready(self, request: Request) -> Response:
         if self.service.draining:
             return PlainTextResponse("draining\n", status_code=503)
+        if self.service.store.left_alone:
+            # Requests are answered all the same, so they had better come.
+            return PlainTextResponse(f"ready; the store fails ({', '.join(self.service.store.left_alone)})\n")
         return PlainTextResponse("ready\n")
 
 

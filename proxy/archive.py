@@ -128,6 +128,13 @@ class Archive:
             return None
         return Found([message for part in reversed(parts) for message in part], complete=link is None)
 
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """No longer know what was written for tenants that were forgotten; says of which. What waits is written."""
+        tenants = {tenant for tenant, _ in (*self._written, *self._waiting) if forgotten(tenant)}
+        for place in [place for place in self._written if place[0] in tenants]:
+            del self._written[place]
+        return tenants
+
     async def drained(self, seconds: float = CLOSING_SECONDS) -> bool:
         """Wait until all that waits is written, for so many seconds at most; says whether it is."""
         if self._tasks:

@@ -6,10 +6,8 @@ Only what the upstream says of itself counts, never what stands in a conversatio
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -45,15 +43,6 @@ KEPT_SECONDS = 30 * 86_400.0
 """So long a factor is kept that nothing confirms."""
 
 KIND = "ratio"
-
-TAIL_BYTES = 4_096
-TAIL_CHUNKS = 16
-
-_USAGE = re.compile(r'"usage"\s*:\s*(?=\{)')
-# What may follow on the JSON object that an answer or an event is.
-_END = re.compile(r"\s*\Z|[\r\n]+(?:data|event|id|retry)?:")
-_TRIED = 4
-_decoder = json.JSONDecoder()
 
 
 class Ratios(msgspec.Struct, frozen=True):
@@ -171,35 +160,3 @@ def _stepped(estimate: float, steps: int) -> int:
     low, high = BOUNDS
     wanted = min(max(estimate, low), high) * STEPS
     return steps if abs(wanted - steps) <= 1 else round(wanted)
-
-
-class Tail:
-    """The last bytes of an answer, for the usage that stands there."""
-
-    def __init__(self) -> None:
-        self._chunks: deque[bytes] = deque(maxlen=TAIL_CHUNKS)
-
-    def add(self, chunk: bytes) -> None:
-        """Keep a chunk as long as it is among the last ones."""
-        if len(chunk) > TAIL_BYTES:
-            self._chunks.clear()
-            chunk = chunk[-TAIL_BYTES:]
-        self._chunks.append(chunk)
-
-    def prompt_tokens(self) -> int | None:
-        """The size of the prompt as the upstream reports it; ``None`` where it does not, or not near the end.
-
-        In a string quotation marks are escaped, so ``"usage":`` with bare ones is a field. It is the answer's own only
-        if the object it stands in is the outermost one: nothing may follow on it but the next line of a stream.
-        """
-        text = b"".join(self._chunks).decode("utf-8", "replace")
-        for match in list(_USAGE.finditer(text))[: -_TRIED - 1 : -1]:
-            rest = '{"usage":' + text[match.end() :]
-            try:
-                value, end = _decoder.raw_decode(rest)
-            except (ValueError, RecursionError):
-                continue
-            tokens = value["usage"].get("prompt_tokens")
-            if _END.match(rest, end) and isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0:
-                return tokens
-        return None

@@ -1,4 +1,4 @@
-"""The commands: serve, demo, check, explain, models."""
+"""The commands: serve, demo, check, explain, models, forget."""
 
 from __future__ import annotations
 
@@ -81,6 +81,25 @@ def models(names: tuple[str, ...], config: Path | None, check: bool) -> None:
 
     with _told_plainly():
         (checked if check else limits)(names, config)
+
+
+def _digest(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    digest = None if value is None else value.lower().removeprefix("sha256:")
+    if digest is not None and (len(digest) != 64 or set(digest) - set("0123456789abcdef")):
+        raise click.BadParameter('has 64 hex digits: printf %s "$KEY" | sha256sum')
+    return digest
+
+
+@main.command()
+@_CONFIG
+@click.option("--team", help="The team, as the configuration names it.")
+@click.option("--key-sha256", callback=_digest, help="The SHA-256 of the caller's key, where teams have no say.")
+def forget(config: Path | None, team: str | None, key_sha256: str | None) -> None:
+    """Remove everything that is stored of a team or a caller. Works beside a running server."""
+    from proxy.forgetting import forget as run
+
+    with _told_plainly():
+        run(team, key_sha256, config)
 
 
 class _told_plainly:

@@ -90,6 +90,11 @@ class Outcome:
     output: int | None = None
     parts: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def sent(self) -> int | None:
+        """Tokens of the request as it is sent; ``None`` where they were not counted."""
+        return self.before if self.messages is None else self.after
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -175,7 +180,7 @@ class Compactor:
 
     async def _measure(self, case: Case) -> tuple[list[Turn], int, int]:
         """The messages with what is known of them, the tokens of tools and framing, and those of the whole request."""
-        turns = await self._remembered.turns(case.body.messages, case.counter)
+        turns = await self._remembered.turns(case.body.messages, case.counter, case.tenant)
         fixed = case.counter.overhead(case.body.overhead_fields())
         return turns, fixed, fixed + sum(turn.facts.tokens for turn in turns)
 

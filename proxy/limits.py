@@ -73,6 +73,11 @@ class Learned:
     source: Source = field(default="refusal", compare=False)
     named: int | None = field(default=None, compare=False)
 
+    @property
+    def blind(self) -> bool:
+        """Whether the refusal gave no number at all."""
+        return self.source == "guess" and self.named is None
+
 
 def reserved_output(profile: Profile, asked: int | None, policy: Clause | None, learned: Learned | None = None) -> int:
     """Tokens of the window, as it is known or was learned, that are kept for the answer."""
@@ -112,21 +117,34 @@ def told_by(overflow: Overflow, counted_here: int, reserved: int, factor: float 
     blind = Learned(input=int(counted_here * BLIND_FACTOR), source="guess")
     if overflow.limit is None or overflow.limit < LEAST_LIMIT:
         return blind
-    ratio = factor
-    if overflow.counted:
-        low, high = RATIO_BOUNDS
-        ratio = min(max(overflow.counted / max(counted_here, 1), low), high)
-    here = int(overflow.limit / ratio * CAUTION)
-    output = 0 if overflow.scope == "input" else max(reserved, overflow.output or 0)
+    here = _here(overflow.limit, overflow.counted, counted_here, factor)
+    named = 0 if overflow.kind == "silent" else overflow.output or 0  # there it is what was written
+    output = 0 if overflow.scope == "input" else max(reserved, named)
     if here - output >= counted_here:
         # By our count it would have fitted, and the refusal does not say by how much that is wrong.
-        return blind
+        return replace(blind, named=overflow.limit)
     if overflow.scope == "input":
         return Learned(input=here, named=overflow.limit)
     if output > reserved:
         # The upstream adds an output of its own to requests that name none.
         return Learned(input=max(here - output, here // SMALLEST_PART), named=overflow.limit)
     return Learned(total=here, named=overflow.limit)
+
+
+def shown_by(overflow: Overflow, counted_here: int, factor: float) -> Learned | None:
+    """What an answer to a request of ``counted_here`` tokens shows of the limit, though nothing was refused."""
+    if overflow.limit is None:
+        return None
+    return Learned(total=_here(overflow.limit, overflow.counted, counted_here, factor), named=overflow.limit)
+
+
+def _here(limit: int, counted: int | None, counted_here: int, factor: float) -> int:
+    """A limit in tokens as counted here, a little below it."""
+    ratio = factor
+    if counted:
+        low, high = RATIO_BOUNDS
+        ratio = min(max(counted / max(counted_here, 1), low), high)
+    return int(limit / ratio * CAUTION)
 
 
 def for_others(guess: Learned) -> Learned:
@@ -159,6 +177,16 @@ class Figure(msgspec.Struct, frozen=True):
         """Whether it is in force."""
         return not self.disproved and now <= self.until
 
+    @property
+    def blind(self) -> bool:
+        """Whether it was guessed from a refusal that gave no number."""
+        return self.source == "guess" and self.named is None
+
+    @property
+    def told(self) -> bool:
+        """Whether it rests on a limit that an upstream named, and nothing has disproved it."""
+        return not self.disproved and (self.source == "refusal" or (self.source == "usage" and self.named is not None))
+
 
 class Limits(msgspec.Struct, frozen=True):
     """What is known of a model at an upstream for one tenant, as it is stored."""
@@ -174,7 +202,7 @@ class Limits(msgspec.Struct, frozen=True):
         return max((figure.until for figure in (self.input, self.total) if figure is not None), default=0.0)
 
     def merged(self, other: Limits) -> Limits:
-        """Of each figure the newer one."""
+        """Of each figure the newer one, but that a guess gives way to what was named."""
         return Limits(self.upstream, self.model, _newer(self.input, other.input), _newer(self.total, other.total))
 
 
@@ -204,6 +232,9 @@ class LearnedLimits:
 
     def learn(self, upstream: str, model: str, tenant: str, told: Learned, most: Learned | None = None) -> None:
         """Keep a limit; of two for the same thing the lower one holds.
+
+        While one that was named holds, a guess for the same thing from a refusal without a number is not kept; and what
+        is named takes the place of such a guess, be it higher.
 
         ``most`` are the limits known otherwise: what is not below them says nothing. Nor does what is below
         ``LEAST_LIMIT``.
@@ -240,6 +271,10 @@ class LearnedLimits:
         if changed != known:
             self._known.put(tenant, upstream, model, changed)
 
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """See ``Shared.forget``."""
+        return self._known.forget(forgotten)
+
     async def aclose(self) -> None:
         """Write what waits to be written."""
         await self._known.aclose()
@@ -248,7 +283,9 @@ class LearnedLimits:
 def _newer(ours: Figure | None, theirs: Figure | None) -> Figure | None:
     if ours is None or theirs is None:
         return ours or theirs
-    return theirs if theirs.since > ours.since else ours
+    new, old = (theirs, ours) if theirs.since > ours.since else (ours, theirs)
+    # What was guessed by a process that did not know what had been named; what expires first does not bring it back.
+    return old if new.blind and not new.disproved and old.told and new.since <= old.until else new
 
 
 def _tokens(figure: Figure | None, now: float) -> int | None:
@@ -259,9 +296,11 @@ def _learned(known: Figure | None, tokens: int | None, most: int | None, told: L
     """The figure that holds after a refusal told one of so many tokens."""
     if tokens is None or tokens < LEAST_LIMIT or (most is not None and tokens >= most):
         return known
+    if told.blind and known is not None and known.told and known.holds(now):
+        return known
     until = now + (GUESS_SECONDS if told.source == "guess" else NAMED_SECONDS)
     new = Figure(tokens, told.source, now, until, told.named)
-    if known is None or not known.holds(now) or tokens <= known.tokens:
+    if known is None or not known.holds(now) or tokens <= known.tokens or (known.blind and told.source == "refusal"):
         return new
     # Told once more, a limit holds from now on; a guess says nothing of one that was named.
     return msgspec.structs.replace(known, since=now, until=until) if known.source == told.source else known

@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 from collections.abc import Sequence
+from functools import partial
 
 import structlog
 
@@ -13,16 +14,18 @@ from proxy.archive import Archive
 from proxy.calibration import Calibration
 from proxy.compactor import Compactor
 from proxy.config import Policy, Route, Settings
-from proxy.limits import LearnedLimits, budget, reserved_output
+from proxy.limits import Learned, LearnedLimits, budget, for_others, lower, published, reserved_output, told_by
 from proxy.profiles import Profile, Profiles
 from proxy.profiles.asking import Enquiries
 from proxy.shared import FIRST_READ_SECONDS
-from proxy.store import open_store
+from proxy.store import Guarded, open_store
 from proxy.summary.asking import LaneModel, output_limit
 from proxy.summary.service import Summaries
 from proxy.teams import Caller, Teams
 from proxy.tokens import Counter
 from proxy.tokens.remembered import Remembered
+from proxy.upkeep import Upkeep
+from proxy.upstream.overflow import Overflow
 from proxy.upstream.registry import Upstreams
 
 log = structlog.get_logger(__name__)
@@ -42,12 +45,13 @@ class Service:
         self.profiles = Profiles()
         self.enquiries = Enquiries(settings.upstreams, self.upstreams.relay, self.instance)
         self.remembered = Remembered()
-        self.store = open_store(settings.store.url)
+        self.store = Guarded(open_store(settings.store.url, settings.store.encryption.keys, settings.store.max_bytes))
         self.learned = LearnedLimits(self.store)
         self.calibration = Calibration(self.store)
         self.summaries = Summaries(self.store)
         self.archive = Archive(self.store)
         self.compactor = Compactor(self.remembered, self.summaries, self.archive)
+        self.upkeep = Upkeep(self.store, [self.summaries, self.archive, self.learned])
         self.draining = False
         self._profiles_loaded = False
         self._counters: dict[tuple[object, ...], Counter] = {}
@@ -81,11 +85,12 @@ class Service:
         return counter
 
     async def summary_models(
-        self, policy: Policy, route: Route, caller: Caller, max_tokens: int
+        self, policy: Policy, route: Route, caller: Caller, max_tokens: int, unproven: Learned | None = None
     ) -> Sequence[LaneModel]:
         """The models that may summarise a conversation on a route, in the order in which they are tried.
 
         ``max_tokens`` is the most that the summary may take: so much of their windows is not for the transcript.
+        ``unproven`` is a limit that the route's own model seems to have, by a refusal that named none.
 
         The caller's key goes to no other upstream than the one the caller's request goes to.
         """
@@ -106,6 +111,8 @@ class Service:
             output = output_limit(found.model, max_tokens, most)
             await self.recall(found.upstream, found.model, caller.tenant)
             learned = self.learned.get(found.upstream, found.model, caller.tenant)
+            if unproven is not None and (found.upstream, found.model) == (route.upstream, route.model):
+                learned = lower(learned, for_others(unproven))
             factor = self.calibration.factor(found.upstream, found.model)
             models.append(
                 LaneModel(
@@ -117,12 +124,22 @@ class Service:
                     count=counter.text,
                     credential=caller.credential if found.upstream == route.upstream else None,
                     timeout=policy.summary.timeout,
+                    told=partial(self._told, found, caller.tenant, published(profile, factor), factor),
                 )
             )
         return models
 
+    def _told(
+        self, route: Route, tenant: str, most: Learned, factor: float, overflow: Overflow, sent: int, output: int
+    ) -> None:
+        """Learn from a summary model's refusal what limit it names."""
+        told = told_by(overflow, sent, output, factor)
+        if told.source == "refusal":
+            self.learned.learn(route.upstream, route.model, tenant, told, most)
+
     async def aclose(self) -> None:
         """Close everything."""
+        await self.upkeep.aclose()
         await self.enquiries.aclose()
         await self.summaries.aclose()
         await self.upstreams.aclose()

@@ -103,6 +103,17 @@ class Shared(Generic[V]):
         self.hold(tenant, upstream, model, value)
         self._save((tenant, upstream, model), value)
 
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """Drop what is known for tenants that were forgotten; says for which."""
+        tenants = {tenant for tenant, _, _ in (*self._slots, *self._unsaved) if forgotten(tenant)}
+        for key in [key for key in self._slots if key[0] in tenants]:
+            slot = self._slots.pop(key)
+            if slot.reading is not None:
+                slot.reading.cancel()
+        for key in [key for key in self._unsaved if key[0] in tenants]:
+            del self._unsaved[key]
+        return tenants
+
     async def aclose(self) -> None:
         """Write what waits, and stop reading."""
         reads = [slot.reading for slot in self._slots.values() if slot.reading is not None]

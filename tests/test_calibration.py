@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy import calibration
-from proxy.calibration import BOUNDS, LEAST_OBSERVATIONS, OBSERVATIONS, PAUSE, TRIES, Calibration, Tail
+from proxy.calibration import BOUNDS, LEAST_OBSERVATIONS, OBSERVATIONS, PAUSE, TRIES, Calibration
 from proxy.demo.replies import Completion, Reply, event
 from proxy.limits import Learned, budget, told_by
 from proxy.profiles import Profile
+from proxy.upstream import ending
+from proxy.upstream.ending import Tail
 from proxy.upstream.overflow import Overflow
 
 
@@ -132,7 +134,7 @@ def told(*chunks: bytes) -> int | None:
     tail = Tail()
     for chunk in chunks:
         tail.add(chunk)
-    return tail.prompt_tokens()
+    return tail.finished().prompt
 
 
 def completion(content: str) -> Completion:
@@ -196,9 +198,9 @@ def test_what_is_no_answer_says_nothing() -> None:
 
 
 def test_a_gap_is_not_read_across() -> None:
-    long = b"x" * calibration.TAIL_BYTES
+    long = b"x" * ending.TAIL_BYTES
     assert told(b'{"usage":', long + b'{"prompt_tokens": 5}}') is None
-    assert told(b'{"usage":{"prompt_tokens": 5}}', *[b"\n"] * calibration.TAIL_CHUNKS) is None
+    assert told(b'{"usage":{"prompt_tokens": 5}}', *[b"\n"] * ending.TAIL_CHUNKS) is None
 
 
 @given(st.text(max_size=200), st.integers(1, 60))

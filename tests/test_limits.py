@@ -121,6 +121,68 @@ def test_a_guess_is_forgotten_sooner_than_what_was_named() -> None:
     assert known.get("u", "m", "t") == Learned(total=8000)
 
 
+GUESS = Learned(input=5_000, source="guess")
+NAMED = Learned(input=8_000, named=8_200)
+
+
+def test_a_guess_takes_the_place_of_nothing_that_was_named_and_holds() -> None:
+    now = 0.0
+    known = LearnedLimits(clock=lambda: now)
+    known.learn("u", "m", "t", NAMED)
+    now = limits.NAMED_SECONDS - 60
+    known.learn("u", "m", "t", GUESS)
+    assert known.get("u", "m", "t") == Learned(8_000)
+    now = limits.NAMED_SECONDS + 1
+    assert known.get("u", "m", "t") is None, "neither does it live longer, nor does the guess come back"
+    known.learn("u", "m", "t", GUESS)
+    assert known.get("u", "m", "t") == Learned(5_000)
+    now += limits.GUESS_SECONDS + 1
+    assert known.get("u", "m", "t") is None
+
+
+def test_a_guess_takes_the_place_of_what_an_answer_disproved() -> None:
+    known = LearnedLimits()
+    known.learn("u", "m", "t", NAMED)
+    known.prove("u", "m", "t", 20_000, 20_000, 1.0)
+    known.learn("u", "m", "t", GUESS)
+    assert known.get("u", "m", "t") == Learned(5_000)
+
+
+def test_a_guess_that_knows_a_number_lowers_what_was_named() -> None:
+    """The same limit again, for a prompt that should have been below it: the count was wrong, and no one says how."""
+    known = LearnedLimits()
+    known.learn("u", "m", "t", NAMED)
+    told = told_by(refusal(8_200, scope="input"), 7_000, 500)
+    assert (told.source, told.named) == ("guess", 8_200)
+    known.learn("u", "m", "t", told)
+    assert known.get("u", "m", "t") == Learned(4_900)
+
+
+def test_what_is_named_takes_the_place_of_a_guess_be_it_higher() -> None:
+    now = 0.0
+    known = LearnedLimits(clock=lambda: now)
+    known.learn("u", "m", "t", GUESS)
+    known.learn("u", "m", "t", NAMED)
+    assert known.get("u", "m", "t") == Learned(8_000)
+    now = limits.NAMED_SECONDS
+    assert known.get("u", "m", "t") == Learned(8_000), "for as long as what was named, not as the guess"
+
+
+@pytest.mark.parametrize(
+    ("guessed", "disproved", "left"),
+    [(1_000.0, False, 8_000), (limits.NAMED_SECONDS + 1, False, 5_000), (1_000.0, True, 5_000)],
+)
+def test_what_one_process_guessed_gives_way_to_what_another_was_told(
+    guessed: float, disproved: bool, left: int
+) -> None:
+    named = limits.Figure(8_000, "refusal", 0.0, limits.NAMED_SECONDS, 8_200, disproved)
+    guess = limits.Figure(5_000, "guess", guessed, guessed + limits.GUESS_SECONDS)
+    one, other = limits.Limits("u", "m", named), limits.Limits("u", "m", guess)
+    for merged in (one.merged(other), other.merged(one)):
+        assert merged.input is not None
+        assert merged.input.tokens == left
+
+
 @pytest.mark.parametrize("told", [Learned(input=255), Learned(total=16_000), Learned(input=12_000), Learned()])
 def test_what_is_no_limit_is_not_learned(told: Learned) -> None:
     """Less than any model takes, or no less than the profile allows."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from proxy.upstream.overflow.silent import Finished, output_tokens, prompt_tokens
 
 CATALOGUE = Path(__file__).parents[3] / "shared" / "data" / "overflow-errors.jsonl"
 REMEDIES = {"lower_max_tokens": "lower_output"}
@@ -73,31 +71,3 @@ def _line(row: Mapping[str, Any]) -> Line:
         window=row.get("window_known"),
         litellm=row.get("litellm_provider") or "openai",
     )
-
-
-def finished(body: bytes) -> Finished:
-    """What a finished answer reports, be it a stream or not."""
-    usage: dict[str, object] = {}
-    reason: str | None = None
-    written = False
-    for value in _objects(body.decode()):
-        for part in (value, value.get("message")):
-            if isinstance(part, dict) and isinstance(said := part.get("usage"), dict):
-                usage.update({name: number for name, number in said.items() if number is not None})
-        choices = value.get("choices")
-        choice = choices[0] if isinstance(choices, list) and choices else {}
-        told = choice.get("finish_reason") or value.get("stop_reason") or (value.get("delta") or {}).get("stop_reason")
-        reason = told or reason
-        message = choice.get("message") or choice.get("delta") or {}
-        written = written or bool(message.get("content") or message.get("tool_calls") or value.get("content"))
-    return Finished(reason, prompt_tokens(usage), output_tokens(usage), not written)
-
-
-def _objects(text: str) -> Iterator[dict[str, Any]]:
-    if text.startswith("{"):
-        yield json.loads(text)
-        return
-    for line in text.splitlines():
-        data = line.removeprefix("data:").strip()
-        if line.startswith("data:") and data.startswith("{"):
-            yield json.loads(data)

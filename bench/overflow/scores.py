@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from bench.overflow.lines import Line, finished
+from bench.overflow.lines import Line
+from proxy.upstream.ending import finished
 from proxy.upstream.overflow import Overflow, recognise
 from proxy.upstream.overflow.patterns import CODES, ROWS
 from proxy.upstream.overflow.silent import silent_overflow

@@ -13,7 +13,7 @@ from proxy.config.tree import Ambiguous, Node, Path, Scalar, find, quote_it, rea
 from proxy.config.tree import Mapping as MappingNode
 
 # Values below these names are never shown.
-_SECRET = frozenset({"api_key", "headers", "keys", "base_url", "url"})
+_SECRET = frozenset({"api_key", "headers", "key", "keys", "old_keys", "base_url", "url"})
 
 
 def faults_of(error: ValidationError, root: MappingNode, model: type[BaseModel]) -> list[Fault]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import importlib.util
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from proxy.config.policy import Policy, WrittenPolicy
 
 __all__ = [
     "AuthSettings",
+    "EncryptionSettings",
     "Policy",
     "ProfileSettings",
     "Route",
@@ -57,12 +60,64 @@ def default_store_url() -> str:
     return f"{_SQLITE}{platformdirs.user_state_path('compaction-proxy') / 'compaction.db'}"
 
 
+_STORE_KEY_BYTES = 32
+
+
+def _key_bytes(text: str) -> bytes | None:
+    """The 32 bytes that a text spells in hexadecimal or base64; ``None`` if it spells no such thing."""
+    try:
+        if len(text) == 2 * _STORE_KEY_BYTES:
+            return bytes.fromhex(text)
+        plain = text.replace("-", "+").replace("_", "/").rstrip("=")
+        key = base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
+    except ValueError:
+        return None
+    return key if len(key) == _STORE_KEY_BYTES else None
+
+
+def _store_key(value: SecretStr) -> SecretStr:
+    if _key_bytes(value.get_secret_value()) is None:
+        raise wrong("must be a key of 32 bytes, in base64 or as 64 hex digits: openssl rand -base64 32")
+    if importlib.util.find_spec("cryptography") is None:
+        raise wrong("needs the package cryptography: pip install cryptography, or leave the setting out")
+    return value
+
+
+StoreKey = Annotated[SecretStr, AfterValidator(_store_key)]
+"""A key of 32 bytes that is never shown."""
+
+
+class EncryptionSettings(Section):
+    """What the store is encrypted with. Left out: it is not."""
+
+    key: StoreKey | None = None
+    """32 bytes in base64 or hexadecimal (openssl rand -base64 32). Left out: the store is not encrypted."""
+    old_keys: tuple[StoreKey, ...] = ()
+    """Former keys: they still decrypt, and what they encrypted is written anew with `key`."""
+
+    @model_validator(mode="after")
+    def _has_a_key(self) -> EncryptionSettings:
+        if self.old_keys and self.key is None:
+            raise wrong("are of no use without key: state the key that encrypts now", "old_keys")
+        return self
+
+    @property
+    def keys(self) -> tuple[bytes, ...]:
+        """The key that encrypts, then the former ones; empty where nothing is encrypted."""
+        stated = (*([self.key] if self.key is not None else []), *self.old_keys)
+        return tuple(filter(None, (_key_bytes(key.get_secret_value()) for key in stated)))
+
+
 class StoreSettings(Section):
     """Where summaries and the archive are kept."""
 
     url: str = Field(default_factory=default_store_url)
     """sqlite:///relative/path, sqlite:////absolute/path, or sqlite:// for memory only. Left out: a file in the user's
     state folder."""
+    max_bytes: Size = 10_000_000_000
+    """The size that the file is kept to, in bytes or as text such as 10GB. What expires first goes first."""
+    encryption: EncryptionSettings = EncryptionSettings()
+    """What the store is encrypted with. Left out: it is not."""
 
     @field_validator("url")
     @classmethod

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import cache
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 
 REGISTRY = CollectorRegistry()
 
@@ -20,7 +21,32 @@ BREAKER = Counter(
 GIVEN_UP = Counter(
     "compaction_summaries_given_up", "Prefixes for which no summary will be asked for any more.", registry=REGISTRY
 )
+STORE_FAILURES = Counter(
+    "compaction_store_failures",
+    "Reads and writes that the store failed or was too slow for.",
+    ["what"],
+    registry=REGISTRY,
+)
+STORE_BREAKER = Counter(
+    "compaction_store_breaker", "The store left alone, and asked again.", ["what", "change"], registry=REGISTRY
+)
+STORE_REMOVED = Counter(
+    "compaction_store_removed", "Entries removed from the store in its upkeep.", ["reason"], registry=REGISTRY
+)
+STORE_UNREADABLE = Counter(
+    "compaction_store_undecryptable", "Entries that could not be decrypted, and count as absent.", registry=REGISTRY
+)
 RETRIES = Counter("compaction_retries", "Requests sent again after an overflow.", registry=REGISTRY)
+
+SILENT = Counter(
+    "compaction_silent_overflows",
+    "Answers that show that the prompt, or the output with it, did not fit, though nothing was refused.",
+    registry=REGISTRY,
+)
+
+TASKS = Gauge("compaction_tasks", "Tasks of the event loop.", registry=REGISTRY)
+ProcessCollector(registry=REGISTRY)
+"""Memory, CPU and open files of the process, under Prometheus' own names."""
 
 
 @cache
@@ -30,5 +56,6 @@ def requests(outcome: str) -> Counter:
 
 
 def exposition() -> bytes:
-    """All counters in Prometheus' text format."""
+    """All counters in Prometheus' text format. Called on the event loop, whose tasks are counted."""
+    TASKS.set(len(asyncio.all_tasks()))
     return generate_latest(REGISTRY)

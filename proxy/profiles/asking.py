@@ -26,7 +26,10 @@ from proxy.upstream.relay import RelayLane
 log = structlog.get_logger(__name__)
 
 EVERY = 900.0
-"""Seconds after which an upstream is asked again."""
+"""Seconds after which an upstream is asked again, ..."""
+
+SOON = 60.0
+"""... and while a model may not have been loaded yet, so that nobody knows which window it will have."""
 
 WITHIN = 5.0
 """Seconds that an upstream has for an answer."""
@@ -76,6 +79,7 @@ class _Book:
     ids: frozenset[str] = frozenset()
     listed: dict[str, Told] = field(default_factory=dict)
     shown: dict[str, Told | None] = field(default_factory=dict)
+    loaded: dict[str, Told] = field(default_factory=dict)
     everywhere: Told | None = None
     shows: bool = False
     complained: bool = False
@@ -83,7 +87,12 @@ class _Book:
 
     def find(self, model: str) -> Told | None:
         name = _listed_as(model, self.ids)
-        return self.listed.get(name) or self.shown.get(name) or self.everywhere
+        return self.listed.get(name) or self.loaded.get(name) or self.shown.get(name) or self.everywhere
+
+    @property
+    def waits(self) -> bool:
+        """Whether a model that was asked for has not been seen loaded."""
+        return self.shows and any(name not in self.loaded for name in self.shown)
 
     def wants(self, model: str, now: float) -> bool:
         """Whether to ask now, for this model too."""
@@ -140,7 +149,7 @@ class Enquiries:
         except Exception as error:  # whatever it is, no request depends on it
             log.exception("limits.asking_failed", upstream=upstream, error=type(error).__name__)
         finally:
-            book.due = self._clock() + EVERY
+            book.due = self._clock() + (SOON if book.waits else EVERY)
             book.task = None
 
     async def _ask(self, upstream: str, book: _Book) -> None:
@@ -183,6 +192,9 @@ class Enquiries:
                 break
             book.shows = True
             book.shown[_listed_as(name, book.ids)] = show(shown)
+        if book.shows:
+            for name, told in loaded(await answer("GET", f"{root}/api/ps", None)).items():
+                book.loaded[_listed_as(name, book.ids)] = told
         return {name: told for name, told in book.shown.items() if told is not None}
 
     async def _answer(self, lane: RelayLane, method: str, url: str, body: bytes | None) -> dict[str, Any]:
@@ -259,6 +271,21 @@ def show(answer: Mapping[str, Any]) -> Told | None:
         if key.endswith(".context_length") and (tokens := _window(value)):
             return Told(tokens, "upstream: context_length in /api/show")
     return None
+
+
+def loaded(answer: Mapping[str, Any]) -> dict[str, Told]:
+    """The windows with which Ollama has loaded models, by their names. What the server sets by default shows here only.
+
+    Source: https://docs.ollama.com/api/ps
+    """
+    models = answer.get("models")
+    entries = [entry for entry in models if isinstance(entry, Mapping)] if isinstance(models, list) else []
+    found = {}
+    for entry in entries:
+        name, tokens = entry.get("model") or entry.get("name"), _window(entry.get("context_length"))
+        if isinstance(name, str) and tokens is not None:
+            found[name] = Told(tokens, "upstream: context_length in /api/ps")
+    return found
 
 
 def _window(value: object) -> int | None:

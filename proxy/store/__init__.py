@@ -1,6 +1,7 @@
 """Where summaries, the archive and what was learned are kept."""
 
+from proxy.store.guarded import Guarded
 from proxy.store.interface import Entry, ListingStore, Store, StoreFailed
 from proxy.store.opening import open_store
 
-__all__ = ["Entry", "ListingStore", "Store", "StoreFailed", "open_store"]
+__all__ = ["Entry", "Guarded", "ListingStore", "Store", "StoreFailed", "open_store"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,8 +37,38 @@ class Entry:
 
 
 class ListingStore(Store, Protocol):
-    """A store that can say what it holds, for a person who looks."""
+    """A store that can say what it holds, for a person who looks, and that can be kept in order."""
 
     async def entries(self, kind: str) -> list[Entry]:
         """All entries of a kind that have not expired, by tenant and key. Raises ``StoreFailed``."""
+        ...
+
+    async def forget(self, tenant: str) -> Mapping[str, int]:
+        """Remove every entry of a tenant, so that none of its bytes stay; says how many there were of which kind.
+
+        Others on the same store find the tenant among those who were ``forgotten``. Raises ``StoreFailed``: then some
+        may be gone, and it can be called again.
+        """
+        ...
+
+    async def remove(self, tenant: str) -> Mapping[str, int]:
+        """The same, without telling anybody."""
+        ...
+
+    async def forgotten(self) -> Mapping[str, float]:
+        """The tenants that were forgotten in the last day, by their SHA-256 in hex, and when, in seconds since 1970.
+
+        Raises ``StoreFailed``.
+        """
+        ...
+
+    async def unknown(self) -> int:
+        """How many entries it can't read, as they were encrypted with other keys, or not where it encrypts.
+
+        Raises ``StoreFailed``.
+        """
+        ...
+
+    async def upkeep(self) -> None:
+        """Remove what has expired and what is too much, and begin anew what is damaged. Raises ``StoreFailed``."""
         ...

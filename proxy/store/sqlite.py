@@ -3,121 +3,329 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import hashlib
 import sqlite3
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
+import structlog
+
+from proxy.observe.metrics import STORE_REMOVED, STORE_UNREADABLE
 from proxy.store.interface import Entry, StoreFailed
+from proxy.store.lane import PAD, PAGE, Lane, rebuild
+from proxy.store.sealing import Codec, Content, Place, Unreadable, codecs
 
-T = TypeVar("T")
+log = structlog.get_logger(__name__)
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS entries (
-    tenant TEXT NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL,
-    value BLOB NOT NULL, expires REAL NOT NULL,
-    PRIMARY KEY (tenant, kind, key)
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS entries_expire ON entries (expires);
-"""
+MARK = "forgotten"
+"""The kind of entry that tells other processes of a tenant that was forgotten. They belong to no tenant."""
 
-BUSY_SECONDS = 2.0
-"""How long to wait for another process's write."""
+MARK_SECONDS = 24 * 3600.0
 
-SWEEP_EVERY = 200
-"""Expired entries are removed once in so many writes."""
+BATCH = 200
+"""Entries that are removed at once: in between others may write."""
+
+SMALL = 1_000
+"""Bytes. Entries below that are removed for their size only when there are no others."""
+
+ROOM = 0.9
+"""Share of the bound down to which is removed when it is passed."""
+
+PAGES = 1_000
+"""Empty pages that are given back at once."""
+
+PATIENCE = 30.0
+"""Seconds for which a tenant's entries are tried to be removed where others use the file."""
+
+_REMOVE = "DELETE FROM entries WHERE tenant = ? AND kind = ? AND key = ?"
+_PUT = f"INTO entries VALUES (?, ?, ?, ?, ?, zeroblob({PAD}), ?)"
 
 
 class SqliteStore:
-    """All work is done in one thread of its own, so a slow disk never holds up the event loop."""
+    """Reads and writes have a thread each: nobody who reads waits for a write."""
 
-    def __init__(self, path: Path | None) -> None:
-        """``path`` is the file, made with its folder where missing, readable by its owner only; ``None``: in memory."""
+    def __init__(self, path: Path | None, keys: Sequence[bytes] = (), max_bytes: int | None = None) -> None:
+        """``path`` is the file, made with its folder where missing, readable by its owner only; ``None``: in memory.
+
+        The first of the ``keys``, of 32 bytes each, encrypts; all of them decrypt. ``max_bytes`` is what ``upkeep``
+        keeps the file to.
+        """
         self._path = path
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
-        self._connection: sqlite3.Connection | None = None
-        self._writes = 0
+        self._codecs = codecs(keys)
+        self._by_id = {codec.id: codec for codec in self._codecs}
+        self._encrypts = bool(keys)
+        self._max_bytes = max_bytes
+        self._writer = Lane(path, "store-write")
+        self._reader = Lane(path, "store-read") if path is not None else self._writer
+        self._removed = True
+        """Whether something may have been removed of which the log still has bytes."""
+        self._foreign = 0
 
     async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
         """See ``Store``."""
-        row = await self._run(
-            lambda db: db.execute(
-                "SELECT value FROM entries WHERE tenant = ? AND kind = ? AND key = ? AND expires > ?",
-                (tenant, kind, key, time.time()),
-            ).fetchone()
-        )
-        return bytes(row[0]) if row else None
+        return await self._reader.run(lambda db: self._get(db, tenant, kind, key))
 
     async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
         """See ``Store``."""
-        await self._run(lambda db: self._write(db, (tenant, kind, key, value, time.time() + seconds)))
+        content = Content(tenant, kind, key, value)
+        await self._writer.run(lambda db: self._put(db, content, time.time() + seconds))
 
     async def entries(self, kind: str) -> list[Entry]:
         """See ``ListingStore``. Where there is no file yet none is made."""
-        if self._path is not None and self._connection is None and not self._path.exists():
+        if self._path is not None and not self._path.exists():
             return []
-        rows = await self._run(
-            lambda db: db.execute(
-                "SELECT tenant, key, value FROM entries WHERE kind = ? AND expires > ? ORDER BY tenant, key",
-                (kind, time.time()),
-            ).fetchall()
-        )
-        return [Entry(tenant, key, bytes(value)) for tenant, key, value in rows]
+        found = await self._reader.run(lambda db: self._contents(db, kind))
+        return sorted((Entry(c.tenant, c.key, c.value) for c in found), key=lambda entry: (entry.tenant, entry.key))
+
+    async def forget(self, tenant: str) -> Mapping[str, int]:
+        """See ``ListingStore``. Other processes find it among those who were ``forgotten``."""
+        counts: dict[str, int] = {}
+        if self._path is not None and not self._path.exists():
+            return counts
+        mark = hashlib.sha256(tenant.encode()).hexdigest()
+
+        async def work() -> None:
+            await self._remove(tenant, counts)
+            await self.put("", MARK, mark, repr(time.time()).encode(), MARK_SECONDS)
+            await self._writer.run(rebuild)
+            await self._empty()
+
+        await _patiently(work)
+        return counts
+
+    async def remove(self, tenant: str) -> Mapping[str, int]:
+        """See ``ListingStore``."""
+        counts: dict[str, int] = {}
+        if self._path is None or self._path.exists():
+            await _patiently(lambda: self._remove(tenant, counts))
+        return counts
+
+    async def forgotten(self) -> dict[str, float]:
+        """The tenants that were forgotten lately, by their SHA-256, and when, in seconds since 1970."""
+        marks = {entry.key: _seconds(entry.value) for entry in await self.entries(MARK)}
+        return {digest: when for digest, when in marks.items() if when is not None}
+
+    async def unknown(self) -> int:
+        """How many entries were written with keys that this store doesn't have, or without one where it has."""
+        ids = tuple(self._by_id)
+        if self._path is not None and not self._path.exists():
+            return 0
+        places = ", ".join("?" * len(ids))
+        query = f"SELECT count(*) FROM entries WHERE codec NOT IN ({places})"  # noqa: S608 - question marks only
+        return int((await self._reader.run(lambda db: db.execute(query, ids).fetchone()))[0])
+
+    async def upkeep(self) -> None:
+        """See ``ListingStore``. Entries under older keys are written anew with the first one.
+
+        From the first upkeep on, a damaged file is moved aside: whoever only looks leaves it as it is.
+        """
+        self._writer.mends = self._reader.mends = True
+        if self._path is not None and not self._path.exists():
+            return
+        while await self._writer.run(self._expire):
+            pass
+        if self._encrypts:
+            while await self._writer.run(self._bare):
+                pass
+            for codec in self._codecs[1:]:
+                while await self._writer.run(lambda db, codec=codec: self._renew(db, codec)):  # type: ignore[misc]
+                    pass
+        while await self._writer.run(self._shrink):
+            pass
+        if self._removed:
+            self._removed = not await self._emptied()
+        foreign = await self.unknown()
+        if foreign > self._foreign:
+            log.warning("store.other_keys", entries=foreign)
+        self._foreign = foreign
 
     async def aclose(self) -> None:
         """See ``Store``."""
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._thread, self._close)
-        self._thread.shutdown(wait=False)
+        await self._writer.aclose()
+        if self._reader is not self._writer:
+            await self._reader.aclose()
 
-    def _write(self, db: sqlite3.Connection, row: tuple[str, str, str, bytes, float]) -> None:
+    async def _remove(self, tenant: str, counts: dict[str, int]) -> None:
+        """Remove a tenant's entries, and count them by kind. Raises ``StoreFailed``."""
+        while kinds := await self._writer.run(lambda db: self._remove_some(db, tenant)):
+            for kind in kinds:
+                counts[kind] = counts.get(kind, 0) + 1
+        await self._empty()
+
+    async def _emptied(self) -> bool:
+        """Have no removed byte stay, neither in the file nor in its log; says whether that could be done now."""
+        while await self._writer.run(_give_back):
+            pass
+        return await self._writer.run(_emptied)
+
+    async def _empty(self) -> None:
+        """The same. Raises ``StoreFailed`` where it can't be done."""
+        if not await self._emptied():
+            raise StoreFailed("the log can't be emptied: the file is being read without a pause")
+
+    def _get(self, db: sqlite3.Connection, tenant: str, kind: str, key: str) -> bytes | None:
+        for codec in self._codecs:
+            place = codec.place(tenant, kind, key)
+            row = db.execute(
+                "SELECT value FROM entries WHERE tenant = ? AND kind = ? AND key = ? AND codec = ? AND expires > ?",
+                (*place, codec.id, time.time()),
+            ).fetchone()
+            content = None if row is None else _read(codec, place, row[0])
+            if content is not None:
+                return content.value
+        return None
+
+    def _put(self, db: sqlite3.Connection, content: Content, expires: float) -> None:
+        codec = self._codecs[0]
+        place = codec.place(content.tenant, content.kind, content.key)
         with db:
-            db.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?)", row)
-            if self._writes % SWEEP_EVERY == 0:
-                db.execute("DELETE FROM entries WHERE expires <= ?", (time.time(),))
-        self._writes += 1
+            db.execute(f"INSERT OR REPLACE {_PUT}", (*place, expires, codec.id, codec.write(content)))
 
-    async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._thread, lambda: work(self._open()))
-        except (sqlite3.Error, OSError) as error:
-            raise StoreFailed(f"{type(error).__name__}: {error}") from error
+    def _contents(self, db: sqlite3.Connection, kind: str) -> list[Content]:
+        found: dict[tuple[str, str], Content] = {}
+        for codec in self._codecs:
+            rows = db.execute(
+                "SELECT tenant, kind, key, value FROM entries WHERE codec = ? AND kind = ? AND expires > ?",
+                (codec.id, codec.kind(kind), time.time()),
+            )
+            for *place, value in rows:
+                content = _read(codec, tuple(place), value)
+                if content is not None:
+                    found.setdefault((content.tenant, content.key), content)
+        return list(found.values())
 
-    def _open(self) -> sqlite3.Connection:
-        if self._connection is None:
-            if self._path is not None:
-                self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
-            connection = sqlite3.connect(self._path or ":memory:", timeout=BUSY_SECONDS)
-            try:
-                _write_ahead(connection)
-                connection.execute("PRAGMA synchronous = NORMAL")
-                connection.executescript(_SCHEMA)
-            except sqlite3.Error:
-                connection.close()
-                raise
-            self._connection = connection
-        return self._connection
+    def _remove_some(self, db: sqlite3.Connection, tenant: str) -> list[str]:
+        """Remove some entries of a tenant; says of which kind each was."""
+        kinds: list[str] = []
+        names: dict[str, str] = {}
+        for codec in self._codecs:
+            rows = db.execute(
+                "SELECT tenant, kind, key FROM entries WHERE tenant = ? AND codec = ? LIMIT ?",
+                (codec.tenant(tenant), codec.id, BATCH),
+            ).fetchall()
+            for place in rows:
+                if place[1] not in names:
+                    names[place[1]] = _kind(db, codec, place)
+                kinds.append(names[place[1]])
+            with db:
+                db.executemany(_REMOVE, rows)
+        return kinds
 
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+    def _expire(self, db: sqlite3.Connection) -> bool:
+        rows = db.execute(
+            "SELECT tenant, kind, key FROM entries WHERE expires <= ? LIMIT ?", (time.time(), BATCH)
+        ).fetchall()
+        return self._drop(db, rows, "expired")
+
+    def _bare(self, db: sqlite3.Connection) -> bool:
+        rows = db.execute("SELECT tenant, kind, key FROM entries WHERE codec = '' LIMIT ?", (BATCH,)).fetchall()
+        if rows:
+            log.warning("store.unencrypted_removed", entries=len(rows))
+        return self._drop(db, rows, "unencrypted")
+
+    def _renew(self, db: sqlite3.Connection, codec: Codec) -> bool:
+        """Write some entries anew that an older key encrypted; says whether there may be more."""
+        rows = db.execute(
+            "SELECT tenant, kind, key, value, expires FROM entries WHERE codec = ? LIMIT ?", (codec.id, BATCH // 10)
+        ).fetchall()
+        ours = self._codecs[0]
+        with db:
+            for *place, value, expires in rows:
+                content = _read(codec, tuple(place), value)
+                if content is not None:
+                    renewed = ours.place(content.tenant, content.kind, content.key)
+                    db.execute(f"INSERT OR IGNORE {_PUT}", (*renewed, expires, ours.id, ours.write(content)))
+                db.execute(_REMOVE, place)
+        self._removed |= bool(rows)
+        return bool(rows)
+
+    def _shrink(self, db: sqlite3.Connection) -> bool:
+        """Remove some of what expires first, if the file is over its bound; says whether there may be more."""
+        if self._max_bytes is None:
+            return False
+        used = _used(db)
+        if used <= self._max_bytes:
+            return False
+        excess = used - int(self._max_bytes * ROOM)
+        query = "SELECT tenant, kind, key, length(value) FROM entries WHERE length(value) >= ? ORDER BY expires LIMIT ?"
+        rows = db.execute(query, (SMALL, BATCH)).fetchall() or db.execute(query, (0, BATCH)).fetchall()
+        chosen: list[Place] = []
+        for *place, size in rows:
+            if excess <= 0:
+                break
+            chosen.append((place[0], place[1], place[2]))
+            excess -= (size // PAGE + 2) * PAGE
+        return self._drop(db, chosen, "size")
+
+    def _drop(self, db: sqlite3.Connection, places: Sequence[Place], reason: str) -> bool:
+        with db:
+            db.executemany(_REMOVE, places)
+        STORE_REMOVED.labels(reason=reason).inc(len(places))
+        self._removed |= bool(places)
+        return bool(places)
 
 
-def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Keep a write-ahead log. Two processes that open a new file at once: SQLite refuses one without waiting."""
-    deadline = time.monotonic() + BUSY_SECONDS
+def _read(codec: Codec, place: Sequence[str], stored: object) -> Content | None:
+    """An entry; ``None`` where it isn't what was written there."""
+    tenant, kind, key = place
+    try:
+        if not isinstance(stored, bytes):
+            raise Unreadable(type(stored).__name__)
+        return codec.read((tenant, kind, key), stored)
+    except Unreadable as error:
+        STORE_UNREADABLE.inc()
+        log.warning("store.undecryptable", reason=str(error))
+        return None
+
+
+def _kind(db: sqlite3.Connection, codec: Codec, place: Place) -> str:
+    """The real name of an entry's kind."""
+    row = db.execute("SELECT value FROM entries WHERE tenant = ? AND kind = ? AND key = ?", place).fetchone()
+    content = None if row is None else _read(codec, place, row[0])
+    return "unreadable" if content is None else content.kind
+
+
+async def _patiently(work: Callable[[], Awaitable[None]]) -> None:
+    """Do something again until it could be done. Raises ``StoreFailed`` when there was no success for too long."""
+    deadline = time.monotonic() + PATIENCE
     while True:
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError:
+            return await work()
+        except StoreFailed:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(0.01)
-        else:
-            return
+        await asyncio.sleep(0.1)
+
+
+def _seconds(value: bytes) -> float | None:
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def _pragma(db: sqlite3.Connection, name: str) -> int:
+    return int(db.execute(f"PRAGMA {name}").fetchone()[0])
+
+
+def _used(db: sqlite3.Connection) -> int:
+    """Bytes of the file that hold something."""
+    return (_pragma(db, "page_count") - _pragma(db, "freelist_count")) * _pragma(db, "page_size")
+
+
+def _give_back(db: sqlite3.Connection) -> bool:
+    """Give some pages back that nothing is in; says whether there may be more.
+
+    Files of earlier versions keep theirs, and use them again.
+    """
+    free = _pragma(db, "freelist_count")
+    if free:
+        db.execute(f"PRAGMA incremental_vacuum({PAGES})").fetchall()
+    return _pragma(db, "freelist_count") < free
+
+
+def _emptied(db: sqlite3.Connection) -> bool:
+    """Empty the log, so that it has no removed byte any more; says whether that could be done."""
+    busy, *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return not busy

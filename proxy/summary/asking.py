@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
+from proxy.body import OUTPUT_FIELDS
 from proxy.compaction.message import TextCounter
 from proxy.errors import UpstreamError
 from proxy.summary.quality import Written
 from proxy.summary.writing import SummaryFailed, SummaryTooLong
 from proxy.upstream.lane import Lane, Outgoing
-from proxy.upstream.overflow import recognise
+from proxy.upstream.overflow import Overflow, recognise
 
 # Families that think before they write, by what their names hold: their thinking counts towards the output. Those that
 # think only when told to (Claude, hybrid models) have it in their names where a gateway tells them to.
@@ -34,6 +35,9 @@ OUTPUT_MARGIN = 1.5
 
 _ANSWER_LIMIT = 4_000_000
 
+_WRONG = frozenset({400, 422})
+"""Statuses that say that a request is wrong."""
+
 _TEXT_TYPES = ("text", "output_text", None)
 
 
@@ -42,7 +46,8 @@ class LaneModel:
 
     ``name`` tells it from other models and from those of other upstreams. ``room`` is what its input may take in
     tokens, ``max_output`` what it may write at most, ``credential`` the caller's key where the upstream has none of its
-    own, ``timeout`` in seconds for one call.
+    own, ``timeout`` in seconds for one call. ``told`` hears of refusals as too long: what they say, and the tokens of
+    the request as counted here, input and output.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class LaneModel:
         count: TextCounter,
         credential: str | None,
         timeout: float,
+        told: Callable[[Overflow, int, int], None] | None = None,
     ) -> None:
         self.name = f"{upstream} {model}"
         self.room = room
@@ -65,14 +71,27 @@ class LaneModel:
         self._model = model
         self._credential = credential
         self._timeout = timeout
+        self._told = told
 
     async def ask(self, messages: list[dict[str, Any]], max_tokens: int) -> Written:
         """See ``SummaryModel``."""
-        body = msgspec.json.encode(
-            {"model": self._model, "messages": messages, "stream": False, **self._limit(max_tokens)}
-        )
+        limit = self._limit(max_tokens)
+        status, body = await self._answer({"model": self._model, "messages": messages, "stream": False, **limit})
+        overflow = recognise(status, body)
+        if overflow is None and status in _WRONG and any(name.encode() in body for name in OUTPUT_FIELDS):
+            # The model writes less than it was asked for, or the field has another name there: it writes what it can.
+            status, body = await self._answer({"model": self._model, "messages": messages, "stream": False})
+            overflow = recognise(status, body)
+        if overflow is not None:
+            if self._told is not None:
+                size = self.count("\n".join(str(message["content"]) for message in messages))
+                self._told(overflow, size, sum(limit.values()))
+            raise SummaryTooLong("the summary model refused the transcript as too long")
+        return _read(status, body)
+
+    async def _answer(self, body: Mapping[str, Any]) -> tuple[int, bytes]:
         request = Outgoing(
-            body=body,
+            body=msgspec.json.encode(body),
             model=self._model,
             stream=False,
             headers=[("content-type", "application/json")],
@@ -93,7 +112,7 @@ class LaneModel:
                 await answer.close()
         except UpstreamError as error:
             raise SummaryFailed(error.code) from error
-        return _read(answer.status, b"".join(chunks))
+        return answer.status, b"".join(chunks)
 
     def _limit(self, max_tokens: int) -> dict[str, int]:
         own = self._model.lower().rsplit("/", 1)[-1]
@@ -114,8 +133,6 @@ def reasons(model: str) -> bool:
 
 
 def _read(status: int, body: bytes) -> Written:
-    if recognise(status, body) is not None:
-        raise SummaryTooLong("the summary model refused the transcript as too long")
     if status != 200:
         raise SummaryFailed(f"the summary model answered with status {status}")
     try:

@@ -35,6 +35,15 @@ REMEMBERED_BYTES = 32_000_000
 FAILURES = 3
 """Makings in vain after which no model is asked any more for a conversation."""
 
+SAVING_SECONDS = 0.5
+"""The most that a request waits until its summary is stored; that then goes on in the background."""
+
+LOOKING_SECONDS = 2.0
+"""The most that a request waits while the store is asked for earlier summaries to build upon."""
+
+CLOSING_SECONDS = 5.0
+"""Seconds that summaries have to be stored when the process ends."""
+
 FAILED_REMEMBERED = 5_000
 """Checkpoints whose makings failed that are kept in mind, the newest ones."""
 
@@ -93,17 +102,23 @@ class Summaries:
         self._failures: dict[tuple[str, str], int] = {}
         self._flights: dict[tuple[str, str], _Flight] = {}
         self._background: set[asyncio.Task[None]] = set()
+        self._saving: set[asyncio.Task[None]] = set()
 
     async def stored(self, tenant: str, key: str) -> Entry | None:
         """The entry, if there is one."""
+        try:
+            return await self._found(tenant, key)
+        except StoreFailed as failure:
+            log.warning("store.read_failed", reason=str(failure))
+            # It may have been made while the store was asked.
+            return self._in_memory(tenant, key)
+
+    async def _found(self, tenant: str, key: str) -> Entry | None:
+        """The same. Raises ``StoreFailed``."""
         entry = self._in_memory(tenant, key)
         if entry is not None:
             return entry
-        try:
-            value = await self._store.get(tenant, KIND, key)
-        except StoreFailed as failure:
-            log.warning("store.read_failed", reason=str(failure))
-            value = None
+        value = await self._store.get(tenant, KIND, key)
         if value is None:
             # It may have been made while the store was asked.
             return self._in_memory(tenant, key)
@@ -169,32 +184,62 @@ class Summaries:
             failures += self._failures.get((tenant, checkpoint.key), 0)
         return failures >= FAILURES
 
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """Drop what is remembered of tenants that were forgotten; says of which."""
+        tenants = {tenant for tenant, _ in (*self._memory, *self._failures) if forgotten(tenant)}
+        for tenant, key in [place for place in self._memory if place[0] in tenants]:
+            self._forget(tenant, key)
+        self._failures = {place: count for place, count in self._failures.items() if place[0] not in tenants}
+        return tenants
+
     async def aclose(self) -> None:
-        """End all making."""
+        """End all making, and store what was made."""
         tasks = [*self._background, *(flight.task for flight in self._flights.values())]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._saving:
+            _, late = await asyncio.wait(self._saving, timeout=CLOSING_SECONDS)
+            if late:
+                log.warning("summary.not_stored", summaries=len(late))
+            for task in late:
+                task.cancel()
 
     async def _make(self, tenant: str, checkpoints: Sequence[Checkpoint], make: Make) -> Entry:
-        previous: Entry | None = None
-        position = 0
-        for earlier in reversed(checkpoints[:-1]):
-            entry = await self.stored(tenant, earlier.key)
-            if entry is not None and not entry.digest:
-                previous, position = entry, earlier.position
-                break
+        previous, position = await self._earlier(tenant, checkpoints[:-1])
         entry = await make(previous, position)
         key = checkpoints[-1].key
         if entry.digest:
             return self._keep_digest(tenant, checkpoints, entry)
         self._failures.pop((tenant, key), None)
         self._remember(tenant, key, entry)
+        saving = asyncio.ensure_future(self._save(tenant, key, entry))
+        self._saving.add(saving)
+        saving.add_done_callback(self._saving.discard)
+        await asyncio.wait({saving}, timeout=SAVING_SECONDS)
+        return entry
+
+    async def _earlier(self, tenant: str, checkpoints: Sequence[Checkpoint]) -> tuple[Entry | None, int]:
+        """The latest summary to build upon, and its position; none where the store fails or takes too long."""
+        try:
+            async with asyncio.timeout(LOOKING_SECONDS):
+                for earlier in reversed(checkpoints):
+                    entry = await self._found(tenant, earlier.key)
+                    if entry is not None and not entry.digest:
+                        return entry, earlier.position
+        except (StoreFailed, TimeoutError) as failure:
+            log.warning("store.read_failed", reason=str(failure) or f"took over {LOOKING_SECONDS:g} s")
+        for earlier in reversed(checkpoints):
+            entry = self._in_memory(tenant, earlier.key)
+            if entry is not None and not entry.digest:
+                return entry, earlier.position
+        return None, 0
+
+    async def _save(self, tenant: str, key: str, entry: Entry) -> None:
         try:
             await self._store.put(tenant, KIND, key, msgspec.msgpack.encode(entry), LIFETIME)
         except StoreFailed as failure:
             log.warning("store.write_failed", reason=str(failure))
-        return entry
 
     def _keep_digest(self, tenant: str, checkpoints: Sequence[Checkpoint], entry: Entry) -> Entry:
         """Keep a digest for a while, in this process only; for good, if makings failed too often."""

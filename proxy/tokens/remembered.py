@@ -1,7 +1,8 @@
 """What was read and counted once, so that a turn costs only its new messages.
 
 A message is known by a fast digest of its bytes. The digest is seeded anew in every process, so nobody can make two
-messages meet. Only sizes, roles and ids are kept, and the short forms that stages made.
+messages meet; and for every tenant, so that nobody can tell by the time it takes whether another one sent a message.
+Only sizes, roles and ids are kept, and the short forms that stages made.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ class Memory:
         self._young: dict[bytes, Facts] = {}
         self._old: dict[bytes, Facts] = {}
 
-    def look_up(self, raws: Sequence[bytes]) -> tuple[list[Facts | None], list[bytes]]:
-        """The facts of the messages that are known, and the digests of all."""
+    def look_up(self, raws: Sequence[bytes], tenant: str = "") -> tuple[list[Facts | None], list[bytes]]:
+        """The facts of the messages that are known of a tenant, and the digests of all."""
         digest = xxhash.xxh3_128_digest
         young, old = self._young, self._old
-        keys = [digest(raw, _SEED) for raw in raws]
+        seed = xxhash.xxh3_64_intdigest(tenant.encode("utf-8", "surrogatepass"), _SEED)
+        keys = [digest(raw, seed) for raw in raws]
         found: list[Facts | None] = []
         for key in keys:
             facts = young.get(key)
@@ -73,10 +75,10 @@ class Remembered:
         """The memory for a counter; counters that count alike share one."""
         return self._memories.setdefault(counter.key, Memory(counter))
 
-    async def turns(self, raws: Sequence[bytes], counter: Counter) -> list[Turn]:
-        """The messages with their facts. Large unknown ones are read and counted off the event loop."""
+    async def turns(self, raws: Sequence[bytes], counter: Counter, tenant: str = "") -> list[Turn]:
+        """A tenant's messages with their facts. Large unknown ones are read and counted off the event loop."""
         memory = self.memory(counter)
-        found, keys = memory.look_up(raws)
+        found, keys = memory.look_up(raws, tenant)
         unknown = [i for i, facts in enumerate(found) if facts is None]
         if unknown:
             size = sum(len(raws[i]) for i in unknown)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from proxy.door import unpack
 from proxy.errors import RequestError
+from proxy.upstream.ending import finished
 from proxy.upstream.lane import Answer
 from proxy.upstream.overflow import Overflow, recognise
 from proxy.upstream.sse import beginning
@@ -29,13 +30,21 @@ class Opening:
     """An answer whose beginning has been read.
 
     ``first`` is what was read, ``answer.body`` what is still to come, ``complete`` whether that is nothing.
-    ``overflow`` says that the upstream refused the prompt as too long.
+    ``overflow`` says that the upstream refused the prompt as too long. ``ended`` says that a stream came to its end
+    without any content.
     """
 
     answer: Answer
     first: bytes
     complete: bool
     overflow: Overflow | None
+    ended: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether this is all of a successful answer, and nothing was written in it."""
+        over = self.answer.status == 200 and (self.complete or self.ended) and not is_encoded(self.answer)
+        return over and finished(self.first).empty
 
     @property
     def is_stream(self) -> bool:
@@ -86,7 +95,7 @@ async def _stream(answer: Answer) -> Opening:
         if found == "error":
             return Opening(answer, first, False, recognise(answer.status, first))
         if found or len(first) > HELD_BYTES or clock() > until:
-            return Opening(answer, first, False, None)
+            return Opening(answer, first, False, None, ended=found == "end")
     # A stream may end without the blank line that ends its last event.
     failed = beginning(first + b"\n\n") == "error"
     return Opening(answer, first, True, recognise(answer.status, first) if failed else None)

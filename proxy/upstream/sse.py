@@ -6,8 +6,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from proxy.upstream.overflow.silent import ABORT_REASONS, LENGTH_REASONS, WINDOW_REASONS
+
 LONGEST_EVENT = 1_000_000
 """An unfinished event is held back up to this many bytes; a longer one is passed on as it comes."""
+
+NO_ROOM = WINDOW_REASONS | LENGTH_REASONS | ABORT_REASONS
+"""Finish reasons that, before any content, may say that the prompt took all the room."""
 
 _ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _ERROR_LINES = (b"event: error", b"event:error", b"error:")
@@ -46,10 +51,13 @@ def _end_of_events(chunk: bytes) -> int:
     return max(chunk.rfind(end) + len(end) if end in chunk else 0 for end in _ENDS)
 
 
-def beginning(events: bytes) -> Literal["content", "error"] | None:
+Said = Literal["content", "error", "end"]
+
+
+def beginning(events: bytes) -> Said | None:
     """What the first whole event is that says anything; ``None`` if there is none yet.
 
-    A first chunk that only names the role and comments say nothing.
+    A first chunk that only names the role and comments say nothing, nor does it that there was no room for an answer.
     """
     for event in whole_events(events).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n\n"):
         lines = event.split(b"\n")
@@ -66,9 +74,9 @@ def whole_events(events: bytes) -> bytes:
     return events[: _end_of_events(events)]
 
 
-def _judged(data: bytes) -> Literal["content", "error"] | None:
+def _judged(data: bytes) -> Said | None:
     if data.strip() == b"[DONE]":
-        return "content"
+        return "end"
     value = _decoded(data)
     if value.get("error") or value.get("type") == "error":
         return "error"
@@ -82,7 +90,7 @@ def _choice_has_content(choice: Any) -> bool:
     if not isinstance(choice, dict):
         return True
     delta = choice.get("delta")
-    if choice.get("finish_reason") not in (None, "", "error"):
+    if choice.get("finish_reason") not in (None, "", "error", *NO_ROOM):
         return True
     return not isinstance(delta, dict) or any(value for name, value in delta.items() if name != "role")
 

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.overflow.lines import Line, finished, lines
+from bench.overflow.lines import Line, lines
 from bench.overflow.scores import is_of, ours, score
+from proxy.upstream.ending import finished
 from proxy.upstream.overflow import Overflow
 from proxy.upstream.overflow.silent import Finished
 

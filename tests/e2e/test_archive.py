@@ -191,7 +191,7 @@ def test_what_waits_is_there_at_once_and_written_before_the_end(
 
 
 def test_a_store_that_cannot_be_read_is_no_expiry(tmp_path: Path) -> None:
-    (tmp_path / "store.db").write_bytes(b"this is no database at all " * 100)
+    (tmp_path / "store.db").mkdir()
     with running(tmp_path, TEAMS) as proxy:
         answer = proxy.entry(FIRST.id, "sk-search")
     assert answer.status_code == 500

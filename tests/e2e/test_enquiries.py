@@ -26,7 +26,7 @@ from proxy.config.loading import loads
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
 from proxy.profiles import asking
-from proxy.profiles.asking import EVERY, MOST_BYTES, may_tell
+from proxy.profiles.asking import EVERY, MOST_BYTES, SOON, Enquiries, may_tell
 from proxy.service import Service
 
 WINDOW = 8_000
@@ -116,6 +116,14 @@ TELLING: dict[str, tuple[dict[str, Any], str]] = {
         },
         "upstream: context_length in /api/show",
     ),
+    "Ollama, by the server's default": (
+        {
+            "/v1/models": {"object": "list", "data": [{"id": "acme:latest"}]},
+            "/api/show": {"model_info": OLLAMA_INFO, "parameters": 'stop    "x"'},
+            "/api/ps": {"models": [{"name": "acme:latest", "model": "acme:latest", "context_length": WINDOW}]},
+        },
+        "upstream: context_length in /api/ps",
+    ),
     "an adapter": (
         {
             "/v1/models": {
@@ -151,7 +159,7 @@ async def test_the_window_is_the_upstreams_and_its_source_says_so(name: str) -> 
     assert (after.context_window, after.max_input_tokens, after.note) == (WINDOW, WINDOW, None)
     assert after.sources["context_window"] == source
     assert {key for _, _, key, _ in upstream.asked} == {"Bearer sk-own"}
-    assert len(upstream.asked) <= 4
+    assert len(upstream.asked) <= 5
 
 
 @running
@@ -211,7 +219,7 @@ async def test_an_upstream_that_tells_nothing_changes_nothing(name: str) -> None
     assert "/v1/elsewhere" not in upstream.paths
     (line,) = [entry for entry in logs if entry["event"] == "limits.not_told"]
     assert (line["log_level"], line["upstream"]) == ("info", "main")
-    assert len(upstream.asked) <= 4, "asked once"
+    assert len(upstream.asked) <= 5, "asked once"
 
 
 @running
@@ -257,6 +265,37 @@ async def test_each_of_ollamas_models_is_asked_for_once_and_no_other() -> None:
     shown = {json.loads(body)["model"] for _, path, _, body in upstream.asked if path == "/api/show"}
     assert shown == {"acme", "tiny"}
     assert upstream.paths.count("/v1/models") == 2
+
+
+@running
+async def test_ollama_is_asked_again_soon_until_the_model_is_loaded() -> None:
+    now = [0.0]
+    upstream = Telling(
+        {"/v1/models": {"data": [{"id": "acme:latest"}]}, "/api/show": {"model_info": OLLAMA_INFO}, "/api/ps": {}}
+    )
+
+    async def window(service: Service) -> int | None:
+        await service.profile(Route("main", "acme", None))
+        await service.enquiries.settled()
+        return (await service.profile(Route("main", "acme", None))).context_window
+
+    with serve(upstream) as url:
+        service = service_for(url)
+        service.enquiries = Enquiries(service.settings.upstreams, service.upstreams.relay, "x", lambda: now[0])
+        assert await window(service) == 131_072
+        upstream.answers = {**upstream.answers, "/api/ps": {"models": [{"name": "acme", "context_length": 4_096}]}}
+        now[0] = SOON / 2
+        assert await window(service) == 131_072
+        now[0] = SOON
+        assert await window(service) == 4_096
+        rounds = upstream.paths.count("/api/ps")
+        upstream.answers = {**upstream.answers, "/api/ps": {"models": []}}
+        now[0] = SOON + EVERY - 1
+        assert await window(service) == 4_096
+        assert upstream.paths.count("/api/ps") == rounds
+        now[0] = SOON + EVERY
+        assert await window(service) == 4_096, "what it was loaded with, it will be loaded with again"
+        await service.aclose()
 
 
 ASKED: list[tuple[dict[str, Any], bool]] = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import stat
 import sys
@@ -14,7 +15,8 @@ import pytest
 
 from proxy.errors import ConfigurationError
 from proxy.store import StoreFailed, open_store
-from proxy.store.sqlite import SWEEP_EVERY, SqliteStore
+from proxy.store.file import put_aside
+from proxy.store.sqlite import SqliteStore
 
 Test = Callable[[SqliteStore], Awaitable[None]]
 
@@ -61,25 +63,39 @@ def test_entries_outlive_the_process_and_end_with_their_time(tmp_path: Path, mon
     run(tmp_path / "a.db", write, read)
 
 
-def test_expired_entries_are_swept_now_and_then(tmp_path: Path) -> None:
+def test_upkeep_removes_expired_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.store.sqlite.BATCH", 3)
+
     async def test(store: SqliteStore) -> None:
-        for n in range(SWEEP_EVERY + 1):
+        for n in range(10):
             await store.put("t", "summary", f"k{n}", b"", -1)
+        await store.put("t", "summary", "lasting", b"", 60)
+        await store.upkeep()
 
     run(tmp_path / "a.db", test)
     with sqlite3.connect(tmp_path / "a.db") as db:
-        assert db.execute("SELECT count(*) FROM entries").fetchone() == (0,)
+        assert db.execute("SELECT key FROM entries").fetchall() == [("lasting",)]
     db.close()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
 def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "newer"
+    modes: dict[str, int] = {}
+
     async def test(store: SqliteStore) -> None:
         await store.put("t", "summary", "k", b"secret", 60)
+        modes.update(
+            {file.name: stat.S_IMODE(file.stat().st_mode) for file in (*folder.iterdir(), folder, folder.parent)}
+        )
 
-    run(tmp_path / "new" / "a.db", test)
-    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
-    assert stat.S_IMODE((tmp_path / "new" / "a.db").stat().st_mode) == 0o600
+    before = os.umask(0)
+    try:
+        run(folder / "a.db", test)
+    finally:
+        os.umask(before)
+    files = dict.fromkeys(("a.db", "a.db-wal", "a.db-shm"), 0o600)
+    assert modes == files | dict.fromkeys(("new", "newer"), 0o700)
 
 
 def test_two_processes_share_it(tmp_path: Path) -> None:
@@ -126,8 +142,95 @@ def test_a_file_that_is_no_database_fails_as_a_store_does(tmp_path: Path) -> Non
                 await store.get("t", "summary", "k")
             with pytest.raises(StoreFailed):
                 await store.put("t", "summary", "k", b"", 60)
+            with pytest.raises(StoreFailed):
+                await store.entries("summary")
 
     run(tmp_path / "a.db", test)
+    assert put_aside(tmp_path / "a.db") == []
+
+
+def test_upkeep_moves_a_file_that_is_no_database_aside(tmp_path: Path) -> None:
+    other = b"this is no database at all " * 100
+    (tmp_path / "a.db").write_bytes(other)
+
+    async def test(store: SqliteStore) -> None:
+        await store.upkeep()
+        assert await store.get("t", "summary", "k") is None
+        await store.put("t", "summary", "k", b"1", 60)
+        assert await store.get("t", "summary", "k") == b"1"
+
+    run(tmp_path / "a.db", test)
+    (aside,) = put_aside(tmp_path / "a.db")
+    assert aside.read_bytes() == other
+
+
+def test_many_processes_move_a_damaged_file_aside_once(tmp_path: Path) -> None:
+    (tmp_path / "a.db").write_bytes(b"this is no database at all " * 100)
+
+    async def test(store: SqliteStore) -> None:
+        stores = [SqliteStore(tmp_path / "a.db") for _ in range(6)]
+        await asyncio.gather(*(one.upkeep() for one in stores))
+        await asyncio.gather(*(one.put("t", "summary", f"k{n}", b"", 60) for n, one in enumerate(stores)))
+        assert [await stores[0].get("t", "summary", f"k{n}") for n in range(6)] == [b""] * 6
+        await asyncio.gather(*(one.aclose() for one in stores))
+
+    run(None, test)
+    assert len(put_aside(tmp_path / "a.db")) == 1
+
+
+def test_a_file_that_is_damaged_later_is_moved_aside_by_whoever_meets_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+
+    async def test(store: SqliteStore) -> None:
+        other = SqliteStore(path)
+        for n in range(50):
+            await store.put("t", "summary", f"k{n}", b"x" * 5000, 60)
+        await asyncio.gather(store.upkeep(), other.upkeep())
+        size = path.stat().st_size
+        with path.open("r+b") as file:
+            file.seek(4096)
+            file.write(b"\xff" * (size - 4096))
+        assert await other.get("t", "summary", "k7") is None
+        await store.put("t", "summary", "new", b"1", 60)
+        assert await other.get("t", "summary", "new") == b"1"
+        await other.aclose()
+
+    run(path, test)
+    assert len([aside for aside in put_aside(path) if not aside.name.endswith(("-wal", "-shm"))]) == 1
+
+
+def test_a_file_that_was_removed_is_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+
+    async def test(store: SqliteStore) -> None:
+        await store.put("t", "summary", "k", b"1", 60)
+        path.unlink()
+        assert await store.get("t", "summary", "k") is None
+        await store.put("t", "summary", "k", b"2", 60)
+
+    async def again(store: SqliteStore) -> None:
+        assert await store.get("t", "summary", "k") == b"2"
+
+    run(path, test, again)
+
+
+def test_a_file_of_an_earlier_version_keeps_its_entries(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "a.db") as db:
+        db.executescript(
+            """CREATE TABLE entries (tenant TEXT NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL,
+            expires REAL NOT NULL, PRIMARY KEY (tenant, kind, key)) WITHOUT ROWID;
+            CREATE INDEX entries_expire ON entries (expires);"""
+        )
+        db.execute("INSERT INTO entries VALUES ('t', 'summary', 'k', ?, ?)", (b"old", time.time() + 60))
+    db.close()
+
+    async def test(store: SqliteStore) -> None:
+        other = SqliteStore(tmp_path / "a.db")
+        found = tuple(await asyncio.gather(store.get("t", "summary", "k"), other.get("t", "summary", "k")))
+        assert found == (b"old", b"old")
+        await other.aclose()
+
+    run(tmp_path / "a.db", test, test)
 
 
 def test_a_place_that_cannot_be_written_fails_as_a_store_does(tmp_path: Path) -> None:
@@ -143,7 +246,7 @@ def test_a_place_that_cannot_be_written_fails_as_a_store_does(tmp_path: Path) ->
 def test_a_lock_is_waited_for_only_so_long_and_the_store_goes_on_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.store.sqlite.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("proxy.store.lane.BUSY_SECONDS", 0.05)
 
     async def test(store: SqliteStore) -> None:
         await store.put("t", "summary", "k", b"1", 60)
@@ -163,13 +266,13 @@ def test_a_lock_is_waited_for_only_so_long_and_the_store_goes_on_after_it(
 def test_a_slow_disk_does_not_hold_up_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(store: SqliteStore) -> None:
         await store.put("t", "summary", "k", b"1", 60)
-        work = store._open
+        work = store._reader._open
 
         def slowly() -> sqlite3.Connection:
             time.sleep(0.3)
             return work()
 
-        monkeypatch.setattr(store, "_open", slowly)
+        monkeypatch.setattr(store._reader, "_open", slowly)
         reading = asyncio.ensure_future(store.get("t", "summary", "k"))
         turns = 0
         while not reading.done():

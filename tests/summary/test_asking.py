@@ -173,6 +173,44 @@ resulted in 9000 tokens.", "type": "invalid_request_error", "code": "context_len
         ask(OneAnswer(refusal, 400))
 
 
+class Particular(OneAnswer):
+    """A lane that answers to requests which name no limit of the output, and refuses all others."""
+
+    async def send(self, request: Outgoing) -> Answer:
+        named = b"max_tokens" in request.body or b"max_completion_tokens" in request.body
+        self._status = 400 if named else 200
+        self._body = REFUSED if named else completion({"role": "assistant", "content": "Notes."})
+        return await super().send(request)
+
+
+REFUSED = b'{"error": {"message": "max_tokens is too large: 1500. This model supports at most 1024.", "code": null}}'
+
+
+def test_a_model_that_refuses_the_output_asked_for_writes_what_it_can() -> None:
+    lane = Particular(b"")
+    assert ask(lane).text == "Notes."
+    assert len(lane.requests) == lane.closed == 2
+
+
+def test_what_a_refusal_says_of_the_limit_is_passed_on() -> None:
+    refusal = b'{"error": {"code": 400, "type": "exceed_context_size_error", "n_prompt_tokens": 9000, "n_ctx": 8192}}'
+    heard: list[tuple[int | None, int, int]] = []
+    asked = LaneModel(
+        OneAnswer(refusal, 400),
+        "small",
+        upstream="main",
+        room=None,
+        max_output=None,
+        count=words,
+        credential=None,
+        timeout=5.0,
+        told=lambda overflow, sent, output: heard.append((overflow.limit, sent, output)),
+    )
+    with pytest.raises(SummaryTooLong):
+        asyncio.run(asked.ask(ASKED, 1000))
+    assert heard == [(8192, words("Sum up."), 1500)]
+
+
 def test_no_answer_is_a_failure() -> None:
     class Nobody(OneAnswer):
         async def send(self, request: Outgoing) -> Answer:

@@ -120,6 +120,18 @@ OVERFLOWS: list[tuple[str, int, bytes, Overflow]] = [
         Overflow("input", 32768, "input", 40000, None, "compact"),
     ),
     (
+        "vllm, characters are no count, nor is the bound they exceed",
+        400,
+        wire(
+            message="This model's maximum context length is 2048 tokens. However, your prompt contains 32342 "
+            "characters (more than 24576 characters, which is the upper bound for 2048 input tokens). Please reduce "
+            "the length of the input prompt. (parameter=input_text, value=32342)",
+            type="BadRequestError",
+            code=400,
+        ),
+        Overflow("input", 2048, "total", None, None, "compact"),
+    ),
+    (
         "vllm, a lower bound is no count",
         400,
         wire(

@@ -100,6 +100,8 @@ ROWS: tuple[Row, ...] = (
         r"<window>however, you requested <output> output tokens and your prompt contains <n> characters",
         "input_plus_output",
     ),
+    # Of so many characters it does not count the tokens: the next number is the limit once more.
+    _row("vLLM", r"<window>however, your (?:prompt|request|input) contains <n> characters"),
     _row(
         "OpenAI, Azure, DeepSeek, llama-cpp-python, OpenRouter",
         r"<window>however,? you requested (?:about )?<n> tokens \((?P<parts>[^)]{1,300})\)",

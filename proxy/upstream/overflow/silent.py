@@ -24,12 +24,16 @@ FAR_BELOW = 0.6
 """Share of our own count under which a reported size is no matter of tokenizers any more: they stay above 0.7."""
 FAR_ABOVE = 1.6
 """Times a known window from which our own count is beyond it, whatever the tokenizer."""
+WORTH_A_DOUBT = 0.125
+"""Share of a known window from which an answer without anything in it may mean that the real one is smaller."""
 JUST_UNDER = 0.02
 """Share of a window that is left free where whole messages are dropped until the rest fits."""
 SAME = 0.01
 """Share by which the reported sizes of a prompt that is always cut differ."""
-GROWN = 1.2
+GROWN = 1.1
 """Times by which our own count must have grown for an unchanged reported size to mean something."""
+HALF = 0.5
+"""Share of our own count under which a reported size may well be that of what no cache held."""
 NOTHING_WRITTEN = 16
 """Output tokens up to which an answer that stopped for its length is one that had no room."""
 SNAP = 0.0001
@@ -42,12 +46,14 @@ class Finished:
 
     ``prompt`` and ``output`` are the tokens that it reports, ``None`` or 0 where it reports none. ``prompt`` includes
     what came from a cache, ``output`` what was thought. ``empty``: neither text nor calls nor thoughts were written.
+    ``cached`` is what came from a cache by itself; some count it into the prompt, and some do not.
     """
 
     finish_reason: str | None
     prompt: int | None
     output: int | None
     empty: bool
+    cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,12 @@ def prompt_tokens(usage: Mapping[str, object]) -> int | None:
         if isinstance(details, Mapping) and (cached := _first(details, "cached_tokens") or 0) > base:
             base += cached
     return base
+
+
+def cached_tokens(usage: Mapping[str, object]) -> int:
+    """Tokens of the prompt that came from a cache, by a usage object; 0 where it doesn't say."""
+    details = usage.get("prompt_tokens_details")
+    return (_first(details, "cached_tokens") or 0) if isinstance(details, Mapping) else 0
 
 
 def output_tokens(usage: Mapping[str, object]) -> int | None:
@@ -114,9 +126,10 @@ def silent_overflow(
 def empty_stream(counted: int, *, window: int | None = None) -> Overflow | None:
     """What a stream of status 200 without a single event says: an overflow, unless the prompt is small.
 
-    It teaches no limit. Where no ``window`` is known, every prompt larger than the smallest windows may be the reason.
+    It teaches no limit. Where no ``window`` is known, every prompt larger than the smallest windows may be the reason;
+    and a window may be smaller than is known.
     """
-    least = SMALLEST_LIMIT if window is None else window / FAR_ABOVE
+    least = SMALLEST_LIMIT if window is None else window * WORTH_A_DOUBT
     return _silent(None, None) if counted >= least else None
 
 
@@ -136,7 +149,8 @@ def _nothing_written(answer: Finished, counted: int, window: int | None, asked: 
         if not answer.prompt:
             return _silent(None, None, output)
         if window is not None and answer.prompt + output < window * (1 - JUST_UNDER) and counted < window / FAR_ABOVE:
-            return None
+            in_doubt = output <= 1 and counted >= window * WORTH_A_DOUBT
+            return _silent(None, answer.prompt, output) if in_doubt else None
         return _silent(answer.prompt + output, answer.prompt, output)
     if answer.finish_reason in ABORT_REASONS and answer.empty and not output and window is not None:
         return _silent(None, None) if counted > window else None
@@ -148,12 +162,26 @@ def _cut_at_the_front(answer: Finished, counted: int, before: Sequence[Sent]) ->
     reported = answer.prompt
     if not reported or reported < SMALLEST_LIMIT:
         return None
+    if answer.cached and reported + answer.cached > FAR_BELOW * counted:
+        return None  # what the cache held may not be in the number
     if reported < FAR_BELOW * counted and _like_a_window(reported):
         return _silent(reported, None)
+    if any(_fell_behind(reported, counted, sent) for sent in before):
+        return _silent(max(reported, *(sent.reported for sent in before)), None)
     same = [sent for sent in before if abs(sent.reported - reported) <= SAME * reported]
     if same and counted >= GROWN * min(sent.counted for sent in same) and reported < counted * (1 / GROWN):
         return _silent(max(reported, *(sent.reported for sent in same)), None)
     return None
+
+
+def _fell_behind(reported: int, counted: int, earlier: Sent) -> bool:
+    """Whether an upstream that counted an earlier prompt as we do no longer counts what the conversation has grown by.
+
+    Where whole messages are left out the reported size goes up and down a little.
+    """
+    alike = earlier.reported >= earlier.counted / GROWN
+    stands = HALF * counted <= reported <= earlier.reported * (1 + SAME)
+    return alike and stands and counted >= GROWN * earlier.counted and reported < counted / GROWN
 
 
 def _no_usage(answer: Finished, counted: int, window: int | None) -> Overflow | None:

@@ -1,0 +1,65 @@
+"""Removing what is stored of a team or a caller, as a command."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from pathlib import Path
+
+import click
+
+from proxy.config import Settings, load
+from proxy.errors import ConfigurationError
+from proxy.store import StoreFailed, open_store
+from proxy.store.file import put_aside
+from proxy.store.opening import store_file
+
+
+def forget(team: str | None, key_sha256: str | None, config: Path | None) -> None:
+    """Remove what is stored of a team, or of the caller whose key has a digest, and print how much that was.
+
+    Raises ``ConfigurationError``.
+    """
+    settings = load(config, os.environ)
+    path = store_file(settings.store.url)
+    if path is None:
+        raise ConfigurationError("store.url: this store is in the memory of the server: stop it, and it is gone")
+    if not path.exists():
+        raise ConfigurationError(f"store.url: there is no {path}: name the configuration of the server with --config")
+    if (team is None) == (key_sha256 is None):
+        raise ConfigurationError("Name either --team or --key-sha256.")
+    counts, unknown = asyncio.run(_forget(settings, tenants(settings, team, key_sha256)))
+    for kind, count in sorted(counts.items()):
+        click.echo(f"{kind}: {count} {'entry' if count == 1 else 'entries'} removed")
+    if not counts:
+        click.echo("Nothing was stored.")
+    if unknown:
+        click.echo(
+            f"{unknown} entries can't be read with the keys of this configuration: whose they are is not known, and "
+            "they were left.",
+            err=True,
+        )
+    for aside in put_aside(path):
+        click.echo(f"{aside}: a damaged file that was moved aside, and was left: delete it.", err=True)
+
+
+def tenants(settings: Settings, team: str | None, key_sha256: str | None) -> list[str]:
+    """What is stored under: a team's name, and with ``auth.mode: open`` the digests of its keys."""
+    if team is None:
+        return [f"key:{key_sha256}"]
+    keys = settings.teams[team].keys if team in settings.teams else ()
+    return [f"team:{team}", *(f"key:{key.removeprefix('sha256:')}" for key in keys)]
+
+
+async def _forget(settings: Settings, names: list[str]) -> tuple[Counter[str], int]:
+    store = open_store(settings.store.url, settings.store.encryption.keys)
+    counts: Counter[str] = Counter()
+    try:
+        for name in names:
+            counts.update(await store.forget(name))
+        return counts, await store.unknown()
+    except StoreFailed as error:
+        raise ConfigurationError(f"store.url: not all could be removed: {error}: run the command again") from error
+    finally:
+        await store.aclose()

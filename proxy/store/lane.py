@@ -1,0 +1,173 @@
+"""A thread with a connection of its own, so that a slow disk never holds up the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from proxy.store import file
+from proxy.store.interface import StoreFailed
+
+T = TypeVar("T")
+
+IN_MEMORY = 256_000_000
+"""Bytes of a file up to which it is written anew by way of memory, and not of an unnamed file of the system's."""
+
+BUSY_SECONDS = 2.0
+"""How long to wait for another process's write."""
+
+PAGE = 4096
+"""Bytes of a page of new files."""
+
+PAD = 1002
+"""Bytes in front of each value, so that all of it lies on pages of its own.
+
+SQLite keeps up to so many bytes of a row among other rows, and moves those from page to page; what it moves away it
+does not overwrite. Pages of their own stay where they are, and are overwritten when the row is removed.
+"""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS entries (
+    tenant TEXT NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL,
+    expires REAL NOT NULL, codec TEXT NOT NULL, pad BLOB NOT NULL, value BLOB NOT NULL,
+    PRIMARY KEY (tenant, kind, key)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS entries_expire ON entries (expires);
+CREATE INDEX IF NOT EXISTS entries_codec ON entries (codec, kind);
+"""
+
+# Only a number of ours goes in.
+_FROM_0_1 = f"""
+BEGIN IMMEDIATE;
+ALTER TABLE entries RENAME TO entries_0_1;
+DROP INDEX entries_expire;
+{_SCHEMA}
+INSERT INTO entries SELECT tenant, kind, key, expires, '', zeroblob({PAD}), value FROM entries_0_1;
+DROP TABLE entries_0_1;
+COMMIT;
+"""  # noqa: S608
+
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+class Lane:
+    """Runs one piece of work after the other on a file's database, or on one in memory."""
+
+    def __init__(self, path: Path | None, name: str) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+        self.mends = False
+        """Whether a damaged file is moved aside, and a new one begun."""
+
+    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """What ``work`` gives. Work that has begun goes on where nobody waits any more. Raises ``StoreFailed``."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, self._do, work)
+        except (sqlite3.Error, OSError) as error:
+            raise StoreFailed(f"{type(error).__name__}: {error}") from error
+
+    async def aclose(self) -> None:
+        """Close the connection once the work is done."""
+        loop = asyncio.get_running_loop()
+        closing = loop.run_in_executor(self._thread, self._close)
+        self._thread.shutdown(wait=False)
+        await closing
+
+    def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            return work(self._open())
+        except sqlite3.DatabaseError as error:
+            if not self._set_aside(error):
+                raise
+            return work(self._open())
+
+    def _set_aside(self, error: sqlite3.DatabaseError) -> bool:
+        """Whether the file was found damaged, and is out of the way now. Raises ``OSError``."""
+        if not self.mends or self._path is None or _code(error) not in _DAMAGED:
+            return False
+        self._close()
+        file.set_aside(self._path, self._file, str(error))
+        return True
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is not None and self._path is not None and file.identity(self._path) != self._file:
+            self._close()  # it was moved or removed: what is written there would be lost
+        if self._connection is None:
+            if self._path is not None:
+                file.prepare(self._path)
+                self._file = file.identity(self._path)
+            connection = sqlite3.connect(self._path or ":memory:", timeout=BUSY_SECONDS)
+            try:
+                _set_up(connection)
+            except sqlite3.Error:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def _set_up(connection: sqlite3.Connection) -> None:
+    if connection.execute("PRAGMA page_count").fetchone() == (0,):  # else the second one waits for other writers
+        connection.execute(f"PRAGMA page_size = {PAGE}")
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    _write_ahead(connection)
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA secure_delete = ON")
+    connection.execute("PRAGMA temp_store = MEMORY")
+    columns = [row[1] for row in connection.execute("PRAGMA table_info(entries)")]
+    if columns and "pad" not in columns:
+        _renew(connection)
+    connection.executescript(_SCHEMA)
+
+
+def _renew(connection: sqlite3.Connection) -> None:
+    """Bring a file of version 0.1 into today's form, unless another process does just that."""
+    try:
+        connection.executescript(_FROM_0_1)
+    except sqlite3.OperationalError:
+        if connection.in_transaction:
+            connection.rollback()
+        if "pad" not in [row[1] for row in connection.execute("PRAGMA table_info(entries)")]:
+            raise
+    else:
+        rebuild(connection)
+
+
+def rebuild(connection: sqlite3.Connection) -> None:
+    """Write the whole file anew: then not even the names of what was removed are left between other rows."""
+    pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+    connection.execute(f"PRAGMA temp_store = {'MEMORY' if pages * size < IN_MEMORY else 'FILE'}")
+    connection.execute("VACUUM")
+    connection.execute("PRAGMA temp_store = MEMORY")
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Keep a write-ahead log. Two processes that open a new file at once: SQLite refuses one without waiting."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+def _code(error: sqlite3.DatabaseError) -> int:
+    """SQLite's own code, without its extension."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF

@@ -1,0 +1,1 @@
+"""Long checks that are no part of the suite: ``python -m soak NAME``."""

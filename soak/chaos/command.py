@@ -1,0 +1,225 @@
+"""All that goes wrong in a life, in half an hour: is a request lost, an answer another's, is anything left over?
+
+A proxy of its own process serves twenty requests a second of mixed sizes, while clients leave, the upstream breaks off
+at any byte, the store is locked, and its configuration is edited, now and then into a wrong one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import sqlite3
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import click
+import psutil
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from soak.chaos.load import Load
+from soak.chaos.upstream import WINDOWS, Upstream
+from soak.chaos.watching import Sample, Watcher, slope
+from soak.processes import running
+
+WARM_UP = 0.4
+"""Share of the time after which memory should not grow any more: all that is remembered has been seen by then."""
+
+LOCKED_EVERY, LOCKED_FOR = 45.0, 6.0
+EDITED_EVERY = 6.0
+WRONG_EDITS = ("trigger: {fraktion: 0.8}", "keep: {fraction: 2}", "mode: enforced")
+
+ANSWER_WITHIN = aiohttp.ClientTimeout(total=90)
+"""After that an answer counts as lost."""
+
+AT_REST = 100.0
+"""Seconds after the last request in which everything has to come to rest, idle connections included."""
+
+
+@click.command()
+@click.option("--minutes", default=30.0, show_default=True)
+@click.option("--rate", default=20.0, show_default=True, help="Requests a second.")
+@click.option("--seed", default=1, show_default=True)
+def main(minutes: float, rate: float, seed: int) -> None:
+    """Run it and print what was found; ends with 1 where something was lost, wrong or left over."""
+    with tempfile.TemporaryDirectory() as folder:
+        sys.exit(asyncio.run(_run(Path(folder), minutes * 60, rate, seed)))
+
+
+async def _run(folder: Path, seconds: float, rate: float, seed: int) -> int:
+    upstream = Upstream(seed)
+    async with upstream.serving() as upstream_port:
+        file = folder / "config.yaml"
+        file.write_text(_configuration(folder, upstream_port))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        url, log = f"http://127.0.0.1:{port}", folder / "proxy.log"
+        command = [sys.executable, "-m", "proxy", "serve", "--config", str(file), "--port", str(port)]
+        starting = running(command, log, f"{url}/livez", 60)
+        pid = await asyncio.to_thread(starting.__enter__)
+        try:
+            watcher = Watcher(pid, url)
+            unlimited = aiohttp.TCPConnector(limit=0)
+            async with aiohttp.ClientSession(timeout=ANSWER_WITHIN, connector=unlimited, trust_env=False) as http:
+                load = Load(http, url, seed)
+                for _ in range(40):
+                    await load.one()
+                await asyncio.sleep(3)
+                before = await watcher.look()
+                edits = await _under_load(load, watcher, seconds, rate, _Troubles(folder, file, upstream_port, pid))
+            await asyncio.sleep(AT_REST)
+            after = await watcher.look()
+        finally:
+            await asyncio.to_thread(starting.__exit__, None, None, None)
+        return _report(load, upstream, watcher, before, after, edits, log.read_text(errors="replace"), seconds)
+
+
+async def _under_load(load: Load, watcher: Watcher, seconds: float, rate: float, troubles: _Troubles) -> dict[str, int]:
+    loop = asyncio.get_running_loop()
+    others = [
+        asyncio.create_task(watcher.run(5)),
+        asyncio.create_task(troubles.edit()),
+        asyncio.create_task(troubles.lock()),
+    ]
+    begun = loop.time()
+    requests: set[asyncio.Task[None]] = set()
+    number = 0
+    while loop.time() - begun < seconds:
+        task = asyncio.create_task(load.one())
+        requests.add(task)
+        task.add_done_callback(requests.discard)
+        number += 1
+        await asyncio.sleep(max(0.0, begun + number / rate - loop.time()))
+    if requests:
+        await asyncio.wait(requests)
+    for task in others:
+        task.cancel()
+    for outcome in await asyncio.gather(*others, return_exceptions=True):
+        if isinstance(outcome, Exception):
+            raise outcome
+    await troubles.settle()
+    return troubles.edits
+
+
+class _Troubles:
+    """What happens to the store and the configuration."""
+
+    def __init__(self, folder: Path, file: Path, port: int, pid: int) -> None:
+        self.edits = {"right": 0, "wrong": 0}
+        self._folder = folder
+        self._file = file
+        self._port = port
+        self._process = psutil.Process(pid)
+
+    async def edit(self) -> None:
+        """Edit the configuration, every third time into a wrong one; every fifth edit is announced by a signal."""
+        for number in range(1_000_000):
+            await asyncio.sleep(EDITED_EVERY)
+            wrong = WRONG_EDITS[number // 3 % len(WRONG_EDITS)] if number % 3 == 2 else None
+            self._write(_configuration(self._folder, self._port, 0.80 + number % 7 / 100, wrong))
+            self.edits["wrong" if wrong else "right"] += 1
+            if number % 5 == 4 and hasattr(signal, "SIGHUP"):
+                self._process.send_signal(signal.SIGHUP)
+
+    async def settle(self) -> None:
+        """Leave a right configuration."""
+        self._write(_configuration(self._folder, self._port))
+        await asyncio.sleep(3)
+
+    async def lock(self) -> None:
+        """Lock the store, as another program could, or a full disk."""
+        while True:
+            await asyncio.sleep(LOCKED_EVERY)
+            store = sqlite3.connect(self._folder / "store.db", timeout=5, isolation_level=None)
+            with contextlib.closing(store):
+                with contextlib.suppress(sqlite3.OperationalError):  # the proxy was writing: next time
+                    store.execute("BEGIN EXCLUSIVE")
+                await asyncio.sleep(LOCKED_FOR)
+
+    def _write(self, text: str) -> None:
+        new = self._file.with_suffix(".new")
+        new.write_text(text)
+        new.replace(self._file)
+
+
+def _configuration(folder: Path, port: int, trigger: float = 0.85, wrong: str | None = None) -> str:
+    profile = {"context_window": max(WINDOWS.values()), "tokenizer": "o200k_base"}
+    settings: dict[str, Any] = {
+        "store": {"url": f"sqlite:///{folder}/store.db"},
+        "upstreams": {"main": {"base_url": f"http://127.0.0.1:{port}/v1", "api_key": "sk-upstream"}},
+        "models": [{"match": "*", "upstream": "main", "profile": profile}],
+        "policies": {"default": {"trigger": {"fraction": trigger}}},
+    }
+    text = yaml.safe_dump(settings, sort_keys=False)
+    return text if wrong is None else f"{text}  broken:\n    {wrong}\n"
+
+
+def _report(
+    load: Load,
+    upstream: Upstream,
+    watcher: Watcher,
+    before: Sample,
+    after: Sample,
+    edits: dict[str, int],
+    log: str,
+    seconds: float,
+) -> int:
+    tally, seen = load.tally, upstream.seen
+    events = [line for line in map(_event, log.splitlines()) if line]
+    crashes = [line for line in log.splitlines() if "Traceback" in line or "request.crashed" in line]
+    refused = sum(event.get("event") == "configuration.wrong" for event in events)
+    steady = [sample for sample in watcher.samples if sample.at > watcher.samples[-1].at * WARM_UP]
+    growth, give = slope(steady) if len(steady) >= 20 else (0.0, 0.0)
+    table = Table("what", "seen", "asked for")
+    rows: list[tuple[str, str, str, bool]] = [
+        ("requests", f"{sum(tally.done.values()):,} in {seconds / 60:g} min: {_listed(tally.done)}", "", True),
+        ("answers of conversations", _listed(tally.compacted), "", True),
+        ("requests upstream", _listed(seen.requests), "", True),
+        ("lost or wrong answers", str(len(tally.wrong)), "0", not tally.wrong),
+        ("malformed requests upstream", str(len(seen.wrong)), "0", not seen.wrong),
+        ("crashes in the log", str(len(crashes)), "0", not crashes),
+        ("edits, right and wrong", f"{edits['right']}, {edits['wrong']}", "", True),
+        ("wrong ones that the log reports", str(refused), f"{edits['wrong']}", refused >= edits["wrong"]),
+        ("tasks, before and after", f"{before.tasks}, {after.tasks}", "no more", after.tasks <= before.tasks),
+        ("sockets", f"{before.sockets}, {after.sockets}", "no more", after.sockets <= before.sockets),
+        (
+            "descriptors",
+            f"{before.descriptors}, {after.descriptors}",
+            "no more",
+            after.descriptors <= before.descriptors,
+        ),
+        ("memory, MB", f"{before.memory / 1e6:.0f}, {after.memory / 1e6:.0f}", "", True),
+        (
+            "memory's slope, kB a minute",
+            f"{growth * 60 / 1e3:.1f} ± {give * 60 / 1e3:.1f}",
+            "not above 0",
+            growth - give <= 0,
+        ),
+    ]
+    for what, figure, target, met in rows:
+        table.add_row(what, figure, target if met else f"[red]{target}[/red]")
+    console = Console(width=160)
+    console.print(table)
+    for line in [*tally.wrong[:10], *seen.wrong[:10], *crashes[:10]]:
+        console.print(line, markup=False)
+    return 0 if all(met for *_, met in rows) else 1
+
+
+def _event(line: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _listed(counts: Any) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()))

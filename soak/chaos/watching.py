@@ -1,0 +1,73 @@
+"""What a process holds, over time: memory, descriptors, sockets, tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import aiohttp
+import psutil
+
+_TASKS = re.compile(r"^compaction_tasks ([\d.e+]+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look: seconds since the start, resident bytes, and how many of each are open."""
+
+    at: float
+    memory: int
+    descriptors: int
+    sockets: int
+    tasks: int
+
+
+class Watcher:
+    """Looks at a process now and then."""
+
+    def __init__(self, pid: int, url: str) -> None:
+        self.samples: list[Sample] = []
+        self._process = psutil.Process(pid)
+        self._url = url
+        self._begun = time.monotonic()
+
+    async def look(self) -> Sample:
+        """Take a sample."""
+        async with aiohttp.ClientSession(trust_env=False) as http, http.get(f"{self._url}/metrics") as answer:
+            tasks = _TASKS.search(await answer.text())
+        with self._process.oneshot():
+            sample = Sample(
+                time.monotonic() - self._begun,
+                self._process.memory_info().rss,
+                self._process.num_fds(),
+                len(self._process.net_connections()),
+                int(float(tasks[1])) if tasks else -1,
+            )
+        self.samples.append(sample)
+        return sample
+
+    async def run(self, every: float) -> None:
+        """Take samples until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(every)
+
+
+def slope(samples: Sequence[Sample]) -> tuple[float, float]:
+    """Bytes a second that memory grows by, and half the width of the 95 % interval around it.
+
+    Neighbouring samples are alike, so the interval is made from the means of ten stretches.
+    """
+    stretches = [samples[len(samples) * i // 10 : len(samples) * (i + 1) // 10] for i in range(10)]
+    times = [statistics.fmean(sample.at for sample in stretch) for stretch in stretches]
+    sizes = [statistics.fmean(sample.memory for sample in stretch) for stretch in stretches]
+    fit = statistics.linear_regression(times, sizes)
+    left = [size - fit.slope * at - fit.intercept for at, size in zip(times, sizes, strict=True)]
+    middle = statistics.fmean(times)
+    error = sqrt(sum(x * x for x in left) / 8) / sqrt(sum((at - middle) ** 2 for at in times))
+    return fit.slope, 2.306 * error  # Student's t for eight degrees of freedom

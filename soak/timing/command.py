@@ -1,0 +1,130 @@
+"""Whether the time of an answer tells what another team has stored.
+
+Two teams of one proxy. One has sent half of the conversations before, so their summaries are stored for it. The other
+sends all of them for the first time, in an order of chance. If the two halves took different times, it could ask for
+what the first team talks about.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from math import erfc, sqrt
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+import httpx
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from proxy.app import create_app
+from proxy.config import load
+from proxy.demo.serving import serve
+from proxy.demo.upstream import Reply, StandIn
+
+WINDOW = 4_000
+KEYS = {"first": "cp-first", "second": "cp-second"}
+WORDS = "harbour ticket deploy orange window lantern gravel signal meadow copper letter engine"
+
+LEAST_P = 0.01
+"""A difference that chance makes less often than this counts as one."""
+
+
+@click.command()
+@click.option("--samples", default=500, show_default=True, help="Answers of each kind.")
+@click.option("--seed", default=1, show_default=True)
+def main(samples: int, seed: int) -> None:
+    """Measure it; ends with 1 where a difference is found."""
+    chance = random.Random(seed)  # noqa: S311 - no secret
+    with tempfile.TemporaryDirectory() as folder, _proxy(Path(folder)) as (url, upstream):
+        unknown, stored, own = _measured(url, samples, chance, lambda: len(upstream.summaries))
+    table = Table("sent by the second team, ms", "median", "p (Mann-Whitney)")
+    table.add_row("what nobody has stored", f"{median(unknown) * 1e3:.2f}", "")
+    p = mann_whitney(unknown, stored)
+    table.add_row(
+        "what the first team has stored", f"{median(stored) * 1e3:.2f}", f"{p:.3f}, asked for: over {LEAST_P}"
+    )
+    table.add_row("its own, once more", f"{median(own) * 1e3:.2f}", f"{mann_whitney(unknown, own):.3g}")
+    Console(width=100).print(table)
+    sys.exit(0 if p > LEAST_P else 1)
+
+
+def _measured(
+    url: str, samples: int, chance: random.Random, made: Callable[[], int]
+) -> tuple[list[float], list[float], list[float]]:
+    """Seconds of the second team's answers: what nobody has stored, what the first team has, what it has itself."""
+    with httpx.Client(trust_env=False, timeout=60) as http:
+
+        def ask(team: str, number: int) -> float:
+            begun = time.perf_counter()
+            answer = http.post(
+                f"{url}/v1/chat/completions",
+                json={"model": "m", "messages": conversation(number)},
+                headers={"authorization": f"Bearer {KEYS[team]}"},
+            )
+            taken = time.perf_counter() - begun
+            if answer.status_code != 200 or answer.headers["x-compaction"] != "compacted":
+                raise RuntimeError(f"The proxy answered {answer.status_code}: {answer.text[:300]}")
+            return taken
+
+        numbers = list(range(2 * samples))
+        chance.shuffle(numbers)
+        known = set(numbers[:samples])
+        for number in sorted(known):
+            ask("first", number)
+        chance.shuffle(numbers)
+        for number in range(-20, 0):
+            ask("second", number)
+        before = made()
+        taken = {number: ask("second", number) for number in numbers}
+        if made() - before < 2 * samples:
+            raise RuntimeError("The second team did not get summaries of its own.")
+        own = [ask("second", number) for number in numbers[:samples]]
+    return [taken[n] for n in numbers if n not in known], [taken[n] for n in numbers if n in known], own
+
+
+@contextlib.contextmanager
+def _proxy(folder: Path) -> Iterator[tuple[str, StandIn]]:
+    upstream = StandIn(window=WINDOW, summariser=lambda body: Reply(content="Goal: go on. Done: what was asked for."))
+    with serve(upstream.app) as url:
+        profile = {"context_window": WINDOW, "tokenizer": "o200k_base"}
+        digests = {team: hashlib.sha256(key.encode()).hexdigest() for team, key in KEYS.items()}
+        settings: dict[str, Any] = {
+            "auth": {"mode": "keys"},
+            "store": {"url": f"sqlite:///{folder}/store.db"},
+            "upstreams": {"main": {"base_url": f"{url}/v1", "api_key": "sk-upstream"}},
+            "models": [{"match": "*", "upstream": "main", "profile": profile}],
+            "teams": {team: {"keys": [f"sha256:{digest}"]} for team, digest in digests.items()},
+        }
+        file = folder / "config.yaml"
+        file.write_text(yaml.safe_dump(settings))
+        with serve(create_app(load(file, {}))) as entrance:
+            yield entrance, upstream
+
+
+def conversation(number: int) -> list[dict[str, str]]:
+    """A conversation over the trigger, in words of its own."""
+    chance = random.Random(number)  # noqa: S311 - no secret
+    messages = [{"role": "system", "content": "Be brief."}]
+    for turn in range(8):
+        words = " ".join(chance.choices(WORDS.split(), k=190))
+        messages.append({"role": "user", "content": f"turn {turn} of {number}: {words}"})
+        messages.append({"role": "assistant", "content": " ".join(chance.choices(WORDS.split(), k=190))})
+    return [*messages, {"role": "user", "content": f"And now, {number}?"}]
+
+
+def mann_whitney(a: Sequence[float], b: Sequence[float]) -> float:
+    """The p-value, two-sided, of the Mann-Whitney U test, by its normal approximation (times have hardly any ties)."""
+    ranked = sorted([(value, 0) for value in a] + [(value, 1) for value in b])
+    ranks = sum(rank for rank, (_, group) in enumerate(ranked, start=1) if group == 0)
+    u = ranks - len(a) * (len(a) + 1) / 2
+    spread = sqrt(len(a) * len(b) * (len(a) + len(b) + 1) / 12)
+    return erfc(abs(u - len(a) * len(b) / 2) / spread / sqrt(2))

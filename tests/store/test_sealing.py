@@ -1,0 +1,221 @@
+"""What lies in the file when the store encrypts, and what can be read of it with which key."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import sqlite3
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from proxy.observe.metrics import STORE_UNREADABLE
+from proxy.store.sealing import Content, Sealed, Unreadable
+from proxy.store.sqlite import SqliteStore
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("cryptography") is None, reason="needs cryptography")
+
+OLD, NEW, OTHER = (bytes([number]) * 32 for number in (1, 2, 3))
+CONTENT = Content("team:a", "summary", "k", b"what was said")
+
+Test = Callable[[SqliteStore], Awaitable[None]]
+
+
+def with_keys(path: Path, keys: Sequence[bytes], test: Test) -> None:
+    async def whole() -> None:
+        store = SqliteStore(path, keys)
+        try:
+            await test(store)
+        finally:
+            await store.aclose()
+
+    asyncio.run(whole())
+
+
+def changed(path: Path, sql: str, *values: object) -> None:
+    """Change the file behind the store's back."""
+    with sqlite3.connect(path) as db:
+        assert db.execute(sql, values).rowcount == 1
+    db.close()
+
+
+def codecs_in(path: Path) -> set[str]:
+    with sqlite3.connect(path) as db:
+        found = {row[0] for row in db.execute("SELECT DISTINCT codec FROM entries")}
+    db.close()
+    return found
+
+
+def everything(folder: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in folder.iterdir())
+
+
+def test_only_its_own_key_opens_an_entry_and_only_in_its_own_place() -> None:
+    sealed = Sealed(NEW)
+    place = sealed.place("team:a", "summary", "k")
+    written = sealed.write(CONTENT)
+    assert sealed.read(place, written) == CONTENT
+    assert sealed.write(CONTENT) != written
+    with pytest.raises(Unreadable):
+        Sealed(OLD).read(place, written)
+    for elsewhere in (("team:b", "summary", "k"), ("team:a", "archive", "k"), ("team:a", "summary", "j")):
+        with pytest.raises(Unreadable):
+            sealed.read(sealed.place(*elsewhere), written)
+    for damaged in (b"", written[:11], written[:-1], written + b"x", bytes([written[0] ^ 1]) + written[1:]):
+        with pytest.raises(Unreadable):
+            sealed.read(place, damaged)
+
+
+def test_names_are_told_apart_and_say_nothing() -> None:
+    sealed = Sealed(NEW)
+    places = [sealed.place(*names) for names in (("a", "b", "c"), ("ab", "", "c"), ("a", "bc", ""), ("a,", "b", "c"))]
+    assert len({place[2] for place in places}) == 4
+    assert sealed.place("a", "b", "c") == places[0]
+    assert Sealed(OLD).place("a", "b", "c")[0] != places[0][0]
+    assert sealed.place("a", "b", "c")[2] != sealed.place("z", "b", "c")[2]
+
+
+def test_nothing_of_an_entry_is_in_the_files_yet_all_can_be_listed_and_forgotten(tmp_path: Path) -> None:
+    async def test(store: SqliteStore) -> None:
+        for tenant in ("team:search", "key:" + "ab" * 32):
+            for n in range(5):
+                await store.put(tenant, "summary", f"KEY-{n}", b"PROMPT " * 900, 60)
+            await store.put(tenant, "archive", "id", b"PROMPT " * 900, 60)
+        assert await store.get("team:search", "summary", "KEY-1") == b"PROMPT " * 900
+        assert await store.get("team:other", "summary", "KEY-1") is None
+        for canary in (b"PROMPT", b"team:search", b"ab" * 32, b"KEY-", b"summary", b"archive"):
+            assert canary not in everything(tmp_path), canary
+        found = await store.entries("summary")
+        assert [(entry.tenant, entry.key) for entry in found][5:] == [("team:search", f"KEY-{n}") for n in range(5)]
+        assert await store.forget("team:search") == {"summary": 5, "archive": 1}
+        assert len(await store.entries("summary")) == 5
+        assert await store.get("team:search", "archive", "id") is None
+
+    with_keys(tmp_path / "a.db", [NEW], test)
+
+
+def test_an_entry_in_another_tenants_place_is_absent_and_logged_without_its_content(tmp_path: Path) -> None:
+    path, sealed = tmp_path / "a.db", Sealed(NEW)
+
+    async def write(store: SqliteStore) -> None:
+        await store.put("team:a", "summary", "k", b"PROMPT", 60)
+
+    async def read(store: SqliteStore) -> None:
+        before = STORE_UNREADABLE._value.get()
+        with capture_logs() as logs:
+            assert await store.get("team:b", "summary", "k") is None
+        assert STORE_UNREADABLE._value.get() == before + 1
+        assert [line["event"] for line in logs] == ["store.undecryptable"]
+        assert "PROMPT" not in str(logs)
+        assert await store.entries("summary") == []
+        await store.put("team:b", "summary", "k", b"again", 60)
+        assert await store.get("team:b", "summary", "k") == b"again"
+
+    with_keys(path, [NEW], write)
+    changed(path, "UPDATE entries SET tenant = ?, kind = ?, key = ?", *sealed.place("team:b", "summary", "k"))
+    with_keys(path, [NEW], read)
+
+
+def test_what_is_not_even_bytes_is_absent(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+
+    async def write(store: SqliteStore) -> None:
+        await store.put("t", "summary", "k", b"1", 60)
+
+    async def read(store: SqliteStore) -> None:
+        assert await store.get("t", "summary", "k") is None
+
+    for keys in ([NEW], []):
+        with_keys(path, keys, write)
+        changed(path, "UPDATE entries SET value = 'text' WHERE codec = ?", Sealed(NEW).id if keys else "")
+        with_keys(path, keys, read)
+
+
+def test_without_the_key_entries_are_absent_and_stay(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+
+    async def write(store: SqliteStore) -> None:
+        await store.put("t", "summary", "k", b"1", 60)
+
+    async def absent(store: SqliteStore) -> None:
+        assert await store.get("t", "summary", "k") is None
+        assert await store.entries("summary") == []
+        assert await store.unknown() == 1
+        with capture_logs() as logs:
+            await store.upkeep()
+            await store.upkeep()
+        assert [(line["event"], line["entries"]) for line in logs] == [("store.other_keys", 1)]
+        await store.put("t", "summary", "j", b"2", 60)
+        assert await store.get("t", "summary", "j") == b"2"
+        assert await store.remove("t") == {"summary": 1}
+
+    async def there(store: SqliteStore) -> None:
+        assert await store.get("t", "summary", "k") == b"1"
+
+    with_keys(path, [NEW], write)
+    with_keys(path, [OTHER], absent)
+    with_keys(path, [], absent)
+    with_keys(path, [NEW], there)
+
+
+def test_entries_from_before_there_was_a_key_are_not_read_and_leave_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+
+    async def write(store: SqliteStore) -> None:
+        for n in range(300):
+            await store.put("t", "summary", f"k{n}", b"PROMPT " * n, 60)
+
+    async def read(store: SqliteStore) -> None:
+        assert await store.get("t", "summary", "k1") is None
+        await store.put("t", "summary", "k1", b"sealed", 60)
+        assert b"PROMPT" in everything(tmp_path)
+        await store.upkeep()
+        assert b"PROMPT" not in everything(tmp_path)
+        assert await store.get("t", "summary", "k1") == b"sealed"
+        assert await store.unknown() == 0
+
+    with_keys(path, [], write)
+    with_keys(path, [NEW], read)
+
+
+def test_an_old_key_decrypts_until_upkeep_has_written_everything_anew(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+
+    async def write(store: SqliteStore) -> None:
+        for n in range(50):
+            await store.put("t", "summary", f"k{n}", b"old", 60)
+        await store.put("gone", "summary", "k", b"old", 60)
+
+    async def rotate(store: SqliteStore) -> None:
+        assert await store.get("t", "summary", "k1") == b"old"
+        assert len(await store.entries("summary")) == 51
+        await store.put("t", "summary", "k1", b"new", 60)
+        assert len(await store.entries("summary")) == 51
+        assert await store.forget("gone") == {"summary": 1}
+        await store.upkeep()
+        assert len(await store.entries("summary")) == 50
+
+    async def read(store: SqliteStore) -> None:
+        assert await store.get("t", "summary", "k1") == b"new"
+        assert await store.get("t", "summary", "k49") == b"old"
+        assert await store.unknown() == 0
+
+    with_keys(path, [OLD], write)
+    with_keys(path, [NEW, OLD], rotate)
+    assert codecs_in(path) == {Sealed(NEW).id}
+    with_keys(path, [NEW], read)
+
+
+def test_forgetting_reaches_what_an_old_key_encrypted(tmp_path: Path) -> None:
+    async def write(store: SqliteStore) -> None:
+        await store.put("t", "summary", "k", os.urandom(5000), 60)
+
+    async def forget(store: SqliteStore) -> None:
+        assert await store.forget("t") == {"summary": 1}
+        assert await store.entries("summary") == []
+
+    with_keys(tmp_path / "a.db", [OLD], write)
+    with_keys(tmp_path / "a.db", [NEW, OLD], forget)

@@ -1,0 +1,223 @@
+"""Keeping the file in order: its size, and that nothing is left in it of what was removed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from proxy.limits import Limits
+from proxy.shared import Shared
+from proxy.store import StoreFailed
+from proxy.store.sqlite import SqliteStore
+from proxy.upkeep import Upkeep
+
+CANARY = b"CANARY-7f3a9b"
+
+
+def with_store(path: Path | None, test: Callable[[SqliteStore], Awaitable[None]], max_bytes: int | None = None) -> None:
+    async def whole() -> None:
+        store = SqliteStore(path, max_bytes=max_bytes)
+        try:
+            await test(store)
+        finally:
+            await store.aclose()
+
+    asyncio.run(whole())
+
+
+def names(folder: Path) -> list[str]:
+    return [file.name for file in folder.iterdir()]
+
+
+def size(folder: Path) -> int:
+    """Bytes of the store's files, without the index of the log."""
+    return sum(file.stat().st_size for file in folder.iterdir() if not file.name.endswith("-shm"))
+
+
+def holding(folder: Path, *texts: bytes) -> list[str]:
+    """The files in which one of these texts stands."""
+    return [file.name for file in folder.iterdir() if any(text in file.read_bytes() for text in texts)]
+
+
+async def filled(stores: list[SqliteStore], tenants: Iterable[str], seconds: float, seed: int) -> None:
+    """Put in entries of many sizes in an order that makes rows move, some of them twice."""
+    chance, names = random.Random(seed), list(tenants)
+    for _ in range(400):
+        tenant = chance.choice(names)
+        size = chance.choice([0, 30, 300, 1000, 3000, 20_000])
+        text = CANARY if tenant == "team:leaving" else b"harmless"
+        value = text + os.urandom(size) + text
+        place = chance.choice(["summary", "archive"]), f"k{chance.randrange(200)}"
+        await chance.choice(stores).put(tenant, *place, value, seconds if tenant == "team:leaving" else 60)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_left_of_a_tenant_that_is_forgotten(tmp_path: Path, seed: int) -> None:
+    async def test(store: SqliteStore) -> None:
+        other = SqliteStore(tmp_path / "a.db")
+        await filled([store, other], ["team:leaving", "team:a", "team:b"], 60, seed)
+        assert holding(tmp_path, CANARY)
+        count = {kind: len(await store.entries(kind)) for kind in ("summary", "archive")}
+        removed = await store.forget("team:leaving")
+        left = {kind: len(await other.entries(kind)) for kind in ("summary", "archive")}
+        assert removed == {kind: count[kind] - left[kind] for kind in count}
+        assert min(removed.values()) > 20
+        assert {entry.tenant for kind in left for entry in await other.entries(kind)} == {"team:a", "team:b"}
+        assert holding(tmp_path, CANARY, b"team:leaving") == []
+        assert await store.forget("team:leaving") == {}
+        await other.aclose()
+        assert holding(tmp_path, CANARY, b"team:leaving") == []
+
+    with_store(tmp_path / "a.db", test)
+    assert holding(tmp_path, CANARY, b"team:leaving") == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_content_is_left_of_what_expired(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(store: SqliteStore) -> None:
+        other = SqliteStore(tmp_path / "a.db")
+        await filled([store, other], ["team:leaving", "team:a"], 30, seed)
+        assert holding(tmp_path, CANARY)
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now + 31)
+        await other.upkeep()
+        assert len(await store.entries("summary")) > 20
+        assert holding(tmp_path, CANARY) == []
+        await other.aclose()
+
+    with_store(tmp_path / "a.db", test)
+
+
+def test_no_content_is_left_of_a_file_of_an_earlier_version(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "a.db") as db:
+        db.executescript(
+            """CREATE TABLE entries (tenant TEXT NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL,
+            expires REAL NOT NULL, PRIMARY KEY (tenant, kind, key)) WITHOUT ROWID;
+            CREATE INDEX entries_expire ON entries (expires);"""
+        )
+        for n in range(300):
+            db.execute("INSERT INTO entries VALUES ('t', 'summary', ?, ?, ?)", (f"k{n}", CANARY * 20, time.time() + 60))
+        db.execute("PRAGMA secure_delete = OFF")
+        db.execute("DELETE FROM entries WHERE key < 'k2'")
+    db.close()
+
+    async def test(store: SqliteStore) -> None:
+        assert len(await store.entries("summary")) > 100
+        await store.forget("t")
+        assert holding(tmp_path, CANARY) == []
+
+    with_store(tmp_path / "a.db", test)
+
+
+def test_a_log_that_is_read_without_a_pause_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.store.lane.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("proxy.store.sqlite.PATIENCE", 0.3)
+
+    async def test(store: SqliteStore) -> None:
+        await store.put("t", "summary", "k", CANARY, 60)
+        reader = sqlite3.connect(tmp_path / "a.db")
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM entries").fetchone()
+        with pytest.raises(StoreFailed, match="log"):
+            await store.forget("t")
+        reader.close()
+        await store.forget("t")
+        assert holding(tmp_path, CANARY) == []
+
+    with_store(tmp_path / "a.db", test)
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_the_size_is_kept_by_removing_what_expires_first(tmp_path: Path, on_disk: bool) -> None:
+    path, most = tmp_path / "a.db" if on_disk else None, 2_000_000
+
+    async def test(store: SqliteStore) -> None:
+        await store.put("t", "limit", "small", b"1", 1)
+        for n in range(100):
+            await store.put("t", "archive", f"{n:03}", os.urandom(50_000), 1000 + n)
+        await store.upkeep()
+        assert await store.get("t", "limit", "small") == b"1"
+        left = [entry.key for entry in await store.entries("archive")]
+        assert left == [f"{n:03}" for n in range(100 - len(left), 100)]
+        assert 29 <= len(left) <= 36
+        if path is not None:
+            assert size(tmp_path) <= most
+        await store.upkeep()
+        assert len(await store.entries("archive")) == len(left)
+
+    with_store(path, test, most)
+
+
+def test_many_small_entries_are_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.store.sqlite.BATCH", 10)
+
+    async def test(store: SqliteStore) -> None:
+        for n in range(100):
+            await store.put("t", "limit", f"{n:03}", b"1", 1000 + n)
+        await store.upkeep()
+        left = [entry.key for entry in await store.entries("limit")]
+        assert 0 < len(left) < 90
+        assert left == [f"{n:03}" for n in range(100 - len(left), 100)]
+
+    with_store(tmp_path / "a.db", test, 300_000)
+
+
+def test_upkeep_begins_no_file(tmp_path: Path) -> None:
+    async def test(store: SqliteStore) -> None:
+        upkeep = Upkeep(store, [])
+        await upkeep.once()
+        assert await store.forget("t") == {}
+        assert names(tmp_path) == []
+
+    with_store(tmp_path / "a.db", test)
+
+
+def test_a_running_process_notices_that_a_tenant_was_forgotten(tmp_path: Path) -> None:
+    async def test(store: SqliteStore) -> None:
+        shared = Shared(store, "limit", Limits, 10)
+        upkeep = Upkeep(store, [shared])
+        await upkeep.once()
+        for tenant in ("team:leaving", "team:a"):
+            shared.put(tenant, "u", "m", Limits("u", "m"))
+            await store.put(tenant, "summary", "k", b"1", 60)
+        command = SqliteStore(tmp_path / "a.db")
+        await command.forget("team:leaving")
+        await store.put("team:leaving", "summary", "since", b"1", 60)
+        await upkeep.once()
+        assert shared.get("team:leaving", "u", "m") is None
+        assert shared.get("team:a", "u", "m") == Limits("u", "m")
+        assert await store.get("team:leaving", "summary", "since") is None
+        # Once it is noticed the tenant is like any other.
+        shared.put("team:leaving", "u", "m", Limits("u", "m"))
+        await store.put("team:leaving", "summary", "later", b"1", 60)
+        await upkeep.once()
+        assert shared.get("team:leaving", "u", "m") is not None
+        assert await store.get("team:leaving", "summary", "later") == b"1"
+        await command.forget("team:leaving")
+        await upkeep.once()
+        assert shared.get("team:leaving", "u", "m") is None
+        await shared.aclose()
+        await command.aclose()
+
+    with_store(tmp_path / "a.db", test)
+
+
+def test_who_starts_after_it_has_nothing_to_drop(tmp_path: Path) -> None:
+    async def test(store: SqliteStore) -> None:
+        await store.put("t", "summary", "k", b"1", 60)
+        await store.forget("t")
+        shared = Shared(store, "limit", Limits, 10)
+        upkeep = Upkeep(store, [shared])
+        shared.put("t", "u", "m", Limits("u", "m"))
+        await upkeep.once()
+        assert shared.get("t", "u", "m") is not None
+        await shared.aclose()
+
+    with_store(tmp_path / "a.db", test)
