@@ -1,6 +1,6 @@
 """Inputs that nobody thought of, for as long as one likes, at what reads bytes of strangers.
 
-    python -m soak fuzz --seconds 600 --target errors
+    scripts/soak fuzz --seconds 600 --target errors
 
 With atheris installed (``pip install atheris``; it is no part of the lock file) inputs are guided by the code they
 reach; without it they are mutations of the seeds below. A finding is an exception that is no error of ours, an input
@@ -10,7 +10,6 @@ The short form is ``tests/robustness/test_fuzz.py``.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import importlib.util
 import json
@@ -22,6 +21,8 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+import click
 
 SLOW_SECONDS = 1.0
 """CPU time from which an input is a finding."""
@@ -191,7 +192,7 @@ def without_guidance(name: str, seconds: float, seed: int) -> int:
         try:
             timed(read, data)
         except Exception:
-            print(f"{name}: input kept as {kept(data)}", file=sys.stderr)
+            click.echo(f"{name}: input kept as {kept(data)}", err=True)
             raise
         if count % 50 == 0 and len(pool) < 500:
             pool.append(data)
@@ -208,7 +209,7 @@ def kept(data: bytes) -> Path:
 GUIDED = """
 import sys, atheris
 with atheris.instrument_imports(include=["proxy"]):
-    import soak.fuzz as fuzz
+    import soak.fuzz.command as fuzz
     fuzz.TARGETS[{name!r}](b"")
 def one(data):
     fuzz.timed(fuzz.TARGETS[{name!r}], data)
@@ -228,28 +229,23 @@ def with_guidance(name: str, seconds: float, seed: int) -> int:
         return subprocess.run(program, env=dict(os.environ), check=False).returncode  # noqa: S603 - this program
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Fuzz the targets; the exit status is 1 where something was found."""
-    parser = argparse.ArgumentParser(prog="soak fuzz", description=__doc__.split("\n", 1)[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, default=60.0, help="for each target")
-    parser.add_argument("--target", choices=list(TARGETS), action="append", help="all of them where left out")
-    parser.add_argument("--seed", type=int, default=1)
-    chosen = parser.parse_args(arguments)
+@click.command()
+@click.option("--seconds", default=60.0, show_default=True, help="For each target.")
+@click.option("--target", "chosen", type=click.Choice(list(TARGETS)), multiple=True, help="Left out: all of them.")
+@click.option("--seed", default=1, show_default=True, help="Where the dice begin.")
+def main(seconds: float, chosen: tuple[str, ...], seed: int) -> None:
+    """Look for inputs that break what reads bytes of strangers; the exit status is 1 where one was found."""
     guided = importlib.util.find_spec("atheris") is not None
-    status = 0
-    for name in chosen.target or TARGETS:
+    found = False
+    for name in chosen or TARGETS:
         if guided:
-            status |= with_guidance(name, chosen.seconds, chosen.seed) != 0
+            found |= with_guidance(name, seconds, seed) != 0
             continue
         try:
-            count = without_guidance(name, chosen.seconds, chosen.seed)
+            count = without_guidance(name, seconds, seed)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is what was looked for
-            print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
-            status = 1
+            click.echo(f"{name}: {type(error).__name__}: {error}", err=True)
+            found = True
         else:
-            print(f"{name}: {count:,} inputs in {chosen.seconds:.0f} s, nothing found")
-    return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            click.echo(f"{name}: {count:,} inputs in {seconds:.0f} s, nothing found")
+    sys.exit(1 if found else 0)
