@@ -73,7 +73,11 @@ class ModelList:
         headers = lane.headers([*for_upstream(scope["headers"]), (VIA, hops)], caller.credential)
         timeout = self._service.settings.server.deadline
         answer = await lane.connections.send("GET", lane.url("/models", query), headers, None, timeout)
-        return await opened(answer)
+        try:
+            return await opened(answer)
+        except BaseException:
+            await answer.close()
+            raise
 
     async def _list(self, upstream: str, scope: Scope, caller: Caller, hops: str) -> bytes:
         opening = await self._ask(upstream, scope, caller, hops)

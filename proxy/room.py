@@ -121,7 +121,7 @@ class Room:
         output = await self.output(exchange, case, outcome)
         if output is not None and output < reserved and room is not None and sent <= room:
             return replace(outcome, output=output)
-        if room is None or room >= (case.budget or room + 1):
-            # The refusal says nothing new, so by count the request fitted: the count is what is wrong.
+        if room is None or room >= min(sent, case.budget or sent):
+            # By count the request fitted what was told or was known before: the count is what is wrong.
             room = int(min(sent, case.budget or sent) * BLIND_FACTOR)
         return replace(case, budget=room, rules=rules_for(case.policy, window_known=True, refused=True))

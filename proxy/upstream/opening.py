@@ -11,6 +11,7 @@ from proxy.errors import RequestError
 from proxy.upstream.ending import finished
 from proxy.upstream.lane import Answer
 from proxy.upstream.overflow import Overflow, recognise
+from proxy.upstream.sight import Sight
 from proxy.upstream.sse import beginning
 
 ERROR_BYTES = 1_000_000
@@ -22,7 +23,8 @@ HELD_BYTES = 65_536
 HELD_SECONDS = 5.0
 """So long it is held back; after that, a comment that keeps the connection alive lets it go. Refusals come sooner."""
 
-_HINT_BYTES = 4_096
+PACKED_BYTES = 4_096
+"""A compressed answer that is no stream is unpacked to see whether it is a refusal if it is at most so large."""
 
 
 @dataclass(slots=True)
@@ -71,34 +73,58 @@ async def opened(answer: Answer) -> Opening:
     """Read the beginning of an answer. Raises ``UpstreamInterrupted`` if it breaks off before that."""
     if answer.status >= 400:
         first, complete = await _read(answer.body, ERROR_BYTES)
-        return Opening(answer, first, complete, recognise(answer.status, readable(answer, first)))
+        return Opening(answer, first, complete, _overflow(answer, first))
     if content_type(answer).startswith("text/event-stream"):
-        return await _stream(answer)
-    first, complete = await _read(answer.body, 1)
-    complete = complete or header(answer, "content-length") == str(len(first))
-    if b'"error"' in first[:_HINT_BYTES] and not complete:
-        more, complete = await _read(answer.body, ERROR_BYTES)
-        first += more
-    overflow = recognise(answer.status, first) if b'"error"' in first[:_HINT_BYTES] else None
-    return Opening(answer, first, complete, overflow)
+        return await _stream(answer, b"")
+    return await _whole(answer)
 
 
-async def _stream(answer: Answer) -> Opening:
-    first = b""
+async def _whole(answer: Answer) -> Opening:
+    """An answer that says it is no stream: read on for as long as it may be a refusal with a status that denies it."""
+    length = header(answer, "content-length")
+    packed = is_encoded(answer)
+    most = PACKED_BYTES if packed else ERROR_BYTES
+    until = asyncio.get_running_loop().time() + HELD_SECONDS
+    first, sight, complete = bytearray(), Sight(), False
+    async for chunk in answer.body:
+        first += chunk
+        complete = str(len(first)) == length
+        seen = None if packed else sight.of(first)
+        if seen == "events":
+            return await _stream(answer, bytes(first))
+        if seen == "answer":
+            return Opening(answer, bytes(first), complete, None)
+        if complete or len(first) > most or asyncio.get_running_loop().time() > until:
+            break
+    else:
+        complete = True
+    body = bytes(first)
+    readably = not packed or (complete and len(body) <= PACKED_BYTES)
+    return Opening(answer, body, complete, _overflow(answer, body) if readably else None)
+
+
+async def _stream(answer: Answer, first: bytes) -> Opening:
+    """A stream, of which ``first`` has been read already: read on until its first content."""
     if is_encoded(answer):
         return Opening(answer, first, False, None)
     clock = asyncio.get_running_loop().time
     until = clock() + HELD_SECONDS
-    async for chunk in answer.body:
+    found = beginning(first) if first else None
+    while found is None and len(first) <= HELD_BYTES and clock() <= until:
+        chunk = await anext(answer.body, None)
+        if chunk is None:
+            # It may end without the blank line that ends its last event, or be a plain error under a wrong name.
+            return Opening(answer, first, True, _overflow(answer, first))
         first += chunk
-        found = beginning(first)
-        if found == "error":
-            return Opening(answer, first, False, recognise(answer.status, first))
-        if found or len(first) > HELD_BYTES or clock() > until:
-            return Opening(answer, first, False, None, ended=found == "end")
-    # A stream may end without the blank line that ends its last event.
-    failed = beginning(first + b"\n\n") == "error"
-    return Opening(answer, first, True, recognise(answer.status, first) if failed else None)
+        # An event ends with a line.
+        if b"\n" in chunk or b"\r" in chunk:
+            found = beginning(first)
+    overflow = _overflow(answer, first) if found == "error" else None
+    return Opening(answer, first, False, overflow, ended=found == "end")
+
+
+def _overflow(answer: Answer, first: bytes) -> Overflow | None:
+    return recognise(answer.status, readable(answer, first), answer.headers)
 
 
 async def _read(body: AsyncIterator[bytes], at_least: int) -> tuple[bytes, bool]:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from proxy.upstream.overflow.envelope import names_error, says_error
 from proxy.upstream.overflow.silent import ABORT_REASONS, LENGTH_REASONS, WINDOW_REASONS
 
 LONGEST_EVENT = 1_000_000
@@ -15,7 +16,7 @@ NO_ROOM = WINDOW_REASONS | LENGTH_REASONS | ABORT_REASONS
 """Finish reasons that, before any content, may say that the prompt took all the room."""
 
 _ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
-_ERROR_LINES = (b"event: error", b"event:error", b"error:")
+_MARK = b"\xef\xbb\xbf"
 
 
 class EventBuffer:
@@ -59,14 +60,21 @@ def beginning(events: bytes) -> Said | None:
 
     A first chunk that only names the role and comments say nothing, nor does it that there was no room for an answer.
     """
-    for event in whole_events(events).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n\n"):
+    whole = whole_events(events).removeprefix(_MARK)
+    for event in whole.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n\n"):
         lines = event.split(b"\n")
-        if b"error" in event and any(line.startswith(_ERROR_LINES) for line in lines):
+        if any(_names_error(line) for line in lines):
             return "error"
         data = b"\n".join(line[5:].lstrip(b" ") for line in lines if line.startswith(b"data:"))
         if data and (found := _judged(data)):
             return found
     return None
+
+
+def _names_error(line: bytes) -> bool:
+    """``error:`` as a field of its own is an old llama.cpp server's."""
+    name, _, value = line.partition(b":")
+    return name == b"error" or (name == b"event" and names_error(value.decode("utf-8", "replace").strip()))
 
 
 def whole_events(events: bytes) -> bytes:
@@ -78,9 +86,9 @@ def _judged(data: bytes) -> Said | None:
     if data.strip() == b"[DONE]":
         return "end"
     value = _decoded(data)
-    if value.get("error") or value.get("type") == "error":
+    if says_error(data.decode("utf-8", "replace") if value is None else value):
         return "error"
-    choices = value.get("choices")
+    choices = value.get("choices") if isinstance(value, dict) else None
     if not isinstance(choices, list) or any(_choice_has_content(choice) for choice in choices):
         return "content"
     return None
@@ -95,9 +103,10 @@ def _choice_has_content(choice: Any) -> bool:
     return not isinstance(delta, dict) or any(value for name, value in delta.items() if name != "role")
 
 
-def _decoded(data: bytes) -> dict[str, Any]:
+def _decoded(data: bytes) -> object:
+    """The JSON value; ``None`` for what is none."""
     try:
-        value = msgspec.json.decode(data)
+        value: object = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        return None
+    return value

@@ -118,6 +118,7 @@ def test_while_the_upstream_says_nothing(house: House, streams: bool, wait: floa
         [stream_head(), chunk(b": comment\n\n"), End.SILENCE],
         [stream_head(), chunk(ROLE), End.SILENCE],
         [head("200 OK", [("Content-Length", "100")]), End.SILENCE],
+        [head("200 OK", [("Content-Length", "100")]), b'{"choices":', End.SILENCE],
         [head("400 Bad", [("Content-Length", "100")]), b'{"error":', End.SILENCE],
     ],
 )
@@ -135,7 +136,7 @@ def test_while_the_answers_beginning_is_held_back(house: House, begun: list[Step
     [
         [stream_head(), chunk(ROLE + CONTENT), End.SILENCE],
         [stream_head(), chunk(ROLE + CONTENT + b'data: {"half'), End.SILENCE],
-        [head("200 OK", [("Content-Length", "100")]), b'{"choices":', End.SILENCE],
+        [head("200 OK", [("Content-Length", "100")]), b'{"choices": [{"message": {"content": "hi', End.SILENCE],
     ],
 )
 def test_in_the_middle_of_an_answer(house: House, begun: list[Step]) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
+from proxy.upstream import opening
 
 from .client import JSON, Got, StartProxy, ask, chat
 from .raw_upstream import Arrived, End, RawUpstream, Stage, Step, answer, chunk, head, stream_head, streamed
@@ -131,10 +132,65 @@ def test_a_stream_without_any_length_ends_with_its_connection(start_proxy: Start
 
 
 def test_a_plain_answer_that_breaks_is_not_passed_off_as_whole(start_proxy: StartProxy, stage: Stage) -> None:
-    begun = answer(b'{"choices": []}' * 100)[:-40]
+    begun = answer(b'{"choices": [{"message": {"content": "' + b"x" * 1_000 + b'"}}]}')[:-40]
     with stage(lambda _: [begun, 0.02, End.CLOSE]) as upstream:
         got = ask(start_proxy(upstream.url), body=chat())
     assert not got.whole
+
+
+def test_a_plain_answer_that_breaks_before_anything_is_written_is_a_502(start_proxy: StartProxy, stage: Stage) -> None:
+    begun = answer(b'{"id": "c", "choices": [{"message": {"content": ""}}]}')[:-10]
+    with stage(lambda _: [begun, 0.02, End.CLOSE]) as upstream:
+        got = ask(start_proxy(upstream.url), body=chat())
+    assert (got.status, got.error["code"]) == (502, "upstream_interrupted")
+
+
+def test_a_plain_answer_is_passed_on_as_soon_as_something_is_written(start_proxy: StartProxy, stage: Stage) -> None:
+    """Not its end is waited for, nor an error somewhere in it."""
+    begun, rest = b'{"id":"c","choices":[{"message":{"content":"h', b'i"}}],"error":{"message":"prompt is too long"}}'
+    received = threading.Event()
+
+    def script(_: Arrived) -> Iterator[Step]:  # type: ignore[misc]
+        yield head("200 OK", [JSON, ("Transfer-Encoding", "chunked")])
+        yield chunk(begun)
+        assert received.wait(10)
+        yield chunk(rest)
+        yield chunk(b"")
+
+    with stage(script) as upstream:  # type: ignore[arg-type]
+        url = start_proxy(upstream.url)
+        with httpx.stream("POST", f"{url}/v1/chat/completions", content=chat(), timeout=10) as response:
+            parts = []
+            for part in response.iter_raw():
+                parts.append(part)
+                received.set()
+    assert b"".join(parts) == begun + rest
+
+
+def test_blank_lines_that_keep_a_connection_alive_are_passed_on(
+    start_proxy: StartProxy, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "HELD_SECONDS", 0.05)
+    body = b'{"error":{"message":"no such tool"}}'
+    received = threading.Event()
+
+    def script(_: Arrived) -> Iterator[Step]:  # type: ignore[misc]
+        yield head("200 OK", [JSON, ("Transfer-Encoding", "chunked")])
+        for _ in range(2):
+            yield chunk(b"\n")
+            yield 0.2
+        assert received.wait(10)
+        yield chunk(body)
+        yield chunk(b"")
+
+    with stage(script) as upstream:  # type: ignore[arg-type]
+        url = start_proxy(upstream.url)
+        with httpx.stream("POST", f"{url}/v1/chat/completions", content=chat(), timeout=10) as response:
+            parts = []
+            for part in response.iter_raw():
+                parts.append(part)
+                received.set()
+    assert b"".join(parts) == b"\n\n" + body
 
 
 def test_an_event_is_passed_on_at_once(start_proxy: StartProxy, stage: Stage) -> None:

@@ -401,22 +401,165 @@ def test_wordings_that_nobody_has_seen(message: str, limit: int | None, counted:
 
 
 TOO_LONG = "prompt is too long: 9000 tokens > 8192 maximum"
+READ = Overflow("input", 8192, "total", 9000, None, "compact")
+INNER = json.dumps({"error": {"message": TOO_LONG}})
 ENVELOPES: list[object] = [
     TOO_LONG,
+    [TOO_LONG],
+    INNER,
     {"err": TOO_LONG},
+    {"errcode": 40_001, "errmsg": TOO_LONG},
+    {"errors": [TOO_LONG]},
+    {"errors": {"messages": [TOO_LONG]}},
+    {"errors": [{"status": "400", "title": "Bad Request", "detail": TOO_LONG}]},
+    {"errors": [{"message": "Bad", "extensions": {"exception": {"message": TOO_LONG}}}], "data": None},
     {"exception": f"ValueError: {TOO_LONG}"},
     {"fault": {"faultstring": TOO_LONG}},
+    {"fault": {"code": 900_800, "message": "Bad", "description": TOO_LONG}},
     {"result": {"error": {"message": TOO_LONG}}},
     {"error": {"type": "validation", "issues": [{"message": TOO_LONG}]}},
+    {"error": {"message": "Bad", "param_errors": {"messages": TOO_LONG}}},
+    {"error": {"message": "Bad", "details": [{"fieldViolations": [{"field": "contents", "description": TOO_LONG}]}]}},
+    {"error": "invalid_request", "error_description": TOO_LONG},
     {"detail": [{"loc": ["body", "messages"], "msg": TOO_LONG}]},
+    {"detail": {"error": {"message": TOO_LONG}}},
+    {"type": "about:blank", "title": "Bad Request", "status": 400, "detail": TOO_LONG},
+    {"title": "Not valid", "status": 400, "invalid-params": [{"name": "messages", "reason": TOO_LONG}]},
+    {"status": {"code": 400, "message": TOO_LONG}},
+    {"statusCode": 400, "message": [TOO_LONG], "error": "Bad Request"},
+    {"__type": "ValidationException", "Message": TOO_LONG},
     {"error": {"message": "Provider returned error", "metadata": {"raw": json.dumps({"detail": TOO_LONG})}}},
+    {"error": {"message": "failed", "original_error": TOO_LONG}},
+    {"error": {"message": "failed", "provider_error": {"error": {"message": TOO_LONG}}}},
+    {"name": "APICallError", "statusCode": 400, "responseBody": INNER},
+    {"error": "upstream", "body": INNER},
+    {"error": f"Error code: 400 - {{'error': {{'message': '{TOO_LONG}', 'type': 'x', 'code': None}}}}"},
+    {"message": f"Error code: 400 - {{'error': {{'message': \"It's this: {TOO_LONG}\", 'code': 400}}}} (x)"},
 ]
 
 
 @pytest.mark.parametrize("envelope", ENVELOPES, ids=json.dumps)
 def test_where_the_error_may_be(envelope: object) -> None:
-    read = recognise(400, json.dumps(envelope).encode())
-    assert read == Overflow("input", 8192, "total", 9000, None, "compact")
+    assert recognise(400, json.dumps(envelope).encode()) == READ
+
+
+PAGE = f"<html><head><style>{'p {margin: 0}' * 1_000}</style></head><p>{TOO_LONG.replace('>', '&gt;')}</p></html>"
+TEXTS = [
+    TOO_LONG,
+    f"400 Bad Request: {TOO_LONG}",
+    PAGE,
+    "<?xml version='1.0'?><Error><Code>Bad</Code><Message>" + TOO_LONG.replace(">", "&gt;") + "</Message></Error>",
+    f"{{'error': {{'message': '{TOO_LONG}', 'type': 'x'}}}}",
+    f'Traceback (most recent call last):\n  File "/app/x.py", line 120, in generate\nValueError: {TOO_LONG}',
+    f'{{"error":{{"message":"{TOO_LONG}","type":"cut o',
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_an_error_that_is_no_json(text: str) -> None:
+    assert recognise(500, text.encode()) == READ
+
+
+IN_SUCCESS: list[object] = [
+    {"code": 20_015, "message": TOO_LONG, "data": None},
+    {"id": "c", "choices": None, "base_resp": {"status_code": 2013, "status_msg": TOO_LONG}},
+    {"Response": {"Error": {"Code": "InvalidParameterValue", "Message": TOO_LONG}, "RequestId": "r"}},
+    {"ResponseMetadata": {"RequestId": "r", "Error": {"Code": "x", "Message": TOO_LONG}}},
+    {"header": {"code": 10_907, "message": TOO_LONG, "sid": "s"}},
+    {"error_code": 336_103, "error_msg": TOO_LONG, "id": "as"},
+    {"errorMessage": TOO_LONG, "errorType": "ValueError", "stackTrace": []},
+    {"success": False, "errors": [{"code": 5021, "message": TOO_LONG}], "messages": [], "result": {}},
+    {"success": False, "msg": TOO_LONG},
+    {"detail": [{"loc": ["body"], "msg": TOO_LONG, "type": "value_error"}]},
+    {"detail": TOO_LONG},
+    {"statusCode": 400, "body": INNER},
+    {"choices": [], "code": 400, "message": TOO_LONG},
+    {"choices": [{"message": {"content": ""}, "finish_reason": "error", "error": {"code": 400, "message": TOO_LONG}}]},
+    {"object": "error", "message": TOO_LONG},
+    [{"error": {"message": TOO_LONG}}],
+    INNER,
+]
+
+
+@pytest.mark.parametrize("value", IN_SUCCESS, ids=json.dumps)
+def test_an_error_in_an_answer_that_did_not_fail(value: object) -> None:
+    body = json.dumps(value).encode()
+    assert recognise(200, body) == READ
+    assert recognise(200, b": wait\r\n\r\ndata: " + body + b"\r\n\r\n") == READ
+
+
+@pytest.mark.parametrize("name", ["error", "exception", "stream_error"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_an_event_that_is_named_an_error(name: str, end: str, mark: str) -> None:
+    lines = [": wait", "", f"event: {name}", f'data: {{"message": "{TOO_LONG}"}}', "", ""]
+    assert recognise(200, (mark + end.join(lines)).encode()) == READ
+
+
+CODES_IN_OTHER_STYLES = [
+    "ContextLengthExceeded",
+    "ContextWindowExceededException",
+    "CONTEXT_LENGTH_EXCEEDED",
+    "context-length-exceeded",
+    "context length exceeded",
+    "contextLengthExceededError",
+]
+
+
+@pytest.mark.parametrize("code", CODES_IN_OTHER_STYLES)
+def test_a_code_in_another_style(code: str) -> None:
+    assert recognise(400, wire(message="Sorry.", code=code)) is not None
+    assert recognise(400, json.dumps({"__type": code, "message": "Sorry."}).encode()) is not None
+
+
+ANSWERS: list[object] = [
+    {"code": 0, "message": "Success", "choices": [{"message": {"content": TOO_LONG}}]},
+    {"choices": [{"message": {"content": TOO_LONG}}], "base_resp": {"status_code": 0, "status_msg": ""}},
+    {"type": "message", "role": "assistant", "content": [{"type": "text", "text": TOO_LONG}]},
+    {"model": "m", "message": {"role": "assistant", "content": TOO_LONG}, "done": True, "status": 200},
+    {"candidates": [{"content": {"parts": [{"text": TOO_LONG}]}}]},
+    {"object": "response", "status": "completed", "error": None, "instructions": TOO_LONG, "output": []},
+    {"object": "list", "data": [{"id": "m", "description": TOO_LONG}]},
+    {"success": True, "code": 0, "message": "ok", "data": {"answer": TOO_LONG}},
+    {"code": 429, "message": "Too many tokens per minute, the limit is 8000."},
+    {"error_code": 18, "error_msg": "Open api qps request limit reached"},
+]
+
+
+@pytest.mark.parametrize("value", ANSWERS, ids=json.dumps)
+def test_an_answer_that_speaks_of_it_is_none(value: object) -> None:
+    body = json.dumps(value).encode()
+    assert recognise(200, body) is None
+    assert recognise(200, b"data: " + body + b"\n\n") is None
+
+
+ECHO = {"messages": [{"role": "x", "content": QUOTE}]}
+OF_GATEWAYS: list[tuple[int, str]] = [
+    (413, "<html><head><title>413 Request Entity Too Large</title></head><center>nginx/1.25.3</center></html>"),
+    (413, "<html><head><title>413 Payload Too Large</title></head><body><center>cloudflare</center></body></html>"),
+    (413, "<html><body>Request context too large for the buffer, see client_max_body_size</body></html>"),
+    (413, "<h2>HTTP Error 413.1</h2>Request filtering denied a request that exceeds the request content length."),
+    (413, "Payload Too Large"),
+    (413, "http: request body too large"),
+    (413, "Failed to buffer the request body: length limit exceeded"),
+    (413, json.dumps({"detail": "Content too large"})),
+    (414, "<h1>URI Too Long</h1>"),
+    (400, "<html><head><title>400 Request Header Or Cookie Too Large</title></head></html>"),
+    (502, "<html>502 Bad Gateway: upstream sent too big header while reading response header</html>"),
+    (500, json.dumps({"error": {"code": "max_retries_exceeded", "message": "The upstream exceeded its retries"}})),
+    (422, json.dumps({"detail": "unknown role", "body": json.dumps(ECHO)})),
+    (422, json.dumps({"detail": [{"msg": "Input should be 'user'", "input": ECHO}], "body": ECHO})),
+    (400, json.dumps({"error": {"message": "unknown role", "data": ECHO}})),
+    (400, json.dumps({"error": f"Error code: 400 - {{'error': {{'message': 'unknown role'}}, 'input': {ECHO!r}}}"})),
+    (400, json.dumps({"error": {"message": "请求过于频繁，每分钟 token 数超过限制"}})),
+    (400, json.dumps({"error": {"message": "您的 token 余额不足，输入超过限制"}})),
+    (400, json.dumps({"error": {"message": "输入的图片数量超过限制"}})),
+]
+
+
+@pytest.mark.parametrize(("status", "body"), OF_GATEWAYS)
+def test_other_errors_of_gateways(status: int, body: str) -> None:
+    assert recognise(status, body.encode()) is None
 
 
 ABOUT_SOMETHING_ELSE: list[tuple[int, str]] = [
@@ -581,6 +724,10 @@ HOSTILE = {
         {"detail": [{"msg": "is 9000, 8000 " * 500, "error": {"message": "is 9000, 8000 " * 500}}] * 60}
     ).encode(),
     "echo": wire(message="no", echo=[{"message": QUOTE}] * 9_000),
+    "reprs": wire(message="{'a': {'b': " * 90_000),
+    "styles": b"<" + b"<style>" * 140_000,
+    "a repr of nothing": wire(message="{'a': " + "-" * 8_000 + "1}" + "{'a': [" * 9_000),
+    "codes": wire(message="no", code="aB-" * 300_000),
 }
 
 

@@ -8,6 +8,7 @@ the request (messages, excerpts, quoted values) is not evidence of anything.
 
 from __future__ import annotations
 
+import ast
 import html
 import json
 import re
@@ -48,12 +49,23 @@ _TEXT_FIELDS = (
     "faultstring",
     "exception",
     "err",
+    "errmsg",
+    "error_messages",
+    "reasons",
+    "original_error",
+    "upstream_error",
+    "provider_error",
 )
 _NESTED_FIELDS = (
     *("error", "errors", "Error", "Response", "base_resp", "metadata", "innererror", "inner_error", "cause", "body"),
-    *("data", "fault", "result", "issues"),
+    *("data", "fault", "result", "issues", "status", "header", "extensions", "ResponseMetadata", "responseBody"),
+    *("response_body", "fieldViolations", "violations", "invalid-params", "invalid_params"),
 )
-_CODE_FIELDS = ("code", "type", "Code", "error_code", "error_type", "errorCode", "status", "status_code", "reason")
+_FIELDS_OF_REQUEST = ("errors", "param_errors", "validation_errors")
+"""Here a field of the request may have a sentence, or a list of them."""
+_CODE_FIELDS = (
+    *("code", "type", "Code", "error_code", "error_type", "errorCode", "status", "status_code", "reason", "__type"),
+)
 LIMIT_FIELDS = (
     *("n_ctx", "max_context_length", "context_length", "context_window", "max_context_tokens", "max_model_len"),
     *("max_input_tokens", "max_prompt_tokens", "token_limit", "context_size"),
@@ -61,8 +73,21 @@ LIMIT_FIELDS = (
 COUNT_FIELDS = ("n_prompt_tokens", "prompt_tokens", "input_tokens", "num_prompt_tokens", "prompt_token_count")
 _NUMBER_FIELDS = (*LIMIT_FIELDS, *COUNT_FIELDS)
 
-# In an answer that did not fail, an error is only where one of these says so.
-_ERROR_IN_SUCCESS = ("error", "Error", "errors", "base_resp", "Response")
+# In an answer that did not fail, an error is only where one of these says so, ...
+_ERROR_IN_SUCCESS = ("error", "Error", "errors", "base_resp", "Response", "ResponseMetadata", "fault", "header")
+# ... or where nothing was answered (none of _ANSWERED) and the answer is a message about itself.
+_ANSWERED = ("choices", "output", "content", "candidates")
+_SURELY_ERROR = ("detail", "error_msg", "error_message", "errorMessage", "errmsg", "exception")
+_SAID = ("message", "Message", "msg", "title")
+_NUMBERED = (
+    *("code", "Code", "status", "status_code", "statusCode", "errcode", "error_code", "errorCode", "__type", "success"),
+)
+_CODE_BREAK = re.compile(r"[ -]+|(?<=[a-z])(?=[A-Z])")
+_CODE_END = re.compile(r"(?i)_?(?:error|exception)$")
+_HIDDEN = ("style", "script")
+_STATUS = ("status", "status_code", "statusCode")
+_WELL = (0, "0", 200, "200")
+_ERROR_TEXT = re.compile(r"\[error\]|error ?:", re.I)
 
 _QUOTED = re.compile(r"""(?P<key>['"]?\w{1,20}['"]?\s?[:=]\s?)?"(?P<text>[^"]*)["]""")
 _QUOTED_ECHO = re.compile(
@@ -71,6 +96,7 @@ _QUOTED_ECHO = re.compile(
 _ERROR_KEY = re.compile(r"""['"]?(?:message|msg|detail|details|error|reason|raw)['"]?\s?[:=]\s?$""", re.I)
 _TAG = re.compile(r"<[^<>]{1,200}>")
 _HEAD_MESSAGE = re.compile(r'"(?:message|detail|msg)"\s?:\s?"((?:[^"\\]|\\.){1,4096})', re.S)
+_REPR = re.compile(r"\[?\{'[\w-]{1,40}': ")
 _ESCAPES = {"\\n": " ", "\\t": " ", "\\r": " ", '\\"': '"', "\\/": "/", "\\`": "`"}
 _DECODER = json.JSONDecoder()
 _UNREADABLE = (ValueError, RecursionError, msgspec.DecodeError)
@@ -116,10 +142,10 @@ def _events(text: str) -> Iterator[_Event]:
     """The first events of a stream. ``error:`` as a field of its own is an old llama.cpp server's."""
     if not text.startswith(("data:", "event:", "error:", ":", "id:", "retry:")):
         return
-    blocks = re.split(r"\r?\n\r?\n", text[:PREFIX], maxsplit=MAX_EVENTS)
+    blocks = text[:PREFIX].replace("\r\n", "\n").replace("\r", "\n").split("\n\n", MAX_EVENTS)
     for block in blocks[:MAX_EVENTS]:
         name, data = "", []
-        for line in block.splitlines():
+        for line in block.split("\n"):
             field, _, value = line.partition(":")
             if field == "event":
                 name = value.strip()
@@ -133,20 +159,27 @@ def _events(text: str) -> Iterator[_Event]:
 def _of_event(event: _Event) -> list[Fault]:
     value = _parse(event.data)
     if value is not None:
-        return _collect(value, failed=event.name == "error")
-    if event.name == "error" or event.data.startswith("[ERROR]"):
-        return _of_text(event.data)
-    return []
+        return _collect(value, failed=names_error(event.name))
+    return _of_text(event.data) if names_error(event.name) or says_error(event.data) else []
 
 
 def _of_text(text: str) -> list[Fault]:
     """A body that is not JSON as a whole: HTML, words with JSON behind them, or JSON that was cut off."""
     if text.startswith("<"):
-        return [Fault(frozenset(), {}, (_clean(html.unescape(_TAG.sub(" ", text[:SENTENCE]))),))]
-    if text.startswith("{"):
+        return [Fault(frozenset(), {}, (_clean(html.unescape(_TAG.sub(" ", _shown(text)))),))]
+    if text.startswith("{") and not text.startswith("{'"):
         found = _HEAD_MESSAGE.search(text[:SENTENCE])
         return _sentences(_unescape(found[1]), 0) if found else []
     return _sentences(text, 0)
+
+
+def _shown(page: str) -> str:
+    """The first part of a page, without what a browser does not show."""
+    page = page[:PREFIX]
+    for name in _HIDDEN:
+        parts = re.split(rf"<{name}\b", page, maxsplit=MAX_ITEMS, flags=re.I)
+        page = parts[0] + "".join(re.split(rf"</{name}>", part, maxsplit=1, flags=re.I)[-1] for part in parts[1:])
+    return page[:SENTENCE]
 
 
 def _collect(value: object, *, failed: bool) -> list[Fault]:
@@ -155,20 +188,53 @@ def _collect(value: object, *, failed: bool) -> list[Fault]:
     return list(islice(_walk(value, 0), MAX_FAULTS))
 
 
+def names_error(event: str) -> bool:
+    """Whether an event of this name is an error as a whole."""
+    return "error" in event or "exception" in event
+
+
+def says_error(value: object) -> bool:
+    """Whether a successful answer, or an event, says that it is an error. One that is no JSON is a text."""
+    return bool((isinstance(value, str) and _ERROR_TEXT.match(value)) or _error_part(value))
+
+
 def _error_part(value: object) -> object:
     """What of a successful answer, or of an event, is an error: its ``error``, or itself if it says that it is one."""
     if isinstance(value, list):
-        return [_error_part(item) for item in value[:4]]
+        return [part for item in value[:4] if (part := _error_part(item))]
+    if isinstance(value, str) and value.startswith("{"):
+        value = _parse(value)
     if not isinstance(value, dict):
         return None
-    if "error" in (value.get("type"), value.get("object")):
-        return value
-    if "message" in value and "choices" not in value and ("code" in value or "status_code" in value):
+    if "error" in (value.get("type"), value.get("object")) or _is_about_itself(value):
         return value
     response = value.get("response")  # the Responses API's ``response.failed``
     if isinstance(response, dict) and response.get("error"):
         return {"error": response["error"]}
-    return {key: value[key] for key in _ERROR_IN_SUCCESS if value.get(key)}
+    found = {key: value[key] for key in _ERROR_IN_SUCCESS if value.get(key) and not _is_well(value[key])}
+    return found or _of_choices(value.get("choices"))
+
+
+def _is_about_itself(value: dict[str, object]) -> bool:
+    if any(value.get(key) for key in _ANSWERED):
+        return False
+    if any(value.get(key) for key in _SURELY_ERROR):
+        return True
+    if any(type(number := value.get(key)) is int and number >= 400 for key in _STATUS):
+        return True
+    return any(isinstance(value.get(key), str) for key in _SAID) and any(key in value for key in _NUMBERED)
+
+
+def _is_well(value: object) -> bool:
+    """Whether a report on a request says that nothing is wrong: MiniMax and Spark add one to every answer."""
+    return isinstance(value, dict) and (value.get("status_code") in _WELL or value.get("code") in _WELL)
+
+
+def _of_choices(choices: object) -> object:
+    """The errors of choices in which nothing was written."""
+    if not isinstance(choices, list):
+        return None
+    return [choice["error"] for choice in choices[:4] if isinstance(choice, dict) and choice.get("error")]
 
 
 def _walk(value: object, depth: int) -> Iterator[Fault]:
@@ -184,7 +250,12 @@ def _walk(value: object, depth: int) -> Iterator[Fault]:
 
 
 def _object(value: dict[str, object], depth: int) -> Iterator[Fault]:
-    codes = frozenset(str(value[key]).lower()[:100] for key in _CODE_FIELDS if isinstance(value.get(key), str | int))
+    codes = frozenset(
+        name
+        for key in _CODE_FIELDS
+        if isinstance(code := value.get(key), str | int)
+        for name in _names(str(code)[:100])
+    )
     numbers = {key: number for key in _NUMBER_FIELDS if type(number := value.get(key)) is int}
     texts: list[str] = []
     inner: list[Fault] = []
@@ -204,8 +275,24 @@ def _object(value: dict[str, object], depth: int) -> Iterator[Fault]:
         yield Fault(codes, numbers, tuple(dict.fromkeys(text for text in texts if text)))
     yield from inner
     for key in _NESTED_FIELDS:
-        if isinstance(field := value.get(key), dict | list):
+        field = value.get(key)
+        if isinstance(field, str) and field[:1] in ("{", "["):
+            field = _error_part(_parse(field[:PREFIX]))
+        if isinstance(field, dict | list):
             yield from _walk(field, depth + 1)
+    for key in _FIELDS_OF_REQUEST:
+        if isinstance(field := value.get(key), dict):
+            said = [part for part in islice(field.values(), MAX_ITEMS) if _is_said(part)]
+            yield from _walk(said, depth + 1)
+
+
+def _names(code: str) -> tuple[str, ...]:
+    """A code in lower case, and as it would be in OpenAI's style: ``context_length_exceeded``."""
+    return code.lower(), _CODE_END.sub("", _CODE_BREAK.sub("_", code)).lower()
+
+
+def _is_said(part: object) -> bool:
+    return isinstance(part, str) or (isinstance(part, list) and bool(part) and isinstance(part[0], str))
 
 
 def _sentences(text: str, depth: int) -> list[Fault]:
@@ -225,11 +312,25 @@ def _split(text: str, depth: int) -> tuple[str, list[Fault]]:
         try:
             value, end = _DECODER.raw_decode(text, at)
         except _UNREADABLE:
-            rest, start = rest + text[start : at + 1], at + 1
-            continue
+            end = text.rfind("}", at, SENTENCE) + 1
+            value = _of_repr(text[at:end])
+            if value is None:
+                rest, start = rest + text[start : at + 1], at + 1
+                continue
         rest, start = rest + text[start:at] + " ", end
         embedded += _walk(value, depth + 1)
     return _clean(rest + text[start:]), embedded
+
+
+def _of_repr(text: str) -> object:
+    """What Python prints of an error's body: ``{'error': {'message': "..."}}``; ``None`` for anything else."""
+    if not _REPR.match(text):
+        return None
+    try:
+        value: object = ast.literal_eval(text)
+    except (*_UNREADABLE, SyntaxError, MemoryError):
+        return None
+    return value
 
 
 def _clean(text: str) -> str:

@@ -263,6 +263,7 @@ ROWS: tuple[Row, ...] = (
     _row("Hunyuan", r"prompt tokens <counted> exceed max input tokens <limit>", scope="input"),
     _row("Hunyuan", r"输入.{0,12}(?:过长|超).{0,30}限制 ?<limit> ?tokens?", scope="input"),
     _row("Chinese services", r"输入.{0,12}(?:过长|超过|超出)|上下文.{0,12}(?:过长|超过|超出|超限)", figures=True),
+    _row("general", r"(?:输入|上下文|提示词|prompt).{0,8}(?:超长|过长|太长)", figures=True),
     _row("Volcengine", r"exceed max message tokens"),
     _row("Z.ai", r"prompt exceeds max length|tokens? in (?:the )?request more than max tokens? allowed"),
     _row("MiniMax", r"context window exceeds limit"),

@@ -71,6 +71,10 @@ _WORDS: tuple[tuple[str, str], ...] = (
     ("output", r"maximum tokens you requested|max_tokens must be|invalid max_tokens|model output limit was"),
     ("schema", r"\binput should be (?:a|an|less|greater|at)\b"),
     ("schema", r"^invalid (?:value|schema|')|truncate_prompt_tokens|\bthinking.budget|\bobject properties\b"),
+    ("rate", r"每(?:分钟|秒|小时|天|日)|频[繁率]|限流|流控|并发|排队"),
+    ("quota", r"余额|欠费|配额|额度|充值"),
+    ("media", r"^(?!.*(?:token|上下文)).*(?:图片|图像|视频|音频|附件)"),
+    ("bytes", r"client_max_body_size"),
     ("fit elsewhere", r"model name|batchsize|deadline"),
     ("content", r"content (?:was )?filtered|content management policy|safety (?:system|violations)"),
 )
