@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import threading
@@ -89,6 +90,26 @@ def bombs() -> dict[str, bytes]:
     }
 
 
+@contextlib.contextmanager
+def watched(process: psutil.Process) -> Iterator[Callable[[], int]]:
+    """How many bytes of memory a process took in the block, at most, beyond those that it had."""
+    before = highest = process.memory_info().rss
+    over = threading.Event()
+
+    def watch() -> None:
+        nonlocal highest
+        while not over.wait(0.005):
+            highest = max(highest, process.memory_info().rss)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield lambda: highest - before
+    finally:
+        over.set()
+        watcher.join()
+
+
 def test_bombs_both_ways_take_no_memory(tmp_path: Path) -> None:
     """S9, in a process of its own: 256 MB each, as a request, as an upstream's error, and as its list of models."""
     packed = bombs()
@@ -106,17 +127,7 @@ def test_bombs_both_ways_take_no_memory(tmp_path: Path) -> None:
             server.wait_ready()
             assert ask(server.url, CHAT, chat()).status == 200
             process = psutil.Process(server.process.pid)
-            before = highest = process.memory_info().rss
-            watching = threading.Event()
-
-            def watch() -> None:
-                nonlocal highest
-                while not watching.wait(0.005):
-                    highest = max(highest, process.memory_info().rss)
-
-            watcher = threading.Thread(target=watch)
-            watcher.start()
-            try:
+            with watched(process) as highest:
                 for name, body in packed.items():
                     how = ("content-encoding", name.split(" with")[0])
                     got = ask(server.url, CHAT, body, [JSON, how])
@@ -126,10 +137,7 @@ def test_bombs_both_ways_take_no_memory(tmp_path: Path) -> None:
                     ), name
                     came = ask(server.url, CHAT, chat(), [JSON, ("x-bomb", name)])
                     assert (came.status, came.body) == (400, body), "an answer's packing is the client's to undo"
-            finally:
-                watching.set()
-                watcher.join()
-            assert highest - before < 60 * MB, (highest - before) / MB
+            assert highest() < 60 * MB
             assert ask(server.url, CHAT, chat()).status == 200
         finally:
             server.process.terminate()
@@ -172,10 +180,10 @@ def test_a_request_for_the_models_with_a_body(tmp_path: Path) -> None:
             server.wait_ready()
             assert ask(server.url, "/v1/models", None).status == 200
             process = psutil.Process(server.process.pid)
-            before = process.memory_info().rss
-            got = ask(server.url, "/v1/models", (b"x" * MB for _ in range(100)), method="GET")
+            with watched(process) as highest:
+                got = ask(server.url, "/v1/models", (b"x" * MB for _ in range(100)), method="GET")
             assert got.status == 200
-            assert process.memory_info().rss - before < 40 * MB
+            assert highest() < 40 * MB
         finally:
             server.process.terminate()
             server.process.wait(10)
