@@ -30,7 +30,7 @@ from proxy.hops import checked_hops
 from proxy.keepalive import Keepalive
 from proxy.observe.metrics import RETRIES, TOKENS_REMOVED, requests
 from proxy.overdue import overdue
-from proxy.policy_rules import rules_for
+from proxy.policy_rules import bounds_of, rules_for
 from proxy.room import Room
 from proxy.service import Service
 from proxy.teams import Caller, may_use
@@ -107,7 +107,8 @@ class ChatCompletions:
         opening, outcome = await self._exchange(exchange)
         requests(outcome.verdict).inc()
         if outcome.verdict == "compacted" and outcome.before and outcome.after:
-            TOKENS_REMOVED.inc(outcome.before - outcome.after)
+            # For the sake of a bound on messages a conversation may be replaced by a summary that is longer.
+            TOKENS_REMOVED.inc(max(0, outcome.before - outcome.after))
         seen = self._afterwards.watch(exchange, opening, outcome)
         tail = None if seen is None else seen.tail
         if exchange.line is not None and exchange.line.begun:
@@ -224,7 +225,7 @@ class ChatCompletions:
             tenant=caller.tenant,
             upstream=route.upstream,
             models=lambda tokens: service.summary_models(policy, route, caller, tokens, exchange.unproven),
-            rules=rules_for(policy, window_known=room is not None),
+            rules=rules_for(policy, window_known=room is not None, bounds=bounds_of(exchange.profile)),
             strict=exchange.profile.strict_alternation,
         )
 

@@ -65,10 +65,12 @@ class Service:
     async def profile(self, route: Route) -> Profile:
         """What is known of a route's model. Where the operator has not stated its limits, its upstream is asked."""
         await self.load_profiles()
-        provider = self.settings.upstreams[route.upstream].provider
+        upstream = self.settings.upstreams[route.upstream]
         stated = route.profile is not None and (route.profile.context_window or route.profile.max_input_tokens)
         told = None if stated else self.enquiries.told(route.upstream, route.model)
-        return self.profiles.find(route.model, provider=provider, override=route.profile, told=told)
+        return self.profiles.find(
+            route.model, provider=upstream.provider, override=route.profile, told=told, address=upstream.base_url
+        )
 
     async def recall(self, upstream: str, model: str, tenant: str) -> None:
         """Have what is known of a model ready. Only the first to ask waits for the store, and not for long."""

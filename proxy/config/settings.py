@@ -242,6 +242,10 @@ class ProfileSettings(Section):
     """The input alone."""
     max_output_tokens: Count | None = None
     """The output alone."""
+    max_bytes: Size | None = None
+    """What the upstream takes as the body of a request, in bytes or as text such as 32MB."""
+    max_messages: Count | None = None
+    """How many messages it takes in a request."""
     # The encodings that can be had without a download.
     tokenizer: Literal["o200k_base", "o200k_harmony", "cl100k_base", "p50k_base", "p50k_edit"] | None = None
     """The tokenizer, or the one that comes nearest."""
