@@ -61,9 +61,15 @@ class ChatCompletions:
         """Serve one request."""
         known: list[tuple[str, str]] = []
         try:
-            raw = await read_body(scope, receive, self._service.settings.server.body_limit)
-            async with leaving(receive):
-                seen = await self._serve(scope, raw, send, known)
+            service = self._service
+            hops = checked_hops(scope, service.instance)
+            caller = service.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
+            known.append(("x-compaction-policy", caller.policy.name))
+            async with service.quotas.admitted(caller):
+                with service.bodies.holding() as held:
+                    raw = await read_body(scope, receive, service.settings.server.body_limit, held)
+                    async with leaving(receive):
+                        seen = await self._serve(scope, caller, raw, hops, send)
             if seen is not None:
                 # The answer is out: whoever leaves now has it all.
                 await self._afterwards.look(seen)
@@ -74,17 +80,11 @@ class ChatCompletions:
             said = [("x-compaction", "none"), *known, ("x-compaction-id", secrets.token_hex(8))]
             await answer_error(send, error, said)
 
-    async def _serve(self, scope: Scope, raw: bytes, send: Send, known: list[tuple[str, str]]) -> Seen | None:
-        """Answer one request. What comes back can teach how the upstream counts.
-
-        ``known`` gets the response headers that hold whatever becomes of the request.
-        """
+    async def _serve(self, scope: Scope, caller: Caller, raw: bytes, hops: str, send: Send) -> Seen | None:
+        """Answer one request. What comes back can teach how the upstream counts."""
         service = self._service
         server = service.settings.server
         now = asyncio.get_running_loop().time()
-        hops = checked_hops(scope, service.instance)
-        caller = service.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
-        known.append(("x-compaction-policy", caller.policy.name))
         body = parse(raw)
         route = self._route(body, caller)
         exchange = Exchange(scope, caller, body, route, await service.profile(route), hops, now + server.deadline)
@@ -147,6 +147,9 @@ class ChatCompletions:
         outcome.output = await self._room.output(exchange, case, outcome)
         while True:
             opening = await self._send(exchange, lane, outcome)
+            if opening.cut_short and case.mode == "enforce" and not exchange.retries:
+                await self._again(exchange, opening)
+                continue
             overflow = opening.overflow or await self._silent(exchange, case, outcome, opening)
             if overflow is None and opening.answer.status < 400 and not opening.empty:
                 self._room.proved(exchange)
@@ -161,10 +164,13 @@ class ChatCompletions:
                 parts = await service.compactor.parts(case, outcome)
                 output = outcome.output or body.max_output or 0
                 return failed_answer(opening, parts | {OUTPUT_PART: output}), outcome
-            await opening.answer.close()
-            RETRIES.inc()
-            exchange.retries += 1
+            await self._again(exchange, opening)
             case, outcome = harder
+
+    async def _again(self, exchange: Exchange, opening: Opening) -> None:
+        await opening.answer.close()
+        RETRIES.inc()
+        exchange.retries += 1
 
     async def _silent(self, exchange: Exchange, case: Case, outcome: Outcome, opening: Opening) -> Overflow | None:
         """The overflow that an answer with nothing in it stands for, if it does."""
@@ -227,6 +233,7 @@ class ChatCompletions:
             models=lambda tokens: service.summary_models(policy, route, caller, tokens, exchange.unproven),
             rules=rules_for(policy, window_known=room is not None, bounds=bounds_of(exchange.profile)),
             strict=exchange.profile.strict_alternation,
+            allowance=service.budgets.of(caller),
         )
 
     async def _counted(self, exchange: Exchange, outcome: Outcome) -> int:

@@ -31,6 +31,7 @@ from proxy.config import Policy
 from proxy.observe.metrics import SUMMARIES
 from proxy.summary.asking import LaneModel
 from proxy.summary.breaker import Breaker
+from proxy.summary.budget import Budget, BudgetSpent
 from proxy.summary.digest import digest
 from proxy.summary.quality import SummaryRejected
 from proxy.summary.redaction import redaction
@@ -58,7 +59,7 @@ class Case:
     """A request and all that decides what becomes of it.
 
     ``budget`` is in tokens; ``models`` gives the models to try, in order, for a summary of so many tokens. ``strict``
-    says that the upstream wants user and assistant to speak in turn.
+    says that the upstream wants user and assistant to speak in turn. ``allowance`` is what summaries may still cost.
     """
 
     body: ChatBody
@@ -71,6 +72,7 @@ class Case:
     models: Callable[[int], Awaitable[Sequence[LaneModel]]]
     rules: Rules
     strict: bool = False
+    allowance: Budget | None = None
 
 
 @dataclass(slots=True)
@@ -204,7 +206,7 @@ class Compactor:
         piece: Piece | None = None
         if work.plan.cut:
             entry, outcome.summary = await self._summary(work, may_ask=may_ask)
-            outcome.resting = entry.given_up or (entry.digest and entry.unasked)
+            outcome.resting = entry.given_up or (entry.digest and entry.unasked and not entry.over_budget)
             piece = Piece(entry.message, entry.tokens, None)
         if work.plan.upcoming is not None:
             self._prepare(work)
@@ -302,10 +304,13 @@ class Compactor:
                 settings.trim_tokens_to_summarize,
                 redaction(secrets=settings.redact_secrets, patterns=settings.redact),
             )
-            asked = False
+            asked = over_budget = False
+            if (allowance := work.case.allowance) is not None:
+                await allowance.recall()
+                over_budget = allowance.spent
             passed = [p for p in work.plan.checkpoints if p < position]
             given_up = self._summaries.given_up(work.case.tenant, work.checkpoints([*passed, position]))
-            for model in () if given_up else await work.case.models(wish.max_tokens):
+            for model in () if given_up or over_budget else await work.case.models(wish.max_tokens):
                 attempt = self._breaker.attempt((work.case.tenant, model.name))
                 if attempt is None:
                     SUMMARIES.labels(outcome="skipped").inc()
@@ -314,16 +319,21 @@ class Compactor:
                 try:
                     with attempt:
                         text = await asyncio.wait_for(write(wish, model), settings.timeout)
+                except BudgetSpent:
+                    over_budget = True
+                    break
                 except (SummaryFailed, SummaryRejected, TimeoutError) as failure:
                     SUMMARIES.labels(outcome="failed").inc()
                     log.warning("summary.failed", reason=str(failure) or "timeout", policy=work.case.policy.name)
                     continue
                 SUMMARIES.labels(outcome="made").inc()
                 return await self._entry(work, previous, start, position, text)
+            if over_budget:
+                SUMMARIES.labels(outcome="over_budget").inc()
             SUMMARIES.labels(outcome="digest").inc()
             text = work.digest(previous.text if previous else None, start, position)
             entry = await self._entry(work, previous, start, position, text, digest=True)
-            return replace(entry, unasked=not asked)
+            return replace(entry, unasked=over_budget or not asked, over_budget=over_budget)
 
         return make
 

@@ -10,6 +10,7 @@ from functools import partial
 
 import structlog
 
+from proxy.admission import BodyMemory, Gate
 from proxy.archive import Archive
 from proxy.calibration import Calibration
 from proxy.compactor import Compactor
@@ -17,9 +18,11 @@ from proxy.config import Policy, Route, Settings
 from proxy.limits import Learned, LearnedLimits, budget, for_others, lower, published, reserved_output, told_by
 from proxy.profiles import Profile, Profiles
 from proxy.profiles.asking import Enquiries
+from proxy.quotas import Quotas
 from proxy.shared import FIRST_READ_SECONDS
 from proxy.store import Guarded, open_store
 from proxy.summary.asking import LaneModel, output_limit
+from proxy.summary.budget import Budgets
 from proxy.summary.service import Summaries
 from proxy.teams import Caller, Teams
 from proxy.tokens import Counter
@@ -51,6 +54,10 @@ class Service:
         self.summaries = Summaries(self.store)
         self.archive = Archive(self.store)
         self.compactor = Compactor(self.remembered, self.summaries, self.archive)
+        self.gate = Gate(lambda: self.settings.server)
+        self.bodies = BodyMemory(lambda: self.settings.server)
+        self.quotas = Quotas()
+        self.budgets = Budgets(self.store)
         self.upkeep = Upkeep(self.store, [self.summaries, self.archive, self.learned])
         self.draining = False
         self._profiles_loaded = False
@@ -126,6 +133,7 @@ class Service:
                     count=counter.text,
                     credential=caller.credential if found.upstream == route.upstream else None,
                     timeout=policy.summary.timeout,
+                    budget=self.budgets.of(caller),
                     told=partial(self._told, found, caller.tenant, published(profile, factor), factor),
                 )
             )
@@ -148,5 +156,6 @@ class Service:
         await self.archive.aclose()
         await self.learned.aclose()
         await self.calibration.aclose()
+        await self.budgets.aclose()
         await self.store.aclose()
         self.remembered.close()

@@ -127,10 +127,14 @@ def test_a_proxy_that_is_its_own_summary_model(tmp_path: Path) -> None:
 
 
 def test_an_error_of_the_proxys_own_names_the_policy(start_proxy: StartProxy) -> None:
-    """As far as it is known: who calls decides on it, and a body that cannot be read says nothing of who calls."""
+    """As far as it is known: whoever calls decides on it, so nobody is told any who is not known here."""
     with RawUpstream() as upstream:
         url = start_proxy(upstream.url, {"models": [{"match": "known", "upstream": "main"}]})
         for body in (b"[]", chat()):
             assert ask(url, CHAT, body).header("x-compaction-policy") == "default"
         too_large = ask(start_proxy(upstream.url, {"server": {"body_limit": 10}}), CHAT, chat())
-        assert (too_large.status, too_large.header("x-compaction-policy")) == (413, None)
+        assert (too_large.status, too_large.header("x-compaction-policy")) == (413, "default")
+        keys = {"auth": {"mode": "keys"}, "teams": {"a": {"keys": [f"sha256:{'0' * 64}"]}}}
+        locked = start_proxy(upstream.url, {**keys, "upstreams": {"main": {"api_key": "sk-operators"}}})
+        stranger = ask(locked, CHAT, chat())
+        assert (stranger.status, stranger.header("x-compaction-policy")) == (401, None)
