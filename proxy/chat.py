@@ -61,10 +61,12 @@ class ChatCompletions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         configuration = self._service.configuration
+        known: list[tuple[str, str]] = []
         try:
             service = self._service
             hops = checked_hops(scope, service.instance)
             caller = configuration.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
+            known.append(("x-compaction-policy", caller.policy.name))
             async with service.quotas.admitted(caller):
                 with service.bodies.holding() as held:
                     raw = await read_body(scope, receive, configuration.settings.server.body_limit, held)
@@ -77,7 +79,8 @@ class ChatCompletions:
             requests("client_left").inc()
         except ProxyError as error:
             requests("refused").inc()
-            await answer_error(send, error, [("x-compaction", "none"), ("x-compaction-id", secrets.token_hex(8))])
+            said = [("x-compaction", "none"), *known, ("x-compaction-id", secrets.token_hex(8))]
+            await answer_error(send, error, said)
 
     async def _serve(
         self, configuration: Configuration, scope: Scope, caller: Caller, raw: bytes, hops: str, send: Send

@@ -25,6 +25,11 @@ log = structlog.get_logger(__name__)
 
 _WILD = "*?["
 
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError)
+
+LIST_BYTES = 4_000_000
+"""The longest list that is read, as it is sent."""
+
 
 class ModelList:
     """The models that a caller may name."""
@@ -89,7 +94,12 @@ class ModelList:
     ) -> bytes:
         opening = await self._ask(configuration, upstream, scope, caller, hops)
         try:
-            chunks = [opening.first, *[chunk async for chunk in opening.answer.body]]
+            chunks, size = [opening.first], len(opening.first)
+            async for chunk in opening.answer.body:
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > LIST_BYTES:
+                    raise UpstreamError("The upstream's list of models is too long.")
         finally:
             await opening.answer.close()
         return readable(opening.answer, b"".join(chunks))
@@ -103,7 +113,7 @@ class ModelList:
                 entries = _entries(await self._list(configuration, upstream, scope, caller, hops))
         except NotFound:
             return {}  # a translated provider has no such list
-        except (UpstreamError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        except (UpstreamError, TimeoutError, *_UNREADABLE) as error:
             log.warning("models.no_list", upstream=upstream, reason=type(error).__name__)
             return {}
         routes = configuration.settings.models

@@ -20,6 +20,7 @@ from proxy.config.loading import assembled
 from proxy.config.sources import Sources
 from proxy.errors import ConfigurationError
 from proxy.observe.logs import configure
+from proxy.protocol import BoundedProtocol
 from proxy.service import INSTANCE
 
 log = structlog.get_logger(__name__)
@@ -47,7 +48,7 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
         "port": server.port if port is None else port,
         "workers": workers,
         "loop": "uvloop" if os.name == "posix" else "asyncio",
-        "http": "httptools",
+        "http": BoundedProtocol,
         "ws": "none",
         "lifespan": "on",
         "access_log": False,
