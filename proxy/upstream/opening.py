@@ -50,7 +50,7 @@ class Opening:
 
     @property
     def cut_short(self) -> bool:
-        """Whether a stream began and ended without content, reason or usage, as where a server turns to another request.
+        """Whether a stream began and ended without content, reason or usage: the server turned to another request.
 
         Seen with llama-cpp-python, which does so by default.
         """
