@@ -141,10 +141,13 @@ REFUSED = {"error": {"message": "No money left.", "type": "insufficient_quota", 
         (Reply(error=REFUSED), "No money left.", "quota"),
         (Reply(status=502, error="<html>Bad gateway</html>"), "status 502: <html>Bad gateway</html>", "upstream_error"),
         (Reply(status=422, error={"message": "Odd.", "code": "odd"}), "Odd.", "odd"),
+        (Reply(status=203, error={"base_resp": {"status_code": 1008, "status_msg": "No money."}}), "No money.", 1008),
+        (Reply(status=203, error={"Response": {"Error": {"Code": "Odd", "Message": "No."}}}), "No.", "Odd"),
+        (Reply(status=203, error={"detail": "Odd."}), "Odd.", None),
     ],
 )
 def test_a_refusal_after_comments_is_an_error_to_the_client(
-    reply: Reply, message: str, code: str, tmp_path: Path
+    reply: Reply, message: str, code: object, tmp_path: Path
 ) -> None:
     with compacting(slow(responder=lambda body: reply), tmp_path) as url, client(url) as caller:
         stream = impatient(caller).chat.completions.create(model="m", messages=LONG, stream=True)
