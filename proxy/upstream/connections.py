@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+from aiohttp.payload import BytesPayload, Payload
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -65,7 +66,7 @@ class Connections:
         session = self._open()
         options: dict[str, Any] = {
             "headers": CIMultiDict(headers),
-            "data": body,
+            "data": _Whole(body) if isinstance(body, bytes) else body,
             "allow_redirects": False,
             # What the client did not send is not made up; said only where there is something to say: it is dear.
             "skip_auto_headers": _MADE_UP.difference(name for name, _ in headers) or None,
@@ -98,6 +99,17 @@ class Connections:
                 max_line_size=65_536,
             )
         return self._session
+
+
+class _Whole(BytesPayload):
+    """A body that is in memory already, of any size: aiohttp's own warns of those over 1 MiB.
+
+    Its reason does not hold here: the body goes to the connection as it is, which takes what the network takes.
+    """
+
+    def __init__(self, body: bytes) -> None:
+        Payload.__init__(self, body)
+        self._size = len(body)
 
 
 def _told(error: aiohttp.ClientError | OSError, within: float) -> UpstreamError:
