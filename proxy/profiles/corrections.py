@@ -47,6 +47,12 @@ class FamilyRule:
     images: str = "unknown"
     tools: str = "json"
 
+    @property
+    def escapes(self) -> bool:
+        """Whether results of parallel calls enter the prompt as JSON in ASCII: OpenAI's own models, which others don't
+        serve."""
+        return self.tools == "typescript" and self.name != "gpt-oss"
+
 
 def _pattern(text: str) -> re.Pattern[str]:
     # Names are a client's: they can hold line breaks, which the last pattern has to match too.
