@@ -17,13 +17,17 @@ from proxy.archive_door import ArchiveDoor
 from proxy.chat import ChatCompletions
 from proxy.config import Settings
 from proxy.door import answer_error
-from proxy.errors import MethodNotAllowed, NotFound, ProxyError
+from proxy.errors import MethodNotAllowed, NotFound, Overloaded, ProxyError
 from proxy.model_list import ModelList
 from proxy.observe.metrics import exposition
 from proxy.passthrough import PassThrough
 from proxy.service import Service
 
 log = structlog.get_logger(__name__)
+
+
+HEALTH = frozenset({"/livez", "/readyz", "/metrics"})
+"""Served whatever else is in work."""
 
 
 class Proxy:
@@ -50,7 +54,20 @@ class Proxy:
         if scope["type"] != "http":
             await self._rest(scope, receive, send)
             return
-        await self._guarded(scope, receive, send)
+        if scope["path"] in HEALTH:
+            await self._guarded(scope, receive, send)
+            return
+        gate = self.service.gate
+        if not gate.places.take(1):
+            try:
+                await gate.wait()
+            except Overloaded as error:
+                await answer_error(send, error)
+                return
+        try:
+            await self._guarded(scope, receive, send)
+        finally:
+            gate.places.give(1)
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A fault of ours is logged whole and answered with an error that says nothing of its cause."""

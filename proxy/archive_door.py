@@ -48,14 +48,17 @@ class ArchiveDoor:
         if scope["method"] != "GET":
             raise MethodNotAllowed(f"This path does not take {scope['method']}. Use GET.")
         caller = self._service.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
-        id: str = scope["path_params"]["id"]
+        async with self._service.quotas.admitted(caller):
+            return await self._entry(caller.tenant, scope["path_params"]["id"])
+
+    async def _entry(self, tenant: str, id: str) -> bytes:
         if not _ID.fullmatch(id):
             raise NotFound(
                 "This is no id of the archive: one has 20 hexadecimal digits in lower case. Copy it whole from where "
                 "it stands in the conversation."
             )
         try:
-            found = await self._service.archive.fetch(caller.tenant, id)
+            found = await self._service.archive.fetch(tenant, id)
         except StoreFailed as failure:
             log.warning("store.read_failed", reason=str(failure))
             raise ProxyError("The archive cannot be read at the moment. Try again.") from failure

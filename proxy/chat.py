@@ -30,7 +30,7 @@ from proxy.hops import checked_hops
 from proxy.keepalive import Keepalive
 from proxy.observe.metrics import RETRIES, TOKENS_REMOVED, requests
 from proxy.overdue import overdue
-from proxy.policy_rules import rules_for
+from proxy.policy_rules import bounds_of, rules_for
 from proxy.room import Room
 from proxy.service import Service
 from proxy.teams import Caller, may_use
@@ -60,9 +60,14 @@ class ChatCompletions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         try:
-            raw = await read_body(scope, receive, self._service.settings.server.body_limit)
-            async with leaving(receive):
-                seen = await self._serve(scope, raw, send)
+            service = self._service
+            hops = checked_hops(scope, service.instance)
+            caller = service.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
+            async with service.quotas.admitted(caller):
+                with service.bodies.holding() as held:
+                    raw = await read_body(scope, receive, service.settings.server.body_limit, held)
+                    async with leaving(receive):
+                        seen = await self._serve(scope, caller, raw, hops, send)
             if seen is not None:
                 # The answer is out: whoever leaves now has it all.
                 await self._afterwards.look(seen)
@@ -72,13 +77,11 @@ class ChatCompletions:
             requests("refused").inc()
             await answer_error(send, error, [("x-compaction", "none"), ("x-compaction-id", secrets.token_hex(8))])
 
-    async def _serve(self, scope: Scope, raw: bytes, send: Send) -> Seen | None:
+    async def _serve(self, scope: Scope, caller: Caller, raw: bytes, hops: str, send: Send) -> Seen | None:
         """Answer one request. What comes back can teach how the upstream counts."""
         service = self._service
         server = service.settings.server
         now = asyncio.get_running_loop().time()
-        hops = checked_hops(scope, service.instance)
-        caller = service.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
         body = parse(raw)
         route = self._route(body, caller)
         exchange = Exchange(scope, caller, body, route, await service.profile(route), hops, now + server.deadline)
@@ -101,7 +104,8 @@ class ChatCompletions:
         opening, outcome = await self._exchange(exchange)
         requests(outcome.verdict).inc()
         if outcome.verdict == "compacted" and outcome.before and outcome.after:
-            TOKENS_REMOVED.inc(outcome.before - outcome.after)
+            # For the sake of a bound on messages a conversation may be replaced by a summary that is longer.
+            TOKENS_REMOVED.inc(max(0, outcome.before - outcome.after))
         seen = self._afterwards.watch(exchange, opening, outcome)
         tail = None if seen is None else seen.tail
         if exchange.line is not None and exchange.line.begun:
@@ -140,6 +144,9 @@ class ChatCompletions:
         outcome.output = await self._room.output(exchange, case, outcome)
         while True:
             opening = await self._send(exchange, lane, outcome)
+            if opening.cut_short and case.mode == "enforce" and not exchange.retries:
+                await self._again(exchange, opening)
+                continue
             overflow = opening.overflow or await self._silent(exchange, case, outcome, opening)
             if overflow is None and opening.answer.status < 400 and not opening.empty:
                 self._room.proved(exchange)
@@ -154,10 +161,13 @@ class ChatCompletions:
                 parts = await service.compactor.parts(case, outcome)
                 output = outcome.output or body.max_output or 0
                 return failed_answer(opening, parts | {OUTPUT_PART: output}), outcome
-            await opening.answer.close()
-            RETRIES.inc()
-            exchange.retries += 1
+            await self._again(exchange, opening)
             case, outcome = harder
+
+    async def _again(self, exchange: Exchange, opening: Opening) -> None:
+        await opening.answer.close()
+        RETRIES.inc()
+        exchange.retries += 1
 
     async def _silent(self, exchange: Exchange, case: Case, outcome: Outcome, opening: Opening) -> Overflow | None:
         """The overflow that an answer with nothing in it stands for, if it does."""
@@ -218,8 +228,9 @@ class ChatCompletions:
             tenant=caller.tenant,
             upstream=route.upstream,
             models=lambda tokens: service.summary_models(policy, route, caller, tokens, exchange.unproven),
-            rules=rules_for(policy, window_known=room is not None),
+            rules=rules_for(policy, window_known=room is not None, bounds=bounds_of(exchange.profile)),
             strict=exchange.profile.strict_alternation,
+            allowance=service.budgets.of(caller),
         )
 
     async def _counted(self, exchange: Exchange, outcome: Outcome) -> int:

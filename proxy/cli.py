@@ -1,9 +1,10 @@
-"""The commands: serve, demo, check, explain, models, forget."""
+"""The commands: serve, demo, check, explain, models, keys, forget."""
 
 from __future__ import annotations
 
 import os
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -49,12 +50,15 @@ def demo(turns: int) -> None:
 def check(file: Path) -> None:
     """Validate a configuration: every error with its line."""
     from proxy.config import check as faults_of
+    from proxy.config.advice import advice
 
     faults = faults_of(file, os.environ)
     for fault in faults:
         click.echo(fault, err=True)
     if faults:
         sys.exit(1)
+    for warning in advice(file, os.environ, datetime.now(UTC).date()):
+        click.echo(warning, err=True)
     click.echo(f"{file}: fine")
 
 
@@ -81,6 +85,35 @@ def models(names: tuple[str, ...], config: Path | None, check: bool) -> None:
 
     with _told_plainly():
         (checked if check else limits)(names, config)
+
+
+@main.group()
+def keys() -> None:
+    """Keys for teams."""
+
+
+def _team_name(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    from proxy.config.fields import NAME
+
+    if not NAME.fullmatch(value):
+        raise click.BadParameter(
+            "a name has 1 to 64 letters, digits, '.', '_' or '-', and begins with a letter or digit"
+        )
+    return value
+
+
+@keys.command()
+@click.option("--team", required=True, callback=_team_name, help="The team, by its name in the configuration.")
+@click.option(
+    "--expires", type=click.DateTime(["%Y-%m-%d"]), help="The day from whose beginning (UTC) the key is refused."
+)
+def new(team: str, expires: datetime | None) -> None:
+    """Make a key, and show it with the lines for the configuration. Nothing is written anywhere."""
+    from proxy.keys import announcement, new_key
+
+    if expires is not None and expires.replace(tzinfo=UTC) <= datetime.now(UTC):
+        raise click.BadParameter("this day has begun already: the key would be of no use", param_hint="--expires")
+    click.echo(announcement(new_key(), team, None if expires is None else expires.date()), nl=False)
 
 
 def _digest(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from proxy.archive import Archive, Removed
 from proxy.body import ChatBody
 from proxy.compaction.alternation import alternating
+from proxy.compaction.bounds import COMMA, NEARING, SEPARATOR
 from proxy.compaction.conditions import any_met
 from proxy.compaction.fit import fit
 from proxy.compaction.groups import head_length
@@ -29,6 +31,7 @@ from proxy.config import Policy
 from proxy.observe.metrics import SUMMARIES
 from proxy.summary.asking import LaneModel
 from proxy.summary.breaker import Breaker
+from proxy.summary.budget import Budget, BudgetSpent
 from proxy.summary.digest import digest
 from proxy.summary.quality import SummaryRejected
 from proxy.summary.redaction import redaction
@@ -56,7 +59,7 @@ class Case:
     """A request and all that decides what becomes of it.
 
     ``budget`` is in tokens; ``models`` gives the models to try, in order, for a summary of so many tokens. ``strict``
-    says that the upstream wants user and assistant to speak in turn.
+    says that the upstream wants user and assistant to speak in turn. ``allowance`` is what summaries may still cost.
     """
 
     body: ChatBody
@@ -69,6 +72,7 @@ class Case:
     models: Callable[[int], Awaitable[Sequence[LaneModel]]]
     rules: Rules
     strict: bool = False
+    allowance: Budget | None = None
 
 
 @dataclass(slots=True)
@@ -121,6 +125,8 @@ class Compactor:
 
     def surely_small(self, case: Case) -> bool:
         """Whether the bytes alone prove that no trigger is reached: a token is at least one byte, a message ten."""
+        if case.rules.bounds.reached(len(case.body.messages), len(case.body.raw), NEARING):
+            return False
         size = case.counter.at_most(case.body.raw)
         for clause in case.rules.clauses:
             level = clause.level(case.budget)
@@ -142,12 +148,13 @@ class Compactor:
         outcome = Outcome("none", before=before, after=before, parts=parts_of(turns, fixed))
         if case.mode == "shadow":
             outcome.verdict = "shadow"
+        case = within_hope(case, turns)
         if not turns or not self._reached(case, before, len(turns)):
             return outcome
         if hopeless(case, turns, fixed):
             return outcome  # nothing that may be taken out would make it fit: the upstream has the word
         work = await self._work(case, turns, fixed, before)
-        if not _any_trigger(case.rules, before, len(turns), case.budget):
+        if not _any_trigger(case, before, len(turns)):
             self._prepare(work)
             return outcome
         if case.mode == "shadow":
@@ -157,9 +164,10 @@ class Compactor:
     async def explain(self, case: Case) -> Explanation:
         """What would be done to a request; nothing is sent and no summary is made."""
         turns, fixed, before = await self._measure(case)
+        case = within_hope(case, turns)
         work = await self._work(case, turns, fixed, before)
         outcome = Outcome("shadow", after=before)
-        if _any_trigger(case.rules, before, len(turns), case.budget):
+        if _any_trigger(case, before, len(turns)):
             self._foreseen(work, outcome)
         parts = parts_of(turns, fixed)
         after = before if outcome.after is None else outcome.after
@@ -190,14 +198,15 @@ class Compactor:
             turns = repaired(turns, case.counter.message)
         head = head_length(turns)
         overhead = fixed + sum(turn.facts.tokens for turn in turns[:head])
-        plan = await self._plan(case, turns[head:], Frame(case.budget, overhead, head))
+        around = around_messages(case.body, SEPARATOR) + sum(len(turn.raw) + SEPARATOR for turn in turns[:head])
+        plan = await self._plan(case, turns[head:], Frame(case.budget, overhead, head, around))
         return _Work(case, turns, head, fixed, before, plan)
 
     async def _carry_out(self, work: _Work, outcome: Outcome, *, may_ask: bool) -> Outcome:
         piece: Piece | None = None
         if work.plan.cut:
             entry, outcome.summary = await self._summary(work, may_ask=may_ask)
-            outcome.resting = entry.given_up or (entry.digest and entry.unasked)
+            outcome.resting = entry.given_up or (entry.digest and entry.unasked and not entry.over_budget)
             piece = Piece(entry.message, entry.tokens, None)
         if work.plan.upcoming is not None:
             self._prepare(work)
@@ -205,7 +214,7 @@ class Compactor:
         leaving = rendered
         if work.case.strict:
             leaving = Rendered(alternating(rendered.pieces, work.case.counter.message), rendered.steps)
-        if leaving.tokens + work.fixed >= work.before:
+        if not work.gains(leaving):
             outcome.summary = None
             return outcome
         found = faults([p.turn.facts for p in rendered.pieces if p.turn])
@@ -237,8 +246,10 @@ class Compactor:
 
     def _reached(self, case: Case, tokens: int, messages: int) -> bool:
         rules, budget = case.rules, case.budget
-        prepare = any_met(rules.prepare, tokens, messages, budget) and case.mode == "enforce"
-        return prepare or _any_trigger(rules, tokens, messages, budget)
+        prepare = any_met(rules.prepare, tokens, messages, budget)
+        # The messages are all that is prepared for: bytes are mostly pictures, which need no summary to go.
+        prepare = prepare or (bool(rules.prepare) and rules.bounds.reached(messages, 0, NEARING))
+        return (prepare and case.mode == "enforce") or _any_trigger(case, tokens, messages)
 
     async def _plan(self, case: Case, body: Sequence[Turn], frame: Frame) -> Plan:
         def work() -> Plan:
@@ -255,7 +266,7 @@ class Compactor:
             caps = work.plan.caps_at(work.plan.cut)
             stand_in = Piece(b"", caps.summary + caps.users + caps.words + caps.index, None)
         rendered = work.render(stand_in)
-        if rendered.tokens + work.fixed < work.before:
+        if work.gains(rendered):
             outcome.after = rendered.tokens + work.fixed
             outcome.steps = rendered.steps
         return outcome
@@ -293,10 +304,13 @@ class Compactor:
                 settings.trim_tokens_to_summarize,
                 redaction(secrets=settings.redact_secrets, patterns=settings.redact),
             )
-            asked = False
+            asked = over_budget = False
+            if (allowance := work.case.allowance) is not None:
+                await allowance.recall()
+                over_budget = allowance.spent
             passed = [p for p in work.plan.checkpoints if p < position]
             given_up = self._summaries.given_up(work.case.tenant, work.checkpoints([*passed, position]))
-            for model in () if given_up else await work.case.models(wish.max_tokens):
+            for model in () if given_up or over_budget else await work.case.models(wish.max_tokens):
                 attempt = self._breaker.attempt((work.case.tenant, model.name))
                 if attempt is None:
                     SUMMARIES.labels(outcome="skipped").inc()
@@ -305,16 +319,21 @@ class Compactor:
                 try:
                     with attempt:
                         text = await asyncio.wait_for(write(wish, model), settings.timeout)
+                except BudgetSpent:
+                    over_budget = True
+                    break
                 except (SummaryFailed, SummaryRejected, TimeoutError) as failure:
                     SUMMARIES.labels(outcome="failed").inc()
                     log.warning("summary.failed", reason=str(failure) or "timeout", policy=work.case.policy.name)
                     continue
                 SUMMARIES.labels(outcome="made").inc()
                 return await self._entry(work, previous, start, position, text)
+            if over_budget:
+                SUMMARIES.labels(outcome="over_budget").inc()
             SUMMARIES.labels(outcome="digest").inc()
             text = work.digest(previous.text if previous else None, start, position)
             entry = await self._entry(work, previous, start, position, text, digest=True)
-            return replace(entry, unasked=not asked)
+            return replace(entry, unasked=over_budget or not asked, over_budget=over_budget)
 
         return make
 
@@ -356,11 +375,19 @@ class _Work:
     def render(self, summary: Piece | None) -> Rendered:
         count = self.case.counter.message
         rendered = render(self.turns, self.head, self.plan, self.case.rules, summary, count)
-        budget = self.case.budget
-        if budget is None:
-            return rendered
-        room = budget - self.fixed - (budget // STRICT_PART if self.case.strict else 0)
-        return fit(rendered, room, self.case.rules, count) if rendered.tokens > room else rendered
+        budget, most = self.case.budget, self.case.rules.bounds.bytes
+        room = None if budget is None else budget - self.fixed - (budget // STRICT_PART if self.case.strict else 0)
+        byte_room = None if most is None else most - around_messages(self.case.body)
+        return fit(rendered, room, self.case.rules, count, byte_room)
+
+    def gains(self, rendered: Rendered) -> bool:
+        """Whether the request is better off with these messages: smaller, or less where a bound was near."""
+        if rendered.tokens + self.fixed < self.before:
+            return True
+        bounds, came = self.case.rules.bounds, self.case.body
+        crowded = bounds.reached(len(came.messages), 0) and len(rendered.pieces) < len(came.messages)
+        heavy = bounds.reached(0, len(came.raw)) and rendered.bytes + around_messages(came) < len(came.raw)
+        return crowded or heavy
 
     def digest(self, previous: str | None, start: int, end: int) -> str:
         return digest(self.body[start:end], previous, self.plan.caps_at(end).summary, self.case.counter.text)
@@ -402,6 +429,28 @@ class _Work:
         return archive_id(self.checkpoints([position])[0])
 
 
+def around_messages(body: ChatBody, separator: int = COMMA) -> int:
+    """The bytes of a body that are not its messages'; between two of these there are so many."""
+    return max(0, len(body.raw) - sum(len(raw) + separator for raw in body.messages))
+
+
+def within_hope(case: Case, turns: Sequence[Turn]) -> Case:
+    """The case without its bound on bytes where what must stay has more by itself: nothing is spoilt in vain, and the
+    upstream has the word. The user's newest message keeps its pictures."""
+    most = case.rules.bounds.bytes
+    if most is None or len(case.body.raw) <= most or not turns:
+        return case
+    stays = around_messages(case.body) + sum(len(turn.raw) for turn in turns[: head_length(turns)])
+    newest = next((turn for turn in reversed(turns) if turn.facts.role == "user"), None)
+    firm = turns[-1] is newest and not case.rules.shorten_last_user_message
+    if newest is not None and (newest.facts.media or firm):
+        stays += len(newest.raw)
+    if stays <= most:
+        return case
+    bounds = dataclasses.replace(case.rules.bounds, bytes=None)
+    return dataclasses.replace(case, rules=dataclasses.replace(case.rules, bounds=bounds))
+
+
 def hopeless(case: Case, turns: Sequence[Turn], fixed: int) -> bool:
     """Whether what must stay is too large by itself: head, tools, and the user's newest message at the end."""
     if case.budget is None:
@@ -436,6 +485,8 @@ def parts_of(turns: Sequence[Turn], fixed: int) -> dict[str, int]:
     }
 
 
-def _any_trigger(rules: Rules, tokens: int, messages: int, budget: int | None) -> bool:
+def _any_trigger(case: Case, tokens: int, messages: int) -> bool:
+    rules = case.rules
     triggers = [rules.trigger, *(stage.trigger for stage in rules.stages)]
-    return any(any_met(trigger, tokens, messages, budget) for trigger in triggers)
+    bounded = rules.bounds.reached(messages, len(case.body.raw))
+    return bounded or any(any_met(trigger, tokens, messages, case.budget) for trigger in triggers)

@@ -7,19 +7,28 @@ import contextlib
 import gzip
 import zlib
 from collections.abc import Callable, Iterable
+from types import TracebackType
 from typing import Protocol
 
 import brotli
 import zstandard
 from starlette.types import Receive, Scope, Send
 
-from proxy.errors import BodyTooLarge, ProxyError, UnsupportedEncoding
+from proxy.admission import Holding
+from proxy.errors import BodyTooLarge, BodyTooSlow, ProxyError, UnsupportedEncoding
 from proxy.headers import encoded
 from proxy.overdue import overdue
 
-__all__ = ["ClientLeft", "answer_error", "header", "leaving", "read_body", "unpack"]
+__all__ = ["ClientLeft", "answer_error", "arriving", "header", "leaving", "read_body", "unpack"]
 
 OVER = "The request body is over this proxy's limit of {limit} bytes. Send less, or have server.body_limit raised."
+
+
+BODY_SECONDS = 30.0
+BODY_RATE = 10_000
+"""A body has so many seconds to come, and one more for each so many bytes: whoever sends nothing holds a place."""
+
+SLOW = "The request body came too slowly, or stopped coming. Send it again."
 
 
 class ClientLeft(Exception):
@@ -34,34 +43,80 @@ def header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole body, decompressed.
+async def read_body(scope: Scope, receive: Receive, limit: int, held: Holding) -> bytes:
+    """The whole body, decompressed. ``held`` takes the memory for it.
 
-    Raises ``BodyTooLarge`` before more than ``limit`` bytes are held, ``UnsupportedEncoding``, ``BadBody`` where fewer
-    bytes came than were announced, and ``ClientLeft``.
+    Raises ``BodyTooLarge`` before more than ``limit`` bytes are held, ``BodyTooSlow``, ``UnsupportedEncoding``,
+    ``Overloaded``, and ``ClientLeft``.
     """
-    announced = header(scope, b"content-length")
-    if announced is not None and announced.isdigit() and int(announced) > limit:
+    length = header(scope, b"content-length")
+    announced = int(length) if length is not None and length.isdigit() else 0
+    if announced > limit:
         raise BodyTooLarge(OVER.format(limit=limit))
+    # Taken before anything is read: bodies that wait for each other's memory would all wait in vain.
+    if not held.grown(announced):
+        await held.wait(announced)
     chunks: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if size > limit:
-            raise BodyTooLarge(OVER.format(limit=limit))
-        chunks.append(chunk)
-        if not message.get("more_body", False):
-            break
+    async with arriving() as body_in_time:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            chunk = message.get("body", b"")
+            size = body_in_time.came(len(chunk))
+            if size > limit:
+                raise BodyTooLarge(OVER.format(limit=limit))
+            if size > held.size and not held.grown(size - held.size):
+                await held.wait(size - held.size)
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                break
     body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
     encoding = header(scope, b"content-encoding")
     if encoding is None:
         return body
+    # How large it becomes shows only in the end.
+    if not held.grown(limit):
+        await held.wait(limit)
     # Decompression of megabytes takes a while.
-    return await asyncio.to_thread(unpack, body, encoding, limit)
+    body = await asyncio.to_thread(unpack, body, encoding, limit)
+    held.shrink(len(body))
+    return body
+
+
+class arriving:
+    """Within this block a body must keep coming. Raises ``BodyTooSlow``."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._limit = asyncio.timeout(None)
+
+    async def __aenter__(self) -> arriving:
+        await self._limit.__aenter__()
+        # No timer for a body that is there already.
+        self._overdue = overdue()
+        self._began = self._overdue.loop.time()
+        self._overdue.add(self, self._bound)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._overdue.discard(self)
+        try:
+            await self._limit.__aexit__(kind, error, trace)
+        except TimeoutError:
+            raise BodyTooSlow(SLOW) from None
+
+    def came(self, size: int) -> int:
+        """So many bytes have come; how many all together."""
+        self._size += size
+        if self._limit.when() is not None and not self._limit.expired():
+            self._bound()
+        return self._size
+
+    def _bound(self) -> None:
+        self._limit.reschedule(self._began + BODY_SECONDS + self._size / BODY_RATE)
 
 
 def unpack(body: bytes, encoding: str, limit: int) -> bytes:
@@ -205,6 +260,8 @@ async def answer_error(
     """Answer with an error of ours. With ``receive``, what is left of a body that is too large is thrown away."""
     body = error.body()
     headers = [("content-type", "application/json"), ("content-length", str(len(body))), *extra]
+    if error.retry_after is not None:
+        headers.append(("retry-after", str(error.retry_after)))
     unread = isinstance(error, BodyTooLarge) and receive is not None
     if unread:
         headers.append(("connection", "close"))

@@ -4,6 +4,7 @@
     ├── ConfigurationError           (never reaches a client: a command prints it)
     ├── RequestError                 400  invalid_request_error
     │   ├── BadBody                  400  invalid_body
+    │   ├── BodyTooSlow              408  request_timeout
     │   ├── BodyTooLarge             413  request_too_large
     │   ├── UnsupportedEncoding      415  unsupported_content_encoding
     │   ├── NotAuthenticated         401  invalid_api_key
@@ -11,8 +12,10 @@
     │   ├── UnknownModel             404  model_not_found
     │   ├── NotFound                 404  not_found
     │   ├── MethodNotAllowed         405  method_not_allowed
+    │   ├── TooManyRequests          429  rate_limit_exceeded
     │   ├── ContextLengthExceeded    400  context_length_exceeded
     │   └── LoopDetected             508  loop_detected
+    ├── Overloaded                   503  overloaded
     └── UpstreamError                502  upstream_error
         ├── UpstreamUnreachable      502  upstream_unreachable
         ├── UpstreamTimeout          504  upstream_timeout
@@ -30,11 +33,13 @@ class ProxyError(Exception):
     """The root of the tree.
 
     ``message`` is shown to the client: it says what to do, and never holds a key or an upstream's address.
+    ``retry_after`` is in seconds; ``None`` where trying again after a while would change nothing.
     """
 
     status = 500
     type = "server_error"
     code = "proxy_error"
+    retry_after: int | None = None
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -62,6 +67,13 @@ class BadBody(RequestError):
     """The body is not what its path takes, in a way that no upstream could judge."""
 
     code = "invalid_body"
+
+
+class BodyTooSlow(RequestError):
+    """The body does not come, or hardly."""
+
+    status = 408
+    code = "request_timeout"
 
 
 class BodyTooLarge(RequestError):
@@ -113,6 +125,26 @@ class MethodNotAllowed(RequestError):
 
     status = 405
     code = "method_not_allowed"
+
+
+class TooManyRequests(RequestError):
+    """The team has used up what it may use, for now."""
+
+    status = 429
+    type = "requests"
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Overloaded(ProxyError):
+    """The proxy has more in work than it can take on."""
+
+    status = 503
+    code = "overloaded"
+    retry_after = 1
 
 
 class ContextLengthExceeded(RequestError):

@@ -19,7 +19,7 @@ from proxy.learned_tables import learned
 from proxy.learned_tables import render as render_learned
 from proxy.limits import budget, reserved_output
 from proxy.output import kept_free, shared_window
-from proxy.policy_rules import rules_for
+from proxy.policy_rules import bounds_of, rules_for
 from proxy.profiles import Profile
 from proxy.profiles.differences import differences
 from proxy.profiles.report import render
@@ -160,7 +160,7 @@ def _case(service: Service, body: ChatBody, policy: Policy, route: Route, profil
         tenant="explain",
         upstream=route.upstream,
         models=none,
-        rules=rules_for(policy, window_known=room is not None),
+        rules=rules_for(policy, window_known=room is not None, bounds=bounds_of(profile)),
     )
 
 
@@ -170,6 +170,10 @@ def _facts(found: Explanation, profile: Profile, policy: Policy) -> Table:
     table.add_row("model", profile.model + (f" ({profile.note})" if profile.note else ""))
     table.add_row("policy", policy.name)
     table.add_row("budget for the input", "unknown" if found.budget is None else f"{found.budget:,} tokens")
+    if profile.max_messages is not None:
+        table.add_row("messages of a request", f"{profile.max_messages:,} at most")
+    if profile.max_bytes is not None:
+        table.add_row("bytes of a request", f"{profile.max_bytes:,} at most")
     table.add_row("size as it came", f"{found.before:,} tokens in {found.messages:,} messages")
     table.add_row("compacted", "yes" if found.steps else "no: below every trigger")
     if found.steps:

@@ -49,7 +49,7 @@ def tenants(settings: Settings, team: str | None, key_sha256: str | None) -> lis
     if team is None:
         return [f"key:{key_sha256}"]
     keys = settings.teams[team].keys if team in settings.teams else ()
-    return [f"team:{team}", *(f"key:{key.removeprefix('sha256:')}" for key in keys)]
+    return [f"team:{team}", *(f"key:{key.hash.removeprefix('sha256:')}" for key in keys)]
 
 
 async def _forget(settings: Settings, names: list[str]) -> tuple[Counter[str], int]:

@@ -43,9 +43,13 @@ class ModelList:
             await answer_error(send, error)
 
     async def _serve(self, scope: Scope, send: Send) -> None:
-        settings = self._service.settings
         hops = checked_hops(scope, self._service.instance)
         caller = self._service.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
+        async with self._service.quotas.admitted(caller):
+            await self._listed(scope, send, caller, hops)
+
+    async def _listed(self, scope: Scope, send: Send, caller: Caller, hops: str) -> None:
+        settings = self._service.settings
         if not settings.models and caller.models is None:
             await send_answer(send, await self._ask(next(iter(settings.upstreams)), scope, caller, hops), [])
             return

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 
 from starlette.types import Message, Receive, Scope, Send
 
+from proxy.admission import Holding
 from proxy.answering import send_answer
 from proxy.body import parse
-from proxy.door import ClientLeft, answer_error, header, leaving, read_body
+from proxy.door import ClientLeft, answer_error, arriving, header, leaving, read_body
 from proxy.errors import ModelNotAllowed, NotFound, ProxyError
 from proxy.headers import VIA, for_upstream
 from proxy.hops import checked_hops
@@ -45,11 +46,19 @@ class PassThrough:
         service = self._service
         hops = checked_hops(scope, service.instance)
         caller = service.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
+        async with service.quotas.admitted(caller):
+            with service.bodies.holding() as held:
+                await self._passed(scope, receive, send, caller, hops, held)
+
+    async def _passed(
+        self, scope: Scope, receive: Receive, send: Send, caller: Caller, hops: str, held: Holding
+    ) -> None:
+        service = self._service
         lane = await service.upstreams.relay(next(iter(service.settings.upstreams)))
         headers = for_upstream(scope["headers"])
         url = lane.url(upstream_path(scope), quoted(scope["query_string"]))
         upload = Upload(receive)
-        body = await self._body(scope, upload, caller)
+        body = await self._body(scope, upload, caller, held)
         if caller.models is None:
             headers += [(name, value) for name in _OF_THE_BODY if (value := header(scope, name.encode())) is not None]
         headers = lane.headers([*headers, (VIA, hops)], caller.credential)
@@ -59,20 +68,26 @@ class PassThrough:
             answer = await lane.connections.send(scope["method"], url, headers, body, timeout)
             await send_answer(send, Opening(answer, b"", False, None), [])
 
-    async def _body(self, scope: Scope, upload: Upload, caller: Caller) -> bytes | AsyncIterator[bytes] | None:
+    async def _body(
+        self, scope: Scope, upload: Upload, caller: Caller, held: Holding
+    ) -> bytes | AsyncIterator[bytes] | None:
         """What to send: nothing, a body that is there, or one that is still coming."""
         if not has_body(scope):
             await upload.whole()
             return None
         if caller.models is not None:
-            return await self._judged(scope, upload, caller)
+            return await self._judged(scope, upload, caller, held)
         # What is small is taken in first: then it can be sent again if a connection turns out to be dead.
         announced = header(scope, b"content-length")
-        return await upload.whole() if announced is not None and int(announced) <= WHOLE_BYTES else aiter(upload)
+        if announced is None or int(announced) > WHOLE_BYTES:
+            return aiter(upload)
+        if not held.grown(int(announced)):
+            await held.wait(int(announced))
+        return await upload.whole()
 
-    async def _judged(self, scope: Scope, upload: Upload, caller: Caller) -> bytes:
+    async def _judged(self, scope: Scope, upload: Upload, caller: Caller, held: Holding) -> bytes:
         """The body of a caller who may use some models only, once it is seen to ask for one of them."""
-        raw = await read_body(scope, upload.receive, self._service.settings.server.body_limit)
+        raw = await read_body(scope, upload.receive, self._service.settings.server.body_limit, held)
         model = parse(raw).model
         if model is None or not may_use(caller, model):
             raise ModelNotAllowed(
@@ -124,8 +139,13 @@ class Upload:
                 yield chunk
 
     async def whole(self) -> bytes:
-        """All of it."""
-        return b"".join([chunk async for chunk in self])
+        """All of it. Raises ``BodyTooSlow``."""
+        chunks = []
+        async with arriving() as body_in_time:
+            async for chunk in self:
+                body_in_time.came(len(chunk))
+                chunks.append(chunk)
+        return b"".join(chunks)
 
     async def after(self) -> Message:
         """What comes once the body is there, which can only be the client's leaving."""

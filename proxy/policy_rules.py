@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from proxy.compaction.bounds import UNBOUNDED, Bounds
 from proxy.compaction.conditions import Clause, Trigger
 from proxy.compaction.pins import Pins
 from proxy.compaction.rules import ArgumentRules, DuplicateRules, MediaRules, ResultRules, Rules
 from proxy.compaction.scan import FULL
 from proxy.config import Policy
 from proxy.config.policy import Duplicates, EvictResults, Media, TruncateArgs
+from proxy.profiles import Profile
 
 # Whatever a policy's trigger says, a conversation is compacted before it is refused.
 MUST_FIT = Clause(fraction=FULL)
@@ -20,20 +22,25 @@ AFTER_REFUSAL: Trigger = (Clause(fraction=0.85),)
 
 
 # By fingerprint, whose hash is known; that of a policy is made anew each time. Policies come from the file alone.
-_made: dict[tuple[str, bool, bool], Rules] = {}
+_made: dict[tuple[str, bool, bool, Bounds], Rules] = {}
 
 
-def rules_for(policy: Policy, *, window_known: bool, refused: bool = False) -> Rules:
+def bounds_of(profile: Profile) -> Bounds:
+    """What a request for a model may have besides tokens."""
+    return Bounds(profile.max_messages, profile.max_bytes)
+
+
+def rules_for(policy: Policy, *, window_known: bool, refused: bool = False, bounds: Bounds = UNBOUNDED) -> Rules:
     """The rules of a policy. Where the model's window is unknown the policy's figures for that case apply; after a
-    refusal there is always a trigger."""
-    key = (policy.fingerprint, window_known, refused)
+    refusal there is always a trigger. ``bounds`` are kept under every policy that compacts at all."""
+    key = (policy.fingerprint, window_known, refused, bounds)
     rules = _made.get(key)
     if rules is None:
-        rules = _made[key] = _rules(policy, window_known=window_known, refused=refused)
+        rules = _made[key] = _rules(policy, window_known=window_known, refused=refused, bounds=bounds)
     return rules
 
 
-def _rules(policy: Policy, *, window_known: bool, refused: bool) -> Rules:
+def _rules(policy: Policy, *, window_known: bool, refused: bool, bounds: Bounds) -> Rules:
     trigger, keep = policy.trigger, policy.keep
     if not window_known:
         trigger, keep = policy.unknown_model.trigger, policy.unknown_model.keep
@@ -80,4 +87,5 @@ def _rules(policy: Policy, *, window_known: bool, refused: bool) -> Rules:
         archive=policy.archive is not None,
         role=policy.summary.role,
         keep_first=policy.user_messages.keep_first,
+        bounds=bounds if trigger else UNBOUNDED,
     )

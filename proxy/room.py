@@ -22,7 +22,7 @@ from proxy.limits import (
     told_by,
 )
 from proxy.output import kept_free, lowered, shared_window
-from proxy.policy_rules import rules_for
+from proxy.policy_rules import bounds_of, rules_for
 from proxy.service import Service
 from proxy.upstream.overflow import Overflow
 
@@ -124,4 +124,5 @@ class Room:
         if room is None or room >= min(sent, case.budget or sent):
             # By count the request fitted what was told or was known before: the count is what is wrong.
             room = int(min(sent, case.budget or sent) * BLIND_FACTOR)
-        return replace(case, budget=room, rules=rules_for(case.policy, window_known=True, refused=True))
+        bounds = bounds_of(exchange.profile)
+        return replace(case, budget=room, rules=rules_for(case.policy, window_known=True, refused=True, bounds=bounds))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 
 import structlog
 
+from proxy.admission import BodyMemory, Gate
 from proxy.archive import Archive
 from proxy.calibration import Calibration
 from proxy.compactor import Compactor
@@ -17,12 +18,14 @@ from proxy.config import Policy, Route, Settings
 from proxy.limits import Learned, LearnedLimits, budget, for_others, lower, published, reserved_output, told_by
 from proxy.profiles import Profile, Profiles
 from proxy.profiles.asking import Enquiries
+from proxy.quotas import Quotas
 from proxy.shared import FIRST_READ_SECONDS
 from proxy.store import Guarded, open_store
 from proxy.summary.asking import LaneModel, output_limit
+from proxy.summary.budget import Budgets
 from proxy.summary.service import Summaries
 from proxy.teams import Caller, Teams
-from proxy.tokens import Counter
+from proxy.tokens import Counter, key_of
 from proxy.tokens.remembered import Remembered
 from proxy.upkeep import Upkeep
 from proxy.upstream.overflow import Overflow
@@ -51,10 +54,14 @@ class Service:
         self.summaries = Summaries(self.store)
         self.archive = Archive(self.store)
         self.compactor = Compactor(self.remembered, self.summaries, self.archive)
+        self.gate = Gate(lambda: self.settings.server)
+        self.bodies = BodyMemory(lambda: self.settings.server)
+        self.quotas = Quotas()
+        self.budgets = Budgets(self.store)
         self.upkeep = Upkeep(self.store, [self.summaries, self.archive, self.learned])
         self.draining = False
         self._profiles_loaded = False
-        self._counters: dict[tuple[object, ...], Counter] = {}
+        self._counters: dict[Hashable, Counter] = {}
 
     async def load_profiles(self) -> None:
         """Read the table of models, off the event loop, unless it is there."""
@@ -65,10 +72,12 @@ class Service:
     async def profile(self, route: Route) -> Profile:
         """What is known of a route's model. Where the operator has not stated its limits, its upstream is asked."""
         await self.load_profiles()
-        provider = self.settings.upstreams[route.upstream].provider
+        upstream = self.settings.upstreams[route.upstream]
         stated = route.profile is not None and (route.profile.context_window or route.profile.max_input_tokens)
         told = None if stated else self.enquiries.told(route.upstream, route.model)
-        return self.profiles.find(route.model, provider=provider, override=route.profile, told=told)
+        return self.profiles.find(
+            route.model, provider=upstream.provider, override=route.profile, told=told, address=upstream.base_url
+        )
 
     async def recall(self, upstream: str, model: str, tenant: str) -> None:
         """Have what is known of a model ready. Only the first to ask waits for the store, and not for long."""
@@ -78,7 +87,7 @@ class Service:
 
     def counter(self, profile: Profile) -> Counter:
         """The counter for a profile; profiles that count alike share one."""
-        key = (profile.tokenizer, profile.token_ratio, profile.images)
+        key = key_of(profile)
         counter = self._counters.get(key)
         if counter is None:
             counter = self._counters[key] = Counter(profile)
@@ -124,6 +133,7 @@ class Service:
                     count=counter.text,
                     credential=caller.credential if found.upstream == route.upstream else None,
                     timeout=policy.summary.timeout,
+                    budget=self.budgets.of(caller),
                     told=partial(self._told, found, caller.tenant, published(profile, factor), factor),
                 )
             )
@@ -146,5 +156,6 @@ class Service:
         await self.archive.aclose()
         await self.learned.aclose()
         await self.calibration.aclose()
+        await self.budgets.aclose()
         await self.store.aclose()
         self.remembered.close()

@@ -30,6 +30,7 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
     if config is not None:
         os.environ[CONFIG] = str(config.resolve())
     configure()
+    _allow_many_connections()
     # Once it has stopped, uvicorn sends itself the signal again, for whoever had a handler before. It ended well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     server = settings.server
@@ -50,6 +51,18 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
         timeout_graceful_shutdown=int(server.drain),
         timeout_keep_alive=75,
     )
+
+
+def _allow_many_connections() -> None:
+    """As many open files as the system lets this process have: each request takes two, and 1,024 is a usual default."""
+    if sys.platform != "win32":
+        import resource
+
+        now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        # macOS calls it unlimited and then refuses more than this.
+        wanted = 10_240 if most == resource.RLIM_INFINITY else most
+        if now != resource.RLIM_INFINITY and now < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def worker() -> Proxy:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from proxy.config.policy import Policy
-from proxy.config.settings import Settings
+from proxy.config.settings import KeySettings, LimitSettings, Settings
 from proxy.errors import NotAuthenticated
+from proxy.observe.metrics import refused
 
 ANONYMOUS = "anonymous"
+
+EXPIRED = "This API key expired on {day} (UTC). Ask the operator of this proxy for a new one."
 
 EVERYBODY = "everybody"
 """The tenant under which what belongs to none is stored; no caller's: theirs: ``anonymous``, ``key:…``, ``team:…``."""
@@ -24,7 +28,7 @@ class Caller:
 
     ``tenant`` is the unit of isolation: nothing that is stored under one is ever seen by another. ``credential`` is
     the key to pass on to an upstream that has none of its own: the caller's, or ``None`` where keys are this proxy's
-    own. ``models`` are the globs of what the team may use; ``None`` for everything.
+    own. ``models`` are the globs of what the team may use; ``None`` for everything. ``limits`` is how much of it.
     """
 
     tenant: str
@@ -32,6 +36,7 @@ class Caller:
     policy: Policy
     credential: str | None = field(repr=False)
     models: tuple[str, ...] | None
+    limits: LimitSettings | None = None
 
 
 class Teams:
@@ -42,13 +47,13 @@ class Teams:
     confirmed in constant time over the whole digest, never over a part of a key.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+        """``clock`` gives seconds since 1970."""
         self._settings = settings
+        self._clock = clock
         self._open = settings.auth.mode == "open"
         self._known = {
-            digest: (digest, name)
-            for name, team in settings.teams.items()
-            for digest in (key.removeprefix("sha256:") for key in team.keys)
+            key.hash.removeprefix("sha256:"): (key, name) for name, team in settings.teams.items() for key in team.keys
         }
 
     def identify(self, authorization: str | None, api_key_header: str | None = None) -> Caller:
@@ -56,14 +61,19 @@ class Teams:
 
         With ``auth.mode: open`` every key is a tenant of its own, and a key listed under a team brings that team's
         policy. Callers without any key share the tenant "anonymous": between them nothing is isolated. With
-        ``auth.mode: keys`` the tenant is the team. Raises ``errors.NotAuthenticated`` there for any other key.
+        ``auth.mode: keys`` the tenant is the team. Raises ``errors.NotAuthenticated`` there for any other key, and with
+        either mode for one of a team's that has expired: it must not get around the team's limits.
         """
         credential = _bearer(authorization) or (api_key_header or "").strip() or None
         digest = None if credential is None else _digest(credential)
-        team = None if digest is None else _team(self._known, digest)
+        key, team = (None, None) if digest is None else _known(self._known, digest)
+        if key is not None and self._clock() >= key.ends:
+            refused("key").inc()
+            raise NotAuthenticated(EXPIRED.format(day=key.expires))
         if self._open:
             return self._caller(_open_tenant(digest, authorization), team, credential)
         if team is None:
+            refused("key").inc()
             raise NotAuthenticated(_refusal(credential))
         return self._caller(f"team:{team}", team, None)
 
@@ -71,7 +81,7 @@ class Teams:
         if team is None:
             return Caller(tenant, None, self._settings.policies["default"], credential, None)
         known = self._settings.teams[team]
-        return Caller(tenant, team, self._settings.policies[known.policy], credential, known.models)
+        return Caller(tenant, team, self._settings.policies[known.policy], credential, known.models, known.limits)
 
 
 def may_use(caller: Caller, model: str) -> bool:
@@ -93,10 +103,12 @@ def _digest(text: str) -> str:
     return hashlib.sha256(sent).hexdigest()
 
 
-def _team(known: Mapping[str, tuple[str, str]], digest: str) -> str | None:
-    """The name of the team whose key has this digest."""
+def _known(known: Mapping[str, tuple[KeySettings, str]], digest: str) -> tuple[KeySettings, str] | tuple[None, None]:
+    """The key that has this digest, and the name of its team."""
     found = known.get(digest)
-    return found[1] if found is not None and hmac.compare_digest(found[0], digest) else None
+    if found is not None and hmac.compare_digest(found[0].hash.removeprefix("sha256:"), digest):
+        return found
+    return None, None
 
 
 def _open_tenant(digest: str | None, authorization: str | None) -> str:

@@ -221,6 +221,8 @@ INVOCATION = re.compile(
 
 
 def options(command: click.Command) -> set[str]:
+    if isinstance(command, click.Group):
+        return set().union(*(options(below) for below in command.commands.values()))
     return {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
 
 

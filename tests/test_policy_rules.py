@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from proxy.compaction.bounds import UNBOUNDED, Bounds
 from proxy.compaction.conditions import Clause, any_met
 from proxy.config import Policy
-from proxy.policy_rules import AFTER_REFUSAL, MUST_FIT, rules_for
+from proxy.policy_rules import AFTER_REFUSAL, MUST_FIT, bounds_of, rules_for
+from proxy.profiles import Profile
 
 
 def policy(**stated: Any) -> Policy:
@@ -98,3 +100,14 @@ def test_after_a_refusal_there_is_a_trigger_that_fires() -> None:
         rules = rules_for(policy(**stated), window_known=True, refused=True)
         assert any_met(rules.trigger, 10_001, 3, 10_000)
         assert rules.arguments is not None
+
+
+def test_bounds_hold_under_every_policy_that_compacts_at_all() -> None:
+    bounds = bounds_of(Profile("m", max_bytes=1000, max_messages=10))
+    assert bounds == Bounds(messages=10, bytes=1000)
+    assert rules_for(policy(), window_known=True, bounds=bounds).bounds == bounds
+    assert rules_for(policy(), window_known=False, bounds=bounds).bounds == bounds
+    assert rules_for(policy(), window_known=True).bounds == UNBOUNDED
+    never = policy(trigger=None)
+    assert rules_for(never, window_known=True, bounds=bounds).bounds == UNBOUNDED
+    assert rules_for(never, window_known=True, refused=True, bounds=bounds).bounds == bounds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from datetime import UTC, datetime
 
 import pytest
 
@@ -80,6 +81,42 @@ def test_any_other_key_is_refused_without_being_shown(authorization: str, api_ke
     with pytest.raises(NotAuthenticated, match=words) as caught:
         Teams(settings("keys")).identify(authorization, api_key)
     assert SEARCH[:8] not in caught.value.message
+
+
+EXPIRING = f"""
+auth: {{mode: %s}}
+upstreams: {{main: {{api_key: sk-upstream}}}}
+teams:
+  search:
+    keys:
+      - {{hash: "sha256:{sha256(SEARCH)}", expires: 2027-01-31, name: laptop}}
+      - "sha256:{sha256(SECOND)}"
+    limits: {{concurrent: 3}}
+"""
+LAST_SECOND = datetime(2027, 1, 30, 23, 59, 59, tzinfo=UTC).timestamp()
+
+
+@pytest.mark.parametrize("mode", ["keys", "open"])
+def test_a_key_is_refused_from_the_day_on_which_it_expires(mode: str) -> None:
+    now = LAST_SECOND
+    teams = Teams(loads((EXPIRING % mode).encode(), {}), lambda: now)
+    assert teams.identify(f"Bearer {SEARCH}").team == "search"
+    now += 1
+    for authorization, api_key in ((f"Bearer {SEARCH}", None), (None, SEARCH)):
+        with pytest.raises(NotAuthenticated) as caught:
+            teams.identify(authorization, api_key)
+        assert caught.value.message == (
+            "This API key expired on 2027-01-31 (UTC). Ask the operator of this proxy for a new one."
+        )
+    assert teams.identify(f"Bearer {SECOND}").team == "search", "the team's other key goes on"
+
+
+def test_a_teams_limits_come_with_its_caller() -> None:
+    teams = Teams(loads((EXPIRING % "open").encode(), {}), lambda: LAST_SECOND)
+    limits = teams.identify(f"Bearer {SECOND}").limits
+    assert limits is not None
+    assert (limits.requests_per_minute, limits.concurrent, limits.summary_tokens_per_day) == (None, 3, None)
+    assert teams.identify("Bearer sk-anybody").limits is None
 
 
 def test_open_every_key_is_a_tenant_of_its_own() -> None:

@@ -1,4 +1,4 @@
-"""The fit ladder: what is done to one request alone when the plan still leaves it too large.
+"""The fit ladder: what is done to one request alone when the plan still leaves it too large, in tokens or in bytes.
 
 Each rung takes off no more than is needed, the largest messages first. Nothing here touches the head, nor parts a
 call from its result.
@@ -7,8 +7,9 @@ call from its result.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from proxy.compaction.bounds import COMMA
 from proxy.compaction.conditions import Clause
 from proxy.compaction.message import HEAD_ROLES, RESULT_ROLES, MessageCounter, Turn
 from proxy.compaction.render import Piece, Rendered, clip_marker
@@ -20,52 +21,107 @@ NAME = "fit"
 SMALLEST = 120
 """Below this many tokens a message is not shortened."""
 
+SMALLEST_BYTES = 600
+"""The same in bytes."""
+
+MARGIN = 64
+"""Where there are too many bytes, this part of what is allowed is left free: a cut is made by tokens, not by bytes."""
+
 _NO_KEEP = Clause(messages=1)
 _TIGHT_ARGUMENTS = ArgumentRules((), _NO_KEEP, 400, None, frozenset({"*"}))
 _ANY_MEDIA = MediaRules((), _NO_KEEP)
 
-Choose = Callable[[Sequence[Piece]], list[int]]
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """What the messages may take together. ``size`` is what one takes; ``tokens`` converts such a size of a message's
+    text into tokens; nothing is shortened below ``smallest``."""
+
+    room: int
+    size: Callable[[Piece], int]
+    tokens: Callable[[Piece, int], int]
+    smallest: int
+
+    def excess(self, pieces: Sequence[Piece]) -> int:
+        return sum(map(self.size, pieces)) - self.room
 
 
-def fit(rendered: Rendered, room: int, rules: Rules, count: MessageCounter) -> Rendered:
-    """The messages shortened until they take ``room`` tokens at most, or as near to that as the rungs reach."""
+Rung = Callable[[list[Piece], _Limit, Rules, MessageCounter], list[Piece]]
+
+
+def fit(
+    rendered: Rendered, room: int | None, rules: Rules, count: MessageCounter, byte_room: int | None = None
+) -> Rendered:
+    """The messages shortened until they take ``room`` tokens and ``byte_room`` bytes at most, or as near to that as the
+    rungs reach; ``None`` is no limit."""
     pieces = list(rendered.pieces)
-    before = rendered.tokens
-    for rung in (_results, _arguments, _media, _texts, _last_user_message):
-        excess = sum(p.tokens for p in pieces) - room
-        if excess <= 0:
-            break
-        pieces = rung(pieces, excess, rules, count)
-    if sum(p.tokens for p in pieces) >= before:
+    if room is not None:
+        limit = _Limit(room, _tokens, _same, SMALLEST)
+        for rung in (_results, _arguments, _media, _texts, _all_arguments, _words_of_calls, _last_user_message):
+            if limit.excess(pieces) > 0:
+                pieces = rung(pieces, limit, rules, count)
+    if byte_room is not None and sum(map(_bytes, pieces)) > byte_room:
+        limit = _Limit(byte_room - byte_room // MARGIN, _bytes, _as_tokens, SMALLEST_BYTES)
+        # Most bytes are pictures, and no text need go for them.
+        for rung in (_media, _results, _arguments, _texts, _all_arguments, _words_of_calls, _last_user_message):
+            if limit.excess(pieces) > 0:
+                pieces = rung(pieces, limit, rules, count)
+    if all(made is piece for made, piece in zip(pieces, rendered.pieces, strict=True)):
         return rendered
     return Rendered(pieces, (*rendered.steps, NAME))
 
 
-def _results(pieces: list[Piece], excess: int, rules: Rules, count: MessageCounter) -> list[Piece]:
+def _tokens(piece: Piece) -> int:
+    return piece.tokens
+
+
+def _same(piece: Piece, size: int) -> int:
+    return size
+
+
+def _bytes(piece: Piece) -> int:
+    return len(piece.raw) + COMMA
+
+
+def _as_tokens(piece: Piece, size: int) -> int:
+    return piece.tokens * size // max(1, _bytes(piece))
+
+
+def _results(pieces: list[Piece], limit: _Limit, rules: Rules, count: MessageCounter) -> list[Piece]:
     chosen = [i for i, p in enumerate(pieces) if p.turn and p.turn.facts.role in RESULT_ROLES]
-    return _level(pieces, chosen, excess, rules, count)
+    return _level(pieces, chosen, limit, rules, count)
 
 
-def _arguments(pieces: list[Piece], excess: int, rules: Rules, count: MessageCounter) -> list[Piece]:
-    stage = arguments.Arguments(_TIGHT_ARGUMENTS, count, archive=rules.archive)
+def _arguments(pieces: list[Piece], limit: _Limit, rules: Rules, count: MessageCounter) -> list[Piece]:
+    return _cut_arguments(pieces, limit, arguments.Arguments(_TIGHT_ARGUMENTS, count, archive=rules.archive))
+
+
+def _all_arguments(pieces: list[Piece], limit: _Limit, rules: Rules, count: MessageCounter) -> list[Piece]:
+    """Those, too, that say what a call was about: a command can be a whole file."""
+    stage = arguments.Arguments(_TIGHT_ARGUMENTS, count, archive=rules.archive, every_key=True)
+    return _cut_arguments(pieces, limit, stage)
+
+
+def _cut_arguments(pieces: list[Piece], limit: _Limit, stage: arguments.Arguments) -> list[Piece]:
+    excess = limit.excess(pieces)
     calls = [i for i, p in enumerate(pieces) if p.turn and p.turn.facts.calls and not p.pinned]
-    for index in sorted(calls, key=lambda i: -pieces[i].tokens):
-        turn = pieces[index].turn
-        form = stage.reduce(0, turn) if turn else None
-        if form is not None and form.facts.tokens < pieces[index].tokens:
-            excess -= pieces[index].tokens - form.facts.tokens
-            pieces[index] = Piece(form.raw, form.facts.tokens, turn)
+    for index in sorted(calls, key=lambda i: -limit.size(pieces[i])):
+        # Made of the original, what a rung before has shortened would come back.
+        form = stage.reduce(0, _as_it_is(pieces[index]))
+        if form is not None:
+            excess -= _put(pieces, index, form, limit)
         if excess <= 0:
             break
     return pieces
 
 
-def _media(pieces: list[Piece], excess: int, rules: Rules, count: MessageCounter) -> list[Piece]:
+def _media(pieces: list[Piece], limit: _Limit, rules: Rules, count: MessageCounter) -> list[Piece]:
     """Labels for images, audio and files, unless the policy leaves those alone: no other rung can make them smaller.
 
     The user's last message keeps its own."""
     if rules.media is None:
         return pieces
+    excess = limit.excess(pieces)
     stage = media.Media(_ANY_MEDIA, count, archive=rules.archive)
     last_user = last_user_message(pieces)
     chosen = [
@@ -73,31 +129,39 @@ def _media(pieces: list[Piece], excess: int, rules: Rules, count: MessageCounter
         for i, p in enumerate(pieces)
         if i != last_user and p.turn and p.turn.facts.media and p.turn.facts.role not in HEAD_ROLES and not p.pinned
     ]
-    for index in sorted(chosen, key=lambda i: -pieces[i].tokens):
+    for index in sorted(chosen, key=lambda i: -limit.size(pieces[i])):
         form = stage.reduce(0, _as_it_is(pieces[index]))
         if form is not None:
-            excess -= pieces[index].tokens - form.facts.tokens
-            pieces[index] = Piece(form.raw, form.facts.tokens, pieces[index].turn)
+            excess -= _put(pieces, index, form, limit)
         if excess <= 0:
             break
     return pieces
 
 
-def _texts(pieces: list[Piece], excess: int, rules: Rules, count: MessageCounter) -> list[Piece]:
+def _texts(pieces: list[Piece], limit: _Limit, rules: Rules, count: MessageCounter) -> list[Piece]:
     last_user = last_user_message(pieces)
-    chosen = [
-        i
-        for i, p in enumerate(pieces)
-        if i != last_user and p.turn and p.turn.facts.role in ("user", "assistant") and not p.turn.facts.calls
-    ]
-    return _level(pieces, chosen, excess, rules, count)
+    chosen = [i for i in _said(pieces) if i != last_user and not _calls(pieces[i])]
+    return _level(pieces, chosen, limit, rules, count)
 
 
-def _last_user_message(pieces: list[Piece], excess: int, rules: Rules, count: MessageCounter) -> list[Piece]:
+def _words_of_calls(pieces: list[Piece], limit: _Limit, rules: Rules, count: MessageCounter) -> list[Piece]:
+    """What the assistant said beside its calls: last, for a size that all of the message is held to takes it first."""
+    return _level(pieces, [i for i in _said(pieces) if _calls(pieces[i])], limit, rules, count)
+
+
+def _said(pieces: Sequence[Piece]) -> list[int]:
+    return [i for i, p in enumerate(pieces) if p.turn and p.turn.facts.role in ("user", "assistant")]
+
+
+def _calls(piece: Piece) -> bool:
+    return piece.turn is not None and bool(piece.turn.facts.calls)
+
+
+def _last_user_message(pieces: list[Piece], limit: _Limit, rules: Rules, count: MessageCounter) -> list[Piece]:
     last = last_user_message(pieces)
     if not rules.shorten_last_user_message or last is None:
         return pieces
-    return _level(pieces, [last], excess, rules, count)
+    return _level(pieces, [last], limit, rules, count)
 
 
 def last_user_message(pieces: Sequence[Piece]) -> int | None:
@@ -106,25 +170,37 @@ def last_user_message(pieces: Sequence[Piece]) -> int | None:
     return next(users, None)
 
 
-def _level(pieces: list[Piece], chosen: list[int], excess: int, rules: Rules, count: MessageCounter) -> list[Piece]:
-    """Hold the largest of the chosen pieces to one size, so low that the excess goes; not below ``SMALLEST``."""
-    ordered = sorted((i for i in chosen if not pieces[i].pinned), key=lambda i: -pieces[i].tokens)
+def _level(pieces: list[Piece], chosen: list[int], limit: _Limit, rules: Rules, count: MessageCounter) -> list[Piece]:
+    """Hold the largest of the chosen pieces to one size, so low that the excess goes; not below the smallest."""
+    excess = limit.excess(pieces)
+    sizes = {i: limit.size(pieces[i]) for i in chosen if not pieces[i].pinned}
+    ordered = sorted(sizes, key=lambda i: -sizes[i])
     taken = level = 0
     for number, index in enumerate(ordered, start=1):
-        taken += pieces[index].tokens
-        level = max((taken - excess) // number, SMALLEST)
-        if number < len(ordered) and level >= pieces[ordered[number]].tokens:
+        taken += sizes[index]
+        level = max((taken - excess) // number, limit.smallest)
+        if number < len(ordered) and level >= sizes[ordered[number]]:
             break
     for index in ordered:
         turn: Turn | None = pieces[index].turn
-        if turn is None or pieces[index].tokens <= level:
+        if turn is None or sizes[index] <= level:
             continue
-        # Made of the original, a shortened message would have its pictures back.
-        source = _as_it_is(pieces[index]) if turn.facts.media else turn
-        form = results.shortened(source, level, count, clip_marker(turn, rules))
-        if form is not None and form.facts.tokens < pieces[index].tokens:
-            pieces[index] = Piece(form.raw, form.facts.tokens, turn)
+        # Made of the original, a shortened message would have its pictures and its arguments back.
+        source = _as_it_is(pieces[index]) if turn.facts.media or turn.facts.calls else turn
+        form = results.shortened(source, limit.tokens(pieces[index], level), count, clip_marker(turn, rules))
+        if form is not None:
+            _put(pieces, index, form, limit)
     return pieces
+
+
+def _put(pieces: list[Piece], index: int, form: Turn, limit: _Limit) -> int:
+    """Have a message in a shorter form, if it is shorter; what that takes off."""
+    before = pieces[index]
+    made = Piece(form.raw, form.facts.tokens, before.turn)
+    if made.tokens >= before.tokens:
+        return 0
+    pieces[index] = made
+    return limit.size(before) - limit.size(made)
 
 
 def _as_it_is(piece: Piece) -> Turn:

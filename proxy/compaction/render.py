@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from proxy.compaction.bounds import COMMA
 from proxy.compaction.message import MessageCounter, Turn
 from proxy.compaction.rules import Rules
 from proxy.compaction.scan import Plan
@@ -53,6 +54,11 @@ class Rendered:
     def tokens(self) -> int:
         """Tokens of all messages, head included, tools not."""
         return sum(piece.tokens for piece in self.pieces)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all messages with what separates them, the rest of the body not."""
+        return sum(len(piece.raw) + COMMA for piece in self.pieces)
 
 
 def render(

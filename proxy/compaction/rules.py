@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from proxy.compaction.bounds import UNBOUNDED, Bounds
 from proxy.compaction.conditions import Clause, Trigger, lowest_level, share_of
 from proxy.compaction.message import RESULT_ROLES, Facts
 from proxy.compaction.pins import Pins
@@ -63,7 +64,8 @@ class Rules:
     """The policy as the core sees it. Sizes are in tokens; a stage that is ``None`` is off.
 
     ``archive`` says whether what is taken out can be had elsewhere: its id then stands in its place. ``role`` is that
-    of the summary message, ``keep_first`` whether the user's first message always stays.
+    of the summary message, ``keep_first`` whether the user's first message always stays. ``bounds`` is what a request
+    may have besides tokens; a conversation that comes near it is compacted as at the trigger.
     """
 
     trigger: Trigger
@@ -82,6 +84,7 @@ class Rules:
     archive: bool = False
     role: str = "user"
     keep_first: bool = True
+    bounds: Bounds = UNBOUNDED
 
     @cached_property
     def stages(self) -> tuple[StageRules, ...]:
@@ -96,6 +99,8 @@ class Rules:
 
     def may_shorten(self, facts: Facts) -> bool:
         """Whether a cheap stage may have work with a message: such work is dear the first time, and then remembered."""
+        if facts.media and self.media is not None:
+            return True
         if facts.role in RESULT_ROLES:
             return self.results is not None and facts.tokens > min(self.results.max_tokens, self._least_per_tool)
         return self.arguments is not None and bool(facts.calls) and facts.tokens > self.arguments.max_length // 8
@@ -141,12 +146,14 @@ class Frame:
 
     ``budget`` is what the input may take (``None``: nobody knows), ``overhead`` what the head, the tools and the
     framing of the request take, ``head_messages`` how many messages the head has. The scan takes a frame whose
-    figures are rounded coarsely (``rounded``), so that slow changes do not move checkpoints.
+    figures are rounded coarsely (``rounded``), so that slow changes do not move checkpoints. ``overhead_bytes`` is what
+    stands around the body in bytes; it matters only where the rules bound them.
     """
 
     budget: int | None
     overhead: int
     head_messages: int
+    overhead_bytes: int = 0
 
     def rounded(self, level: int | None = None) -> Frame:
         """The frame with the overhead rounded up and the budget down, in steps of under 1 % of the budget.
@@ -156,7 +163,7 @@ class Frame:
         step = max(32, min(self.budget or 200_000, level or 200_000) // 128)
         step = 1 << (step.bit_length() - 1)
         budget = None if self.budget is None else max(step, self.budget // step * step)
-        return Frame(budget, -(-self.overhead // step) * step, self.head_messages)
+        return replace(self, budget=budget, overhead=-(-self.overhead // step) * step)
 
 
 @dataclass(frozen=True, slots=True)

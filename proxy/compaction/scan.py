@@ -11,16 +11,31 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from proxy.compaction.bounds import (
+    NEARING,
+    PRESSING,
+    ROOM,
+    SUMMARY_BYTES,
+    ByteWeight,
+    MessageWeight,
+    Weight,
+    kept_sizes,
+    part,
+)
 from proxy.compaction.conditions import Clause, Trigger, any_met, lowest_level, share_of
 from proxy.compaction.gains import Gains, LateGains, PlainGains
 from proxy.compaction.message import MessageCounter, Turn
 from proxy.compaction.rules import ROOM_TO_GROW, SUMMARY_FRAME_TOKENS, Caps, Frame, Rules, caps
 from proxy.compaction.sizes import Sizes, stands
-from proxy.compaction.stages import cheap_stages
+from proxy.compaction.stages import arguments, cheap_stages, media, results
 from proxy.compaction.stages.stage import Stage
 
 FULL = 0.95
 """From this share of the budget on a conversation is compacted whatever it gains: the next turn may be refused."""
+
+
+_LIGHTENING = (media.NAME, results.NAME, arguments.NAME)
+"""The stages that take off bytes, in the order in which they are applied for their sake: most bytes are pictures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,24 +90,30 @@ def scan(body: Sequence[Turn], rules: Rules, frame: Frame, count: MessageCounter
     limits = caps(rules, frame)
     pinned = rules.pins.among(body)
     sizes = Sizes(body, limits.group, pinned)
-    gains = _gains(stages, body, sizes, pinned)
+    gains, lighter = _gains(stages, body, sizes, pinned)
     walk = _Walk(rules, frame, limits, stages, sizes, gains)
+    if rules.bounds.bytes is not None:
+        walk.weigh_bytes(rules.bounds.bytes, body, pinned, lighter)
     for end in range(1, len(sizes) + 1):
         walk.arrive(end)
     return walk.plan(body, pinned)
 
 
-def _gains(stages: Sequence[Stage], body: Sequence[Turn], sizes: Sizes, pinned: frozenset[int]) -> dict[str, Gains]:
-    """What each stage takes off.
+def _gains(
+    stages: Sequence[Stage], body: Sequence[Turn], sizes: Sizes, pinned: frozenset[int]
+) -> tuple[dict[str, Gains], dict[str, list[int]]]:
+    """What each stage takes off in tokens; and in bytes, by group, for the stages that look at one message alone.
 
     A stage that waits for a later message is counted with what it takes off beyond all the others: whichever of them
     are applied, the conversation is no larger than it is taken for, and what came later plays no part in it.
     """
     plain = [stage for stage in stages if not stage.later()]
     gains: dict[str, Gains] = {}
+    lighter: dict[str, list[int]] = {}
     least = [sizes.clips.get(index, turn.facts.tokens) for index, turn in enumerate(body)]
     for stage in plain:
         by_group = [0] * len(sizes)
+        bytes_by_group = lighter[stage.name] = [0] * len(sizes)
         for group, (start, end) in enumerate(zip(sizes.starts, sizes.ends, strict=True)):
             for index in range(start, end):
                 turn = body[index]
@@ -104,6 +125,8 @@ def _gains(stages: Sequence[Stage], body: Sequence[Turn], sizes: Sizes, pinned: 
                 gain = max(0, turn.facts.tokens - form.facts.tokens - held)
                 by_group[group] += gain
                 least[index] -= gain
+                if gain:
+                    bytes_by_group[group] += len(turn.raw) - len(form.raw)
         gains[stage.name] = PlainGains(by_group)
     for stage in stages:
         if stage.name in gains:
@@ -115,7 +138,7 @@ def _gains(stages: Sequence[Stage], body: Sequence[Turn], sizes: Sizes, pinned: 
                 pair = sizes.group_of(index), sizes.group_of(later)
                 late[pair] = late.get(pair, 0) + least[index] - form.facts.tokens
         gains[stage.name] = LateGains(len(sizes), late)
-    return gains
+    return gains, lighter
 
 
 class _Walk:
@@ -139,6 +162,10 @@ class _Walk:
         self._cut = 0
         self._checkpoints: list[int] = []
         self._pending: int | None = None
+        self._crowd: MessageWeight | None = None
+        if rules.bounds.messages is not None:
+            self._crowd = MessageWeight(rules.bounds.messages, frame.head_messages, sizes.ends, self._beside_messages)
+        self._bytes: ByteWeight | None = None
         triggers = [rules.trigger, rules.prepare, *(stage.trigger for stage in stages)]
         # Most groups arrive while nothing can fire; they are passed over without asking each trigger.
         self._quiet = min((c.least_tokens(frame.budget) for trigger in triggers for c in trigger), default=math.inf)
@@ -147,8 +174,36 @@ class _Walk:
         self._target = None if level is None else max(int(level * ROOM_TO_GROW), (level + frame.overhead) // 2)
         self._settle()
 
+    def weigh_bytes(
+        self, most: int, body: Sequence[Turn], pinned: frozenset[int], lighter: dict[str, list[int]]
+    ) -> None:
+        """Have an eye on the bytes, too. ``lighter`` is what stages take off each group."""
+        sizes = self._sizes
+        kept = kept_sizes(body, sizes.clips)
+        groups = list(zip(sizes.starts, sizes.ends, strict=True))
+        standing, newest = [0], [0]
+        for start, end in groups:
+            stays = stands(body, range(start, end), pinned)
+            first = body[start].facts
+            own = first.role == "user" and not first.foreign and not stays
+            standing.append(standing[-1] + (sum(kept[start:end]) if stays else 0))
+            newest.append(kept[start] if own else newest[-1])
+
+        def beside(cut: int) -> int:
+            if cut == 0:
+                return 0
+            carried = newest[cut] if sizes.carries(cut) else 0
+            return SUMMARY_BYTES * self._summary_tokens(cut) + standing[cut] + carried
+
+        self._bytes = ByteWeight(most, self._frame.overhead_bytes, groups, kept, lighter, beside)
+        self._settle()
+
     def arrive(self, end: int) -> None:
         """One more group is there: ``end`` groups in all."""
+        crowd, heavy = self._crowd, self._bytes
+        crowded = crowd is not None and crowd.grown[end] >= self._crowded
+        if crowded or (heavy is not None and heavy.grown[end] >= self._heavy):
+            self._relieve(end)
         size = self._base + self._sizes.total[end]
         if size < self._quiet:
             return
@@ -163,6 +218,74 @@ class _Walk:
             self._apply(moves, end)
         elif self._pending is None and self._fires(self._rules.prepare, size, end):
             self._prepare(end, size)
+
+    def _relieve(self, end: int) -> None:
+        """Compact for the sake of a bound, where one is all but reached: pictures and long results first, if it is the
+        bytes and that is enough, else by a checkpoint, which leaves room to grow. Ahead of the messages' bound the cut
+        is fixed early."""
+        crowd, heavy = self._crowd, self._bytes
+        weights: list[Weight] = []
+        if crowd is not None and self._at(crowd, end) >= part(PRESSING, crowd.most):
+            weights.append(crowd)
+        if heavy is not None and self._at(heavy, end) >= part(PRESSING, heavy.most):
+            weights.append(heavy)
+        if not weights:
+            if crowd is not None and self._pending is None and self._at(crowd, end) >= part(NEARING, crowd.most):
+                self._prepare_crowd(crowd, end)
+            return
+        moves: dict[str, int] = {}
+        if heavy is not None and heavy in weights:
+            now = self._at(heavy, end)
+            moves, after = self._lighter_moves(heavy, end, now)
+            if not self._worth(heavy, now, after):
+                moves = {}
+            if moves and len(weights) == 1 and after <= part(ROOM, heavy.most):
+                self._apply(moves, end)
+                return
+            # Where a summary is needed as well, pictures go first: they may be all that is too much in what is kept.
+            first = {name: frontier for name, frontier in moves.items() if name == media.NAME}
+            if first:
+                self._apply(first, end)
+        if not self._summarise(end, self._base + self._sizes.total[end], weights) and moves:
+            self._apply(moves, end)
+
+    def _at(self, weight: Weight, end: int) -> int:
+        return weight.at(self._cut, end)
+
+    def _worth(self, weight: Weight, now: int, after: int) -> bool:
+        """Whether a compaction takes enough off a bound: a tenth, or as much as it takes to be below it."""
+        return now - after >= self._rules.least_gain * now or after <= weight.most < now
+
+    def _lighter_moves(self, heavy: ByteWeight, end: int, now: int) -> tuple[dict[str, int], int]:
+        """How far stages would have to be applied for the bytes to have room to grow, and the bytes after that."""
+        moves: dict[str, int] = {}
+        target = part(ROOM, heavy.most)
+        stages = {stage.name: stage for stage in self._stages}
+        for name in _LIGHTENING:
+            stage = stages.get(name)
+            if stage is None or now <= target:
+                continue
+            last = end - 1
+            if stage.spares_newest_user:
+                last = min(last, max(0, self._sizes.newest_user_group[end]))
+            first = min(last, max(self._gains[name].frontier, self._boundary(stage, end)))
+            moves[name], saved = heavy.frontier(name, self._cut, first, last, now - target)
+            now -= saved
+            if not saved:
+                del moves[name]
+        return moves, now
+
+    def _prepare_crowd(self, crowd: MessageWeight, end: int) -> None:
+        """Fix the next cut before there are too many messages. What comes until then counts as kept."""
+        if not self._rules.prepare:
+            return
+        growth = part(PRESSING, crowd.most) - self._at(crowd, end)
+        latest = self._sizes.boundary(self._rules.keep, end, self._frame.budget)
+        cut = max(latest, self._cut)
+        while cut < end - 1 and crowd.at(cut, end) + growth > part(ROOM, crowd.most):
+            cut += 1
+        if cut > self._cut and self._worth(crowd, self._at(crowd, end), crowd.at(cut, end)):
+            self._pending = cut
 
     def plan(self, body: Sequence[Turn], pinned: frozenset[int]) -> Plan:
         """The plan once all groups have arrived."""
@@ -200,7 +323,11 @@ class _Walk:
 
     def _settle(self) -> None:
         """Note what the parts that do not grow take, after a move."""
-        self._base = self._size(self._cut, self._cut) - self._sizes.total[self._cut]
+        cut = self._cut
+        self._base = self._size(cut, cut) - self._sizes.total[cut]
+        # As with the triggers, most groups arrive far below any bound.
+        self._crowded = math.inf if self._crowd is None else self._crowd.level(cut, NEARING)
+        self._heavy = math.inf if self._bytes is None else self._bytes.level(cut, PRESSING)
 
     def _size(self, cut: int, end: int) -> int:
         total = self._sizes.total
@@ -211,18 +338,26 @@ class _Walk:
         """What stands for the groups before a cut. The summary counts with its cap: its length shifts nothing."""
         if cut == 0:
             return 0
+        newest = min(self._carried(cut), self._caps.newest)
+        return self._summary_tokens(cut) + newest + self._sizes.standing[cut]
+
+    def _summary_tokens(self, cut: int) -> int:
+        """What the summary message may take."""
         sizes = self._sizes
         limits = self._caps.for_span(sizes.total[cut])
-        newest = sizes.newest_user[cut] if sizes.carries(cut) else 0
-        users = min(sizes.users[cut] - newest, limits.users) + min(newest, limits.newest)
-        return SUMMARY_FRAME_TOKENS + limits.summary + limits.words + limits.index + users + sizes.standing[cut]
+        users = min(sizes.users[cut] - self._carried(cut), limits.users)
+        return SUMMARY_FRAME_TOKENS + limits.summary + limits.words + limits.index + users
+
+    def _carried(self, cut: int) -> int:
+        return self._sizes.newest_user[cut] if self._sizes.carries(cut) else 0
 
     def _messages(self, end: int) -> int:
         kept = self._sizes.ends[end - 1] - (self._sizes.starts[self._cut] if self._cut else 0)
-        standing = 0
-        if self._cut:
-            standing = 1 + self._sizes.standing_messages[self._cut] + self._sizes.carries(self._cut)
-        return self._frame.head_messages + standing + kept
+        return self._frame.head_messages + self._beside_messages(self._cut) + kept
+
+    def _beside_messages(self, cut: int) -> int:
+        """The summary and the messages that stand beside it."""
+        return 1 + self._sizes.standing_messages[cut] + self._sizes.carries(cut) if cut else 0
 
     def _fires(self, trigger: Trigger, size: int, end: int) -> bool:
         return any_met(trigger, size, self._messages(end), self._frame.budget)
@@ -262,19 +397,29 @@ class _Walk:
     def _apply(self, moves: dict[str, int], end: int) -> None:
         for name, frontier in moves.items():
             self._gains[name].apply(frontier, end)
+            if self._bytes is not None:
+                self._bytes.apply(name, frontier, end)
         self._pending = None
         self._settle()
 
-    def _summarise(self, end: int, size: int) -> bool:
-        """Make a checkpoint, if it gains enough: at the cut fixed ahead, where that still serves, else anew."""
+    def _summarise(self, end: int, size: int, weights: Sequence[Weight] = ()) -> bool:
+        """Make a checkpoint, if it gains enough: at the cut fixed ahead, where that still serves, else anew.
+
+        ``weights`` are the bounds for whose sake it is made, which then may gain in place of the tokens.
+        """
         least = self._least_gain(size)
-        if size - self._size(end - 1, end) < least:
+
+        def worth(cut: int) -> bool:
+            gained = size - self._size(cut, end) >= least
+            return gained or any(self._worth(w, self._at(w, end), w.at(cut, end)) for w in weights)
+
+        if not worth(end - 1):
             return False
         latest = self._sizes.boundary(self._rules.keep, end, self._frame.budget)
         cut = self._pending
-        if cut is None or cut > latest or not self._enough(self._size(cut, end)):
-            cut = self._roomy(latest, end, growth=0)
-        if cut <= self._cut or size - self._size(cut, end) < least:
+        if cut is None or cut > latest or not self._leaves_room(cut, end, weights=weights):
+            cut = self._roomy(latest, end, weights=weights)
+        if cut <= self._cut or not worth(cut):
             return False
         self._cut = cut
         self._checkpoints.append(cut)
@@ -298,17 +443,22 @@ class _Walk:
         if keep.messages is None:
             wanted = keep.tokens or share_of(keep.fraction or 0, self._frame.budget or 0)
             keep = Clause(tokens=max(0, wanted - growth))
-        cut = self._roomy(self._sizes.boundary(keep, end, self._frame.budget), end, growth)
+        cut = self._roomy(self._sizes.boundary(keep, end, self._frame.budget), end, growth=growth)
         after = self._size(cut, end)
         if cut > self._cut and size - after >= self._rules.least_gain * size:
             self._pending = cut
 
-    def _roomy(self, cut: int, end: int, growth: int) -> int:
+    def _roomy(self, cut: int, end: int, *, growth: int = 0, weights: Sequence[Weight] = ()) -> int:
         """The cut, moved on until what is kept leaves room to grow; the newest group always stays."""
         cut = max(cut, self._cut)
-        while cut < end - 1 and not self._enough(self._size(cut, end) + growth):
+        while cut < end - 1 and not self._leaves_room(cut, end, growth=growth, weights=weights):
             cut += 1
         return cut
+
+    def _leaves_room(self, cut: int, end: int, *, growth: int = 0, weights: Sequence[Weight] = ()) -> bool:
+        """Whether a cut leaves room to grow, in tokens and in the bounds for whose sake it is made."""
+        roomy = all(weight.at(cut, end) <= part(ROOM, weight.most) for weight in weights)
+        return roomy and self._enough(self._size(cut, end) + growth)
 
 
 def _newest_user(body: Sequence[Turn], position: int, pinned: frozenset[int]) -> int:

@@ -21,6 +21,7 @@ def cross_check(root: Mapping, written: WrittenSettings, settings: Settings) -> 
         *_teams(settings),
         *_shared_keys(settings),
         *_auth(settings),
+        *_memory(settings),
         *_prepare(root, written, settings),
     ]
     return sorted(Fault(find(root, path)[1], message) for path, message in findings)
@@ -44,7 +45,7 @@ def _shared_keys(settings: Settings) -> Iterator[Finding]:
     owners: dict[str, str] = {}
     for name, team in settings.teams.items():
         for index, key in enumerate(team.keys):
-            owner = owners.setdefault(key, name)
+            owner = owners.setdefault(key.hash, name)
             if owner != name:
                 message = f"teams.{name}.keys[{index}]: team '{owner}' has this key too; a key belongs to one team"
                 yield ("teams", name, "keys", index), message
@@ -62,6 +63,16 @@ def _auth(settings: Settings) -> Iterator[Finding]:
                 "is never sent on; give the upstream's key (any text where it needs none)"
             )
             yield ("upstreams", name), message
+
+
+def _memory(settings: Settings) -> Iterator[Finding]:
+    least = 2 * settings.server.body_limit
+    if settings.server.body_memory < least:
+        message = (
+            f"server.max_body_memory: must be twice body_limit at least, {least:,} bytes, as a body may come "
+            "compressed: raise it, or lower body_limit"
+        )
+        yield ("server", "max_body_memory"), message
 
 
 def _prepare(root: Mapping, written: WrittenSettings, settings: Settings) -> Iterator[Finding]:

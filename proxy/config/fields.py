@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import date
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema
@@ -12,6 +13,7 @@ from typing_extensions import TypeAliasType
 
 from proxy.compaction.conditions import Clause, Trigger
 from proxy.config.faults import near
+from proxy.config.tree import Ambiguous
 
 
 class Section(BaseModel):
@@ -78,19 +80,19 @@ Pattern = Annotated[
 ]
 """A regular expression in Python's syntax, searched for anywhere in a text."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def _name(value: object) -> str:
     if not isinstance(value, str):
         raise PydanticKnownError("string_type")
-    if _NAME.fullmatch(value):
+    if NAME.fullmatch(value):
         return value
     raise wrong("a name has 1 to 64 letters, digits, '.', '_' or '-', and begins with a letter or digit")
 
 
 # Names of policies and teams appear in response headers and metrics, hence the narrow alphabet.
-Name = Annotated[str, PlainValidator(_name), WithJsonSchema({"type": "string", "pattern": f"^{_NAME.pattern}$"})]
+Name = Annotated[str, PlainValidator(_name), WithJsonSchema({"type": "string", "pattern": f"^{NAME.pattern}$"})]
 """The name of an upstream, a policy or a team."""
 
 _UNITS = {"": 1, "b": 1}
@@ -114,6 +116,24 @@ Size = Annotated[
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}),
 ]
 """A number of bytes."""
+
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+
+
+def _date(value: object) -> date:
+    text = value.text if isinstance(value, Ambiguous) else value
+    if isinstance(value, date):
+        return value
+    if isinstance(text, str) and _DATE.fullmatch(text):
+        try:
+            return date.fromisoformat(text)
+        except ValueError as error:
+            raise wrong(f"there is no such day: {error}") from error
+    raise wrong("must be a date such as 2027-01-31")
+
+
+Date = Annotated[date, PlainValidator(_date), WithJsonSchema({"type": "string", "format": "date"})]
+"""A day, in quotes or without."""
 
 KINDS = ("tokens", "messages", "fraction")
 

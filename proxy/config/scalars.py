@@ -20,7 +20,7 @@ def typed(kind: str, text: str) -> str | int | float | bool | Ambiguous | None:
     if kind == "bool":
         return _TRUTH[text.lower()]
     if kind == "timestamp":
-        return Ambiguous("a date")
+        return Ambiguous("a date", text)
     if kind in ("int", "float"):
         return _number(kind, text)
     return text

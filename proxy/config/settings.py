@@ -4,23 +4,48 @@ from __future__ import annotations
 
 import base64
 import importlib.util
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import platformdirs
-from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    GetJsonSchemaHandler,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
-from proxy.config.fields import Count, Grace, Name, Port, Seconds, Section, Size, Text, wrong
+from proxy.config.fields import (
+    Count,
+    CountOrZero,
+    Date,
+    Grace,
+    Name,
+    Port,
+    Seconds,
+    Section,
+    Size,
+    Text,
+    wrong,
+)
 from proxy.config.policy import Policy, WrittenPolicy
 
 __all__ = [
     "AuthSettings",
     "EncryptionSettings",
+    "KeySettings",
+    "LimitSettings",
     "Policy",
     "ProfileSettings",
     "Route",
@@ -49,6 +74,20 @@ class ServerSettings(Section):
     """Seconds that open answers have to end after a signal to stop."""
     keepalive: Seconds = 10
     """Seconds that a streaming client hears nothing while a summary is made; then comments keep it connected."""
+    max_concurrent: Count = 1_000
+    """Requests in work at the same time, streams until their end. Health and metrics don't count."""
+    max_queue: CountOrZero = 100
+    """Requests that may wait for one of those places; further ones are answered with 503 at once."""
+    queue_timeout: Seconds = 5
+    """Seconds that a request waits for a place, or for memory for its body; then it is answered with 503."""
+    max_body_memory: Size | None = None
+    """Bytes that the bodies of all requests in work may take together; twice body_limit at least. Left out: 1GB, or
+    twice body_limit where that is more."""
+
+    @property
+    def body_memory(self) -> int:
+        """Bytes for all bodies."""
+        return self.max_body_memory or max(1_000_000_000, 2 * self.body_limit)
 
 
 _SQLITE_IN_MEMORY = "sqlite://"
@@ -244,6 +283,10 @@ class ProfileSettings(Section):
     """The input alone."""
     max_output_tokens: Count | None = None
     """The output alone."""
+    max_bytes: Size | None = None
+    """What the upstream takes as the body of a request, in bytes or as text such as 32MB."""
+    max_messages: Count | None = None
+    """How many messages it takes in a request."""
     # The encodings that can be had without a download.
     tokenizer: Literal["o200k_base", "o200k_harmony", "cl100k_base", "p50k_base", "p50k_edit"] | None = None
     """The tokenizer, or the one that comes nearest."""
@@ -299,11 +342,53 @@ KeyHash = Annotated[str, AfterValidator(_key_hash), Field(json_schema_extra={"pa
 """The SHA-256 of a key."""
 
 
+class KeySettings(Section):
+    """A key of a team, known by its hash. The hash alone may stand in its place."""
+
+    hash: KeyHash
+    """The SHA-256 of the key: `printf %s "$KEY" | sha256sum`, or as `keys new` prints it."""
+    expires: Date | None = None
+    """The day from whose beginning (UTC) the key is refused. Left out: never."""
+    name: Text | None = None
+    """What the key is for; for whoever reads the file."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _hash_alone(cls, value: object) -> object:
+        return {"hash": value} if isinstance(value, str) else value
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        section = handler.resolve_ref_schema(handler(schema))
+        described = {"title": section.pop("title"), "description": section.pop("description")}
+        return {**described, "anyOf": [section["properties"]["hash"], section]}
+
+    @property
+    def ends(self) -> float:
+        """When it expires, in seconds since 1970; infinite where it never does."""
+        if self.expires is None:
+            return math.inf
+        return datetime(self.expires.year, self.expires.month, self.expires.day, tzinfo=UTC).timestamp()
+
+
+class LimitSettings(Section):
+    """What a team may use. What is left out is not limited."""
+
+    requests_per_minute: Count | None = None
+    """Requests per minute, on all paths together; so many may come at once."""
+    concurrent: Count | None = None
+    """Requests in work at the same time, streams until their end."""
+    summary_tokens_per_day: CountOrZero | None = None
+    """Tokens that summaries may cost in a day (UTC), prompts and answers; then digests take their place."""
+
+
 class TeamSettings(Section):
     """Callers who share a policy."""
 
-    keys: tuple[KeyHash, ...] = ()
-    """The hashes of the keys that the team calls with: `printf %s "$KEY" | sha256sum`."""
+    keys: tuple[KeySettings, ...] = ()
+    """The keys that the team calls with; several for a change of keys."""
+    limits: LimitSettings | None = None
+    """What the team may use. Left out: no limits."""
     policy: Name = "default"
     """The name of the policy."""
     models: tuple[Text, ...] | None = None

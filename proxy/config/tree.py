@@ -10,9 +10,13 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Ambiguous:
-    """A plain scalar that versions of YAML read differently: ``12:30:45``, ``010``, ``2024-10-21``. Never valid."""
+    """A plain scalar that versions of YAML read differently: ``12:30:45``, ``010``, ``2024-10-21``.
+
+    Valid only where a date is wanted; ``text`` is what a date looks like in the file.
+    """
 
     meaning: str
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)

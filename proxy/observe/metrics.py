@@ -38,6 +38,8 @@ STORE_UNREADABLE = Counter(
 )
 RETRIES = Counter("compaction_retries", "Requests sent again after an overflow.", registry=REGISTRY)
 
+REFUSED = Counter("compaction_refusals", "Requests that were turned away, by reason.", ["reason"], registry=REGISTRY)
+
 SILENT = Counter(
     "compaction_silent_overflows",
     "Answers that show that the prompt, or the output with it, did not fit, though nothing was refused.",
@@ -53,6 +55,12 @@ ProcessCollector(registry=REGISTRY)
 def requests(outcome: str) -> Counter:
     """The counter of requests with an outcome, looked up by its label once."""
     return REQUESTS.labels(outcome=outcome)
+
+
+@cache
+def refused(reason: str) -> Counter:
+    """The counter of refusals for a reason: key, rate, concurrency, overload, memory."""
+    return REFUSED.labels(reason=reason)
 
 
 def exposition() -> bytes:

@@ -1,8 +1,9 @@
 """What we know better than the table: which limits are enforced, and which tokenizer a family has.
 
-Two tables, read from the top, the first match wins. Patterns are matched against the whole name as
+Three tables, read from the top, the first match wins. Patterns are matched against the whole name as
 ``names.undated`` spells it. Where a figure comes from is said with the rule; where upstreams enforce less than the
-model's maker does, the table's smaller figure stays.
+model's maker does, the table's smaller figure stays. ``PROVIDERS`` has what a provider's door limits, whatever the
+model: the bytes of a request and the number of its messages.
 """
 
 from __future__ import annotations
@@ -52,6 +53,21 @@ class FamilyRule:
         """Whether results of parallel calls enter the prompt as JSON in ASCII: OpenAI's own models, which others don't
         serve."""
         return self.tools == "typescript" and self.name != "gpt-oss"
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderRule:
+    """What a provider takes of a request: ``max_bytes`` of its body, ``max_messages`` in it; ``None``: nobody says.
+
+    ``providers`` are LiteLLM's names, ``hosts`` the ends of the addresses at which it answers.
+    """
+
+    name: str
+    providers: frozenset[str]
+    hosts: tuple[str, ...] = ()
+    pattern: re.Pattern[str] = re.compile(r".*", re.DOTALL)
+    max_bytes: int | None = None
+    max_messages: int | None = None
 
 
 def _pattern(text: str) -> re.Pattern[str]:
@@ -105,6 +121,61 @@ LIMITS: tuple[LimitRule, ...] = (
     # GPT-3.5, GPT-4, GPT-4o, GPT-4.1, the o-series, gpt-oss, Claude, Llama, Mistral, DeepSeek, Qwen, Grok, Command, …:
     # the providers check input plus requested output against one number, and the table has that number as the input.
     LimitRule("shared window", _pattern(r".*"), Kind.SHARED),
+)
+
+# Where a source says MB, the smaller reading is taken: millions.
+PROVIDERS: tuple[ProviderRule, ...] = (
+    # "Invalid 'messages': array too long. Expected an array with maximum length 2048" (code array_above_max_length).
+    # The 512 MB that the images guide allows are beyond what is taken in here.
+    ProviderRule("OpenAI", frozenset({"openai"}), ("api.openai.com",), max_messages=2_048),
+    # learn.microsoft.com, Azure OpenAI quotas and limits: "Max number of /chat/completions messages 2048".
+    ProviderRule("Azure OpenAI", frozenset({"azure"}), ("openai.azure.com",), max_messages=2_048),
+    # docs.anthropic.com, Errors, request size limits: Messages API 32 MB (batches, which do not come here, 256 MB). The
+    # reference of the Messages API: "There is a limit of 100,000 messages in a single request."
+    ProviderRule(
+        "Anthropic", frozenset({"anthropic"}), ("api.anthropic.com",), max_bytes=32_000_000, max_messages=100_000
+    ),
+    # docs.aws.amazon.com, Anthropic Claude Messages API, request and response: "The maximum size of the payload you can
+    # send in a request is 20MB."
+    ProviderRule(
+        "Claude on Bedrock",
+        frozenset({"bedrock", "bedrock_converse"}),
+        ("amazonaws.com",),
+        _pattern(r"claude-.*"),
+        max_bytes=20_000_000,
+    ),
+    # platform.claude.com, Claude on Vertex AI: "limits request payloads to 30 MB".
+    ProviderRule(
+        "Claude on Vertex AI",
+        frozenset({"vertex_ai", "vertex_ai_beta"}),
+        ("aiplatform.googleapis.com",),
+        _pattern(r"claude-.*"),
+        max_bytes=30_000_000,
+    ),
+    # blog.google, "Increased file size limits and expanded inputs support in Gemini API": inline data up to 100 MB.
+    ProviderRule("Gemini API", frozenset({"gemini"}), ("generativelanguage.googleapis.com",), max_bytes=100_000_000),
+    # The list of errors of Kimi Code: "total message size N exceeds limit 2097152"; with images in it, too.
+    ProviderRule("Kimi Code", frozenset(), ("api.kimi.com",), max_bytes=2_097_152, max_messages=2_048),
+    ProviderRule(
+        "Kimi Code",
+        frozenset({"moonshot"}),
+        (),
+        _pattern(r"kimi-for-coding.*|k\d.*"),
+        max_bytes=2_097_152,
+        max_messages=2_048,
+    ),
+    # The same sentence from api.moonshot.ai has 4194304; "'$.messages' is too long. Maximum length is 2048, but got
+    # 4970 items". Both as clients recorded them; whether the 100 MB of the guide to images hold besides, nobody says.
+    ProviderRule(
+        "Moonshot",
+        frozenset({"moonshot"}),
+        ("api.moonshot.ai", "api.moonshot.cn"),
+        max_bytes=4_194_304,
+        max_messages=2_048,
+    ),
+    # console.groq.com, Images and vision: 4 MB for a request with an image in Base64. No window of theirs takes as much
+    # text.
+    ProviderRule("Groq", frozenset({"groq"}), ("api.groq.com",), max_bytes=4_000_000),
 )
 
 # Ratios are starting values on English and code, on the safe side, to be calibrated from the usage the upstream
@@ -197,3 +268,22 @@ def limit_rule(undated: str) -> LimitRule:
 def family_rule(undated: str) -> FamilyRule:
     """The rule by which a family counts; the last matches every name."""
     return next(rule for rule in FAMILIES if rule.pattern.fullmatch(undated))
+
+
+NO_PROVIDER = ProviderRule("no provider", frozenset())
+
+
+def provider_rule(provider: str | None, host: str | None, undated: str) -> ProviderRule:
+    """What a provider's door limits; ``host`` is where it is asked to answer, ``None`` for its own address.
+
+    Where the address is one of those in the table, it decides. ``openai`` at any other is no more than the protocol,
+    which everybody speaks.
+    """
+    if host is not None:
+        for rule in PROVIDERS:
+            if any(host == end or host.endswith(f".{end}") for end in rule.hosts) and rule.pattern.fullmatch(undated):
+                return rule
+        if provider == "openai":
+            return NO_PROVIDER
+    found = (rule for rule in PROVIDERS if provider in rule.providers and rule.pattern.fullmatch(undated))
+    return next(found, NO_PROVIDER)

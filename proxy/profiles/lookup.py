@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from proxy.profiles import litellm_table
-from proxy.profiles.corrections import FamilyRule, Kind, LimitRule, family_rule, limit_rule
+from proxy.profiles.corrections import FamilyRule, Kind, LimitRule, family_rule, limit_rule, provider_rule
 from proxy.profiles.litellm_table import Listing
 from proxy.profiles.names import LONGEST_NAME, plain, spelling, undated
 from proxy.profiles.profile import Profile
@@ -68,6 +69,10 @@ class ProfileSettings(Protocol):
     def max_input_tokens(self) -> int | None: ...
     @property
     def max_output_tokens(self) -> int | None: ...
+    @property
+    def max_bytes(self) -> int | None: ...
+    @property
+    def max_messages(self) -> int | None: ...
     @property
     def tokenizer(self) -> str | None: ...
     @property
@@ -127,26 +132,34 @@ class Profiles:
         provider: str | None = None,
         override: ProfileSettings | None = None,
         told: Told | None = None,
+        address: str | None = None,
     ) -> Profile:
         """The profile of ``model`` as ``provider`` (LiteLLM's name for it) serves it.
 
-        ``told`` is what the upstream itself says of it.
+        ``told`` is what the upstream itself says of it, ``address`` its base URL where that is known.
         """
         if len(model) > LONGEST_NAME:
-            return self._build(model, provider, override, told)
-        remembered = (model, provider, _stated(override), told)
+            return self._build(model, provider, override, told, address)
+        remembered = (model, provider, _stated(override), told, address)
         with self._lock:
             if profile := self._remembered.get(remembered):
                 self._remembered.move_to_end(remembered)
                 return profile
-        profile = self._build(model, provider, override, told)
+        profile = self._build(model, provider, override, told, address)
         with self._lock:
             self._remembered[remembered] = profile
             while len(self._remembered) > REMEMBERED:
                 self._remembered.popitem(last=False)
         return profile
 
-    def _build(self, model: str, provider: str | None, override: ProfileSettings | None, told: Told | None) -> Profile:
+    def _build(
+        self,
+        model: str,
+        provider: str | None,
+        override: ProfileSettings | None,
+        told: Told | None,
+        address: str | None,
+    ) -> Profile:
         match = self._match(model, provider)
         sources: dict[str, str] = {}
         # The entry's own name says more of the family than a name that had to be stripped of a date.
@@ -157,6 +170,7 @@ class Profiles:
         if told:
             limits = _told_limits(limits, told, limit_rule(name), sources)
         limits = _override_limits(limits, override, sources)
+        max_bytes, max_messages = _door(provider, address, name, override, sources)
         family = family_rule(name)
         tokenizer, ratio = _tokenizer(family, override, sources)
         images = override.images if override and override.images else family.images
@@ -166,6 +180,8 @@ class Profiles:
             context_window=limits.context_window,
             max_input_tokens=limits.max_input_tokens,
             max_output_tokens=limits.max_output_tokens,
+            max_bytes=max_bytes,
+            max_messages=max_messages,
             tokenizer=tokenizer,
             token_ratio=ratio,
             images=images,
@@ -203,7 +219,16 @@ class Profiles:
         return difflib.get_close_matches(name, near[:100], n=3, cutoff=0.6)
 
 
-SOURCED = ("context_window", "max_input_tokens", "max_output_tokens", "tokenizer", "token_ratio", "images")
+SOURCED = (
+    "context_window",
+    "max_input_tokens",
+    "max_output_tokens",
+    "max_bytes",
+    "max_messages",
+    "tokenizer",
+    "token_ratio",
+    "images",
+)
 
 
 def _index(table: Mapping[str, Listing], normalise: Any) -> dict[str, list[str]]:
@@ -306,6 +331,20 @@ def _override_limits(limits: _Limits, override: ProfileSettings | None, sources:
     return limits
 
 
+def _door(
+    provider: str | None, address: str | None, name: str, override: ProfileSettings | None, sources: dict[str, str]
+) -> tuple[int | None, int | None]:
+    """The most bytes and the most messages of a request: as stated, else as the provider is known to enforce them."""
+    rule = provider_rule(provider, None if address is None else (urlsplit(address).hostname or ""), name)
+    found: dict[str, int | None] = {}
+    for field in ("max_bytes", "max_messages"):
+        stated = getattr(override, field) if override else None
+        found[field] = getattr(rule, field) if stated is None else stated
+        if found[field] is not None:
+            sources[field] = f"corrections: {rule.name}" if stated is None else _OVERRIDE
+    return found["max_bytes"], found["max_messages"]
+
+
 def _tokenizer(family: FamilyRule, override: ProfileSettings | None, sources: dict[str, str]) -> tuple[str, float]:
     rule = f"corrections: {family.name}"
     sources["tokenizer"] = sources["token_ratio"] = rule
@@ -327,6 +366,8 @@ def _stated(override: ProfileSettings | None) -> Iterable[object] | None:
         override.context_window,
         override.max_input_tokens,
         override.max_output_tokens,
+        override.max_bytes,
+        override.max_messages,
         override.tokenizer,
         override.images,
         override.strict_alternation,

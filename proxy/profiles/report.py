@@ -11,7 +11,16 @@ from rich.text import Text
 
 from proxy.profiles.profile import Profile
 
-FIELDS = ("context_window", "max_input_tokens", "max_output_tokens", "tokenizer", "token_ratio", "images")
+FIELDS = (
+    "context_window",
+    "max_input_tokens",
+    "max_output_tokens",
+    "max_bytes",
+    "max_messages",
+    "tokenizer",
+    "token_ratio",
+    "images",
+)
 
 
 class Row(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +11,8 @@ import msgspec
 
 from proxy.body import OUTPUT_FIELDS
 from proxy.compaction.message import TextCounter
-from proxy.errors import UpstreamError
+from proxy.errors import UpstreamError, UpstreamUnreachable
+from proxy.summary.budget import Budget
 from proxy.summary.quality import Written
 from proxy.summary.writing import SummaryFailed, SummaryTooLong
 from proxy.upstream.lane import Lane, Outgoing
@@ -38,6 +40,16 @@ _ANSWER_LIMIT = 4_000_000
 _WRONG = frozenset({400, 422})
 """Statuses that say that a request is wrong."""
 
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage | None = None
+
+
 _TEXT_TYPES = ("text", "output_text", None)
 
 
@@ -47,7 +59,7 @@ class LaneModel:
     ``name`` tells it from other models and from those of other upstreams. ``room`` is what its input may take in
     tokens, ``max_output`` what it may write at most, ``credential`` the caller's key where the upstream has none of its
     own, ``timeout`` in seconds for one call. ``told`` hears of refusals as too long: what they say, and the tokens of
-    the request as counted here, input and output.
+    the request as counted here, input and output. ``budget`` is what the calls of the caller's team may cost.
     """
 
     def __init__(
@@ -62,6 +74,7 @@ class LaneModel:
         credential: str | None,
         timeout: float,
         told: Callable[[Overflow, int, int], None] | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.name = f"{upstream} {model}"
         self.room = room
@@ -72,15 +85,17 @@ class LaneModel:
         self._credential = credential
         self._timeout = timeout
         self._told = told
+        self._budget = budget
 
     async def ask(self, messages: list[dict[str, Any]], max_tokens: int) -> Written:
         """See ``SummaryModel``."""
         limit = self._limit(max_tokens)
-        status, body = await self._answer({"model": self._model, "messages": messages, "stream": False, **limit})
+        asked = {"model": self._model, "messages": messages, "stream": False}
+        status, body = await self._paid({**asked, **limit}, sum(limit.values()))
         overflow = recognise(status, body)
         if overflow is None and status in _WRONG and any(name.encode() in body for name in OUTPUT_FIELDS):
             # The model writes less than it was asked for, or the field has another name there: it writes what it can.
-            status, body = await self._answer({"model": self._model, "messages": messages, "stream": False})
+            status, body = await self._paid(asked, sum(limit.values()))
             overflow = recognise(status, body)
         if overflow is not None:
             if self._told is not None:
@@ -88,6 +103,36 @@ class LaneModel:
                 self._told(overflow, size, sum(limit.values()))
             raise SummaryTooLong("the summary model refused the transcript as too long")
         return _read(status, body)
+
+    async def _paid(self, body: Mapping[str, Any], most: int) -> tuple[int, bytes]:
+        """An answer, of ``most`` tokens at most, on the account of the team. Raises ``SummaryFailed``."""
+        if self._budget is None:
+            return await self._answer(body)
+        # Counting a whole transcript takes a while.
+        prompt = await asyncio.to_thread(lambda: sum(self.count(message["content"]) for message in body["messages"]))
+        with self._budget.call(prompt + most) as call:
+            try:
+                status, answer = await self._answer(body)
+            except SummaryFailed as failure:
+                if isinstance(failure.__cause__, UpstreamUnreachable):
+                    call.cost = 0
+                raise
+            call.cost = await self._cost(prompt, answer) if status == 200 else 0
+        return status, answer
+
+    async def _cost(self, prompt: int, answer: bytes) -> int:
+        """What a call has cost in tokens, as the answer reports it, or as counted here where it does not."""
+        try:
+            usage = msgspec.json.decode(answer, type=_Answer).usage
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            usage = None
+        if usage is not None and usage.prompt_tokens:
+            return usage.prompt_tokens + usage.completion_tokens
+        try:
+            written = _read(200, answer).text
+        except SummaryFailed:
+            return prompt
+        return prompt + await asyncio.to_thread(self.count, written)
 
     async def _answer(self, body: Mapping[str, Any]) -> tuple[int, bytes]:
         request = Outgoing(

@@ -55,7 +55,8 @@ class Entry(msgspec.Struct, frozen=True):
 
     ``tokens`` is the size of the message, ``found`` what the turns mention of paths, URLs and identifiers.
     ``digest`` says that no model made the text; ``until`` when a digest is tried anew, in the event loop's time;
-    ``unasked`` that no model failed either, because none was asked; ``given_up`` that none will be.
+    ``unasked`` that no model failed either, because none was asked; ``given_up`` that none will be;
+    ``over_budget`` that the team's budget for summaries was used up.
     """
 
     text: str
@@ -66,6 +67,7 @@ class Entry(msgspec.Struct, frozen=True):
     until: float = 0.0
     unasked: bool = False
     given_up: bool = False
+    over_budget: bool = False
 
 
 Make = Callable[[Entry | None, int], Awaitable[Entry]]

@@ -46,6 +46,11 @@ _RESULT_ROLES = ("tool", "function")
 _SILENT = frozenset({"tool_call_id", "id", "index", "cache_control", "annotations", "type"})
 
 
+def key_of(profile: Profile) -> Hashable:
+    """What of a profile decides how it is counted."""
+    return (profile.tokenizer, profile.token_ratio, profile.images, profile.tools, profile.escapes)
+
+
 class Counter:
     """Counts what one model's provider would count.
 
@@ -64,8 +69,7 @@ class Counter:
     @property
     def key(self) -> Hashable:
         """Counters with the same key count alike."""
-        profile = self.profile
-        return (profile.tokenizer, profile.token_ratio, profile.images, profile.tools, profile.escapes)
+        return key_of(self.profile)
 
     @property
     def ready(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from proxy.door import unpack
 from proxy.errors import RequestError
-from proxy.upstream.ending import finished
+from proxy.upstream.ending import finished, is_silence
 from proxy.upstream.lane import Answer
 from proxy.upstream.overflow import Overflow, recognise
 from proxy.upstream.sight import Sight
@@ -47,6 +47,16 @@ class Opening:
         """Whether this is all of a successful answer, and nothing was written in it."""
         over = self.answer.status == 200 and (self.complete or self.ended) and not is_encoded(self.answer)
         return over and finished(self.first).empty
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether a stream began and ended without content or a reason, as where a server turns to another request.
+
+        Seen with llama-cpp-python, which does so by default.
+        """
+        if not self.is_stream or not self.empty or is_silence(self.first):
+            return False
+        return finished(self.first).finish_reason is None
 
     @property
     def is_stream(self) -> bool:

@@ -25,7 +25,7 @@ from soak.servers.tap import Counts, Tap
 
 WINDOW = 2_048
 
-ALONE = "none"
+ALONE = "no proxy"
 TIMES_TOO_LARGE = 4
 
 QUICK = [Habit("chat", True, None), Habit("agent", False, 128)]
@@ -35,9 +35,9 @@ def settings(window: int) -> dict[str, Mapping[str, object] | None]:
     """The profiles that the proxy is given, by the name in the table; ``None`` stands for no proxy at all."""
     return {
         ALONE: None,
-        "profile correct": {"context_window": window},
-        f"profile {TIMES_TOO_LARGE} × too large": {"context_window": TIMES_TOO_LARGE * window},
-        "no profile": {},
+        "correct": {"context_window": window},
+        f"{TIMES_TOO_LARGE} × too large": {"context_window": TIMES_TOO_LARGE * window},
+        "none": {},
     }
 
 
@@ -87,7 +87,7 @@ def check(name: str, engine: Serving, window: int, fill: float, habits: Sequence
         tap = Tap(port)
         with tap.serve() as tapped:
             for number, (setting, profile) in enumerate(settings(window).items()):
-                print(f"{name}, proxy: {setting} ...", file=sys.stderr)
+                print(f"{name}, profile: {setting} ...", file=sys.stderr)
                 place = folder / f"{number}-{setting}".replace(" ", "-")
                 place.mkdir()
                 tap.counts = Counts()

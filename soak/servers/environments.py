@@ -38,5 +38,5 @@ def _run(*command: str) -> None:
     except subprocess.CalledProcessError as error:
         raise NotMade(
             "An environment could not be made; what pip says is above. Where it finds no torch: its CPU builds are not "
-            "at PyPI. PIP_EXTRA_INDEX_URL has to name the place of those."
+            "at PyPI. PIP_EXTRA_INDEX_URL has to name PyTorch's own index of them."
         ) from error

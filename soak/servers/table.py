@@ -41,7 +41,7 @@ def show(rows: Sequence[Row], window: int, console: Console) -> None:
             f"its end; torn: a connection that ended within an answer; cut: {SHORT} tokens or fewer, for want of room."
         ),
     )
-    for name in ("server", "proxy"):
+    for name in ("server", "profile"):
         table.add_column(name)
     for name in _OF_SERVER:
         table.add_column(f"server:\n{name}", justify="right")
@@ -65,7 +65,7 @@ def raw(rows: Sequence[Row]) -> list[dict[str, object]]:
     return [
         {
             "server": row.engine,
-            "proxy": row.setting,
+            "profile": row.setting,
             "client": {name: getattr(row.seen, name) for name in _OF_CLIENT} | {"told": row.seen.told.as_json()},
             "server_saw": row.upstream.as_json(),
             "met": row.met,

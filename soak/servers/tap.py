@@ -26,7 +26,7 @@ READ_BYTES = 65_536
 
 @dataclass(slots=True)
 class Counts:
-    """What the server did with requests for chat completions: how many it answered, how many it refused, how many
+    """What the server did with requests for chat completions: how many came, how many it refused, how many
     streams of status 200 had no event in them, how many had some and no reason for their end, and how many connections
     it ended within an answer.
 
@@ -118,8 +118,7 @@ class Tap:
         try:
             # The side that ends first ends the other one.
             await asyncio.wait([sending, answering], return_when=asyncio.FIRST_COMPLETED)
-            if not sending.done():
-                answers.ended()
+            answers.ended(by_server=not sending.done())
         finally:
             sending.cancel()
             answering.cancel()
@@ -173,9 +172,15 @@ class _Answers:
         if self._asked.pop(0):
             self._tap.counts.note(self.parser.get_status_code(), bytes(self._body))
 
-    def ended(self) -> None:
-        """The server ended the connection."""
-        if self._asked and self._asked.pop(0):
-            body = bytes(self._body) if self._begun else b""
-            status = self.parser.get_status_code() if self._begun else 0
-            self._tap.counts.note(status, body, complete=False)
+    def ended(self, *, by_server: bool) -> None:
+        """The connection is over."""
+        if not self._asked or not self._asked.pop(0):
+            return
+        body = bytes(self._body) if self._begun else b""
+        status = self.parser.get_status_code() if self._begun else 0
+        # Who has read this may leave before the stream's formal end.
+        done = body.endswith(b"data: [DONE]\n\n")
+        if by_server or done:
+            self._tap.counts.note(status, body, complete=done and not by_server)
+        else:
+            self._tap.counts.requests += 1

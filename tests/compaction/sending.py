@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from proxy.compaction.bounds import COMMA, SEPARATOR, UNBOUNDED, Bounds
 from proxy.compaction.conditions import Clause, Trigger, any_met
 from proxy.compaction.fit import fit
 from proxy.compaction.groups import head_length
@@ -70,6 +71,7 @@ def rules(
     media: bool = True,
     pinned: tuple[str, ...] = (),
     archive: bool = True,
+    bounds: Bounds = UNBOUNDED,
 ) -> Rules:
     """A policy like the default, with limits that fit small windows."""
     tools = frozenset({"write_file"})
@@ -87,6 +89,7 @@ def rules(
         user_tokens=20_000,
         index_tokens=2000,
         shorten_last_user_message=shorten_last,
+        bounds=bounds,
     )
 
 
@@ -116,15 +119,17 @@ def send(
     budget: int | None,
     summary: Callable[[Sequence[Turn]], str] = summary_text,
 ) -> Sent:
-    """What a proxy with this policy sends on."""
+    """What a proxy with this policy sends on. The bytes of a request are its messages'."""
     untouched = Sent([Piece(t.raw, t.facts.tokens, t) for t in turns], None)
     before = sum(t.facts.tokens for t in turns)
     triggers = [policy.trigger, *(part.trigger for part in policy.stages)]
-    if not any(any_met(trigger, before + FIXED, len(turns), budget) for trigger in triggers):
+    bounded = policy.bounds.reached(len(turns), sum(len(turn.raw) + COMMA for turn in turns))
+    if not bounded and not any(any_met(trigger, before + FIXED, len(turns), budget) for trigger in triggers):
         return untouched
     head = head_length(turns)
     overhead = FIXED + sum(t.facts.tokens for t in turns[:head])
-    plan = scan(turns[head:], policy, Frame(budget, overhead, head), message_tokens)
+    around = sum(len(turn.raw) + SEPARATOR for turn in turns[:head])
+    plan = scan(turns[head:], policy, Frame(budget, overhead, head, around), message_tokens)
     piece = None
     if plan.cut:
         dropped = turns[head : head + plan.cut]
@@ -135,8 +140,8 @@ def send(
         raw = summary_message(gist, plan.caps_at(plan.cut), policy, text_tokens)
         piece = Piece(raw, message_tokens(decode(raw)), None)
     rendered: Rendered = render(turns, head, plan, policy, piece, message_tokens)
-    if budget is not None and rendered.tokens + FIXED > budget:
-        rendered = fit(rendered, budget - FIXED, policy, message_tokens)
-    if rendered.tokens >= before:
+    room = None if budget is None else budget - FIXED
+    rendered = fit(rendered, room, policy, message_tokens, policy.bounds.bytes)
+    if rendered.tokens >= before and not bounded:
         return untouched
     return Sent(list(rendered.pieces), plan, rendered.steps)

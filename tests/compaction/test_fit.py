@@ -119,6 +119,26 @@ def test_pictures_stay_where_the_policy_leaves_them_alone() -> None:
     assert fitted(messages, 100, rules(media=False))[1] == []
 
 
+def test_a_command_that_is_a_whole_file_gives_way_at_last() -> None:
+    messages = [
+        user("go"),
+        assistant("Now:\n" + words(2000), call("a", "run", command="echo " + "x" * 9000, path="/srv/a")),
+        result("a", words(200)),
+        user("last"),
+    ]
+    after, changed, _ = fitted(messages, 2600)
+    assert changed == [1, 2]
+    assert after[1]["content"] == messages[1]["content"]
+    after, changed, out = fitted(messages, 800)
+    assert out.tokens <= 800
+    assert validity.faults({"messages": after}) == []
+    shorter = msgspec.json.decode(after[1]["tool_calls"][0]["function"]["arguments"])
+    assert shorter["command"].startswith("echo xxx")
+    assert shorter["path"] == "/srv/a"
+    assert after[1]["content"].startswith("Now:")
+    assert len(after[1]["content"]) < 4000, "what one rung took out, the next does not bring back"
+
+
 def test_the_summary_is_never_touched() -> None:
     raw = msgspec.json.encode(user(words(900)))
     summary = Piece(raw, message_tokens(decode(raw)), None)

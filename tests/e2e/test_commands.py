@@ -16,6 +16,9 @@ import pytest
 import yaml
 from e2e_harness import ROOT, chat, served
 
+from proxy.config.loading import loads
+from proxy.teams import Teams
+
 GOOD: dict[str, Any] = {
     "upstreams": {"main": {"base_url": "http://127.0.0.1:9/v1"}},
     "models": [
@@ -69,6 +72,43 @@ def test_check_names_every_fault_with_its_line(folder: Path) -> None:
     first, second = done.stderr.splitlines()
     assert first == "wrong.yaml:5: policies.default.triger: no such setting; did you mean 'trigger'?"
     assert second.startswith("wrong.yaml:6: policies.default.keep.fraction: ")
+
+
+def test_check_warns_of_a_key_that_has_expired(tmp_path: Path) -> None:
+    keys = "".join(f"      - {{hash: 'sha256:{digit * 64}', expires: {day}}}\n" for digit, day in EXPIRIES)
+    (tmp_path / "f.yaml").write_text(f"teams:\n  t:\n    keys:\n{keys}")
+    done = run(tmp_path, "check", "f.yaml")
+    assert (done.returncode, done.stdout) == (0, "f.yaml: fine\n")
+    warning = "f.yaml:5: warning: teams.t.keys[1]: expired on 2020-01-31 (UTC), and is refused: remove it\n"
+    assert done.stderr == warning
+
+
+EXPIRIES = (("1", "2999-01-31"), ("2", "2020-01-31"))
+
+
+def test_a_new_key_works_with_the_lines_it_comes_with(tmp_path: Path) -> None:
+    done = run(tmp_path, "keys", "new", "--team", "search", "--expires", "2999-01-31")
+    assert (done.returncode, done.stderr) == (0, "")
+    (key,) = re.findall(r"^ +(cp-[\w-]{43})$", done.stdout, re.MULTILINE)
+    lines = done.stdout[done.stdout.index("teams:") :]
+    assert key not in lines
+    upstreams = "auth: {mode: keys}\nupstreams: {main: {api_key: sk-upstream}}\n"
+    caller = Teams(loads((upstreams + lines).encode(), {})).identify(f"Bearer {key}")
+    assert caller.team == "search"
+    assert list(tmp_path.iterdir()) == [], "nothing was written"
+    other = run(tmp_path, "keys", "new", "--team", "search")
+    assert key not in other.stdout
+    assert "expires" not in other.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--team", "a b"], ["--team", "t", "--expires", "2020-01-31"], ["--team", "t", "--expires", "soon"], []],
+)
+def test_no_key_is_made_of_nonsense(arguments: list[str], tmp_path: Path) -> None:
+    done = run(tmp_path, "keys", "new", *arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
 
 
 OTHER_FAULTS = {

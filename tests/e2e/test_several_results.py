@@ -107,7 +107,7 @@ def test_a_request_that_is_too_large_in_escapes_alone_is_compacted(tmp_path: Pat
         }
         with proxied(settings, tmp_path) as url, httpx.Client(trust_env=False, timeout=60) as http:
             said = {}
-            for model in ("gpt-4.1", "gpt-oss-120b"):
+            for model in ("gpt-oss-120b", "gpt-4.1"):
                 body = json.dumps({"model": model, "messages": messages}, ensure_ascii=False).encode()
                 assert len(body) < 0.85 * window
                 headers = {"authorization": "Bearer k", "content-type": "application/json"}

@@ -242,6 +242,25 @@ def test_other_empty_answers_are_passed_on(
     assert len(upstream.sizes) == 1
 
 
+@pytest.mark.parametrize(("times", "heard", "requests"), [(1, SAID, 2), (5, "", 2)])
+def test_a_stream_that_is_given_up_before_it_says_anything_is_asked_for_once_more(
+    times: int, heard: str, requests: int, tmp_path: Path
+) -> None:
+    """As it came: it is no overflow, but a server that turned to another request."""
+    role = {"choices": [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}]}
+    given_up = Response(f"data: {json.dumps(role)}\n\ndata: [DONE]\n\n", media_type="text/event-stream")
+    left = [times]
+
+    def ending(tokens: int, body: dict[str, Any]) -> Response:
+        left[0] -= 1
+        return given_up if left[0] >= 0 else answer(body, SAID, tokens)
+
+    upstream = Quiet(ending, window=0)
+    with before(upstream, tmp_path) as caller:
+        assert said(caller, talk(3), stream=True) == heard
+    assert upstream.bodies == [upstream.bodies[0]] * requests
+
+
 @pytest.mark.parametrize("mode", ["off", "shadow"])
 def test_where_nothing_may_be_changed_an_empty_stream_is_passed_on(mode: str, tmp_path: Path) -> None:
     upstream = Quiet(nothing_at_all)

@@ -26,6 +26,8 @@ class Settings:
     context_window: int | None = None
     max_input_tokens: int | None = None
     max_output_tokens: int | None = None
+    max_bytes: int | None = None
+    max_messages: int | None = None
     tokenizer: str | None = None
     images: str | None = None
     strict_alternation: bool | None = None
@@ -164,7 +166,7 @@ def test_the_providers_own_figure_comes_first_then_the_makers() -> None:
 
 
 def test_what_the_operator_states_wins() -> None:
-    profile = PROFILES.find("support-bot", override=Settings(32_000, None, 4_000, "cl100k_base"))
+    profile = PROFILES.find("support-bot", override=Settings(32_000, None, 4_000, tokenizer="cl100k_base"))
     assert limits(profile) == (32_000, None, 4_000)
     assert (profile.tokenizer, profile.token_ratio, profile.note) == ("cl100k_base", 1.0, None)
     assert profile.sources["context_window"] == "override"
@@ -280,3 +282,51 @@ def test_litellm_is_not_imported() -> None:
         "Counter(Profiles().find('gpt-4o')).text('x'); sys.exit('litellm' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def door(model: str, provider: str | None, address: str | None = None) -> tuple[int | None, int | None]:
+    profile = PROFILES.find(model, provider=provider, address=address)
+    return profile.max_bytes, profile.max_messages
+
+
+@pytest.mark.parametrize(
+    ("model", "provider", "address", "expected"),
+    [
+        ("gpt-4o", "openai", "https://api.openai.com/v1", (None, 2_048)),
+        ("gpt-4o", "openai", "https://eu.api.openai.com/v1", (None, 2_048)),
+        ("never-heard-of", "openai", None, (None, 2_048)),
+        # The protocol alone is not the company.
+        ("gpt-4o", "openai", "http://127.0.0.1:8000/v1", (None, None)),
+        ("gpt-4o", "openai", "https://api.openai.com.example.org/v1", (None, None)),
+        ("kimi-k2", "openai", "https://api.moonshot.ai/v1", (4_194_304, 2_048)),
+        ("anything", "openai", "https://api.groq.com/openai/v1", (4_000_000, None)),
+        ("gpt-4o", "azure", "https://mine.openai.azure.com", (None, 2_048)),
+        ("gpt-4o", "azure", "https://gateway.example.org", (None, 2_048)),
+        ("claude-sonnet-4-5", "anthropic", None, (32_000_000, 100_000)),
+        ("anthropic.claude-sonnet-4-5-20250929-v1:0", "bedrock", None, (20_000_000, None)),
+        ("amazon.nova-pro-v1:0", "bedrock", None, (None, None)),
+        ("claude-sonnet-4-5@20250929", "vertex_ai", None, (30_000_000, None)),
+        ("gemini-2.5-pro", "vertex_ai", None, (None, None)),
+        ("gemini-2.5-pro", "gemini", None, (100_000_000, None)),
+        ("kimi-k2-turbo-preview", "moonshot", None, (4_194_304, 2_048)),
+        ("kimi-for-coding", "moonshot", "https://api.kimi.com/coding/v1", (2_097_152, 2_048)),
+        ("kimi-for-coding", "moonshot", None, (2_097_152, 2_048)),
+        ("gpt-4o", None, None, (None, None)),
+        ("gpt-4o", "openrouter", None, (None, None)),
+    ],
+)
+def test_what_a_provider_takes_of_a_request(
+    model: str, provider: str | None, address: str | None, expected: tuple[int | None, int | None]
+) -> None:
+    assert door(model, provider, address) == expected
+
+
+def test_the_operator_knows_better_what_a_provider_takes() -> None:
+    profile = PROFILES.find("gpt-4o", provider="openai", override=Settings(max_bytes=5, max_messages=7))
+    assert (profile.max_bytes, profile.max_messages) == (5, 7)
+    assert profile.sources["max_bytes"] == profile.sources["max_messages"] == "override"
+    profile = PROFILES.find("gpt-4o", provider="openai", override=Settings(max_bytes=5))
+    assert (profile.max_bytes, profile.max_messages) == (5, 2_048)
+    assert profile.sources["max_messages"] == "corrections: OpenAI"
+    assert profile.context_window == 128_000, "the limits in tokens stay"
+    assert PROFILES.find("gpt-4o").sources["max_bytes"] == "unknown"

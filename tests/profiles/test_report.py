@@ -12,6 +12,10 @@ def test_rows_have_value_and_source() -> None:
     rows = {row.field: row for row in describe(Profiles().find("gpt-5.1-codex"))}
     assert rows["max_input_tokens"].value == "272,000"
     assert rows["max_input_tokens"].source == "corrections: GPT-5 to GPT-5.3"
+    assert rows["max_messages"].value == "unknown"
+    rows = {row.field: row for row in describe(Profiles().find("gpt-5.1-codex", provider="openai"))}
+    assert rows["max_messages"].value == "2,048"
+    assert rows["max_messages"].source == "corrections: OpenAI"
     assert rows["tokenizer"].value == "o200k_base"
     assert [row.field for row in describe(Profiles().find("gpt-4o"), "tokenizer")] == ["tokenizer"]
 

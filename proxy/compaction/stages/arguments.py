@@ -33,18 +33,22 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Arguments:
-    """The stage under one policy's rules; the fit ladder has it with rules of its own."""
+    """The stage under one policy's rules; the fit ladder has it with rules of its own.
+
+    With ``every_key`` no values stay whole for what their key says.
+    """
 
     name = NAME
     spares_newest_user = False
 
-    def __init__(self, rules: ArgumentRules, count: MessageCounter, *, archive: bool) -> None:
+    def __init__(self, rules: ArgumentRules, count: MessageCounter, *, archive: bool, every_key: bool = False) -> None:
         self.trigger: Trigger = rules.trigger
         self.keep: Clause = rules.keep
         self._rules = rules
         self._count = count
         self._archive = archive
-        self._key = (NAME, (rules.max_length, rules.truncation_text, rules.tools, archive))
+        self._every_key = every_key
+        self._key = (NAME, (rules.max_length, rules.truncation_text, rules.tools, archive, every_key))
 
     def reduce(self, index: int, turn: Turn) -> Turn | None:
         """See ``Stage``."""
@@ -107,7 +111,8 @@ class Arguments:
 
     def _cut(self, value: Any, note: str, key: str = "") -> Any:
         if isinstance(value, str):
-            if len(value) <= self._rules.max_length or key in KEPT_KEYS or key.endswith(_KEPT_ENDINGS):
+            stays = not self._every_key and (key in KEPT_KEYS or key.endswith(_KEPT_ENDINGS))
+            if stays or len(value) <= self._rules.max_length:
                 return value
             cut = value[:KEPT_CHARACTERS] + note.replace("{characters}", str(len(value) - KEPT_CHARACTERS))
             return cut if len(cut) < len(value) else value
