@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import httpx
 import pytest
 from e2e_harness import proxied
 
+from proxy.app import create_app
 from proxy.compaction.message import Turn, decode
 from proxy.compaction.stages.results import shortened
+from proxy.config import Settings
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
 from proxy.profiles import Profiles
+from proxy.profiles.profile import Profile
 from proxy.tokens import Counter
 from proxy.tokens.remembered import INLINE_BYTES, Remembered
 
@@ -94,6 +98,14 @@ def test_the_bytes_bound_the_tokens(text: str) -> None:
         assert sum(turn.facts.tokens for turn in turns_of(messages, OPENAI)) <= OPENAI.at_most(raw)
     alone = json.dumps({"messages": [ASK]}, ensure_ascii=False).encode()
     assert OPENAI.at_most(alone) == len(alone)
+
+
+def test_profiles_that_count_otherwise_have_counters_of_their_own() -> None:
+    service = create_app(Settings()).service
+    plain = Profile("m", tools="json")
+    assert service.counter(plain) is service.counter(replace(plain, model="n", context_window=9_000))
+    for other in (replace(plain, tools="typescript"), replace(plain, escapes=True), replace(plain, images="claude")):
+        assert service.counter(plain) is not service.counter(other)
 
 
 def test_a_request_that_is_too_large_in_escapes_alone_is_compacted(tmp_path: Path) -> None:
