@@ -48,6 +48,8 @@ class Proxy:
             lifespan=self._lifespan,
             exception_handlers={404: _not_found, 405: _not_allowed},
         )
+        # A path with a slash too many is none: the redirect would lead to whatever host the request names.
+        self._rest.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's scope."""

@@ -59,10 +59,12 @@ class ChatCompletions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
+        known: list[tuple[str, str]] = []
         try:
             service = self._service
             hops = checked_hops(scope, service.instance)
             caller = service.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
+            known.append(("x-compaction-policy", caller.policy.name))
             async with service.quotas.admitted(caller):
                 with service.bodies.holding() as held:
                     raw = await read_body(scope, receive, service.settings.server.body_limit, held)
@@ -75,7 +77,8 @@ class ChatCompletions:
             requests("client_left").inc()
         except ProxyError as error:
             requests("refused").inc()
-            await answer_error(send, error, [("x-compaction", "none"), ("x-compaction-id", secrets.token_hex(8))])
+            said = [("x-compaction", "none"), *known, ("x-compaction-id", secrets.token_hex(8))]
+            await answer_error(send, error, said)
 
     async def _serve(self, scope: Scope, caller: Caller, raw: bytes, hops: str, send: Send) -> Seen | None:
         """Answer one request. What comes back can teach how the upstream counts."""

@@ -24,6 +24,11 @@ log = structlog.get_logger(__name__)
 
 _WILD = "*?["
 
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError)
+
+LIST_BYTES = 4_000_000
+"""The longest list that is read, as it is sent."""
+
 
 class ModelList:
     """The models that a caller may name."""
@@ -81,7 +86,12 @@ class ModelList:
     async def _list(self, upstream: str, scope: Scope, caller: Caller, hops: str) -> bytes:
         opening = await self._ask(upstream, scope, caller, hops)
         try:
-            chunks = [opening.first, *[chunk async for chunk in opening.answer.body]]
+            chunks, size = [opening.first], len(opening.first)
+            async for chunk in opening.answer.body:
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > LIST_BYTES:
+                    raise UpstreamError("The upstream's list of models is too long.")
         finally:
             await opening.answer.close()
         return readable(opening.answer, b"".join(chunks))
@@ -93,7 +103,7 @@ class ModelList:
                 entries = _entries(await self._list(upstream, scope, caller, hops))
         except NotFound:
             return {}  # a translated provider has no such list
-        except (UpstreamError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        except (UpstreamError, TimeoutError, *_UNREADABLE) as error:
             log.warning("models.no_list", upstream=upstream, reason=type(error).__name__)
             return {}
         routes = self._service.settings.models

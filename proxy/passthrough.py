@@ -154,5 +154,6 @@ class Upload:
 
 
 async def drained(receive: Receive) -> None:
-    """Read the empty body of a request that has none, so that what comes next is the client's leaving."""
-    await Upload(receive).whole()
+    """Read and throw away the body of a request that should have none: what comes next is the client's leaving."""
+    async for _ in Upload(receive):
+        pass

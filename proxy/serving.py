@@ -13,6 +13,7 @@ import uvicorn
 from proxy.app import Proxy, create_app
 from proxy.config import Settings, load
 from proxy.observe.logs import configure
+from proxy.protocol import BoundedProtocol
 from proxy.service import INSTANCE
 
 CONFIG = "COMPACTION_PROXY_CONFIG"
@@ -41,7 +42,7 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
         port=server.port if port is None else port,
         workers=workers,
         loop="uvloop" if os.name == "posix" else "asyncio",
-        http="httptools",
+        http=BoundedProtocol,
         ws="none",
         lifespan="on",
         access_log=False,

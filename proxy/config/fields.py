@@ -13,6 +13,7 @@ from typing_extensions import TypeAliasType
 
 from proxy.compaction.conditions import Clause, Trigger
 from proxy.config.faults import near
+from proxy.config.patterns import endless
 from proxy.config.tree import Ambiguous
 
 
@@ -72,6 +73,8 @@ def _pattern(value: object) -> str:
         raise wrong(f"is no regular expression: {error}") from error
     if compiled.search("") is not None:
         raise wrong("matches the empty text, and so everything: write a narrower expression")
+    if (why := endless(value)) is not None:
+        raise wrong(why)
     return value
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Literal
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -15,14 +17,17 @@ END_WITHIN = 10.0
 
 
 @contextlib.contextmanager
-def serve(app: ASGIApp) -> Iterator[str]:
+def serve(app: ASGIApp, *, http: type[asyncio.Protocol] | Literal["auto", "h11"] = "auto") -> Iterator[str]:
     """Serve an application on a free port of 127.0.0.1, from a thread; yields the base URL, without a final slash.
+
+    ``http`` is what reads HTTP, as uvicorn takes it.
 
     Requests still running when the block ends are cancelled after a second. Raises ``RuntimeError`` if the application
     does not start, or does not end.
     """
     config = uvicorn.Config(
         app,
+        http=http,
         lifespan="on",
         ws="none",
         log_config=None,

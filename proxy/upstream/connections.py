@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
-from aiohttp.payload import BytesPayload, Payload
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -21,8 +21,12 @@ CONNECT_SECONDS = 15.0
 """For the name, the network and TLS together."""
 
 KEEPALIVE_SECONDS = 60.0
-READ_BYTES = 262_144
-"""What is read from an upstream ahead of a slow client, at most, twice over."""
+READ_BYTES = 32_768
+"""Reading from an upstream pauses where a slow client leaves twice so many bytes lying. What comes in one read, 256 KB
+at most, is taken whole: with more than this a stream that is held back takes over a megabyte, and none gets faster."""
+
+WHOLE_BYTES = 1_000_000
+"""A larger body is written piece by piece, as the upstream takes it: others have their turn in between."""
 
 _MADE_UP = frozenset({"user-agent", "accept", "accept-encoding", "content-type"})
 # A pooled connection may have been closed by the upstream in the meantime; then the request never reached it.
@@ -50,6 +54,8 @@ class Connections:
                 response = await self._request(method, url, headers, body)
         except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
             raise _told(error, within) from error
+        except UnicodeError as error:  # from the codec of international names
+            raise UpstreamUnreachable("The upstream's address has a name that no host can have.") from error
         if not 200 <= response.status <= 599:
             response.close()
             raise UpstreamInterrupted(f"The upstream answered with status {response.status}, which is none.")
@@ -66,19 +72,18 @@ class Connections:
         session = self._open()
         options: dict[str, Any] = {
             "headers": CIMultiDict(headers),
-            "data": _Whole(body) if isinstance(body, bytes) else body,
             "allow_redirects": False,
             # What the client did not send is not made up; said only where there is something to say: it is dear.
             "skip_auto_headers": _MADE_UP.difference(name for name, _ in headers) or None,
             "proxy": self._proxy,
         }
         try:
-            return await session.request(method, URL(url, encoded=True), **options)
+            return await session.request(method, URL(url, encoded=True), data=_data(body), **options)
         except _STALE as error:
             spent = body is not None and not isinstance(body, bytes)
             if spent or isinstance(error, aiohttp.ClientConnectorError):
                 raise
-            return await session.request(method, URL(url, encoded=True), **options)
+            return await session.request(method, URL(url, encoded=True), data=_data(body), **options)
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -101,15 +106,8 @@ class Connections:
         return self._session
 
 
-class _Whole(BytesPayload):
-    """A body that is in memory already, of any size: aiohttp's own warns of those over 1 MiB.
-
-    Its reason does not hold here: the body goes to the connection as it is, which takes what the network takes.
-    """
-
-    def __init__(self, body: bytes) -> None:
-        Payload.__init__(self, body)
-        self._size = len(body)
+def _data(body: bytes | AsyncIterator[bytes] | None) -> bytes | io.BytesIO | AsyncIterator[bytes] | None:
+    return io.BytesIO(body) if isinstance(body, bytes) and len(body) > WHOLE_BYTES else body
 
 
 def _told(error: aiohttp.ClientError | OSError, within: float) -> UpstreamError:

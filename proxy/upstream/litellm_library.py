@@ -2,17 +2,18 @@
 
 The import takes four seconds of CPU and 200 MB, so it happens in a thread, once. Everything that LiteLLM would do
 besides carrying a request is turned off here: its price list from the network, its callbacks, caches, retries, token
-counts and fetches of images, its printed advice and its log lines, which can hold prompts.
+counts and fetches of images, the following of redirects, its printed advice and its log lines, which can hold prompts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -72,6 +73,7 @@ def _load() -> Any:
                 setattr(litellm, name, [])
             for name in _LOGGERS:
                 logging.getLogger(name).disabled = True
+            _follow_no_redirects()
             # Else they are built at first use, on the event loop, with warnings that the import has just silenced.
             for name in _ANSWER_TYPES:
                 getattr(litellm.types.utils, name).model_rebuild()
@@ -79,6 +81,42 @@ def _load() -> Any:
         return _loaded[0]
 
 
+def _follow_no_redirects() -> None:
+    """Have every client that LiteLLM makes for itself answer with a redirect instead of following it.
+
+    Following one takes the prompt to another host, and the key too where it travels in a header of its own.
+    """
+    handlers = importlib.import_module("litellm.llms.custom_httpx.http_handler")
+    for handler in (handlers.AsyncHTTPHandler, handlers.HTTPHandler):
+        handler.__init__ = _with(handler.__init__, follow_redirects=False)
+    # What is handed to OpenAI's own client, for OpenAI, Azure and all that LiteLLM reaches through it.
+    common = importlib.import_module("litellm.llms.openai.common_utils").BaseOpenAILLM
+    for name in ("_get_async_http_client", "_get_sync_http_client"):
+        setattr(common, name, staticmethod(_staying(getattr(common, name))))
+
+
+def _with(function: Callable[..., Any], **fixed: object) -> Callable[..., Any]:
+    """The function with arguments that are what they are here, whatever it is called with."""
+
+    @functools.wraps(function)
+    def called(*args: Any, **given: Any) -> Any:
+        return function(*args, **{**given, **fixed})
+
+    return called
+
+
+def _staying(made: Callable[..., Any]) -> Callable[..., Any]:
+    """What makes a client, as one that follows no redirects."""
+
+    @functools.wraps(made)
+    def called(*args: Any, **given: Any) -> Any:
+        client = made(*args, **given)
+        client.follow_redirects = False
+        return client
+
+    return called
+
+
 def http_client() -> Any:
-    """A client of LiteLLM's own kind that does not follow redirects. LiteLLM must have been loaded."""
-    return importlib.import_module("litellm.llms.custom_httpx.http_handler").AsyncHTTPHandler(follow_redirects=False)
+    """A client of LiteLLM's own kind that belongs to whoever asks for it. LiteLLM must have been loaded."""
+    return importlib.import_module("litellm.llms.custom_httpx.http_handler").AsyncHTTPHandler()

@@ -50,13 +50,13 @@ class Opening:
 
     @property
     def cut_short(self) -> bool:
-        """Whether a stream began and ended without content or a reason, as where a server turns to another request.
+        """Whether a stream began and ended without content, reason or usage: the server turned to another request.
 
         Seen with llama-cpp-python, which does so by default.
         """
         if not self.is_stream or not self.empty or is_silence(self.first):
             return False
-        return finished(self.first).finish_reason is None
+        return b'"usage"' not in self.first and finished(self.first).finish_reason is None
 
     @property
     def is_stream(self) -> bool:

@@ -24,8 +24,7 @@ from proxy.upstream.translate_request import AMBIENT, api_base, arguments
 from proxy.upstream.translate_stream import Stream
 
 OWN_CLIENT = frozenset({"anthropic", "gemini", "vertex_ai", "vertex_ai_beta"})
-"""Providers that LiteLLM reaches through a client that we may give it. Ours lives as long as the lane, and does not
-follow redirects: LiteLLM's would take the key along to another host."""
+"""Providers that LiteLLM reaches through a client that we may give it. Ours lives as long as the lane."""
 
 NO_KEY = (
     "No key for this model's provider. Send one as 'Authorization: Bearer …', or set 'api_key' of the upstream in the "

@@ -95,7 +95,10 @@ def streamed(parts: Sequence[bytes], pause: float = 0.0, headers: Sequence[tuple
 class RawUpstream:
     """Serves on loopback, from a thread, for as long as a block runs. ``script`` decides on the answers."""
 
-    def __init__(self, script: Script | None = None, *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, script: Script | None = None, *, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
+    ) -> None:
+        self._host = host
         self.script: Script = script or (lambda _: [answer()])
         self.arrived: list[Arrived] = []
         self.connections = 0
@@ -107,7 +110,8 @@ class RawUpstream:
     def __enter__(self) -> Self:
         self._thread.start()
         self._server = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(5)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self.url = f"http://{host}:{self._server.sockets[0].getsockname()[1]}"
         return self
 
     def __exit__(
@@ -140,7 +144,7 @@ class RawUpstream:
         return len(self.arrived) >= count
 
     async def _start(self) -> asyncio.Server:
-        return await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 20, ssl=self._tls)
+        return await asyncio.start_server(self._serve, self._host, 0, limit=1 << 20, ssl=self._tls)
 
     async def _stop(self) -> None:
         self._server.close()

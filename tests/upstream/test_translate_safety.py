@@ -11,11 +11,12 @@ from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
 import pytest
+from starlette.responses import Response
 
 from proxy.upstream.translate import TranslateLane
 from proxy.upstream.translate_request import PARAMETERS
 
-from .anthropic_server import AnthropicServer, LocalServer
+from .anthropic_server import AnthropicServer, LocalServer, Received
 from .translate_exchange import Standin, exchange, outgoing, send
 
 
@@ -126,6 +127,29 @@ def test_a_redirect_is_not_followed(anthropic: AnthropicServer) -> None:
         result = send("anthropic", server, {})
     assert result.status == 502
     assert anthropic.requests == []
+
+
+class Moved(LocalServer):
+    """Everything is elsewhere."""
+
+    elsewhere = ""
+
+    async def answer(self, received: Received) -> Response:
+        return Response("moved", self.status, {"location": f"{self.elsewhere}{received.path}"})
+
+    status = 307
+
+
+@pytest.mark.parametrize("provider", ["openai", "azure", "mistral", "ollama_chat", "azure_ai", "groq"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_provider_is_followed_to_another_host(provider: str, stream: bool) -> None:
+    """Neither by LiteLLM's own clients nor by OpenAI's: the words would go along, and a key in a header of its own."""
+    with LocalServer() as decoy, Moved() as server:
+        server.elsewhere = decoy.url
+        lane = TranslateLane(provider, f"{server.url}/v1", "made-up-key", {})
+        result = asyncio.run(exchange(lane, outgoing({"stream": stream})))
+        assert (len(server.requests), decoy.requests) == (1, [])
+    assert (result.status, result.json["error"]["type"]) == (502, "server_error")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,56 @@
+"""HTTP as uvicorn reads it with httptools, within bounds that it does not set by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEAD_BYTES = 262_144
+"""The most that may come of a request's head, or of what follows its body, before it is complete."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """A head that never ends is refused, and no header is taken from behind the body.
+
+    The parser keeps a head in memory, however long it is. What comes behind a chunked body (trailers) it hands over
+    like headers; to take them for such would let them past whoever checked the headers on the way here.
+    """
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        super().__init__(*args, **given)
+        self._unread = 0
+        self._in_head = True
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes from the client."""
+        self._unread += len(data)
+        super().data_received(data)
+        if self._unread > HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("The head of the request is too long.")
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._in_head = True
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer."""
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head is whole."""
+        self._in_head = False
+        self._unread = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._unread = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        self._unread = 0
+        super().on_message_complete()

@@ -1,0 +1,251 @@
+"""Inputs that nobody thought of, for as long as one likes, at what reads bytes of strangers.
+
+    scripts/soak fuzz --seconds 600 --target errors
+
+With atheris installed (``pip install atheris``; it is no part of the lock file) inputs are guided by the code they
+reach; without it they are mutations of the seeds below. A finding is an exception that is no error of ours, an input
+that takes over a second, or a property that does not hold; it is written to a file and named, and the exit status is 1.
+The short form is ``tests/robustness/test_fuzz.py``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import click
+
+SLOW_SECONDS = 1.0
+"""CPU time from which an input is a finding."""
+
+MOST_BYTES = 20_000
+
+
+class Finding(AssertionError):
+    """A property that does not hold."""
+
+
+def read_error(data: bytes) -> None:
+    """The recogniser of overflows, on an error of any status."""
+    from proxy.upstream.overflow import recognise
+
+    status = (200, 400, 413, 422, 429, 500)[data[0] % 6] if data else 400
+    found = recognise(status, data[1:])
+    if found is not None and found.limit is not None and not 0 < found.limit < 10**9:
+        raise Finding(f"a limit of {found.limit}")
+
+
+def read_body(data: bytes) -> None:
+    """A request's body: read, and written again with one thing changed."""
+    from proxy.body import parse
+    from proxy.errors import BadBody
+
+    try:
+        body = parse(data)
+        changed = body.rewritten(model="another") if body.model is not None else data
+    except BadBody:
+        return
+    if body.raw != data or body.rewritten() != data:
+        raise Finding("what is not changed has other bytes")
+    if body.model is not None and json.loads(changed.decode("utf-8", "replace")).get("model") != "another":
+        raise Finding("the model was not changed")
+
+
+def read_stream(data: bytes) -> None:
+    """A stream of events, cut anywhere."""
+    from proxy.upstream.sse import EventBuffer, beginning
+
+    beginning(data)
+    buffer, out, start = EventBuffer(), b"", 0
+    while start < len(data):
+        size = data[start] % 40 + 1
+        out += buffer.feed(data[start : start + size])
+        start += size
+    if out + buffer.rest() != data:
+        raise Finding("other bytes came out")
+    if out and not out.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")):
+        raise Finding("half an event was passed on")
+
+
+def read_packed(data: bytes) -> None:
+    """A compressed body, within its limit."""
+    from proxy.door import unpack
+    from proxy.errors import RequestError
+
+    names = ("gzip", "deflate", "br", "zstd", "gzip, br")
+    limit = 1_000_000
+    try:
+        if len(unpack(data[1:], names[data[0] % 5] if data else "gzip", limit)) > limit:
+            raise Finding("more came out than the limit allows")
+    except RequestError:
+        return
+
+
+def read_settings(data: bytes) -> None:
+    """A configuration file."""
+    from proxy.config.faults import Faults
+    from proxy.config.loading import loads
+
+    try:
+        loads(data, {})
+    except Faults:
+        return
+
+
+def read_message(data: bytes) -> None:
+    """Text of a conversation: secrets, other tools' summaries, names of files, and the fence around it all."""
+    from proxy.compaction.artefacts import artefacts
+    from proxy.compaction.foreign import recognised
+    from proxy.compaction.summary_message import TAG, fenced
+    from proxy.summary.redaction import Redaction
+
+    text = data.decode("utf-8", "replace")
+    Redaction(secrets=True)(text)
+    recognised({"role": "user", "content": text})
+    artefacts([text], None, [])
+    if f"</{TAG}>" in fenced(text):
+        raise Finding("the fence is open")
+
+
+TARGETS: Mapping[str, Callable[[bytes], None]] = {
+    "errors": read_error,
+    "bodies": read_body,
+    "streams": read_stream,
+    "packed": read_packed,
+    "settings": read_settings,
+    "messages": read_message,
+}
+
+SEEDS: Mapping[str, tuple[bytes, ...]] = {
+    "errors": (
+        b'\x01{"error":{"message":"This model\'s maximum context length is 8192 tokens. However, your messages '
+        b'resulted in 9000 tokens.","type":"invalid_request_error","code":"context_length_exceeded"}}',
+        b'\x01{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long: 93 > 19"}}',
+        b'\x03{"detail":[{"msg":"input length and `max_tokens` exceed context limit: 10 + 20 > 25"}]}',
+    ),
+    "bodies": (
+        b'{"model":"m","messages":[{"role":"user","content":"hi \\ud83d\\ude00"}],"max_tokens":5,"stream":true}',
+        b'{"model":"m","model":"n","messages":[{"role":"tool","tool_call_id":"a","content":[{"type":"text"}]}]}',
+    ),
+    "streams": (
+        b': c\n\ndata: {"choices":[{"delta":{"content":"x"}}]}\r\n\r\nevent: error\rdata: {"error":{}}\r\r'
+        b"data: [DONE]\n\n",
+    ),
+    "packed": (b"\x00\x1f\x8b\x08\x00", b"\x03\x28\xb5\x2f\xfd", b"\x02\x0b\x02\x80hello\x03"),
+    "settings": (
+        b"upstreams:\n  main: {base_url: http://x/v1, api_key: ${KEY}}\npolicies:\n  default: {pinned: ['a+b']}\n",
+        b"models: [{match: '*', upstream: main, profile: {context_window: 8000}}]\nteams: {a: {keys: []}}\n",
+    ),
+    "messages": (
+        b"password = hunter2 and sk-abcdefghijklmnopqrstuvwxyz123456 </conversation_summary> /a/b.py https://u:p@h/x?key=1",
+        b"<conversation_summary>\nThe beginning of this conversation\n<user_message>\nx\n</user_message>",
+        b"-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----",
+    ),
+}
+
+
+def timed(read: Callable[[bytes], None], data: bytes) -> None:
+    """Read an input. Raises ``Finding`` if it takes too long, and whatever the reading raises."""
+    began = time.process_time()
+    read(data)
+    took = time.process_time() - began
+    if took > SLOW_SECONDS:
+        raise Finding(f"{len(data)} bytes took {took:.1f} s")
+
+
+def mutated(seed: bytes, other: bytes, dice: random.Random) -> bytes:
+    """A seed with some of it changed, repeated, or put together with another."""
+    data = bytearray(seed)
+    for _ in range(dice.randint(1, 6)):
+        place = dice.randrange(len(data) + 1)
+        match dice.randrange(5):
+            case 0:
+                data[place : place + dice.randint(0, 8)] = dice.randbytes(dice.randint(0, 4))
+            case 1:
+                data[place:place] = data[dice.randrange(len(data) + 1) :][: dice.randint(1, 30)]
+            case 2:
+                data[place:place] = data[place : place + dice.randint(1, 10)] * dice.choice((2, 50, 1000))
+            case 3:
+                data[place:] = other[dice.randrange(len(other) + 1) :]
+            case _:
+                del data[place : place + dice.randint(1, 30)]
+    return bytes(data[:MOST_BYTES])
+
+
+def without_guidance(name: str, seconds: float, seed: int) -> int:
+    """Mutate the seeds for so long; how many inputs there were. Raises what an input raises."""
+    dice, read = random.Random(seed), TARGETS[name]  # noqa: S311 - no secrets
+    pool = list(SEEDS[name])
+    until, count = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        data = mutated(dice.choice(pool), dice.choice(pool), dice)
+        count += 1
+        try:
+            timed(read, data)
+        except Exception:
+            click.echo(f"{name}: input kept as {kept(data)}", err=True)
+            raise
+        if count % 50 == 0 and len(pool) < 500:
+            pool.append(data)
+    return count
+
+
+def kept(data: bytes) -> Path:
+    """Where an input that found something is kept."""
+    path = Path(tempfile.gettempdir()) / f"fuzz-{hashlib.sha256(data).hexdigest()[:12]}"
+    path.write_bytes(data)
+    return path
+
+
+GUIDED = """
+import sys, atheris
+with atheris.instrument_imports(include=["proxy"]):
+    import soak.fuzz.command as fuzz
+    fuzz.TARGETS[{name!r}](b"")
+def one(data):
+    fuzz.timed(fuzz.TARGETS[{name!r}], data)
+atheris.Setup(sys.argv, one)
+atheris.Fuzz()
+"""
+
+
+def with_guidance(name: str, seconds: float, seed: int) -> int:
+    """Let atheris look for so long, in a process of its own; its exit status."""
+    with tempfile.TemporaryDirectory() as folder:
+        for number, data in enumerate(SEEDS[name]):
+            (Path(folder) / str(number)).write_bytes(data)
+        options = [f"-max_total_time={seconds:.0f}", f"-seed={seed}", f"-max_len={MOST_BYTES}", "-timeout=20"]
+        artefacts = f"-artifact_prefix={tempfile.gettempdir()}/fuzz-"
+        program = [sys.executable, "-c", GUIDED.format(name=name), folder, *options, artefacts]
+        return subprocess.run(program, env=dict(os.environ), check=False).returncode  # noqa: S603 - this program
+
+
+@click.command()
+@click.option("--seconds", default=60.0, show_default=True, help="For each target.")
+@click.option("--target", "chosen", type=click.Choice(list(TARGETS)), multiple=True, help="Left out: all of them.")
+@click.option("--seed", default=1, show_default=True, help="Where the dice begin.")
+def main(seconds: float, chosen: tuple[str, ...], seed: int) -> None:
+    """Look for inputs that break what reads bytes of strangers; the exit status is 1 where one was found."""
+    guided = importlib.util.find_spec("atheris") is not None
+    found = False
+    for name in chosen or TARGETS:
+        if guided:
+            found |= with_guidance(name, seconds, seed) != 0
+            continue
+        try:
+            count = without_guidance(name, seconds, seed)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is what was looked for
+            click.echo(f"{name}: {type(error).__name__}: {error}", err=True)
+            found = True
+        else:
+            click.echo(f"{name}: {count:,} inputs in {seconds:.0f} s, nothing found")
+    sys.exit(1 if found else 0)

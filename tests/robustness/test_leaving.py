@@ -1,0 +1,110 @@
+"""R1: a client that leaves, at every point and by every door: the upstream's work ends, and no task is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tests.door.client import CHAT, StartProxy, chat, connected, request_bytes
+from tests.door.raw_upstream import Arrived, End, RawUpstream, Step, chunk, head, stream_head
+from tests.door.test_disconnects import CONTENT, ROLE, SOON, House, leave, talk
+from tests.upstream.anthropic_server import AnthropicServer
+
+DOORS = (CHAT, "/v1/responses", "/v1/messages")
+
+Steps = Sequence[Step]
+
+MOMENTS: dict[str, Steps] = {
+    "nothing was said": [End.SILENCE],
+    "the head was sent": [stream_head(), End.SILENCE],
+    "no content yet": [stream_head(), chunk(ROLE), End.SILENCE],
+    "in the middle": [stream_head(), chunk(ROLE + CONTENT), End.SILENCE],
+    "in the middle of an event": [stream_head(), chunk(ROLE + CONTENT + b'data: {"'), End.SILENCE],
+    "in a plain answer": [head("200 OK", [("Content-Length", "100")]), b'{"choices":', End.SILENCE],
+}
+
+
+@pytest.fixture(scope="module")
+def house(start_proxy: StartProxy) -> Iterator[House]:
+    with RawUpstream(lambda _: [End.SILENCE]) as upstream:
+        yield House(start_proxy, upstream)
+
+
+@pytest.mark.parametrize("path", DOORS)
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_client_leaves(house: House, path: str, streams: bool, moment: str) -> None:
+    house.upstream.script = lambda _: MOMENTS[moment]
+    before = len(house.upstream.arrived)
+    connection = connected(house.url)
+    connection.sendall(request_bytes(chat(stream=streams), path))
+    assert house.upstream.wait_arrived(before + 1)
+    time.sleep(0.05)
+    house.check_at_rest(leave(connection))
+
+
+@pytest.mark.parametrize("path", DOORS)
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_client_that_reads_nothing_leaves(house: House, path: str, streams: bool) -> None:
+    """The upstream stops at full buffers, and learns of the end although nothing of its own goes through any more."""
+    sent, over = 0, False
+
+    def endless(_: Arrived) -> Iterator[Step]:
+        nonlocal sent, over
+        yield stream_head() if streams else head("200 OK", [("Content-Length", str(1 << 30))])
+        piece = CONTENT * 1_000
+        try:
+            while True:
+                yield chunk(piece) if streams else piece
+                sent += len(piece)
+        finally:
+            over = True
+
+    house.upstream.script = endless  # type: ignore[assignment]
+    connection = connected(house.url)
+    connection.sendall(request_bytes(chat(stream=streams), path))
+    until = time.monotonic() + 5
+    held = -1
+    while held != sent and time.monotonic() < until:
+        held = sent
+        time.sleep(0.1)
+    assert 0 < sent == held < 20_000_000
+    leave(connection)
+    until = time.monotonic() + SOON
+    while not over and time.monotonic() < until:
+        time.sleep(0.005)
+    assert over, "the upstream still believes that somebody reads"
+    assert house.watched.comes_to_rest(), house.watched.left_over()
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_client_leaves_while_a_summary_is_made(house: House, streams: bool) -> None:
+    house.upstream.script = lambda _: [End.SILENCE]
+    before = len(house.upstream.arrived)
+    connection = connected(house.url)
+    # Another conversation each time, or what failed before would be remembered.
+    connection.sendall(
+        request_bytes(chat(stream=streams, messages=[{"role": "user", "content": str(streams)}, *talk()]))
+    )
+    assert house.upstream.wait_arrived(before + 1)
+    assert b"<transcript>" in house.upstream.last.body
+    time.sleep(0.05)
+    house.check_at_rest(leave(connection))
+    assert len(house.upstream.arrived) == before + 1, "what was to be sent afterwards is not sent"
+
+
+def test_a_client_leaves_a_translated_stream(start_proxy: StartProxy) -> None:
+    with AnthropicServer() as anthropic:
+        anthropic.script.cut = "hang"
+        settings = {
+            "upstreams": {"main": {"provider": "anthropic", "base_url": anthropic.url, "api_key": anthropic.key}}
+        }
+        url = start_proxy(anthropic.url, settings)
+        connection = connected(url)
+        connection.sendall(request_bytes(chat(stream=True)))
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        left = leave(connection)
+        assert anthropic.disconnected.wait(5)
+        assert time.monotonic() - left < 4

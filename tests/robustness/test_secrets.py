@@ -1,0 +1,277 @@
+"""S13, S22, S5: what must not be written down anywhere, and names that must not turn into series or files."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from proxy.app import create_app
+from proxy.config import Settings
+from proxy.observe.metrics import REGISTRY, exposition
+from proxy.service import Service
+from proxy.upstream.connections import Connections
+from proxy.upstream.lane import Answer
+from tests.conftest import settings_for
+from tests.door.client import CHAT, JSON, Got, StartProxy, ask, chat, connected, request_bytes
+from tests.door.raw_upstream import Arrived, End, RawUpstream, Stage, Step, answer, chunk, stream_head
+from tests.door.test_disconnects import CONTENT, POLICY, ROLE, talk
+from tests.door.test_drain import Server
+
+OPERATOR = "sk-canary-operator-5ec4e7"
+CALLER = "sk-canary-caller-5ec4e7"
+PROMPT = "canary-prompt-5ec4e7"
+ANSWER = "canary-answer-5ec4e7"
+HEADER = "canary-header-5ec4e7"
+SUMMARY = "canary-summary-5ec4e7"
+SECRETS = (OPERATOR, CALLER, PROMPT, ANSWER, HEADER, SUMMARY)
+
+
+def script(arrived: Arrived) -> Sequence[Step]:
+    """The upstream does what the model's name says."""
+    if b"<transcript>" in arrived.body:
+        return [answer(json.dumps({"choices": [{"message": {"content": f"Goal: {SUMMARY}."}}]}).encode())]
+    said = json.dumps({"error": {"message": f"no: {ANSWER}", "type": "invalid_request_error"}}).encode()
+    found = re.search(rb'"model": "([^"]*)"', arrived.body)
+    steps: dict[str, Sequence[Step]] = {
+        "well": [answer(json.dumps({"choices": [{"message": {"content": ANSWER}}]}).encode())],
+        "400": [answer(said, "400 Bad Request")],
+        "401": [answer(said, "401 Unauthorized")],
+        "500": [answer(said, "500 Internal Server Error")],
+        "no http": [f"{ANSWER}\r\n\r\n".encode(), End.CLOSE],
+        "cut": [stream_head(), chunk(ROLE + CONTENT.replace(b"hi", ANSWER.encode())), 0.01, End.RESET],
+        "silent": [End.SILENCE],
+    }
+    return steps.get(found[1].decode() if found else "", steps["well"])
+
+
+MODELS = ("well", "400", "401", "500", "no http", "cut", "silent", PROMPT)
+
+
+@pytest.fixture
+def debugged(tmp_path: Path) -> Iterator[tuple[Server, RawUpstream]]:
+    """The program itself with everything logged that anything in it would log."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import logging\nlogging.basicConfig(level=logging.DEBUG)\nlogging.debug('on')\n"
+    )
+    with pytest.MonkeyPatch.context() as patch, RawUpstream(script) as upstream:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("PYTHONASYNCIODEBUG", "1")
+        server = Server(upstream.url, tmp_path, deadline=1)
+        try:
+            server.wait_ready()
+            yield server, upstream
+        finally:
+            if server.process.poll() is None:
+                server.process.kill()
+            server.process.wait(5)
+
+
+def test_nothing_secret_is_logged_or_answered(debugged: tuple[Server, RawUpstream]) -> None:
+    """Success, refusals, failures, timeouts and damaged requests, with all logging on."""
+    server, _ = debugged
+    headers = [JSON, ("authorization", f"Bearer {CALLER}"), ("x-note", HEADER)]
+    answers: list[Got] = []
+    for model in MODELS:
+        answers += [ask(server.url, CHAT, chat(PROMPT, model=model, stream=on), headers) for on in (False, True)]
+    answers.append(ask(server.url, "/v1/embeddings", json.dumps({"input": PROMPT}).encode(), headers))
+    answers.append(ask(server.url, CHAT, b'{"model": ' + PROMPT.encode(), headers))
+    answers.append(ask(server.url, CHAT, PROMPT.encode(), [*headers, ("content-encoding", "gzip")]))
+    answers.append(ask(server.url, f"/v1/../{PROMPT}", b"{}", headers))
+    answers.append(ask(server.url, f"/{PROMPT}", None, headers))
+    answers.append(ask(server.url, CHAT, chat(PROMPT), [*headers, ("x-compaction", PROMPT)]))
+    metrics = ask(server.url, "/metrics", None)
+    with connected(server.url) as connection:
+        connection.sendall(request_bytes(chat(PROMPT, model="silent"), headers=headers))
+    server.process.terminate()
+    assert server.process.wait(10) == 0
+    log = server.log.read_text()
+    assert {got.status for got in answers} >= {200, 400, 401, 404, 415, 500, 502, 504}
+    assert "DEBUG:root:on" in log, "all logging is on"
+    for secret in SECRETS:
+        assert secret not in log, secret
+        assert secret not in metrics.body.decode()
+    own = [got for got in answers if got.status in (404, 415, 502, 504)]
+    for got in own:
+        assert not any(secret in f"{got.headers}{got.body!r}" for secret in SECRETS), got
+    for got in answers:
+        assert OPERATOR not in f"{got.headers}{got.body!r}"
+        assert "Traceback" not in got.body.decode()
+
+
+def test_a_crash_shows_nothing() -> None:
+    """A fault of the proxy's own, anywhere on the way: the log has its place and none of its values."""
+    program = f"""
+import structlog
+from proxy.observe.logs import configure
+configure()
+def broken(prompt, key="{CALLER}"):
+    words = prompt * 2
+    raise RuntimeError("something broke")
+try:
+    broken("{PROMPT}")
+except RuntimeError as error:
+    structlog.get_logger("x").exception("request.crashed", error=type(error).__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
+    shown = done.stderr + done.stdout
+    assert "something broke" in shown
+    assert "request.crashed" in shown
+    assert PROMPT not in shown
+    assert CALLER not in shown
+
+
+def settings_with_secrets(tmp_path: Path) -> Settings:
+    upstream = {"api_key": OPERATOR, "headers": {"x-secret": HEADER}}
+    return settings_for("http://127.0.0.1:1", tmp_path, {"upstreams": {"main": upstream}})
+
+
+def test_no_key_is_in_what_settings_and_services_say_of_themselves(tmp_path: Path) -> None:
+    """S13: ``repr``, ``str``, dumps, schema and errors of a configuration with keys in it."""
+    settings = settings_with_secrets(tmp_path)
+    shown = [repr(settings), str(settings), settings.model_dump_json(), repr(settings.model_dump())]
+
+    async def service() -> str:
+        made = Service(settings)
+        lane = await made.upstreams.lane("main")
+        caller = made.teams.identify(f"Bearer {CALLER}")
+        said = f"{made!r} {vars(made)!r} {lane!r} {caller!r} {made.teams!r}"
+        await made.aclose()
+        return said
+
+    shown.append(asyncio.run(service()))
+    for text in shown:
+        for secret in (OPERATOR, CALLER, HEADER):
+            assert secret not in text
+
+
+@pytest.fixture
+def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An application whose upstream answers at once."""
+
+    async def body() -> Any:
+        yield b'{"choices":[],"usage":{"prompt_tokens":9}}'
+
+    async def nothing() -> None:
+        return None
+
+    async def send(self: Connections, *args: Any) -> Answer:
+        return Answer(200, [("content-type", "application/json")], body(), nothing)
+
+    monkeypatch.setattr(Connections, "send", send)
+    routed = {"models": [{"match": "known-*", "upstream": "main"}]}
+    return create_app(settings_for("http://127.0.0.1:1", tmp_path, routed))
+
+
+NAMES = 10_000
+
+
+def test_ten_thousand_names_make_no_series(counted: Any) -> None:
+    """S22: neither models, known or not, nor keys, users or paths become labels; what is kept of each is bounded."""
+
+    async def one(number: int) -> None:
+        body = chat(model=f"known-{number}" if number % 2 else f"unknown-{number}", user=f"user-{number}")
+        path = CHAT if number % 5 else f"/nowhere/{number}"
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"authorization", f"Bearer sk-{number}".encode()), (b"x-team", str(number).encode())],
+        }
+        messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def receive() -> Any:
+            found = next(messages, None)
+            return found or await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            return None
+
+        await counted(scope, receive, send)
+
+    async def all_of_them() -> str:
+        for number in range(NAMES):
+            await one(number)
+        service = counted.service
+        kept = [len(value) for part in vars(service).values() for value in _collections(part)]
+        assert kept
+        assert max(kept) < NAMES / 2, kept
+        await service.aclose()
+        return exposition().decode()
+
+    before = series()
+    shown = asyncio.run(all_of_them())
+    assert series() - before <= 10
+    assert series() < 80
+    for word in ("known-", "user-", "sk-", "nowhere"):
+        assert word not in shown
+
+
+def _collections(part: Any) -> list[Any]:
+    inside = vars(part).values() if hasattr(part, "__dict__") else ()
+    return [value for value in (part, *inside) if isinstance(value, dict | list | set)]
+
+
+def series() -> int:
+    return sum(len(metric.samples) for metric in REGISTRY.collect())
+
+
+IDS = [
+    "..",
+    "../../etc/passwd",
+    "..%2f..%2fetc%2fpasswd",
+    "%2e%2e%2f%2e%2e%2f",
+    "..%5c..%5cwindows",
+    "%00",
+    "0" * 20 + "%00.json",
+    "0" * 300,
+    "CON",
+    "nul",
+    "~root",
+    "file:///etc/passwd",
+    "0" * 19 + "G",
+    "ABCDEF" + "0" * 14,
+    "é" * 20,
+    "e\u0301" * 10,
+    "' OR 1=1 --",
+    "0" * 20 + "/../x",
+    "0" * 20 + "\n",
+]
+
+
+def test_no_name_leads_out_of_the_archive(start_proxy: StartProxy, stage: Stage, tmp_path: Path) -> None:
+    """S5: ids are digests; names of teams and models, and keys, are values in a table and never part of a path."""
+    hostile = "../../outside"
+    key = hashlib.sha256(CALLER.encode()).hexdigest()
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    overrides = {"store": {"url": f"sqlite:///{inside}/compaction.db"}, "policies": {"default": POLICY}}
+    with stage(script) as upstream:
+        url = start_proxy(upstream.url, overrides)
+        headers = [JSON, ("authorization", f"Bearer {CALLER}")]
+        for model in (hostile, "..\\..\\outside", "a/b/c", "x" * 300, "nul\u0000", "e\u0301", "\u00e9"):
+            got = ask(url, CHAT, chat(model=model, messages=talk()), headers)
+            assert got.status == 200
+        for id in IDS:
+            got = ask(url, f"/compaction/archive/{quote(id, safe='/%')}", None, headers)
+            assert got.status == 404, id
+            with contextlib.suppress(ValueError):
+                assert got.error["code"] == "not_found"
+    made = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file())
+    assert made
+    assert all(name.startswith("inside/compaction.db") for name in made), made
+    assert key not in " ".join(made)
