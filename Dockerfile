@@ -11,9 +11,8 @@
 
 FROM python:3.11-slim AS packages
 RUN python -m venv /opt/venv
-COPY requirements.lock /tmp/requirements.lock
-# Wheels only: a source archive would fetch build tools that no hash covers. The lock file holds the packages for
-# development too, about a quarter of the size, being one list for everything; they are installed and never imported.
+COPY requirements-runtime.lock /tmp/requirements.lock
+# Wheels only: a source archive would fetch build tools that no hash covers.
 RUN /opt/venv/bin/python -m pip install --no-cache-dir --disable-pip-version-check --no-deps --only-binary :all: \
         --require-hashes -r /tmp/requirements.lock
 

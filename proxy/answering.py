@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import json
 from collections.abc import Mapping
 
 import msgspec
@@ -13,6 +15,7 @@ from proxy.headers import encoded
 from proxy.upstream.ending import Tail
 from proxy.upstream.lane import Headers
 from proxy.upstream.opening import Opening, readable
+from proxy.upstream.overflow.envelope import as_error, said
 from proxy.upstream.sse import EventBuffer
 
 log = structlog.get_logger(__name__)
@@ -76,18 +79,13 @@ def _error_of(opening: Opening) -> bytes:
     """An answer that is no stream as an error on one line: the upstream's own, where it says one."""
     status = opening.answer.status
     body = readable(opening.answer, opening.first)
-    lines = [line.removeprefix(b"data:") for line in body.split(b"\n")] if opening.is_stream else [body]
-    for line in lines:
-        value = _decoded(line)
-        whole = value[0] if isinstance(value, list) and value else value
-        if isinstance(whole, dict) and whole.get("error"):
-            return msgspec.json.encode(whole)
-        if isinstance(whole, dict) and status >= 400 and isinstance(whole.get("message"), str):
-            return msgspec.json.encode({"error": whole})
+    if error := as_error(status, body):
+        # Python's own encoder takes whatever its parser took, such as half of a surrogate pair.
+        return json.dumps(error, separators=(",", ":")).encode()
     if status >= 400:
-        said = body[:SAID_BYTES].decode("utf-8", "replace").strip()
+        text = body[:SAID_BYTES].decode("utf-8", "replace").strip()
         kind = "invalid_request_error" if status < 500 else "server_error"
-        return error_body(f"The upstream refused with status {status}: {said}", type=kind, code="upstream_error")
+        return error_body(f"The upstream refused with status {status}: {text}", type=kind, code="upstream_error")
     return error_body(
         f"The upstream answered with status {status} and no stream of events. Ask without 'stream', or try again.",
         type="server_error",
@@ -143,12 +141,9 @@ def failed_answer(opening: Opening, parts: Mapping[str, int]) -> Opening:
 
     Status, type and code stay. An answer of another shape than an error with a message stays as it is.
     """
-    said = sentence(parts)
+    added = sentence(parts)
     body = readable(opening.answer, opening.first)
-    if opening.is_stream:
-        first = b"\n".join(_line_with(line, said) for line in body.split(b"\n"))
-    else:
-        first = _error_with(body, said) or body
+    first = _error_with(body, added) or b"\n".join(_line_with(line, added) for line in body.split(b"\n"))
     if first == body:
         return opening
     opening.first = first
@@ -159,27 +154,20 @@ def failed_answer(opening: Opening, parts: Mapping[str, int]) -> Opening:
     return opening
 
 
-def _line_with(line: bytes, said: str) -> bytes:
+def _line_with(line: bytes, added: str) -> bytes:
     """A line of a stream; where it is the data of an error, with a sentence added to its message."""
     name, separator, data = line.partition(b":")
-    changed = _error_with(data.strip(), said) if name in (b"data", b"error") else None
+    changed = _error_with(data.strip(), added) if name in (b"data", b"error") else None
     return line if changed is None else name + separator + b" " + changed
 
 
-def _error_with(body: bytes, said: str) -> bytes | None:
-    """An error with a sentence added to its message; ``None`` for anything else.
-
-    Most servers put the message into ``error``, some are content with ``message`` alone; Google sends an array of one.
-    """
-    value = _decoded(body)
-    whole = value[0] if isinstance(value, list) and value else value
-    if not isinstance(whole, dict):
+def _error_with(body: bytes, added: str) -> bytes | None:
+    """An error with a sentence added to its message; ``None`` for anything else."""
+    value = _decoded(body.removeprefix(codecs.BOM_UTF8))
+    found = said(value)
+    if found is None:
         return None
-    error = whole.get("error", whole)
-    holder, key = (error, "message") if isinstance(error, dict) else (whole, "error")
-    if not isinstance(holder.get(key), str):
-        return None
-    holder[key] = f"{holder[key]} {said}"
+    found.holder[found.key] = f"{found.text} {added}"
     return msgspec.json.encode(value)
 
 

@@ -75,8 +75,8 @@ class Room:
         factor = self.factor(exchange)
         sent = outcome.sent
         if sent is None:
-            if len(body.raw) * exchange.profile.token_ratio * factor + asked <= window:
-                return None  # a token is at least one byte
+            if case.counter.at_most(body.raw) * factor + asked <= window:
+                return None
             sent = await self._service.compactor.size(case, outcome)
         return lowered(window, asked, int(sent * factor))
 

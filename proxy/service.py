@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 
 import structlog
@@ -26,7 +26,7 @@ from proxy.summary.asking import LaneModel, output_limit
 from proxy.summary.budget import Budgets
 from proxy.summary.service import Summaries
 from proxy.teams import Caller
-from proxy.tokens import Counter
+from proxy.tokens import Counter, key_of
 from proxy.tokens.remembered import Remembered
 from proxy.upkeep import Upkeep
 from proxy.upstream.overflow import Overflow
@@ -58,7 +58,7 @@ class Service:
         self.upkeep = Upkeep(self.store, [self.summaries, self.archive, self.learned])
         self.draining = False
         self._profiles_loaded = False
-        self._counters: dict[tuple[object, ...], Counter] = {}
+        self._counters: dict[Hashable, Counter] = {}
 
     @property
     def settings(self) -> Settings:
@@ -109,7 +109,7 @@ class Service:
 
     def counter(self, profile: Profile) -> Counter:
         """The counter for a profile; profiles that count alike share one."""
-        key = (profile.tokenizer, profile.token_ratio, profile.images)
+        key = key_of(profile)
         counter = self._counters.get(key)
         if counter is None:
             counter = self._counters[key] = Counter(profile)

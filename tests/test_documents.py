@@ -384,12 +384,36 @@ def environment() -> dict[str, str]:
 def test_everything_that_is_copied_is_there() -> None:
     copies = [shlex.split(rest)[:-1] for name, rest in instructions() if name == "COPY" and "--from" not in rest]
     sources = [source for copy in copies for source in copy]
-    assert set(sources) == {"proxy", "requirements.lock"}
+    assert set(sources) == {"proxy", "requirements-runtime.lock"}
     for source in sources:
         path = ROOT / source
         files = [path] if path.is_file() else [file for file in path.rglob("*") if file.suffix in (".py", ".json")]
         assert files
         assert [str(file) for file in files if excluded(file.relative_to(ROOT).as_posix())] == []
+
+
+def locked(name: str) -> dict[str, tuple[str, frozenset[str]]]:
+    """The packages of a lock file: version and condition, and hashes."""
+    text = (ROOT / name).read_text(encoding="utf-8").replace("\\\n", " ")
+    found = {}
+    for line in text.splitlines():
+        if line and not line.lstrip().startswith("#"):
+            package, _, rest = line.partition("==")
+            pin, *hashes = rest.split("--hash=")
+            found[package] = (pin.strip(), frozenset(map(str.strip, hashes)))
+            assert hashes, package
+    return found
+
+
+def test_the_image_gets_what_the_proxy_needs_and_nothing_for_development() -> None:
+    whole, runtime = locked("requirements.lock"), locked("requirements-runtime.lock")
+    assert runtime.items() < whole.items()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    needed = {re.split(r"[<>=!; ]", line)[0].lower() for line in project["project"]["dependencies"]}
+    assert needed <= set(runtime)
+    development = {name.lower() for name in project["dependency-groups"]["dev"]}
+    assert development & set(runtime) == {"jsonschema"}, "LiteLLM needs it too"
+    assert not [line for line in (ROOT / "requirements-runtime.lock").read_text().splitlines() if "://" in line]
 
 
 def test_nothing_private_gets_into_the_image() -> None:

@@ -45,6 +45,10 @@ class Facts:
     its text's in characters, and ``said`` a digest of its content alone. ``media`` says that there are parts which are
     no text, ``foreign`` that it holds a summary which another tool made.
 
+    ``wide`` says that a result's text has other characters than ASCII. Some providers count those otherwise where the
+    result is one of several calls'; ``one_of_several`` keeps what is known of it there, and ``count``, where it is not
+    ``None``, is how the message is counted in its place.
+
     ``forms`` keeps what stages made of the message, by stage and settings; ``None`` means that the stage leaves it as
     it is. ``pinned`` keeps whether a policy's expressions are found in it.
     """
@@ -58,6 +62,9 @@ class Facts:
     said: bytes = b""
     media: bool = False
     foreign: bool = False
+    wide: bool = False
+    count: MessageCounter | None = None
+    one_of_several: Facts | None = None
     forms: dict[tuple[str, object], Turn | None] = field(default_factory=dict)
     pinned: dict[tuple[str, ...], bool] = field(default_factory=dict)
 
@@ -80,7 +87,7 @@ class Turn:
         if len(raw) >= len(self.raw):
             return None
         message = decode(raw)
-        tokens = count(message)
+        tokens = (self.facts.count or count)(message)
         if tokens >= self.facts.tokens:
             return None
         media = self.facts.media and any(map(is_media_part, parts_of(message)))
@@ -145,9 +152,17 @@ def read(message: Message, count: MessageCounter) -> Facts:
         foreign=role == "user" and recognised(message) is not None,
     )
     if role in RESULT_ROLES:
-        facts.length = len(text_of(message))
+        text = text_of(message)
+        facts.length = len(text)
+        facts.wide = not text.isascii()
         facts.said = _digest(message.get("content"))
     return facts
+
+
+def among_several(turn: Turn, count: MessageCounter) -> Facts:
+    """The facts of a result that is one of several calls', which are counted so."""
+    message = decode(turn.raw)
+    return replace(turn.facts, tokens=count(message), count=count, one_of_several=None, forms={})
 
 
 def digest(message: Message) -> bytes:

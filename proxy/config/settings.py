@@ -227,6 +227,8 @@ class UpstreamSettings(Section):
     """The `api-version` of Azure."""
     headers: Mapping[str, Secret] = Field(default_factory=dict)
     """Headers added to each request."""
+    ask_limits: bool = True
+    """Whether the upstream is asked for its models' limits, now and then and in the background."""
 
     @field_validator("base_url")
     @classmethod

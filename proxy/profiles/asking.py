@@ -245,7 +245,9 @@ class _NoAnswerError(Exception):
 
 
 def may_tell(settings: UpstreamSettings) -> bool:
-    """Whether an upstream is worth asking: relayed to, and not one that never says."""
+    """Whether an upstream is to be asked, and worth it: relayed to, and not one that never says."""
+    if not settings.ask_limits:
+        return False
     address = settings.base_url or SPEAKS_OPENAI.get(settings.provider)
     if address is None or settings.lane == "translate" or settings.provider == "azure":
         return False

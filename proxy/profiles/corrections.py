@@ -48,6 +48,12 @@ class FamilyRule:
     images: str = "unknown"
     tools: str = "json"
 
+    @property
+    def escapes(self) -> bool:
+        """Whether results of parallel calls enter the prompt as JSON in ASCII: OpenAI's own models, which others don't
+        serve."""
+        return self.tools == "typescript" and self.name != "gpt-oss"
+
 
 @dataclass(frozen=True, slots=True)
 class ProviderRule:

@@ -186,6 +186,7 @@ class Profiles:
             token_ratio=ratio,
             images=images,
             tools=family.tools,
+            escapes=family.escapes,
             strict_alternation=bool(override and override.strict_alternation),
             sources={field: sources.get(field, _UNKNOWN) for field in SOURCED},
             note=match.note if match and not told else self._unknown_note(model, limits),

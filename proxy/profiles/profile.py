@@ -15,6 +15,7 @@ class Profile:
     tiktoken encoding, and ``token_ratio`` is how many of the provider's tokens one of its tokens stands for
     (1.0 where the encoding is the model's own). ``images`` names the rule by which images are counted, ``tools`` the
     form in which tool definitions enter the prompt (``typescript``, ``json`` or ``claude``).
+    ``escapes`` says that the results of parallel calls enter it as JSON in ASCII.
     ``strict_alternation`` says that its server wants user and assistant to speak in turn, the user first.
     ``sources`` says of each field where its value comes from, ``note`` what the operator should know of the
     look-up (a near match, an unknown model).
@@ -30,6 +31,7 @@ class Profile:
     token_ratio: float = 1.0
     images: str = "unknown"
     tools: str = "typescript"
+    escapes: bool = False
     strict_alternation: bool = False
     sources: Mapping[str, str] = field(default_factory=dict)
     note: str | None = None

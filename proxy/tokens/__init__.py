@@ -2,6 +2,6 @@
 
 from proxy.tokens.encodings import encoding
 from proxy.tokens.media import has_remote_media
-from proxy.tokens.messages import Counter
+from proxy.tokens.messages import Counter, key_of
 
-__all__ = ["Counter", "encoding", "has_remote_media"]
+__all__ = ["Counter", "encoding", "has_remote_media", "key_of"]

@@ -38,9 +38,17 @@ EACH_OF_SEVERAL = 3
 RESULT = -2
 UNNAMED_RESULT = 5
 
+ESCAPED_BYTE = 3
+"""Tokens that a byte of a character outside ASCII stands for at most where it is escaped: \\u00e9 has six for two."""
+
 _RESULT_ROLES = ("tool", "function")
 # Fields that don't reach the model, or (ids) only in a form that the frame already holds.
 _SILENT = frozenset({"tool_call_id", "id", "index", "cache_control", "annotations", "type"})
+
+
+def key_of(profile: Profile) -> Hashable:
+    """What of a profile decides how it is counted."""
+    return (profile.tokenizer, profile.token_ratio, profile.images, profile.tools, profile.escapes)
 
 
 class Counter:
@@ -61,8 +69,7 @@ class Counter:
     @property
     def key(self) -> Hashable:
         """Counters with the same key count alike."""
-        profile = self.profile
-        return (profile.tokenizer, profile.token_ratio, profile.images, profile.tools)
+        return key_of(self.profile)
 
     @property
     def ready(self) -> bool:
@@ -96,6 +103,20 @@ class Counter:
         if message.get("role") in _RESULT_ROLES:
             tokens += RESULT if message.get("name") else RESULT + UNNAMED_RESULT
         return self._scaled(tokens) + media
+
+    def one_of_several(self, message: Mapping[str, Any]) -> int:
+        """Tokens of the result of one of several calls that were made in one message."""
+        return self.message(message, parallel=self.profile.escapes)
+
+    def at_most(self, raw: bytes) -> float:
+        """Tokens that a body has at most, by its bytes: each token is one, and each byte of an escaped character three.
+
+        Nothing is counted.
+        """
+        tokens = len(raw) * self.profile.token_ratio
+        if self.profile.escapes and not raw.isascii() and b"tool_call_id" in raw:
+            tokens *= ESCAPED_BYTE
+        return tokens
 
     def overhead(self, body: Mapping[str, Any]) -> int:
         """Tokens of a request beside its messages: tools, response format, tool choice, the reply's first tokens.

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import xxhash
 
-from proxy.compaction.message import Facts, Turn, decode, read
+from proxy.compaction.message import RESULT_ROLES, Facts, Turn, among_several, decode, read
 from proxy.tokens.messages import Counter
 
 T = TypeVar("T")
@@ -86,7 +86,38 @@ class Remembered:
                 self._learn(memory, raws, keys, found, unknown)
             else:
                 await self.run(lambda: self._learn(memory, raws, keys, found, unknown))
+        if counter.profile.escapes:
+            await self._put_right(raws, found, counter)
         return [Turn(raw, facts) for raw, facts in zip(raws, found, strict=True) if facts is not None]
+
+    async def _put_right(self, raws: Sequence[bytes], found: list[Facts | None], counter: Counter) -> None:
+        """Put what is known of results where they are one of several calls' in its place, counted where it is new.
+
+        Where they are follows from the messages before each alone.
+        """
+        several = False
+        places: list[tuple[int, Facts]] = []
+        for index, facts in enumerate(found):
+            if facts is None:
+                continue
+            if facts.role not in RESULT_ROLES:
+                several = len(facts.calls) > 1
+            elif several and facts.wide:
+                if facts.one_of_several is None:
+                    places.append((index, facts))
+                else:
+                    found[index] = facts.one_of_several
+
+        def learn() -> None:
+            for index, facts in places:
+                if facts.one_of_several is None:
+                    facts.one_of_several = among_several(Turn(raws[index], facts), counter.one_of_several)
+                found[index] = facts.one_of_several
+
+        if sum(len(raws[index]) for index, _ in places) <= INLINE_BYTES:
+            learn()
+        else:
+            await self.run(learn)
 
     async def run(self, work: Callable[[], T]) -> T:
         """Do CPU-bound work in the counting threads."""

@@ -172,7 +172,6 @@ def shown(part: dict[str, Any]) -> list[Message]:
     return [system(), user([{"type": "text", "text": "What is this?"}, part])]
 
 
-@pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 def test_15_media_cost_nothing_like_their_bytes(front: Front) -> None:
     caller = front.caller()
 

@@ -86,6 +86,20 @@ def test_a_body_without_a_length_arrives_whole(start_proxy: StartProxy) -> None:
         assert upstream.last.body == sent
 
 
+@pytest.mark.filterwarnings("error::ResourceWarning")
+def test_a_large_body_arrives_whole_with_its_length(start_proxy: StartProxy) -> None:
+    with RawUpstream() as upstream:
+        url = start_proxy(upstream.url)
+        text = "x" * 3_000_000
+        body = {"model": "gpt-4.1", "messages": [{"role": "user", "content": [{"type": "odd", "data": text}]}]}
+        sent = json.dumps(body).encode()
+        got = ask(url, body=sent)
+        assert got.status == 200
+        assert upstream.last.body == sent
+        assert upstream.last.header("content-length") == str(len(sent))
+        assert upstream.last.header("transfer-encoding") is None
+
+
 def test_bodies_over_the_trigger_that_a_team_does_not_want_touched_are_equal(start_proxy: StartProxy) -> None:
     """``mode: off`` and ``shadow`` leave every spelling alone, whatever was counted."""
     with RawUpstream() as upstream:

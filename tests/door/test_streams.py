@@ -263,7 +263,10 @@ LONG_TALK = [
 
 
 @pytest.mark.parametrize("before", [b"", b": comment\n\n", ROLE])
-def test_an_overflow_before_the_first_content_is_tried_again(start_proxy: StartProxy, before: bytes) -> None:
+def test_an_overflow_before_the_first_content_is_tried_again(
+    start_proxy: StartProxy, monkeypatch: pytest.MonkeyPatch, before: bytes
+) -> None:
+    monkeypatch.setattr(opening, "HELD_SECONDS", 600.0)  # however slow this machine is
     good = streamed([ROLE, data(piece("fine")), STOP, DONE])
 
     def script(arrived: Arrived) -> list[Step]:

@@ -306,6 +306,7 @@ ASKED: list[tuple[dict[str, Any], bool]] = [
     ({"provider": "azure", "base_url": "http://10.0.0.1/v1"}, False),
     ({"provider": "anthropic"}, False),
     ({"base_url": "http://10.0.0.1/v1", "lane": "translate"}, False),
+    ({"base_url": "http://10.0.0.1/v1", "ask_limits": False}, False),
     ({"base_url": "http://10.0.0.1/v1"}, True),
     ({"provider": "openrouter"}, True),
     ({"provider": "lm_studio", "base_url": "http://localhost:1234/v1"}, True),

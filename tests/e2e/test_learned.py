@@ -6,6 +6,7 @@ import contextlib
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,7 @@ LONG = talk(10, 500)
 
 
 def test_another_process_knows_and_so_does_the_command(tmp_path: Path) -> None:
+    started = time.monotonic()
     upstream = StandIn(window=8_000)
     with serve(upstream.app) as url:
         with served(settings_for(url), tmp_path) as entrance, client(entrance) as caller:
@@ -111,9 +113,12 @@ def test_another_process_knows_and_so_does_the_command(tmp_path: Path) -> None:
                 assert ask(caller, LONG)["x-compaction-retries"] == "1", "what one credential learned is its own"
     (tmp_path / "config.yaml").write_text((tmp_path / "served.yaml").read_text())
     for printed in (shown(tmp_path), shown(tmp_path, "m")):
-        rows = re.findall(r"main +│ m +│ (\w{12}) +│ input and output │ ([\d,]+) +│ refusal +│ 0 min +│ 20", printed)
-        assert len({tenant for tenant, _ in rows}) == 2
-        assert all(7_000 < int(tokens.replace(",", "")) < 8_000 for _, tokens in rows)
+        rows = re.findall(
+            r"main +│ m +│ (\w{12}) +│ input and output │ ([\d,]+) +│ refusal +│ (\d+) min +│ 20", printed
+        )
+        assert len({tenant for tenant, _, _ in rows}) == 2
+        assert all(7_000 < int(tokens.replace(",", "")) < 8_000 for _, tokens, _ in rows)
+        assert all(60 * int(minutes) <= time.monotonic() - started for _, _, minutes in rows)
     assert "Nothing has been learned" in shown(tmp_path, "another")
 
 

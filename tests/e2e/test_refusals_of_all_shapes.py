@@ -115,6 +115,37 @@ def test_a_refusal_as_an_event(shape: str, upstream: Refusing, caller: openai.Op
         assert ask(caller, model, stream=True) == (ANSWER, "1")
 
 
+def test_the_sentence_is_added_to_whatever_shape(upstream: Refusing, caller: openai.OpenAI) -> None:
+    """A system prompt that is too large by itself: nothing can be made smaller."""
+    messages = [{"role": "system", "content": words(6_200, "system")}, {"role": "user", "content": "What now?"}]
+    for number, (shape, of) in enumerate(SHAPES.items()):
+        if shape == "lambda":
+            continue  # a JSON text within JSON
+        whole = json.dumps(of(SENTENCE)).encode()
+        for status, body, kind in (
+            (200, whole, JSON),
+            (400, whole, JSON),
+            (200, b"event: error\ndata: " + whole + b"\n\n", EVENTS),
+            (200, b"data: " + whole + b"\n\n", JSON),
+        ):
+            if shape == "error in a choice" and (status == 400 or kind is EVENTS):
+                continue  # what failed as a whole has no choices
+            model = f"added {number} {status} {body[:5]!r} {kind[1]}"
+            upstream.firsts[model] = First(status, [body], (kind,))
+            asked = {"model": model, "messages": messages, "stream": kind is EVENTS}
+            url = f"{caller.base_url}chat/completions"
+            with httpx.Client(trust_env=False, timeout=30) as http:
+                answer = http.post(url, json=asked, headers={"authorization": "Bearer k"})
+            assert answer.status_code == status
+            assert len(upstream.asked[model]) == 1
+            _, separator, end = answer.text.partition(SENTENCE)
+            assert separator, (shape, answer.text)
+            assert end.startswith(" (The compaction proxy could not make the request small enough; "), (shape, end)
+            for line in answer.text.splitlines():
+                if "{" in line:
+                    json.loads(line.removeprefix("data: "))
+
+
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
 
 

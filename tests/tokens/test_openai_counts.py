@@ -1,11 +1,14 @@
 """Counts that OpenAI itself reported, from public sources named at each table."""
 
+import asyncio
+import json
 from typing import Any
 
 import pytest
 
 from proxy.profiles import Profiles
 from proxy.tokens import Counter
+from proxy.tokens.remembered import Remembered
 
 PROFILES = Profiles()
 
@@ -323,6 +326,23 @@ def test_reported_for_several_calls_in_one_message(calls: int, tokens: int, over
         *[{"role": "tool", "tool_call_id": "a", "content": "4"}] * calls,
     ]
     assert counted("gpt-3.5-turbo", {"messages": messages}) == tokens + over
+
+
+@pytest.mark.parametrize(
+    ("calls", "word", "tokens"), [(1, "테스트 ", 1_121), (3, "test ", 3_191), (3, "테스트 ", 39_235)]
+)
+def test_reported_for_results_outside_ascii(calls: int, word: str, tokens: int) -> None:
+    """community.openai.com topic 1375117, gpt-4.1 and gpt-5.2; what stood around the results is not said there."""
+    counter = Counter(PROFILES.find("gpt-4.1"))
+    call = {"id": "a", "type": "function", "function": {"name": "search", "arguments": "{}"}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Search."},
+        {"role": "assistant", "tool_calls": [call] * calls},
+        *[{"role": "tool", "tool_call_id": "a", "content": word * 1_000}] * calls,
+    ]
+    raws = [json.dumps(message, ensure_ascii=False).encode() for message in messages]
+    counted = sum(turn.facts.tokens for turn in asyncio.run(Remembered().turns(raws, counter)))
+    assert tokens - 200 < counted <= tokens
 
 
 PIXEL = (

@@ -85,6 +85,7 @@ def shortened(turn: Turn, max_tokens: int, count: MessageCounter, marker: str) -
     text = replaceable_text(message)
     if not text:
         return None
+    count = turn.facts.count or count
     empty = replace_text(turn.raw, "")
     frame = count(decode(empty))
     # A text far longer than what may stay is not counted again: by its message it is known well enough.

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import msgspec
 
@@ -94,6 +95,16 @@ _QUOTED_ECHO = re.compile(
     r"""['"]?(?:content|text|input|prompt|arguments|value)['"]?\s?[:=]\s?(?:'[^']{0,4096}'|`[^`]{0,4096}`)"""
 )
 _ERROR_KEY = re.compile(r"""['"]?(?:message|msg|detail|details|error|reason|raw)['"]?\s?[:=]\s?$""", re.I)
+# Where an error's sentence stands: in one of the envelopes, in the first of the words that is a text, or further in.
+_ENVELOPES = ("error", "Error", "Response", "ResponseMetadata", "response", "base_resp", "fault", "header")
+_WORDS = (
+    *("message", "Message", "msg", "error_message", "errorMessage", "error_msg", "errmsg", "status_msg", "detail"),
+    *("error", "faultstring", "exception", "title"),
+)
+_FURTHER_IN = ("detail", "errors", "message", "choices")
+_REPORTS = ("base_resp", "header")
+_CODES = ("Code", "error_code", "errorCode", "errcode", "status_code", "statusCode")
+
 _TAG = re.compile(r"<[^<>]{1,200}>")
 _HEAD_MESSAGE = re.compile(r'"(?:message|detail|msg)"\s?:\s?"((?:[^"\\]|\\.){1,4096})', re.S)
 _REPR = re.compile(r"\[?\{'[\w-]{1,40}': ")
@@ -180,6 +191,84 @@ def _shown(page: str) -> str:
         parts = re.split(rf"<{name}\b", page, maxsplit=MAX_ITEMS, flags=re.I)
         page = parts[0] + "".join(re.split(rf"</{name}>", part, maxsplit=1, flags=re.I)[-1] for part in parts[1:])
     return page[:SENTENCE]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An upstream's sentence about an error: ``holder[key]``, within the value that it was found in."""
+
+    holder: dict[str, Any]
+    key: str
+
+    @property
+    def text(self) -> str:
+        """The sentence, as it was written."""
+        text: str = self.holder[self.key]
+        return text
+
+
+def said(value: object, depth: int = 0) -> Said | None:
+    """Where the sentence of an error stands; ``None`` where there is none that is a text."""
+    if depth > MAX_DEPTH:
+        return None
+    if isinstance(value, list):
+        return next((found for item in value[:MAX_ITEMS] if (found := said(item, depth + 1))), None)
+    if not isinstance(value, dict):
+        return None
+    for key in _ENVELOPES:
+        inner = value.get(key)
+        if not (key in _REPORTS and _is_well(inner)) and (found := _further_in(inner, depth)):
+            return found
+    # The text of a choice is an answer.
+    words = ("error",) if any(key in value for key in ("delta", "finish_reason")) else _WORDS
+    for key in words:
+        if isinstance(text := value.get(key), str) and text.strip():
+            return Said(value, key)
+    return next((found for key in _FURTHER_IN if (found := _further_in(value.get(key), depth))), None)
+
+
+def _further_in(inner: object, depth: int) -> Said | None:
+    return said(inner, depth + 1) if isinstance(inner, dict | list) else None
+
+
+def as_error(status: int, body: bytes) -> dict[str, Any] | None:
+    """The error in an answer, in OpenAI's envelope and in the upstream's words; ``None`` where it has none.
+
+    ``body`` as for ``faults``. What has OpenAI's form already is left as it is.
+    """
+    text = body[:WHOLE_BODY].decode("utf-8", "replace").lstrip("\ufeff \r\n\t")
+    value = _parse(text)
+    if value is not None:
+        return _enveloped(value, failed=status >= 400)
+    for event in _events(text):
+        failed = status >= 400 or names_error(event.name)
+        value = _parse(event.data)
+        if value is None and (failed or says_error(event.data)):
+            return {"error": {"message": event.data}}
+        if error := _enveloped(value, failed=failed):
+            return error
+    return None
+
+
+def _enveloped(value: object, *, failed: bool) -> dict[str, Any] | None:
+    part = value if failed else _error_part(value)
+    if isinstance(value, list) and value:
+        value = value[0]
+    if (
+        isinstance(value, dict)
+        and isinstance(error := value.get("error"), dict)
+        and isinstance(error.get("message"), str)
+    ):
+        return value
+    if isinstance(part, list) and part and isinstance(part[0], str):
+        return {"error": {"message": part[0]}}
+    found = said(part)
+    if found is None:
+        return value if isinstance(value, dict) and value.get("error") else None
+    error = {"message": found.text, **{key: field for key, field in found.holder.items() if key != found.key}}
+    if "code" not in error and (code := next((error[key] for key in _CODES if error.get(key)), None)) is not None:
+        error["code"] = code
+    return {"error": error}
 
 
 def _collect(value: object, *, failed: bool) -> list[Fault]:
