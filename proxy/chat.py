@@ -145,42 +145,48 @@ class ChatCompletions:
 
     async def _exchange(self, exchange: Exchange) -> tuple[Opening, Outcome]:
         """Send the request, compacted if need be; after a refusal as too long, again, compacted harder."""
-        service, body = self._service, exchange.body
         lane = await exchange.configuration.upstreams.lane(exchange.route.upstream)
-        await service.recall(*exchange.place)
+        await self._service.recall(*exchange.place)
         case = self._case(exchange)
-        outcome = await self._compacted(exchange, case) if body.messages else Outcome(unmeasured(case.mode))
+        outcome = await self._compacted(exchange, case) if exchange.body.messages else Outcome(unmeasured(case.mode))
         outcome.output = await self._room.output(exchange, case, outcome)
         while True:
             opening = await self._send(exchange, lane, outcome)
-            if opening.cut_short and case.mode == "enforce" and not exchange.retries:
-                await self._again(exchange, opening)
-                continue
-            overflow = opening.overflow or await self._silent(exchange, case, outcome, opening)
-            if overflow is None and opening.answer.status < 400 and not opening.empty:
-                self._room.proved(exchange)
-            if overflow is None or case.mode != "enforce" or outcome.verdict == "failed":
-                return opening, outcome
-            harder = None
-            if exchange.retries < most_retries(case.policy, overflow):
-                harder = await self._harder(exchange, case, outcome, overflow, may_ask=exchange.retries > 0)
-            if harder is None:
-                if opening.overflow is None:
-                    return opening, outcome  # nothing was refused
-                parts = await service.compactor.parts(case, outcome)
-                output = outcome.output or body.max_output or 0
-                return failed_answer(opening, parts | {OUTPUT_PART: output}), outcome
-            await self._again(exchange, opening)
-            case, outcome = harder
+            try:
+                following = await self._following(exchange, case, outcome, opening)
+                if following is None:
+                    return opening, outcome
+            except BaseException:
+                await opening.answer.close()
+                raise
+            await opening.answer.close()
+            RETRIES.inc()
+            exchange.retries += 1
+            case, outcome = following
 
-    async def _again(self, exchange: Exchange, opening: Opening) -> None:
-        await opening.answer.close()
-        RETRIES.inc()
-        exchange.retries += 1
+    async def _following(
+        self, exchange: Exchange, case: Case, outcome: Outcome, opening: Opening
+    ) -> tuple[Case, Outcome] | None:
+        """What is to be sent after an answer that is none; ``None`` where it is for the client."""
+        if opening.cut_short and case.mode == "enforce" and not exchange.retries:
+            return case, outcome
+        overflow = opening.overflow or await self._silent(exchange, case, outcome, opening)
+        if overflow is None and opening.answer.status < 400 and not opening.empty:
+            self._room.proved(exchange)
+        if overflow is None or case.mode != "enforce" or outcome.verdict == "failed":
+            return None
+        if exchange.retries < most_retries(case.policy, overflow):
+            harder = await self._harder(exchange, case, outcome, overflow, may_ask=exchange.retries > 0)
+            if harder is not None:
+                return harder
+        if opening.overflow is not None:  # else nothing was refused
+            parts = await self._service.compactor.parts(case, outcome)
+            failed_answer(opening, parts | {OUTPUT_PART: outcome.output or exchange.body.max_output or 0})
+        return None
 
     async def _silent(self, exchange: Exchange, case: Case, outcome: Outcome, opening: Opening) -> Overflow | None:
         """The overflow that an answer with nothing in it stands for, if it does."""
-        if not opening.empty or not exchange.body.messages or case.mode != "enforce":
+        if not opening.empty or not exchange.body.messages or case.mode != "enforce" or outcome.verdict == "failed":
             return None
         counted = int(await self._service.compactor.size(case, outcome) * self._room.factor(exchange))
         window = self._room.window(exchange)
