@@ -247,6 +247,7 @@ class ChatCompletions:
             ),
             rules=rules_for(policy, window_known=room is not None, bounds=bounds_of(exchange.profile)),
             strict=exchange.profile.strict_alternation,
+            kept=caller.kept,
             allowance=service.budgets.of(caller),
         )
 

@@ -59,7 +59,8 @@ class Case:
     """A request and all that decides what becomes of it.
 
     ``budget`` is in tokens; ``models`` gives the models to try, in order, for a summary of so many tokens. ``strict``
-    says that the upstream wants user and assistant to speak in turn. ``allowance`` is what summaries may still cost.
+    says that the upstream wants user and assistant to speak in turn, ``kept`` that what is made may be stored.
+    ``allowance`` is what summaries may still cost.
     """
 
     body: ChatBody
@@ -72,6 +73,7 @@ class Case:
     models: Callable[[int], Awaitable[Sequence[LaneModel]]]
     rules: Rules
     strict: bool = False
+    kept: bool = True
     allowance: Budget | None = None
 
 
@@ -274,21 +276,24 @@ class Compactor:
     def _prepare(self, work: _Work) -> None:
         """Begin making the summary of the next checkpoint, or of one that has just been fixed."""
         positions = [*work.plan.checkpoints, *([work.plan.upcoming] if work.plan.upcoming else [])]
-        if positions and work.case.mode == "enforce":
+        if positions and work.case.mode == "enforce" and work.case.kept:
             checkpoints = work.checkpoints(positions)
             self._summaries.begin(work.case.tenant, checkpoints, self._maker(work, positions[-1]))
 
     async def _summary(self, work: _Work, *, may_ask: bool) -> tuple[Entry, Origin]:
+        cut = work.plan.cut
+        if not work.case.kept:
+            # A model's summary that may not be stored would have to be paid for at every turn.
+            return await self._entry(work, None, 0, cut, work.digest(None, 0, cut), digest=True), "digest"
         checkpoints = work.checkpoints(work.plan.checkpoints)
         tenant = work.case.tenant
-        make = self._maker(work, work.plan.cut)
+        make = self._maker(work, cut)
         if may_ask:
             return await self._summaries.obtain(tenant, checkpoints, make)
         stored = await self._summaries.stored(tenant, checkpoints[-1].key)
         if stored is not None:
             return stored, "digest" if stored.digest else "stored"
         self._summaries.begin(tenant, checkpoints, make)
-        cut = work.plan.cut
         entry = await self._entry(work, None, 0, cut, work.digest(None, 0, cut), digest=True)
         return entry, "digest"
 

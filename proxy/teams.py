@@ -15,11 +15,17 @@ from proxy.errors import NotAuthenticated
 from proxy.observe.metrics import refused
 
 ANONYMOUS = "anonymous"
+"""The tenant of callers without any key, where they are one caller."""
+
+NOBODY = "nobody"
+"""Their tenant where they are not: nothing that they send is stored."""
 
 EXPIRED = "This API key expired on {day} (UTC). Ask the operator of this proxy for a new one."
 
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
 EVERYBODY = "everybody"
-"""The tenant under which what belongs to none is stored; no caller's: theirs: ``anonymous``, ``key:…``, ``team:…``."""
+"""The tenant under which what belongs to none is stored; no caller's. Theirs: the two above, ``key:…``, ``team:…``."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,11 @@ class Caller:
     models: tuple[str, ...] | None
     limits: LimitSettings | None = None
 
+    @property
+    def kept(self) -> bool:
+        """Whether summaries and the archive may be stored for the caller."""
+        return self.tenant != NOBODY
+
 
 class Teams:
     """The teams of one configuration.
@@ -52,6 +63,7 @@ class Teams:
         self._settings = settings
         self._clock = clock
         self._open = settings.auth.mode == "open"
+        self._keyless = ANONYMOUS if _shared(settings) else NOBODY
         self._known = {
             key.hash.removeprefix("sha256:"): (key, name) for name, team in settings.teams.items() for key in team.keys
         }
@@ -60,9 +72,10 @@ class Teams:
         """The caller of a request with these ``Authorization`` and ``api-key`` headers (the latter as Azure has it).
 
         With ``auth.mode: open`` every key is a tenant of its own, and a key listed under a team brings that team's
-        policy. Callers without any key share the tenant "anonymous": between them nothing is isolated. With
-        ``auth.mode: keys`` the tenant is the team. Raises ``errors.NotAuthenticated`` there for any other key, and with
-        either mode for one of a team's that has expired: it must not get around the team's limits.
+        policy. Callers without any key are "anonymous", one tenant, between whom nothing is isolated, or "nobody", as
+        ``auth.keyless`` says. With ``auth.mode: keys`` the tenant is the team. Raises ``errors.NotAuthenticated`` there
+        for any other key, and with either mode for one of a team's that has expired: it must not get around the team's
+        limits.
         """
         credential = _bearer(authorization) or (api_key_header or "").strip() or None
         digest = None if credential is None else _digest(credential)
@@ -71,7 +84,7 @@ class Teams:
             refused("key").inc()
             raise NotAuthenticated(EXPIRED.format(day=key.expires))
         if self._open:
-            return self._caller(_open_tenant(digest, authorization), team, credential)
+            return self._caller(_open_tenant(digest, authorization) or self._keyless, team, credential)
         if team is None:
             refused("key").inc()
             raise NotAuthenticated(_refusal(credential))
@@ -85,8 +98,12 @@ class Teams:
 
 
 def for_model(caller: Caller, model: str) -> Caller:
-    """The caller with the policy that is in force for a model, by the name the request gives."""
+    """The caller with the policy that is in force for a model, by the name the request gives.
+
+    Nothing is archived for callers of whom nothing is kept.
+    """
     policy = caller.policy.for_model(model)
+    policy = policy if caller.kept else policy.unarchived
     return caller if policy is caller.policy else replace(caller, policy=policy)
 
 
@@ -117,11 +134,18 @@ def _known(known: Mapping[str, tuple[KeySettings, str]], digest: str) -> tuple[K
     return None, None
 
 
-def _open_tenant(digest: str | None, authorization: str | None) -> str:
+def _open_tenant(digest: str | None, authorization: str | None) -> str | None:
     if digest is not None:
         return f"key:{digest}"
     # Another scheme (Basic, …) is no key to pass on, but still tells callers apart.
-    return f"key:{_digest(authorization)}" if authorization else ANONYMOUS
+    return f"key:{_digest(authorization)}" if authorization else None
+
+
+def _shared(settings: Settings) -> bool:
+    """Whether callers without any key are one caller: one machine's, unless the configuration says it."""
+    if settings.auth.keyless is not None:
+        return settings.auth.keyless == "shared"
+    return settings.server.host in LOOPBACK
 
 
 def _refusal(credential: str | None) -> str:

@@ -297,6 +297,14 @@ class Policy(_PolicyFields):
         return hash((self.name, self.mode, self.allow_header, self.fingerprint))
 
     @cached_property
+    def unarchived(self) -> Policy:
+        """The same without an archive."""
+        policy = self.model_copy(update={"archive": None})
+        for name in ("fingerprint", "unarchived"):
+            policy.__dict__.pop(name, None)  # a copy has what was made of the original
+        return policy
+
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of what affects checkpoints and summaries, a few fields apart."""
         fields = self.model_dump(mode="json", exclude=_NOT_OF_SUMMARIES)

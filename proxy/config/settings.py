@@ -181,6 +181,9 @@ class AuthSettings(Section):
 
     mode: Literal["open", "keys"] = "open"
     """open: anybody, with their own key, which is passed on. keys: only callers with a key listed under a team."""
+    keyless: Literal["shared", "separate"] | None = None
+    """Callers without any key, in open mode. shared: they are one caller; separate: nothing of theirs is stored, and
+    digests take the place of summaries. Left out: shared where the server listens on loopback alone."""
 
 
 _KNOWN_BASE_URLS = {"openai": "https://api.openai.com/v1"}

@@ -70,7 +70,7 @@ VALUES = {
     "unknown section": ("sevrer: {port: 1}\n", 1, "sevrer: no such setting; did you mean 'server'?"),
     "unknown key": ("server:\n  host: a\n  prot: 1\n", 3, "server.prot: no such setting; did you mean 'port'?"),
     "unknown key, other case": ("server:\n  Port: 1\n", 2, "did you mean 'port'?"),
-    "unknown key, nothing near": ("auth:\n  zzz: 1\n", 2, "there are: mode"),
+    "unknown key, nothing near": ("auth:\n  zzz: 1\n", 2, "there are: keyless, mode"),
     "unknown key in an upstream": ("upstreams:\n  main:\n    base_ulr: x\n", 3, "did you mean 'base_url'?"),
     "unknown key in an upstream called headers": ("upstreams:\n  headers:\n    lan: x\n", 3, "did you mean 'lane'?"),
     "unknown key in a route": ("models:\n  - match: a\n    upstraem: m\n    upstream: openai\n", 3, "'upstream'?"),

@@ -1,0 +1,70 @@
+"""Callers without any key: one caller on a machine of one's own, nobody where many come."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from e2e_harness import chat, proxied
+
+from proxy.config import Settings
+from proxy.demo.serving import serve
+from proxy.demo.upstream import StandIn
+from proxy.teams import ANONYMOUS, NOBODY, Teams
+
+WINDOW = 16_000
+
+
+def asked(url: str, messages: list[Any], key: str | None = None) -> httpx.Response:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    body = {"model": "m", "messages": messages}
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, trust_env=False, timeout=60)
+    assert (answer.status_code, answer.headers["x-compaction"]) == (200, "compacted")
+    return answer
+
+
+@pytest.mark.parametrize("keyless", ["separate", "shared"])
+def test_nothing_is_stored_for_nobody(keyless: str, tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW)
+    with serve(upstream.app) as main:
+        profile = {"context_window": WINDOW, "tokenizer": "o200k_base"}
+        settings = {
+            "auth": {"keyless": keyless},
+            "upstreams": {"main": {"base_url": f"{main}/v1", "api_key": "sk-upstream"}},
+            "models": [{"match": "*", "upstream": "main", "profile": profile}],
+        }
+        with proxied(settings, tmp_path) as url:
+            messages = chat(9, 900)
+            told = [asked(url, messages).headers["x-compaction-summary"] for _ in range(2)]
+            sent = upstream.conversations[-1].raw
+            assert asked(url, messages, "sk-own").headers["x-compaction-summary"] == "made"
+    with sqlite3.connect(tmp_path / "store.db") as store:
+        tenants = {tenant for (tenant,) in store.execute("SELECT DISTINCT tenant FROM entries WHERE kind != 'limit'")}
+    if keyless == "separate":
+        assert told == ["digest", "digest"]
+        assert len(upstream.summaries) == 1, "but the caller's with a key"
+        assert b"compaction archive" not in sent
+        assert not {ANONYMOUS, NOBODY} & tenants
+    else:
+        assert told == ["made", "stored"]
+        assert ANONYMOUS in tenants
+
+
+@pytest.mark.parametrize(
+    ("host", "keyless", "tenant"),
+    [
+        ("127.0.0.1", None, ANONYMOUS),
+        ("::1", None, ANONYMOUS),
+        ("localhost", None, ANONYMOUS),
+        ("0.0.0.0", None, NOBODY),  # noqa: S104 - a setting under test
+        ("10.0.0.1", None, NOBODY),
+        ("0.0.0.0", "shared", ANONYMOUS),  # noqa: S104
+        ("127.0.0.1", "separate", NOBODY),
+    ],
+)
+def test_who_they_are(host: str, keyless: str | None, tenant: str) -> None:
+    settings = Settings.model_validate({"server": {"host": host}, "auth": {"keyless": keyless}})
+    assert Teams(settings).identify(None).tenant == tenant
