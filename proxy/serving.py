@@ -8,6 +8,7 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from socket import socket
 from typing import Any
 
 import structlog
@@ -107,13 +108,26 @@ class Workers(Multiprocess):
     """uvicorn's parent of the worker processes, which each put a changed configuration in force by themselves.
 
     It knows what was last right, for a worker that takes the place of one that died while the disk has what is wrong.
+    SIGUSR2 has it replace the workers, one after another, by such as begin with the program as it is on the disk.
     """
+
+    def __init__(self, config: uvicorn.Config, sockets: list[socket]) -> None:
+        super().__init__(config, sockets)
+        self._replace = False
+        if hasattr(signal, "SIGUSR2"):
+            signal.signal(signal.SIGUSR2, self._asked_to_replace)
+
+    def _asked_to_replace(self, *_: object) -> None:
+        self._replace = True
 
     def keep_subprocess_alive(self) -> None:
         """See ``Multiprocess``."""
         worker = self.config.app
         if isinstance(worker, Worker) and worker.sources is not None:
             self._remember(worker.sources)
+        if self._replace:
+            self._replace = False
+            self.restart_all()
         super().keep_subprocess_alive()
 
     def _remember(self, known: Sources) -> None:
