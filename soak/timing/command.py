@@ -24,11 +24,15 @@ import httpx
 import yaml
 from rich.console import Console
 from rich.table import Table
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from proxy.app import create_app
 from proxy.config import load
 from proxy.demo.serving import serve
-from proxy.demo.upstream import Reply, StandIn
+from proxy.demo.summariser import is_summary_request
 
 WINDOW = 4_000
 KEYS = {"first": "cp-first", "second": "cp-second"}
@@ -45,7 +49,7 @@ def main(samples: int, seed: int) -> None:
     """Measure it; ends with 1 where a difference is found."""
     chance = random.Random(seed)  # noqa: S311 - no secret
     with tempfile.TemporaryDirectory() as folder, _proxy(Path(folder)) as (url, upstream):
-        unknown, stored, own = _measured(url, samples, chance, lambda: len(upstream.summaries))
+        unknown, stored, own = _measured(url, samples, chance, lambda: upstream.summaries)
     table = Table("sent by the second team, ms", "median", "p (Mann-Whitney)")
     table.add_row("what nobody has stored", f"{median(unknown) * 1e3:.2f}", "")
     p = mann_whitney(unknown, stored)
@@ -91,9 +95,23 @@ def _measured(
     return [taken[n] for n in numbers if n not in known], [taken[n] for n in numbers if n in known], own
 
 
+class Forgetful:
+    """An upstream that takes the same time for everything, and remembers nothing of what it was sent."""
+
+    def __init__(self) -> None:
+        self.summaries = 0
+        self.app = Starlette(routes=[Route("/v1/chat/completions", self._answer, methods=["POST"])])
+
+    async def _answer(self, request: Request) -> Response:
+        self.summaries += is_summary_request(await request.json())
+        message = {"role": "assistant", "content": "Goal: go on. Done so far: what was asked for."}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return JSONResponse({"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
+
+
 @contextlib.contextmanager
-def _proxy(folder: Path) -> Iterator[tuple[str, StandIn]]:
-    upstream = StandIn(window=WINDOW, summariser=lambda body: Reply(content="Goal: go on. Done: what was asked for."))
+def _proxy(folder: Path) -> Iterator[tuple[str, Forgetful]]:
+    upstream = Forgetful()
     with serve(upstream.app) as url:
         profile = {"context_window": WINDOW, "tokenizer": "o200k_base"}
         digests = {team: hashlib.sha256(key.encode()).hexdigest() for team, key in KEYS.items()}
