@@ -21,7 +21,7 @@ from proxy.afterwards import Afterwards, Seen
 from proxy.answering import failed_answer, send_answer, send_error_event, send_rest
 from proxy.body import ChatBody, parse
 from proxy.compactor import Case, Outcome
-from proxy.config import Policy, Route
+from proxy.config import Route
 from proxy.configuration import Configuration
 from proxy.door import ClientLeft, answer_error, header, leaving, read_body
 from proxy.errors import BadBody, ModelNotAllowed, ProxyError, UnknownModel, UpstreamTimeout
@@ -168,14 +168,14 @@ class ChatCompletions:
         self, exchange: Exchange, case: Case, outcome: Outcome, opening: Opening
     ) -> tuple[Case, Outcome] | None:
         """What is to be sent after an answer that is none; ``None`` where it is for the client."""
-        if opening.cut_short and case.mode == "enforce" and not exchange.retries:
+        if opening.cut_short and case.mode == "enforce" and exchange.retries < case.policy.overflow_retries:
             return case, outcome
         overflow = opening.overflow or await self._silent(exchange, case, outcome, opening)
         if overflow is None and opening.answer.status < 400 and not opening.empty:
             self._room.proved(exchange)
         if overflow is None or case.mode != "enforce" or outcome.verdict == "failed":
             return None
-        if exchange.retries < most_retries(case.policy, overflow):
+        if may_retry(exchange, overflow):
             harder = await self._harder(exchange, case, outcome, overflow, may_ask=exchange.retries > 0)
             if harder is not None:
                 return harder
@@ -316,10 +316,10 @@ def mode_of(scope: Scope, caller: Caller) -> Mode:
     raise BadBody("The header x-compaction takes 'off' or 'shadow'. Correct it, or leave it out.")
 
 
-def most_retries(policy: Policy, overflow: Overflow) -> int:
-    """How often a request may be sent again. An empty answer, which says nothing at all, is worth one attempt."""
+def may_retry(exchange: Exchange, overflow: Overflow) -> bool:
+    """Whether a request may be sent again. An answer with nothing in it, which says nothing, is worth one attempt."""
     said_nothing = overflow.kind == "silent" and overflow.limit is None
-    return min(policy.overflow_retries, 1) if said_nothing else policy.overflow_retries
+    return exchange.retries < exchange.caller.policy.overflow_retries and not (said_nothing and exchange.doubtful)
 
 
 def begun(exchange: Exchange) -> list[tuple[str, str]]:

@@ -242,8 +242,8 @@ def test_other_empty_answers_are_passed_on(
     assert len(upstream.sizes) == 1
 
 
-@pytest.mark.parametrize(("times", "heard", "requests"), [(1, SAID, 2), (5, "", 2)])
-def test_a_stream_that_is_given_up_before_it_says_anything_is_asked_for_once_more(
+@pytest.mark.parametrize(("times", "heard", "requests"), [(1, SAID, 2), (2, SAID, 3), (5, "", 3)])
+def test_a_stream_that_is_given_up_before_it_says_anything_is_asked_for_again(
     times: int, heard: str, requests: int, tmp_path: Path
 ) -> None:
     """As it came: it is no overflow, but a server that turned to another request."""
