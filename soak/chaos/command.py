@@ -29,7 +29,7 @@ from soak.chaos.upstream import WINDOWS, Upstream
 from soak.chaos.watching import Sample, Watcher, slope
 from soak.processes import running
 
-WARM_UP = 0.4
+WARM_UP = 0.5
 """Share of the time after which memory should not grow any more: all that is remembered has been seen by then."""
 
 LOCKED_EVERY, LOCKED_FOR = 45.0, 6.0
@@ -124,7 +124,7 @@ class _Troubles:
         for number in range(1_000_000):
             await asyncio.sleep(EDITED_EVERY)
             wrong = WRONG_EDITS[number // 3 % len(WRONG_EDITS)] if number % 3 == 2 else None
-            self._write(_configuration(self._folder, self._port, 0.80 + number % 7 / 100, wrong))
+            self._write(_configuration(self._folder, self._port, 0.80 if number % 2 else 0.85, wrong))
             self.edits["wrong" if wrong else "right"] += 1
             if number % 5 == 4 and hasattr(signal, "SIGHUP"):
                 self._process.send_signal(signal.SIGHUP)
