@@ -44,10 +44,11 @@ class Room:
 
     def of(self, exchange: Exchange) -> tuple[int | None, int]:
         """Tokens that the input may have, where that is known, and those that are reserved for the answer."""
-        learned, asked = self.known(exchange), exchange.body.max_output
-        reserved = reserved_output(exchange.profile, asked, exchange.caller.policy.reserve_output, learned)
-        kept = kept_free(self._shared(exchange), reserved)
-        return budget(exchange.profile, kept, learned, self.factor(exchange)), reserved
+        learned, factor, asked = self.known(exchange), self.factor(exchange), exchange.body.max_output
+        policy = exchange.caller.policy
+        reserved = reserved_output(exchange.profile, asked, policy.reserve_output, learned)
+        kept = kept_free(shared_window(exchange.profile, exchange.body, policy, learned, factor), reserved)
+        return budget(exchange.profile, kept, learned, factor), reserved
 
     def known(self, exchange: Exchange) -> Learned | None:
         """What was learned of the limits."""
@@ -66,11 +67,11 @@ class Room:
 
     async def output(self, exchange: Exchange, case: Case, outcome: Outcome) -> int | None:
         """The output to ask for in place of what the request asks for; ``None`` where that stays."""
-        body, window = exchange.body, self._shared(exchange)
-        asked = body.max_output
-        if window is None or asked is None or not body.messages or case.mode != "enforce":
+        body, asked = exchange.body, exchange.body.max_output
+        if asked is None or not body.messages or case.mode != "enforce" or outcome.verdict == "failed":
             return None
-        if outcome.verdict == "failed":
+        window = self._shared(exchange)
+        if window is None:
             return None
         factor = self.factor(exchange)
         sent = outcome.sent

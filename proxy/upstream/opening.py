@@ -11,7 +11,7 @@ from proxy.errors import RequestError
 from proxy.upstream.ending import finished, is_silence
 from proxy.upstream.lane import Answer
 from proxy.upstream.overflow import Overflow, recognise
-from proxy.upstream.sight import Sight
+from proxy.upstream.sight import Sight, at_a_glance
 from proxy.upstream.sse import beginning
 
 ERROR_BYTES = 1_000_000
@@ -33,7 +33,7 @@ class Opening:
 
     ``first`` is what was read, ``answer.body`` what is still to come, ``complete`` whether that is nothing.
     ``overflow`` says that the upstream refused the prompt as too long. ``ended`` says that a stream came to its end
-    without any content.
+    without any content, ``written`` that there is some.
     """
 
     answer: Answer
@@ -41,10 +41,13 @@ class Opening:
     complete: bool
     overflow: Overflow | None
     ended: bool = False
+    written: bool = False
 
     @property
     def empty(self) -> bool:
         """Whether this is all of a successful answer, and nothing was written in it."""
+        if self.written:
+            return False
         over = self.answer.status == 200 and (self.complete or self.ended) and not is_encoded(self.answer)
         return over and finished(self.first).empty
 
@@ -92,20 +95,24 @@ async def opened(answer: Answer) -> Opening:
 async def _whole(answer: Answer) -> Opening:
     """An answer that says it is no stream: read on for as long as it may be a refusal with a status that denies it."""
     length = header(answer, "content-length")
+    chunk = await anext(answer.body, None)
+    if chunk is not None and at_a_glance(chunk):
+        return Opening(answer, chunk, str(len(chunk)) == length, None, written=True)
     packed = is_encoded(answer)
     most = PACKED_BYTES if packed else ERROR_BYTES
     until = asyncio.get_running_loop().time() + HELD_SECONDS
     first, sight, complete = bytearray(), Sight(), False
-    async for chunk in answer.body:
+    while chunk is not None:
         first += chunk
         complete = str(len(first)) == length
         seen = None if packed else sight.of(first)
         if seen == "events":
             return await _stream(answer, bytes(first))
         if seen == "answer":
-            return Opening(answer, bytes(first), complete, None)
+            return Opening(answer, bytes(first), complete, None, written=True)
         if complete or len(first) > most or asyncio.get_running_loop().time() > until:
             break
+        chunk = await anext(answer.body, None)
     else:
         complete = True
     body = bytes(first)
