@@ -14,6 +14,7 @@ import socket
 import sqlite3
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from soak.chaos.load import Load
-from soak.chaos.upstream import WINDOWS, Upstream
+from soak.chaos.load import Load, Tally
+from soak.chaos.upstream import WINDOWS, Seen, Upstream
 from soak.chaos.watching import Sample, Watcher, slope
 from soak.processes import running
 
@@ -50,10 +51,38 @@ AT_REST = 100.0
 def main(minutes: float, rate: float, seed: int) -> None:
     """Run it and print what was found; ends with 1 where something was lost, wrong or left over."""
     with tempfile.TemporaryDirectory() as folder:
-        sys.exit(asyncio.run(_run(Path(folder), minutes * 60, rate, seed)))
+        found = asyncio.run(examined(Path(folder), minutes * 60, rate, seed))
+    sys.exit(_report(found, minutes))
 
 
-async def _run(folder: Path, seconds: float, rate: float, seed: int) -> int:
+@dataclass(frozen=True)
+class Found:
+    """What a run has shown; ``log`` is what the proxy wrote."""
+
+    tally: Tally
+    seen: Seen
+    samples: list[Sample]
+    before: Sample
+    after: Sample
+    edits: dict[str, int]
+    log: str
+
+    @property
+    def crashes(self) -> list[str]:
+        """Lines of the log that tell of a fault of the proxy's own."""
+        return [line for line in self.log.splitlines() if "Traceback" in line or "request.crashed" in line]
+
+    @property
+    def told(self) -> int:
+        """How many wrong configurations the log reports."""
+        events = [event for event in map(_event, self.log.splitlines()) if event]
+        return sum(event.get("event") == "configuration.wrong" for event in events)
+
+
+async def examined(
+    folder: Path, seconds: float, rate: float, seed: int, *, every: float = EDITED_EVERY, rest: float = AT_REST
+) -> Found:
+    """Run it. ``every`` are the seconds between two edits, ``rest`` those after the last request."""
     upstream = Upstream(seed)
     async with upstream.serving() as upstream_port:
         file = folder / "config.yaml"
@@ -74,15 +103,17 @@ async def _run(folder: Path, seconds: float, rate: float, seed: int) -> int:
                     await load.one()
                 await asyncio.sleep(3)
                 before = await watcher.look()
-                edits = await _under_load(load, watcher, seconds, rate, _Troubles(folder, file, upstream_port, pid))
-            await asyncio.sleep(AT_REST)
+                troubles = _Troubles(folder, file, upstream_port, pid, every)
+                await _under_load(load, watcher, seconds, rate, troubles)
+            await asyncio.sleep(rest)
             after = await watcher.look()
         finally:
             await asyncio.to_thread(starting.__exit__, None, None, None)
-        return _report(load, upstream, watcher, before, after, edits, log.read_text(errors="replace"), seconds)
+        said = log.read_text(errors="replace")
+        return Found(load.tally, upstream.seen, watcher.samples, before, after, troubles.edits, said)
 
 
-async def _under_load(load: Load, watcher: Watcher, seconds: float, rate: float, troubles: _Troubles) -> dict[str, int]:
+async def _under_load(load: Load, watcher: Watcher, seconds: float, rate: float, troubles: _Troubles) -> None:
     loop = asyncio.get_running_loop()
     others = [
         asyncio.create_task(watcher.run(5)),
@@ -106,23 +137,23 @@ async def _under_load(load: Load, watcher: Watcher, seconds: float, rate: float,
         if isinstance(outcome, Exception):
             raise outcome
     await troubles.settle()
-    return troubles.edits
 
 
 class _Troubles:
     """What happens to the store and the configuration."""
 
-    def __init__(self, folder: Path, file: Path, port: int, pid: int) -> None:
+    def __init__(self, folder: Path, file: Path, port: int, pid: int, every: float) -> None:
         self.edits = {"right": 0, "wrong": 0}
         self._folder = folder
         self._file = file
         self._port = port
+        self._every = every
         self._process = psutil.Process(pid)
 
     async def edit(self) -> None:
         """Edit the configuration, every third time into a wrong one; every fifth edit is announced by a signal."""
         for number in range(1_000_000):
-            await asyncio.sleep(EDITED_EVERY)
+            await asyncio.sleep(self._every)
             wrong = WRONG_EDITS[number // 3 % len(WRONG_EDITS)] if number % 3 == 2 else None
             self._write(_configuration(self._folder, self._port, 0.80 if number % 2 else 0.85, wrong))
             self.edits["wrong" if wrong else "right"] += 1
@@ -162,32 +193,20 @@ def _configuration(folder: Path, port: int, trigger: float = 0.85, wrong: str | 
     return text if wrong is None else f"{text}  broken:\n    {wrong}\n"
 
 
-def _report(
-    load: Load,
-    upstream: Upstream,
-    watcher: Watcher,
-    before: Sample,
-    after: Sample,
-    edits: dict[str, int],
-    log: str,
-    seconds: float,
-) -> int:
-    tally, seen = load.tally, upstream.seen
-    events = [line for line in map(_event, log.splitlines()) if line]
-    crashes = [line for line in log.splitlines() if "Traceback" in line or "request.crashed" in line]
-    refused = sum(event.get("event") == "configuration.wrong" for event in events)
-    steady = [sample for sample in watcher.samples if sample.at > watcher.samples[-1].at * WARM_UP]
+def _report(found: Found, minutes: float) -> int:
+    tally, seen, edits, before, after = found.tally, found.seen, found.edits, found.before, found.after
+    steady = [sample for sample in found.samples if sample.at > found.samples[-1].at * WARM_UP]
     growth, give = slope(steady) if len(steady) >= 20 else (0.0, 0.0)
     table = Table("what", "seen", "asked for")
     rows: list[tuple[str, str, str, bool]] = [
-        ("requests", f"{sum(tally.done.values()):,} in {seconds / 60:g} min: {_listed(tally.done)}", "", True),
+        ("requests", f"{sum(tally.done.values()):,} in {minutes:g} min: {_listed(tally.done)}", "", True),
         ("answers of conversations", _listed(tally.compacted), "", True),
         ("requests upstream", _listed(seen.requests), "", True),
         ("lost or wrong answers", str(len(tally.wrong)), "0", not tally.wrong),
         ("malformed requests upstream", str(len(seen.wrong)), "0", not seen.wrong),
-        ("crashes in the log", str(len(crashes)), "0", not crashes),
+        ("crashes in the log", str(len(found.crashes)), "0", not found.crashes),
         ("edits, right and wrong", f"{edits['right']}, {edits['wrong']}", "", True),
-        ("wrong ones that the log reports", str(refused), f"{edits['wrong']}", refused >= edits["wrong"]),
+        ("wrong ones that the log reports", str(found.told), f"{edits['wrong']}", found.told >= edits["wrong"]),
         ("tasks, before and after", f"{before.tasks}, {after.tasks}", "no more", after.tasks <= before.tasks),
         ("sockets", f"{before.sockets}, {after.sockets}", "no more", after.sockets <= before.sockets),
         (
@@ -208,7 +227,7 @@ def _report(
         table.add_row(what, figure, target if met else f"[red]{target}[/red]")
     console = Console(width=160)
     console.print(table)
-    for line in [*tally.wrong[:10], *seen.wrong[:10], *crashes[:10]]:
+    for line in [*tally.wrong[:10], *seen.wrong[:10], *found.crashes[:10]]:
         console.print(line, markup=False)
     return 0 if all(met for *_, met in rows) else 1
 

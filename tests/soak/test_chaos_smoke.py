@@ -1,0 +1,36 @@
+"""Some seconds of what ``scripts/soak chaos`` does for half an hour."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from soak.chaos.command import examined
+from soak.chaos.watching import Sample, slope
+
+
+@pytest.mark.long
+def test_nothing_is_lost_and_nothing_is_left_over(tmp_path: Path) -> None:
+    found = asyncio.run(examined(tmp_path, seconds=9, rate=20, seed=7, every=2.5, rest=2))
+    assert found.tally.wrong == []
+    assert found.seen.wrong == []
+    assert found.crashes == []
+    assert found.tally.compacted["compacted"] > 0
+    assert {"reset", "reset before", "summary"} <= {name for name, count in found.seen.requests.items() if count}
+    assert found.edits["wrong"] >= 1
+    assert found.told == found.edits["wrong"]
+    before, after = found.before, found.after
+    assert after.tasks <= before.tasks
+    # Connections that wait for another request are kept for a minute.
+    assert after.descriptors - after.sockets <= before.descriptors - before.sockets
+
+
+def test_a_slope_is_told_from_none() -> None:
+    flat = [Sample(at, 100_000_000 + at * 7919 % 4_000, 20, 5, 4) for at in range(0, 1_800, 5)]
+    growing = [Sample(sample.at, sample.memory + int(sample.at * 500), 20, 5, 4) for sample in flat]
+    growth, give = slope(flat)
+    assert growth - give <= 0
+    growth, give = slope(growing)
+    assert growth - give > 400
