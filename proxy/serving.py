@@ -33,7 +33,7 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
     Raises ``ConfigurationError`` before anything listens.
     """
     loaded = None if config is None else read(config.absolute(), os.environ)
-    settings = Settings() if loaded is None else loaded.settings
+    settings = listening(Settings() if loaded is None else loaded.settings, host)
     # Worker processes must know each other's requests as their own, or a loop would pass from one to the next.
     os.environ[INSTANCE] = secrets.token_hex(8)
     configure()
@@ -45,7 +45,7 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
         log.warning("configuration.odd", warning=warning)
     server = settings.server
     options: dict[str, Any] = {
-        "host": host or server.host,
+        "host": server.host,
         "port": server.port if port is None else port,
         "workers": workers,
         "loop": "uvloop" if os.name == "posix" else "asyncio",
@@ -62,9 +62,16 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
     if workers == 1:
         uvicorn.run(create_app(settings, loaded), **options)
         return
-    application = Worker(None if loaded is None else loaded.sources)
+    application = Worker(None if loaded is None else loaded.sources, host)
     processes = uvicorn.Config(application, factory=True, **options)
     Workers(processes, [processes.bind_socket()]).run()
+
+
+def listening(settings: Settings, host: str | None) -> Settings:
+    """The settings with the address that the command names: who may be told apart follows from it."""
+    if host is None:
+        return settings
+    return settings.model_copy(update={"server": settings.server.model_copy(update={"host": host})})
 
 
 def _allow_many_connections() -> None:
@@ -87,21 +94,25 @@ def _not_yet() -> None:
 
 @dataclass(frozen=True)
 class Worker:
-    """Makes the application in a worker process. ``sources`` is the configuration as it was last right."""
+    """Makes the application in a worker process. ``sources`` is the configuration as it was last right.
+
+    ``host`` is the address that the command names in its place.
+    """
 
     sources: Sources | None
+    host: str | None
 
     def __call__(self) -> Proxy:
         """The application, with the configuration as it is on the disk, if that is right."""
         _not_yet()
         configure()
         if self.sources is None:
-            return create_app(Settings())
+            return create_app(listening(Settings(), self.host))
         try:
             loaded = read(self.sources.entry, os.environ)
         except ConfigurationError:  # which it finds, and tells, as soon as it looks at the files
             loaded = assembled(self.sources, os.environ)
-        return create_app(loaded.settings, loaded)
+        return create_app(listening(loaded.settings, self.host), loaded)
 
 
 class Workers(Multiprocess):
@@ -124,20 +135,20 @@ class Workers(Multiprocess):
         """See ``Multiprocess``."""
         worker = self.config.app
         if isinstance(worker, Worker) and worker.sources is not None:
-            self._remember(worker.sources)
+            self._remember(worker.sources, worker.host)
         if self._replace:
             self._replace = False
             self.restart_all()
         super().keep_subprocess_alive()
 
-    def _remember(self, known: Sources) -> None:
+    def _remember(self, known: Sources, host: str | None) -> None:
         if known.stamp() == known.stamp_as_read:
             return
         try:
             loaded: Loaded = read(known.entry, os.environ)
         except ConfigurationError:  # each worker tells it
             return
-        self.config.app = Worker(loaded.sources)
+        self.config.app = Worker(loaded.sources, host)
 
     def handle_hup(self) -> None:
         """Pass SIGHUP on. A worker that is still starting reads the configuration as it is now."""
