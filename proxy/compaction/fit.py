@@ -103,16 +103,8 @@ def _all_arguments(pieces: list[Piece], limit: _Limit, rules: Rules, count: Mess
 
 
 def _cut_arguments(pieces: list[Piece], limit: _Limit, stage: arguments.Arguments) -> list[Piece]:
-    excess = limit.excess(pieces)
     calls = [i for i, p in enumerate(pieces) if p.turn and p.turn.facts.calls and not p.pinned]
-    for index in sorted(calls, key=lambda i: -limit.size(pieces[i])):
-        # Made of the original, what a rung before has shortened would come back.
-        form = stage.reduce(0, _as_it_is(pieces[index]))
-        if form is not None:
-            excess -= _put(pieces, index, form, limit)
-        if excess <= 0:
-            break
-    return pieces
+    return _reduced(pieces, calls, limit, stage)
 
 
 def _media(pieces: list[Piece], limit: _Limit, rules: Rules, count: MessageCounter) -> list[Piece]:
@@ -121,7 +113,6 @@ def _media(pieces: list[Piece], limit: _Limit, rules: Rules, count: MessageCount
     The user's last message keeps its own."""
     if rules.media is None:
         return pieces
-    excess = limit.excess(pieces)
     stage = media.Media(_ANY_MEDIA, count, archive=rules.archive)
     last_user = last_user_message(pieces)
     chosen = [
@@ -129,7 +120,16 @@ def _media(pieces: list[Piece], limit: _Limit, rules: Rules, count: MessageCount
         for i, p in enumerate(pieces)
         if i != last_user and p.turn and p.turn.facts.media and p.turn.facts.role not in HEAD_ROLES and not p.pinned
     ]
+    return _reduced(pieces, chosen, limit, stage)
+
+
+def _reduced(
+    pieces: list[Piece], chosen: list[int], limit: _Limit, stage: arguments.Arguments | media.Media
+) -> list[Piece]:
+    """The chosen pieces as a stage makes them, the largest first, until the excess is gone."""
+    excess = limit.excess(pieces)
     for index in sorted(chosen, key=lambda i: -limit.size(pieces[i])):
+        # Made of the original, what a rung before has shortened would come back.
         form = stage.reduce(0, _as_it_is(pieces[index]))
         if form is not None:
             excess -= _put(pieces, index, form, limit)

@@ -9,18 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from proxy.profiles.lookup import SOURCED
 from proxy.profiles.profile import Profile
 
-FIELDS = (
-    "context_window",
-    "max_input_tokens",
-    "max_output_tokens",
-    "max_bytes",
-    "max_messages",
-    "tokenizer",
-    "token_ratio",
-    "images",
-)
+FIELDS = SOURCED
 
 
 class Row(NamedTuple):
