@@ -59,3 +59,10 @@ def _different(running: Settings, new: Settings) -> Iterator[str]:
         for name in names or type(ours).model_fields:
             if getattr(ours, name) != getattr(theirs, name):
                 yield f"{section}.{name}"
+
+
+def listening(settings: Settings, host: str | None) -> Settings:
+    """The settings with the address that the command names: who may be told apart follows from it."""
+    if host is None:
+        return settings
+    return settings.model_copy(update={"server": settings.server.model_copy(update={"host": host})})

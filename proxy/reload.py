@@ -17,6 +17,7 @@ import structlog
 from proxy.config import Loaded
 from proxy.config.loading import attempt
 from proxy.config.sources import Sources
+from proxy.configuration import listening
 from proxy.observe.metrics import RELOADS
 from proxy.service import Service
 
@@ -41,6 +42,9 @@ class Reload:
         self._environ = environ
         self._every = every
         self._settings = loaded.settings
+        running = service.settings.server.host
+        # Where the command names an address, the file's own is no change.
+        self._host = None if running == loaded.settings.server.host else running
         self._good = loaded.sources
         self._sources = loaded.sources
         self._seen = loaded.sources.stamp_as_read
@@ -97,7 +101,7 @@ class Reload:
         if loaded.settings == self._settings and not asked and not was_wrong:
             return
         self._settings = loaded.settings
-        waiting = await self._service.reconfigure(loaded.settings)
+        waiting = await self._service.reconfigure(listening(loaded.settings, self._host))
         RELOADS.labels(outcome="applied").inc()
         log.info("configuration.reloaded", files=len(loaded.sources.files), warnings=list(loaded.warnings))
         if waiting:

@@ -19,6 +19,7 @@ from proxy.app import Proxy, create_app
 from proxy.config import Loaded, Settings, read
 from proxy.config.loading import assembled
 from proxy.config.sources import Sources
+from proxy.configuration import listening
 from proxy.errors import ConfigurationError
 from proxy.observe.logs import configure
 from proxy.protocol import BoundedProtocol
@@ -65,13 +66,6 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
     application = Worker(None if loaded is None else loaded.sources, host)
     processes = uvicorn.Config(application, factory=True, **options)
     Workers(processes, [processes.bind_socket()]).run()
-
-
-def listening(settings: Settings, host: str | None) -> Settings:
-    """The settings with the address that the command names: who may be told apart follows from it."""
-    if host is None:
-        return settings
-    return settings.model_copy(update={"server": settings.server.model_copy(update={"host": host})})
 
 
 def _allow_many_connections() -> None:

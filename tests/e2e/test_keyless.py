@@ -11,9 +11,9 @@ import pytest
 from e2e_harness import chat, proxied
 
 from proxy.config import Settings
+from proxy.configuration import listening
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
-from proxy.serving import listening
 from proxy.teams import ANONYMOUS, NOBODY, Teams
 
 WINDOW = 16_000

@@ -24,6 +24,7 @@ from e2e_harness import ROOT, chat, client, wait_for_server
 
 from proxy.app import Proxy, create_app
 from proxy.config import read
+from proxy.configuration import listening
 from proxy.demo.replies import Reply
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
@@ -53,10 +54,10 @@ def written(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def followed(path: Path, every: float = 0.05) -> Iterator[tuple[str, Proxy]]:
-    """A proxy that follows a configuration more closely than it does by itself."""
+def followed(path: Path, every: float = 0.05, host: str | None = None) -> Iterator[tuple[str, Proxy]]:
+    """A proxy that follows a configuration more closely than it does by itself; ``host`` is the command's."""
     loaded = read(path, {})
-    app = create_app(loaded.settings, loaded)
+    app = create_app(listening(loaded.settings, host), loaded)
     assert app.reload is not None
     app.reload._every = every
     with serve(app) as url:
@@ -310,6 +311,19 @@ def test_a_policy_that_is_still_used_is_not_removed(tmp_path: Path) -> None:
             until(lambda: policy_of(url) == "default", "it is removed with what names it")
             assert ready(url) == "ready\n"
     assert [entry["event"] for entry in logged if entry["log_level"] == "error"] == ["configuration.wrong"]
+
+
+def test_an_address_that_the_command_names_is_no_change(tmp_path: Path) -> None:
+    upstream = StandIn()
+    file = tmp_path / "main.yaml"
+    with serve(upstream.app) as entrance, structlog.testing.capture_logs() as logged:
+        file.write_text(main_file(entrance, tmp_path))
+        with followed(file, host="0.0.0.0") as (_, app):  # noqa: S104 - a setting, not what is listened on
+            written(file, main_file(entrance, tmp_path, server={"body_limit": 300}))
+            until(lambda: app.service.settings.server.body_limit == 300, "the rest is put in force")
+            until(lambda: any(e["event"] == "configuration.reloaded" for e in logged), "it is said")
+            assert app.service.settings.server.host == "0.0.0.0"  # noqa: S104
+    assert not [entry for entry in logged if entry["event"] == "configuration.needs_restart"]
 
 
 def test_what_holds_until_a_restart_is_said(tmp_path: Path) -> None:
