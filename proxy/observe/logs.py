@@ -21,6 +21,7 @@ def configure() -> None:
             structlog.dev.ConsoleRenderer() if person else structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # A line is one write: with print, those of several workers run together where output is not buffered.
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )

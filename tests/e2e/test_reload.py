@@ -380,8 +380,8 @@ def process(config: Path, folder: Path, *options: str) -> Iterator[tuple[str, su
 
 
 def entries(log: Path, event: str) -> list[dict[str, Any]]:
-    """The entries of a log under one name."""
-    lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    """The entries of a log under one name; a line that is still being written is left for the next look."""
+    lines = [json.loads(line) for line in log.read_text().splitlines(True) if line[:1] == "{" and line[-1:] == "\n"]
     return [line for line in lines if line["event"] == event]
 
 
