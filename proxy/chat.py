@@ -10,7 +10,6 @@ learn                               afterwards: from the usage that the answer r
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from typing import Literal
 
@@ -70,7 +69,7 @@ class ChatCompletions:
             async with service.quotas.admitted(caller):
                 with service.bodies.holding() as held:
                     raw = await read_body(scope, receive, configuration.settings.server.body_limit, held)
-                    async with leaving(receive):
+                    with leaving(receive):
                         seen = await self._serve(configuration, scope, caller, raw, hops, send)
             if seen is not None:
                 # The answer is out: whoever leaves now has it all.
@@ -86,14 +85,14 @@ class ChatCompletions:
         self, configuration: Configuration, scope: Scope, caller: Caller, raw: bytes, hops: str, send: Send
     ) -> Seen | None:
         """Answer one request. What comes back can teach how the upstream counts."""
-        service = self._service
         server = configuration.settings.server
-        now = asyncio.get_running_loop().time()
+        clock = overdue()
+        now = clock.now()
         body = parse(raw)
         route = self._route(configuration, body, caller)
         caller = for_model(caller, body.model or "")
-        profile = await service.profile(route, configuration)
-        exchange = Exchange(configuration, scope, caller, body, route, profile, hops, now + server.deadline)
+        profile = await self._service.profile(route, configuration)
+        exchange = Exchange(configuration, scope, caller, body, route, profile, hops, clock, now + server.deadline)
         if not body.stream:
             return await self._answered(exchange, send)
         line = exchange.line = Keepalive(send, server.keepalive, now, lambda: begun(exchange))
@@ -168,6 +167,9 @@ class ChatCompletions:
         self, exchange: Exchange, case: Case, outcome: Outcome, opening: Opening
     ) -> tuple[Case, Outcome] | None:
         """What is to be sent after an answer that is none; ``None`` where it is for the client."""
+        if opening.written:
+            self._room.proved(exchange)
+            return None
         if opening.cut_short and case.mode == "enforce" and exchange.retries < case.policy.overflow_retries:
             return case, outcome
         overflow = opening.overflow or await self._silent(exchange, case, outcome, opening)
@@ -200,25 +202,16 @@ class ChatCompletions:
 
         Raises ``UpstreamTimeout``.
         """
-        # Neither needs a timer of its own before the work has taken a while.
-        late = overdue()
+        line = exchange.line
         try:
-            async with asyncio.timeout(None) as limit:
-
-                def taking_long() -> None:
-                    limit.reschedule(exchange.deadline)
-                    if exchange.line is not None and case.mode == "enforce":
-                        exchange.line.watch()
-
-                late.add(limit, taking_long)
-                try:
-                    return await self._compacted_or_failed(case, may_ask=may_ask)
-                finally:
-                    late.discard(limit)
-                    if exchange.line is not None:
-                        exchange.line.unwatch()
+            late = line.watch if line is not None and case.mode == "enforce" else None
+            with exchange.clock.until(exchange.deadline, late):
+                return await self._compacted_or_failed(case, may_ask=may_ask)
         except TimeoutError as error:
             raise UpstreamTimeout(DEADLINE) from error
+        finally:
+            if line is not None:
+                line.unwatch()
 
     async def _compacted_or_failed(self, case: Case, *, may_ask: bool) -> Outcome:
         """The request compacted if need be. A fault in that is ours and is logged; the request goes on as it came."""
@@ -277,7 +270,7 @@ class ChatCompletions:
         if body.stream:
             # The beginning of a stream is read here, so it must not come compressed.
             headers = [pair for pair in headers if pair[0] != "accept-encoding"]
-        remaining = exchange.deadline - asyncio.get_running_loop().time()
+        remaining = exchange.deadline - exchange.clock.now()
         if remaining <= 0:
             raise UpstreamTimeout(DEADLINE)
         request = Outgoing(
@@ -290,7 +283,7 @@ class ChatCompletions:
         )
         answer = await lane.send(request)
         try:
-            async with asyncio.timeout_at(exchange.deadline):
+            with exchange.clock.until(exchange.deadline):
                 return await opened(answer)
         except TimeoutError as error:
             await answer.close()

@@ -83,7 +83,8 @@ class Outcome:
 
     ``before`` and ``after`` are tokens; ``None`` where the bytes alone decided. ``resting`` says that no model was
     asked for the summary because too many attempts failed. ``output`` is what is asked for, in tokens, where the
-    request asks for more than fits beside it.
+    request asks for more than fits beside it. ``estimated`` says whether the request, as it came, has images or sound,
+    of which ``before`` holds an estimate; ``None`` where nobody looked.
     """
 
     verdict: Verdict
@@ -94,6 +95,7 @@ class Outcome:
     summary: Origin | None = None
     resting: bool = False
     output: int | None = None
+    estimated: bool | None = None
     parts: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -147,7 +149,8 @@ class Compactor:
         if self.surely_small(case):
             return Outcome("none" if case.mode == "enforce" else "shadow")
         turns, fixed, before = await self._measure(case)
-        outcome = Outcome("none", before=before, after=before, parts=parts_of(turns, fixed))
+        estimated = any(turn.facts.estimated for turn in turns)
+        outcome = Outcome("none", before=before, after=before, estimated=estimated, parts=parts_of(turns, fixed))
         if case.mode == "shadow":
             outcome.verdict = "shadow"
         case = within_hope(case, turns)

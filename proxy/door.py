@@ -57,7 +57,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, held: Holding) -
     if not held.grown(announced):
         await held.wait(announced)
     chunks: list[bytes] = []
-    async with arriving() as body_in_time:
+    with arriving() as body_in_time:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -89,34 +89,27 @@ class arriving:
 
     def __init__(self) -> None:
         self._size = 0
-        self._limit = asyncio.timeout(None)
+        late = overdue()
+        self._began = late.now()
+        self._limit = late.until(self._began + BODY_SECONDS)
 
-    async def __aenter__(self) -> arriving:
-        await self._limit.__aenter__()
-        # No timer for a body that is there already.
-        self._overdue = overdue()
-        self._began = self._overdue.loop.time()
-        self._overdue.add(self, self._bound)
+    def __enter__(self) -> arriving:
+        self._limit.__enter__()
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._overdue.discard(self)
         try:
-            await self._limit.__aexit__(kind, error, trace)
+            self._limit.__exit__(kind, error, trace)
         except TimeoutError:
             raise BodyTooSlow(SLOW) from None
 
     def came(self, size: int) -> int:
         """So many bytes have come; how many all together."""
         self._size += size
-        if self._limit.when() is not None and not self._limit.expired():
-            self._bound()
+        self._limit.when = self._began + BODY_SECONDS + self._size / BODY_RATE
         return self._size
-
-    def _bound(self) -> None:
-        self._limit.reschedule(self._began + BODY_SECONDS + self._size / BODY_RATE)
 
 
 def unpack(body: bytes, encoding: str, limit: int) -> bytes:
@@ -224,15 +217,12 @@ class leaving:
         self._watcher: asyncio.Task[None] | None = None
         self._left = False
 
-    async def __aenter__(self) -> None:
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("leaving() needs a task")
-        self._task = task
+    def __enter__(self) -> None:
         self._overdue = overdue()
+        self._task = self._overdue.task()
         self._overdue.add(self, self._begin)
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._overdue.discard(self)
         if self._watcher is not None:
             self._watcher.cancel()
