@@ -29,7 +29,7 @@ from proxy.headers import VIA, for_upstream
 from proxy.hops import checked_hops
 from proxy.keepalive import Keepalive
 from proxy.observe.metrics import RETRIES, TOKENS_REMOVED, requests
-from proxy.overdue import overdue
+from proxy.overdue import Overdue
 from proxy.policy_rules import bounds_of, rules_for
 from proxy.room import Room
 from proxy.service import Service
@@ -69,8 +69,8 @@ class ChatCompletions:
             async with service.quotas.admitted(caller):
                 with service.bodies.holding() as held:
                     raw = await read_body(scope, receive, configuration.settings.server.body_limit, held)
-                    with leaving(receive):
-                        seen = await self._serve(configuration, scope, caller, raw, hops, send)
+                    with leaving(receive) as clock:
+                        seen = await self._serve(configuration, scope, caller, raw, hops, clock, send)
             if seen is not None:
                 # The answer is out: whoever leaves now has it all.
                 await self._afterwards.look(seen)
@@ -82,11 +82,17 @@ class ChatCompletions:
             await answer_error(send, error, said)
 
     async def _serve(
-        self, configuration: Configuration, scope: Scope, caller: Caller, raw: bytes, hops: str, send: Send
+        self,
+        configuration: Configuration,
+        scope: Scope,
+        caller: Caller,
+        raw: bytes,
+        hops: str,
+        clock: Overdue,
+        send: Send,
     ) -> Seen | None:
         """Answer one request. What comes back can teach how the upstream counts."""
         server = configuration.settings.server
-        clock = overdue()
         now = clock.now()
         body = parse(raw)
         route = self._route(configuration, body, caller)
@@ -198,30 +204,36 @@ class ChatCompletions:
         return silent_overflow(finished(opening.first), counted, window=window, asked=asked)
 
     async def _compacted(self, exchange: Exchange, case: Case, *, may_ask: bool = True) -> Outcome:
-        """The request compacted if need be, within its deadline; a streaming client that waits for it hears comments.
+        """The request compacted if need be. A fault in that is ours and is logged; the request goes on as it came.
 
         Raises ``UpstreamTimeout``.
         """
-        line = exchange.line
         try:
-            late = line.watch if line is not None and case.mode == "enforce" else None
-            with exchange.clock.until(exchange.deadline, late):
-                return await self._compacted_or_failed(case, may_ask=may_ask)
-        except TimeoutError as error:
-            raise UpstreamTimeout(DEADLINE) from error
-        finally:
-            if line is not None:
-                line.unwatch()
-
-    async def _compacted_or_failed(self, case: Case, *, may_ask: bool) -> Outcome:
-        """The request compacted if need be. A fault in that is ours and is logged; the request goes on as it came."""
-        try:
-            return await self._service.compactor.compact(case, may_ask=may_ask)
+            return self._service.compactor.untouched(case) or await self._in_time(exchange, case, may_ask=may_ask)
         except ProxyError:
             raise
         except Exception as error:  # whatever it is, the caller must not suffer for it
             log.exception("compaction.failed", error=type(error).__name__)
             return Outcome("failed")
+
+    async def _in_time(self, exchange: Exchange, case: Case, *, may_ask: bool) -> Outcome:
+        """The request compacted within its deadline; a streaming client that waits for it hears comments.
+
+        Raises ``UpstreamTimeout``.
+        """
+        line = exchange.line
+        late = line.watch if line is not None and case.mode == "enforce" else None
+        limit = exchange.clock.until(exchange.deadline, late)
+        try:
+            with limit:
+                return await self._service.compactor.compact(case, may_ask=may_ask)
+        except TimeoutError as error:
+            if not limit.expired:
+                raise
+            raise UpstreamTimeout(DEADLINE) from error
+        finally:
+            if line is not None:
+                line.unwatch()
 
     def _case(self, exchange: Exchange) -> Case:
         service, caller, route = self._service, exchange.caller, exchange.route

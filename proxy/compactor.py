@@ -138,16 +138,20 @@ class Compactor:
                 return False
         return not has_remote_media(case.body.raw)
 
-    async def compact(self, case: Case, *, may_ask: bool = True) -> Outcome:
-        """Bring a request below its trigger and within its budget.
-
-        With ``may_ask`` false no model is asked: a summary that is not there yet is replaced by a digest, and made in
-        the background for the next turn.
-        """
+    def untouched(self, case: Case) -> Outcome | None:
+        """The outcome where the mode or the bytes alone say that nothing is done; else ``None``."""
         if case.mode == "off":
             return Outcome("off")
         if self.surely_small(case):
             return Outcome("none" if case.mode == "enforce" else "shadow")
+        return None
+
+    async def compact(self, case: Case, *, may_ask: bool = True) -> Outcome:
+        """Bring a request that cannot be left ``untouched`` below its trigger and within its budget.
+
+        With ``may_ask`` false no model is asked: a summary that is not there yet is replaced by a digest, and made in
+        the background for the next turn.
+        """
         turns, fixed, before = await self._measure(case)
         estimated = any(turn.facts.estimated for turn in turns)
         outcome = Outcome("none", before=before, after=before, estimated=estimated, parts=parts_of(turns, fixed))

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from proxy.admission import Holding
 from proxy.errors import BodyTooLarge, BodyTooSlow, ProxyError, UnsupportedEncoding
 from proxy.headers import encoded
-from proxy.overdue import overdue
+from proxy.overdue import Overdue, overdue
 
 __all__ = ["ClientLeft", "answer_error", "arriving", "header", "leaving", "read_body", "unpack"]
 
@@ -209,7 +209,8 @@ def _bounded(decoder: _Decoder, body: bytes, limit: int) -> bytes:
 class leaving:
     """Within this block, once the body has been read, the client's leaving ends the work (``ClientLeft``).
 
-    At once, that is, where the work is ``overdue``: what is done by then needs nobody to watch.
+    At once, that is, where the work is ``overdue``: what is done by then needs nobody to watch. Gives the timer that
+    tells so.
     """
 
     def __init__(self, receive: Receive) -> None:
@@ -217,10 +218,11 @@ class leaving:
         self._watcher: asyncio.Task[None] | None = None
         self._left = False
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Overdue:
         self._overdue = overdue()
         self._task = self._overdue.task()
         self._overdue.add(self, self._begin)
+        return self._overdue
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._overdue.discard(self)

@@ -65,17 +65,17 @@ class Until:
     """Within this block work has until ``when``, in the event loop's time. Raises ``TimeoutError``.
 
     As ``asyncio.timeout_at``, for a fraction of its price: there is no timer before the work has taken a while, so it
-    may take two ticks whatever it was given. ``when`` may be moved on meanwhile.
+    may take two ticks whatever it was given. ``when`` may be moved on meanwhile; ``expired`` says that it is over.
     """
 
-    __slots__ = ("_before", "_expired", "_late", "_overdue", "_task", "_timer", "when")
+    __slots__ = ("_before", "_late", "_overdue", "_task", "_timer", "expired", "when")
 
     def __init__(self, own: Overdue, when: float, late: Callable[[], None] | None) -> None:
         self.when = when
         self._overdue = own
         self._late = late
         self._timer: asyncio.TimerHandle | None = None
-        self._expired = False
+        self.expired = False
 
     def __enter__(self) -> Until:
         self._task = self._overdue.task()
@@ -90,7 +90,7 @@ class Until:
         if self._timer is not None:
             self._timer.cancel()
         # As with asyncio's own: where somebody else has cancelled the task, too, that goes first.
-        if self._expired and self._task.uncancel() <= self._before and kind is asyncio.CancelledError:
+        if self.expired and self._task.uncancel() <= self._before and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
     def _begin(self) -> None:
@@ -102,7 +102,7 @@ class Until:
         if self._overdue.now() < self.when:
             self._timer = self._overdue.loop.call_at(self.when, self._end)
             return
-        self._expired = True
+        self.expired = True
         self._task.cancel()
 
 
