@@ -10,7 +10,7 @@ learn                               afterwards: from the usage that the answer r
 
 from __future__ import annotations
 
-import secrets
+import os
 from typing import Literal
 
 import structlog
@@ -78,7 +78,7 @@ class ChatCompletions:
             requests("client_left").inc()
         except ProxyError as error:
             requests("refused").inc()
-            said = [("x-compaction", "none"), *known, ("x-compaction-id", secrets.token_hex(8))]
+            said = [("x-compaction", "none"), *known, ("x-compaction-id", fresh_id())]
             await answer_error(send, error, said)
 
     async def _serve(
@@ -332,6 +332,11 @@ def begun(exchange: Exchange) -> list[tuple[str, str]]:
     return report(Outcome("compacted"), exchange.retries, exchange.caller.policy.name)
 
 
+def fresh_id() -> str:
+    """A random id for an answer."""
+    return os.urandom(8).hex()
+
+
 def unmeasured(mode: Mode) -> Literal["none", "shadow", "off"]:
     """The verdict on a body without messages."""
     return "none" if mode == "enforce" else mode
@@ -343,7 +348,7 @@ def report(outcome: Outcome, retries: int, policy: str) -> list[tuple[str, str]]
         ("x-compaction", outcome.verdict),
         ("x-compaction-policy", policy),
         ("x-compaction-retries", str(retries)),
-        ("x-compaction-id", secrets.token_hex(8)),
+        ("x-compaction-id", fresh_id()),
     ]
     if outcome.before is not None:
         headers.append(("x-compaction-tokens-before", str(outcome.before)))

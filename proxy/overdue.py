@@ -94,9 +94,9 @@ class Until:
             raise TimeoutError from error
 
     def _begin(self) -> None:
+        self._timer = self._overdue.loop.call_at(self.when, self._end)
         if self._late is not None:
             self._late()
-        self._timer = self._overdue.loop.call_at(self.when, self._end)
 
     def _end(self) -> None:
         if self._overdue.now() < self.when:
