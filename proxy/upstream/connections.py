@@ -175,9 +175,10 @@ async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         while chunk := await read():
             yield chunk
     except (aiohttp.ClientError, OSError) as error:
+        # aiohttp keeps the error with the answer: by its traceback that would hold itself, and whoever reads it.
         raise UpstreamInterrupted(
             f"The upstream broke off in the middle of its answer ({type(error).__name__})."
-        ) from error
+        ) from error.with_traceback(None)
 
 
 def environment_proxy(base_url: str) -> str | None:
