@@ -13,9 +13,10 @@ from functools import cache
 
 
 def give_back() -> None:
-    """Have the C library give back what is free: some milliseconds in which other threads of Python run.
+    """Have the C library give back what is free.
 
-    Nothing happens where it cannot: musl, macOS, Windows.
+    It takes a millisecond or so for 100 MB, and up to a tenth of a second where half a gigabyte is given back; other
+    threads run meanwhile, unless they need memory. Nothing happens where it cannot: musl, macOS, Windows.
     """
     trim = _malloc_trim()
     if trim is not None:

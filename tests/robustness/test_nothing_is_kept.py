@@ -10,9 +10,11 @@ import pytest
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from proxy.body import ChatBody
+from proxy.upstream.translate_stream import Stream
 from tests.door.client import JSON, StartProxy, ask, chat, connected, request_bytes
 from tests.door.raw_upstream import Arrived, End, RawUpstream, Step, answer, chunk, stream_head
 from tests.door.test_disconnects import CONTENT, POLICY, ROLE, talk
+from tests.upstream.anthropic_server import AnthropicServer
 
 SLOWLY = 0.15
 """Seconds. What takes longer than a few hundredths is watched: whether the client leaves, whether the time is over."""
@@ -44,7 +46,8 @@ def url(start_proxy: StartProxy, upstream: RawUpstream) -> str:
 class Uncollected:
     """Requests as the proxy and its server know them, in a time without a collector."""
 
-    def __init__(self) -> None:
+    def __init__(self, *kinds: type) -> None:
+        self._kinds = kinds
         self._before = self._count()
 
     def comes_to_rest(self, seconds: float = 5.0) -> bool:
@@ -55,14 +58,14 @@ class Uncollected:
         return at_rest
 
     def _count(self) -> int:
-        return sum(isinstance(one, (ChatBody, RequestResponseCycle)) for one in gc.get_objects())
+        return sum(isinstance(one, self._kinds) for one in gc.get_objects())
 
 
 @pytest.fixture
 def uncollected() -> Iterator[Uncollected]:
     gc.collect()
     gc.disable()
-    yield Uncollected()
+    yield Uncollected(ChatBody, RequestResponseCycle, Stream)
     gc.enable()
 
 
@@ -117,3 +120,22 @@ def test_of_a_conversation_whose_summary_failed(
     assert (b"compacting" in got.body) == streams
     assert sum(b"<transcript" in arrived.body for arrived in upstream.arrived) >= parts
     assert uncollected.comes_to_rest()
+
+
+@pytest.mark.parametrize("cut", ["event", "connection", "end", "hang", None])
+def test_of_a_translated_stream(start_proxy: StartProxy, uncollected: Uncollected, cut: str | None) -> None:
+    """One that is whole, that breaks off, or that hangs until the client leaves."""
+    with AnthropicServer() as anthropic:
+        main = {"provider": "anthropic", "base_url": anthropic.url, "api_key": anthropic.key}
+        url = start_proxy(anthropic.url, {"upstreams": {"main": main}})
+        assert ask(url, body=chat(stream=True)).status == 200  # what LiteLLM makes once
+        requests = Uncollected(ChatBody, Stream)  # the other server here keeps its own
+        anthropic.script.cut = cut
+        for _ in range(3):
+            if cut == "hang":
+                with connected(url) as connection:
+                    connection.sendall(request_bytes(chat(stream=True)))
+                    assert connection.recv(12) == b"HTTP/1.1 200"
+            else:
+                ask(url, body=chat(stream=True))
+        assert requests.comes_to_rest()
