@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from aiohttp import ClientResponse
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from proxy.body import ChatBody
@@ -65,7 +66,7 @@ class Uncollected:
 def uncollected() -> Iterator[Uncollected]:
     gc.collect()
     gc.disable()
-    yield Uncollected(ChatBody, RequestResponseCycle, Stream)
+    yield Uncollected(ChatBody, RequestResponseCycle, ClientResponse, Stream)
     gc.enable()
 
 
