@@ -330,7 +330,9 @@ class Compactor:
                 asked = True
                 try:
                     with attempt:
-                        text = await asyncio.wait_for(write(wish, model), settings.timeout)
+                        # Not wait_for: its task and the failure would hold each other, and the conversation with them.
+                        async with asyncio.timeout(settings.timeout):
+                            text = await write(wish, model)
                 except BudgetSpent:
                     over_budget = True
                     break

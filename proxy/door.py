@@ -228,6 +228,8 @@ class leaving:
         self._overdue.discard(self)
         if self._watcher is not None:
             self._watcher.cancel()
+            # How it ended knows this block, and so the request: what knew each other would stay until it is collected.
+            self._watcher = None
         if self._left and isinstance(error, asyncio.CancelledError) and self._task.uncancel() == 0:
             raise ClientLeft from None
 

@@ -127,8 +127,8 @@ async def _write(texts: list[str], sizes: list[int], material: _Material, room: 
     try:
         notes = await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
+        while tasks:  # a task knows its failure, and that knows this call
+            tasks.pop().cancel()
     if wish.redact is not None:
         notes = [wish.redact(note) for note in notes]
     notes = [f"[notes on part {number}] {fenced(note)}" for number, note in enumerate(notes, start=1)]

@@ -194,9 +194,10 @@ class _Chunks:
         try:
             chunk = await self._read()
         except (aiohttp.ClientError, OSError) as error:
+            # aiohttp keeps the error with the answer: by its traceback that would hold itself, and whoever reads it.
             raise UpstreamInterrupted(
                 f"The upstream broke off in the middle of its answer ({type(error).__name__})."
-            ) from error
+            ) from error.with_traceback(None)
         if not chunk:
             raise StopAsyncIteration
         return chunk
