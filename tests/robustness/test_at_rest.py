@@ -227,8 +227,14 @@ def test_writing_the_file_anew_leaves_no_temporary_file(
         for n in range(120):
             await store.put(f"t{n % 2}", "archive", f"k{n}", os.urandom(100_000), 60)
         await store._writer.run(lambda db: db.set_progress_handler(look, 20))
+        assert await in_memory(store)
         await store.forget("t1")
+        assert await in_memory(store)
         await store.aclose()
+
+    async def in_memory(store: SqliteStore) -> bool:
+        row = await store._writer.run(lambda db: db.execute("PRAGMA temp_store").fetchone())
+        return bool(row == (2,))
 
     asyncio.run(test())
     temporary = {name for name in seen if "etilqs" in name}

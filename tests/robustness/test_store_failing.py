@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from proxy import upkeep
 from proxy.store import guarded, lane
 from proxy.store.file import put_aside
 from tests.e2e.test_store import get, metric, rows, running, summary_of, until
@@ -27,6 +28,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is used again soon after it works again."""
     monkeypatch.setattr(guarded, "FIRST_PAUSE", PAUSE)
     monkeypatch.setattr(guarded, "LONGEST_PAUSE", PAUSE)
+    monkeypatch.setattr(upkeep, "EVERY", PAUSE)
 
 
 @contextlib.contextmanager
@@ -90,6 +92,8 @@ def test_requests_go_through_and_it_is_used_again_after_it(
         assert until(lambda: get(url, "/readyz").text == f"ready; the store fails ({left_alone})\n")
         assert get(url, "/readyz").status_code == 200, "requests had better come"
         assert until(lambda: told <= {line["event"] for line in logs}), {line["event"] for line in logs}
+        if name == "locked":
+            assert until(lambda: [line["event"] for line in logs].count("store.upkeep_failed") > 1), "and tried again"
         lasting.close()
         number = iter(range(100, 200))
         assert until(lambda: summary_of(url, f"sk-{next(number)}") == "made" and "summary" in kinds(tmp_path))

@@ -157,6 +157,35 @@ def test_no_content_is_left_of_a_file_of_an_earlier_version(tmp_path: Path) -> N
     with_store(tmp_path / "a.db", test)
 
 
+def test_no_content_is_left_of_what_expired_in_a_file_that_keeps_its_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of an earlier version, which does not give back what is empty."""
+    with sqlite3.connect(tmp_path / "a.db") as db:
+        db.executescript(
+            """CREATE TABLE entries (tenant TEXT NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL,
+            expires REAL NOT NULL, PRIMARY KEY (tenant, kind, key)) WITHOUT ROWID;
+            CREATE INDEX entries_expire ON entries (expires);"""
+        )
+        for n in range(100):
+            db.execute(
+                "INSERT INTO entries VALUES ('t', 'summary', ?, ?, ?)", (f"k{n}", CANARY * 500, time.time() + 60)
+            )
+    db.close()
+
+    async def test(store: SqliteStore) -> None:
+        assert len(await store.entries("summary")) == 100
+        before = (tmp_path / "a.db").stat().st_size
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now + 61)
+        await store.upkeep()
+        assert await store.entries("summary") == []
+        assert (tmp_path / "a.db").stat().st_size >= before / 2
+        assert holding(tmp_path, CANARY) == []
+
+    with_store(tmp_path / "a.db", test)
+
+
 def test_a_log_that_is_read_without_a_pause_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.store.lane.BUSY_SECONDS", 0.05)
     monkeypatch.setattr("proxy.store.sqlite.PATIENCE", 0.3)
