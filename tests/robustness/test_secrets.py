@@ -29,6 +29,7 @@ from tests.door.raw_upstream import Arrived, End, RawUpstream, Stage, Step, answ
 from tests.door.test_disconnects import CONTENT, POLICY, ROLE, talk
 from tests.door.test_drain import Server
 
+ROOT = Path(__file__).parents[2]
 OPERATOR = "sk-canary-operator-5ec4e7"
 CALLER = "sk-canary-caller-5ec4e7"
 PROMPT = "canary-prompt-5ec4e7"
@@ -130,6 +131,85 @@ except RuntimeError as error:
     assert "request.crashed" in shown
     assert PROMPT not in shown
     assert CALLER not in shown
+
+
+BROKEN = """
+import asyncio
+from proxy.answering import send_answer
+from proxy import chat
+from proxy.upstream import connections
+
+chunks, send = connections._chunks, chat.send_answer
+
+
+class Odd(Exception):
+    def __init__(self, text):
+        super().__init__(text)
+        self.add_note("noted: " + text)
+
+
+async def broken_chunks(response):
+    async for chunk in chunks(response):
+        yield chunk
+        if b"in the middle" in chunk:
+            raise ValueError(repr(chunk))
+
+
+async def broken_send(to, opening, *rest):
+    if opening.answer.status == 299:
+        held = {}
+        async def apart():
+            raise KeyError(held["authorization"])
+        async def apart_too():
+            try:
+                {}[str(opening)]
+            except KeyError as error:
+                raise ExceptionGroup(str(opening), [ValueError(str(opening)), Odd(str(opening))]) from error
+        held["authorization"] = str(opening.answer.headers)
+        asyncio.ensure_future(apart())
+        asyncio.ensure_future(apart_too())
+        await asyncio.sleep(0.01)
+        raise Odd(str(opening) + held["authorization"])
+    await send(to, opening, *rest)
+
+connections._chunks, chat.send_answer = broken_chunks, broken_send
+"""
+
+
+def broken_script(arrived: Arrived) -> Sequence[Step]:
+    if b'"model": "middle"' in arrived.body:
+        parts = [stream_head(), chunk(ROLE + CONTENT.replace(b"hi", f"{ANSWER} in the middle".encode())), 0.2]
+        return [*parts, chunk(b"data: [DONE]\n\n"), chunk(b"")]
+    said = json.dumps({"choices": [{"message": {"content": ANSWER}}]}).encode()
+    return [answer(said, "299 Odd", [("x-answered", HEADER)])]
+
+
+def test_no_fault_of_the_program_shows_what_it_was_working_on(tmp_path: Path) -> None:
+    """On the way of a request, in the middle of an answer, and in tasks of their own: the place, and not the values."""
+    (tmp_path / "sitecustomize.py").write_text(BROKEN)
+    with pytest.MonkeyPatch.context() as patch, RawUpstream(broken_script) as upstream:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+        patch.setenv("PYTHONASYNCIODEBUG", "1")
+        server = Server(upstream.url, tmp_path)
+        try:
+            server.wait_ready()
+            headers = [JSON, ("authorization", f"Bearer {CALLER}"), ("x-note", HEADER)]
+            got = ask(server.url, CHAT, chat(PROMPT), headers)
+            assert (got.status, got.error["code"]) == (500, "proxy_error")
+            assert not any(secret in f"{got.headers}{got.body!r}" for secret in SECRETS)
+            ask(server.url, CHAT, chat(PROMPT, model="middle", stream=True), headers)
+            assert ask(server.url, "/livez", None).status == 200
+            server.process.terminate()
+            assert server.process.wait(10) == 0
+        finally:
+            if server.process.poll() is None:
+                server.process.kill()
+            server.process.wait(5)
+    log = server.log.read_text()
+    for secret in SECRETS:
+        assert secret not in log, secret
+    for shown in ("request.crashed", "broken_send", "broken_chunks", "Odd", "KeyError", "ValueError", "apart_too"):
+        assert shown in log, shown
 
 
 def settings_with_secrets(tmp_path: Path) -> Settings:
