@@ -178,7 +178,11 @@ connections._chunks, chat.send_answer = broken_chunks, broken_send
 
 def broken_script(arrived: Arrived) -> Sequence[Step]:
     if b'"model": "middle"' in arrived.body:
-        parts = [stream_head(), chunk(ROLE + CONTENT.replace(b"hi", f"{ANSWER} in the middle".encode())), 0.2]
+        parts: list[Step] = [
+            stream_head(),
+            chunk(ROLE + CONTENT.replace(b"hi", f"{ANSWER} in the middle".encode())),
+            0.2,
+        ]
         return [*parts, chunk(b"data: [DONE]\n\n"), chunk(b"")]
     said = json.dumps({"choices": [{"message": {"content": ANSWER}}]}).encode()
     return [answer(said, "299 Odd", [("x-answered", HEADER)])]
