@@ -16,6 +16,8 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+import yaml
+from pydantic import ValidationError
 
 from proxy.app import create_app
 from proxy.config import Settings
@@ -235,9 +237,53 @@ def test_no_key_is_in_what_settings_and_services_say_of_themselves(tmp_path: Pat
         return said
 
     shown.append(asyncio.run(service()))
+    for wrong in ({"api_key": [OPERATOR]}, {"headers": OPERATOR}, {"api_key": f"{OPERATOR}\n"}):
+        with pytest.raises(ValidationError) as caught:
+            Settings.model_validate({"upstreams": {"main": {"headers": {"x": HEADER}, **wrong}}})
+        shown.append(f"{caught.value!r} {caught.value}")
     for text in shown:
         for secret in (OPERATOR, CALLER, HEADER):
             assert secret not in text
+
+
+COMMANDS = {
+    "check": ["--team", "search"],
+    "check --model": ["--model", "m"],
+    "models": ["m"],
+    "explain": ["request.json"],
+    "forget": ["--team", "search"],
+}
+
+
+@pytest.mark.parametrize("wrong", ["", "upstreams.main.api_key", "store.encryption.key", "headers"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_command_shows_a_key(tmp_path: Path, name: str, wrong: str) -> None:
+    """Neither of a configuration that is right, with its values told one by one, nor of one that is wrong."""
+    store_key = "5ec4e7" * 10 + "abcd"
+    headers: Any = {"x-secret": HEADER}
+    configured: dict[str, Any] = {
+        "upstreams": {"main": {"api_key": OPERATOR, "headers": headers}},
+        "store": {"url": f"sqlite:///{tmp_path}/a.db", "encryption": {"key": store_key}},
+        "teams": {"search": {"keys": ["sha256:" + hashlib.sha256(CALLER.encode()).hexdigest()]}},
+    }
+    if wrong == "upstreams.main.api_key":
+        configured["upstreams"]["main"]["api_key"] = [OPERATOR]
+    elif wrong == "headers":
+        configured["upstreams"]["main"]["headers"] = [HEADER, OPERATOR]
+    elif wrong:
+        configured["store"]["encryption"]["key"] = store_key + OPERATOR
+    (tmp_path / "a.db").touch()
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(configured))
+    (tmp_path / "request.json").write_bytes(chat("a prompt that was not to be seen"))
+    command = [sys.executable, "-m", "proxy", name.split()[0], *COMMANDS[name], "--config", "a.yaml"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    shown = done.stdout + done.stderr
+    assert shown
+    assert "Traceback" not in shown
+    assert (done.returncode == 0) == (not wrong), shown
+    for secret in (OPERATOR, HEADER, store_key, CALLER, "not to be seen"):
+        assert secret not in shown
 
 
 @pytest.fixture
@@ -347,7 +393,7 @@ def test_no_name_leads_out_of_the_archive(start_proxy: StartProxy, stage: Stage,
     with stage(script) as upstream:
         url = start_proxy(upstream.url, overrides)
         headers = [JSON, ("authorization", f"Bearer {CALLER}")]
-        for model in (hostile, "..\\..\\outside", "a/b/c", "x" * 300, "nul\u0000", "e\u0301", "\u00e9"):
+        for model in (hostile, "..\\..\\outside", "a/b/c", "x" * 300, "nul\u0000", "e\u0301", "\u00e9", "CON", "con"):
             got = ask(url, CHAT, chat(model=model, messages=talk()), headers)
             assert got.status == 200
         for id in IDS:
