@@ -144,10 +144,11 @@ MEGABYTES = [" " * 1_000_000 + "x", "a" * 1_000_000, "ab" * 500_000, "TICKET-" *
 
 @pytest.mark.parametrize("pattern", [*FINE, *(pattern for pattern in ENDLESS if "(?=" not in pattern)])
 def test_nothing_is_slow_to_search_for(pattern: str) -> None:
-    for text in MEGABYTES:
-        began = time.process_time()
+    # An engine that goes back takes seconds for the ends of these texts already, and hours for the whole.
+    for text in (*(text[-20_000:] for text in MEGABYTES), *MEGABYTES):
+        began = time.thread_time()
         pinned(pattern, text)
-        assert time.process_time() - began < 1, text[:8]
+        assert time.thread_time() - began < 1, text[:8]
 
 
 # Python's white space has four separators (U+001C to U+001F) that Unicode's has not.
@@ -171,18 +172,30 @@ def test_half_a_character_hides_nothing() -> None:
     assert clean("\ud83d TICKET-7") == f"\ud83d {REDACTED}"
 
 
-@pytest.mark.parametrize("pattern", SLOW[:4])
+# Each takes a second or so without a bound; then a test fails, and does not hang.
+HOSTILE = {
+    SLOW[0]: " " * 20_000 + "x",
+    SLOW[1]: "ab" * 8_000,
+    SLOW[2]: "ab" * 1_000,
+    SLOW[3]: " " * 1_000 + "yx",
+}
+
+
+@pytest.mark.parametrize("pattern", HOSTILE)
 def test_a_text_that_is_slow_to_black_out_is_blacked_out_whole(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redaction_module, "TEXT_SECONDS", 0.1)
-    hostile = {SLOW[0]: " " * 1_000_000 + "x", SLOW[3]: " " * 1_000_000 + "yx"}.get(pattern, "ab" * 500_000)
     clean = redaction(secrets=False, patterns=[pattern, "ACME"])
     assert clean is not None
+    monkeypatch.setattr(redaction_module, "TEXT_SECONDS", 0.02)
     with capture_logs() as logs:
-        began = time.thread_time()
-        assert clean(hostile) == REDACTED
-        assert time.thread_time() - began < 2
+        assert clean(HOSTILE[pattern]) == REDACTED
+        monkeypatch.setattr(redaction_module, "TEXT_SECONDS", 0.5)
         assert clean("what ACME does") == f"what {REDACTED} does"
-    assert logs == [{"event": "redaction.too_slow", "log_level": "warning", "characters": len(hostile)}]
+        began = time.thread_time()
+        longer = HOSTILE[pattern][:-2] * 50 + HOSTILE[pattern][-2:]
+        assert clean(longer) == REDACTED
+        assert time.thread_time() - began < 2
+    told = {"event": "redaction.too_slow", "log_level": "warning"}
+    assert logs == [{**told, "characters": len(text)} for text in (HOSTILE[pattern], longer)]
 
 
 def test_many_slow_texts_have_one_bound_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,8 +204,8 @@ def test_many_slow_texts_have_one_bound_in_time(monkeypatch: pytest.MonkeyPatch)
     clean = redaction(secrets=True, patterns=[SLOW[0]])
     assert clean is not None
     began = time.thread_time()
-    assert {clean(" " * 200_000 + "x") for _ in range(50)} == {REDACTED}
-    assert time.thread_time() - began < 3
+    assert {clean(HOSTILE[SLOW[0]]) for _ in range(30)} == {REDACTED}
+    assert time.thread_time() - began < 2
     # What cannot be looked at any more is not shown either.
     assert clean("what ACME does" * 10_000) == REDACTED
     fresh = redaction(secrets=True, patterns=[SLOW[0]])
@@ -205,7 +218,7 @@ def test_a_slow_text_holds_up_no_other_work() -> None:
     assert clean is not None
 
     async def turns() -> int:
-        working = asyncio.ensure_future(asyncio.to_thread(clean, " " * 1_000_000 + "x"))
+        working = asyncio.ensure_future(asyncio.to_thread(clean, HOSTILE[SLOW[0]]))
         count = 0
         while not working.done():
             await asyncio.sleep(0.001)
