@@ -19,7 +19,7 @@ from proxy.store.lane import rebuild
 from proxy.store.sqlite import SqliteStore
 from proxy.upkeep import Upkeep
 
-CANARY = b"CANARY-7f3a9b"
+CANARY, GONE = b"CANARY-7f3a9b", b"GONE-1c8e02"
 
 
 def with_store(path: Path | None, test: Callable[[SqliteStore], Awaitable[None]], max_bytes: int | None = None) -> None:
@@ -145,13 +145,17 @@ def test_no_content_is_left_of_a_file_of_an_earlier_version(tmp_path: Path) -> N
             CREATE INDEX entries_expire ON entries (expires);"""
         )
         for n in range(300):
-            db.execute("INSERT INTO entries VALUES ('t', 'summary', ?, ?, ?)", (f"k{n}", CANARY * 20, time.time() + 60))
+            value = GONE if f"k{n}" < "k2" else CANARY
+            db.execute("INSERT INTO entries VALUES ('t', 'summary', ?, ?, ?)", (f"k{n}", value * 20, time.time() + 60))
         db.execute("PRAGMA secure_delete = OFF")
         db.execute("DELETE FROM entries WHERE key < 'k2'")
     db.close()
+    assert holding(tmp_path, GONE)
 
     async def test(store: SqliteStore) -> None:
         assert len(await store.entries("summary")) > 100
+        await store.upkeep()
+        assert holding(tmp_path, GONE) == [], "of what was removed before either"
         await store.forget("t")
         assert holding(tmp_path, CANARY) == []
 
