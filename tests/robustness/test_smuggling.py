@@ -100,7 +100,7 @@ def told(entrance: str, request: bytes) -> bytes:
     """All that is answered to these bytes until the proxy closes the connection or has nothing more to say."""
     with connected(entrance) as connection:
         connection.sendall(request)
-        connection.settimeout(0.4)
+        connection.settimeout(5)
         parts = []
         with contextlib.suppress(TimeoutError, ConnectionResetError):
             while part := connection.recv(65_536):
