@@ -46,7 +46,8 @@ class Server(uvicorn.Server):
         """See ``uvicorn.Server``."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), TICK)
+                async with asyncio.timeout(TICK):
+                    await self._ending.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """See ``uvicorn.Server``."""

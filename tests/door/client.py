@@ -118,6 +118,16 @@ def read_all(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
+def read_until(connection: socket.socket, wanted: bytes) -> bytes:
+    """Everything until some bytes have come. Fails where the other side closes before."""
+    found = b""
+    while wanted not in found:
+        part = connection.recv(65_536)
+        assert part, f"{wanted!r} did not come: {found!r}"
+        found += part
+    return found
+
+
 def request_bytes(body: bytes, path: str = CHAT, headers: Sequence[tuple[str, str]] = (JSON,)) -> bytes:
     """A whole POST request."""
     lines = [f"POST {path} HTTP/1.1", "Host: proxy.test", f"Content-Length: {len(body)}"]

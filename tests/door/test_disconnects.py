@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from .client import CHAT, StartProxy, ask, chat, connected, request_bytes
 from .raw_upstream import Arrived, End, RawUpstream, Step, answer, chunk, head, stream_head
 
-SOON = 0.5
-"""Seconds in which everything must have ended."""
+SOON = 15.0
+"""Seconds in which everything must have ended, however busy the machine is. What is not told of a leaving takes 60."""
 
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 CONTENT = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
@@ -76,7 +76,7 @@ class House:
 
     def check_at_rest(self, left: float, index: int = -1) -> None:
         """The upstream's connection was closed soon after the client left, and nothing goes on."""
-        ended = self.upstream.wait_left(index, seconds=2.0)
+        ended = self.upstream.wait_left(index, seconds=SOON)
         assert ended is not None
         assert ended - left < SOON
         assert self.watched.comes_to_rest(), self.watched.left_over()
@@ -164,10 +164,11 @@ def test_a_client_that_reads_nothing_and_leaves(house: House) -> None:
     connection = connected(house.url)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     connection.sendall(request_bytes(chat(stream=True)))
-    time.sleep(0.5)
-    held = sent
-    time.sleep(0.2)
-    assert sent == held < 20_000_000
+    until, held = time.monotonic() + SOON, -1
+    while held != sent and time.monotonic() < until:
+        held = sent
+        time.sleep(0.2)
+    assert 0 < sent == held < 20_000_000
     leave(connection)
     assert house.watched.comes_to_rest(), house.watched.left_over()
     assert sent < 30_000_000

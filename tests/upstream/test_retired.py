@@ -43,9 +43,7 @@ async def ended(answer: Answer) -> bytes:
 async def read_to_its_end(lane: Lane) -> None:
     """Wait for what the translate lane still reads, which it does by itself."""
     assert isinstance(lane, TranslateLane)
-    async with asyncio.timeout(30):
-        while lane._streams:
-            await asyncio.sleep(0.005)
+    await asyncio.gather(*(stream._task for stream in lane._streams if stream._task is not None))
 
 
 async def outlived(settings: UpstreamSettings) -> None:
