@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import ssl
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from proxy.config import Settings
 from proxy.config.loading import loads
 from proxy.demo.serving import serve
 from proxy.profiles import asking
+from proxy.summary import service
 
 from .door.client import StartProxy
 
@@ -94,6 +96,27 @@ def _certificates_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(default, "create_ssl_context", context)
         yield
+
+
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], bool]:
+    """Waits until so many requests wait for a summary, in the proxies of this process; whether they do, in time."""
+    flights: list[service._Flight] = []
+
+    class Seen(service._Flight):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            flights.append(self)
+
+    monkeypatch.setattr(service, "_Flight", Seen)
+
+    def come(count: int) -> bool:
+        until = time.monotonic() + 30
+        while sum(flight.waiting for flight in flights) < count and time.monotonic() < until:
+            time.sleep(0.005)
+        return sum(flight.waiting for flight in flights) >= count
+
+    return come
 
 
 @pytest.fixture

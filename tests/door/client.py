@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 """Seconds until a test counts an answer as hanging."""
 
 JSON = ("content-type", "application/json")

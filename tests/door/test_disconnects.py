@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -198,13 +198,12 @@ def test_while_a_refused_request_is_sent_again(house: House) -> None:
     house.check_at_rest(leave(connection))
 
 
-def test_two_wait_for_one_summary_and_one_leaves(house: House) -> None:
+def test_two_wait_for_one_summary_and_one_leaves(house: House, waiting: Callable[[int], bool]) -> None:
     go = threading.Event()
 
     def script(arrived: Arrived) -> Iterator[Step]:
         if b"<transcript>" in arrived.body:
-            while not go.is_set():
-                yield 0.01
+            yield go
             yield SUMMARY
         else:
             yield answer(b'{"choices":[]}')
@@ -216,11 +215,11 @@ def test_two_wait_for_one_summary_and_one_leaves(house: House) -> None:
     assert house.upstream.wait_arrived(1)
     with ThreadPoolExecutor(3) as pool:
         others = [pool.submit(ask, house.url, CHAT, body) for _ in range(3)]
-        time.sleep(0.3)
+        assert waiting(4)
         leave(first)
         time.sleep(0.1)
         go.set()
-        answers = [other.result(10) for other in others]
+        answers = [other.result(60) for other in others]
     for got in answers:
         assert (got.status, got.header("x-compaction"), got.header("x-compaction-summary")) == (
             200,

@@ -280,8 +280,9 @@ def slow(seconds: float) -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 def test_a_slow_store_holds_nobody_up_for_long_and_is_left_alone(tmp_path: Path) -> None:
-    with slow(2), running(tmp_path) as url:
+    with slow(5), running(tmp_path) as url:
         began = time.monotonic()
         with ThreadPoolExecutor(6) as threads:
             made = list(threads.map(lambda n: summary_of(url, f"sk-{n}"), range(6)))
