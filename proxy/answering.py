@@ -136,8 +136,8 @@ async def _send_events(send: Send, opening: Opening, tail: Tail | None) -> None:
     await send({"type": "http.response.body", "body": last})
 
 
-def failed_answer(opening: Opening, parts: Mapping[str, int]) -> Opening:
-    """The upstream's own refusal, with one sentence added that names what does not fit.
+def add_what_does_not_fit(opening: Opening, parts: Mapping[str, int]) -> None:
+    """Add one sentence to the upstream's own refusal: what does not fit, with sizes in tokens.
 
     Status, type and code stay. An answer of another shape than an error with a message stays as it is.
     """
@@ -145,13 +145,13 @@ def failed_answer(opening: Opening, parts: Mapping[str, int]) -> Opening:
     body = readable(opening.answer, opening.first)
     first = _error_with(body, added) or b"\n".join(_line_with(line, added) for line in body.split(b"\n"))
     if first == body:
-        return opening
+        return
     opening.first = first
-    headers = [pair for pair in opening.answer.headers if pair[0] not in ("content-length", "content-encoding")]
+    opening.answer.headers = [
+        pair for pair in opening.answer.headers if pair[0] not in ("content-length", "content-encoding")
+    ]
     if opening.complete:
-        headers.append(("content-length", str(len(first))))
-    opening.answer.headers = headers
-    return opening
+        opening.answer.headers.append(("content-length", str(len(first))))
 
 
 def _line_with(line: bytes, added: str) -> bytes:

@@ -18,7 +18,7 @@ import structlog
 from starlette.types import Receive, Scope, Send
 
 from proxy.afterwards import Afterwards, Seen
-from proxy.answering import failed_answer, send_answer, send_error_event, send_rest
+from proxy.answering import add_what_does_not_fit, send_answer, send_error_event, send_rest
 from proxy.body import ChatBody, parse
 from proxy.compactor import Case, Outcome
 from proxy.config import Route
@@ -181,7 +181,7 @@ class ChatCompletions:
                 return harder
         if opening.overflow is not None:  # else nothing was refused
             parts = await self._service.compactor.parts(case, outcome)
-            failed_answer(opening, parts | {OUTPUT_PART: outcome.output or exchange.body.max_output or 0})
+            add_what_does_not_fit(opening, parts | {OUTPUT_PART: outcome.output or exchange.body.max_output or 0})
         return None
 
     async def _silent(self, exchange: Exchange, case: Case, outcome: Outcome, opening: Opening) -> Overflow | None:

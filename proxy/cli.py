@@ -21,6 +21,8 @@ def main() -> None:
 _CONFIG = click.option(
     "--config",
     type=click.Path(exists=True, path_type=Path),
+    envvar="COMPACTION_PROXY_CONFIG",
+    show_envvar=True,
     help="The configuration: a YAML file, or a folder of them.",
 )
 
@@ -48,22 +50,26 @@ def demo(turns: int) -> None:
 
 
 @main.command()
-@click.argument("file", type=click.Path(exists=True, path_type=Path))
+@click.argument("file", required=False, type=click.Path(exists=True, path_type=Path))
+@_CONFIG
 @click.option("--team", help="Show the policy that is in force for a team: each value, and which line sets it.")
 @click.option("--model", help="The same for requests that name this model.")
-def check(file: Path, team: str | None, model: str | None) -> None:
-    """Validate a configuration, a file or a folder: every error with its line."""
+def check(file: Path | None, config: Path | None, team: str | None, model: str | None) -> None:
+    """Validate a configuration, FILE or --config: every error with its line."""
     from proxy.config import read
     from proxy.config.advice import advice
 
+    path = file or config
+    if path is None:
+        raise click.UsageError("name a configuration: check FILE, or set COMPACTION_PROXY_CONFIG")
     try:
-        loaded = read(file, os.environ)
+        loaded = read(path, os.environ)
     except ConfigurationError as error:
         click.echo(error.message, err=True)
         sys.exit(1)
     for warning in (*loaded.warnings, *advice(loaded, datetime.now(UTC).date())):
         click.echo(warning, err=True)
-    click.echo(f"{file}: fine")
+    click.echo(f"{path}: fine")
     if team is not None or model is not None:
         from proxy.policy_table import shown
 

@@ -35,8 +35,8 @@ ROOM = 0.9
 PAGES = 1_000
 """Empty pages that are given back at once."""
 
-PATIENCE = 30.0
-"""Seconds for which a tenant's entries are tried to be removed where others use the file."""
+PATIENCE = 60.0
+"""Seconds for which each step of a tenant's removal is tried where others use the file."""
 
 _REMOVE = "DELETE FROM entries WHERE tenant = ? AND kind = ? AND key = ?"
 _PUT = f"INTO entries VALUES (?, ?, ?, ?, ?, zeroblob({PAD}), ?)"
@@ -85,13 +85,10 @@ class SqliteStore:
             return counts
         mark = hashlib.sha256(tenant.encode()).hexdigest()
 
-        async def work() -> None:
-            await self._remove(tenant, counts)
-            await self.put("", MARK, mark, repr(time.time()).encode(), MARK_SECONDS)
-            await self._writer.run(rebuild)
-            await self._empty()
-
-        await _patiently(work)
+        await _patiently(lambda: self._remove(tenant, counts))
+        await _patiently(lambda: self.put("", MARK, mark, repr(time.time()).encode(), MARK_SECONDS))
+        await _patiently(lambda: self._writer.run(rebuild))  # once: of a large file it takes a while
+        await _patiently(self._empty)
         return counts
 
     async def remove(self, tenant: str) -> Mapping[str, int]:
@@ -99,6 +96,7 @@ class SqliteStore:
         counts: dict[str, int] = {}
         if self._path is None or self._path.exists():
             await _patiently(lambda: self._remove(tenant, counts))
+            await _patiently(self._empty)
         return counts
 
     async def forgotten(self) -> dict[str, float]:
@@ -151,7 +149,6 @@ class SqliteStore:
         while kinds := await self._writer.run(lambda db: self._remove_some(db, tenant)):
             for kind in kinds:
                 counts[kind] = counts.get(kind, 0) + 1
-        await self._empty()
 
     async def _emptied(self) -> bool:
         """Have no removed byte stay, neither in the file nor in its log; says whether that could be done now."""

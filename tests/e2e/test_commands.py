@@ -74,6 +74,18 @@ def test_check_names_every_fault_with_its_line(folder: Path) -> None:
     assert second.startswith("wrong.yaml:6: policies.default.keep.fraction: ")
 
 
+def test_check_without_a_file(folder: Path) -> None:
+    assert run(folder, "check", "--config", "good.yaml").stdout == "good.yaml: fine\n"
+    assert run(folder, "check", COMPACTION_PROXY_CONFIG="good.yaml").stdout == "good.yaml: fine\n"
+    assert run(folder, "check", "wrong.yaml", COMPACTION_PROXY_CONFIG="good.yaml").returncode == 1
+    done = run(folder, "check", "--model", "small")
+    assert done.returncode == 2
+    assert "name a configuration: check FILE, or set COMPACTION_PROXY_CONFIG" in done.stderr
+    gone = run(folder, "models", COMPACTION_PROXY_CONFIG="gone.yaml")
+    assert gone.returncode == 2
+    assert "gone.yaml" in gone.stderr
+
+
 def test_check_shows_what_is_in_force_for_a_team_and_a_model(tmp_path: Path) -> None:
     conf = tmp_path / "conf"
     (conf / "policies").mkdir(parents=True)

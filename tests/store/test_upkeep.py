@@ -15,6 +15,7 @@ import pytest
 from proxy.limits import Limits
 from proxy.shared import Shared
 from proxy.store import StoreFailed
+from proxy.store.lane import rebuild
 from proxy.store.sqlite import SqliteStore
 from proxy.upkeep import Upkeep
 
@@ -129,6 +130,36 @@ def test_a_log_that_is_read_without_a_pause_is_no_success(tmp_path: Path, monkey
             await store.forget("t")
         reader.close()
         await store.forget("t")
+        assert holding(tmp_path, CANARY) == []
+
+    with_store(tmp_path / "a.db", test)
+
+
+def test_waiting_for_readers_does_not_write_the_file_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a gigabyte, each time takes seconds, and as long a log."""
+    monkeypatch.setattr("proxy.store.lane.BUSY_SECONDS", 0.05)
+    readers: list[sqlite3.Connection] = []
+
+    def rebuild_and_read(connection: sqlite3.Connection) -> None:
+        rebuild(connection)
+        reader = sqlite3.connect(tmp_path / "a.db", check_same_thread=False)
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM entries").fetchone()
+        readers.append(reader)
+
+    monkeypatch.setattr("proxy.store.sqlite.rebuild", rebuild_and_read)
+
+    async def test(store: SqliteStore) -> None:
+        await store.put("t", "summary", "k", CANARY, 60)
+        forgetting = asyncio.create_task(store.forget("t"))
+        await asyncio.sleep(1)
+        assert not forgetting.done()
+        assert len(readers) == 1
+        readers[0].close()
+        assert await forgetting == {"summary": 1}
+        assert len(readers) == 1
         assert holding(tmp_path, CANARY) == []
 
     with_store(tmp_path / "a.db", test)
