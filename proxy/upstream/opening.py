@@ -12,7 +12,8 @@ from proxy.upstream.ending import finished, is_silence
 from proxy.upstream.lane import Answer
 from proxy.upstream.overflow import Overflow, recognise
 from proxy.upstream.sight import Sight, at_a_glance
-from proxy.upstream.sse import beginning
+from proxy.upstream.sse import beginning, begins_as_error, ends_event, whole_events
+from proxy.upstream.unpacking import Unpacking
 
 ERROR_BYTES = 1_000_000
 """So much of an error's body is read to find out what it says."""
@@ -22,9 +23,6 @@ HELD_BYTES = 65_536
 
 HELD_SECONDS = 5.0
 """So long it is held back; after that, a comment that keeps the connection alive lets it go. Refusals come sooner."""
-
-PACKED_BYTES = 4_096
-"""A compressed answer that is no stream is unpacked to see whether it is a refusal if it is at most so large."""
 
 
 @dataclass(slots=True)
@@ -98,44 +96,60 @@ async def _whole(answer: Answer) -> Opening:
     chunk = await anext(answer.body, None)
     if chunk is not None and at_a_glance(chunk):
         return Opening(answer, chunk, str(len(chunk)) == length, None, written=True)
-    packed = is_encoded(answer)
-    most = PACKED_BYTES if packed else ERROR_BYTES
+    packed = Unpacking(header(answer, "content-encoding"), ERROR_BYTES) if is_encoded(answer) else None
     until = asyncio.get_running_loop().time() + HELD_SECONDS
     first, sight, complete = bytearray(), Sight(), False
+    plain = first if packed is None else packed.beginning
     while chunk is not None:
         first += chunk
         complete = str(len(first)) == length
-        seen = None if packed else sight.of(first)
-        if seen == "events":
+        if packed is not None:
+            packed.feed(chunk)
+        seen = sight.of(plain)
+        if seen == "events" and packed is None:
             return await _stream(answer, bytes(first))
-        if seen == "answer":
-            return Opening(answer, bytes(first), complete, None, written=True)
-        if complete or len(first) > most or asyncio.get_running_loop().time() > until:
+        if seen is not None:
+            return Opening(answer, bytes(first), complete, None, written=seen == "answer")
+        if complete or len(first) > ERROR_BYTES or asyncio.get_running_loop().time() > until:
             break
+        if packed is not None and packed.ended:
+            return Opening(answer, bytes(first), False, None)
         chunk = await anext(answer.body, None)
     else:
         complete = True
     body = bytes(first)
-    readably = not packed or (complete and len(body) <= PACKED_BYTES)
-    return Opening(answer, body, complete, _overflow(answer, body) if readably else None)
+    if packed is not None and not complete:
+        return Opening(answer, body, False, None)
+    shown = bytes(plain) or readable(answer, body)
+    return Opening(answer, body, complete, recognise(answer.status, shown, answer.headers))
 
 
 async def _stream(answer: Answer, first: bytes) -> Opening:
-    """A stream, of which ``first`` has been read already: read on until its first content."""
+    """A stream, of which ``first`` has been read already: read on until its first content.
+
+    One event may go on beyond what is held back if it is an error: some repeat all that was sent.
+    """
     if is_encoded(answer):
         return Opening(answer, first, False, None)
     clock = asyncio.get_running_loop().time
     until = clock() + HELD_SECONDS
     found = beginning(first) if first else None
-    while found is None and len(first) <= HELD_BYTES and clock() <= until:
+    held = bytearray(first)
+    in_error = False
+    while found is None and clock() <= until:
+        if len(held) > HELD_BYTES and not in_error:
+            in_error = begins_as_error(bytes(held[len(whole_events(bytes(held))) :]))
+        if len(held) > (ERROR_BYTES if in_error else HELD_BYTES):
+            break
         chunk = await anext(answer.body, None)
         if chunk is None:
             # It may end without the blank line that ends its last event, or be a plain error under a wrong name.
-            return Opening(answer, first, True, _overflow(answer, first))
-        first += chunk
-        # An event ends with a line.
-        if b"\n" in chunk or b"\r" in chunk:
-            found = beginning(first)
+            return Opening(answer, bytes(held), True, _overflow(answer, bytes(held)))
+        held += chunk
+        # An event ends with a line; one that is long is looked at again when it has ended.
+        if ends_event(held, len(chunk)) if in_error else (b"\n" in chunk or b"\r" in chunk):
+            found = beginning(bytes(held))
+    first = bytes(held)
     overflow = _overflow(answer, first) if found == "error" else None
     return Opening(answer, first, False, overflow, ended=found == "end")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -17,6 +18,13 @@ NO_ROOM = WINDOW_REASONS | LENGTH_REASONS | ABORT_REASONS
 
 _ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _MARK = b"\xef\xbb\xbf"
+
+_SHOWN = 512
+"""Bytes of an event after which it has said what it is."""
+_ERROR_NAME = re.compile(rb"event: ?[\w.-]{0,64}(?:error|exception)", re.I)
+_ERROR_DATA = re.compile(
+    rb"(?:^|[\r\n])data: ?\{\s{0,16}(?:\"error\"\s{0,16}:\s{0,16}[^\sn]|\"(?:type|object)\"\s{0,16}:\s{0,16}\"error\")"
+)
 
 
 class EventBuffer:
@@ -80,6 +88,18 @@ def _names_error(line: bytes) -> bool:
 def whole_events(events: bytes) -> bytes:
     """The events without the unfinished one at their end."""
     return events[: _end_of_events(events)]
+
+
+def ends_event(events: bytearray, new: int) -> bool:
+    """Whether an event may have ended within the last ``new`` bytes."""
+    tail = events[-new - 3 :]
+    return any(end in tail for end in _ENDS)
+
+
+def begins_as_error(event: bytes) -> bool:
+    """Whether an event that has not ended yet says that it is an error: by its name, or in its data's first field."""
+    start = event[:_SHOWN].lstrip(b"\r\n")
+    return bool(_ERROR_NAME.match(start) or _ERROR_DATA.search(start))
 
 
 def _judged(data: bytes) -> Said | None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import brotli
+import zstandard
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy.demo.replies import event
@@ -30,6 +34,8 @@ class Wording:
     body: Callable[[Refused], Any]
     only_streams: bool = False
     """Whether only streamed requests are refused in these words; others keep the stand-in's own."""
+    encoding: str = ""
+    """The content encoding that it is sent with."""
 
 
 def _openai(refused: Refused) -> Any:
@@ -130,6 +136,36 @@ WORDINGS = {
     "openrouter events": Wording(200, _openrouter_events, only_streams=True),
 }
 
+
+def _openrouter_choice(refused: Refused) -> Any:
+    error = {**_openrouter(refused)["error"], "metadata": {"provider_name": "Some"}}
+    choice = {"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": "error", "error": error}
+    return {"id": "gen-1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+
+
+def _with_what_was_sent(refused: Refused) -> Any:
+    """An error of 200 KB that does not become much smaller by being compressed."""
+    sent = random.Random(7).randbytes(100_000).hex()
+    return {"error": _anthropic(refused)["error"], "request": {"messages": [{"role": "user", "content": sent}]}}
+
+
+CARRIED = {
+    "in a choice, under 400": Wording(400, _openrouter_choice),
+    "in a choice, under 200": Wording(200, _openrouter_choice),
+    "in gzip": Wording(200, _with_what_was_sent, encoding="gzip"),
+    "in brotli": Wording(200, _with_what_was_sent, encoding="br"),
+    "in zstd": Wording(200, _with_what_was_sent, encoding="zstd"),
+    "in a long event": Wording(200, lambda refused: event(_with_what_was_sent(refused)).decode(), only_streams=True),
+}
+"""Refusals that are harder to find than to read."""
+
+_COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    "gzip": gzip.compress,
+    "br": brotli.compress,
+    "zstd": zstandard.compress,
+}
+_PIECE = 10_000
 _LIMIT = re.compile(r"maximum context length is (\d+) tokens")
 _PARTS = re.compile(r"(\d+) in the (messages|functions|completion)")
 _TOTAL = re.compile(r"resulted in (\d+) tokens")
@@ -174,11 +210,16 @@ class Worded:
             return
         content = self._wording.body(refused)
         as_events = isinstance(content, str)
-        raw = content.encode() if as_events else json.dumps(content).encode()
+        raw = _COMPRESS[self._wording.encoding](content.encode() if as_events else json.dumps(content).encode())
         kind = b"text/event-stream" if as_events else b"application/json"
         headers = [(b"content-type", kind), (b"content-length", str(len(raw)).encode())]
+        if self._wording.encoding:
+            headers.append((b"content-encoding", self._wording.encoding.encode()))
         await send({"type": "http.response.start", "status": self._wording.status, "headers": headers})
-        await send({"type": "http.response.body", "body": raw})
+        for start_of_piece in range(0, len(raw), _PIECE):
+            piece = raw[start_of_piece : start_of_piece + _PIECE]
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
 
 def _read(error: Any) -> Refused | None:

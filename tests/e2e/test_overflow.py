@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 from e2e_harness import chat, client, proxied, words
-from overflow_wordings import WORDINGS, Worded
+from overflow_wordings import CARRIED, WORDINGS, Worded
 
 from proxy.demo.agent import Agent, gather
 from proxy.demo.replies import Responder
@@ -41,7 +41,7 @@ def overbelieved(
     policy: Mapping[str, Any] | None = None,
 ) -> Iterator[openai.OpenAI]:
     """A client of a proxy that takes its upstream's window for larger than it is, or does not know it."""
-    with serve(Worded(upstream.app, WORDINGS[wording])) as url:
+    with serve(Worded(upstream.app, {**WORDINGS, **CARRIED}[wording])) as url:
         route = {"match": "*", "upstream": "main", **({"profile": dict(profile)} if profile else {})}
         settings = {
             "upstreams": {"main": {"base_url": f"{url}/v1"}},
@@ -91,7 +91,7 @@ def test_a_session_goes_on_and_the_limit_is_learned(wording: str, window: int, t
     assert len(upstream.summaries) <= TURNS * 2 // 3
 
 
-@pytest.mark.parametrize("wording", WORDINGS)
+@pytest.mark.parametrize("wording", [*WORDINGS, *CARRIED])
 def test_a_refusal_is_never_seen(wording: str, tmp_path: Path) -> None:
     upstream = StandIn(window=8_000)
     messages = chat(8, 700)

@@ -302,9 +302,16 @@ def test_other_errors(status: int, body: bytes) -> None:
     assert recognise(status, body) is None
 
 
-@pytest.mark.parametrize("status", [401, 403, 404])
+@pytest.mark.parametrize("status", [401, 402, 404])
 def test_statuses_that_are_never_an_overflow(status: int) -> None:
     assert recognise(status, OVERFLOWS[0][2]) is None
+
+
+def test_where_permission_is_denied_only_a_context_window_counts() -> None:
+    """Together's list of errors has a prompt beyond the context length under this status."""
+    assert recognise(403, wire(message="Input token count + max_tokens must be less than the model context length."))
+    assert recognise(403, wire(message="Prompt is too long.", code="context_length_exceeded")) is None
+    assert recognise(403, wire(message="Your plan does not allow a context length over 200000 tokens.")) is None
 
 
 def test_a_number_with_a_unit_or_out_of_bounds_is_no_limit() -> None:
@@ -393,7 +400,57 @@ UNKNOWN_WORDINGS: list[tuple[str, int | None, int | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("message", "limit", "counted"), UNKNOWN_WORDINGS)
+# Wordings of servers whose rows came later, and of others like them: message, limit, counted.
+MORE_WORDINGS: list[tuple[str, int | None, int | None]] = [
+    ("Number of input tokens must be no more than 8192, got 9300", 8192, 9300),  # YandexGPT
+    ("folder_id=b1: text length is 412000, which is outside the range (0, 100000]", None, None),  # YandexGPT
+    ("the max input characters is 24000", None, None),  # Qianfan
+    ("input characters limit is 480000", None, None),  # Qianfan
+    ("input token limit is 98304", 98304, None),  # Qianfan
+    ("Prompt tokens too long", None, None),  # Qianfan, MindIE
+    ("number of input tokens (150500) has exceeded max_prompt_tokens (131072) limit.", 131072, 150500),  # SiliconFlow
+    ("Input too long. Recieved 5105 tokens, but the maximum input length is 4096 tokens.", 4096, 5105),  # Anyscale
+    ("Number of prompt tokens: 9300 exceeds model max length: 8192", 8192, 9300),  # OpenVINO
+    ("Prompt sequence length is greater than 32768, perhaps consider using `truncate_sequence`?", 32768, None),
+    (
+        "Reached context length of 4096 tokens with model (arch: x) that does not currently support mid-generation "
+        "context overflow. Try reloading with a larger context length or shortening the prompt/chat.",
+        4096,
+        None,
+    ),  # LM Studio
+    ("Content contains 4300 tokens, which exceeds the maximum allowed context size of 4096.", 4096, 4300),  # Apple
+    ("Provided 4,300 tokens, but the maximum allowed is 4,096.", 4096, 4300),  # Apple
+    ("max tokens of 131072 exceeded", 131072, None),  # Snowflake
+    ("The message you submitted was too long, please submit something shorter.", None, None),  # ChatGPT
+    ("Malformed input request: expected maxLength: 50000, actual: 52000, please reformat", None, None),  # Bedrock
+    ("rpc error: code = InvalidArgument desc = prompt token count (40100) cannot exceed 32768.", 32768, 40100),
+    ("Combined prompt+completion length 9300 exceeds model max length 8192", 8192, None),  # vLLM
+    ("The input(130100tokens) is longer than the model's context length (81920tokens)", 81920, 130100),  # SGLang
+    ("You requested 4104tokens, the context window is 4096tokens", 4096, 4104),
+    ("Text in request is too long. Used 33000 tokens, the token limit is 32768", 32768, 33000),
+    ("Input exceeds the limit of 200.000 tokens: 214.310 tokens", 200000, 214310),
+    ("Context length is 8\u202f192 tokens; the prompt has 9\u202f300 tokens, which exceeds it", 8192, 9300),
+    ("Input validation error: prompt exceeds the context window", None, None),
+    ("This model's maximum context length is 8192 tokens. See our documents.", 8192, None),
+    ("max_model_len exceeded", None, None),
+    ("Model context window is 128k tokens, you requested 256k tokens", None, None),
+    ("The model requires a larger context", None, None),
+    ("too many tokens in the prompt", None, None),
+    ("上下文超出限制", None, None),
+    ("超出最大上下文长度", None, None),
+    ("请压缩上下文后重试", None, None),
+    ("输入 token 超限", None, None),
+    ("token数量超过上限。对话历史+问题的字数太多，需要精简输入", None, None),  # Spark
+    ("当前输入tokens为40000，超过模型支持的最大长度32768", 32768, 40000),
+    ("输入序列长度（9300）超过最大长度（8192）", 8192, 9300),  # MindIE
+    ("コンテキスト長（8192）を超えています", 8192, None),
+    ("컨텍스트 길이(8192 토큰)를 초과했습니다", 8192, None),
+    ("Слишком много токенов в запросе: 33000 при лимите 32768", 32768, 33000),  # GigaChat
+    ("Le nombre de tokens (9000) dépasse la limite du modèle (8192)", 8192, 9000),
+]
+
+
+@pytest.mark.parametrize(("message", "limit", "counted"), [*UNKNOWN_WORDINGS, *MORE_WORDINGS])
 def test_wordings_that_nobody_has_seen(message: str, limit: int | None, counted: int | None) -> None:
     read = recognise(400, wire(message=message))
     assert read is not None
@@ -435,6 +492,13 @@ ENVELOPES: list[object] = [
     {"error": "upstream", "body": INNER},
     {"error": f"Error code: 400 - {{'error': {{'message': '{TOO_LONG}', 'type': 'x', 'code': None}}}}"},
     {"message": f"Error code: 400 - {{'error': {{'message': \"It's this: {TOO_LONG}\", 'code': 400}}}} (x)"},
+    {"choices": [{"finish_reason": "error", "error": {"code": 400, "message": TOO_LONG}, "message": {"content": ""}}]},
+    {"error": {"code": "bad_request", "hint": TOO_LONG}},
+    {"code": 4001, "info": TOO_LONG, "data": None},
+    {"code": 4001, "data": TOO_LONG},
+    {"allow_retry": False, "text": TOO_LONG},
+    {"errors": [], "messages": [TOO_LONG]},
+    {"validationException": {"message": TOO_LONG}},
 ]
 
 
@@ -476,6 +540,7 @@ IN_SUCCESS: list[object] = [
     {"choices": [], "code": 400, "message": TOO_LONG},
     {"choices": [{"message": {"content": ""}, "finish_reason": "error", "error": {"code": 400, "message": TOO_LONG}}]},
     {"object": "error", "message": TOO_LONG},
+    {"validationException": {"message": TOO_LONG}},
     [{"error": {"message": TOO_LONG}}],
     INNER,
 ]
@@ -504,6 +569,31 @@ CODES_IN_OTHER_STYLES = [
     "context length exceeded",
     "contextLengthExceededError",
 ]
+
+
+SHAPES_OF_CODES = [
+    *("PromptTooLongError", "err_prompt_exceeded", "CONTEXT_TOO_LONG", "input_tokens_limit_reached"),
+    *("conversation_size_exceeded", "exceeds_model_context", "too_many_prompt_tokens", "context_window_error"),
+]
+CODES_OF_OTHERS = [
+    *("token_quota_exceeded", "context_deadline_exceeded", "output_tokens_exceeded", "max_output_context_exceeded"),
+    *("prompt_image_too_large", "input_file_too_large", "tokens_per_minute_exceeded", "prompt_name_too_long"),
+]
+
+
+@pytest.mark.parametrize("code", SHAPES_OF_CODES)
+def test_a_code_that_nobody_has_seen(code: str) -> None:
+    assert recognise(400, wire(message="Sorry.", code=code)) is not None
+    assert recognise(429, wire(message="Sorry.", code=code)) in (
+        None,
+        recognise(400, wire(message="Sorry.", code=code)),
+    )
+    assert recognise(400, wire(message="Too many tokens per minute.", code="err_prompt_exceeded")) is None
+
+
+@pytest.mark.parametrize("code", CODES_OF_OTHERS)
+def test_a_code_that_only_looks_like_one(code: str) -> None:
+    assert recognise(400, wire(message="Sorry.", code=code)) is None
 
 
 @pytest.mark.parametrize("code", CODES_IN_OTHER_STYLES)
@@ -554,6 +644,10 @@ OF_GATEWAYS: list[tuple[int, str]] = [
     (400, json.dumps({"error": {"message": "请求过于频繁，每分钟 token 数超过限制"}})),
     (400, json.dumps({"error": {"message": "您的 token 余额不足，输入超过限制"}})),
     (400, json.dumps({"error": {"message": "输入的图片数量超过限制"}})),
+    (400, json.dumps({"error": {"message": "Unknown field."}, "text": QUOTE, "info": QUOTE, "hint": QUOTE})),
+    (400, json.dumps({"message": "Unknown role.", "data": QUOTE, "messages": [QUOTE]})),
+    (400, json.dumps({"detail": "no", "choices": [{"message": {"role": "assistant", "content": QUOTE}}]})),
+    (400, json.dumps({"messages": [{"role": "user", "content": QUOTE}]})),
 ]
 
 
@@ -668,6 +762,29 @@ ABOUT_SOMETHING_ELSE: list[tuple[int, str]] = [
     (400, "The prompt contains 3 images, but the model supports at most 1"),
     (400, "max_prompt_tokens must be greater than 256"),
     (400, "context_length must be between 512 and 131072"),
+    (422, "Input validation error: `max_new_tokens` must be <= 512. Given: 600"),
+    (422, "Input validation error: `truncate` must be strictly positive and less than 1024. Given: 2000"),
+    (400, "`max_tokens` must be at most `16384`: the maximum for it is less than the `context_window` of this model"),
+    (400, "Malformed input request: #/textToImageParams/text: expected maxLength: 512, actual: 560"),
+    (400, "Requested 310000 tokens, max 300000 tokens per minute"),
+    (400, "Exceeding the limiting length: [max_tokens should be less or equal to 131072]"),
+    (400, "The requested number of output tokens (9000) exceeds the model limit (8192)"),
+    (400, "The response exceeded the maximum number of tokens and was cut"),
+    (400, "user_id is too long: maximum length is 64"),
+    (400, "The prompt_cache_key exceeds the maximum length of 64 characters"),
+    (400, "Text exceeds the token limit of your plan."),
+    (500, "thread context too large: stack overflow"),
+    (500, "grpc: received message larger than max (5242880 vs. 4194304)"),
+    (400, "输出长度超限，请降低 max_tokens"),
+    (400, "max_tokens超过最大值8192"),
+    (400, "已达到最大令牌数量限制 (1000)"),
+    (413, "请求体过大，超过 32MB 限制"),
+    (400, "消息数量超过限制"),
+    (400, "文件内容超过大小限制"),
+    (429, "本月tokens使用量超过套餐上限"),
+    (429, "Превышен лимит токенов в минуту"),
+    (429, "분당 토큰 한도를 초과했습니다"),
+    (429, "1分あたりのトークン数が上限を超えました"),
 ]
 
 
@@ -728,6 +845,14 @@ HOSTILE = {
     "styles": b"<" + b"<style>" * 140_000,
     "a repr of nothing": wire(message="{'a': " + "-" * 8_000 + "1}" + "{'a': [" * 9_000),
     "codes": wire(message="no", code="aB-" * 300_000),
+    "codes without end": wire(message="no", code="input_" * 160_000),
+    "east asian": wire(message="输入1" * 200_000),
+    "dots": wire(message="1.000" * 190_000),
+    "payloads": wire(message="payload too large " * 55_000),
+    "exceptions": json.dumps({f"{number}Exception": {"message": "no"} for number in range(40_000)}).encode(),
+    "hints": json.dumps({"error": {"messages": ["no " * 50] * 6_000, "hint": "is 9000, " * 9_000}}).encode(),
+    "choices": json.dumps({"choices": [{"error": {"message": "no " * 900}}] * 300}).encode(),
+    "a long event": b"event: error\ndata: " + wire(message="no", echo=[{"message": QUOTE}] * 9_000) + b"\n\n",
 }
 
 

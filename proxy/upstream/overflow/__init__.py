@@ -12,13 +12,14 @@ found by ``silent.silent_overflow`` once the answer is finished.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from proxy.upstream.overflow import general
 from proxy.upstream.overflow.envelope import COUNT_FIELDS, LIMIT_FIELDS, Fault, faults
-from proxy.upstream.overflow.patterns import CODES, ROWS, Row, read
+from proxy.upstream.overflow.patterns import CODE_SHAPE, CODES, ROWS, Row, read
 from proxy.upstream.overflow.reading import Overflow, Reading
-from proxy.upstream.overflow.vetoes import NEVER_STATUS, WARY_STATUS, vetoed
+from proxy.upstream.overflow.vetoes import DENIED_STATUS, NEVER_STATUS, WARY_STATUS, vetoed
 
 __all__ = ["Overflow", "recognise"]
 
@@ -27,6 +28,7 @@ _CODE_HEADERS = ("x-amzn-errortype", "x-ms-error-code")
 MOST_TEXT = 65_536
 """Characters of error messages after which no further error of an answer is read."""
 
+_WINDOW_NAMED = re.compile(r"context (?:length|window|size|limit)")
 _WAIT_HEADERS = ("retry-after", "retry-after-ms")
 
 
@@ -50,11 +52,13 @@ def recognise(
     if vetoed(named, ()):
         return None
     wary = status in WARY_STATUS or any(name in _WAIT_HEADERS for name, _ in headers)
+    denied = status in DENIED_STATUS
     tables = tuple(rows), frozenset(codes)
     readings: list[Reading] = []
     length = 0
     for fault in faults(status, body):
-        readings += _read(fault, *tables, wary=wary)
+        if not denied or _names_a_window(fault):
+            readings += _read(fault, *tables, wary=wary or denied)
         length += sum(map(len, fault.texts))
         if length > MOST_TEXT:
             break
@@ -66,17 +70,22 @@ def recognise(
 def _read(fault: Fault, rows: tuple[Row, ...], codes: frozenset[str], *, wary: bool) -> list[Reading]:
     if vetoed(fault.codes, ()):
         return []
+    about = [text for text in fault.texts if not vetoed((), (text,))]
     by_code = not fault.codes.isdisjoint(codes)
+    if not by_code and not wary and len(about) == len(fault.texts):
+        by_code = any(map(CODE_SHAPE.search, fault.codes))
     readings = []
-    for text in fault.texts:
-        if vetoed((), (text,)):
-            continue
-        lowered = text.lower()
+    for text in about:
+        lowered = general.prepared(text)
         if reading := read(lowered, rows) or general.read(lowered, certain=by_code, wary=wary):
             readings.append(reading)
     if by_code or (readings and fault.numbers):
         readings.append(_told(fault.numbers))
     return readings
+
+
+def _names_a_window(fault: Fault) -> bool:
+    return any(_WINDOW_NAMED.search(text.lower()) for text in fault.texts)
 
 
 def _told(numbers: Mapping[str, int]) -> Reading:

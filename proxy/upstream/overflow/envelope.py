@@ -9,23 +9,19 @@ the request (messages, excerpts, quoted values) is not evidence of anything.
 from __future__ import annotations
 
 import ast
-import html
 import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
 
+from proxy.upstream.overflow.cleaning import PREFIX, SENTENCE, cleaned, page_text, unescaped
+
 WHOLE_BODY = 1_000_000
 """Bytes up to which a body is parsed. Of a longer one only the first ``PREFIX`` bytes are looked at, as text."""
-PREFIX = 65_536
-SENTENCE = 8_192
-"""Characters of one error message that are looked at."""
-SHORT_QUOTE = 16
-"""Characters under which a quoted value is a name ("middle-out"), not somebody's text."""
 MAX_FAULTS = 16
 MAX_ITEMS = 8
 MAX_DEPTH = 10
@@ -64,6 +60,10 @@ _NESTED_FIELDS = (
 )
 _FIELDS_OF_REQUEST = ("errors", "param_errors", "validation_errors")
 """Here a field of the request may have a sentence, or a list of them."""
+_LAST_TEXTS = ("hint", "info", "data", "text", "messages")
+"""Read where an error has no sentence of its own: beside one they may hold what was sent."""
+_EXCEPTION_KEY = re.compile(r"\w{0,40}[a-z]Exception")
+"""``validationException``: the name of an event of Bedrock's is the error's."""
 _CODE_FIELDS = (
     *("code", "type", "Code", "error_code", "error_type", "errorCode", "status", "status_code", "reason", "__type"),
 )
@@ -85,16 +85,10 @@ _NUMBERED = (
 )
 _CODE_BREAK = re.compile(r"[ -]+|(?<=[a-z])(?=[A-Z])")
 _CODE_END = re.compile(r"(?i)_?(?:error|exception)$")
-_HIDDEN = ("style", "script")
 _STATUS = ("status", "status_code", "statusCode")
 _WELL = (0, "0", 200, "200")
 _ERROR_TEXT = re.compile(r"\[error\]|error ?:", re.I)
 
-_QUOTED = re.compile(r"""(?P<key>['"]?\w{1,20}['"]?\s?[:=]\s?)?"(?P<text>[^"]*)["]""")
-_QUOTED_ECHO = re.compile(
-    r"""['"]?(?:content|text|input|prompt|arguments|value)['"]?\s?[:=]\s?(?:'[^']{0,4096}'|`[^`]{0,4096}`)"""
-)
-_ERROR_KEY = re.compile(r"""['"]?(?:message|msg|detail|details|error|reason|raw)['"]?\s?[:=]\s?$""", re.I)
 # Where an error's sentence stands: in one of the envelopes, in the first of the words that is a text, or further in.
 _ENVELOPES = ("error", "Error", "Response", "ResponseMetadata", "response", "base_resp", "fault", "header")
 _WORDS = (
@@ -105,10 +99,8 @@ _FURTHER_IN = ("detail", "errors", "message", "choices")
 _REPORTS = ("base_resp", "header")
 _CODES = ("Code", "error_code", "errorCode", "errcode", "status_code", "statusCode")
 
-_TAG = re.compile(r"<[^<>]{1,200}>")
 _HEAD_MESSAGE = re.compile(r'"(?:message|detail|msg)"\s?:\s?"((?:[^"\\]|\\.){1,4096})', re.S)
 _REPR = re.compile(r"\[?\{'[\w-]{1,40}': ")
-_ESCAPES = {"\\n": " ", "\\t": " ", "\\r": " ", '\\"': '"', "\\/": "/", "\\`": "`"}
 _DECODER = json.JSONDecoder()
 _UNREADABLE = (ValueError, RecursionError, msgspec.DecodeError)
 
@@ -153,7 +145,7 @@ def _events(text: str) -> Iterator[_Event]:
     """The first events of a stream. ``error:`` as a field of its own is an old llama.cpp server's."""
     if not text.startswith(("data:", "event:", "error:", ":", "id:", "retry:")):
         return
-    blocks = text[:PREFIX].replace("\r\n", "\n").replace("\r", "\n").split("\n\n", MAX_EVENTS)
+    blocks = text.replace("\r\n", "\n").replace("\r", "\n").split("\n\n", MAX_EVENTS)
     for block in blocks[:MAX_EVENTS]:
         name, data = "", []
         for line in block.split("\n"):
@@ -177,20 +169,11 @@ def _of_event(event: _Event) -> list[Fault]:
 def _of_text(text: str) -> list[Fault]:
     """A body that is not JSON as a whole: HTML, words with JSON behind them, or JSON that was cut off."""
     if text.startswith("<"):
-        return [Fault(frozenset(), {}, (_clean(html.unescape(_TAG.sub(" ", _shown(text)))),))]
+        return [Fault(frozenset(), {}, (cleaned(page_text(text)),))]
     if text.startswith("{") and not text.startswith("{'"):
         found = _HEAD_MESSAGE.search(text[:SENTENCE])
-        return _sentences(_unescape(found[1]), 0) if found else []
+        return _sentences(unescaped(found[1]), 0) if found else []
     return _sentences(text, 0)
-
-
-def _shown(page: str) -> str:
-    """The first part of a page, without what a browser does not show."""
-    page = page[:PREFIX]
-    for name in _HIDDEN:
-        parts = re.split(rf"<{name}\b", page, maxsplit=MAX_ITEMS, flags=re.I)
-        page = parts[0] + "".join(re.split(rf"</{name}>", part, maxsplit=1, flags=re.I)[-1] for part in parts[1:])
-    return page[:SENTENCE]
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +256,9 @@ def _enveloped(value: object, *, failed: bool) -> dict[str, Any] | None:
 
 def _collect(value: object, *, failed: bool) -> list[Fault]:
     if not failed:
-        value = _error_part(value)
-    return list(islice(_walk(value, 0), MAX_FAULTS))
+        return list(islice(_walk(_error_part(value), 0), MAX_FAULTS))
+    further = [_of_choices(value.get("choices")), _named_for_an_exception(value)] if isinstance(value, dict) else []
+    return list(islice(chain(_walk(value, 0), _walk(further, 0)), MAX_FAULTS))
 
 
 def names_error(event: str) -> bool:
@@ -301,7 +285,7 @@ def _error_part(value: object) -> object:
     if isinstance(response, dict) and response.get("error"):
         return {"error": response["error"]}
     found = {key: value[key] for key in _ERROR_IN_SUCCESS if value.get(key) and not _is_well(value[key])}
-    return found or _of_choices(value.get("choices"))
+    return found or _of_choices(value.get("choices")) or _named_for_an_exception(value)
 
 
 def _is_about_itself(value: dict[str, object]) -> bool:
@@ -324,6 +308,11 @@ def _of_choices(choices: object) -> object:
     if not isinstance(choices, list):
         return None
     return [choice["error"] for choice in choices[:4] if isinstance(choice, dict) and choice.get("error")]
+
+
+def _named_for_an_exception(value: dict[str, object]) -> list[object]:
+    fields = islice(value.items(), MAX_ITEMS)
+    return [field for key, field in fields if isinstance(field, dict) and _EXCEPTION_KEY.fullmatch(key)]
 
 
 def _walk(value: object, depth: int) -> Iterator[Fault]:
@@ -360,6 +349,11 @@ def _object(value: dict[str, object], depth: int) -> Iterator[Fault]:
         text, embedded = _split(error, depth)
         texts.append(text)
         inner += embedded
+    if not any(texts) and not inner:
+        for sentence in _last_texts(value):
+            text, embedded = _split(sentence, depth)
+            texts.append(text)
+            inner += embedded
     if codes or texts or numbers:
         yield Fault(codes, numbers, tuple(dict.fromkeys(text for text in texts if text)))
     yield from inner
@@ -373,6 +367,20 @@ def _object(value: dict[str, object], depth: int) -> Iterator[Fault]:
         if isinstance(field := value.get(key), dict):
             said = [part for part in islice(field.values(), MAX_ITEMS) if _is_said(part)]
             yield from _walk(said, depth + 1)
+
+
+def _last_texts(value: dict[str, object]) -> list[str]:
+    """The sentences of an error that has none where they usually are."""
+    if any(value.get(key) for key in _ENVELOPES):
+        return []
+    found: list[str] = []
+    for key in _LAST_TEXTS:
+        field = value.get(key)
+        if isinstance(field, list) and all(isinstance(item, str) for item in field[:MAX_ITEMS]):
+            found += field[:MAX_ITEMS]
+        elif isinstance(field, str) and not field.startswith(("{", "[")):
+            found.append(field)
+    return found
 
 
 def _names(code: str) -> tuple[str, ...]:
@@ -408,7 +416,7 @@ def _split(text: str, depth: int) -> tuple[str, list[Fault]]:
                 continue
         rest, start = rest + text[start:at] + " ", end
         embedded += _walk(value, depth + 1)
-    return _clean(rest + text[start:]), embedded
+    return cleaned(rest + text[start:]), embedded
 
 
 def _of_repr(text: str) -> object:
@@ -420,25 +428,6 @@ def _of_repr(text: str) -> object:
     except (*_UNREADABLE, SyntaxError, MemoryError):
         return None
     return value
-
-
-def _clean(text: str) -> str:
-    """One line of bounded length, without long quoted values that are not themselves an error's message."""
-    text = " ".join(_unescape(text[:SENTENCE]).split())
-    return _QUOTED_ECHO.sub(" ", _QUOTED.sub(_unquote, text))
-
-
-def _unquote(found: re.Match[str]) -> str:
-    key = found["key"] or ""
-    return found[0] if len(found["text"]) < SHORT_QUOTE or _ERROR_KEY.search(key) else f"{key} "
-
-
-def _unescape(text: str) -> str:
-    """JSON's escapes in a text that was cut off, or was escaped once too often."""
-    if "\\" in text:
-        for escape, plain in _ESCAPES.items():
-            text = text.replace(escape, plain)
-    return text
 
 
 def _parse(text: str) -> object:

@@ -26,17 +26,23 @@ NUMBER = r"\d++(?:[,_']\d{3}(?!\d))*+(?:\.\d++)?+(?!\.?\d|[km]\b)"
 _NUMBER = re.compile(rf"(?<![\w.$€#/-])(?P<n>{NUMBER})(?![\w%/]|-\d|:\d)")
 
 _URL = re.compile(r"https?://\S+")
+_ABOUT_ITSELF = re.compile(r"\b(?:input )?validation error\b|\b(?:invalid|malformed) input\b|\buser input error\b")
+"""What an error calls itself, and not what is too long."""
+_GLUED = re.compile(r"(?<=\d)(?=tokens?\b)")
+_EAST_ASIAN = "\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af"
+_NO_SPACE = re.compile(rf"(?<=[{_EAST_ASIAN}])(?=\d)|(?<=\d)(?=[{_EAST_ASIAN}])")
+_DOTTED = re.compile(r"(?<![\w.,])\d{1,3}(?:\.\d{3}){1,3}(?= ?(?:tokens?|token-)\b)")
 _STATUSES = frozenset({400, 403, 404, 408, 413, 416, 422, 424, 429, 499, 500, 502, 503, 504, 529})
 _SUM = re.compile(rf"(?P<counted>{NUMBER}) ?\+ ?(?P<output>{NUMBER})(?: ?= ?{NUMBER})? ?>=? ?(?P<limit>{NUMBER})")
 _PART_OF = re.compile(rf"(?<![\w./-])(?P<counted>{NUMBER}) ?/ ?(?P<limit>{NUMBER}) tokens")
-_LEAST = re.compile(r"(?:\bat least|\bfirst|\bkeep:?|\bmore than) \(?$")
+_LEAST = re.compile(r"(?:\bat least|\bfirst|\bkeep:?|\bmore than|\bin over) \(?$")
 
 _SENTENCE_END = re.compile(r"[.;!?。；！](?=\s|$)|(?<=[。；！])")
 _SUBJECT = re.compile(
     r"\b(?:prompts?|inputs?|messages?|conversation|(?:chat )?history|context|contents?|text|query|request|"
     r"chat|transcript|instructions?|sequence|you|your)\b|input_?(?:ids|tokens|text)|prompt_?tokens|输入|提示|消息|对话|请求|入力"
     r"|\bn_tokens\b|(?:\b|_)ctx(?:\b|_)|\bmax_(?:prompt|input)_|\b(?:number of|total|requested) tokens\b|"
-    r"\btoken count\b|\bentrées?\b|\beingabe\b|\bentrada\b"
+    r"\bmax_(?:model|seq)_len\b|\btoken count\b|\bn(?:ombre|úmero) de tokens\b|\bentrées?\b|\beingabe\b|\bentrada\b"
 )
 _ASKED = re.compile(
     r"\b(?:prompts?|inputs?|messages?|conversation|history|text|query|transcript)\b"
@@ -50,6 +56,7 @@ _EXCESS = re.compile(
     r"|\b(?:must|should|has to|have to) (?:be|have) (?:<=?|≤|less|fewer|smaller|shorter|at most|within|under|below|"
     r"no more)"
     r"|\b(?:must|should) (?:be )?in \[|\bshould be \[|\b(?:reduce|shorten|trim|truncate|shrink|decrease)\b"
+    r"|\bno more than\b|\b(?:cannot|can't|may not|must not) be (?:more|longer|larger|greater)\b|\boverflow"
     r"|\binsufficient\b|\bnot enough\b|\bonly (?:supports?|accepts?|allows?|handles?|has)\b|\bat most\b"
     r"|\d\)? ?(?:tokens? )?>=? ?\(?\d"
     r"|超|过长|太长|大于|長すぎ|초과|dépass|überschr|zu lang|\bexced|demasiado larg|trop long"
@@ -64,16 +71,19 @@ _WINDOW = re.compile(
     r"prompt |"
     r"message |context |total |sequence )(?:length|tokens?|size|count)\b|\bkv[ -]?cache\b|\b(?:max(?:imum)?|model's|"
     r"model|supported|available|its) context\b"
+    r"|\bmodel(?:'s)? (?:\w{1,12} ){0,2}(?:length|window|capacity)\b|\blimit of the (?:\w{1,12} ){0,2}model\b"
     r"|(?:上下文|输入|提示).{0,8}(?:长度|窗口|限制|上限)|上下文|コンテキスト|컨텍스트|\bcontexte\b|\bkontext|\bcontexto\b"
 )
 _TOKENS = re.compile(r"token")
 _BOUND = re.compile(
     r"\bmax(?:imum)?\b|\bmax_|\blimit|\ballow|\bsupport(?:s|ed)?\b|\baccepts?\b|\bat most\b|\bup to\b|\bcapacity\b|"
     r"\bcan (?:only )?(?:handle|take|"
-    r"accept|process)|\bexceed\w* (?:the )?\d|\d ?/ ?\d|\bwindow\b|>|<=|≤|\bless than\b|\bfewer than\b|上限|限制"
+    r"accept|process)|\bno more than\b|\bexceed\w* (?:the )?\d|\d ?/ ?\d|\bwindow\b|>|<=|≤|\bless than\b|"
+    r"\bfewer than\b|上限|限制"
 )
 _OUTPUT = re.compile(
     r"max_?(?:new_|completion_|output_)?tokens\b|\bmaxoutputtokens\b|\bcompletion\b|\boutput\b|\bgenerat(?:e|ed|ion)\b"
+    r"|\bresponse (?:has |had )?(?:exceed|length|was cut)"
 )
 _JOINED = re.compile(r"\+|\bplus\b|\bor\b|\band\b|\bsum\b|\btotal\b|\bcombined\b|\btogether\b|\bboth\b")
 
@@ -94,6 +104,7 @@ _MEDIA = re.compile(r"\b(?:images?|pixels?|pages?|pdfs?|files?|audio|videos?|fra
 _UNIT = re.compile(
     r"[ -]?(?:utf-?8 |raw )?(?:characters?|chars|bytes?|[kmgt]i?b|items|messages|images?|tools|seconds?|secs?|s|ms|"
     r"minutes?|hours?|days?|pages?|pixels?|px|requests?|times|percent|usd|words|files|turns|entries)\b"
+    r"|[ -]?(?:个?字符?|张|次|条|秒|分钟|文字)"
 )
 _NO_SIZE = re.compile(
     r"(?:\b(?:code|status|http|error|id|line|column|position|index|port|version|batch(?: size)?|query length|rank|"
@@ -120,7 +131,8 @@ _ROLES_BEFORE: tuple[tuple[Role, re.Pattern[str]], ...] = (
             r"\b(?:less|fewer|smaller|shorter|longer|larger|greater|bigger|more|higher) than(?: or equal to)?\b|"
             r"\bunder\b|"
             r"\bbelow\b|\bwithin\b|\bover\b|\babove\b|\bbeyond\b|\bexceed(?:s|ed|ing)?\b|\bmust be\b|<=?|(?<!=)>=?|≤|≥|"
-            r"\[\d{1,3}, ?|限制|上限|最大)"
+            r"\[\d{1,3}, ?|限制|上限|最大|超过|超出|大于|不超|最多|最长"
+            r"|コンテキスト長|上下文(?:长度|窗口)|컨텍스트 길이|최대|한도|лимит|максим|предел)"
             r"[^\d.;]{0,24}$"
         ),
     ),
@@ -138,7 +150,8 @@ _ROLES_BEFORE: tuple[tuple[Role, re.Pattern[str]], ...] = (
     ),
 )
 _SURELY_BEFORE = re.compile(
-    r"(?:\b(?:got|given|gave|received|requested|contains?|supplied|sent|passed|yours|resulted in)\b[^\d.;]{0,8}"
+    r"(?:\b(?:got|given|gave|received|requested|used|contains?|supplied|sent|passed|yours|resulted in)\b[^\d.;]{0,8}"
+    r"|\b(?:needs|requires) (?:about |at least )?|(?:请求|输入|序列|提示词?)(?:长度|的?长度为?)\W{0,2}"
     r"|\b(?:has|have|had|needed)[ =](?:about |approximately )?|(?<!max )(?<!maximum )(?<!max_)(?:prompt|"
     r"input)[ _]tokens?\W{0,2})$"
 )
@@ -160,7 +173,7 @@ _ROLES_AFTER: tuple[tuple[Role, re.Pattern[str]], ...] = (
         "limit",
         re.compile(
             r"[)\]]?[ -]?(?:tokens?[ -])?(?:max(?:imum)?\b|limit\b|context|window|allowed|cap\b|ceiling|"
-            r"is the (?:max|limit)|"
+            r"is the (?:max|limit)|(?:is |are )?available\b|"
             r"or (?:fewer|less))|[)\]]?[ -]tokens? (?:max|limit|context|window|allowed)"
         ),
     ),
@@ -185,6 +198,15 @@ class Figure:
     value: int
     role: Role
     least: bool = False
+
+
+def prepared(text: str) -> str:
+    """A cleaned message as it is searched: in lower case, and with numbers that can be told apart from words.
+
+    ``4104tokens`` is 4104 tokens, and ``200.000 tokens`` are as many as 200,000.
+    """
+    text = _NO_SPACE.sub(" ", _ABOUT_ITSELF.sub(" ", text.lower()))
+    return _DOTTED.sub(lambda found: found[0].replace(".", ""), _GLUED.sub(" ", text))
 
 
 def read(text: str, *, certain: bool = False, wary: bool = False) -> Reading | None:
@@ -275,13 +297,20 @@ def _without_totals(counts: list[int], outputs: list[int]) -> list[int]:
     return counts
 
 
-_SHARED_LIMIT = re.compile(r"context|window|n_ctx|max_seq_len|max_model_len|model (?:length|token limit)|上下文")
+_SHARED_LIMIT = re.compile(
+    r"context|window|n_ctx|max_seq_len|max_model_len|model (?:max(?:imum)? )?(?:length|token limit)|上下文"
+)
 _OF_INPUT = re.compile(r"\b(?:prompt|input|messages|request body|request contains)\b|max_num_tokens|_input_|输入")
 
 
 def _scope(text: str) -> Literal["input", "total"]:
     """A limit that no window is named for, in a message about the prompt, bounds the prompt."""
     return "input" if _OF_INPUT.search(text) and not _SHARED_LIMIT.search(text) else "total"
+
+
+def names_a_window(text: str) -> bool:
+    """Whether a message in lower case speaks of a window, which input and output share."""
+    return bool(_SHARED_LIMIT.search(text))
 
 
 def _of(found: Sequence[Figure], role: Role) -> list[int]:
@@ -304,7 +333,7 @@ def figures(text: str) -> list[Figure]:
         role = _role(before, after)
         if _UNIT.match(after) or _NO_SIZE.search(before):
             continue
-        if SMALLEST_LIMIT <= value <= LARGEST_LIMIT or (role == "output" and 0 < value < SMALLEST_LIMIT):
+        if SMALLEST_LIMIT <= value <= LARGEST_LIMIT or (role == "output" and value < SMALLEST_LIMIT):
             found.append(Figure(value, role, bool(_LEAST.search(before))))
         elif value < SMALLEST_LIMIT:
             end = max(number.start() - BEFORE, 0)  # "[1, 8192]": a small number doesn't part the words.

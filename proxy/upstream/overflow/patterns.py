@@ -31,6 +31,12 @@ CODES: Mapping[str, str] = {
     "tokens_limit_reached": "GitHub Models, Azure",
     "too_many_prompt_tokens": "Perplexity",
     "outofcontexterror": "Volcengine",
+    "context_exceeded": "DS4",
+    "tokens_too_long": "Qianfan, Modelverse",
+    "characters_too_long": "Qianfan",
+    "content_length_exceeds_threshold": "Amazon Q",
+    "message_length_exceeds_limit": "ChatGPT",
+    "user_message_too_long": "Poe",
     "prompt_too_long": "Aleph Alpha",
     "prompt_limit": "Claude relay",
     "input_too_long": "general",
@@ -44,6 +50,18 @@ CODES: Mapping[str, str] = {
 }
 """What overflow errors call themselves, in lower case, and who does; Mistral's 3051 and MiniMax's 2013 stand for other
 errors too."""
+
+CODE_SHAPE = re.compile(
+    r"^(?!.*(?:rate|quota|output|completion|minute|day|image|file|audio|video|usage|budget|credit|deadline|batch|"
+    r"string|array|tool|name|key|schema|stop|body|upload|retr|timeout))"
+    r".*(?:(?:context|prompt|input|conversation)(?:_[a-z]+){0,3}_(?:exceed\w*|overflow\w*|too_(?:long|large|big|many\w*))"
+    r"|(?:context|prompt|input)_?(?:length|window|tokens?|size)_(?:error|limit(?:_reached)?)$"
+    r"|exceed(?:s|ed)?(?:_[a-z]+){0,2}_(?:context|prompt|input)"
+    r"|too_(?:many|long)(?:_[a-z]+){0,2}_(?:context|prompt|input)"
+    r"|(?:tokens?|characters?|messages?)_too_long"
+    r"|(?:content|message)_length_exceed)"
+)
+"""What codes of overflow errors look like that nobody has seen, in lower case with underscores."""
 
 _NUMBER = r"\d++(?:[,_]\d{3}(?!\d))*+(?:\.\d++)?+(?![km]\b)"
 _MACROS = {
@@ -123,6 +141,7 @@ ROWS: tuple[Row, ...] = (
         "Volcengine",
         r"requested token count exceeds the model's maximum context length of <limit>",
         "input_plus_output",
+        figures=True,
     ),
     _row(
         "vLLM",
@@ -262,8 +281,22 @@ ROWS: tuple[Row, ...] = (
     _row("Qwen", r"range of input length should be \[<n>, ?<limit>\]", scope="input"),
     _row("Hunyuan", r"prompt tokens <counted> exceed max input tokens <limit>", scope="input"),
     _row("Hunyuan", r"输入.{0,12}(?:过长|超).{0,30}限制 ?<limit> ?tokens?", scope="input"),
-    _row("Chinese services", r"输入.{0,12}(?:过长|超过|超出)|上下文.{0,12}(?:过长|超过|超出|超限)", figures=True),
-    _row("general", r"(?:输入|上下文|提示词|prompt).{0,8}(?:超长|过长|太长)", figures=True),
+    _row(
+        "Chinese services",
+        r"(?:输入|上下文|提示词?|对话|历史|会话|消息|文本|内容|请求长度|(?<![a-z_])prompt|(?<![a-z_])tokens?)[^。;，,]{0,16}"
+        r"(?:过长|太长|超长|超出|超过|超限|大于)"
+        r"|(?:超出|超过)[^。;，,]{0,10}(?:上下文|输入长度|最大长度|(?<![a-z_])tokens? ?限制)"
+        r"|(?:压缩|缩短|精简|减少)(?:上下文|输入|对话|提示)",
+        figures=True,
+    ),
+    _row(
+        "general, in other languages",
+        r"(?:コンテキスト|プロンプト|入力|トークン)[^。]{0,16}(?:超え|超過|長すぎ)"
+        r"|(?:컨텍스트|프롬프트|입력|토큰)[^.]{0,16}(?:초과|너무 (?:길|깁)|넘)"
+        r"|слишком (?:много токенов|длинн\w{0,3} (?:запрос|промпт|контекст))"
+        r"|(?:запрос|промпт|контекст|токенов)[^.]{0,30}(?:превыша|превышен|слишком длин)",
+        figures=True,
+    ),
     _row("Volcengine", r"exceed max message tokens"),
     _row("Z.ai", r"prompt exceeds max length|tokens? in (?:the )?request more than max tokens? allowed"),
     _row("MiniMax", r"context window exceeds limit"),
@@ -275,13 +308,40 @@ ROWS: tuple[Row, ...] = (
     ),
     _row("Perplexity", r"total length of all messages is too long"),
     _row("LiteLLM", r"max input tokens=<limit>, got=<counted>", scope="input"),
+    _row("YandexGPT", r"number of input tokens must be no more than <limit>(?:, got <counted>)?", scope="input"),
+    _row("Anyscale", r"rec(?:ei|ie)ved <counted> tokens, but the maximum input length is <limit>", scope="input"),
+    _row(
+        "SiliconFlow",
+        r"number of input tokens \(<counted>\) has exceeded max_prompt_tokens \(<limit>",
+        scope="input",
+    ),
+    _row("Snowflake", r"^max tokens of <limit> exceeded"),
+    _row("Apple", r"provided <counted> tokens, but the maximum allowed is <limit>", scope="input"),
+    _row("Bedrock", r"^[^#]{0,60}expected maxlength: <n>, actual"),
+    _row("LM Studio", r"reached context length of <limit> tokens", "input_plus_output", remedy="compact"),
+    _row("Qianfan, YandexGPT", r"\binput characters?(?: limit)?(?: is|:)|\btext length is <n>, which is outside"),
+    _row("Qianfan", r"\binput token limit is <limit>", scope="input"),
     # General: the words of an overflow, with a number where its place says what it is.
-    _row("general", r"maximum context length (?:is|of) <limit>(?: tokens)?\W{0,3}(?:$|please reduce)"),
+    _row("general", r"maximum context length (?:is|of) <limit>(?: tokens)?\W{0,3}(?:$|please reduce)", figures=True),
+    _row("general", r"^[^.;]{0,40}\bmodel's maximum context length is <limit>(?: tokens)?\b", figures=True),
+    _row(
+        "Databricks, general",
+        r"(?:prompt|input) tokens? count \(<counted>\) (?:cannot exceed|exceeds)[^\d.;]{1,40}<limit>",
+        scope="input",
+    ),
     _row("general", r"tokens in the prompt exceeds? the model's maximum context length of <limit>"),
     _row(
         "general",
         r"(?:combined length|sum|total) of (?:the )?(?:prompt|input)[^.;]{1,30} max_(?:new_)?tokens[^.;]{0,30}exceed",
         "input_plus_output",
+        figures=True,
+    ),
+    _row(
+        "Together, general",
+        r"(?:inputs?|prompt)`?(?: tokens?)?(?: count)?`? ?\+ ?`?max_(?:new_|completion_|output_)?tokens`?[^.;]{0,30}"
+        r"(?:exceed|must be|larger than|greater than|longer than)",
+        "input_plus_output",
+        figures=True,
     ),
     _row(
         "general",
@@ -292,20 +352,30 @@ ROWS: tuple[Row, ...] = (
     ),
     _row(
         "general",
-        r"(?:exceed|larger than|longer than|greater than|overflow|too (?:long|large) for)[^.;]{0,50}"
+        r"(?:exceed|larger than|longer than|greater than|overflow|surpass|too (?:long|large) for)[^.;]{0,50}"
         r"(?:<context>|max_model_len|n_ctx|max_seq_len|maximum input length|maximum number of (?:input )?tokens)",
         figures=True,
     ),
     _row(
         "general",
-        r"\b(?:context[ _-]?(?:length|window|size|limit)|n_ctx)[^.;]{0,30}"
-        r"(?:exceeded|overflow|too (?:small|long|large)|reached)|context[_ ]?(?:length|window)[_ ]?exceeded",
+        r"\b(?:context[ _-]?(?:length|window|size|limit)|n_ctx|max_model_len|max_seq_len)[^.;]{0,30}"
+        r"(?:exceeded|overflow|too (?:small|long|large)|reached)|context[_ ]?(?:length|window)[_ ]?exceeded"
+        r"|\bcontext[_ ]overflow"
+        r"|\blength of (?:all |the |your )?(?:messages|prompt|input|conversation)[^.;]{0,20}exceed"
+        r"|\b(?:not enough|insufficient) context\b(?! caching)|\bonly <n> (?:tokens )?(?:fit|are left|are available)\b"
+        r"|\b(?:requires?|needs?) (?:a )?(?:larger|bigger|longer|more) context\b"
+        r"|\bcontext (?:length|window|size|limit) (?:is|of) [^.;]{1,20}, (?:but )?you(?:r \w{1,12})? "
+        r"(?:requested|sent|provided|passed|has|have|needs?)\b",
         figures=True,
     ),
     _row(
         "general",
         r"\b(?:prompt|input|conversation|context|messages)(?: tokens| length)? (?:(?:is|are|was) )?too (?:long|large)\b"
-        r"|\b(?:prompt|input)[ _]?too[ _]?long|"
+        r"|\b(?:prompt|input)s?(?: tokens?)?[ _]?too[ _]?(?:long|large)\b|\b(?:query|text|message)s? too long\b"
+        r"|\b(?:prompt|input|message|query|text|request)s?"
+        r"(?: (?!(?:ids?|names?|titles?|arrays?|lists?|urls?|headers?|keys?|time\w*|roles?)\b)\w{1,12}){0,3} "
+        r"(?:is|was|are|were) (?:much |far )?too long\b"
+        r"|\btoo many tokens in (?:the |your )?(?:prompt|input|request|messages|conversation)\b|"
         r"\b(?:prompt|conversation|history|transcript|messages)(?: (?:history|you|sent|provided|is|are|was|has|have|"
         r"been|"
         r"become|grown|got|now|much|far)){0,5} too long\b|\b(?:prompt|input|request) (?:has|contains) too many tokens"
@@ -343,7 +413,8 @@ def _reading(row: Row, found: re.Match[str], text: str) -> Reading:
     if row.figures:
         said = general.reading(text)
         kind: Kind = "input_plus_output" if "input_plus_output" in (row.kind, said.kind) else "input"
-        scope = row.scope if row.scope == "input" and kind == "input" else said.scope
+        of_input = row.scope == "input" and kind == "input" and not general.names_a_window(text)
+        scope = row.scope if of_input else said.scope
         return Reading(kind, said.limit, scope, said.counted, said.output, row.remedy, at_least=said.at_least)
     return Reading(row.kind, limit, row.scope, counted, output, row.remedy, at_least=bool(groups.get("least")))
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-NEVER_STATUS = frozenset({401, 402, 403, 404, 405, 408, 504})
-"""Key, credit, permission, name, method, time: never the length of a prompt."""
+NEVER_STATUS = frozenset({401, 402, 404, 405, 408, 504})
+"""Key, credit, name, method, time: never the length of a prompt."""
+
+DENIED_STATUS = frozenset({403})
+"""Permission; Together says it of prompts, too, and then names the context."""
 
 WARY_STATUS = frozenset({429, 499, 503, 529})
 """Rate, load, a client that left: a message has to name a context window here."""
@@ -29,6 +32,7 @@ _CODES = frozenset(
         "too_many_requests",
         "resource_exhausted",
         "request_too_large",
+        "max_tokens_per_request",
         "entity.too.large",
         "file_too_large",
         "string_above_max_length",
@@ -51,10 +55,8 @@ _WORDS: tuple[tuple[str, str], ...] = (
     ),
     ("rate", r"\b(?:try again later|please wait|retry after|in flight|queue|overloaded)\b"),
     ("quota", r"\bquota|\bcredits?\b|\bafford|\bbilling\b|\bbudget has been\b|\bmax budget\b|allowance"),
-    (
-        "bytes",
-        r"\b(?:bytes|entity too large|content size)\b|\b\d+ ?[km]i?b\b|\bmessage size\b|payload (?:too large|size)",
-    ),
+    ("bytes", r"\b(?:bytes|entity too large|content size)\b|\b\d+ ?[km]i?b\b|\bmessage size\b"),
+    ("bytes", r"payload (?:too large|size)(?![^.]{0,60}\bcontext\b)"),
     ("characters", r"string too long|string with (?:maximum|at most)|\bmaximum length of \d+ characters"),
     ("array", r"array too long|\d items\b|maximum number of (?:items|messages|tools|images)"),
     (
@@ -68,14 +70,25 @@ _WORDS: tuple[tuple[str, str], ...] = (
         r"number of output tokens|\bmax_?(?:completion_|output_)?tokens'?[^.;]{0,40} (?:cannot|can't) be greater",
     ),
     ("output", r"supports at most [\d,]+ (?:completion|output)|(?<!and )\bmaximum output\b|max_?output_?tokens value"),
-    ("output", r"maximum tokens you requested|max_tokens must be|invalid max_tokens|model output limit was"),
+    (
+        "output",
+        r"maximum tokens you requested|(?<!\+ )(?<!and )max_tokens must be|invalid max_tokens|model output limit was",
+    ),
     ("schema", r"\binput should be (?:a|an|less|greater|at)\b"),
     ("schema", r"^invalid (?:value|schema|')|truncate_prompt_tokens|\bthinking.budget|\bobject properties\b"),
     ("rate", r"每(?:分钟|秒|小时|天|日)|频[繁率]|限流|流控|并发|排队"),
     ("quota", r"余额|欠费|配额|额度|充值"),
-    ("media", r"^(?!.*(?:token|上下文)).*(?:图片|图像|视频|音频|附件)"),
+    ("media", r"^(?!.*(?:token|上下文)).*(?:图片|图像|视频|音频|附件|文件|文档)"),
     ("bytes", r"client_max_body_size"),
     ("fit elsewhere", r"model name|batchsize|deadline"),
+    ("server", r"\bstack overflow\b|\bthreads?\b|\bcuda\b|out of memory"),
+    ("plan", r"\b(?:subscription|your plan|not yet available|permissions?)\b"),
+    ("output", r"^(?!.*(?:输入|上下文|提示|prompt)).*(?:输出|生成长度|max_\w{0,12}tokens ?(?:参数|超|过|大))"),
+    ("rate", r"次数|qps|轮数|条数|消息数|会话数|对话数|本月|今日|当日|每月"),
+    ("bytes", r"请求体|大小"),
+    ("key", r"令牌(?:数量|额度)|(?:api )?keys? (?:limit|quota)"),
+    ("rate", r"в (?:минуту|секунду|день|сутки)|분당|毎分|1分あたり|レート制限"),
+    ("quota", r"квот|баланс|оплат|残高|잔액"),
     ("content", r"content (?:was )?filtered|content management policy|safety (?:system|violations)"),
 )
 _VETO = tuple((name, re.compile(pattern)) for name, pattern in _WORDS)

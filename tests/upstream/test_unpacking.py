@@ -1,0 +1,66 @@
+"""The beginning of a compressed answer, however its bytes arrive."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import zlib
+from collections.abc import Callable
+
+import brotli
+import pytest
+import zstandard
+
+from proxy.upstream.unpacking import Unpacking
+
+MB = 1_000_000
+TEXT = b"".join(b"%d, " % number for number in range(20_000)) + random.Random(1).randbytes(1_000)
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "x-gzip": gzip.compress,
+    " GZIP ": gzip.compress,
+    "deflate": zlib.compress,
+    "br": brotli.compress,
+    "zstd": zstandard.compress,
+}
+
+
+@pytest.mark.parametrize("encoding", PACKERS)
+@pytest.mark.parametrize("step", [1, 7, 1_000, MB])
+def test_all_that_has_come_is_unpacked(encoding: str, step: int) -> None:
+    packed = PACKERS[encoding](TEXT)
+    unpacking = Unpacking(encoding, MB)
+    for start in range(0, len(packed), step):
+        unpacking.feed(packed[start : start + step])
+        assert TEXT.startswith(unpacking.beginning)
+    assert unpacking.beginning == TEXT
+    assert not unpacking.ended
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "zstd"])
+def test_a_beginning_is_there_before_the_end(encoding: str) -> None:
+    packed = PACKERS[encoding](random.Random(2).randbytes(MB))
+    unpacking = Unpacking(encoding, 8 * MB)
+    unpacking.feed(packed[: len(packed) // 2])
+    assert len(unpacking.beginning) > 1_000
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd"])
+def test_a_bomb_is_left_where_it_is(encoding: str) -> None:
+    unpacking = Unpacking(encoding, MB)
+    unpacking.feed(PACKERS[encoding](bytes(200 * MB)))
+    assert unpacking.ended
+    assert MB < len(unpacking.beginning) < 20 * MB
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd"])
+def test_what_is_broken_or_unknown_is_not_unpacked(encoding: str) -> None:
+    broken = Unpacking(encoding, MB)
+    broken.feed(b'{"error": {"message": "no"}}' * 10)
+    assert broken.ended
+    assert not broken.beginning
+    broken.feed(PACKERS[encoding](TEXT))
+    assert not broken.beginning
+    unknown = Unpacking("snappy", MB)
+    unknown.feed(TEXT)
+    assert unknown.ended
