@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import ssl
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import yaml
+from httpx._transports import default
 from starlette.types import ASGIApp
 
 from proxy.app import create_app
@@ -17,6 +22,7 @@ from proxy.config import Settings
 from proxy.config.loading import loads
 from proxy.demo.serving import serve
 from proxy.profiles import asking
+from proxy.summary import service
 
 from .door.client import StartProxy
 
@@ -77,6 +83,40 @@ def _no_enquiries() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(asking, "may_tell", lambda settings: False)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _certificates_are_read_once() -> Iterator[None]:
+    """For each client anew that would take 16 ms, and nearly all clients here speak to loopback, without TLS."""
+    kept = functools.cache(httpx.create_ssl_context)
+
+    def context(**wanted: Any) -> ssl.SSLContext:
+        return (httpx.create_ssl_context if "SSL_CERT_FILE" in os.environ else kept)(**wanted)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(default, "create_ssl_context", context)
+        yield
+
+
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], bool]:
+    """Waits until so many requests wait for a summary, in the proxies of this process; whether they do, in time."""
+    flights: list[service._Flight] = []
+
+    class Seen(service._Flight):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            flights.append(self)
+
+    monkeypatch.setattr(service, "_Flight", Seen)
+
+    def come(count: int) -> bool:
+        until = time.monotonic() + 30
+        while sum(flight.waiting for flight in flights) < count and time.monotonic() < until:
+            time.sleep(0.005)
+        return sum(flight.waiting for flight in flights) >= count
+
+    return come
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -43,6 +44,9 @@ class Reply:
     after ``break_after`` chunks, the first event where that is left out.
 
     ``break_after`` drops the connection after so many chunks of a stream, and in the middle of a plain answer.
+
+    ``go`` is an event that the answer waits for until it is set; a stream waits for it behind its first
+    content, its second chunk.
     """
 
     content: str | None = None
@@ -54,6 +58,7 @@ class Reply:
     error: Mapping[str, Any] | str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     break_after: int | None = None
+    go: threading.Event | None = None
 
     def __post_init__(self) -> None:
         if self.status != 200 and self.error is None:

@@ -14,6 +14,7 @@ import asyncio
 import base64
 import itertools
 import json
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -128,6 +129,8 @@ class StandIn:
         body = received.body
         reply = self.summariser(body) if received.summary else self.responder(body)
         received.abandoned = await _left(receive, reply.delay)
+        if reply.go is not None and not body.get("stream"):
+            received.abandoned = received.abandoned or await _left_before(receive, reply.go)
         if reply.status != 200:
             return _plain(reply, {})
         asked = body.get("max_completion_tokens") or body.get("max_tokens") or self.max_output
@@ -227,11 +230,14 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for part in self._parts():
+        for number, part in enumerate(self._parts()):
             if await _left(receive, self.reply.pause):
                 self.received.abandoned = True
                 return
             await send({"type": "http.response.body", "body": part, "more_body": True})
+            if number == 1 and self.reply.go is not None and await _left_before(receive, self.reply.go):
+                self.received.abandoned = True
+                return
         if self.reply.break_after is None or self.reply.error is not None:
             await send({"type": "http.response.body", "body": event("[DONE]")})
 
@@ -258,6 +264,18 @@ async def _left(receive: Receive, seconds: float) -> bool:
     done, _ = await asyncio.wait({leaving}, timeout=seconds)
     leaving.cancel()
     return bool(done)
+
+
+async def _left_before(receive: Receive, event: threading.Event) -> bool:
+    """Wait until an event is set; whether the client left before, at once when it does."""
+    leaving = asyncio.ensure_future(receive())
+    try:
+        while not event.is_set():
+            if (await asyncio.wait({leaving}, timeout=0.01))[0]:
+                return True
+        return False
+    finally:
+        leaving.cancel()
 
 
 def _plain(reply: Reply, answer: Mapping[str, Any]) -> Response:

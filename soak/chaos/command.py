@@ -51,6 +51,9 @@ ANSWER_WITHIN = aiohttp.ClientTimeout(total=90)
 AT_REST = 100.0
 """Seconds after the last request in which everything has to come to rest, idle connections included."""
 
+LOOKS = 30
+"""How often what seems to be left over is looked at, half a second apart."""
+
 
 @click.command()
 @click.option("--minutes", default=30.0, show_default=True, help="How long it is measured.")
@@ -133,11 +136,25 @@ async def examined(
                 steady = [sample for sample in watcher.samples if sample.at > before.at + warm_up]
                 stored = await warm
             await asyncio.sleep(rest)
-            after = await watcher.look()
+            after = await _at_rest(watcher, before)
         finally:
             await asyncio.to_thread(starting.__exit__, None, None, None)
         said = log.read_text(errors="replace")
         return Found(load.tally, upstream.seen, steady, stored, before, after, troubles.edits, said)
+
+
+async def _at_rest(watcher: Watcher, before: Sample) -> Sample:
+    """The process as it is in the end.
+
+    Descriptors and sockets are counted one after the other, and a request's task may just be ending: what seems to be
+    left over is looked at again for a while.
+    """
+    for _ in range(LOOKS):
+        after = await watcher.look()
+        if after.others <= before.others and after.tasks <= before.tasks:
+            break
+        await asyncio.sleep(0.5)
+    return after
 
 
 async def _under_load(load: Load, watcher: Watcher, seconds: float, rate: float, troubles: _Troubles) -> None:

@@ -26,6 +26,11 @@ class Sample:
     sockets: int
     tasks: int
 
+    @property
+    def others(self) -> int:
+        """Descriptors that are no sockets."""
+        return self.descriptors - self.sockets
+
 
 class Watcher:
     """Looks at a process now and then."""

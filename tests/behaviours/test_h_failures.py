@@ -132,7 +132,7 @@ def test_72_the_wait_is_bounded_and_shared(door: Front) -> None:
     started = time.perf_counter()
     with door.scripted(summariser=always(Reply(content="Goal: NOTES.", delay=20))):
         digested(door.ask(messages, caller=3), messages)
-    assert time.perf_counter() - started < 10
+    assert time.perf_counter() - started < 17
     before = len(door.upstream.requests)
     with (
         door.scripted(summariser=always(Reply(content="Goal: NOTES of all.", delay=0.5))),

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp
 
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 """Seconds until a test counts an answer as hanging."""
 
 JSON = ("content-type", "application/json")
@@ -116,6 +116,16 @@ def read_all(connection: socket.socket) -> bytes:
     while part := connection.recv(65_536):
         parts.append(part)
     return b"".join(parts)
+
+
+def read_until(connection: socket.socket, wanted: bytes) -> bytes:
+    """Everything until some bytes have come. Fails where the other side closes before."""
+    found = b""
+    while wanted not in found:
+        part = connection.recv(65_536)
+        assert part, f"{wanted!r} did not come: {found!r}"
+        found += part
+    return found
 
 
 def request_bytes(body: bytes, path: str = CHAT, headers: Sequence[tuple[str, str]] = (JSON,)) -> bytes:

@@ -27,8 +27,8 @@ class End(Enum):
     """Say nothing more until the other side leaves."""
 
 
-Step = bytes | float | End
-"""Bytes to send, seconds to wait (or until the other side leaves), or an end."""
+Step = bytes | float | threading.Event | End
+"""Bytes to send, seconds or an event to wait for (or until the other side leaves), or an end."""
 
 
 @dataclass(slots=True)
@@ -127,7 +127,7 @@ class RawUpstream:
         """The newest request."""
         return self.arrived[-1]
 
-    def wait_left(self, index: int = -1, seconds: float = 5.0) -> float | None:
+    def wait_left(self, index: int = -1, seconds: float = 15.0) -> float | None:
         """When the other side of a request left; ``None`` if it did not within the time."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
@@ -136,7 +136,7 @@ class RawUpstream:
             time.sleep(0.005)
         return None
 
-    def wait_arrived(self, count: int, seconds: float = 5.0) -> bool:
+    def wait_arrived(self, count: int, seconds: float = 15.0) -> bool:
         """Whether so many requests have come within the time."""
         until = time.monotonic() + seconds
         while len(self.arrived) < count and time.monotonic() < until:
@@ -181,7 +181,9 @@ class RawUpstream:
             if isinstance(step, bytes):
                 writer.write(step)
                 await writer.drain()
-            elif isinstance(step, float) and not await _left(reader, step):
+            elif (isinstance(step, float) and not await _left(reader, step)) or (
+                isinstance(step, threading.Event) and not await _left_before(reader, step)
+            ):
                 continue
             elif step is End.CLOSE:
                 return False
@@ -205,6 +207,14 @@ async def _body(reader: asyncio.StreamReader, arrived: Arrived) -> bytes:
         await reader.readexactly(2)
         return b"".join(parts)
     return await reader.readexactly(int(arrived.header("content-length") or 0))
+
+
+async def _left_before(reader: asyncio.StreamReader, event: threading.Event) -> bool:
+    """Wait until an event is set; whether the other side left before, at once when it does."""
+    while not event.is_set():
+        if await _left(reader, 0.005):
+            return True
+    return False
 
 
 async def _left(reader: asyncio.StreamReader, seconds: float) -> bool:

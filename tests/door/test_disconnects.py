@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from .client import CHAT, StartProxy, ask, chat, connected, request_bytes
 from .raw_upstream import Arrived, End, RawUpstream, Step, answer, chunk, head, stream_head
 
-SOON = 0.5
-"""Seconds in which everything must have ended."""
+SOON = 15.0
+"""Seconds in which everything must have ended, however busy the machine is. What is not told of a leaving takes 60."""
 
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 CONTENT = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
@@ -76,7 +76,7 @@ class House:
 
     def check_at_rest(self, left: float, index: int = -1) -> None:
         """The upstream's connection was closed soon after the client left, and nothing goes on."""
-        ended = self.upstream.wait_left(index, seconds=2.0)
+        ended = self.upstream.wait_left(index, seconds=SOON)
         assert ended is not None
         assert ended - left < SOON
         assert self.watched.comes_to_rest(), self.watched.left_over()
@@ -164,10 +164,11 @@ def test_a_client_that_reads_nothing_and_leaves(house: House) -> None:
     connection = connected(house.url)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     connection.sendall(request_bytes(chat(stream=True)))
-    time.sleep(0.5)
-    held = sent
-    time.sleep(0.2)
-    assert sent == held < 20_000_000
+    until, held = time.monotonic() + SOON, -1
+    while held != sent and time.monotonic() < until:
+        held = sent
+        time.sleep(0.2)
+    assert 0 < sent == held < 20_000_000
     leave(connection)
     assert house.watched.comes_to_rest(), house.watched.left_over()
     assert sent < 30_000_000
@@ -197,13 +198,12 @@ def test_while_a_refused_request_is_sent_again(house: House) -> None:
     house.check_at_rest(leave(connection))
 
 
-def test_two_wait_for_one_summary_and_one_leaves(house: House) -> None:
+def test_two_wait_for_one_summary_and_one_leaves(house: House, waiting: Callable[[int], bool]) -> None:
     go = threading.Event()
 
     def script(arrived: Arrived) -> Iterator[Step]:
         if b"<transcript>" in arrived.body:
-            while not go.is_set():
-                yield 0.01
+            yield go
             yield SUMMARY
         else:
             yield answer(b'{"choices":[]}')
@@ -215,11 +215,11 @@ def test_two_wait_for_one_summary_and_one_leaves(house: House) -> None:
     assert house.upstream.wait_arrived(1)
     with ThreadPoolExecutor(3) as pool:
         others = [pool.submit(ask, house.url, CHAT, body) for _ in range(3)]
-        time.sleep(0.3)
+        assert waiting(4)
         leave(first)
         time.sleep(0.1)
         go.set()
-        answers = [other.result(10) for other in others]
+        answers = [other.result(60) for other in others]
     for got in answers:
         assert (got.status, got.header("x-compaction"), got.header("x-compaction-summary")) == (
             200,

@@ -81,7 +81,7 @@ def served(settings: Mapping[str, Any], folder: Path) -> Iterator[str]:
 def wait_for_server(url: str, process: subprocess.Popen[bytes]) -> None:
     """Wait until a server in a process answers."""
     with httpx.Client(trust_env=False) as http:
-        for _ in range(300):
+        for _ in range(600):
             assert process.poll() is None, "the server ended by itself"
             with contextlib.suppress(httpx.TransportError):
                 if http.get(url).status_code == 200:

@@ -86,7 +86,10 @@ def asked(
             before, begun = len(upstream.conversations), time.monotonic()
             told = None
             try:
-                answer: Any = caller.chat.completions.create(model="m", **request, stream=stream)
+                # What is in ``extra_body`` the client sends as it is; all else it walks through for seconds.
+                answer: Any = caller.chat.completions.create(
+                    model="m", messages=[], stream=stream, extra_body=dict(request)
+                )
                 assert list(answer) if stream else answer.choices
             except openai.BadRequestError as error:
                 told = f"{error.code}: {error.message}"

@@ -60,7 +60,9 @@ def talk(turns: int, size: int) -> list[Any]:
 
 def ask(caller: openai.OpenAI, messages: list[Any], **fields: Any) -> Mapping[str, str]:
     """The headers of an answer."""
-    return caller.chat.completions.with_raw_response.create(model="m", messages=messages, **fields).headers
+    # What is in ``extra_body`` the client sends as it is; all else it walks through.
+    extra = {"messages": messages}
+    return caller.chat.completions.with_raw_response.create(model="m", messages=[], extra_body=extra, **fields).headers
 
 
 def refused(upstream: StandIn) -> int:

@@ -58,12 +58,17 @@ def result(number: int, name: str) -> str:
 
 def ask(client: openai.OpenAI, messages: list[Any], *, stream: bool) -> dict[str, Any]:
     """One turn of the model, as a message for the history."""
+    # The client walks through ``messages`` to transform what need not be; what is in ``extra_body`` it sends as is.
+    asked: Any = {"model": "agent-model", "messages": [], "tools": TOOLS, "extra_body": {"messages": messages}}
     if not stream:
-        answer = client.chat.completions.create(model="agent-model", messages=messages, tools=TOOLS)
-        return answer.choices[0].message.model_dump(exclude_none=True, exclude={"refusal", "annotations"})
-    with client.chat.completions.stream(model="agent-model", messages=messages, tools=TOOLS) as events:
+        answer = client.chat.completions.create(**asked)
+        dumped: dict[str, Any] = answer.choices[0].message.model_dump(
+            exclude_none=True, exclude={"refusal", "annotations"}
+        )
+        return dumped
+    with client.chat.completions.stream(**asked) as events:
         final = events.get_final_completion()
-    message = final.choices[0].message.model_dump(exclude_none=True, exclude={"refusal", "parsed"})
+    message: dict[str, Any] = final.choices[0].message.model_dump(exclude_none=True, exclude={"refusal", "parsed"})
     for call in message.get("tool_calls", []):
         call["function"].pop("parsed_arguments", None)
         call.pop("index", None)

@@ -179,7 +179,8 @@ def test_edits_under_load(tmp_path: Path) -> None:
 def test_a_request_ends_under_the_configuration_it_began_with(tmp_path: Path) -> None:
     """Its upstream is taken out of the configuration while it waits for the answer."""
     release = threading.Event()
-    old = StandIn(responder=lambda body: Reply(content="from the old one " * 10, delay=0.5, pause=0.05))
+    go = threading.Event()
+    old = StandIn(responder=lambda body: Reply(content="from the old one " * 10, go=go))
     new = StandIn(responder=lambda body: Reply(content="from the new one"))
     file = tmp_path / "main.yaml"
     with serve(old.app) as before, serve(new.app) as after:
@@ -201,6 +202,7 @@ def test_a_request_ends_under_the_configuration_it_began_with(tmp_path: Path) ->
             other = caller.chat.completions.create(model="m", messages=chat(1, 5))
             assert other.choices[0].message.content == "from the new one"
             assert not release.is_set(), "the first one is still under way"
+            go.set()
             asking.join()
             assert answers == [("from the old one " * 10)]
             assert lane._lane is not None

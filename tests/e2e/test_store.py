@@ -283,6 +283,7 @@ def slow(seconds: float) -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 def test_a_slow_store_holds_nobody_up_for_long_and_is_left_alone(tmp_path: Path) -> None:
     with slow(5), running(tmp_path) as url:
         began = time.monotonic()

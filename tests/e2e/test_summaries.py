@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -65,14 +66,18 @@ def sent(upstream: StandIn) -> str:
     return json.dumps(upstream.conversations[-1].body["messages"])
 
 
-def test_made_once_for_all_who_wait(tmp_path: Path) -> None:
-    upstream = StandIn(window=WINDOW, summariser=lambda body: Reply(content="Goal: SUMMARY-1.", delay=0.5))
+def test_made_once_for_all_who_wait(tmp_path: Path, waiting: Callable[[int], bool]) -> None:
+    go = threading.Event()
+    upstream = StandIn(window=WINDOW, summariser=lambda body: Reply(content="Goal: SUMMARY-1.", go=go))
     with (
         summarising(upstream, tmp_path) as url,
         client(url) as caller,
         ThreadPoolExecutor(8) as threads,
     ):
-        headers = list(threads.map(lambda _: ask(caller, LONG), range(8)))
+        asked = [threads.submit(ask, caller, LONG) for _ in range(8)]
+        assert waiting(8)
+        go.set()
+        headers = [one.result() for one in asked]
     assert len(upstream.summaries) == 1
     assert {h["x-compaction-summary"] for h in headers} == {"made"}
     assert len({request.raw for request in upstream.conversations}) == 1
@@ -282,7 +287,10 @@ def test_prepared_in_the_background_nobody_waits(tmp_path: Path) -> None:
             if "x-compaction-summary" in headers:
                 origins.append(headers["x-compaction-summary"])
             messages = [*messages, {"role": "assistant", "content": f"Answer {number}: " + words(300, f"m{number}x")}]
-            time.sleep(0.12)
+            until = time.monotonic() + 30
+            while not all(summary.status for summary in upstream.summaries) and time.monotonic() < until:
+                time.sleep(0.01)
+            time.sleep(0.05)
     assert len(origins) >= 10
     assert origins[0] == "stored", "the turn that crossed the trigger did not wait"
     assert set(origins) == {"stored"}

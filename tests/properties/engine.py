@@ -6,8 +6,10 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, TypeVar, cast
+
+import tiktoken
 
 from proxy.archive import Archive
 from proxy.body import ChatBody, parse
@@ -40,20 +42,26 @@ def failing(material: str) -> str:
     raise SummaryFailed("out of order")
 
 
-class _Counter(Counter):
+class _Encoding:
     """The real one; short texts (ids, names, lines of an index) come again and again."""
 
-    def text(self, text: str) -> int:
-        """See ``Counter``."""
-        return _short(text) if len(text) < 2_000 else super().text(text)
+    def __init__(self, real: tiktoken.Encoding) -> None:
+        self._real = real
+        self._short = lru_cache(maxsize=50_000)(real.encode)
+
+    def encode(self, text: str, *, disallowed_special: tuple[str, ...]) -> list[int]:
+        """See ``tiktoken.Encoding``."""
+        encode = self._short if len(text) < 2_000 else self._real.encode
+        return encode(text, disallowed_special=disallowed_special)
+
+
+class _Counter(Counter):
+    @cached_property
+    def _encoding(self) -> tiktoken.Encoding:
+        return cast("tiktoken.Encoding", _Encoding(super()._encoding))
 
 
 COUNTER = _Counter(Profile(MODEL, tokenizer="o200k_base"))
-
-
-@lru_cache(maxsize=20_000)
-def _short(text: str) -> int:
-    return Counter.text(COUNTER, text)
 
 
 class Plain:

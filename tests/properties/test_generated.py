@@ -25,7 +25,9 @@ from .test_growing import GROWING, SIZE
 BATCH = 20
 LARGE_BATCH = 4
 CLEAN, DIRTY, LARGE = 490, 490, 20
-"""Batches of each test."""
+"""Batches of each kind."""
+PARTS = 5
+"""Tests among which the batches of the first two kinds are divided."""
 PLANNED = BATCH * (CLEAN + DIRTY) + LARGE_BATCH * LARGE + GROWING * SIZE
 
 
@@ -144,16 +146,18 @@ def judged_batches(batches_: Any, count: int, size: int) -> Seen:
 
 
 @pytest.mark.long
-def test_sound_conversations() -> None:
-    seen = judged_batches(batches(), CLEAN, BATCH)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_sound_conversations(part: int) -> None:
+    seen = judged_batches(batches(), CLEAN // PARTS, BATCH)
     assert seen.verdicts["compacted"] >= seen.conversations // 3
     assert seen.verdicts["none"] >= seen.conversations // 20
     assert {*seen.steps} == {"duplicates", "arguments", "results", "media", "summary", "fit"}
 
 
 @pytest.mark.long
-def test_damaged_conversations() -> None:
-    seen = judged_batches(batches(dirt=(*DIRT, ANY_DIRT, ANY_DIRT)), DIRTY, BATCH)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_damaged_conversations(part: int) -> None:
+    seen = judged_batches(batches(dirt=(*DIRT, ANY_DIRT, ANY_DIRT)), DIRTY // PARTS, BATCH)
     assert seen.verdicts["compacted"] >= seen.conversations // 3
 
 

@@ -65,7 +65,7 @@ def test_a_client_that_reads_nothing_leaves(house: House, path: str, streams: bo
     house.upstream.script = endless  # type: ignore[assignment]
     connection = connected(house.url)
     connection.sendall(request_bytes(chat(stream=streams), path))
-    until = time.monotonic() + 5
+    until = time.monotonic() + SOON
     held = -1
     while held != sent and time.monotonic() < until:
         held = sent
@@ -105,6 +105,5 @@ def test_a_client_leaves_a_translated_stream(start_proxy: StartProxy) -> None:
         connection = connected(url)
         connection.sendall(request_bytes(chat(stream=True)))
         assert connection.recv(12) == b"HTTP/1.1 200"
-        left = leave(connection)
-        assert anthropic.disconnected.wait(5)
-        assert time.monotonic() - left < 4
+        leave(connection)
+        assert anthropic.disconnected.wait(SOON)

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import stat
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -267,9 +268,10 @@ def test_a_slow_disk_does_not_hold_up_the_event_loop(tmp_path: Path, monkeypatch
     async def test(store: SqliteStore) -> None:
         await store.put("t", "summary", "k", b"1", 60)
         work = store._reader._open
+        go = threading.Event()
 
         def slowly() -> sqlite3.Connection:
-            time.sleep(0.3)
+            assert go.wait(30)
             return work()
 
         monkeypatch.setattr(store._reader, "_open", slowly)
@@ -277,8 +279,11 @@ def test_a_slow_disk_does_not_hold_up_the_event_loop(tmp_path: Path, monkeypatch
         turns = 0
         while not reading.done():
             turns += 1
+            if turns == 20:
+                go.set()
             await asyncio.sleep(0.001)
-        assert turns > 20
+        assert await reading == b"1"
+        assert turns >= 20
 
     run(tmp_path / "a.db", test)
 

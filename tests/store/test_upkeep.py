@@ -228,7 +228,10 @@ def test_waiting_for_readers_does_not_write_the_file_again_and_again(
     async def test(store: SqliteStore) -> None:
         await store.put("t", "summary", "k", CANARY, 60)
         forgetting = asyncio.create_task(store.forget("t"))
-        await asyncio.sleep(1)
+        async with asyncio.timeout(30):
+            while not readers:  # noqa: ASYNC110 - set from another thread
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)
         assert not forgetting.done()
         assert len(readers) == 1
         readers[0].close()
@@ -244,7 +247,7 @@ def test_the_size_is_kept_by_removing_what_expires_first(tmp_path: Path, on_disk
     path, most = tmp_path / "a.db" if on_disk else None, 2_000_000
 
     async def test(store: SqliteStore) -> None:
-        await store.put("t", "limit", "small", b"1", 1)
+        await store.put("t", "limit", "small", b"1", 900)
         for n in range(100):
             await store.put("t", "archive", f"{n:03}", os.urandom(50_000), 1000 + n)
         await store.upkeep()

@@ -82,9 +82,9 @@ def test_sizes_are_read_from_the_header(data: bytes) -> None:
 
 def test_five_megabytes_cost_their_tiles_and_no_time() -> None:
     part = image(data_url(png(1024, 1024, 5_000_000)))
-    started = time.perf_counter()
+    started = time.thread_time()
     assert Counter(Profile("gpt-4o", images="gpt-4o")).message({"role": "user", "content": [part]}) == 4 + 765
-    assert time.perf_counter() - started < 0.5
+    assert time.thread_time() - started < 0.5
 
 
 @pytest.mark.parametrize(

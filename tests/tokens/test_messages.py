@@ -109,9 +109,9 @@ def test_deep_and_wide_schemas_take_no_time() -> None:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(200):
         schema = {"type": ["object", "array", "object"], "properties": {"a": schema}, "items": {"type": "string"}}
-    started = time.perf_counter()
+    started = time.thread_time()
     EXACT.overhead({"tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]})
-    assert time.perf_counter() - started < 2
+    assert time.thread_time() - started < 2
 
 
 def word(text: str) -> int:
@@ -212,7 +212,7 @@ def test_special_tokens_in_text_are_text() -> None:
 @pytest.mark.parametrize("piece", ["a", "^", " ", "\n", "A", "=", "0", "👩‍👩‍👧‍👦", "漢", "the cat sat "])
 def test_a_megabyte_of_anything_is_counted_in_time(piece: str) -> None:
     text = (piece * 1_000_000)[: 1_000_000 // len(piece.encode()) * len(piece)]
-    started = time.perf_counter()
+    started = time.thread_time()
     tokens = EXACT.text(text)
-    assert time.perf_counter() - started < 5
+    assert time.thread_time() - started < 5
     assert 0 < tokens <= len(text.encode())

@@ -16,6 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from proxy.demo.serving import Server
+
 
 @dataclass(frozen=True)
 class Received:
@@ -36,9 +38,9 @@ class LocalServer:
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         app = Starlette(routes=[Route("/{path:path}", self._handle, methods=["GET", "POST", "PUT"])])
-        config = uvicorn.Config(app, lifespan="off", ws="none", log_config=None)
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve([self._socket])))
+        config = uvicorn.Config(app, lifespan="off", ws="none", log_config=None, timeout_graceful_shutdown=1)
+        self._server = Server(config)
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -47,7 +49,7 @@ class LocalServer:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._server.should_exit = True
+        self._server.end()
         self._thread.join(10)
         self._socket.close()
 

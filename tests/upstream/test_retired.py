@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 
+from pydantic import SecretStr
+
 from proxy.config import UpstreamSettings
 from proxy.demo.replies import Reply
 from proxy.demo.serving import serve
@@ -26,6 +28,10 @@ def is_open(lane: Lane) -> bool:
     return lane._client is not None
 
 
+def translated(server: AnthropicServer) -> UpstreamSettings:
+    return UpstreamSettings(provider="anthropic", base_url=server.url, api_key=SecretStr(server.key))
+
+
 async def ended(answer: Answer) -> bytes:
     """What is left of an answer, which is closed as whoever sends it on does."""
     content = b"".join([part async for part in answer.body])
@@ -34,13 +40,28 @@ async def ended(answer: Answer) -> bytes:
     return content
 
 
+async def read_to_its_end(lane: Lane) -> None:
+    """Wait for what the translate lane still reads, which it does by itself."""
+    assert isinstance(lane, TranslateLane)
+    await asyncio.gather(*(stream._task for stream in lane._streams if stream._task is not None))
+
+
 async def outlived(settings: UpstreamSettings) -> None:
     before = Upstreams({"main": settings, "same": settings})
+    try:
+        await _outlived(before, settings)
+    finally:
+        await before.aclose()  # What a failure leaves open would be the failure of another test.
+
+
+async def _outlived(before: Upstreams, settings: UpstreamSettings) -> None:
     lane, same = await before.lane("main"), await before.lane("same")
     await ended(await same.send(outgoing({})))
     stream, plain = await lane.send(outgoing({"stream": True})), await lane.send(outgoing({}))
     changed = settings.model_copy(update={"base_url": f"{settings.base_url}/other"})
     after = Upstreams({"main": changed, "same": settings}, before)
+    if isinstance(lane, TranslateLane):
+        await read_to_its_end(lane)
     await before.retire(after)
     assert after.kept == {"same"}
     assert await after.lane("same") is same
@@ -72,9 +93,27 @@ def test_relayed() -> None:
 
 def test_translated() -> None:
     with AnthropicServer() as server:
-        key = server.key
-        settings = UpstreamSettings(provider="anthropic", base_url=server.url, api_key=key)  # type: ignore[arg-type]
-        asyncio.run(outlived(settings))
+        asyncio.run(outlived(translated(server)))
+
+
+def test_a_translated_stream_that_goes_on_stays_open() -> None:
+    async def scenario(settings: UpstreamSettings) -> None:
+        before = Upstreams({"main": settings})
+        lane = await before.lane("main")
+        stream = await lane.send(outgoing({"stream": True}))
+        try:
+            await before.retire(Upstreams({}, before))
+            assert is_open(lane)
+            await stream.close()
+            assert not is_open(lane)
+        finally:
+            await stream.close()
+            await before.aclose()
+
+    with AnthropicServer() as server:
+        server.script.cut = "hang"
+        asyncio.run(scenario(translated(server)))
+        assert server.disconnected.wait(30)
 
 
 def test_a_lane_that_was_never_used_is_opened_for_the_last_time() -> None:
