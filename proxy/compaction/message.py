@@ -26,6 +26,7 @@ MessageCounter = Callable[[Message], int]
 
 HEAD_ROLES = frozenset({"system", "developer"})
 RESULT_ROLES = frozenset({"tool", "function"})
+_INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "refusal", "audio")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Facts:
     tool message answers; for a legacy ``function`` message it is its function's name. Of a tool result ``length`` is
     its text's in characters, and ``said`` a digest of its content alone. ``media`` says that there are parts which are
     no text, ``estimated`` that there may be some whose tokens do not follow from its bytes, ``foreign`` that it holds a
-    summary which another tool made.
+    summary which another tool made, ``empty`` that it is an assistant's and says and calls nothing.
 
     ``wide`` says that a result's text has other characters than ASCII. Some providers count those otherwise where the
     result is one of several calls'; ``one_of_several`` keeps what is known of it there, and ``count``, where it is not
@@ -64,6 +65,7 @@ class Facts:
     media: bool = False
     estimated: bool = False
     foreign: bool = False
+    empty: bool = False
     wide: bool = False
     count: MessageCounter | None = None
     one_of_several: Facts | None = None
@@ -152,6 +154,7 @@ def read(message: Message, count: MessageCounter) -> Facts:
         answers=_text_or_none(message.get("name" if role == "function" else "tool_call_id")),
         media=any(map(is_media_part, parts_of(message))),
         foreign=role == "user" and recognised(message) is not None,
+        empty=role == "assistant" and _is_empty(message),
     )
     if role in RESULT_ROLES:
         text = text_of(message)
@@ -159,6 +162,10 @@ def read(message: Message, count: MessageCounter) -> Facts:
         facts.wide = not text.isascii()
         facts.said = _digest(message.get("content"))
     return facts
+
+
+def _is_empty(message: Message) -> bool:
+    return message.get("content") in (None, "", []) and not any(message.get(key) for key in _INSTEAD_OF_CONTENT)
 
 
 def among_several(turn: Turn, count: MessageCounter) -> Facts:

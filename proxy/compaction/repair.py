@@ -35,7 +35,6 @@ ID_FIELDS = {"tool": "tool_call_id", "function": "name"}
 
 # Roles whose messages call nothing: calls found in one are taken out. Roles nobody knows are the upstream's to judge.
 _CALLLESS = frozenset({"user", "system", "developer"})
-_INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "refusal", "audio")
 
 _Key = tuple[str, str]
 """The role that answers a call, and the id as the client wrote it; what is no id counts as the empty one."""
@@ -105,7 +104,7 @@ class _Conversation:
             self._take_result(turn)
         elif facts.calls and facts.role not in _CALLLESS:
             self._take_calls(turn)
-        elif facts.role != "assistant" or not _is_empty(decode(turn.raw)):
+        elif not facts.empty:
             self._current = None
             self._items.append(self._without_calls(turn) if facts.calls else turn)
 
@@ -226,7 +225,3 @@ def _distinct(given: Sequence[_Key], digest: bytes) -> list[str]:
         seen.add(id_)
         ids.append(id_)
     return ids
-
-
-def _is_empty(message: Message) -> bool:
-    return message.get("content") in (None, "", []) and not any(message.get(key) for key in _INSTEAD_OF_CONTENT)

@@ -27,10 +27,6 @@ def faults(messages: Sequence[Facts]) -> int:
     return found + len(open_calls)
 
 
-SMALLEST_TEXT = 10
-"""Tokens. An assistant's message that is no larger may be empty."""
-
-
 def sound(messages: Sequence[Facts]) -> bool:
     """Whether there is surely nothing to put right: quick, and on the side of caution."""
     for facts in messages:
@@ -38,6 +34,6 @@ def sound(messages: Sequence[Facts]) -> bool:
             ids = {call.id for call in facts.calls}
             if facts.role != "assistant" or len(ids) < len(facts.calls) or "" in ids:
                 return False
-        elif facts.role == "function" or (facts.role == "assistant" and facts.tokens <= SMALLEST_TEXT):
+        elif facts.role == "function" or facts.empty:
             return False
     return faults(messages) == 0

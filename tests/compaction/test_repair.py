@@ -402,6 +402,12 @@ def test_nothing_that_a_client_sends_raises(messages: list[Any]) -> None:
     assert [raw for raw in kept if raw in set(foreign)] == foreign
 
 
+def test_a_message_without_content_is_not_sound_however_much_else_it_has() -> None:
+    before = turns([{"role": "user", "content": "Go."}, {"role": "assistant", "content": None, "note": "much " * 30}])
+    assert not sound([turn.facts for turn in before])
+    assert repaired(before, message_tokens) == before[:1]
+
+
 @pytest.mark.parametrize("raw", [b'{"role":"assistant","tool_calls":[{"id":"","x":"\\ud800"}]}', b'"\\ud800"', b"\xff"])
 def test_json_that_strict_parsers_refuse_is_repaired_or_left(raw: bytes) -> None:
     broken = Turn(raw, read(decode(raw), lambda _: 1))
