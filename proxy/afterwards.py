@@ -90,7 +90,7 @@ class Afterwards:
         exchange, outcome = seen.exchange, seen.outcome
         end = seen.tail.finished()
         # What images and sound cost is an estimate in each request anew.
-        if has_remote_media(exchange.body.raw):
+        if has_remote_media(exchange.body.raw) if outcome.estimated is None else outcome.estimated:
             return
         size, counted = len(exchange.body.raw), outcome.sent
         before = self._before(exchange, Turn(size, counted, end.prompt or 0))

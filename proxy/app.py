@@ -21,6 +21,7 @@ from proxy.config import Loaded, Settings
 from proxy.door import answer_error
 from proxy.errors import MethodNotAllowed, NotFound, Overloaded, ProxyError
 from proxy.model_list import ModelList
+from proxy.observe.faults import unhandled
 from proxy.observe.metrics import exposition
 from proxy.passthrough import PassThrough
 from proxy.reload import Reload, on_signal
@@ -105,6 +106,7 @@ class Proxy:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        asyncio.get_running_loop().set_exception_handler(unhandled)
         on_signal(self.reload)
         following = None if self.reload is None else asyncio.create_task(self.reload.run())
         self.service.upkeep.start()

@@ -197,7 +197,7 @@ class Archive:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("archive.write_failed", reason=repr(error))
+            log.error("archive.write_failed", reason=type(error).__name__, exc_info=error)
 
 
 def _packed(entry: Removed) -> bytes:

@@ -10,8 +10,7 @@ learn                               afterwards: from the usage that the answer r
 
 from __future__ import annotations
 
-import asyncio
-import secrets
+import os
 from typing import Literal
 
 import structlog
@@ -30,7 +29,7 @@ from proxy.headers import VIA, for_upstream
 from proxy.hops import checked_hops
 from proxy.keepalive import Keepalive
 from proxy.observe.metrics import RETRIES, TOKENS_REMOVED, requests
-from proxy.overdue import overdue
+from proxy.overdue import Overdue
 from proxy.policy_rules import bounds_of, rules_for
 from proxy.room import Room
 from proxy.service import Service
@@ -70,8 +69,8 @@ class ChatCompletions:
             async with service.quotas.admitted(caller):
                 with service.bodies.holding() as held:
                     raw = await read_body(scope, receive, configuration.settings.server.body_limit, held)
-                    async with leaving(receive):
-                        seen = await self._serve(configuration, scope, caller, raw, hops, send)
+                    with leaving(receive) as clock:
+                        seen = await self._serve(configuration, scope, caller, raw, hops, clock, send)
             if seen is not None:
                 # The answer is out: whoever leaves now has it all.
                 await self._afterwards.look(seen)
@@ -79,21 +78,27 @@ class ChatCompletions:
             requests("client_left").inc()
         except ProxyError as error:
             requests("refused").inc()
-            said = [("x-compaction", "none"), *known, ("x-compaction-id", secrets.token_hex(8))]
+            said = [("x-compaction", "none"), *known, ("x-compaction-id", fresh_id())]
             await answer_error(send, error, said)
 
     async def _serve(
-        self, configuration: Configuration, scope: Scope, caller: Caller, raw: bytes, hops: str, send: Send
+        self,
+        configuration: Configuration,
+        scope: Scope,
+        caller: Caller,
+        raw: bytes,
+        hops: str,
+        clock: Overdue,
+        send: Send,
     ) -> Seen | None:
         """Answer one request. What comes back can teach how the upstream counts."""
-        service = self._service
         server = configuration.settings.server
-        now = asyncio.get_running_loop().time()
+        now = clock.now()
         body = parse(raw)
         route = self._route(configuration, body, caller)
         caller = for_model(caller, body.model or "")
-        profile = await service.profile(route, configuration)
-        exchange = Exchange(configuration, scope, caller, body, route, profile, hops, now + server.deadline)
+        profile = await self._service.profile(route, configuration)
+        exchange = Exchange(configuration, scope, caller, body, route, profile, hops, clock, now + server.deadline)
         if not body.stream:
             return await self._answered(exchange, send)
         line = exchange.line = Keepalive(send, server.keepalive, now, lambda: begun(exchange))
@@ -168,6 +173,9 @@ class ChatCompletions:
         self, exchange: Exchange, case: Case, outcome: Outcome, opening: Opening
     ) -> tuple[Case, Outcome] | None:
         """What is to be sent after an answer that is none; ``None`` where it is for the client."""
+        if opening.written:
+            self._room.proved(exchange)
+            return None
         if opening.cut_short and case.mode == "enforce" and exchange.retries < case.policy.overflow_retries:
             return case, outcome
         overflow = opening.overflow or await self._silent(exchange, case, outcome, opening)
@@ -196,39 +204,36 @@ class ChatCompletions:
         return silent_overflow(finished(opening.first), counted, window=window, asked=asked)
 
     async def _compacted(self, exchange: Exchange, case: Case, *, may_ask: bool = True) -> Outcome:
-        """The request compacted if need be, within its deadline; a streaming client that waits for it hears comments.
+        """The request compacted if need be. A fault in that is ours and is logged; the request goes on as it came.
 
         Raises ``UpstreamTimeout``.
         """
-        # Neither needs a timer of its own before the work has taken a while.
-        late = overdue()
         try:
-            async with asyncio.timeout(None) as limit:
-
-                def taking_long() -> None:
-                    limit.reschedule(exchange.deadline)
-                    if exchange.line is not None and case.mode == "enforce":
-                        exchange.line.watch()
-
-                late.add(limit, taking_long)
-                try:
-                    return await self._compacted_or_failed(case, may_ask=may_ask)
-                finally:
-                    late.discard(limit)
-                    if exchange.line is not None:
-                        exchange.line.unwatch()
-        except TimeoutError as error:
-            raise UpstreamTimeout(DEADLINE) from error
-
-    async def _compacted_or_failed(self, case: Case, *, may_ask: bool) -> Outcome:
-        """The request compacted if need be. A fault in that is ours and is logged; the request goes on as it came."""
-        try:
-            return await self._service.compactor.compact(case, may_ask=may_ask)
+            return self._service.compactor.untouched(case) or await self._in_time(exchange, case, may_ask=may_ask)
         except ProxyError:
             raise
         except Exception as error:  # whatever it is, the caller must not suffer for it
             log.exception("compaction.failed", error=type(error).__name__)
             return Outcome("failed")
+
+    async def _in_time(self, exchange: Exchange, case: Case, *, may_ask: bool) -> Outcome:
+        """The request compacted within its deadline; a streaming client that waits for it hears comments.
+
+        Raises ``UpstreamTimeout``.
+        """
+        line = exchange.line
+        late = line.watch if line is not None and case.mode == "enforce" else None
+        limit = exchange.clock.until(exchange.deadline, late)
+        try:
+            with limit:
+                return await self._service.compactor.compact(case, may_ask=may_ask)
+        except TimeoutError as error:
+            if not limit.expired:
+                raise
+            raise UpstreamTimeout(DEADLINE) from error
+        finally:
+            if line is not None:
+                line.unwatch()
 
     def _case(self, exchange: Exchange) -> Case:
         service, caller, route = self._service, exchange.caller, exchange.route
@@ -277,7 +282,7 @@ class ChatCompletions:
         if body.stream:
             # The beginning of a stream is read here, so it must not come compressed.
             headers = [pair for pair in headers if pair[0] != "accept-encoding"]
-        remaining = exchange.deadline - asyncio.get_running_loop().time()
+        remaining = exchange.deadline - exchange.clock.now()
         if remaining <= 0:
             raise UpstreamTimeout(DEADLINE)
         request = Outgoing(
@@ -290,7 +295,7 @@ class ChatCompletions:
         )
         answer = await lane.send(request)
         try:
-            async with asyncio.timeout_at(exchange.deadline):
+            with exchange.clock.until(exchange.deadline):
                 return await opened(answer)
         except TimeoutError as error:
             await answer.close()
@@ -327,6 +332,11 @@ def begun(exchange: Exchange) -> list[tuple[str, str]]:
     return report(Outcome("compacted"), exchange.retries, exchange.caller.policy.name)
 
 
+def fresh_id() -> str:
+    """A random id for an answer."""
+    return os.urandom(8).hex()
+
+
 def unmeasured(mode: Mode) -> Literal["none", "shadow", "off"]:
     """The verdict on a body without messages."""
     return "none" if mode == "enforce" else mode
@@ -338,7 +348,7 @@ def report(outcome: Outcome, retries: int, policy: str) -> list[tuple[str, str]]
         ("x-compaction", outcome.verdict),
         ("x-compaction-policy", policy),
         ("x-compaction-retries", str(retries)),
-        ("x-compaction-id", secrets.token_hex(8)),
+        ("x-compaction-id", fresh_id()),
     ]
     if outcome.before is not None:
         headers.append(("x-compaction-tokens-before", str(outcome.before)))

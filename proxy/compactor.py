@@ -83,7 +83,8 @@ class Outcome:
 
     ``before`` and ``after`` are tokens; ``None`` where the bytes alone decided. ``resting`` says that no model was
     asked for the summary because too many attempts failed. ``output`` is what is asked for, in tokens, where the
-    request asks for more than fits beside it.
+    request asks for more than fits beside it. ``estimated`` says whether the request, as it came, has images or sound,
+    of which ``before`` holds an estimate; ``None`` where nobody looked.
     """
 
     verdict: Verdict
@@ -94,6 +95,7 @@ class Outcome:
     summary: Origin | None = None
     resting: bool = False
     output: int | None = None
+    estimated: bool | None = None
     parts: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -136,18 +138,23 @@ class Compactor:
                 return False
         return not has_remote_media(case.body.raw)
 
-    async def compact(self, case: Case, *, may_ask: bool = True) -> Outcome:
-        """Bring a request below its trigger and within its budget.
-
-        With ``may_ask`` false no model is asked: a summary that is not there yet is replaced by a digest, and made in
-        the background for the next turn.
-        """
+    def untouched(self, case: Case) -> Outcome | None:
+        """The outcome where the mode or the bytes alone say that nothing is done; else ``None``."""
         if case.mode == "off":
             return Outcome("off")
         if self.surely_small(case):
             return Outcome("none" if case.mode == "enforce" else "shadow")
+        return None
+
+    async def compact(self, case: Case, *, may_ask: bool = True) -> Outcome:
+        """Bring a request that cannot be left ``untouched`` below its trigger and within its budget.
+
+        With ``may_ask`` false no model is asked: a summary that is not there yet is replaced by a digest, and made in
+        the background for the next turn.
+        """
         turns, fixed, before = await self._measure(case)
-        outcome = Outcome("none", before=before, after=before, parts=parts_of(turns, fixed))
+        estimated = any(turn.facts.estimated for turn in turns)
+        outcome = Outcome("none", before=before, after=before, estimated=estimated, parts=parts_of(turns, fixed))
         if case.mode == "shadow":
             outcome.verdict = "shadow"
         case = within_hope(case, turns)
@@ -323,7 +330,9 @@ class Compactor:
                 asked = True
                 try:
                     with attempt:
-                        text = await asyncio.wait_for(write(wish, model), settings.timeout)
+                        # Not wait_for: its task and the failure would hold each other, and the conversation with them.
+                        async with asyncio.timeout(settings.timeout):
+                            text = await write(wish, model)
                 except BudgetSpent:
                     over_budget = True
                     break

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from proxy.admission import Holding
 from proxy.errors import BodyTooLarge, BodyTooSlow, ProxyError, UnsupportedEncoding
 from proxy.headers import encoded
-from proxy.overdue import overdue
+from proxy.overdue import Overdue, overdue
 
 __all__ = ["ClientLeft", "answer_error", "arriving", "header", "leaving", "read_body", "unpack"]
 
@@ -57,7 +57,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, held: Holding) -
     if not held.grown(announced):
         await held.wait(announced)
     chunks: list[bytes] = []
-    async with arriving() as body_in_time:
+    with arriving() as body_in_time:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -89,34 +89,27 @@ class arriving:
 
     def __init__(self) -> None:
         self._size = 0
-        self._limit = asyncio.timeout(None)
+        late = overdue()
+        self._began = late.now()
+        self._limit = late.until(self._began + BODY_SECONDS)
 
-    async def __aenter__(self) -> arriving:
-        await self._limit.__aenter__()
-        # No timer for a body that is there already.
-        self._overdue = overdue()
-        self._began = self._overdue.loop.time()
-        self._overdue.add(self, self._bound)
+    def __enter__(self) -> arriving:
+        self._limit.__enter__()
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._overdue.discard(self)
         try:
-            await self._limit.__aexit__(kind, error, trace)
+            self._limit.__exit__(kind, error, trace)
         except TimeoutError:
             raise BodyTooSlow(SLOW) from None
 
     def came(self, size: int) -> int:
         """So many bytes have come; how many all together."""
         self._size += size
-        if self._limit.when() is not None and not self._limit.expired():
-            self._bound()
+        self._limit.when = self._began + BODY_SECONDS + self._size / BODY_RATE
         return self._size
-
-    def _bound(self) -> None:
-        self._limit.reschedule(self._began + BODY_SECONDS + self._size / BODY_RATE)
 
 
 def unpack(body: bytes, encoding: str, limit: int) -> bytes:
@@ -216,7 +209,8 @@ def _bounded(decoder: _Decoder, body: bytes, limit: int) -> bytes:
 class leaving:
     """Within this block, once the body has been read, the client's leaving ends the work (``ClientLeft``).
 
-    At once, that is, where the work is ``overdue``: what is done by then needs nobody to watch.
+    At once, that is, where the work is ``overdue``: what is done by then needs nobody to watch. Gives the timer that
+    tells so.
     """
 
     def __init__(self, receive: Receive) -> None:
@@ -224,18 +218,18 @@ class leaving:
         self._watcher: asyncio.Task[None] | None = None
         self._left = False
 
-    async def __aenter__(self) -> None:
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("leaving() needs a task")
-        self._task = task
+    def __enter__(self) -> Overdue:
         self._overdue = overdue()
+        self._task = self._overdue.task()
         self._overdue.add(self, self._begin)
+        return self._overdue
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._overdue.discard(self)
         if self._watcher is not None:
             self._watcher.cancel()
+            # How it ended knows this block, and so the request: what knew each other would stay until it is collected.
+            self._watcher = None
         if self._left and isinstance(error, asyncio.CancelledError) and self._task.uncancel() == 0:
             raise ClientLeft from None
 

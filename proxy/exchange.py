@@ -11,13 +11,14 @@ from proxy.config import Route
 from proxy.configuration import Configuration
 from proxy.keepalive import Keepalive
 from proxy.limits import Learned
+from proxy.overdue import Overdue
 from proxy.profiles import Profile
 from proxy.teams import Caller
 
 
 @dataclass(slots=True)
 class Exchange:
-    """One request on its way: where it comes from and where it goes. ``deadline`` is in the event loop's time.
+    """One request on its way: where it comes from and where it goes. ``deadline`` is in the time of ``clock``.
 
     ``configuration`` is the one that was in force when it came; the caller has the policy for the model.
 
@@ -33,6 +34,7 @@ class Exchange:
     route: Route
     profile: Profile
     hops: str
+    clock: Overdue
     deadline: float
     unproven: Learned | None = None
     doubtful: bool = False

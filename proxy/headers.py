@@ -48,7 +48,8 @@ def _without(pairs: list[tuple[str, str]], dropped: frozenset[str]) -> list[tupl
     named = connection_names(pairs)
     if not named <= dropped:
         dropped = dropped | named
-    return [pair for pair in pairs if pair[0] not in dropped]
+    # Many servers take an underscore for a hyphen.
+    return [pair for pair in pairs if pair[0] not in dropped and pair[0].replace("_", "-") not in dropped]
 
 
 def connection_names(pairs: Iterable[tuple[str, str]]) -> set[str]:

@@ -8,13 +8,17 @@ from proxy.door import header
 from proxy.errors import LoopDetected
 from proxy.headers import VIA
 
+_VIA = VIA.encode()
+
 MOST_HOPS = 5
 """Proxies of this kind that one request may pass."""
 
 
 def checked_hops(scope: Scope, instance: str) -> str:
     """The value of the header ``x-compaction-via`` for the next hop. Raises ``LoopDetected``."""
-    before = header(scope, VIA.encode()) or ""
+    before = header(scope, _VIA)
+    if before is None:
+        return instance
     hops = [hop.strip() for hop in before.split(",") if hop.strip()]
     if instance in hops or len(hops) >= MOST_HOPS:
         raise LoopDetected(

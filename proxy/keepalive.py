@@ -54,10 +54,13 @@ class Keepalive:
             await self._sending
 
     def close(self) -> None:
-        """End everything at once, however far it is."""
+        """End everything at once, however far it is. Nothing of the request is held any more."""
         self._end()
         if self._sending is not None:
             self._sending.cancel()
+            self._sending = None
+        # The request has this line; what knew each other would stay, body and all, until it is collected.
+        self._headers = _none
 
     def _end(self) -> None:
         self._ended = True
@@ -79,3 +82,7 @@ class Keepalive:
         await self._send({"type": "http.response.body", "body": COMMENT, "more_body": True})
         if not self._ended:
             self._timer = asyncio.get_running_loop().call_later(self._every, self._speak)
+
+
+def _none() -> Headers:
+    return []

@@ -83,9 +83,11 @@ def reserved_output(profile: Profile, asked: int | None, policy: Clause | None, 
     """Tokens of the window, as it is known or was learned, that are kept for the answer."""
     if asked is not None:
         return asked
-    window = min((w for w in (profile.context_window, learned and learned.total) if w), default=None)
     if policy is not None and policy.tokens is not None:
         return policy.tokens
+    window = profile.context_window
+    if learned is not None and learned.total:
+        window = min(window or learned.total, learned.total)
     if window is None:
         return 0
     if policy is not None and policy.fraction is not None:
@@ -101,7 +103,7 @@ def budget(profile: Profile, reserved: int, learned: Learned | None, factor: flo
     """
     stated = _bounds(profile.context_window, profile.max_input_tokens, reserved)
     told = _bounds(learned.total, learned.input, reserved) if learned else []
-    return min([*(int(bound / factor) for bound in stated), *told], default=None)
+    return min([int(bound / factor) for bound in stated] + told, default=None)
 
 
 def _bounds(total: int | None, most_input: int | None, reserved: int) -> list[int]:

@@ -41,7 +41,7 @@ class ModelList:
         """Serve one request."""
         try:
             await drained(receive)
-            async with leaving(receive):
+            with leaving(receive):
                 await self._serve(scope, send)
         except ClientLeft:
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from types import TracebackType
 
 TICK = 0.02
 """Seconds. What is added is called between one tick later and two."""
@@ -22,6 +23,21 @@ class Overdue:
         self._ticking = False
         self._young: dict[object, Callable[[], None]] = {}
         self._old: dict[object, Callable[[], None]] = {}
+
+    def now(self) -> float:
+        """The event loop's time, in seconds."""
+        return self.loop.time()
+
+    def until(self, when: float, late: Callable[[], None] | None = None) -> Until:
+        """A limit to a block of work, see ``Until``. ``late`` is called once the work has taken one to two ticks."""
+        return Until(self, when, late)
+
+    def task(self) -> asyncio.Task[object]:
+        """The task that is running. Raises ``RuntimeError`` if none is."""
+        task = asyncio.current_task(self.loop)
+        if task is None:
+            raise RuntimeError("no task is running")
+        return task
 
     def add(self, key: object, act: Callable[[], None]) -> None:
         """Have ``act`` called in one to two ticks, unless ``key`` is discarded before."""
@@ -43,6 +59,51 @@ class Overdue:
             self.loop.call_later(TICK, self._tick)
         for act in due.values():
             act()
+
+
+class Until:
+    """Within this block work has until ``when``, in the event loop's time. Raises ``TimeoutError``.
+
+    As ``asyncio.timeout_at``, for a fraction of its price: there is no timer before the work has taken a while, so it
+    may take two ticks whatever it was given. ``when`` may be moved on meanwhile; ``expired`` says that it is over.
+    """
+
+    __slots__ = ("_before", "_late", "_overdue", "_task", "_timer", "expired", "when")
+
+    def __init__(self, own: Overdue, when: float, late: Callable[[], None] | None) -> None:
+        self.when = when
+        self._overdue = own
+        self._late = late
+        self._timer: asyncio.TimerHandle | None = None
+        self.expired = False
+
+    def __enter__(self) -> Until:
+        self._task = self._overdue.task()
+        self._before = self._task.cancelling()
+        self._overdue.add(self, self._begin)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._overdue.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        # As with asyncio's own: where somebody else has cancelled the task, too, that goes first.
+        if self.expired and self._task.uncancel() <= self._before and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+
+    def _begin(self) -> None:
+        self._timer = self._overdue.loop.call_at(self.when, self._end)
+        if self._late is not None:
+            self._late()
+
+    def _end(self) -> None:
+        if self._overdue.now() < self.when:
+            self._timer = self._overdue.loop.call_at(self.when, self._end)
+            return
+        self.expired = True
+        self._task.cancel()
 
 
 _here = threading.local()

@@ -72,7 +72,7 @@ class PassThrough:
         headers = lane.headers([*headers, (VIA, hops)], caller.credential)
         timeout = configuration.settings.server.deadline
         # While the body is still coming, reading it is what notices that the client has left.
-        async with leaving(upload.after):
+        with leaving(upload.after):
             answer = await lane.connections.send(scope["method"], url, headers, body, timeout)
             await send_answer(send, Opening(answer, b"", False, None), [])
 
@@ -149,7 +149,7 @@ class Upload:
     async def whole(self) -> bytes:
         """All of it. Raises ``BodyTooSlow``."""
         chunks = []
-        async with arriving() as body_in_time:
+        with arriving() as body_in_time:
             async for chunk in self:
                 body_in_time.came(len(chunk))
                 chunks.append(chunk)

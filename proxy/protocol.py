@@ -20,7 +20,6 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **given: Any) -> None:
         super().__init__(*args, **given)
         self._unread = 0
-        self._in_head = True
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client."""
@@ -29,21 +28,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._unread > HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("The head of the request is too long.")
 
-    def on_message_begin(self) -> None:
-        """A request begins."""
-        self._in_head = True
-        super().on_message_begin()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer."""
-        if self._in_head:
-            super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
         """The head is whole."""
-        self._in_head = False
         self._unread = 0
         super().on_headers_complete()
+        self.headers = []  # those of the request are in its scope; what is added from here on are trailers
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""

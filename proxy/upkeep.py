@@ -1,4 +1,7 @@
-"""What is done for the store now and then, beside all requests: what is over is removed, and who was forgotten too."""
+"""What is done now and then, beside all requests.
+
+In the store what is over is removed, and who was forgotten too. Memory that was freed goes back to the system.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Protocol
 
 import structlog
 
+from proxy.allocator import give_back
 from proxy.store import ListingStore, StoreFailed
 
 log = structlog.get_logger(__name__)
@@ -58,6 +62,7 @@ class Upkeep:
                 await self.once()
             except StoreFailed as failure:
                 log.warning("store.upkeep_failed", reason=str(failure))
+            await asyncio.to_thread(give_back)
             await asyncio.sleep(EVERY)
 
     async def _notice(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ParamSpec
 
 import pytest
+from structlog.testing import capture_logs
 
 from proxy import limits, shared
 from proxy.calibration import Calibration
@@ -164,15 +165,17 @@ async def test_a_store_that_fails_costs_nothing_but_memory(tmp_path: Path, monke
     store = Slow(tmp_path / "s.db")
     store.fails = True
     known = LearnedLimits(store)
-    assert await read(known) is None
-    reads = store.reads
-    known.learn(*KEY, Learned(total=8_000))
+    with capture_logs() as logs:
+        assert await read(known) is None
+        reads = store.reads
+        known.learn(*KEY, Learned(total=8_000))
 
-    async def tried() -> bool:
-        return store.reads > reads
+        async def tried() -> bool:
+            return store.reads > reads and "shared.not_written" in {line["event"] for line in logs}
 
-    assert await comes_true(tried)
-    assert known.get(*KEY) == Learned(total=8_000)
+        assert await comes_true(tried)
+        assert known.get(*KEY) == Learned(total=8_000)
+    assert {line["event"] for line in logs} == {"shared.not_read", "shared.not_written"}
     store.fails = False
 
     async def written() -> bool:

@@ -46,10 +46,9 @@ class Clause:
         """The number of tokens from which the token parts hold; ``None`` if tokens alone cannot meet the clause."""
         if self.messages is not None or (self.fraction is not None and budget is None):
             return None
-        levels = [] if self.tokens is None else [self.tokens]
-        if self.fraction is not None and budget is not None:
-            levels.append(share_of(self.fraction, budget))
-        return max(levels, default=None)
+        if self.fraction is None or budget is None:
+            return self.tokens
+        return max(self.tokens or 0, share_of(self.fraction, budget))
 
 
 Trigger = tuple[Clause, ...]

@@ -43,7 +43,8 @@ class Facts:
     ``digest`` identifies the content, whatever the spelling of its JSON. ``answers`` is the id of the call that a
     tool message answers; for a legacy ``function`` message it is its function's name. Of a tool result ``length`` is
     its text's in characters, and ``said`` a digest of its content alone. ``media`` says that there are parts which are
-    no text, ``foreign`` that it holds a summary which another tool made.
+    no text, ``estimated`` that there may be some whose tokens do not follow from its bytes, ``foreign`` that it holds a
+    summary which another tool made.
 
     ``wide`` says that a result's text has other characters than ASCII. Some providers count those otherwise where the
     result is one of several calls'; ``one_of_several`` keeps what is known of it there, and ``count``, where it is not
@@ -61,6 +62,7 @@ class Facts:
     length: int = 0
     said: bytes = b""
     media: bool = False
+    estimated: bool = False
     foreign: bool = False
     wide: bool = False
     count: MessageCounter | None = None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from proxy.compaction.message import Turn, arguments_of, decode, text_of
+from proxy.compaction.searching import Search, search_for, whole
 
 
 @dataclass(frozen=True)
@@ -14,10 +14,10 @@ class Pins:
     """Regular expressions; a message in whose text or arguments one of them is found is pinned."""
 
     patterns: tuple[str, ...] = ()
-    _compiled: tuple[re.Pattern[str], ...] = field(init=False, compare=False, repr=False, default=())
+    _searches: tuple[Search, ...] = field(init=False, compare=False, repr=False, default=())
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_compiled", tuple(re.compile(pattern) for pattern in self.patterns))
+        object.__setattr__(self, "_searches", tuple(search_for(pattern) for pattern in self.patterns))
 
     def holds(self, turn: Turn) -> bool:
         """Whether a message is pinned. It is searched once."""
@@ -26,8 +26,8 @@ class Pins:
         known = turn.facts.pinned
         if self.patterns not in known:
             message = decode(turn.raw)
-            text = "\n".join([text_of(message), *(arguments for _, arguments in arguments_of(message))])
-            known[self.patterns] = any(pattern.search(text) for pattern in self._compiled)
+            text = whole("\n".join([text_of(message), *(arguments for _, arguments in arguments_of(message))]))
+            known[self.patterns] = any(search(text) for search in self._searches)
         return known[self.patterns]
 
     def among(self, body: Sequence[Turn]) -> frozenset[int]:

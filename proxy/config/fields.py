@@ -12,8 +12,9 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 from typing_extensions import TypeAliasType
 
 from proxy.compaction.conditions import Clause, Trigger
+from proxy.compaction.searching import search_for
 from proxy.config.faults import near
-from proxy.config.patterns import endless
+from proxy.config.patterns import endless, unclear, unsearchable
 from proxy.config.tree import Ambiguous
 
 
@@ -61,27 +62,47 @@ Text = Annotated[str, Field(min_length=1)]
 """Text that is not empty."""
 
 _MOST_PATTERN = 1_000
+_EVERYTHING = "matches the empty text, and so everything: write a narrower expression"
 
 
-def _pattern(value: object) -> str:
+def _expression(value: object) -> str:
     """A regular expression, as text: what holds it stays comparable and printable."""
     if not isinstance(value, str) or not value or len(value) > _MOST_PATTERN:
         raise wrong(f"must be a regular expression: text of 1 to {_MOST_PATTERN} characters")
     try:
-        compiled = re.compile(value)
-    except re.error as error:
+        why = unclear(value)
+    except (re.error, OverflowError, RecursionError) as error:
         raise wrong(f"is no regular expression: {error}") from error
-    if compiled.search("") is not None:
-        raise wrong("matches the empty text, and so everything: write a narrower expression")
-    if (why := endless(value)) is not None:
+    if why is not None:
         raise wrong(why)
     return value
 
 
-Pattern = Annotated[
-    str, PlainValidator(_pattern), WithJsonSchema({"type": "string", "minLength": 1, "maxLength": _MOST_PATTERN})
-]
+def _pattern(value: object) -> str:
+    pattern = _expression(value)
+    if re.search(pattern, "") is not None:
+        raise wrong(_EVERYTHING)
+    if (why := endless(pattern)) is not None:
+        raise wrong(why)
+    return pattern
+
+
+def _searched(value: object) -> str:
+    pattern = _expression(value)
+    if (why := unsearchable(pattern)) is not None:
+        raise wrong(why)
+    if search_for(pattern)(""):
+        raise wrong(_EVERYTHING)
+    return pattern
+
+
+_PATTERN_SCHEMA = {"type": "string", "minLength": 1, "maxLength": _MOST_PATTERN}
+
+Pattern = Annotated[str, PlainValidator(_pattern), WithJsonSchema(_PATTERN_SCHEMA)]
 """A regular expression in Python's syntax, searched for anywhere in a text."""
+
+SearchedPattern = Annotated[str, PlainValidator(_searched), WithJsonSchema(_PATTERN_SCHEMA)]
+"""The same without what needs going back, so that no text can make a search for it slow."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

@@ -1,16 +1,22 @@
-"""Regular expressions that can take for ever on some texts, found by their form.
+"""What is wrong with a regular expression, found by its form.
 
-Python's ``re`` goes back and tries anew. Where a repetition stands inside another one, or alternatives that begin alike
-stand in one, the number of ways to try doubles with each character: thirty characters take minutes. Texts come from
-clients, so such an expression lets any of them stop the proxy.
+Some can take for ever on some texts. Python's ``re`` goes back and tries anew. Where a repetition stands inside another
+one, or alternatives that begin alike stand in one, the number of ways to try doubles with each character: thirty
+characters take minutes. Texts come from clients, so such an expression lets any of them stop the proxy.
+
+Others an engine that never goes back can't take, or reads differently.
 """
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Iterable
 from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
+
+from proxy.compaction.searching import NotSearchable, search_for
 
 NESTED = (
     "has a repetition inside a repetition, which takes for ever on some texts: "
@@ -19,6 +25,13 @@ NESTED = (
 ALIKE = (
     "has alternatives inside a repetition that may begin with the same character, which takes for ever on some texts: "
     "let each begin with another character, or write (?>...) around them"
+)
+
+_LOOKS = "looks ahead or behind, which this setting can't: write what is around it into the expression itself"
+_REFERS = "refers to a group, which this setting can't: write out what the group may be"
+_GOES_ON = (
+    "has a possessive or atomic part, which this setting doesn't have: "
+    "write it plainly, since nothing is tried anew here and no repetition takes long"
 )
 
 _FEW = 4
@@ -35,6 +48,68 @@ def endless(pattern: str) -> str | None:
     It finds what is exponential. Raises ``re.error`` for what is no expression.
     """
     return _judged(parser.parse(pattern), repeated=False)
+
+
+_UNLIKE = {
+    codes.ASSERT: _LOOKS,
+    codes.ASSERT_NOT: _LOOKS,
+    codes.GROUPREF: _REFERS,
+    codes.GROUPREF_EXISTS: _REFERS,
+    codes.POSSESSIVE_REPEAT: _GOES_ON,
+    codes.ATOMIC_GROUP: _GOES_ON,
+}
+
+# What stands for itself in Python, and for the edge of a word there.
+_EDGE = re.compile(r"(?<!\\)(?:\\\\)*\\(?:[<>]|b\{)")
+# What stands for itself in Python, and for a number of errors in the package regex.
+_INEXACT = re.compile(r"(?<!\\)(?:\\\\)*\{[0-9<=,\s]*[eids][^}]*\}")
+
+
+def unclear(pattern: str) -> str | None:
+    """What in an expression another engine reads differently than Python, and what to write; ``None`` if nothing.
+
+    Raises ``re.error`` for what is no expression.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        try:
+            re.compile(pattern)
+        except FutureWarning:
+            return "has a bracket or a doubled sign in a set that could be read in two ways: write \\ before it"
+    if _INEXACT.search(pattern):
+        return "has a brace that could be read as a number of errors: write \\{ for a brace"
+    return None
+
+
+def unsearchable(pattern: str) -> str | None:
+    """Why an expression can't be searched for in linear time, and what to write; ``None`` where it can.
+
+    Raises ``re.error`` for what is no expression.
+    """
+    for code in _codes(parser.parse(pattern)):
+        if code in _UNLIKE:
+            return _UNLIKE[code]
+    if _EDGE.search(pattern):
+        return "has \\<, \\> or \\b{: write < and > without a backslash, and \\b(?:\\{) for a brace after \\b"
+    try:
+        search_for(pattern)
+    except NotSearchable as error:
+        return f"can't be searched for in linear time, in the syntax of Rust's regex: {error}"
+    return None
+
+
+def _codes(items: Iterable[tuple[Any, Any]]) -> Iterable[Any]:
+    """What kinds of part an expression has, those inside others after them."""
+    for code, value in items:
+        yield code
+        for part in _inner(code, value):
+            yield from _codes(part)
+
+
+def _inner(code: Any, value: Any) -> Iterable[Any]:
+    if code is codes.BRANCH:
+        return list(value[1])
+    return [value] if isinstance(value, parser.SubPattern) else _parts(value)
 
 
 def _judged(items: Iterable[tuple[Any, Any]], *, repeated: bool) -> str | None:

@@ -23,6 +23,7 @@ from proxy.config.fields import (
     Name,
     Pattern,
     ReserveField,
+    SearchedPattern,
     Seconds,
     Section,
     Text,
@@ -214,7 +215,7 @@ class _PolicyFields(Section):
     """How often a request that the upstream refuses as too long is compacted harder and sent again."""
     repair: bool = True
     """Whether damaged histories are put right where a request is compacted."""
-    pinned: tuple[Pattern, ...] = ()
+    pinned: tuple[SearchedPattern, ...] = ()
     """Messages in which one of these expressions is found are never changed nor summarised."""
     summary: Summary = Summary()
     """The call that makes a summary."""

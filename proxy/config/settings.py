@@ -453,5 +453,7 @@ class Settings(_SettingsFields):
         """Where a model goes; ``None`` where routes are listed and none matches."""
         if not self.models:
             return Route(next(iter(self.upstreams)), model, None)
-        found = next((route for route in self.models if fnmatchcase(model, route.match)), None)
-        return None if found is None else Route(found.upstream, found.model or model, found.profile)
+        for route in self.models:
+            if fnmatchcase(model, route.match):
+                return Route(route.upstream, route.model or model, route.profile)
+        return None

@@ -9,10 +9,22 @@ reads, so that the time is linear in the text.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import regex  # type: ignore[import-untyped]
+import structlog
+
+log = structlog.get_logger(__name__)
+
 REDACTED = "[redacted]"
+
+TEXT_SECONDS = 0.5
+"""Seconds of the processor that each of a policy's own expressions may take for one text."""
+
+ALL_SECONDS = 5.0
+"""Seconds of the processor that they may take for one summary."""
 
 # By what they begin with. A key has a digit; a class name such as `sk-fading-circle` has none.
 _KEYS = re.compile(
@@ -119,10 +131,10 @@ _RULES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Redaction:
-    """What is blacked out: all that looks like a secret, if ``secrets``, and what ``patterns`` match."""
+    """What is blacked out: all that looks like a secret, if ``secrets``, and what ``own`` expressions match."""
 
     secrets: bool
-    patterns: tuple[re.Pattern[str], ...] = ()
+    own: OwnExpressions | None = None
 
     def __call__(self, text: str) -> str:
         """The text with ``[redacted]`` in place of each secret; the names of the secrets stay."""
@@ -131,16 +143,39 @@ class Redaction:
             for pattern, needles in _RULES:
                 if not needles or any(needle in lower for needle in needles):
                     text = pattern.sub(_blacked_out, text)
-        for pattern in self.patterns:
-            text = pattern.sub(_blacked_out_whole, text)
+        return text if self.own is None else self.own(text)
+
+
+class OwnExpressions:
+    """A policy's own expressions, with a bound on the time that they may take for one summary.
+
+    An expression can be slow on a text that was written for that, as ``\\s+$`` is on a megabyte of white space. Such
+    a text is blacked out whole.
+    """
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._patterns = tuple(regex.compile(pattern) for pattern in patterns)
+        self._left = ALL_SECONDS
+
+    def __call__(self, text: str) -> str:
+        """The text with ``[redacted]`` in place of what an expression matches."""
+        began = time.thread_time()
+        try:
+            for pattern in self._patterns:
+                # Others have their turn meanwhile.
+                text = pattern.sub(_blacked_out_whole, text, timeout=min(TEXT_SECONDS, self._left), concurrent=True)
+        except TimeoutError:
+            log.warning("redaction.too_slow", characters=len(text))
+            text = REDACTED
+        self._left = max(0.0, self._left - (time.thread_time() - began))
         return text
 
 
 def redaction(*, secrets: bool, patterns: Sequence[str]) -> Redaction | None:
-    """What a policy wants blacked out; ``None`` where it wants nothing of the kind."""
+    """What a policy wants blacked out, for one summary; ``None`` where it wants nothing of the kind."""
     if not secrets and not patterns:
         return None
-    return Redaction(secrets, tuple(re.compile(pattern) for pattern in patterns))
+    return Redaction(secrets, OwnExpressions(patterns) if patterns else None)
 
 
 def _blacked_out(match: re.Match[str]) -> str:

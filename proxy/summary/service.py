@@ -283,7 +283,7 @@ class Summaries:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("summary.background_failed", error=repr(error))
+            log.error("summary.background_failed", error=type(error).__name__, exc_info=error)
 
 
 def _size(entry: Entry) -> int:

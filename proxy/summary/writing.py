@@ -84,7 +84,9 @@ async def write(wish: Wish, model: SummaryModel) -> str:
         texts, sizes = newest(texts, sizes, wish.trim, model.count)
     if not texts:
         raise SummaryUnasked("there is nothing to summarise")
-    previous = wish.redact(wish.previous) if wish.previous and wish.redact else wish.previous
+    previous = wish.previous
+    if previous and wish.redact is not None:
+        previous = await asyncio.to_thread(wish.redact, previous)
     sample = await asyncio.to_thread(language_sample, wish.turns, wish.redact)
     material = _Material(wish, model, previous, sample)
     room = model.room
@@ -127,10 +129,10 @@ async def _write(texts: list[str], sizes: list[int], material: _Material, room: 
     try:
         notes = await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
+        while tasks:  # a task knows its failure, and that knows this call
+            tasks.pop().cancel()
     if wish.redact is not None:
-        notes = [wish.redact(note) for note in notes]
+        notes = [await asyncio.to_thread(wish.redact, note) for note in notes]
     notes = [f"[notes on part {number}] {fenced(note)}" for number, note in enumerate(notes, start=1)]
     note_sizes = [model.count(note) + 2 for note in notes]
     if sum(note_sizes) > chunk:

@@ -16,6 +16,7 @@ from typing import TypeVar
 import xxhash
 
 from proxy.compaction.message import RESULT_ROLES, Facts, Turn, among_several, decode, read
+from proxy.tokens.media import has_remote_media
 from proxy.tokens.messages import Counter
 
 T = TypeVar("T")
@@ -55,6 +56,7 @@ class Memory:
     def learn(self, raw: bytes, key: bytes) -> Facts:
         """Read and count a message that is not known yet."""
         facts = read(decode(raw), self.counter.message)
+        facts.estimated = has_remote_media(raw)
         self._remember(key, facts)
         return facts
 

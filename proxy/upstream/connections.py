@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from yarl import URL
 
 from proxy.errors import UpstreamError, UpstreamInterrupted, UpstreamTimeout, UpstreamUnreachable
 from proxy.headers import for_client
+from proxy.overdue import overdue
 from proxy.upstream.lane import Answer, Headers
 
 CONNECT_SECONDS = 15.0
@@ -28,9 +28,15 @@ at most, is taken whole: with more than this a stream that is held back takes ov
 WHOLE_BYTES = 1_000_000
 """A larger body is written piece by piece, as the upstream takes it: others have their turn in between."""
 
-_MADE_UP = frozenset({"user-agent", "accept", "accept-encoding", "content-type"})
+_MADE_UP = ("user-agent", "content-type")
 # A pooled connection may have been closed by the upstream in the meantime; then the request never reached it.
 _STALE = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError)
+
+
+class _Request(aiohttp.ClientRequest):
+    """A request that accepts what the client accepts, and says nothing of it where the client does not."""
+
+    DEFAULT_HEADERS = {}  # noqa: RUF012 - as it is there
 
 
 class Connections:
@@ -60,7 +66,7 @@ class Connections:
         return Answer(
             status=response.status,
             headers=for_client(response.headers.items()),
-            body=_chunks(response),
+            body=_Chunks(response),
             close=self._closer(response),
         )
 
@@ -68,7 +74,8 @@ class Connections:
         self, method: str, url: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None, within: float
     ) -> aiohttp.ClientResponse:
         try:
-            async with asyncio.timeout(within):
+            late = overdue()
+            with late.until(late.now() + within):
                 response = await self._request(method, url, headers, body)
         except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
             raise _told(error, within) from error
@@ -107,11 +114,12 @@ class Connections:
         self, method: str, url: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None
     ) -> aiohttp.ClientResponse:
         session = self._open()
+        given = CIMultiDict(headers)
         options: dict[str, Any] = {
-            "headers": CIMultiDict(headers),
+            "headers": given,
             "allow_redirects": False,
             # What the client did not send is not made up; said only where there is something to say: it is dear.
-            "skip_auto_headers": _MADE_UP.difference(name for name, _ in headers) or None,
+            "skip_auto_headers": [name for name in _MADE_UP if name not in given] or None,
             "proxy": self._proxy,
         }
         try:
@@ -131,6 +139,7 @@ class Connections:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
+                request_class=_Request,
                 connector=aiohttp.TCPConnector(
                     limit=0, keepalive_timeout=KEEPALIVE_SECONDS, enable_cleanup_closed=False
                 ),
@@ -169,15 +178,29 @@ def _told(error: aiohttp.ClientError | OSError, within: float) -> UpstreamError:
             )
 
 
-async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    read = response.content.readany
-    try:
-        while chunk := await read():
-            yield chunk
-    except (aiohttp.ClientError, OSError) as error:
-        raise UpstreamInterrupted(
-            f"The upstream broke off in the middle of its answer ({type(error).__name__})."
-        ) from error
+class _Chunks:
+    """An answer's body as it comes; ``UpstreamInterrupted`` where it breaks off.
+
+    No generator: one that is not read to its end costs a task of the event loop to be put away.
+    """
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._read = response.content.readany
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            chunk = await self._read()
+        except (aiohttp.ClientError, OSError) as error:
+            # aiohttp keeps the error with the answer: by its traceback that would hold itself, and whoever reads it.
+            raise UpstreamInterrupted(
+                f"The upstream broke off in the middle of its answer ({type(error).__name__})."
+            ) from error.with_traceback(None)
+        if not chunk:
+            raise StopAsyncIteration
+        return chunk
 
 
 def environment_proxy(base_url: str) -> str | None:

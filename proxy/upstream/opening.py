@@ -55,7 +55,7 @@ class Opening:
 
         Seen with llama-cpp-python, which does so by default.
         """
-        if not self.is_stream or not self.empty or is_silence(self.first):
+        if self.written or not self.is_stream or not self.empty or is_silence(self.first):
             return False
         return b'"usage"' not in self.first and finished(self.first).finish_reason is None
 
@@ -77,7 +77,10 @@ def is_encoded(answer: Answer) -> bool:
 
 def header(answer: Answer, name: str) -> str:
     """The answer's first header of a name, or an empty text."""
-    return next((value for key, value in answer.headers if key == name), "")
+    for key, value in answer.headers:
+        if key == name:
+            return value
+    return ""
 
 
 async def opened(answer: Answer) -> Opening:

@@ -41,6 +41,7 @@ class RelayLane:
         self._api_key = api_key
         self._extra = [(name.lower(), value) for name, value in headers.items()]
         self._replaced = {name for name, _ in self._extra}
+        self._chat_url = None if "{model}" in address.chat_path else self.url(address.chat_path)
         self.connections = Connections(address.base_url)
 
     @property
@@ -50,9 +51,11 @@ class RelayLane:
 
     async def send(self, request: Outgoing) -> Answer:
         """See ``Lane``."""
-        path = self._address.chat_path.replace("{model}", quote(request.model, safe=""))
+        url = self._chat_url
+        if url is None:
+            url = self.url(self._address.chat_path.replace("{model}", quote(request.model, safe="")))
         headers = self.headers(request.headers, request.credential)
-        return await self.connections.send("POST", self.url(path), headers, request.body, request.timeout)
+        return await self.connections.send("POST", url, headers, request.body, request.timeout)
 
     async def retire(self) -> None:
         """See ``Lane``."""

@@ -48,7 +48,10 @@ class Stream:
         try:
             while (event := await self._chunks.get()) is not None:
                 if isinstance(event, UpstreamInterrupted):
-                    raise event
+                    try:
+                        raise event
+                    finally:
+                        del event  # else it would know itself, by its traceback
                 yield event
         finally:
             await self.close()
@@ -59,15 +62,14 @@ class Stream:
             response = await self._litellm.acompletion(**self._call)
             await self._read(response)
         except asyncio.CancelledError:
-            self._cut()
-            raise
+            self._cut()  # and this is the end: a task that was cancelled keeps the error, which knows this stream
         except Exception as error:  # noqa: BLE001 - every one is handed on, see below
             # Before the first chunk the caller judges it. After it, whatever it is, the answer is broken.
             if not self._head.done():
                 self._head.set_exception(error)
                 return
             broken = UpstreamInterrupted(translate_errors.INTERRUPTED)
-            broken.__cause__ = error
+            broken.__cause__ = error.with_traceback(None)  # that knows this stream, too
             await self._chunks.put(broken)
         finally:
             self._open.discard(self)

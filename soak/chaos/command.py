@@ -14,6 +14,7 @@ import socket
 import sqlite3
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,20 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from proxy.summary.service import KIND, REMEMBERED
 from soak.chaos.load import Load, Tally
 from soak.chaos.upstream import WINDOWS, Seen, Upstream
 from soak.chaos.watching import Sample, Watcher, slope
 from soak.processes import running
 
-WARM_UP = 0.5
-"""Share of the time after which memory should not grow any more: all that is remembered has been seen by then."""
+WARM_UP = 8.0
+"""Minutes before the measurement. By then all that the proxy remembers has reached its bound: see ``Found.stored``."""
+
+LEAST_SAMPLES = 20
+"""A slope of fewer says nothing."""
+
+TRIGGERS = tuple(0.80 + step / 100 for step in range(7))
+"""Shares of the budget that take turns in the configuration, each with summaries of its own to be remembered."""
 
 LOCKED_EVERY, LOCKED_FOR = 45.0, 6.0
 EDITED_EVERY = 6.0
@@ -48,23 +56,29 @@ LOOKS = 30
 
 
 @click.command()
-@click.option("--minutes", default=30.0, show_default=True)
+@click.option("--minutes", default=30.0, show_default=True, help="How long it is measured.")
+@click.option("--warm-up", default=WARM_UP, show_default=True, help="Minutes of the same before that.")
 @click.option("--rate", default=20.0, show_default=True, help="Requests a second.")
 @click.option("--seed", default=1, show_default=True)
-def main(minutes: float, rate: float, seed: int) -> None:
+def main(minutes: float, warm_up: float, rate: float, seed: int) -> None:
     """Run it and print what was found; ends with 1 where something was lost, wrong or left over."""
     with tempfile.TemporaryDirectory() as folder:
-        found = asyncio.run(examined(Path(folder), minutes * 60, rate, seed))
-    sys.exit(_report(found, minutes))
+        found = asyncio.run(examined(Path(folder), minutes * 60, rate, seed, warm_up=warm_up * 60))
+    sys.exit(report(found, warm_up + minutes))
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a run has shown; ``log`` is what the proxy wrote."""
+    """What a run has shown.
+
+    ``steady`` are the samples under load after the warm-up, ``stored`` the summaries in the store at its end, ``log``
+    is what the proxy wrote.
+    """
 
     tally: Tally
     seen: Seen
-    samples: list[Sample]
+    steady: list[Sample]
+    stored: int
     before: Sample
     after: Sample
     edits: dict[str, int]
@@ -83,9 +97,19 @@ class Found:
 
 
 async def examined(
-    folder: Path, seconds: float, rate: float, seed: int, *, every: float = EDITED_EVERY, rest: float = AT_REST
+    folder: Path,
+    seconds: float,
+    rate: float,
+    seed: int,
+    *,
+    warm_up: float = 0.0,
+    every: float = EDITED_EVERY,
+    rest: float = AT_REST,
 ) -> Found:
-    """Run it. ``every`` are the seconds between two edits, ``rest`` those after the last request."""
+    """Run it for so many seconds, after those of the warm-up.
+
+    ``every`` are the seconds between two edits, ``rest`` those after the last request.
+    """
     upstream = Upstream(seed)
     async with upstream.serving() as upstream_port:
         file = folder / "config.yaml"
@@ -107,13 +131,16 @@ async def examined(
                 await asyncio.sleep(3)
                 before = await watcher.look()
                 troubles = _Troubles(folder, file, upstream_port, pid, every)
-                await _under_load(load, watcher, seconds, rate, troubles)
+                warm = asyncio.create_task(_stored_after(warm_up, folder))
+                await _under_load(load, watcher, warm_up + seconds, rate, troubles)
+                steady = [sample for sample in watcher.samples if sample.at > before.at + warm_up]
+                stored = await warm
             await asyncio.sleep(rest)
             after = await _at_rest(watcher, before)
         finally:
             await asyncio.to_thread(starting.__exit__, None, None, None)
         said = log.read_text(errors="replace")
-        return Found(load.tally, upstream.seen, watcher.samples, before, after, troubles.edits, said)
+        return Found(load.tally, upstream.seen, steady, stored, before, after, troubles.edits, said)
 
 
 async def _at_rest(watcher: Watcher, before: Sample) -> Sample:
@@ -172,7 +199,7 @@ class _Troubles:
         for number in range(1_000_000):
             await asyncio.sleep(self._every)
             wrong = WRONG_EDITS[number // 3 % len(WRONG_EDITS)] if number % 3 == 2 else None
-            self._write(_configuration(self._folder, self._port, 0.80 if number % 2 else 0.85, wrong))
+            self._write(_configuration(self._folder, self._port, TRIGGERS[number % len(TRIGGERS)], wrong))
             self.edits["wrong" if wrong else "right"] += 1
             if number % 5 == 4 and hasattr(signal, "SIGHUP"):
                 self._process.send_signal(signal.SIGHUP)
@@ -210,10 +237,18 @@ def _configuration(folder: Path, port: int, trigger: float = 0.85, wrong: str | 
     return text if wrong is None else f"{text}  broken:\n    {wrong}\n"
 
 
-def _report(found: Found, minutes: float) -> int:
+async def _stored_after(seconds: float, folder: Path) -> int:
+    """The summaries that are in the store after so many seconds."""
+    await asyncio.sleep(seconds)
+    store = sqlite3.connect(f"file:{folder}/store.db?mode=ro", uri=True)
+    with contextlib.closing(store):
+        return int(store.execute("SELECT count(*) FROM entries WHERE kind = ?", (KIND,)).fetchone()[0])
+
+
+def report(found: Found, minutes: float) -> int:
+    """Print what was found; 1 where something is not as it should be, else 0."""
     tally, seen, edits, before, after = found.tally, found.seen, found.edits, found.before, found.after
-    steady = [sample for sample in found.samples if sample.at > found.samples[-1].at * WARM_UP]
-    growth, give = slope(steady) if len(steady) >= 20 else (0.0, 0.0)
+    growth, flat = _growth(found.steady)
     table = Table("what", "seen", "asked for")
     rows: list[tuple[str, str, str, bool]] = [
         ("requests", f"{sum(tally.done.values()):,} in {minutes:g} min: {_listed(tally.done)}", "", True),
@@ -234,11 +269,12 @@ def _report(found: Found, minutes: float) -> int:
         ),
         ("memory, MB", f"{before.memory / 1e6:.0f}, {after.memory / 1e6:.0f}", "", True),
         (
-            "memory's slope, kB a minute",
-            f"{growth * 60 / 1e3:.1f} ± {give * 60 / 1e3:.1f}",
-            "not above 0",
-            growth - give <= 0,
+            "summaries stored before memory was measured",
+            f"{found.stored:,}",
+            f"{REMEMBERED}",
+            found.stored >= REMEMBERED or len(found.steady) < LEAST_SAMPLES,
         ),
+        ("memory's slope, kB a minute", growth, "not above 0", flat),
     ]
     for what, figure, target, met in rows:
         table.add_row(what, figure, target if met else f"[red]{target}[/red]")
@@ -247,6 +283,17 @@ def _report(found: Found, minutes: float) -> int:
     for line in [*tally.wrong[:10], *seen.wrong[:10], *found.crashes[:10]]:
         console.print(line, markup=False)
     return 0 if all(met for *_, met in rows) else 1
+
+
+def _growth(steady: Sequence[Sample]) -> tuple[str, bool]:
+    """The slope of memory with its interval, and whether that reaches down to 0."""
+    if len(steady) < LEAST_SAMPLES:
+        return "too short a time to say", True
+    growth, give = slope(steady)
+    minutes, most = (steady[-1].at - steady[0].at) / 60, max(sample.memory for sample in steady)
+    least = min(sample.memory for sample in steady)
+    figures = f"{growth * 60 / 1e3:.1f} ± {give * 60 / 1e3:.1f} in {minutes:.0f} min"
+    return f"{figures}, between {least / 1e6:.1f} and {most / 1e6:.1f} MB", growth - give <= 0
 
 
 def _event(line: str) -> dict[str, Any] | None:

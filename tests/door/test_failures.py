@@ -199,13 +199,17 @@ def test_a_fault_of_ours_shows_nothing(
         assert ask(url, CHAT, chat()).status == 200
 
 
-def test_a_fault_in_compaction_costs_no_request(start_proxy: StartProxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def broken(*_: object, **__: object) -> None:
+@pytest.mark.parametrize("part", ["surely_small", "compact"])
+def test_a_fault_in_compaction_costs_no_request(
+    start_proxy: StartProxy, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a fault")
 
     with RawUpstream() as upstream:
         url = start_proxy(upstream.url)
-        monkeypatch.setattr("proxy.compactor.Compactor.compact", broken)
+        monkeypatch.setattr("proxy.compactor.Compactor.surely_small", lambda *_: False)
+        monkeypatch.setattr(f"proxy.compactor.Compactor.{part}", broken)
         got = ask(url, CHAT, chat())
         assert (got.status, got.header("x-compaction"), upstream.last.body) == (200, "failed", chat())
 

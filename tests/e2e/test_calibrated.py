@@ -63,7 +63,23 @@ def ask(caller: openai.OpenAI, messages: list[Any], stream: bool = False, **fiel
     return answer.headers
 
 
+SPOKEN = {"role": "assistant", "content": None, "audio": {"id": "audio_1"}}
+SHOWN = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://a.test/b.png"}}]}
+
 WITH_USAGE = [{}, {"stream": True, "stream_options": {"include_usage": True}}]
+
+
+@pytest.mark.parametrize("message", [SPOKEN, SHOWN], ids=["sound", "image"])
+def test_what_is_counted_by_estimate_teaches_nothing(message: dict[str, Any], tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW, ratio=1.5)
+    with calling(upstream, tmp_path) as caller:
+        for _ in range(3):
+            headers = ask(caller, [*SMALL[:2], message, *SMALL[2:]])
+            assert headers["x-compaction"] == "none"
+            assert "x-compaction-tokens-before" in headers
+        headers = ask(caller, MIDDLING)
+    assert headers["x-compaction"] == "compacted"
+    assert headers["x-compaction-retries"] == "1", "it was sent as if the upstream counted as the proxy does"
 
 
 @pytest.mark.parametrize("fields", WITH_USAGE)

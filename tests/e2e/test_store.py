@@ -19,14 +19,17 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog.testing
 import yaml
 from e2e_harness import ROOT, chat, client, proxied
 
 from proxy import upkeep
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
+from proxy.shared import name_of
 from proxy.store import lane
 from proxy.store.file import put_aside
+from proxy.store.sqlite import MARK
 
 WINDOW = 16_000
 PROFILE = {"context_window": WINDOW, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
@@ -338,21 +341,32 @@ class Trap:
 
 
 def test_a_pickle_in_the_file_is_refused(tmp_path: Path) -> None:
+    """Whatever reads an entry: a request, the archive's door, the upkeep, a command."""
     with running(tmp_path) as url:
         assert summary_of(url) == "made"
         assert until(lambda: {row[1] for row in rows(tmp_path)} >= {"archive", "summary"})
     trap = tmp_path / "sprung"
+    tenant, name = f"key:{CALLER_SHA}", name_of("main", "m")
     with sqlite3.connect(tmp_path / "state" / "store.db") as db:
         ids = [row[0] for row in db.execute("SELECT key FROM entries WHERE kind = 'archive'")]
+        places = [(tenant, "limit", name), (tenant, "spent", name), ("", "ratio", name), ("", MARK, CALLER_SHA)]
+        put = "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, '', x'', x'')"
+        db.executemany(put, [(*place, time.time() + 600) for place in places])
         db.execute("UPDATE entries SET value = ? WHERE kind != 'archive'", (pickle.dumps(Trap(trap)),))
         packed = zlib.compress(pickle.dumps(Trap(trap)))
         db.execute("UPDATE entries SET value = ? WHERE kind = 'archive'", (packed,))
     db.close()
-    with running(tmp_path) as url, httpx.Client(trust_env=False, timeout=30) as http:
-        for id in ids:
-            answer = http.get(f"{url}/compaction/archive/{id}", headers={"authorization": f"Bearer {CALLER}"})
-            assert answer.status_code == 404
+    with structlog.testing.capture_logs() as logs, running(tmp_path) as url:
+        with httpx.Client(trust_env=False, timeout=30) as http:
+            for id in ids:
+                answer = http.get(f"{url}/compaction/archive/{id}", headers={"authorization": f"Bearer {CALLER}"})
+                assert answer.status_code == 404
         assert summary_of(url) == "made"
+    assert {line["kind"] for line in logs if line["event"] == "shared.unreadable"} >= {"limit"}
+    assert {line["event"] for line in logs} >= {"store.entry_unreadable", "archive.entry_unreadable"}
+    assert "Trap" not in str(logs)
+    done = command(tmp_path, "models", "m")
+    assert (done.returncode, done.stderr) == (0, "")
     assert not trap.exists()
 
 

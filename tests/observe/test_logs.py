@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from proxy.observe.faults import LEFT_OUT, as_data, as_text, words_of
+
 LOGGED = """
 import structlog
 from proxy.observe.logs import configure
@@ -32,3 +34,50 @@ def test_each_line_is_one_write(unbuffered: str) -> None:
             written = here.recv(1 << 20)
             assert written.endswith(b"\n")
             assert json.loads(written)["text"] == "y" * size
+
+
+def test_the_words_of_a_fault_are_shown_where_they_quote_nothing() -> None:
+    """A missing file or a wrong type is told in full: without it nobody would find the cause."""
+    for error in (
+        FileNotFoundError(2, "No such file", "/x.db"),
+        TypeError("unhashable type: 'list'"),
+        RuntimeError("a"),
+    ):
+        assert words_of(error) == str(error)
+        assert str(error) in as_text(error)
+
+    class Own(RuntimeError):
+        pass
+
+    for silent in (
+        ValueError("secret"),
+        KeyError("secret"),
+        UnicodeError("secret"),
+        Own("secret"),
+        Exception("secret"),
+    ):
+        assert words_of(silent) == LEFT_OUT
+        assert "secret" not in as_text(silent)
+
+
+def test_a_fault_is_told_with_all_that_led_to_it() -> None:
+    quoted, full, kind = (word.upper() for word in ("secret", "disk full", "a type"))
+
+    def first() -> None:
+        raise OSError(full)
+
+    def second() -> None:
+        try:
+            first()
+        except OSError as error:
+            raise ExceptionGroup(quoted, [KeyError(quoted), TypeError(kind)]) from error
+
+    with pytest.raises(ExceptionGroup) as caught:
+        second()
+    text = as_text(caught.value)
+    stacks = repr(as_data((caught.type, caught.value, caught.tb)))
+    for word in ("first", "second", "DISK FULL", "ExceptionGroup", "KeyError", "A TYPE"):
+        assert word in text
+        assert word in stacks
+    assert text.index("DISK FULL") < text.index("ExceptionGroup: ")
+    assert "SECRET" not in text + stacks

@@ -159,7 +159,8 @@ class Engine:
 
     async def send(self, request: Request, ask: Ask = constant) -> Outcome:
         """What leaves; a summary that is begun early is there when this returns."""
-        outcome = await self.compactor.compact(self.case(request, ask))
+        case = self.case(request, ask)
+        outcome = self.compactor.untouched(case) or await self.compactor.compact(case)
         await settled()
         return outcome
 

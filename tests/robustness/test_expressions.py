@@ -1,15 +1,30 @@
-"""Expressions in a policy run on what strangers write: those that can take for ever are refused where they are read."""
+"""Expressions in a policy run on what strangers write, and none of them takes long on anything.
+
+``pinned`` is searched for by an engine whose time is proportional to the text; what that engine can't do is refused
+where it is read. ``redact`` has Python's whole syntax: what takes for ever is refused, and what is left has a bound in
+time, beyond which a text is blacked out whole.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
+from proxy.compaction.message import Turn, read
+from proxy.compaction.pins import Pins
+from proxy.compaction.searching import search_for, whole
 from proxy.config.faults import Faults
 from proxy.config.loading import loads
 from proxy.config.patterns import ALIKE, NESTED, endless
+from proxy.summary import redaction as redaction_module
+from proxy.summary.redaction import REDACTED, redaction
 
 ENDLESS = {
     "(a+)+$": NESTED,
@@ -25,41 +40,188 @@ ENDLESS = {
     "(?:(a)|(a))*c": ALIKE,
 }
 
+SLOW = [r"\s+$", r"\w+\d", r"(?i)a.*b.*c.*d", r"\s+\s+x", r"(?:TICKET|BUG)-[\w-]+!"]
+"""What takes time in the square of a text's length, or in a higher power of it, where an engine goes back."""
+
 FINE = [
     "TICKET-[0-9]+",
     r"(?i)\bdo not touch\b",
     r"^#\s*pinned",
-    r"(?:\w++\s)+end",
-    r"(?>\w+\s)+end",
     "(?:foo|bar)+",
     r"(?:[A-Z]{2}-)+\d+",
     r"\d{1,3}(?:,\d{3})*",
     r"(?:a|b){1,3}",
     r"(?:\w|a)+!",
     r"(?P<key>[a-z]+)=(?P<value>.*)",
+    *SLOW,
 ]
+
+POSSESSIVE = [r"(?:\w++\s)+end", r"(?>\w+\s)+end"]
+
+UNLIKE = {
+    r"(?<!x)y": "ahead or behind",
+    r"a(?=b)": "ahead or behind",
+    r"(?:a(?!b)|c)": "ahead or behind",
+    r"(a)\1": "refers to a group",
+    r"(a)?(?(1)b|c)": "refers to a group",
+    r"(?P<q>a)(?P=q)": "refers to a group",
+    **dict.fromkeys(POSSESSIVE, "possessive or atomic"),
+    r"a++": "possessive or atomic",
+    r"\<b>": "without a backslash",
+    r"\\\<b": "without a backslash",
+    "a{2": "repetition",
+    r"a\Z": "unrecognized escape",
+    r"(?a:x)": "unrecognized flag",
+    r"\w{1000}": "exceeds size limit",
+}
+
+AMBIGUOUS = {"[[a]b]": "bracket", "[a&&b]": "bracket", r"id{i<=2}": "brace", "x{e}": "brace", r"\b{start}": "brace"}
+
+
+def refused(setting: str, pattern: str) -> str:
+    """The message with which an expression is refused; its line is asserted."""
+    written = {"pinned": [pattern]} if setting == "pinned" else {"summary": {"redact": [pattern]}}
+    # JSON on a line of its own is YAML.
+    with pytest.raises(Faults) as caught:
+        loads(f"policies:\n  default:\n    {json.dumps(written)}\n".encode(), {})
+    (fault,) = caught.value.faults
+    assert fault.line == 3
+    return fault.message
+
+
+def taken(setting: str, pattern: str) -> None:
+    written = {"pinned": [pattern]} if setting == "pinned" else {"summary": {"redact": [pattern]}}
+    loads(json.dumps({"policies": {"default": written}}).encode(), {})
 
 
 @pytest.mark.parametrize("pattern", ENDLESS)
-@pytest.mark.parametrize("setting", ["pinned: ['{}']", "summary: {{redact: ['{}']}}"])
-def test_it_is_refused_with_its_line(pattern: str, setting: str) -> None:
-    written = f"policies:\n  default:\n    {setting.format(pattern)}\n"
-    with pytest.raises(Faults) as caught:
-        loads(written.encode(), {})
-    (fault,) = caught.value.faults
-    assert fault.line == 3
-    assert ENDLESS[pattern] in fault.message
+def test_what_can_take_for_ever_is_refused_where_an_engine_goes_back(pattern: str) -> None:
+    assert ENDLESS[pattern] in refused("redact", pattern)
 
 
-@pytest.mark.parametrize("pattern", FINE)
+@pytest.mark.parametrize("pattern", [pattern for pattern in ENDLESS if "(?=" not in pattern])
+def test_what_can_take_for_ever_does_not_where_none_goes_back(pattern: str) -> None:
+    taken("pinned", pattern)
+
+
+@pytest.mark.parametrize("pattern", UNLIKE)
+def test_what_the_engine_cannot_do_is_refused_with_what_to_do(pattern: str) -> None:
+    assert UNLIKE[pattern] in refused("pinned", pattern)
+
+
+@pytest.mark.parametrize("setting", ["pinned", "redact"])
+@pytest.mark.parametrize("pattern", AMBIGUOUS)
+def test_what_engines_read_differently_is_refused(setting: str, pattern: str) -> None:
+    assert "write \\" in refused(setting, pattern)
+    assert AMBIGUOUS[pattern] in refused(setting, pattern)
+
+
+@pytest.mark.parametrize("setting", ["pinned", "redact"])
+@pytest.mark.parametrize(
+    "pattern", ["(", "[", "a**", "(?P<a>x)(?P<a>y)", "a" * 1001, "", "a*", "(?:)", "\\", "(" * 500]
+)
+def test_what_is_none_or_matches_everything_is_refused(setting: str, pattern: str) -> None:
+    refused(setting, pattern)
+
+
+@pytest.mark.parametrize("pattern", [*FINE, *POSSESSIVE, "(?<!x)y", r"(a)\1"])
 def test_what_is_harmless_is_taken(pattern: str) -> None:
     assert endless(pattern) is None
-    loads(f"policies:\n  default:\n    pinned: ['{pattern}']\n".encode(), {})
+    taken("redact", pattern)
+    if pattern in FINE:
+        taken("pinned", pattern)
+
+
+def pinned(pattern: str, text: str) -> bool:
+    """Whether a message with this text is pinned by an expression."""
+    message = {"role": "user", "content": text}
+    return Pins((pattern,)).holds(Turn(json.dumps(message).encode(), read(message, len)))
+
+
+MEGABYTES = [" " * 1_000_000 + "x", "a" * 1_000_000, "ab" * 500_000, "TICKET-" * 140_000, "\u3000a" * 250_000]
+
+
+@pytest.mark.parametrize("pattern", [*FINE, *(pattern for pattern in ENDLESS if "(?=" not in pattern)])
+def test_nothing_is_slow_to_search_for(pattern: str) -> None:
+    # An engine that goes back takes seconds for the ends of these texts already, and hours for the whole.
+    for text in (*(text[-20_000:] for text in MEGABYTES), *MEGABYTES):
+        began = time.thread_time()
+        pinned(pattern, text)
+        assert time.thread_time() - began < 1, text[:8]
+
+
+# Python's white space has four separators (U+001C to U+001F) that Unicode's has not.
+texts = st.text(st.sampled_from("aAbBcxyz TICKETBUG-0179,=!#\n\téßΩж你𝔘\u3000\u0663_"), max_size=40)
 
 
 @pytest.mark.parametrize("pattern", FINE)
-def test_what_is_taken_is_quick_where_others_are_not(pattern: str) -> None:
-    for text in ("a" * 200, "ab" * 100, "TICKET-" * 30, "word " * 40 + "!", "1,234" * 40, "AA-" * 70):
-        began = time.process_time()
-        re.search(pattern, text)
-        assert time.process_time() - began < 0.5
+@given(text=texts)
+def test_both_engines_find_what_python_finds(pattern: str, text: str) -> None:
+    assert search_for(pattern)(text) == (re.search(pattern, text) is not None)
+    clean = redaction(secrets=False, patterns=[pattern])
+    assert clean is not None
+    assert clean(text) == re.sub(pattern, REDACTED, text)
+
+
+def test_half_a_character_hides_nothing() -> None:
+    assert whole("a\ud83d TICKET-7 \udc00") == "a\ufffd TICKET-7 \ufffd"
+    assert pinned("TICKET-[0-9]+", "a\ud83d TICKET-7 \udc00")
+    clean = redaction(secrets=False, patterns=["TICKET-[0-9]+"])
+    assert clean is not None
+    assert clean("\ud83d TICKET-7") == f"\ud83d {REDACTED}"
+
+
+# Each takes a second or so without a bound; then a test fails, and does not hang.
+HOSTILE = {
+    SLOW[0]: " " * 20_000 + "x",
+    SLOW[1]: "ab" * 8_000,
+    SLOW[2]: "ab" * 1_000,
+    SLOW[3]: " " * 1_000 + "yx",
+}
+
+
+@pytest.mark.parametrize("pattern", HOSTILE)
+def test_a_text_that_is_slow_to_black_out_is_blacked_out_whole(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clean = redaction(secrets=False, patterns=[pattern, "ACME"])
+    assert clean is not None
+    monkeypatch.setattr(redaction_module, "TEXT_SECONDS", 0.02)
+    with capture_logs() as logs:
+        assert clean(HOSTILE[pattern]) == REDACTED
+        monkeypatch.setattr(redaction_module, "TEXT_SECONDS", 0.5)
+        assert clean("what ACME does") == f"what {REDACTED} does"
+        began = time.thread_time()
+        longer = HOSTILE[pattern][:-2] * 50 + HOSTILE[pattern][-2:]
+        assert clean(longer) == REDACTED
+        assert time.thread_time() - began < 2
+    told = {"event": "redaction.too_slow", "log_level": "warning"}
+    assert logs == [{**told, "characters": len(text)} for text in (HOSTILE[pattern], longer)]
+
+
+def test_many_slow_texts_have_one_bound_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction_module, "TEXT_SECONDS", 0.1)
+    monkeypatch.setattr(redaction_module, "ALL_SECONDS", 0.3)
+    clean = redaction(secrets=True, patterns=[SLOW[0]])
+    assert clean is not None
+    began = time.thread_time()
+    assert {clean(HOSTILE[SLOW[0]]) for _ in range(30)} == {REDACTED}
+    assert time.thread_time() - began < 2
+    # What cannot be looked at any more is not shown either.
+    assert clean("what ACME does" * 10_000) == REDACTED
+    fresh = redaction(secrets=True, patterns=[SLOW[0]])
+    assert fresh is not None
+    assert fresh("what ACME does") == "what ACME does"
+
+
+def test_a_slow_text_holds_up_no_other_work() -> None:
+    clean = redaction(secrets=False, patterns=[SLOW[0]])
+    assert clean is not None
+
+    async def turns() -> int:
+        working = asyncio.ensure_future(asyncio.to_thread(clean, HOSTILE[SLOW[0]]))
+        count = 0
+        while not working.done():
+            await asyncio.sleep(0.001)
+            count += 1
+        return count
+
+    assert asyncio.run(turns()) > 20

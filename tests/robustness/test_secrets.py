@@ -16,6 +16,8 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+import yaml
+from pydantic import ValidationError
 
 from proxy.app import create_app
 from proxy.config import Settings
@@ -29,6 +31,7 @@ from tests.door.raw_upstream import Arrived, End, RawUpstream, Stage, Step, answ
 from tests.door.test_disconnects import CONTENT, POLICY, ROLE, talk
 from tests.door.test_drain import Server
 
+ROOT = Path(__file__).parents[2]
 OPERATOR = "sk-canary-operator-5ec4e7"
 CALLER = "sk-canary-caller-5ec4e7"
 PROMPT = "canary-prompt-5ec4e7"
@@ -132,6 +135,89 @@ except RuntimeError as error:
     assert CALLER not in shown
 
 
+BROKEN = """
+import asyncio
+from proxy.answering import send_answer
+from proxy import chat
+from proxy.upstream import connections
+
+chunks, send = connections._chunks, chat.send_answer
+
+
+class Odd(Exception):
+    def __init__(self, text):
+        super().__init__(text)
+        self.add_note("noted: " + text)
+
+
+async def broken_chunks(response):
+    async for chunk in chunks(response):
+        yield chunk
+        if b"in the middle" in chunk:
+            raise ValueError(repr(chunk))
+
+
+async def broken_send(to, opening, *rest):
+    if opening.answer.status == 299:
+        held = {}
+        async def apart():
+            raise KeyError(held["authorization"])
+        async def apart_too():
+            try:
+                {}[str(opening)]
+            except KeyError as error:
+                raise ExceptionGroup(str(opening), [ValueError(str(opening)), Odd(str(opening))]) from error
+        held["authorization"] = str(opening.answer.headers)
+        asyncio.ensure_future(apart())
+        asyncio.ensure_future(apart_too())
+        await asyncio.sleep(0.01)
+        raise Odd(str(opening) + held["authorization"])
+    await send(to, opening, *rest)
+
+connections._chunks, chat.send_answer = broken_chunks, broken_send
+"""
+
+
+def broken_script(arrived: Arrived) -> Sequence[Step]:
+    if b'"model": "middle"' in arrived.body:
+        parts: list[Step] = [
+            stream_head(),
+            chunk(ROLE + CONTENT.replace(b"hi", f"{ANSWER} in the middle".encode())),
+            0.2,
+        ]
+        return [*parts, chunk(b"data: [DONE]\n\n"), chunk(b"")]
+    said = json.dumps({"choices": [{"message": {"content": ANSWER}}]}).encode()
+    return [answer(said, "299 Odd", [("x-answered", HEADER)])]
+
+
+def test_no_fault_of_the_program_shows_what_it_was_working_on(tmp_path: Path) -> None:
+    """On the way of a request, in the middle of an answer, and in tasks of their own: the place, and not the values."""
+    (tmp_path / "sitecustomize.py").write_text(BROKEN)
+    with pytest.MonkeyPatch.context() as patch, RawUpstream(broken_script) as upstream:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+        patch.setenv("PYTHONASYNCIODEBUG", "1")
+        server = Server(upstream.url, tmp_path)
+        try:
+            server.wait_ready()
+            headers = [JSON, ("authorization", f"Bearer {CALLER}"), ("x-note", HEADER)]
+            got = ask(server.url, CHAT, chat(PROMPT), headers)
+            assert (got.status, got.error["code"]) == (500, "proxy_error")
+            assert not any(secret in f"{got.headers}{got.body!r}" for secret in SECRETS)
+            ask(server.url, CHAT, chat(PROMPT, model="middle", stream=True), headers)
+            assert ask(server.url, "/livez", None).status == 200
+            server.process.terminate()
+            assert server.process.wait(10) == 0
+        finally:
+            if server.process.poll() is None:
+                server.process.kill()
+            server.process.wait(5)
+    log = server.log.read_text()
+    for secret in SECRETS:
+        assert secret not in log, secret
+    for shown in ("request.crashed", "broken_send", "broken_chunks", "Odd", "KeyError", "ValueError", "apart_too"):
+        assert shown in log, shown
+
+
 def settings_with_secrets(tmp_path: Path) -> Settings:
     upstream = {"api_key": OPERATOR, "headers": {"x-secret": HEADER}}
     return settings_for("http://127.0.0.1:1", tmp_path, {"upstreams": {"main": upstream}})
@@ -151,9 +237,53 @@ def test_no_key_is_in_what_settings_and_services_say_of_themselves(tmp_path: Pat
         return said
 
     shown.append(asyncio.run(service()))
+    for wrong in ({"api_key": [OPERATOR]}, {"headers": OPERATOR}, {"api_key": f"{OPERATOR}\n"}):
+        with pytest.raises(ValidationError) as caught:
+            Settings.model_validate({"upstreams": {"main": {"headers": {"x": HEADER}, **wrong}}})
+        shown.append(f"{caught.value!r} {caught.value}")
     for text in shown:
         for secret in (OPERATOR, CALLER, HEADER):
             assert secret not in text
+
+
+COMMANDS = {
+    "check": ["--team", "search"],
+    "check --model": ["--model", "m"],
+    "models": ["m"],
+    "explain": ["request.json"],
+    "forget": ["--team", "search"],
+}
+
+
+@pytest.mark.parametrize("wrong", ["", "upstreams.main.api_key", "store.encryption.key", "headers"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_command_shows_a_key(tmp_path: Path, name: str, wrong: str) -> None:
+    """Neither of a configuration that is right, with its values told one by one, nor of one that is wrong."""
+    store_key = "5ec4e7" * 10 + "abcd"
+    headers: Any = {"x-secret": HEADER}
+    configured: dict[str, Any] = {
+        "upstreams": {"main": {"api_key": OPERATOR, "headers": headers}},
+        "store": {"url": f"sqlite:///{tmp_path}/a.db", "encryption": {"key": store_key}},
+        "teams": {"search": {"keys": ["sha256:" + hashlib.sha256(CALLER.encode()).hexdigest()]}},
+    }
+    if wrong == "upstreams.main.api_key":
+        configured["upstreams"]["main"]["api_key"] = [OPERATOR]
+    elif wrong == "headers":
+        configured["upstreams"]["main"]["headers"] = [HEADER, OPERATOR]
+    elif wrong:
+        configured["store"]["encryption"]["key"] = store_key + OPERATOR
+    (tmp_path / "a.db").touch()
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(configured))
+    (tmp_path / "request.json").write_bytes(chat("a prompt that was not to be seen"))
+    command = [sys.executable, "-m", "proxy", name.split()[0], *COMMANDS[name], "--config", "a.yaml"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    shown = done.stdout + done.stderr
+    assert shown
+    assert "Traceback" not in shown
+    assert (done.returncode == 0) == (not wrong), shown
+    for secret in (OPERATOR, HEADER, store_key, CALLER, "not to be seen"):
+        assert secret not in shown
 
 
 @pytest.fixture
@@ -263,7 +393,7 @@ def test_no_name_leads_out_of_the_archive(start_proxy: StartProxy, stage: Stage,
     with stage(script) as upstream:
         url = start_proxy(upstream.url, overrides)
         headers = [JSON, ("authorization", f"Bearer {CALLER}")]
-        for model in (hostile, "..\\..\\outside", "a/b/c", "x" * 300, "nul\u0000", "e\u0301", "\u00e9"):
+        for model in (hostile, "..\\..\\outside", "a/b/c", "x" * 300, "nul\u0000", "e\u0301", "\u00e9", "CON", "con"):
             got = ask(url, CHAT, chat(model=model, messages=talk()), headers)
             assert got.status == 200
         for id in IDS:

@@ -7,6 +7,7 @@ it.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import socket
 from collections.abc import Iterator
 
@@ -14,6 +15,7 @@ import pytest
 
 from proxy.app import create_app
 from proxy.demo.serving import serve
+from proxy.passthrough import quoted
 from proxy.protocol import BoundedProtocol
 from tests.conftest import settings_for
 from tests.door.client import CHAT, Got, ask, chat, connected
@@ -98,7 +100,7 @@ def told(entrance: str, request: bytes) -> bytes:
     """All that is answered to these bytes until the proxy closes the connection or has nothing more to say."""
     with connected(entrance) as connection:
         connection.sendall(request)
-        connection.settimeout(0.4)
+        connection.settimeout(5)
         parts = []
         with contextlib.suppress(TimeoutError, ConnectionResetError):
             while part := connection.recv(65_536):
@@ -147,9 +149,10 @@ def test_what_is_odd_arrives_at_most_once(entrance: str, upstream: RawUpstream, 
 
 
 def assert_framed_once(headers: list[tuple[str, str]], body: bytes) -> None:
-    lengths = [value for name, value in headers if name == "content-length"]
+    """As servers read it, too, for which an underscore is a hyphen."""
+    lengths = [value for name, value in headers if name.replace("_", "-") == "content-length"]
     assert lengths == [str(len(body))]
-    assert not any(name == "transfer-encoding" for name, _ in headers)
+    assert not any(name.replace("_", "-") in ("transfer-encoding", "x-forwarded-for") for name, _ in headers)
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
@@ -172,6 +175,59 @@ def test_headers_of_one_hop_end_here(entrance: str, upstream: RawUpstream, path:
     names = {name for name, _ in one.headers}
     assert names.isdisjoint(set(mine) - {"connection", "x-stays"})
     assert "x-stays" in names
+
+
+def test_twins_with_an_underscore_end_here_too(entrance: str, upstream: RawUpstream) -> None:
+    upstream.arrived = []
+    twins = [
+        "x_api_key",
+        "api_key",
+        "proxy_authorization",
+        "keep_alive",
+        "x_forwarded_for",
+        "x_compaction_via",
+        "x_mine",
+    ]
+    mine = [("connection", "x-mine"), ("x-mine", "1"), ("x_stays", "1"), *((name, "1") for name in twins)]
+    assert ask(entrance, CHAT, BODY, mine).status == 200
+    (one,) = upstream.arrived
+    assert {name for name, _ in one.headers}.isdisjoint(twins)
+    assert one.header("x_stays") == "1"
+
+
+@pytest.mark.parametrize(
+    ("sent", "arrives"),
+    [
+        (b"/v1/files/a%0d%0aX-Hidden:%201", "/v1/files/a%0d%0aX-Hidden:%201"),
+        (b"/v1/files/a%20HTTP/1.1%0d%0a", "/v1/files/a%20HTTP/1.1%0d%0a"),
+        (b"/v1/files/\xc3\xa9", None),
+        (b"/v1/files/a?b=c%0ad&e", "/v1/files/a?b=c%0ad&e"),
+    ],
+)
+def test_a_path_cannot_end_the_line(entrance: str, upstream: RawUpstream, sent: bytes, arrives: str | None) -> None:
+    upstream.arrived = []
+    got = told(entrance, b"GET " + sent + b" HTTP/1.1\r\n" + HOST + b"\r\n")
+    assert got.startswith(b"HTTP/1.1 200 " if arrives else b"HTTP/1.1 400 "), got[:100]
+    assert [one.target for one in upstream.arrived] == ([arrives] if arrives else [])
+    assert all(one.header("x-hidden") is None for one in upstream.arrived)
+    lives_on(entrance)
+
+
+def test_what_no_address_may_have_is_escaped() -> None:
+    """Whatever server may hand it over."""
+    assert quoted(b"/a\xc3 b\r\nX: 1\x00\x7f%0d") == "/a%C3%20b%0D%0AX:%201%00%7F%0d"
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+def test_a_body_that_was_unpacked_has_its_own_length(entrance: str, upstream: RawUpstream, path: str) -> None:
+    """The client's length is of what it sent, which is not what travels on."""
+    upstream.arrived = []
+    packed = gzip.compress(BODY)
+    assert ask(entrance, path, packed, [("content-encoding", "gzip")]).status == 200
+    (one,) = upstream.arrived
+    assert one.body == (BODY if path == CHAT else packed)
+    assert_framed_once(one.headers, one.body)
+    assert (one.header("content-encoding") is None) == (path == CHAT)
 
 
 def test_requests_in_one_stream_are_answered_in_their_order(entrance: str, upstream: RawUpstream) -> None:

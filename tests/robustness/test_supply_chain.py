@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -14,7 +17,14 @@ ROOT = Path(__file__).parents[2]
 POISONED = ("1.82.7", "1.82.8")
 
 
-@pytest.mark.parametrize("lock", ["requirements.lock", "bench/quality/requirements.lock"])
+LOCKS = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("**/*.lock") if ".venv" not in path.parts)
+
+
+def test_the_locks_are_these() -> None:
+    assert set(LOCKS) >= {"requirements.lock", "requirements-runtime.lock", "bench/quality/requirements.lock"}
+
+
+@pytest.mark.parametrize("lock", LOCKS)
 def test_every_package_is_locked_with_hashes(lock: str) -> None:
     text = (ROOT / lock).read_text()
     entries = re.split(r"\n(?=[a-zA-Z0-9])", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE))
@@ -25,6 +35,72 @@ def test_every_package_is_locked_with_hashes(lock: str) -> None:
     assert "http://" not in text
     assert "git+" not in text
     assert not re.search(r"--(?:extra-)?index-url|--find-links|--trusted-host", text)
+
+
+def pinned(lock: str) -> dict[str, tuple[str, set[str]]]:
+    """Version and hashes of each package in a lock file, by its name."""
+    found: dict[str, tuple[str, set[str]]] = {}
+    for line in (ROOT / lock).read_text().splitlines():
+        if line[:1].isalnum():
+            name, _, rest = line.partition("==")
+            hashes: set[str] = set()
+            found[name.partition("[")[0].lower()] = (rest.split()[0], hashes)
+        elif "--hash=" in line:
+            hashes.add(line.split("sha256:")[1].split()[0])
+    return found
+
+
+def test_what_it_runs_with_is_part_of_what_was_tested() -> None:
+    tested = pinned("requirements.lock")
+    assert {name: tested[name] for name in pinned("requirements-runtime.lock")} == pinned("requirements-runtime.lock")
+
+
+def bill(folder: Path, *arguments: str, more: str = "") -> subprocess.CompletedProcess[str]:
+    """The script, in a place of its own without any package, with some more in the lock file."""
+    (folder / "scripts").mkdir()
+    for name in ("scripts/sbom", "scripts/sbom.py", "pyproject.toml", "requirements-runtime.lock"):
+        shutil.copy(ROOT / name, folder / name)
+    with (folder / "requirements-runtime.lock").open("a") as lock:
+        lock.write(more)
+    command = [str(folder / "scripts" / "sbom"), *arguments]
+    environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": "", "PYTHONNOUSERSITE": "1"}
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
+
+
+def test_the_bill_of_materials_has_each_package_with_its_hashes(tmp_path: Path) -> None:
+    done = bill(tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    listed = json.loads(done.stdout)
+    assert (listed["bomFormat"], listed["specVersion"], listed["version"]) == ("CycloneDX", "1.6", 1)
+    assert listed["metadata"]["component"]["name"] == "compaction-proxy"
+    assert re.fullmatch(r"urn:uuid:[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", listed["serialNumber"])
+    parts = listed["components"]
+    assert {part["name"]: (part["version"], {h["content"] for h in part["hashes"]}) for part in parts} == pinned(
+        "requirements-runtime.lock"
+    )
+    assert len(parts) == len({part["bom-ref"] for part in parts}) > 50
+    for part in parts:
+        assert part["type"] == "library"
+        assert part["purl"] == f"pkg:pypi/{part['name']}@{part['version']}"
+        assert {h["alg"] for h in part["hashes"]} == {"SHA-256"}
+    (loop,) = [part for part in parts if part["name"] == "uvloop"]
+    assert loop["properties"] == [{"name": "python:marker", "value": "sys_platform != 'win32'"}]
+    # No host but the schema's: whoever reads it is led to no index.
+    assert re.findall(r"[a-z]+://[^\s\"]*", done.stdout) == ["http://cyclonedx.org/schema/bom-1.6.schema.json"]
+    again = tmp_path / "again"
+    again.mkdir()
+    assert bill(again, "bom.json").stdout == ""
+    assert (again / "bom.json").read_text() == done.stdout
+
+
+@pytest.mark.parametrize(
+    "line", ["evil==1.0", "evil @ https://evil.example/evil.whl", "--index-url https://evil.example"]
+)
+def test_no_bill_is_made_of_what_is_not_locked(tmp_path: Path, line: str) -> None:
+    done = bill(tmp_path, more=f"{line}\n")
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert f"this is no package with hashes: {line}" in done.stderr
 
 
 def test_poisoned_releases_cannot_be_chosen() -> None:

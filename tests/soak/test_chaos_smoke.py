@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from soak.chaos.command import examined
+from proxy.summary.service import REMEMBERED
+from soak.chaos.command import Found, examined, report
+from soak.chaos.load import Tally
+from soak.chaos.upstream import Seen
 from soak.chaos.watching import Sample, slope
+
+FLAT = [Sample(at, 100_000_000 + at * 7919 % 4_000, 20, 5, 4) for at in range(0, 1_800, 5)]
+GROWING = [Sample(sample.at, sample.memory + int(sample.at * 500), 20, 5, 4) for sample in FLAT]
 
 
 @pytest.mark.long
@@ -28,9 +34,17 @@ def test_nothing_is_lost_and_nothing_is_left_over(tmp_path: Path) -> None:
 
 
 def test_a_slope_is_told_from_none() -> None:
-    flat = [Sample(at, 100_000_000 + at * 7919 % 4_000, 20, 5, 4) for at in range(0, 1_800, 5)]
-    growing = [Sample(sample.at, sample.memory + int(sample.at * 500), 20, 5, 4) for sample in flat]
-    growth, give = slope(flat)
+    growth, give = slope(FLAT)
     assert growth - give <= 0
-    growth, give = slope(growing)
+    growth, give = slope(GROWING)
     assert growth - give > 400
+
+
+@pytest.mark.parametrize(
+    ("steady", "stored", "status"),
+    [(FLAT, REMEMBERED, 0), (GROWING, REMEMBERED, 1), (FLAT, REMEMBERED - 1, 1)],
+    ids=["flat", "growing", "caches that are not full yet"],
+)
+def test_memory_that_grows_is_an_error(steady: list[Sample], stored: int, status: int) -> None:
+    found = Found(Tally(), Seen(), steady, stored, FLAT[0], FLAT[0], {"right": 1, "wrong": 0}, "")
+    assert report(found, 30) == status

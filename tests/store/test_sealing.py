@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import pickle
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -67,6 +68,22 @@ def test_only_its_own_key_opens_an_entry_and_only_in_its_own_place() -> None:
     for damaged in (b"", written[:11], written[:-1], written + b"x", bytes([written[0] ^ 1]) + written[1:]):
         with pytest.raises(Unreadable):
             sealed.read(place, damaged)
+
+
+def test_a_pickle_that_was_encrypted_with_the_key_is_refused(tmp_path: Path) -> None:
+    """Whoever has the key can write entries; what they write is still only data."""
+
+    class Trap:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (Path.touch, (tmp_path / "sprung",))
+
+    sealed = Sealed(NEW)
+    place = sealed.place("team:a", "summary", "k")
+    nonce = os.urandom(12)
+    for written in (pickle.dumps(Trap()), pickle.dumps(Content("team:a", "summary", "k", b""))):
+        with pytest.raises(Unreadable):
+            sealed.read(place, nonce + sealed._cipher.encrypt(nonce, written, "\n".join(place).encode()))
+    assert not (tmp_path / "sprung").exists()
 
 
 def test_names_are_told_apart_and_say_nothing() -> None:

@@ -275,6 +275,30 @@ def test_a_digest_stands_in_for_a_while_and_is_never_stored_nor_built_upon(monke
     run(expired)
 
 
+@pytest.mark.parametrize("trouble", ["fails", "hangs"])
+def test_a_store_that_fails_for_an_earlier_summary_leaves_what_is_in_memory(
+    monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    """The last summary was asked for without trouble; it begins while earlier ones are looked for."""
+    monkeypatch.setattr(service, "LOOKING_SECONDS", 0.05)
+
+    class Earlier(Shelf):
+        async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
+            if key == SECOND.key:
+                if trouble == "fails":
+                    raise StoreFailed("disk full")
+                await asyncio.sleep(3600)
+            return await super().get(tenant, kind, key)
+
+    async def test(summaries: Summaries, shelf: Shelf) -> None:
+        first, third = Maker("first"), Maker("third")
+        await summaries.obtain("t", [FIRST], first)
+        assert await summaries.obtain("t", [FIRST, SECOND, THIRD], third) == (entry("third"), "made")
+        assert third.calls == [("first", 10)]
+
+    run(test, Earlier())
+
+
 def test_an_error_reaches_all_who_wait_and_the_next_one_tries_again() -> None:
     async def test(summaries: Summaries, shelf: Shelf) -> None:
         async def broken(previous: Entry | None, position: int) -> Entry:

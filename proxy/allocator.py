@@ -1,0 +1,33 @@
+"""Memory that was freed goes back to the system.
+
+The C library keeps what is freed for what comes next, in a place for each thread. What the busiest moment took would
+stay with the process, and each moment that is busier by a little would add to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from functools import cache
+
+
+def give_back() -> None:
+    """Have the C library give back what is free.
+
+    It takes a millisecond or so for 100 MB, and up to a tenth of a second where half a gigabyte is given back; other
+    threads run meanwhile, unless they need memory. Nothing happens where it cannot: musl, macOS, Windows.
+    """
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    if sys.platform != "linux":
+        return None
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim.argtypes, trim.restype = [ctypes.c_size_t], ctypes.c_int
+    return trim

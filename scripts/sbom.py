@@ -1,0 +1,92 @@
+"""A software bill of materials, CycloneDX 1.6, made of the lock file alone: the same lock gives the same bytes.
+
+Nothing is looked up, so nothing of an index is in it; and no time, by which two runs would differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+import tomllib
+import uuid
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+LOCK = "requirements-runtime.lock"
+
+_PINNED = re.compile(
+    r"^(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[\w,-]+\])?==(?P<version>[^\s;]+)"
+    r"(?: ; (?P<marker>[^\\\n]+?))? \\$"
+    r"(?P<hashes>(?:\n    --hash=sha256:[0-9a-f]{64}(?: \\)?$)+)\n?",
+    re.MULTILINE,
+)
+
+
+def components(lock: str) -> list[dict[str, Any]]:
+    """One for each package that a lock file pins. Raises ``ValueError`` for a line that is not understood."""
+    rest = re.sub(r"^ *#.*\n?", "", _PINNED.sub("", lock), flags=re.MULTILINE).strip()
+    if rest:
+        raise ValueError(f"this is no package with hashes: {rest.splitlines()[0]}")
+    return [_component(found) for found in _PINNED.finditer(lock)]
+
+
+def _component(found: re.Match[str]) -> dict[str, Any]:
+    name = re.sub(r"[-_.]+", "-", found["name"]).lower()
+    # The version of a purl may hold neither + nor !.
+    version = found["version"].replace("+", "%2B").replace("!", "%21")
+    purl = f"pkg:pypi/{name}@{version}"
+    # A package is locked with the hashes of all its files, of which one is installed.
+    hashes = re.findall(r"sha256:([0-9a-f]{64})", found["hashes"])
+    component: dict[str, Any] = {
+        "type": "library",
+        "bom-ref": purl,
+        "name": name,
+        "version": found["version"],
+        "purl": purl,
+        "hashes": [{"alg": "SHA-256", "content": content} for content in hashes],
+    }
+    if found["marker"]:
+        component |= {"scope": "optional", "properties": [{"name": "python:marker", "value": found["marker"].strip()}]}
+    return component
+
+
+def bill(lock: str, project: dict[str, Any]) -> dict[str, Any]:
+    """The whole list. ``project`` is the table of that name in pyproject.toml."""
+    digest = hashlib.sha256(lock.encode()).hexdigest()
+    own = f"{project['name']}@{project['version']}"
+    return {
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'{own}#{digest}')}",
+        "version": 1,
+        "metadata": {
+            "component": {
+                "type": "application",
+                "bom-ref": own,
+                "name": project["name"],
+                "version": project["version"],
+                "description": project["description"],
+                "licenses": [{"license": {"id": project["license"]}}],
+            },
+            "properties": [{"name": "lock:sha256", "value": digest}],
+        },
+        "components": components(lock),
+    }
+
+
+def main(arguments: list[str]) -> None:
+    """Write it to the file that is named, or to standard output."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    text = json.dumps(bill((ROOT / LOCK).read_text(encoding="utf-8"), project), indent=2) + "\n"
+    if arguments:
+        Path(arguments[0]).write_text(text, encoding="utf-8")
+    else:
+        sys.stdout.write(text)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

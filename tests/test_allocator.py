@@ -1,0 +1,57 @@
+"""Memory that was freed goes back to the system."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from proxy import allocator
+from proxy.allocator import give_back
+from proxy.store import open_store
+from proxy.upkeep import Upkeep
+
+PIECE = 60_000
+"""Bytes: below what the C library takes from the system piece by piece."""
+
+PIECES = 1_500
+
+
+def resident() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+@pytest.mark.skipif(allocator._malloc_trim() is None, reason="this C library gives back what it wants to")
+def test_what_was_freed_is_given_back() -> None:
+    before = resident()
+    pieces = [b"x" * (PIECE + number) for number in range(PIECES)]
+    last = pieces.pop()  # lies behind all others, so that these are no end that could be cut off
+    held = resident()
+    assert held - before > 0.8 * PIECE * PIECES
+    pieces.clear()
+    give_back()
+    assert resident() - before < 0.2 * PIECE * PIECES
+    assert last
+
+
+def test_a_library_that_cannot_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocator, "_malloc_trim", lambda: None)
+    give_back()
+
+
+def test_it_is_done_now_and_then_while_the_proxy_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given = threading.Event()
+    monkeypatch.setattr("proxy.upkeep.give_back", given.set)
+
+    async def test() -> None:
+        store = open_store(f"sqlite:///{tmp_path}/store.db")
+        upkeep = Upkeep(store, [])
+        upkeep.start()
+        assert await asyncio.to_thread(given.wait, 10)
+        await upkeep.aclose()
+        await store.aclose()
+
+    asyncio.run(test())
