@@ -193,7 +193,9 @@ def test_those_who_wait_for_a_place_are_no_more_than_the_places(
         limited(upstream, tmp_path, concurrent=2) as url,
         client(url, SEARCH) as caller,
         ThreadPoolExecutor(10) as pool,
+        contextlib.ExitStack() as ending,
     ):
+        ending.callback(go.set)
         asked = [pool.submit(ask, caller, SHORT) for _ in range(10)]
         # Nothing has been answered so far: two are in work, two wait, and the others are told at once.
         for refused_one in islice(as_completed(asked, 20), 6):
