@@ -141,7 +141,7 @@ from proxy.answering import send_answer
 from proxy import chat
 from proxy.upstream import connections
 
-chunks, send = connections._chunks, chat.send_answer
+Chunks, send = connections._Chunks, chat.send_answer
 
 
 class Odd(Exception):
@@ -150,11 +150,13 @@ class Odd(Exception):
         self.add_note("noted: " + text)
 
 
-async def broken_chunks(response):
-    async for chunk in chunks(response):
-        yield chunk
-        if b"in the middle" in chunk:
-            raise ValueError(repr(chunk))
+class BrokenChunks(Chunks):
+    seen = b""
+    async def __anext__(self):
+        if b"in the middle" in self.seen:
+            raise ValueError(repr(self.seen))
+        self.seen = await super().__anext__()
+        return self.seen
 
 
 async def broken_send(to, opening, *rest):
@@ -174,7 +176,7 @@ async def broken_send(to, opening, *rest):
         raise Odd(str(opening) + held["authorization"])
     await send(to, opening, *rest)
 
-connections._chunks, chat.send_answer = broken_chunks, broken_send
+connections._Chunks, chat.send_answer = BrokenChunks, broken_send
 """
 
 
@@ -214,7 +216,7 @@ def test_no_fault_of_the_program_shows_what_it_was_working_on(tmp_path: Path) ->
     log = server.log.read_text()
     for secret in SECRETS:
         assert secret not in log, secret
-    for shown in ("request.crashed", "broken_send", "broken_chunks", "Odd", "KeyError", "ValueError", "apart_too"):
+    for shown in ("request.crashed", "broken_send", "__anext__", "Odd", "KeyError", "ValueError", "apart_too"):
         assert shown in log, shown
 
 

@@ -110,15 +110,21 @@ def kinds(folder: Path) -> set[str]:
         return set()
 
 
+def emptied_log(file: Path) -> bool:
+    """Write the log into the file; says whether that could be done, and nothing was written since."""
+    with contextlib.closing(sqlite3.connect(file)) as db:
+        busy, *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    time.sleep(2 * PAUSE)
+    return not busy and file.with_name(f"{file.name}-wal").stat().st_size == 0
+
+
 def test_one_that_is_damaged_under_way_is_replaced(tmp_path: Path) -> None:
     file = tmp_path / "state" / "store.db"
     with capture_logs() as logs, running(tmp_path) as url:
         for n in range(3):
             assert summary_of(url, f"sk-{n}") == "made"
-        assert until(lambda: "summary" in kinds(tmp_path))
-        with sqlite3.connect(file) as db:
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        db.close()
+        assert until(lambda: len([row for row in rows(tmp_path) if row[1] == "summary"]) == 3)
+        assert until(lambda: emptied_log(file)), "else the log has whole pages, and the damage is written over"
         with file.open("r+b") as raw:
             raw.seek(4096)
             raw.write(b"\xff" * (file.stat().st_size - 4096))
