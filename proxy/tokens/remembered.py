@@ -26,6 +26,13 @@ _SEED = secrets.randbits(64)
 GENERATION = 40_000
 """Messages per generation; two generations are kept."""
 
+GENERATION_BYTES = 100_000_000
+"""What the messages of a generation may weigh together. What is kept of one is no longer than the message itself, but
+for a few hundred bytes, and its short forms come to as much once more for each setting they were made with."""
+
+FORMS_BYTES = 65_536
+"""Bytes of a message above which its length says nothing of its short forms: those are no longer than that."""
+
 INLINE_BYTES = 16_384
 """More unknown bytes than these are counted in a thread: about 1 ms of work."""
 
@@ -37,6 +44,7 @@ class Memory:
         self.counter = counter
         self._young: dict[bytes, Facts] = {}
         self._old: dict[bytes, Facts] = {}
+        self._weight = 0
 
     def look_up(self, raws: Sequence[bytes], tenant: str = "") -> tuple[list[Facts | None], list[bytes]]:
         """The facts of the messages that are known of a tenant, and the digests of all."""
@@ -45,10 +53,10 @@ class Memory:
         seed = xxhash.xxh3_64_intdigest(tenant.encode("utf-8", "surrogatepass"), _SEED)
         keys = [digest(raw, seed) for raw in raws]
         found: list[Facts | None] = []
-        for key in keys:
+        for key, raw in zip(keys, raws, strict=True):
             facts = young.get(key)
             if facts is None and (facts := old.get(key)) is not None:
-                self._remember(key, facts)
+                self._remember(key, facts, len(raw))
                 young, old = self._young, self._old
             found.append(facts)
         return found, keys
@@ -57,13 +65,16 @@ class Memory:
         """Read and count a message that is not known yet."""
         facts = read(decode(raw), self.counter.message)
         facts.estimated = has_remote_media(raw)
-        self._remember(key, facts)
+        self._remember(key, facts, len(raw))
         return facts
 
-    def _remember(self, key: bytes, facts: Facts) -> None:
-        if len(self._young) >= GENERATION:
-            self._old, self._young = self._young, {}
+    def _remember(self, key: bytes, facts: Facts, length: int) -> None:
+        names = len(facts.answers or "") + sum(len(call.id) + len(call.name) for call in facts.calls)
+        weight = names + min(length, FORMS_BYTES)
+        if len(self._young) >= GENERATION or self._weight + weight > GENERATION_BYTES:
+            self._old, self._young, self._weight = self._young, {}, 0
         self._young[key] = facts
+        self._weight += weight
 
 
 class Remembered:
