@@ -34,7 +34,16 @@ _NO_SPACE = re.compile(rf"(?<=[{_EAST_ASIAN}])(?=\d)|(?<=\d)(?=[{_EAST_ASIAN}])"
 _DOTTED = re.compile(r"(?<![\w.,])\d{1,3}(?:\.\d{3}){1,3}(?= ?(?:tokens?|token-)\b)")
 _STATUSES = frozenset({400, 403, 404, 408, 413, 416, 422, 424, 429, 499, 500, 502, 503, 504, 529})
 _SUM = re.compile(rf"(?P<counted>{NUMBER}) ?\+ ?(?P<output>{NUMBER})(?: ?= ?{NUMBER})? ?>=? ?(?P<limit>{NUMBER})")
-_PART_OF = re.compile(rf"(?<![\w./-])(?P<counted>{NUMBER}) ?/ ?(?P<limit>{NUMBER}) tokens")
+_PART_OF = (
+    re.compile(rf"(?<![\w./-])(?P<counted>{NUMBER}) ?/ ?(?P<limit>{NUMBER}) tokens"),
+    re.compile(rf"(?<![\w./-])(?P<counted>{NUMBER}) (?:tokens )?of (?:a )?(?:max(?:imum)? )?(?P<limit>{NUMBER})(?! of)"),
+    re.compile(
+        rf"\bneed(?:s|ed)? (?P<counted>{NUMBER})(?: tokens)?[,;]?(?: but)?(?: only)? (?:have|has|had|got) (?:only )?"
+        rf"(?P<limit>{NUMBER})"
+    ),
+)
+"""Two numbers of which the first is the prompt's, if it is the larger one."""
+_CHARACTERS = re.compile(r"\d (?:characters?|chars)\b")
 _LEAST = re.compile(r"(?:\bat least|\bfirst|\bkeep:?|\bmore than|\bin over) \(?$")
 
 _SENTENCE_END = re.compile(r"[.;!?。；！](?=\s|$)|(?<=[。；！])")
@@ -71,13 +80,14 @@ _WINDOW = re.compile(
     r"prompt |"
     r"message |context |total |sequence )(?:length|tokens?|size|count)\b|\bkv[ -]?cache\b|\b(?:max(?:imum)?|model's|"
     r"model|supported|available|its) context\b"
+    r"|\bcontext (?:is|of|has) (?:only )?\d"
     r"|\bmodel(?:'s)? (?:\w{1,12} ){0,2}(?:length|window|capacity)\b|\blimit of the (?:\w{1,12} ){0,2}model\b"
     r"|(?:上下文|输入|提示).{0,8}(?:长度|窗口|限制|上限)|上下文|コンテキスト|컨텍스트|\bcontexte\b|\bkontext|\bcontexto\b"
 )
 _TOKENS = re.compile(r"token")
 _BOUND = re.compile(
     r"\bmax(?:imum)?\b|\bmax_|\blimit|\ballow|\bsupport(?:s|ed)?\b|\baccepts?\b|\bat most\b|\bup to\b|\bcapacity\b|"
-    r"\bcan (?:only )?(?:handle|take|"
+    r"\bmodel (?:only )?takes\b|\bcan (?:only )?(?:handle|take|"
     r"accept|process)|\bno more than\b|\bexceed\w* (?:the )?\d|\d ?/ ?\d|\bwindow\b|>|<=|≤|\bless than\b|"
     r"\bfewer than\b|上限|限制"
 )
@@ -125,7 +135,7 @@ _ROLES_BEFORE: tuple[tuple[Role, re.Pattern[str]], ...] = (
         re.compile(
             r"(?:\bmax(?:imum)?\b|\bmax_\w{1,20}|\blimit(?:ed|s)?\b|\bcap(?:acity|ped)?\b|\bceiling\b|\ballow(?:s|"
             r"ed)?\b|"
-            r"\bsupport(?:s|ed)?\b|\baccepts?\b|\bat most\b|\bup to\b|\bonly\b|\bwindow\b|\bcontext(?: |_)?(?:length|"
+            r"\bsupport(?:s|ed)?\b|\baccepts?\b|\btakes\b|\bat most\b|\bup to\b|\bonly\b|\bwindow\b|\bcontext(?: |_)?(?:length|"
             r"size|len)?\b|"
             r"\b(?:n_)?ctx\b|"
             r"\b(?:less|fewer|smaller|shorter|longer|larger|greater|bigger|more|higher) than(?: or equal to)?\b|"
@@ -254,8 +264,11 @@ def reading(text: str) -> Reading:
     if both := _SUM.search(text):
         told = {name: amount(digits) for name, digits in both.groupdict().items()}
         return Reading("input_plus_output", told["limit"], "total", told["counted"], told["output"])
-    if part := _PART_OF.search(text):
-        return Reading("input", amount(part["limit"]), _scope(text), amount(part["counted"]))
+    if _CHARACTERS.search(text) and not _TOKENS.search(text):
+        return Reading()  # None of them is a number of tokens.
+    for pair in _PART_OF:
+        if (part := pair.search(text)) and (counted := amount(part["counted"])) > (most := amount(part["limit"])):
+            return Reading("input", most, _scope(text), counted)
     found = figures(text)
     if len(found) == 1 and found[0].role == "limit" and not _TOKENS.search(text) and not _is_round(found[0].value):
         return Reading()  # More likely an error's number than a window.

@@ -56,6 +56,7 @@ _WORDS: tuple[tuple[str, str], ...] = (
     ("rate", r"\b(?:try again later|please wait|retry after|in flight|queue|overloaded)\b"),
     ("quota", r"\bquota|\bcredits?\b|\bafford|\bbilling\b|\bbudget has been\b|\bmax budget\b|allowance"),
     ("bytes", r"\b(?:bytes|entity too large|content size)\b|\b\d+ ?[km]i?b\b|\bmessage size\b"),
+    ("media", r"^(?!.*(?:\btokens?\b|\bcontext\b)).*\bur[li]s?\b"),
     ("bytes", r"payload (?:too large|size)(?![^.]{0,60}\bcontext\b)"),
     ("characters", r"string too long|string with (?:maximum|at most)|\bmaximum length of \d+ characters"),
     ("array", r"array too long|\d items\b|maximum number of (?:items|messages|tools|images)"),
