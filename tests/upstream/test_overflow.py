@@ -450,7 +450,22 @@ MORE_WORDINGS: list[tuple[str, int | None, int | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("message", "limit", "counted"), [*UNKNOWN_WORDINGS, *MORE_WORDINGS])
+PAIRS = [
+    ("ctx overflow: need 9001 have 8192", 8_192, 9_001),
+    ("Token limit exceeded: 33000 of 32768", 32_768, 33_000),
+    ("Your messages use 130,000 of the 128,000 tokens available", 128_000, 130_000),
+    ("Prompt tokens: 70000/65536", 65_536, 70_000),
+    ("Too many tokens: 70000. Max: 65536.", 65_536, 70_000),
+    ("Input tokens (5000) + max_tokens (4000) > context (8192)", 8_192, None),
+    ("The request has 1,200,000 tokens which is greater than 1,048,576.", 1_048_576, 1_200_000),
+    ("Failed: sequence of 2100 tokens cannot fit in model with max position embeddings 2048", 2_048, 2_100),
+    ("Request rejected: 210000 input tokens, model takes 200000", 200_000, 210_000),
+    ("Payload too large: the prompt has 140000 tokens, context is 128000", 128_000, 140_000),
+    ("The input is too long: 90000 characters, at most 65536", None, None),
+]
+
+
+@pytest.mark.parametrize(("message", "limit", "counted"), [*UNKNOWN_WORDINGS, *MORE_WORDINGS, *PAIRS])
 def test_wordings_that_nobody_has_seen(message: str, limit: int | None, counted: int | None) -> None:
     read = recognise(400, wire(message=message))
     assert read is not None
@@ -785,6 +800,9 @@ ABOUT_SOMETHING_ELSE: list[tuple[int, str]] = [
     (429, "Превышен лимит токенов в минуту"),
     (429, "분당 토큰 한도를 초과했습니다"),
     (429, "1分あたりのトークン数が上限を超えました"),
+    (400, "Image URL in message is too long: 3000 characters exceeds the maximum of 2048"),
+    (400, "Too many tools: 130 of 128"),
+    (429, "Too many tokens, please wait before trying again."),
 ]
 
 

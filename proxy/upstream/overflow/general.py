@@ -36,7 +36,11 @@ _STATUSES = frozenset({400, 403, 404, 408, 413, 416, 422, 424, 429, 499, 500, 50
 _SUM = re.compile(rf"(?P<counted>{NUMBER}) ?\+ ?(?P<output>{NUMBER})(?: ?= ?{NUMBER})? ?>=? ?(?P<limit>{NUMBER})")
 _PART_OF = (
     re.compile(rf"(?<![\w./-])(?P<counted>{NUMBER}) ?/ ?(?P<limit>{NUMBER}) tokens"),
-    re.compile(rf"(?<![\w./-])(?P<counted>{NUMBER}) (?:tokens )?of (?:a )?(?:max(?:imum)? )?(?P<limit>{NUMBER})(?! of)"),
+    re.compile(rf"\btokens?\W{{0,3}}(?P<counted>{NUMBER}) ?/ ?(?P<limit>{NUMBER})"),
+    re.compile(
+        rf"(?<![\w./-])(?P<counted>{NUMBER}) (?:tokens )?of (?:the |your |a )?(?:max(?:imum)? )?"
+        rf"(?P<limit>{NUMBER})(?! of)"
+    ),
     re.compile(
         rf"\bneed(?:s|ed)? (?P<counted>{NUMBER})(?: tokens)?[,;]?(?: but)?(?: only)? (?:have|has|had|got) (?:only )?"
         rf"(?P<limit>{NUMBER})"
@@ -48,7 +52,8 @@ _LEAST = re.compile(r"(?:\bat least|\bfirst|\bkeep:?|\bmore than|\bin over) \(?$
 
 _SENTENCE_END = re.compile(r"[.;!?。；！](?=\s|$)|(?<=[。；！])")
 _SUBJECT = re.compile(
-    r"\b(?:prompts?|inputs?|messages?|conversation|(?:chat )?history|context|contents?|text|query|request|"
+    r"\btoo many tokens: ?\d"
+    r"|\b(?:prompts?|inputs?|messages?|conversation|(?:chat )?history|context|contents?|text|query|request|"
     r"chat|transcript|instructions?|sequence|you|your)\b|input_?(?:ids|tokens|text)|prompt_?tokens|输入|提示|消息|对话|请求|入力"
     r"|\bn_tokens\b|(?:\b|_)ctx(?:\b|_)|\bmax_(?:prompt|input)_|\b(?:number of|total|requested) tokens\b|"
     r"\bmax_(?:model|seq)_len\b|\btoken count\b|\bn(?:ombre|úmero) de tokens\b|\bentrées?\b|\beingabe\b|\bentrada\b"
@@ -67,20 +72,21 @@ _EXCESS = re.compile(
     r"|\b(?:must|should) (?:be )?in \[|\bshould be \[|\b(?:reduce|shorten|trim|truncate|shrink|decrease)\b"
     r"|\bno more than\b|\b(?:cannot|can't|may not|must not) be (?:more|longer|larger|greater)\b|\boverflow"
     r"|\binsufficient\b|\bnot enough\b|\bonly (?:supports?|accepts?|allows?|handles?|has)\b|\bat most\b"
-    r"|\d\)? ?(?:tokens? )?>=? ?\(?\d"
+    r"|\d\)? ?(?:tokens? )?>=? ?(?:[a-z_]{1,20} ?)?\(?\d"
     r"|超|过长|太长|大于|長すぎ|초과|dépass|überschr|zu lang|\bexced|demasiado larg|trop long"
 )
 _WINDOW = re.compile(
     r"\b(?:context|ctx|prompt|input|sequence|seq|token|message)s?[ _-]{0,2}(?:token )?"
     r"(?:length|window|size|limit|capacity|budget|len|maximum)s?\b"
     r"|\bcontext\b.{0,20}\b(?:length|window|size|limit|capacity)\b"
-    r"|(?:\b|_)ctx(?:\b|_)|\bmax_length\b|\bmax_(?:model_len|seq_len|position_embeddings|input_\w{1,12}|"
+    r"|(?:\b|_)ctx(?:\b|_)|\bmax_length\b|\bmax[_ ]position[_ ]embeddings\b"
+    r"|\bmax_(?:model_len|seq_len|input_\w{1,12}|"
     r"prompt_\w{1,12}|"
     r"context_\w{1,12}|total_tokens|num_tokens|sequence_length)\b|\bmax(?:imum)? (?:number of )?(?:model |input |"
     r"prompt |"
     r"message |context |total |sequence )(?:length|tokens?|size|count)\b|\bkv[ -]?cache\b|\b(?:max(?:imum)?|model's|"
     r"model|supported|available|its) context\b"
-    r"|\bcontext (?:is|of|has) (?:only )?\d"
+    r"|\bcontext(?: (?:is|of|has))?(?: only)?[ (:=]{1,2}\d|\btokens available\b"
     r"|\bmodel(?:'s)? (?:\w{1,12} ){0,2}(?:length|window|capacity)\b|\blimit of the (?:\w{1,12} ){0,2}model\b"
     r"|(?:上下文|输入|提示).{0,8}(?:长度|窗口|限制|上限)|上下文|コンテキスト|컨텍스트|\bcontexte\b|\bkontext|\bcontexto\b"
 )
@@ -89,7 +95,7 @@ _BOUND = re.compile(
     r"\bmax(?:imum)?\b|\bmax_|\blimit|\ballow|\bsupport(?:s|ed)?\b|\baccepts?\b|\bat most\b|\bup to\b|\bcapacity\b|"
     r"\bmodel (?:only )?takes\b|\bcan (?:only )?(?:handle|take|"
     r"accept|process)|\bno more than\b|\bexceed\w* (?:the )?\d|\d ?/ ?\d|\bwindow\b|>|<=|≤|\bless than\b|"
-    r"\bfewer than\b|上限|限制"
+    r"\bfewer than\b|\b(?:is|are) (?:greater|larger|longer|more|higher|bigger) than (?:the )?\d|上限|限制"
 )
 _OUTPUT = re.compile(
     r"max_?(?:new_|completion_|output_)?tokens\b|\bmaxoutputtokens\b|\bcompletion\b|\boutput\b|\bgenerat(?:e|ed|ion)\b"
@@ -104,7 +110,8 @@ _OTHER = re.compile(
     r"account|organi[sz]ation|concurren\w+|connections?|sessions?|timeout|timed out|batch|queue|memory slot|rate|retry|"
     r"pricing|trial|free|characters?|chars|bytes?|[kmg]i?b|"
     r"urls?|headers?|names?|titles?|ids?|keys?|properties|schema|enum|stop sequences?|functions?|tools|"
-    r"logprobs|temperature|top_\w|seed|metadata|thinking|reasoning|embeddings?|loop|recursion|depth|nest\w+|"
+    r"logprobs|temperature|top_\w|seed|metadata|thinking|reasoning|(?<!position )embeddings?|loop|recursion|depth|"
+    r"nest\w+|"
     r"iterations?|turns|steps|items|entries|elements|arguments?|parameters?|regex|grammar|deadline|beta|adapter|lora)\b"
 )
 """Words of errors about other things. A sentence that has one is read by the table or not at all."""
@@ -135,8 +142,8 @@ _ROLES_BEFORE: tuple[tuple[Role, re.Pattern[str]], ...] = (
         re.compile(
             r"(?:\bmax(?:imum)?\b|\bmax_\w{1,20}|\blimit(?:ed|s)?\b|\bcap(?:acity|ped)?\b|\bceiling\b|\ballow(?:s|"
             r"ed)?\b|"
-            r"\bsupport(?:s|ed)?\b|\baccepts?\b|\btakes\b|\bat most\b|\bup to\b|\bonly\b|\bwindow\b|\bcontext(?: |_)?(?:length|"
-            r"size|len)?\b|"
+            r"\bsupport(?:s|ed)?\b|\baccepts?\b|\btakes\b|\bat most\b|\bup to\b|\bonly\b|\bwindow\b|"
+            r"\bcontext(?: |_)?(?:length|size|len)?\b|"
             r"\b(?:n_)?ctx\b|"
             r"\b(?:less|fewer|smaller|shorter|longer|larger|greater|bigger|more|higher) than(?: or equal to)?\b|"
             r"\bunder\b|"
@@ -239,7 +246,7 @@ def read(text: str, *, certain: bool = False, wary: bool = False) -> Reading | N
 def _speaks_of_overflow(text: str, wary: bool) -> bool:
     if _OTHER.search(text) or (_MEDIA.search(text) and not _TOKENS.search(text)):
         return False
-    if not _EXCESS.search(text) and not _is_over(figures(text)):
+    if not _EXCESS.search(text) and not _is_over(figures(text)) and _pair(text) is None:
         return False
     if only_output(text):
         return False
@@ -251,6 +258,17 @@ def _speaks_of_overflow(text: str, wary: bool) -> bool:
 def only_output(text: str) -> bool:
     """Whether a sentence in lower case speaks of the answer's length and not of the prompt's."""
     return bool(_OUTPUT.search(text) and not _ASKED.search(text))
+
+
+def _pair(text: str) -> tuple[int, int] | None:
+    """The prompt's tokens and the limit, where they stand as a pair."""
+    for form in _PART_OF:
+        if (found := form.search(text)) is None:
+            continue
+        counted, most = amount(found["counted"]), amount(found["limit"])
+        if counted > most >= SMALLEST_LIMIT:
+            return counted, most
+    return None
 
 
 def _is_over(found: Sequence[Figure]) -> bool:
@@ -266,9 +284,8 @@ def reading(text: str) -> Reading:
         return Reading("input_plus_output", told["limit"], "total", told["counted"], told["output"])
     if _CHARACTERS.search(text) and not _TOKENS.search(text):
         return Reading()  # None of them is a number of tokens.
-    for pair in _PART_OF:
-        if (part := pair.search(text)) and (counted := amount(part["counted"])) > (most := amount(part["limit"])):
-            return Reading("input", most, _scope(text), counted)
+    if (pair := _pair(text)) is not None:
+        return Reading("input", pair[1], _scope(text), pair[0])
     found = figures(text)
     if len(found) == 1 and found[0].role == "limit" and not _TOKENS.search(text) and not _is_round(found[0].value):
         return Reading()  # More likely an error's number than a window.
