@@ -11,6 +11,7 @@ SUBJECTS = {
     "connections": "ten thousand streams that are open and say little",
     "timing": "whether the time of an answer tells what another team has stored",
     "servers": "real inference servers behind the proxy",
+    "injection": "whether a real small model obeys what old tool results order, once they are summarised",
 }
 """What can be checked; each is a module ``soak.NAME.command`` with a click command ``main``."""
 

@@ -1,0 +1,67 @@
+"""Between proxy and server: hands on each request and keeps it, with its answer, to be looked at."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from proxy.demo.serving import serve
+
+TIMEOUT = 300.0
+"""Seconds that the server has for an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A request for a chat completion as it came, and what was answered: text and finish reason, both empty where the
+    server refused it."""
+
+    body: dict[str, Any]
+    status: int
+    text: str
+    reason: str
+
+
+class Recorder:
+    """Stands in front of a server whose answers are no streams; ``exchanges`` may be emptied between two requests."""
+
+    def __init__(self, upstream: str) -> None:
+        """``upstream`` is the server's URL, without a path."""
+        self.exchanges: list[Exchange] = []
+        self._upstream = upstream
+
+    @contextlib.contextmanager
+    def serve(self) -> Iterator[str]:
+        """The URL to ask in place of the server's."""
+        routes = [Route("/{path:path}", self._hand_on, methods=["GET", "POST"])]
+        with serve(Starlette(routes=routes, lifespan=self._lifespan)) as url:
+            yield url
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        async with httpx.AsyncClient(base_url=self._upstream, trust_env=False, timeout=TIMEOUT) as self._http:
+            yield
+
+    async def _hand_on(self, request: Request) -> Response:
+        body = await request.body()
+        kind = {"content-type": request.headers.get("content-type", "application/json")}
+        answer = await self._http.request(request.method, request.url.path, content=body, headers=kind)
+        if request.url.path.endswith("/chat/completions"):
+            text, reason = said(answer.content) if answer.status_code == 200 else ("", "")
+            self.exchanges.append(Exchange(msgspec.json.decode(body), answer.status_code, text, reason))
+        return Response(answer.content, answer.status_code, media_type=answer.headers.get("content-type"))
+
+
+def said(answer: bytes) -> tuple[str, str]:
+    """Text and finish reason of a chat completion."""
+    choice = msgspec.json.decode(answer)["choices"][0]
+    return choice["message"]["content"] or "", choice["finish_reason"]
