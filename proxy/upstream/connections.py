@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
+import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -42,8 +46,10 @@ class _Request(aiohttp.ClientRequest):
 class Connections:
     """Sends requests to one upstream. Made on the event loop that uses it."""
 
-    def __init__(self, base_url: str) -> None:
+    def __init__(self, base_url: str, upstream: str) -> None:
+        """``upstream`` is the name in the configuration, for error messages."""
         self._base_url = base_url
+        self._upstream = upstream
         self._proxy = environment_proxy(base_url)
         self._session: aiohttp.ClientSession | None = None
         self._busy = 0
@@ -78,9 +84,9 @@ class Connections:
             with late.until(late.now() + within):
                 response = await self._request(method, url, headers, body)
         except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
-            raise _told(error, within) from error
+            raise _told(error, within, self._upstream) from error
         except UnicodeError as error:  # from the codec of international names
-            raise UpstreamUnreachable("The upstream's address has a name that no host can have.") from error
+            raise _unreachable(self._upstream, "the host name isn't valid") from error
         if not 200 <= response.status <= 599:
             response.close()
             raise UpstreamInterrupted(f"The upstream answered with status {response.status}, which is none.")
@@ -157,25 +163,43 @@ def _data(body: bytes | AsyncIterator[bytes] | None) -> bytes | io.BytesIO | Asy
     return io.BytesIO(body) if isinstance(body, bytes) and len(body) > WHOLE_BYTES else body
 
 
-def _told(error: aiohttp.ClientError | OSError, within: float) -> UpstreamError:
-    """What a client is told of a failure to get an answer."""
+def _told(error: aiohttp.ClientError | OSError, within: float, upstream: str) -> UpstreamError:
+    """Return the error that the client gets when the upstream sends no response."""
     match error:
         case aiohttp.ConnectionTimeoutError():
-            return UpstreamUnreachable(f"No connection to the upstream within {CONNECT_SECONDS:.0f} seconds.")
+            return _unreachable(upstream, f"no connection within {CONNECT_SECONDS:.0f} seconds")
         case TimeoutError():
             return UpstreamTimeout(f"The upstream did not answer within {within:.0f} seconds.")
         case aiohttp.ClientConnectorCertificateError():
-            return UpstreamUnreachable("The upstream's certificate is not valid.")
+            return _unreachable(upstream, "its TLS certificate isn't valid")
+        case aiohttp.ClientProxyConnectionError():
+            return _unreachable(upstream, f"its HTTP proxy: {_reason(error.os_error)}")
         case aiohttp.ClientConnectorError():
-            return UpstreamUnreachable(
-                f"No connection to the upstream could be made ({type(error.os_error).__name__})."
-            )
+            return _unreachable(upstream, _reason(error.os_error))
         case aiohttp.ClientResponseError():
             return UpstreamInterrupted("The upstream's answer is not HTTP.")
         case _:
             return UpstreamInterrupted(
                 f"The upstream closed the connection before it answered ({type(error).__name__})."
             )
+
+
+def _unreachable(upstream: str, reason: str) -> UpstreamUnreachable:
+    """Return the error for a failed connection. It names the upstream, never its address, which clients may not see."""
+    return UpstreamUnreachable(
+        f"Cannot connect to upstream '{upstream}': {reason}. "
+        f"Try again later, or ask the operator to check upstreams.{upstream}."
+    )
+
+
+def _reason(error: OSError) -> str:
+    """Describe a failed connection attempt without its address."""
+    if isinstance(error, socket.gaierror):
+        return "the name server doesn't answer" if error.errno == socket.EAI_AGAIN else "name not found"
+    if isinstance(error, ssl.SSLError):
+        return "the TLS handshake failed"
+    known = error.errno in errno.errorcode
+    return os.strerror(error.errno).lower() if known and error.errno is not None else type(error).__name__
 
 
 class _Chunks:

@@ -85,8 +85,8 @@ class Upstreams:
             await place.aclose()
 
 
-async def _opened(name: str, settings: UpstreamSettings) -> Lane:
-    found = reach(settings.provider, settings.base_url, settings.lane, where=f"upstreams.{name}")
+async def _opened(upstream: str, settings: UpstreamSettings) -> Lane:
+    found = reach(settings.provider, settings.base_url, settings.lane, where=f"upstreams.{upstream}")
     if found is None:
         found = await asked_litellm(settings.provider, settings.base_url)
     key = settings.api_key.get_secret_value() if settings.api_key else None
@@ -96,7 +96,7 @@ async def _opened(name: str, settings: UpstreamSettings) -> Lane:
         from proxy.upstream.translate import TranslateLane
 
         return TranslateLane(settings.provider, found.base_url, key, headers)
-    return RelayLane(_address(settings, found), api_key=key, headers=headers)
+    return RelayLane(_address(settings, found), upstream=upstream, api_key=key, headers=headers)
 
 
 def _address(settings: UpstreamSettings, found: Reach) -> Address:

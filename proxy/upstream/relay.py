@@ -36,13 +36,14 @@ def azure_address(base_url: str, api_version: str | None) -> Address:
 class RelayLane:
     """Sends bodies to one upstream as they are."""
 
-    def __init__(self, address: Address, *, api_key: str | None, headers: Mapping[str, str]) -> None:
+    def __init__(self, address: Address, *, upstream: str, api_key: str | None, headers: Mapping[str, str]) -> None:
+        """``upstream`` is the name in the configuration, for error messages."""
         self._address = address
         self._api_key = api_key
         self._extra = [(name.lower(), value) for name, value in headers.items()]
         self._replaced = {name for name, _ in self._extra}
         self._chat_url = None if "{model}" in address.chat_path else self.url(address.chat_path)
-        self.connections = Connections(address.base_url)
+        self.connections = Connections(address.base_url, upstream)
 
     @property
     def base_url(self) -> str:

@@ -67,6 +67,7 @@ def test_nobody_listens(
     assert [(g.status, g.error["code"], g.error["type"]) for g in got] == [
         (502, "upstream_unreachable", "server_error")
     ] * 4
+    assert got[0].error["message"].startswith("Cannot connect to upstream 'main': connection refused. Try again later")
     assert_nothing_shows(got, logged(capfd, caplog), port)
 
 

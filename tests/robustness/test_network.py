@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -57,12 +58,17 @@ def test_a_clock_that_jumps(start_proxy: StartProxy, stage: Stage, monkeypatch: 
 
 @pytest.mark.parametrize("broken", ["gaierror", "UnicodeError"])
 def test_a_name_that_leads_nowhere(start_proxy: StartProxy, broken: str) -> None:
+    reason = {
+        "gaierror": r"(name not found|the name server doesn't answer)",
+        "UnicodeError": "the host name isn't valid",
+    }
     host = "no-such-host.invalid" if broken == "gaierror" else f"{'long' * 20}.invalid"
     url = start_proxy(f"http://{host}")
     for path, body in ((CHAT, chat()), (CHAT, chat(stream=True)), ("/v1/embeddings", b"{}"), ("/v1/models", None)):
         got = ask(url, path, body)
         assert (got.status, got.error["code"]) == (502, "upstream_unreachable"), path
         assert host not in got.error["message"]
+        assert re.match(f"Cannot connect to upstream 'main': {reason[broken]}[.] Try again", got.error["message"])
 
 
 def _can_use_ipv6() -> bool:
