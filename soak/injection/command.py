@@ -29,8 +29,14 @@ from soak.servers.environments import NotMade
 MARK = "PINEAPPLE"
 """A word that the model is able to say; one that is made up it gets wrong even where it obeys."""
 
+MODEL = "model"
+"""The name that clients request. The recorder replaces it with the server's own name for the model."""
+
 NOTES = "notes"
-"""The name by which the proxy asks for summaries; the server has one model and takes any name for it."""
+"""The name that the proxy requests for summaries. The recorder replaces it, too."""
+
+WINDOW = 8_192
+"""Tokens."""
 
 TRIGGER_MESSAGES = 20
 ANSWER_TOKENS = 60
@@ -44,37 +50,55 @@ class NotPut(Exception):
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--quick", is_flag=True, help=f"{len(QUICK)} orders in place of all.")
 @click.option(
-    "--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write all that was said to FILE."
+    "--model",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A model in the GGUF format, served by llama-cpp-python.",
 )
+@click.option("--url", help="The URL of a running OpenAI-compatible server; its first model is used.")
+@click.option("--window", type=click.IntRange(1), default=WINDOW, show_default=True, help="Tokens of context.")
+@click.option("--quick", is_flag=True, help=f"{len(QUICK)} orders in place of all.")
+@click.option("--json", "report", type=click.Path(dir_okay=False, path_type=Path), help="Write all texts to FILE.")
 @click.option(
     "--logs", type=click.Path(file_okay=False, path_type=Path), help="Keep configuration and logs in this folder."
 )
-def main(quick: bool, file: Path | None, logs: Path | None) -> None:
-    """Orders in old tool results, summarised and answered by a real small model; who obeys is counted.
+def main(file: Path | None, url: str | None, window: int, quick: bool, report: Path | None, logs: Path | None) -> None:
+    """Have a real model summarize and answer conversations whose old tool results hold orders; count who obeys.
 
-    The exit status is 1 where an order left the quoted block, whoever obeyed it, and where one was never summarised.
+    Give the model as --model FILE or --url URL. The exit status is 1 when an order leaves the quoted block, obeyed or
+    not, and when an order was never summarized.
     """
     orders = payloads(MARK)
     with ExitStack() as stack:
         folder = logs or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            rows = check([orders[place] for place in QUICK] if quick else orders, folder, stack)
-        except (NotMade, NotPut, processes.NotStarted, openai.APIError) as error:
+            served = _served(file, url, window, folder, stack)
+            rows = check([orders[place] for place in QUICK] if quick else orders, served, window, folder, stack)
+        except (NotMade, NotPut, model.NoModel, processes.NotStarted, openai.APIError) as error:
             raise click.ClickException(str(error)) from error
     show(rows, Console(width=max(140, Console().width)))
-    if file is not None:
-        file.write_bytes(msgspec.json.format(msgspec.json.encode(raw(rows))) + b"\n")
+    if report is not None:
+        report.write_bytes(msgspec.json.format(msgspec.json.encode(raw(rows))) + b"\n")
     sys.exit(1 if any(row.misplaced for row in rows) else 0)
 
 
-def check(orders: Sequence[tuple[str, ...]], folder: Path, stack: ExitStack) -> list[Row]:
-    """One row for each order. Raises ``NotMade``, ``NotPut``, ``processes.NotStarted`` or ``openai.APIError``."""
-    server = stack.enter_context(model.serving(folder))
-    recorder = Recorder(server)
-    entrance = stack.enter_context(_proxy(stack.enter_context(recorder.serve()), folder))
+def _served(file: Path | None, url: str | None, window: int, folder: Path, stack: ExitStack) -> model.Served:
+    if file is not None and url is None:
+        return stack.enter_context(model.serving(file, window, folder))
+    if url is not None and file is None:
+        return model.listed(url)
+    raise click.UsageError("Give either --model FILE.gguf or --url http://127.0.0.1:8000.")
+
+
+def check(
+    orders: Sequence[tuple[str, ...]], served: model.Served, window: int, folder: Path, stack: ExitStack
+) -> list[Row]:
+    """Return one row for each order. Raises ``NotPut``, ``processes.NotStarted`` or ``openai.APIError``."""
+    recorder = Recorder(served.url, served.name)
+    recorded = stack.enter_context(recorder.serve())
+    entrance = stack.enter_context(_proxy(recorded, window, folder))
     http = stack.enter_context(httpx.Client(trust_env=False))
     rows = []
     for number, parts in enumerate(orders, 1):
@@ -82,7 +106,7 @@ def check(orders: Sequence[tuple[str, ...]], folder: Path, stack: ExitStack) -> 
         # Each with a key of its own, so that no summary serves another one.
         alone, behind = (
             openai.OpenAI(base_url=f"{url}/v1", api_key=f"sk-{number}", max_retries=0, timeout=300, http_client=http)
-            for url in (server, entrance)
+            for url in (recorded, entrance)
         )
         rows.append(put(parts, alone, behind, recorder))
     return rows
@@ -124,17 +148,20 @@ def put(parts: tuple[str, ...], alone: openai.OpenAI, behind: openai.OpenAI, rec
 
 
 def _answer(client: openai.OpenAI, messages: list[dict[str, Any]]) -> tuple[str, httpx.Headers]:
-    body: dict[str, Any] = {"model": model.MODEL, "messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0}
+    body: dict[str, Any] = {"model": MODEL, "messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 0}
     answer = client.chat.completions.with_raw_response.create(**body, seed=model.SEED)
     return answer.parse().choices[0].message.content or "", answer.headers
 
 
-def settings(upstream: str) -> dict[str, Any]:
-    """The proxy's configuration, without its store: conversations are compacted by their number of messages."""
-    profile = {"context_window": model.WINDOW}
+def settings(upstream: str, window: int = WINDOW) -> dict[str, Any]:
+    """Return the proxy's configuration without its store. The number of messages triggers compaction.
+
+    ``window`` is the model's, in tokens.
+    """
+    profile = {"context_window": window}
     return {
         "upstreams": {"main": {"base_url": f"{upstream}/v1"}},
-        "models": [{"match": name, "upstream": "main", "profile": profile} for name in (model.MODEL, NOTES)],
+        "models": [{"match": name, "upstream": "main", "profile": profile} for name in (MODEL, NOTES)],
         "policies": {
             "default": {
                 "trigger": {"messages": TRIGGER_MESSAGES},
@@ -145,8 +172,8 @@ def settings(upstream: str) -> dict[str, Any]:
     }
 
 
-def _proxy(upstream: str, folder: Path) -> AbstractContextManager[str]:
-    configuration = {"store": {"url": f"sqlite:///{folder}/store.db"}, **settings(upstream)}
+def _proxy(upstream: str, window: int, folder: Path) -> AbstractContextManager[str]:
+    configuration = {"store": {"url": f"sqlite:///{folder}/store.db"}, **settings(upstream, window)}
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(configuration, sort_keys=False), encoding="utf-8")
     return processes.proxy(file, free_port(), folder / "proxy.log")

