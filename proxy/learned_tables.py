@@ -15,7 +15,7 @@ from rich.table import Table
 from proxy import calibration, limits
 from proxy.calibration import Ratios
 from proxy.limits import Limits
-from proxy.shared import Known
+from proxy.shared import UNREADABLE, Known
 from proxy.store import Entry, ListingStore
 
 V = TypeVar("V", bound=Known)
@@ -78,10 +78,10 @@ def short(tenant: str) -> str:
 
 
 def _read(entry: Entry, form: type[V]) -> V | None:
-    """``None`` for an entry of another version, which a server passes over as well."""
+    """Return the decoded entry. ``None`` if it is damaged or of another version: servers ignore those, too."""
     try:
         return msgspec.json.decode(entry.value, type=form)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
 
 

@@ -39,6 +39,9 @@ class Known(Protocol):
         ...
 
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for a damaged entry. Bytes that aren't UTF-8 in a string are no ``DecodeError``."""
+
 V = TypeVar("V", bound=Known)
 Key = tuple[str, str, str]
 
@@ -51,6 +54,8 @@ class _Slot(Generic[V]):
     read_next: float = 0.0
     wait_until: float | None = None
     reading: asyncio.Task[None] | None = None
+    damaged: bool = False
+    """Whether the log already says that the stored entry can't be read."""
 
 
 class Shared(Generic[V]):
@@ -153,15 +158,22 @@ class Shared(Generic[V]):
             slot.reading = None
 
     async def _stored(self, store: Store, key: Key) -> V | None:
-        """What the store has. Raises ``StoreFailed``."""
+        """Return the stored value, ``None`` if there is none or it can't be read. Raises ``StoreFailed``.
+
+        The next write replaces an entry that can't be read.
+        """
         tenant, upstream, model = key
         raw = await store.get(tenant, self._kind, name_of(upstream, model))
         if raw is None:
             return None
         try:
             return msgspec.json.decode(raw, type=self._form)
-        except msgspec.DecodeError as error:  # of another version
-            log.warning("shared.unreadable", kind=self._kind, error=str(error))
+        except UNREADABLE as error:  # written by another version, or damaged
+            slot = self._slots.get(key)
+            if slot is None or not slot.damaged:
+                log.warning("shared.unreadable", kind=self._kind, error=type(error).__name__)
+            if slot is not None:
+                slot.damaged = True
             return None
 
     def _save(self, key: Key, value: V) -> None:

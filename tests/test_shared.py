@@ -191,12 +191,15 @@ async def test_a_store_that_fails_costs_nothing_but_memory(tmp_path: Path, monke
 @in_a_loop
 async def test_what_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
     store = Slow(tmp_path / "s.db")
-    for value in (b"", b"{}", b"[1]", b'{"upstream": "u", "model": "m", "input": {"tokens": "many"}}', b"\xff"):
+    unlike = b'{"upstream": "u", "model": "m", "input": {"tokens": "many"}}'
+    for value in (b"", b"{}", b"[1]", unlike, b"\xff", b'{"upstream": "\xff"}', b'{"x":' * 5_000):
         await store.put("t", limits.KIND, name_of("u", "m"), value, 60)
         known = LearnedLimits(store)
-        assert await read(known) is None
-        known.learn(*KEY, Learned(total=8_000))
-        await known.aclose()
+        with capture_logs() as logs:
+            assert await read(known) is None
+            known.learn(*KEY, Learned(total=8_000))
+            await known.aclose()
+        assert [line["event"] for line in logs] == ["shared.unreadable"], "it is logged once"
         assert await read(LearnedLimits(store)) == Learned(total=8_000)
     await store.aclose()
 
