@@ -31,7 +31,7 @@ class Holder(Protocol):
 
 
 class Upkeep:
-    """Runs in the background of one process. What fails is logged, and done the next time."""
+    """Runs in the background of one process. A round that fails is logged, and the next round does its work."""
 
     def __init__(self, store: ListingStore, holders: Sequence[Holder]) -> None:
         self._store = store
@@ -62,6 +62,8 @@ class Upkeep:
                 await self.once()
             except StoreFailed as failure:
                 log.warning("store.upkeep_failed", reason=str(failure))
+            except Exception as error:  # one fault must not end the upkeep of a process that runs for months
+                log.exception("store.upkeep_failed", reason=type(error).__name__)
             await asyncio.to_thread(give_back)
             await asyncio.sleep(EVERY)
 

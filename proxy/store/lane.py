@@ -68,9 +68,13 @@ class Lane:
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """What ``work`` gives. Work that has begun goes on where nobody waits any more. Raises ``StoreFailed``."""
+        return await self.look(lambda: self._do(work))
+
+    async def look(self, work: Callable[[], T]) -> T:
+        """Return the result of work that needs the thread but no database. Raises ``StoreFailed``."""
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._thread, self._do, work)
+            return await loop.run_in_executor(self._thread, work)
         except (sqlite3.Error, OSError) as error:
             raise StoreFailed(f"{type(error).__name__}: {error}") from error
 

@@ -73,7 +73,7 @@ class SqliteStore:
 
     async def entries(self, kind: str) -> list[Entry]:
         """See ``ListingStore``. Where there is no file yet none is made."""
-        if self._path is not None and not self._path.exists():
+        if await self._absent():
             return []
         found = await self._reader.run(lambda db: self._contents(db, kind))
         return sorted((Entry(c.tenant, c.key, c.value) for c in found), key=lambda entry: (entry.tenant, entry.key))
@@ -81,7 +81,7 @@ class SqliteStore:
     async def forget(self, tenant: str) -> Mapping[str, int]:
         """See ``ListingStore``. Other processes find it among those who were ``forgotten``."""
         counts: dict[str, int] = {}
-        if self._path is not None and not self._path.exists():
+        if await self._absent():
             return counts
         mark = hashlib.sha256(tenant.encode()).hexdigest()
 
@@ -94,7 +94,7 @@ class SqliteStore:
     async def remove(self, tenant: str) -> Mapping[str, int]:
         """See ``ListingStore``."""
         counts: dict[str, int] = {}
-        if self._path is None or self._path.exists():
+        if not await self._absent():
             await _patiently(lambda: self._remove(tenant, counts))
             await _patiently(self._empty)
         return counts
@@ -107,7 +107,7 @@ class SqliteStore:
     async def unknown(self) -> int:
         """How many entries were written with keys that this store doesn't have, or without one where it has."""
         ids = tuple(self._by_id)
-        if self._path is not None and not self._path.exists():
+        if await self._absent():
             return 0
         places = ", ".join("?" * len(ids))
         query = f"SELECT count(*) FROM entries WHERE codec NOT IN ({places})"  # noqa: S608 - question marks only
@@ -119,7 +119,7 @@ class SqliteStore:
         From the first upkeep on, a damaged file is moved aside: whoever only looks leaves it as it is.
         """
         self._writer.mends = self._reader.mends = True
-        if self._path is not None and not self._path.exists():
+        if await self._absent():
             return
         while await self._writer.run(self._expire):
             pass
@@ -143,6 +143,10 @@ class SqliteStore:
         await self._writer.aclose()
         if self._reader is not self._writer:
             await self._reader.aclose()
+
+    async def _absent(self) -> bool:
+        """Return whether there is no file yet. Raises ``StoreFailed`` if its folder can't be read."""
+        return self._path is not None and not await self._reader.look(self._path.exists)
 
     async def _remove(self, tenant: str, counts: dict[str, int]) -> None:
         """Remove a tenant's entries, and count them by kind. Raises ``StoreFailed``."""

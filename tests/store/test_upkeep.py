@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from proxy.limits import Limits
 from proxy.shared import Shared
@@ -283,6 +286,47 @@ def test_upkeep_begins_no_file(tmp_path: Path) -> None:
         await upkeep.once()
         assert await store.forget("t") == {}
         assert names(tmp_path) == []
+
+    with_store(tmp_path / "a.db", test)
+
+
+@pytest.mark.parametrize("where", ["folder", "round"])
+def test_an_error_of_one_round_does_not_end_upkeep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """A network folder that can't be read for a moment, or a fault of the proxy's own."""
+    monkeypatch.setattr("proxy.upkeep.EVERY", 0.01)
+    failing = True
+
+    def fault(real: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **named: Any) -> Any:
+            if failing:
+                raise (PermissionError(errno.EACCES, "no") if where == "folder" else KeyError("a fault"))
+            return real(*arguments, **named)
+
+        return run
+
+    async def test(store: SqliteStore) -> None:
+        nonlocal failing
+        await store.put("t", "summary", "k", b"1", 60)
+        place = (Path, "stat") if where == "folder" else (SqliteStore, "forgotten")
+        monkeypatch.setattr(*place, fault(getattr(*place)))
+        upkeep = Upkeep(store, [])
+        with capture_logs() as logs:
+            upkeep.start()
+            async with asyncio.timeout(10):
+                while not logs:  # noqa: ASYNC110 - the log has no event to wait for
+                    await asyncio.sleep(0.01)
+        assert {line["event"] for line in logs} == {"store.upkeep_failed"}
+        failing = False
+        done, real = asyncio.Event(), store.upkeep
+
+        async def upkeep_again() -> None:
+            await real()
+            done.set()
+
+        monkeypatch.setattr(store, "upkeep", upkeep_again)
+        async with asyncio.timeout(10):
+            await done.wait()
+        await upkeep.aclose()
 
     with_store(tmp_path / "a.db", test)
 
