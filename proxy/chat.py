@@ -204,13 +204,13 @@ class ChatCompletions:
         return silent_overflow(finished(opening.first), counted, window=window, asked=asked)
 
     async def _compacted(self, exchange: Exchange, case: Case, *, may_ask: bool = True) -> Outcome:
-        """The request compacted if need be. A fault in that is ours and is logged; the request goes on as it came.
+        """Compact the request if it needs that. A fault of the proxy is logged, and the request is sent unchanged.
 
-        Raises ``UpstreamTimeout``.
+        Raises ``UpstreamTimeout`` when the deadline passes; no other error of the compaction reaches the client.
         """
         try:
             return self._service.compactor.untouched(case) or await self._in_time(exchange, case, may_ask=may_ask)
-        except ProxyError:
+        except UpstreamTimeout:
             raise
         except Exception as error:  # whatever it is, the caller must not suffer for it
             log.exception("compaction.failed", error=type(error).__name__)

@@ -16,6 +16,7 @@ from proxy.calibration import Calibration
 from proxy.compactor import Compactor
 from proxy.config import Route, Settings
 from proxy.configuration import Configuration, in_force
+from proxy.errors import ConfigurationError
 from proxy.limits import Learned, LearnedLimits, budget, for_others, lower, published, reserved_output, told_by
 from proxy.profiles import Profile, Profiles
 from proxy.profiles.asking import Enquiries
@@ -140,32 +141,48 @@ class Service:
             if found is None:
                 log.warning("summary.no_route", model=name, policy=policy.name)
                 continue
-            profile = await self.profile(found, configuration)
-            counter = self.counter(profile)
-            # Thinking must not take the whole of a small window that is shared with the transcript.
-            shared = (profile.context_window or 0) // 2
-            most = min(filter(None, (profile.max_output_tokens, shared)), default=None)
-            output = output_limit(found.model, max_tokens, most)
-            await self.recall(found.upstream, found.model, caller.tenant)
-            learned = self.learned.get(found.upstream, found.model, caller.tenant)
-            if unproven is not None and (found.upstream, found.model) == (route.upstream, route.model):
-                learned = lower(learned, for_others(unproven))
-            factor = self.calibration.factor(found.upstream, found.model)
-            models.append(
-                LaneModel(
-                    await configuration.upstreams.lane(found.upstream),
-                    found.model,
-                    upstream=found.upstream,
-                    room=budget(profile, reserved_output(profile, output, None), learned, factor),
-                    max_output=most,
-                    count=counter.text,
-                    credential=caller.credential if found.upstream == route.upstream else None,
-                    timeout=policy.summary.timeout,
-                    budget=self.budgets.of(caller),
-                    told=partial(self._told, found, caller.tenant, published(profile, factor), factor),
-                )
-            )
+            try:
+                models.append(await self._summary_model(configuration, route, found, caller, max_tokens, unproven))
+            except ConfigurationError as error:  # the other models, or a digest, take its place
+                log.error("summary.model_unusable", model=name, upstream=found.upstream, reason=error.message)
         return models
+
+    async def _summary_model(
+        self,
+        configuration: Configuration,
+        route: Route,
+        found: Route,
+        caller: Caller,
+        max_tokens: int,
+        unproven: Learned | None,
+    ) -> LaneModel:
+        """Return the model of the route ``found``; the other arguments are those of ``summary_models``.
+
+        Raises ``ConfigurationError`` if there is no way to its upstream, or its tokenizer isn't installed.
+        """
+        profile = await self.profile(found, configuration)
+        counter = self.counter(profile)
+        # Thinking must not take the whole of a small window that is shared with the transcript.
+        shared = (profile.context_window or 0) // 2
+        most = min(filter(None, (profile.max_output_tokens, shared)), default=None)
+        output = output_limit(found.model, max_tokens, most)
+        await self.recall(found.upstream, found.model, caller.tenant)
+        learned = self.learned.get(found.upstream, found.model, caller.tenant)
+        if unproven is not None and (found.upstream, found.model) == (route.upstream, route.model):
+            learned = lower(learned, for_others(unproven))
+        factor = self.calibration.factor(found.upstream, found.model)
+        return LaneModel(
+            await configuration.upstreams.lane(found.upstream),
+            found.model,
+            upstream=found.upstream,
+            room=budget(profile, reserved_output(profile, output, None), learned, factor),
+            max_output=most,
+            count=counter.text,
+            credential=caller.credential if found.upstream == route.upstream else None,
+            timeout=caller.policy.summary.timeout,
+            budget=self.budgets.of(caller),
+            told=partial(self._told, found, caller.tenant, published(profile, factor), factor),
+        )
 
     def _told(
         self, route: Route, tenant: str, most: Learned, factor: float, overflow: Overflow, sent: int, output: int

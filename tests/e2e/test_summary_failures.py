@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +19,11 @@ from proxy.demo.replies import Responder, ToolCall
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
 from proxy.demo.validity import faults
+from proxy.errors import ConfigurationError
 from proxy.observe.metrics import REGISTRY
 from proxy.summary import service
+from proxy.tokens import messages
+from proxy.upstream import registry
 
 WINDOW = 16_000
 PROFILE = {"context_window": WINDOW, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
@@ -48,6 +52,10 @@ def summarising(upstream: StandIn, folder: Path, summary: Mapping[str, Any]) -> 
         }
         with proxied(settings, folder) as entrance:
             yield entrance
+
+
+def hash_of(key: str) -> str:
+    return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
 
 
 def ask(caller: openai.OpenAI, messages: list[Any]) -> Mapping[str, str]:
@@ -127,6 +135,42 @@ def test_the_request_goes_through(name: str, tmp_path: Path) -> None:
     for request in upstream.summaries:
         assert set(request.body) == {"model", "messages", "stream", "max_tokens"}
         assert request.body["stream"] is False
+
+
+@pytest.mark.parametrize("fault", ["upstream", "tokenizer"])
+def test_a_summary_model_that_cannot_be_used_costs_a_digest(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upstream without a lane, or an installation without a tokenizer: no client gets status 500."""
+    upstream = StandIn(window=WINDOW, summariser=lambda body: Reply(content="Goal: SUMMARY-1."))
+    place, name = (messages, "check") if fault == "tokenizer" else (registry, "reach")
+    real = getattr(place, name)
+
+    def unusable(*given: Any, **named: Any) -> Any:
+        if "cl100k_base" in given or named.get("where") == "upstreams.odd":
+            raise ConfigurationError("a part of the installation is gone")
+        return real(*given, **named)
+
+    monkeypatch.setattr(place, name, unusable)
+    odd = "cl100k_base" if fault == "tokenizer" else "o200k_base"
+    with serve(upstream.app) as url:
+        main = {"base_url": f"{url}/v1"}
+        settings = {
+            "upstreams": {"main": main, "odd": main},
+            "models": [
+                {"match": "small", "upstream": "odd", "profile": {**PROFILE, "tokenizer": odd}},
+                {"match": "*", "upstream": "main", "profile": PROFILE},
+            ],
+            "policies": {
+                "default": {"summary": {"model": "small"}},
+                "second": {"summary": {"model": "small", "fallback_model": "m"}},
+            },
+            "teams": {"a": {"keys": [{"hash": hash_of("sk-second")}], "policy": "second"}},
+        }
+        with proxied(settings, tmp_path) as entrance, client(entrance) as caller, client(entrance, "sk-second") as team:
+            headers = ask(caller, talk("Nobody can be asked"))
+            assert (headers["x-compaction"], headers["x-compaction-summary"]) == ("compacted", "digest")
+            assert ask(team, talk("The other one can"))["x-compaction-summary"] == "made"
 
 
 def test_twenty_at_once_share_one_failure(tmp_path: Path) -> None:
