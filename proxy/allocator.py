@@ -7,9 +7,25 @@ stay with the process, and each moment that is busier by a little would add to i
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 from collections.abc import Callable
 from functools import cache
+
+GENERATION_THRESHOLDS = (10_000, 20, 20)
+"""Container objects allocated before the garbage collector runs, and its runs before it visits older objects."""
+
+
+def exempt_from_collection() -> None:
+    """Exempt everything that is loaded by now from garbage collection, and collect the rest less often.
+
+    Modules, settings, and tables live as long as the process. With Python's defaults the collector visits all of their
+    65,000 objects again and again, which takes up to a quarter of the CPU time when several requests are in flight.
+    Requests don't rely on the collector: they form no reference cycles.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GENERATION_THRESHOLDS)
 
 
 def give_back() -> None:

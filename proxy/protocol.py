@@ -6,6 +6,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from proxy.coalescing import CoalescingTransport
+
 HEAD_BYTES = 262_144
 """The most that may come of a request's head, or of what follows its body, before it is complete."""
 
@@ -32,6 +34,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """The head is whole."""
         self._unread = 0
         super().on_headers_complete()
+        if self.cycle is not None:
+            self.cycle.transport = CoalescingTransport(self.transport, self.loop)
         self.headers = []  # those of the request are in its scope; what is added from here on are trailers
 
     def on_body(self, body: bytes) -> None:

@@ -15,6 +15,7 @@ import structlog
 import uvicorn
 from uvicorn.supervisors import Multiprocess
 
+from proxy.allocator import exempt_from_collection
 from proxy.app import Proxy, create_app
 from proxy.config import Loaded, Settings, read
 from proxy.config.loading import assembled
@@ -61,11 +62,18 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
         "timeout_keep_alive": 75,
     }
     if workers == 1:
-        uvicorn.run(create_app(settings, loaded), **options)
+        uvicorn.run(_application(settings, loaded), **options)
         return
     application = Worker(None if loaded is None else loaded.sources, host)
     processes = uvicorn.Config(application, factory=True, **options)
     Workers(processes, [processes.bind_socket()]).run()
+
+
+def _application(settings: Settings, loaded: Loaded | None) -> Proxy:
+    """Return the application of a process that does nothing else."""
+    application = create_app(settings, loaded)
+    exempt_from_collection()
+    return application
 
 
 def _allow_many_connections() -> None:
@@ -101,12 +109,12 @@ class Worker:
         _not_yet()
         configure()
         if self.sources is None:
-            return create_app(listening(Settings(), self.host))
+            return _application(listening(Settings(), self.host), None)
         try:
             loaded = read(self.sources.entry, os.environ)
         except ConfigurationError:  # which it finds, and tells, as soon as it looks at the files
             loaded = assembled(self.sources, os.environ)
-        return create_app(listening(loaded.settings, self.host), loaded)
+        return _application(listening(loaded.settings, self.host), loaded)
 
 
 class Workers(Multiprocess):
