@@ -1,4 +1,4 @@
-"""What a message's content consists of: text, and parts that are no text."""
+"""The parts of a message's content: text and media."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ MEDIA_LABELS = {
     "image_url": "image",
     "input_image": "image",
     "image": "image",
+    "image_file": "image",
     "input_audio": "audio",
+    "audio_url": "audio",
+    "audio": "audio",
     "video_url": "video",
     "input_video": "video",
+    "video": "video",
     "file": "file",
     "input_file": "file",
     "document": "file",
 }
-"""Kinds of parts that are no text, and what they are called in a label."""
+"""The ``type`` of every content part that counts as media, with the name that labels use for it.
+
+This is the only list of media types: the stages remove these parts and ``tokens.media`` counts them."""
 
 
 def text_of(message: Message) -> str:
@@ -50,8 +56,8 @@ def parts_of(message: Message) -> list[Any]:
 
 
 def is_text_part(part: object) -> bool:
-    """Whether a content part is text."""
-    return isinstance(part, dict) and isinstance(part.get("text"), str)
+    """Return whether a content part is text. A media part that also has a ``text`` field is not."""
+    return isinstance(part, dict) and isinstance(part.get("text"), str) and not is_media_part(part)
 
 
 def is_media_part(part: object) -> bool:

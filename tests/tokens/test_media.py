@@ -1,6 +1,7 @@
 """Images, sound and files: bounded by what they are, not by their bytes."""
 
 import base64
+import json
 import struct
 import time
 from typing import Any
@@ -9,6 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.compaction.conditions import Clause
+from proxy.compaction.message import Turn, read
+from proxy.compaction.parts import MEDIA_LABELS
+from proxy.compaction.rules import MediaRules
+from proxy.compaction.stages.media import Media as MediaStage
 from proxy.profiles import Profile
 from proxy.tokens import Counter, encoding, has_remote_media
 from proxy.tokens.images import LARGEST_SIDE, RULES
@@ -169,6 +175,22 @@ anything = st.none() | st.booleans() | st.integers() | st.text() | st.dictionari
 @settings(deadline=None, max_examples=200)
 def test_odd_parts_are_counted(kind: str, value: dict[str, Any]) -> None:
     assert 0 < tokens("gpt-4o", {"type": kind, kind: value}) < 2_000_000
+
+
+@pytest.mark.parametrize("kind", sorted(MEDIA_LABELS))
+def test_each_kind_of_media_is_counted_by_its_kind_and_can_be_removed(kind: str) -> None:
+    value = f"data:application/octet-stream;base64,{base64.b64encode(bytes(150_000)).decode()}"
+    message = {"role": "user", "content": [{"type": kind, kind: {"data": value}}, {"type": "text", "text": "Look."}]}
+    counter = Counter(Profile("m", tokenizer="o200k_base"))
+    raw = json.dumps(message).encode()
+    turn = Turn(raw, read(message, counter.message))
+    assert turn.facts.media
+    assert turn.facts.tokens < 15_000, "not its base64"
+    assert has_remote_media(raw)
+    reduced = MediaStage(MediaRules((), Clause(messages=1)), counter.message, archive=False).reduce(0, turn)
+    assert reduced is not None
+    assert f": {MEDIA_LABELS[kind]}." in reduced.raw.decode()
+    assert reduced.facts.tokens < 100
 
 
 def test_remote_media_is_seen_in_the_bytes() -> None:
