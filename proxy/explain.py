@@ -146,7 +146,8 @@ async def _explain(settings: Settings, body: ChatBody, policy: Policy) -> None:
 
 def _case(service: Service, body: ChatBody, policy: Policy, route: Route, profile: Profile) -> Case:
     reserved = reserved_output(profile, body.max_output, policy.reserve_output)
-    room = budget(profile, kept_free(shared_window(profile, body, policy, None, 1.0), reserved), None)
+    window = shared_window(profile, body, policy, None, 1.0)
+    room = budget(profile, kept_free(window, reserved, profile.max_output_tokens), None)
 
     async def none(tokens: int) -> Sequence[LaneModel]:
         return ()  # no summary is made here

@@ -35,9 +35,16 @@ def shared_window(
     return min(window, int(learned.total * factor)) if learned is not None and learned.total else window
 
 
-def kept_free(window: int | None, reserved: int) -> int:
-    """Tokens that are kept free of the prompt, where a request reserves so many for its answer."""
-    return reserved if window is None else min(reserved, _sensible(window))
+def kept_free(window: int | None, reserved: int, most: int | None = None) -> int:
+    """Return the tokens that the prompt leaves free for the answer.
+
+    ``window`` is ``shared_window``, ``reserved`` the output that the request reserves, and ``most`` the largest output
+    of the model (``None``: unknown), all in tokens. If the proxy may lower the output, the result doesn't depend on
+    ``reserved``: an application that changes ``max_tokens`` from turn to turn keeps its checkpoints.
+    """
+    if window is None:
+        return reserved
+    return _sensible(window) if most is None else min(_sensible(window), most)
 
 
 def lowered(window: int, asked: int, prompt: int) -> int | None:

@@ -47,7 +47,8 @@ class Room:
         learned, factor, asked = self.known(exchange), self.factor(exchange), exchange.body.max_output
         policy = exchange.caller.policy
         reserved = reserved_output(exchange.profile, asked, policy.reserve_output, learned)
-        kept = kept_free(shared_window(exchange.profile, exchange.body, policy, learned, factor), reserved)
+        window = shared_window(exchange.profile, exchange.body, policy, learned, factor)
+        kept = kept_free(window, reserved, exchange.profile.max_output_tokens)
         return budget(exchange.profile, kept, learned, factor), reserved
 
     def known(self, exchange: Exchange) -> Learned | None:
@@ -115,7 +116,8 @@ class Room:
         else:
             self.learn(exchange, told)
         # A reserve that nobody asked for is smaller in the window that has just been told.
-        kept = kept_free(self._shared(exchange), outcome.output or self.of(exchange)[1])
+        most = exchange.profile.max_output_tokens
+        kept = kept_free(self._shared(exchange), outcome.output or self.of(exchange)[1], most)
         if told.total is not None and told.total - kept < told.total // SMALLEST_PART:
             return None  # beside so much output no prompt is small enough
         room, _ = self.of(exchange)

@@ -45,6 +45,7 @@ POLICIES: dict[str, Any] = {
     "unknown-messages": {"unknown_model": {"trigger": {"messages": 20}, "keep": {"messages": 4}}},
     "small": {"trigger": {"tokens": 1_500}, "keep": {"messages": 2}},
     "cjk": {"trigger": {"tokens": 50_000}},
+    "keep-output": {"output": "keep"},
 }
 
 CHINESE = (
@@ -152,10 +153,15 @@ def test_13_tools_and_system_count(front: Front) -> None:
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_14_the_reserved_output_is_subtracted(front: Front, name: str) -> None:
+    """Under ``output: clamp`` any stated output reserves an eighth of the window, so that a value that changes from
+    turn to turn moves no checkpoint. Under ``keep`` the exact value counts."""
     messages = padded(chat(6, 400), LEVEL - 300)
     assert not compacts(front.caller(), messages)
-    assert not compacts(front.caller(), messages, **{name: 512})
-    assert compacts(front.caller(), messages, **{name: 1_000}), "85 % of 7,000 are reached"
+    assert compacts(front.caller(), messages, **{name: 512}), "85 % of 7,000 are reached"
+    assert compacts(front.caller(), messages, **{name: 4_000}), "85 % of 7,000 are reached"
+    exact = front.caller("keep-output")
+    assert not compacts(exact, messages, **{name: 512})
+    assert compacts(exact, messages, **{name: 1_000}), "85 % of 7,000 are reached"
 
 
 def noise(size: int) -> bytes:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,28 @@ def test_a_session_with_all_the_output_there_is_keeps_seven_eighths_of_the_windo
     assert min(received.body["max_tokens"] for received in upstream.conversations) >= WINDOW // 9
 
 
+@pytest.mark.parametrize("outputs", [(500, 4_000), tuple(random.Random(3).randrange(500, 4_001) for _ in range(90))])
+def test_an_output_that_changes_from_turn_to_turn_moves_no_checkpoint(outputs: tuple[int, ...], tmp_path: Path) -> None:
+    def breaks(asked: tuple[int, ...]) -> tuple[int, int]:
+        """The summaries of a session, and the prompts that don't begin with the one before."""
+        upstream = StandIn(window=WINDOW, max_output=WINDOW)
+        folder = tmp_path / str(len(asked))
+        folder.mkdir()
+        history = chat(90, 100)
+        with protected(upstream, folder, WINDOW) as caller:
+            for turn in range(90):
+                limit = asked[turn % len(asked)]
+                caller.chat.completions.create(model="m", messages=history[: 2 + 2 * turn], max_tokens=limit)
+        assert {received.status for received in upstream.requests} == {200}
+        prompts = [received.body["messages"] for received in upstream.conversations]
+        broken = sum(new[: len(old)] != old for old, new in itertools.pairwise(prompts))
+        return sum(received.summary for received in upstream.requests), broken
+
+    constant, varying = breaks((4_000,)), breaks(outputs)
+    assert 0 < constant[1] <= constant[0], "the last summary may have been prepared and not used yet"
+    assert varying == constant
+
+
 def test_both_names_are_lowered_and_each_other_value_keeps_its_bytes() -> None:
     raw = b'{ "max_tokens" : 9e3, "x":1.0e-7,"max_completion_tokens":5, "n":  1, "messages":[{"role":"user"}]}'
     body = parse(raw)
@@ -109,12 +133,13 @@ def test_both_names_are_lowered_and_each_other_value_keeps_its_bytes() -> None:
 def test_a_lowered_output_always_fits(window: int, asked: int, prompt: int) -> None:
     output = lowered(window, asked, prompt)
     kept = kept_free(window, asked)
-    assert 1 <= kept <= asked
-    if prompt + asked <= window or prompt > window - kept:
+    assert kept == kept_free(window, asked + 1), "whatever the request asks for"
+    if prompt + asked <= window or prompt > window - min(asked, kept):
         assert output is None
     else:
         assert output is not None
         assert 1 <= output < asked
         assert prompt + output <= window
-        assert output >= kept - 1 - prompt // CAUTION_PART
+        assert output >= min(asked, kept) - 1 - prompt // CAUTION_PART
     assert kept_free(None, asked) == asked
+    assert kept_free(window, asked, 10) <= 10
