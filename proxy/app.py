@@ -29,8 +29,11 @@ from proxy.service import Service
 
 log = structlog.get_logger(__name__)
 
-WRONG = "The configuration on disk is wrong; the one before stays in force until it is right again:"
-
+WRONG = (
+    "The configuration on disk is invalid. The previous one stays in force. "
+    "The log (configuration.wrong) and compaction-proxy check list the errors."
+)
+"""Everybody may read this response, so it doesn't quote the configuration."""
 
 HEALTH = frozenset({"/livez", "/readyz", "/metrics"})
 """Served whatever else is in work."""
@@ -125,7 +128,7 @@ class Proxy:
             # Requests are answered all the same, so they had better come.
             said += f"; the store fails ({', '.join(self.service.store.left_alone)})"
         if self.reload is not None and self.reload.wrong is not None:
-            said += f"\n{WRONG}\n{self.reload.wrong}"
+            said += f"\n{WRONG}"
         return PlainTextResponse(f"{said}\n")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from proxy.config.document import MAX_BYTES
 from proxy.config.faults import Fault
+from proxy.config.masking import masked
 from proxy.errors import ConfigurationError
 
 EVERY_FILE = "*.yaml"
@@ -54,9 +56,13 @@ class Pattern:
     owned: bool = True
 
     def files(self) -> list[Path]:
-        """The files that match now, in the order of their names; hidden ones never do."""
+        """Return the files that match now, sorted by name. Hidden files and folders never match.
+
+        A pipe or device matches, so that it's reported rather than skipped.
+        """
         found = glob.glob(self.text, root_dir=self.folder, recursive=True)
-        return [path for path in (self.folder / name for name in sorted(found)) if path.is_file()]
+        paths = (self.folder / name for name in sorted(found))
+        return [path for path in paths if path.exists() and not path.is_dir()]
 
     @property
     def is_wild(self) -> bool:
@@ -80,8 +86,8 @@ class Sources:
         return f"{self.entry}:{line}" if source is None else f"{source.path}:{line - source.first + 1}"
 
     def told(self, faults: Iterable[Fault]) -> list[str]:
-        """``file:line: what is wrong`` for each fault."""
-        return [f"{self.place(fault.line)}: {fault.message}" for fault in faults]
+        """Return ``file:line: message`` for each fault, with everything masked that looks like a secret."""
+        return [f"{self.place(fault.line)}: {masked(fault.message)}" for fault in faults]
 
     def stamp(self) -> Stamp:
         """How the files stand on the disk now, including those that have joined."""
@@ -112,13 +118,13 @@ def begun(entry: Path) -> Sources:
     if not entry.is_dir():
         source = _source(entry, owned=False, first=1)
         if source.unreadable is not None:
-            raise ConfigurationError(f"{entry}: {source.unreadable}: give the path of a configuration file")
+            raise ConfigurationError(f"{entry}: {source.unreadable}. Fix: give the path of a configuration file")
         return Sources(entry, (source,))
     patterns = (Pattern(entry, EVERY_FILE, owned=False), Pattern(entry, OWNED_FILES))
     ignored = tuple(path for name in ("*.yml", "policies/*.yml") for path in Pattern(entry, name).files())
     sources = extended(Sources(entry, (), ignored=ignored), patterns)
     if not sources.files:
-        raise ConfigurationError(f"{entry}: no *.yaml is in this folder: give the path of a configuration")
+        raise ConfigurationError(f"{entry}: this folder has no *.yaml file. Fix: give the path of a configuration")
     return sources
 
 
@@ -136,7 +142,7 @@ def extended(sources: Sources, patterns: Sequence[Pattern]) -> Sources:
                 continue
             known.add(real)
             if len(files) == MOST_FILES:
-                raise ConfigurationError(f"{path}: over {MOST_FILES:,} files: include fewer")
+                raise ConfigurationError(f"{path}: more than {MOST_FILES:,} files. Fix: include fewer")
             # No file has more lines than bytes, so the lines of two files never meet.
             first = files[-1].first + len(files[-1].content) + 2 if files else 1
             files.append(_source(path, owned=pattern.owned, first=first))
@@ -144,13 +150,25 @@ def extended(sources: Sources, patterns: Sequence[Pattern]) -> Sources:
 
 
 def _source(path: Path, *, owned: bool, first: int) -> Source:
-    """A file with its bytes, as many as a configuration may have and one more."""
+    """Read a file, up to one byte more than a configuration may have.
+
+    Only regular files are read: a pipe, socket or device could block the thread that reads it, or never end.
+    """
     real = os.path.realpath(path)
     state = _state(path)
     try:
-        with path.open("rb") as file:
-            state = _figures(os.fstat(file.fileno()))
-            return Source(path, file.read(MAX_BYTES + 1), owned, first, real, state)
+        if not stat.S_ISREG(path.stat().st_mode):
+            return Source(path, b"", owned, first, real, state, "isn't a regular file")
+        # The file may be replaced by a pipe after this check. Opening a pipe with O_NONBLOCK doesn't wait.
+        with open(path, "rb", opener=_without_waiting) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                return Source(path, b"", owned, first, real, state, "isn't a regular file")
+            return Source(path, file.read(MAX_BYTES + 1), owned, first, real, _figures(found))
     except OSError as error:
         reason = error.strerror or type(error).__name__
         return Source(path, b"", owned, first, real, state, f"can't be read ({reason})")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

@@ -421,7 +421,7 @@ def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
     assert "over 1,000,000 bytes" in message
 
 
-@pytest.mark.parametrize(("name", "reason"), [("none.yaml", "No such file"), (".", "no *.yaml is in this folder")])
+@pytest.mark.parametrize(("name", "reason"), [("none.yaml", "No such file"), (".", "this folder has no *.yaml file")])
 def test_a_file_that_cannot_be_read_is_said(name: str, reason: str, tmp_path: Path) -> None:
     (message,) = check(tmp_path / name, {})
     assert message.startswith(str(tmp_path / name))

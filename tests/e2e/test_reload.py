@@ -22,8 +22,9 @@ import structlog
 import yaml
 from e2e_harness import ROOT, chat, client, wait_for_server
 
-from proxy.app import Proxy, create_app
-from proxy.config import read
+from proxy.app import WRONG, Proxy, create_app
+from proxy.config import check, read
+from proxy.config.loading import attempt
 from proxy.configuration import listening
 from proxy.demo.replies import Reply
 from proxy.demo.serving import serve
@@ -147,7 +148,8 @@ def test_edits_under_load(tmp_path: Path) -> None:
 
         rightly(0)
         longest, wrong = 0.0, 0
-        with followed(main) as (url, _), Clients(url, 4) as clients:
+        with followed(main) as (url, app), Clients(url, 4) as clients:
+            assert app.reload is not None
             in_force = policy_of(url)
             for number in range(1, EDITS + 1):
                 if number % 3:
@@ -160,8 +162,8 @@ def test_edits_under_load(tmp_path: Path) -> None:
                     wrong += 1
                     written(team, f"# edit {number}\n" * number + text)
                     place = f"{team}:{number + line}: "
-                    took = until(lambda: place in ready(url), f"edit {number} is told")  # noqa: B023
-                    assert hint in ready(url)
+                    took = until(lambda: place in (app.reload.wrong or ""), f"edit {number} is told")  # noqa: B023
+                    assert hint in app.reload.wrong
                     assert policy_of(url) == in_force
                 longest = max(longest, took)
         told = [entry["faults"] for entry in logged if entry["event"] == "configuration.wrong"]
@@ -290,6 +292,71 @@ def test_a_folder_that_is_a_link_which_is_turned(tmp_path: Path) -> None:
                 assert before != policy_of(url)
 
 
+SECRETS = ("sk-canary-8c1f", "wJalrXUtnFEMIK7MDENG0bPxRfiCYEX4MPLEKEY1", "d41d8cd98f00b204e9800998ecf8427e")
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        'upstreams: {main: {api_key: "${%s}"}}',
+        "auth: {mode: %s}",
+        "auth: {%s: open}",
+        "%s: 1",
+        "upstreams: {main: {lane: %s}}",
+        "upstreams: {main: {api_key: !%s x}}",
+        "upstreams: {main: {api_key: *%s}}",
+        "teams: {t: {policy: %s}}",
+        "teams: {t: {keys: [sha256:%s]}}",
+        "auth: {%s: 1, %s: 2}",
+        "models: [{match: a, upstream: %s}]",
+    ],
+)
+def test_no_error_shows_a_secret_in_a_wrong_place(tmp_path: Path, text: str, secret: str) -> None:
+    file = tmp_path / "main.yaml"
+    file.write_text(text.replace("%s", secret))
+    found = attempt(file, {})
+    assert found.loaded is None
+    assert secret not in found.wrong
+    assert secret[:12] not in found.wrong
+
+
+def test_readyz_quotes_nothing_of_a_wrong_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "main.yaml"
+    with serve(StandIn().app) as entrance, structlog.testing.capture_logs() as logged:
+        file.write_text(main_file(entrance, tmp_path))
+        with followed(file) as (url, _):
+            written(file, f'upstreams: {{main: {{api_key: "${{{SECRETS[0]}}}"}}}}\nauth: {{mode: {SECRETS[0]}}}\n')
+            until(lambda: ready(url) != "ready\n", "it is told")
+            said = ready(url)
+    assert said == f"ready\n{WRONG}\n"
+    assert str(tmp_path) not in said
+    assert SECRETS[0] not in json.dumps(logged)
+    assert [entry["event"] for entry in logged if entry["log_level"] == "error"] == ["configuration.wrong"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
+def test_a_pipe_in_place_of_the_file_blocks_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "main.yaml"
+    with serve(StandIn().app) as entrance:
+        file.write_text(main_file(entrance, tmp_path))
+        with process(file, tmp_path) as (url, running, log):
+            until(lambda: ready(url) == "ready\n", "it serves")
+            file.unlink()
+            os.mkfifo(file)
+            until(lambda: bool(entries(log, "configuration.wrong")), "the pipe is told")
+            assert "isn't a regular file" in entries(log, "configuration.wrong")[0]["faults"][0]
+            pipe = tmp_path / "pipe"
+            file.rename(pipe)
+            file.write_text(main_file(entrance, tmp_path, policies={"new": {}}, teams={"t": TEAM}))
+            until(lambda: policy_of(url) == "new", "a later file takes effect")
+            pipe.rename(file)
+            until(lambda: len(entries(log, "configuration.wrong")) == 2, "the pipe is told again")
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(timeout=10) == 0
+    assert check(tmp_path, {}) != []
+
+
 OPERATORS = {"operators": {"keys": ["sha256:" + "0" * 64]}}
 
 
@@ -301,9 +368,8 @@ def test_a_policy_that_is_still_used_is_not_removed(tmp_path: Path) -> None:
         file.write_text(main_file(entrance, tmp_path, policies={"careful": {}}, teams=teams))
         with followed(file) as (url, _):
             written(file, main_file(entrance, tmp_path, teams=teams))
-            until(lambda: "no policy 'careful'" in ready(url), "it is told")
-            assert ready(url).startswith("ready\nThe configuration on disk is wrong")
-            assert "sk-upstream" not in ready(url)
+            until(lambda: ready(url) != "ready\n", "it is told")
+            assert ready(url) == f"ready\n{WRONG}\n"
             assert policy_of(url) == "careful"
             metrics = httpx.get(f"{url}/metrics", trust_env=False).text
             assert 'compaction_configuration_reloads_total{outcome="refused"}' in metrics
@@ -357,7 +423,7 @@ def test_a_file_that_is_suddenly_empty_opens_no_door(content: str, tmp_path: Pat
         file.write_text(main_file(entrance, tmp_path, auth={"mode": "keys"}, teams=OPERATORS))
         with followed(file) as (url, app):
             file.write_text(content)
-            until(lambda: f"{file}:1: the file has become empty" in ready(url), "it is told")
+            until(lambda: f"{file}:1: the file has become empty" in (app.reload.wrong or ""), "it is told")
             assert app.service.settings.auth.mode == "keys"
             file.unlink()
             until(lambda: "can't be read" in ready(url), "it is told")
