@@ -421,12 +421,13 @@ def test_a_file_that_is_suddenly_empty_opens_no_door(content: str, tmp_path: Pat
     file = tmp_path / "main.yaml"
     with serve(upstream.app) as entrance:
         file.write_text(main_file(entrance, tmp_path, auth={"mode": "keys"}, teams=OPERATORS))
-        with followed(file) as (url, app):
+        with followed(file) as (_, app):
+            assert app.reload is not None
             file.write_text(content)
             until(lambda: f"{file}:1: the file has become empty" in (app.reload.wrong or ""), "it is told")
             assert app.service.settings.auth.mode == "keys"
             file.unlink()
-            until(lambda: "can't be read" in ready(url), "it is told")
+            until(lambda: "can't be read" in (app.reload.wrong or ""), "it is told")
             assert app.service.settings.auth.mode == "keys"
 
 
