@@ -14,6 +14,7 @@ import structlog
 
 from proxy.calibration import LEAST_COUNTED
 from proxy.compactor import Outcome
+from proxy.comparable import comparable
 from proxy.exchange import Exchange
 from proxy.limits import shown_by
 from proxy.observe.metrics import SILENT
@@ -77,10 +78,10 @@ class Afterwards:
         place, size = exchange.place, len(exchange.body.raw)
         wanted = False
         if outcome.sent is None:
-            wanted = size > LEAST_COUNTED and self._service.calibration.worth_counting(*place[:2])
+            wanted = size > LEAST_COUNTED and self._service.calibration.worth_counting(*place)
             of_use = wanted
         else:
-            of_use = self._service.calibration.wants(*place[:2]) or self._service.learned.below(*place, outcome.sent)
+            of_use = self._service.calibration.wants(*place) or self._service.learned.below(*place, outcome.sent)
         if not of_use and size <= WATCHED_BYTES:
             return None
         return Seen(exchange, outcome, Tail(), wanted)
@@ -114,8 +115,9 @@ class Afterwards:
                 self._room.learn(exchange, shown)
             return
         self._service.learned.prove(*exchange.place, counted, end.prompt or None, factor)
-        if end.prompt:
-            self._service.calibration.note(*exchange.place[:2], counted, end.prompt)
+        calibration = self._service.calibration
+        if end.prompt and calibration.wants(*exchange.place) and comparable(exchange.body.raw):
+            calibration.note(*exchange.place, counted, end.prompt)
 
     def _before(self, exchange: Exchange, turn: Turn) -> tuple[Turn, ...]:
         """The latest turns of the conversation whose usage is known; this one is kept for the next."""

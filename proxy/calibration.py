@@ -1,6 +1,8 @@
-"""How many of an upstream's tokens one of ours is, as the usage shows that it reports with its answers.
+"""How many of an upstream's tokens one of ours is, as the usage in its responses shows.
 
-Only what the upstream says of itself counts, never what stands in a conversation.
+Each tenant has ratios of its own: no caller's traffic changes another caller's requests. A tenant starts with the ratio
+of the model's profile, which is part of the count. Only usage that the upstream reports counts, never the text of a
+conversation.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import msgspec
 from proxy.limits import RATIO_BOUNDS
 from proxy.shared import Shared
 from proxy.store import Store
-from proxy.teams import EVERYBODY
+from proxy.teams import NOBODY
 
 LEAST_COUNTED = 500
 """Tokens. In smaller requests the framing has too large a part."""
@@ -36,17 +38,19 @@ BOUNDS = (0.7, 1.6)
 STEPS = 20
 """Steps to a whole: the factor moves by 1/20, as every change moves the checkpoints of all conversations."""
 
-MODELS = 1_000
-"""So many are remembered, the latest ones."""
+PLACES = 10_000
+"""The most tenants and models kept in memory. The least recently used ones are read from the store again."""
 
 KEPT_SECONDS = 30 * 86_400.0
-"""So long a factor is kept that nothing confirms."""
+"""Seconds that a ratio is kept after the last observation."""
 
-KIND = "ratio"
+KIND = "tenant_ratio"
+"""The kind of the stored entries. Version 0.1 stored entries of the kind ``ratio`` for all tenants together: these are
+ignored, and expire."""
 
 
 class Ratios(msgspec.Struct, frozen=True):
-    """The ratios of one model at an upstream, oldest first, as they are stored.
+    """The ratios of one model at an upstream for one tenant, oldest first, as they are stored.
 
     ``steps`` is the factor in force, decided at ``since``; the last ratio came at ``noted`` (seconds since 1970).
     """
@@ -65,17 +69,22 @@ class Ratios(msgspec.Struct, frozen=True):
 
     @property
     def factor(self) -> float:
-        """The upstream's tokens per token counted here."""
-        # A step beside 1 is within what differs from one conversation to the next.
-        return 1.0 if abs(self.steps - STEPS) <= 1 else self.steps / STEPS
+        """Return the upstream's tokens per token counted here, within ``BOUNDS``."""
+        # Conversations differ from each other by a step. A stored entry may have been damaged, or edited.
+        low, high = BOUNDS
+        return 1.0 if abs(self.steps - STEPS) <= 1 else min(max(self.steps / STEPS, low), high)
 
     def merged(self, other: Ratios) -> Ratios:
         """Those on which the newer decision rests."""
         return other if other.since > self.since else self
 
 
+Place = tuple[str, str, str]
+"""An upstream, the model's name there, and a tenant."""
+
+
 class Calibration:
-    """The factors of all models, by upstream and model; kept in the store, so that no process begins without them."""
+    """The factors by upstream, model and tenant. The store keeps them, so a restarted process continues with them."""
 
     def __init__(
         self,
@@ -83,44 +92,44 @@ class Calibration:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """``now`` gives seconds since 1970. Without a store nothing outlives the process."""
+        """Use ``now`` for seconds since 1970. Without a store the factors end with the process."""
         self._clock = clock
         self._now = now
-        self._known = Shared(store, KIND, Ratios, MODELS, now)
-        self._next: OrderedDict[tuple[str, str], float] = OrderedDict()  # when another observation is wanted
-        self._tries: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._known = Shared(store, KIND, Ratios, PLACES, now)
+        self._next: OrderedDict[Place, float] = OrderedDict()  # when another observation is wanted
+        self._tries: OrderedDict[Place, int] = OrderedDict()
 
-    def first_read(self, upstream: str, model: str) -> asyncio.Task[None] | None:
+    def first_read(self, upstream: str, model: str, tenant: str) -> asyncio.Task[None] | None:
         """See ``Shared.first_read``."""
-        return self._known.first_read(EVERYBODY, upstream, model)
+        return self._known.first_read(tenant, upstream, model)
 
-    def wants(self, upstream: str, model: str) -> bool:
-        """Whether another observation would be of use now."""
-        return self._clock() >= self._next.get((upstream, model), 0.0)
+    def wants(self, upstream: str, model: str, tenant: str) -> bool:
+        """Return whether another observation would be useful now."""
+        return self._clock() >= self._next.get((upstream, model, tenant), 0.0)
 
-    def worth_counting(self, upstream: str, model: str) -> bool:
-        """Whether a request is to be counted for this alone: as long as there are too few ratios to tell anything.
+    def worth_counting(self, upstream: str, model: str, tenant: str) -> bool:
+        """Return whether to count a request only for its ratio: while the tenant has too few ratios for this model.
 
-        After ``TRIES`` times the answer is no: the upstream reports nothing that could be compared.
+        After ``TRIES`` times the answer is no, because the upstream reports nothing comparable.
         """
-        key = (upstream, model)
-        seen = self._known.get(EVERYBODY, upstream, model)
-        tries = self._tries.get(key, 0)
-        if (seen is not None and len(seen.ratios) >= LEAST_OBSERVATIONS) or tries >= TRIES:
+        place = (upstream, model, tenant)
+        seen = self._known.get(tenant, upstream, model)
+        tries = self._tries.get(place, 0)
+        if tenant == NOBODY or (seen is not None and len(seen.ratios) >= LEAST_OBSERVATIONS) or tries >= TRIES:
             return False
-        self._tries[key] = tries + 1
-        if len(self._tries) > MODELS:
+        self._tries[place] = tries + 1
+        if len(self._tries) > PLACES:
             self._tries.popitem(last=False)
         return True
 
-    def note(self, upstream: str, model: str, counted: int, reported: int) -> None:
-        """Take in what was counted here for a request, and what the upstream reported for it, in tokens each."""
+    def note(self, upstream: str, model: str, tenant: str, counted: int, reported: int) -> None:
+        """Add the ratio of one request: the tokens counted here, and those that the upstream reported."""
         if counted <= LEAST_COUNTED:
             return
         ratio = reported / counted
         if not RATIO_BOUNDS[0] <= ratio <= RATIO_BOUNDS[1]:
-            return  # no count of the same prompt: some report what their cache did not hold, some report nothing
-        seen = self._known.get(EVERYBODY, upstream, model) or Ratios(upstream, model)
+            return  # not a count of the same prompt: some upstreams leave out cached tokens, some report nothing
+        seen = self._known.get(tenant, upstream, model) or Ratios(upstream, model)
         now = self._now()
         ratios = (*seen.ratios, ratio)[-OBSERVATIONS:]
         enough = len(ratios) >= LEAST_OBSERVATIONS
@@ -128,25 +137,32 @@ class Calibration:
         decided = enough and (steps != seen.steps or not seen.since)
         observed = Ratios(upstream, model, ratios, steps, now if decided else seen.since, now)
         if decided:
-            self._known.put(EVERYBODY, upstream, model, observed)
+            self._known.put(tenant, upstream, model, observed)
         else:
-            self._known.hold(EVERYBODY, upstream, model, observed)
+            self._known.hold(tenant, upstream, model, observed)
         if len(ratios) == OBSERVATIONS:
-            self._pause(upstream, model)
+            self._pause((upstream, model, tenant))
 
-    def factor(self, upstream: str, model: str) -> float:
-        """The upstream's tokens per token counted here, rather too high than too low; 1 as long as nothing is known."""
-        seen = self._known.get(EVERYBODY, upstream, model)
+    def factor(self, upstream: str, model: str, tenant: str) -> float:
+        """Return the upstream's tokens per token counted here, rather too high than too low; 1 if nothing is known."""
+        seen = self._known.get(tenant, upstream, model)
         return 1.0 if seen is None else seen.factor
 
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """See ``Shared.forget``."""
+        for place in [place for place in {**self._next, **self._tries} if forgotten(place[2])]:
+            self._next.pop(place, None)
+            self._tries.pop(place, None)
+        return self._known.forget(forgotten)
+
     async def aclose(self) -> None:
-        """Write what waits to be written."""
+        """Write the entries that wait to be written."""
         await self._known.aclose()
 
-    def _pause(self, upstream: str, model: str) -> None:
-        self._next[upstream, model] = self._clock() + PAUSE
-        self._next.move_to_end((upstream, model))
-        if len(self._next) > MODELS:
+    def _pause(self, place: Place) -> None:
+        self._next[place] = self._clock() + PAUSE
+        self._next.move_to_end(place)
+        if len(self._next) > PLACES:
             self._next.popitem(last=False)
 
 

@@ -22,25 +22,25 @@ V = TypeVar("V", bound=Known)
 
 
 class Learned(NamedTuple):
-    """What a store has now, newest last. Each limit comes with the tenant to which it belongs."""
+    """The contents of a store. Each limit and ratio comes with its tenant."""
 
     limits: Sequence[tuple[str, Limits]]
-    ratios: Sequence[Ratios]
+    ratios: Sequence[tuple[str, Ratios]]
 
     @property
     def models(self) -> list[tuple[str, str]]:
         """The upstreams and models of which anything is known."""
         known = {(found.upstream, found.model) for _, found in self.limits}
-        return sorted(known | {(found.upstream, found.model) for found in self.ratios})
+        return sorted(known | {(found.upstream, found.model) for _, found in self.ratios})
 
 
 async def learned(store: ListingStore) -> Learned:
-    """What the store has. Raises ``StoreFailed``."""
+    """Return the limits and ratios in the store, by tenant. Raises ``StoreFailed``."""
     told = [(entry.tenant, _read(entry, Limits)) for entry in await store.entries(limits.KIND)]
-    ratios = [_read(entry, Ratios) for entry in await store.entries(calibration.KIND)]
+    ratios = [(entry.tenant, _read(entry, Ratios)) for entry in await store.entries(calibration.KIND)]
     return Learned(
         [(tenant, found) for tenant, found in told if found is not None],
-        [found for found in ratios if found is not None],
+        [(tenant, found) for tenant, found in ratios if found is not None],
     )
 
 
@@ -56,14 +56,13 @@ def render(known: Learned, wanted: Sequence[tuple[str, str]], console: Console) 
                 size = f"{figure.tokens:,}"
                 life = (_age(now - figure.since), _when(figure.until))
                 told.add_row(found.upstream, found.model, short(tenant), scope, size, figure.source, *life)
-    ratios = Table(
-        "upstream", "model", "ratio", "source", "age", "until", title="the upstream's tokens for one of ours"
-    )
-    for ratio in known.ratios:
+    columns = ("upstream", "model", "tenant", "ratio", "source", "age", "until")
+    ratios = Table(*columns, title="the upstream's tokens for one of ours")
+    for tenant, ratio in known.ratios:
         if (ratio.upstream, ratio.model) in wanted and ratio.until >= now:
             source = f"usage of {len(ratio.ratios)} answers"
             life = (_age(now - (ratio.since or ratio.noted)), _when(ratio.until))
-            ratios.add_row(ratio.upstream, ratio.model, f"{ratio.factor:.2f}", source, *life)
+            ratios.add_row(ratio.upstream, ratio.model, short(tenant), f"{ratio.factor:.2f}", source, *life)
     for table in (told, ratios):
         table.title_justify = "left"
         if table.row_count:

@@ -40,7 +40,7 @@ class Room:
 
     def factor(self, exchange: Exchange) -> float:
         """How many of the upstream's tokens one of ours is."""
-        return self._service.calibration.factor(exchange.route.upstream, exchange.route.model)
+        return self._service.calibration.factor(*exchange.place)
 
     def of(self, exchange: Exchange) -> tuple[int | None, int]:
         """Tokens that the input may have, where that is known, and those that are reserved for the answer."""

@@ -56,7 +56,7 @@ class Service:
         self.bodies = BodyMemory(lambda: self.settings.server)
         self.quotas = Quotas()
         self.budgets = Budgets(self.store)
-        self.upkeep = Upkeep(self.store, [self.summaries, self.archive, self.learned])
+        self.upkeep = Upkeep(self.store, [self.summaries, self.archive, self.learned, self.calibration])
         self.draining = False
         self._profiles_loaded = False
         self._counters: dict[Hashable, Counter] = {}
@@ -104,7 +104,7 @@ class Service:
 
     async def recall(self, upstream: str, model: str, tenant: str) -> None:
         """Have what is known of a model ready. Only the first to ask waits for the store, and not for long."""
-        reads = [self.learned.first_read(upstream, model, tenant), self.calibration.first_read(upstream, model)]
+        reads = [known.first_read(upstream, model, tenant) for known in (self.learned, self.calibration)]
         if first := [read for read in reads if read is not None]:
             await asyncio.wait(first, timeout=FIRST_READ_SECONDS)
 
@@ -170,7 +170,7 @@ class Service:
         learned = self.learned.get(found.upstream, found.model, caller.tenant)
         if unproven is not None and (found.upstream, found.model) == (route.upstream, route.model):
             learned = lower(learned, for_others(unproven))
-        factor = self.calibration.factor(found.upstream, found.model)
+        factor = self.calibration.factor(found.upstream, found.model, caller.tenant)
         return LaneModel(
             await configuration.upstreams.lane(found.upstream),
             found.model,

@@ -18,6 +18,7 @@ import msgspec
 import structlog
 
 from proxy.store import Store, StoreFailed
+from proxy.teams import NOBODY
 
 log = structlog.get_logger(__name__)
 
@@ -59,9 +60,10 @@ class _Slot(Generic[V]):
 
 
 class Shared(Generic[V]):
-    """Values of one kind by tenant, upstream and model; ``most`` of them in memory, those that were used last.
+    """Values of one kind by tenant, upstream and model. The ``most`` recently used ones are in memory.
 
-    Without a store they stay in the process.
+    Without a store they stay in the process. ``NOBODY`` stands for callers who have nothing to do with each other, so
+    nothing is kept for it.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class Shared(Generic[V]):
 
         Must be called in the event loop.
         """
-        if self._store is None:
+        if self._store is None or tenant == NOBODY:
             return None
         key = (tenant, upstream, model)
         slot = self._slot(key)
@@ -101,12 +103,14 @@ class Shared(Generic[V]):
 
     def hold(self, tenant: str, upstream: str, model: str, value: V) -> None:
         """Put a value in the place of an older one, in the process; it is stored at the next refresh."""
-        self._slot((tenant, upstream, model)).value = value
+        if tenant != NOBODY:
+            self._slot((tenant, upstream, model)).value = value
 
     def put(self, tenant: str, upstream: str, model: str, value: V) -> None:
         """Put a value in the place of an older one, also in the store, if there is one: then in the event loop only."""
         self.hold(tenant, upstream, model, value)
-        self._save((tenant, upstream, model), value)
+        if tenant != NOBODY:
+            self._save((tenant, upstream, model), value)
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         """Drop what is known for tenants that were forgotten; says for which."""

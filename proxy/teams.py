@@ -18,14 +18,11 @@ ANONYMOUS = "anonymous"
 """The tenant of callers without any key, where they are one caller."""
 
 NOBODY = "nobody"
-"""Their tenant where they are not: nothing that they send is stored."""
+"""Their tenant if they are different callers. Nothing is stored for it, and nothing is learned from its requests."""
 
 EXPIRED = "This API key expired on {day} (UTC). Ask the operator of this proxy for a new one."
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-
-EVERYBODY = "everybody"
-"""The tenant under which what belongs to none is stored; no caller's. Theirs: the two above, ``key:…``, ``team:…``."""
 
 
 @dataclass(frozen=True)

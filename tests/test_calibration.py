@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from proxy import calibration
 from proxy.calibration import BOUNDS, LEAST_OBSERVATIONS, OBSERVATIONS, PAUSE, TRIES, Calibration
+from proxy.comparable import comparable
 from proxy.demo.replies import Completion, Reply, event
 from proxy.limits import Learned, budget, told_by
 from proxy.profiles import Profile
+from proxy.teams import NOBODY
 from proxy.upstream import ending
 from proxy.upstream.ending import Tail
 from proxy.upstream.overflow import Overflow
@@ -24,8 +26,8 @@ def noted(*ratios: float, counted: int = 10_000) -> float:
     """The factor after these ratios."""
     known = Calibration()
     for ratio in ratios:
-        known.note("u", "m", counted, int(ratio * counted))
-    return known.factor("u", "m")
+        known.note("u", "m", "t", counted, int(ratio * counted))
+    return known.factor("u", "m", "t")
 
 
 @pytest.mark.parametrize(
@@ -70,41 +72,113 @@ def test_it_does_not_move_for_little() -> None:
     known = Calibration()
     factors = []
     for ratio in (1.20, 1.24, 1.16, 1.23, 1.20, 1.18, 1.24, 1.16, 1.24, 1.17) * 5:
-        known.note("u", "m", 10_000, int(ratio * 10_000))
-        factors.append(known.factor("u", "m"))
+        known.note("u", "m", "t", 10_000, int(ratio * 10_000))
+        factors.append(known.factor("u", "m", "t"))
     assert set(factors[LEAST_OBSERVATIONS - 1 :]) == {1.2}
 
 
-def test_upstreams_and_models_are_kept_apart_and_no_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "MODELS", 2)
+def test_upstreams_models_and_tenants_are_kept_apart_and_no_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "PLACES", 2)
     known = Calibration()
     for model in ("a", "b"):
         for _ in range(3):
-            known.note("u", model, 1_000, 1_500)
-    assert [known.factor(*key) for key in (("u", "a"), ("u", "b"), ("v", "a"), ("u", "c"))] == [1.5, 1.5, 1.0, 1.0]
-    known.note("u", "c", 1_000, 1_500)
-    assert [known.factor("u", model) for model in "ab"] == [1.0, 1.5]
+            known.note("u", model, "t", 1_000, 1_500)
+    places = [("u", "a", "t"), ("u", "b", "t"), ("v", "a", "t"), ("u", "c", "t"), ("u", "a", "s")]
+    assert [known.factor(*place) for place in places] == [1.5, 1.5, 1.0, 1.0, 1.0]
+    known.note("u", "c", "t", 1_000, 1_500)
+    assert [known.factor("u", model, "t") for model in "ab"] == [1.0, 1.5]
+
+
+def test_nothing_is_learned_for_callers_who_are_nobody() -> None:
+    known = Calibration()
+    assert not known.worth_counting("u", "m", NOBODY)
+    for _ in range(5):
+        known.note("u", "m", NOBODY, 1_000, 1_500)
+    assert known.factor("u", "m", NOBODY) == 1.0
+
+
+def test_a_tenant_that_is_forgotten_begins_again() -> None:
+    known = Calibration()
+    for tenant in ("t", "s"):
+        for _ in range(OBSERVATIONS):
+            known.worth_counting("u", "m", tenant)
+            known.note("u", "m", tenant, 1_000, 1_500)
+    assert known.forget(lambda tenant: tenant == "t") == {"t"}
+    assert (known.factor("u", "m", "t"), known.factor("u", "m", "s")) == (1.0, 1.5)
+    assert known.wants("u", "m", "t")
+    assert not known.wants("u", "m", "s")
+
+
+@pytest.mark.parametrize(("steps", "factor"), [(1_000, BOUNDS[1]), (-3, BOUNDS[0]), (0, BOUNDS[0])])
+def test_a_stored_ratio_that_was_changed_stays_within_bounds(steps: int, factor: float) -> None:
+    assert calibration.Ratios("u", "m", (1.0,), steps).factor == factor
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+@pytest.mark.parametrize(
+    ("message", "fields", "counts"),
+    [
+        ({}, {}, True),
+        ({"refusal": None, "audio": None, "annotations": [], "reasoning_content": ""}, {}, True),
+        ({"content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]}, {}, True),
+        ({"content": None, "tool_calls": [CALL]}, {"tools": [TOOL], "tool_choice": "auto"}, True),
+        ({}, {"stream": True, "max_tokens": 5, "temperature": 0, "response_format": {"type": "text"}}, True),
+        ({}, {"documents": ["a"]}, False),
+        ({}, {"chat_template_kwargs": {"documents": ["a"]}}, False),
+        ({}, {"web_search_options": {"search_context_size": "low"}}, False),
+        ({}, {"tools": [TOOL, {"type": "web_search"}]}, False),
+        ({}, {"response_format": {"type": "json_schema", "json_schema": {"name": "a" * 500}}}, False),
+        ({"reasoning_content": "Hm."}, {}, False),
+        ({"reasoning": "Hm."}, {}, False),
+        ({"thinking_blocks": [{}]}, {}, False),
+        ({"content": [{"type": "thinking", "thinking": "Hm."}]}, {}, False),
+        ({"content": [{"type": "image_url", "image_url": {"url": "https://a.test/b"}}]}, {}, False),
+        ({"content": [{"type": "text", "text": "a", "more": "b"}]}, {}, False),
+        ({"content": {"text": "a"}}, {}, False),
+        ({"content": ["a"]}, {}, False),
+    ],
+)
+def test_requests_that_the_two_sides_count_differently_are_left_out(
+    message: dict[str, Any], fields: dict[str, Any], counts: bool
+) -> None:
+    messages = [{"role": "user", "content": "word " * 40}, {"role": "assistant", "content": "a", **message}]
+    assert comparable(json.dumps({"model": "m", "messages": messages, **fields}).encode()) is counts
+
+
+def test_what_is_no_body_is_left_out() -> None:
+    for raw in (
+        b"",
+        b"[]",
+        b"{}",
+        b'{"messages": null, "documents": 1}',
+        b'{"messages": [1]}',
+        b'{"messages":' * 3_000,
+    ):
+        assert not comparable(raw)
 
 
 def test_once_there_are_enough_it_looks_now_and_then() -> None:
     now = 5.0
     known = Calibration(clock=lambda: now)
     for _ in range(OBSERVATIONS):
-        assert known.wants("u", "m")
-        known.note("u", "m", 1_000, 1_500)
-    assert not known.wants("u", "m")
-    assert known.wants("u", "n")
+        assert known.wants("u", "m", "t")
+        known.note("u", "m", "t", 1_000, 1_500)
+    assert not known.wants("u", "m", "t")
+    assert known.wants("u", "n", "t")
     now += PAUSE
-    assert known.wants("u", "m")
+    assert known.wants("u", "m", "t")
 
 
 def test_requests_are_counted_for_their_ratio_alone_until_there_are_enough() -> None:
     known = Calibration()
     for _ in range(LEAST_OBSERVATIONS):
-        assert known.worth_counting("u", "m")
-        known.note("u", "m", 1_000, 1_500)
-    assert not known.worth_counting("u", "m")
-    assert [known.worth_counting("u", "silent") for _ in range(TRIES + 5)] == [True] * TRIES + [False] * 5
+        assert known.worth_counting("u", "m", "t")
+        known.note("u", "m", "t", 1_000, 1_500)
+    assert not known.worth_counting("u", "m", "t")
+    assert [known.worth_counting("u", "silent", "t") for _ in range(TRIES + 5)] == [True] * TRIES + [False] * 5
 
 
 def test_a_published_limit_is_converted_and_a_learned_one_is_not() -> None:

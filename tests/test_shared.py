@@ -14,13 +14,12 @@ from structlog.testing import capture_logs
 
 from proxy import limits, shared
 from proxy.calibration import Calibration
-from proxy.config.policy import Policy
-from proxy.config.settings import Settings
+from proxy.learned_tables import learned
 from proxy.limits import Learned, LearnedLimits
 from proxy.shared import FIRST_READ_SECONDS, name_of
 from proxy.store import StoreFailed, open_store
 from proxy.store.sqlite import SqliteStore
-from proxy.teams import EVERYBODY, Teams
+from proxy.teams import NOBODY
 
 P = ParamSpec("P")
 
@@ -209,20 +208,51 @@ async def test_a_restart_begins_with_the_ratio(tmp_path: Path) -> None:
     store = Slow(tmp_path / "s.db")
     first = Calibration(store)
     for _ in range(3):
-        first.note("u", "m", 1_000, 1_500)
+        first.note(*KEY, 1_000, 1_500)
     await first.aclose()
     await store.aclose()
     store = Slow(tmp_path / "s.db")
     second = Calibration(store)
-    assert second.factor("u", "m") == 1.0
-    task = second.first_read("u", "m")
+    assert second.factor(*KEY) == 1.0
+    task = second.first_read(*KEY)
     assert task is not None
     await task
-    assert second.factor("u", "m") == 1.5
-    second.note("u", "m", 1_000, 2_000)
-    assert second.factor("u", "m") == 1.5, "it goes on from the ratios that were seen"
+    assert second.factor(*KEY) == 1.5
+    second.note(*KEY, 1_000, 2_000)
+    assert second.factor(*KEY) == 1.5, "it goes on from the ratios that were seen"
     await second.aclose()
     await store.aclose()
+
+
+@in_a_loop
+async def test_ratios_that_an_earlier_version_kept_for_all_tenants_are_ignored(tmp_path: Path) -> None:
+    store = Slow(tmp_path / "s.db")
+    old = b'{"upstream":"u","model":"m","ratios":[1.5,1.5,1.5],"steps":30,"since":1.0,"noted":%d}' % time.time()
+    await store.put("everybody", "ratio", name_of("u", "m"), old, 60)
+    known = Calibration(store)
+    task = known.first_read(*KEY)
+    assert task is not None
+    await task
+    assert known.factor(*KEY) == 1.0
+    assert (await learned(store)).ratios == []
+    for _ in range(3):
+        known.note(*KEY, 1_000, 1_200)
+    await known.aclose()
+    (found,) = (await learned(store)).ratios
+    assert (found[0], found[1].factor) == ("t", 1.2)
+    assert await store.forget("t") == {"tenant_ratio": 1}
+    await store.aclose()
+
+
+@in_a_loop
+async def test_nothing_is_kept_for_callers_who_are_nobody(tmp_path: Path) -> None:
+    store = Slow(tmp_path / "s.db")
+    known = LearnedLimits(store)
+    assert known.first_read("u", "m", NOBODY) is None
+    known.learn("u", "m", NOBODY, Learned(total=8_000))
+    assert known.get("u", "m", NOBODY) is None
+    await known.aclose()
+    assert not (tmp_path / "s.db").exists()
 
 
 @in_a_loop
@@ -239,10 +269,3 @@ async def test_listing_makes_no_file_and_leaves_out_what_is_over(tmp_path: Path)
         ("b", "k", b"1"),
     ]
     await store.aclose()
-
-
-def test_no_caller_is_everybody() -> None:
-    settings = Settings(policies={"default": Policy()})
-    teams = Teams(settings)
-    for key in (None, EVERYBODY, f"Bearer {EVERYBODY}", "Basic everybody"):
-        assert teams.identify(key).tenant != EVERYBODY

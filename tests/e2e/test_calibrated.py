@@ -82,6 +82,36 @@ def test_what_is_counted_by_estimate_teaches_nothing(message: dict[str, Any], tm
     assert headers["x-compaction-retries"] == "1", "it was sent as if the upstream counted as the proxy does"
 
 
+MORE = [
+    ({"documents": [{"text": "word " * 1_500}]}, {}),
+    ({"chat_template_kwargs": {"documents": ["word " * 1_500]}}, {}),
+    ({"plugins": [{"id": "web"}]}, {}),
+    ({}, {"reasoning_content": "Hm, " * 1_000}),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), MORE, ids=("documents", "arguments", "search", "reasoning"))
+def test_what_the_two_sides_count_differently_teaches_nothing(
+    fields: dict[str, Any], message: dict[str, Any], tmp_path: Path
+) -> None:
+    """The upstream puts a field into its prompt that the proxy doesn't count, or its template drops one."""
+    upstream = StandIn(window=400_000, ratio=1.5)
+    with calling(upstream, tmp_path) as caller:
+        for _ in range(5):
+            ask(caller, [SMALL[0], {**SMALL[1], **message}, *SMALL[2:]], extra_body=fields)
+        assert ask(caller, MIDDLING)["x-compaction"] == "none"
+
+
+def test_one_tenants_usage_moves_no_other_tenants_count(tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW, ratio=1.5)
+    with calling(upstream, tmp_path) as stranger:
+        for _ in range(3):
+            ask(stranger, SMALL)
+        assert ask(stranger, MIDDLING)["x-compaction-retries"] == "0", "the stranger's own ratio is known"
+        victim = stranger.with_options(api_key="sk-victim")
+        assert ask(victim, MIDDLING)["x-compaction-retries"] == "1"
+
+
 @pytest.mark.parametrize("fields", WITH_USAGE)
 def test_an_upstream_that_counts_more_is_sent_less(fields: dict[str, Any], tmp_path: Path) -> None:
     upstream = StandIn(window=WINDOW, ratio=1.5)

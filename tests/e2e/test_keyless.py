@@ -42,15 +42,20 @@ def test_nothing_is_stored_for_nobody(keyless: str, tmp_path: Path) -> None:
             told = [asked(url, messages).headers["x-compaction-summary"] for _ in range(2)]
             sent = upstream.conversations[-1].raw
             assert asked(url, messages, "sk-own").headers["x-compaction-summary"] == "made"
+            summaries = len(upstream.summaries)
+            upstream.window = WINDOW // 2  # from here on it refuses what the proxy believes to fit
+            retries = [asked(url, chat(6, 900)).headers["x-compaction-retries"] for _ in range(2)]
     with sqlite3.connect(tmp_path / "store.db") as store:
-        tenants = {tenant for (tenant,) in store.execute("SELECT DISTINCT tenant FROM entries WHERE kind != 'limit'")}
+        tenants = {tenant for (tenant,) in store.execute("SELECT DISTINCT tenant FROM entries")}
     if keyless == "separate":
         assert told == ["digest", "digest"]
-        assert len(upstream.summaries) == 1, "but the caller's with a key"
+        assert retries == ["1", "1"], "no limit is learned either"
+        assert summaries == 1, "but the caller's with a key"
         assert b"compaction archive" not in sent
         assert not {ANONYMOUS, NOBODY} & tenants
     else:
         assert told == ["made", "stored"]
+        assert retries == ["1", "0"]
         assert ANONYMOUS in tenants
 
 

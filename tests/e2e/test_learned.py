@@ -176,7 +176,7 @@ def test_the_ratio_is_learned_after_five_turns_and_kept(ratio: float, tmp_path: 
         with calling(settings, tmp_path) as caller:
             for turns in range(1, 6):
                 ask(caller, talk(turns, 300))
-        assert re.search(rf"main +│ m +│ {ratio:.2f} +│ usage of \d answers", shown(tmp_path, "m"))
+        assert re.search(rf"main +│ m +│ \w{{12}} +│ {ratio:.2f} +│ usage of \d answers", shown(tmp_path, "m"))
         with calling(settings, tmp_path) as caller:
             headers = ask(caller, talk(1, 5_500))  # 11,000 tokens by our count, below the trigger
             assert headers["x-compaction"] == ("compacted" if ratio > 1 else "none")

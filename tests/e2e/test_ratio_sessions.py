@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 
 import pytest
@@ -46,4 +47,5 @@ def test_the_ratio_is_known_after_five_turns_and_nothing_is_refused(
 
 def factor(sessions: Fleet, model: str) -> float:
     upstream = f"u{list(sessions.upstreams).index(model)}"
-    return sessions.service.calibration.factor(upstream, model)
+    tenant = "key:" + hashlib.sha256(b"sk-client").hexdigest()
+    return sessions.service.calibration.factor(upstream, model, tenant)
