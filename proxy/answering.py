@@ -57,7 +57,7 @@ async def send_rest(send: Send, opening: Opening, tail: Tail | None = None) -> N
         if tail is not None:
             tail.add(opening.first)
         if not opening.is_stream or opening.answer.status >= 400:
-            await send({"type": "http.response.body", "body": _event(_error_of(opening))})
+            await send({"type": "http.response.body", "body": _event(await _error_of(opening))})
         elif opening.complete:
             await send({"type": "http.response.body", "body": opening.first})
         else:
@@ -75,10 +75,10 @@ def _event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-def _error_of(opening: Opening) -> bytes:
+async def _error_of(opening: Opening) -> bytes:
     """An answer that is no stream as an error on one line: the upstream's own, where it says one."""
     status = opening.answer.status
-    body = readable(opening.answer, opening.first)
+    body = await readable(opening.answer, opening.first)
     if error := as_error(status, body):
         # Python's own encoder takes whatever its parser took, such as half of a surrogate pair.
         return json.dumps(error, separators=(",", ":")).encode()
@@ -136,13 +136,13 @@ async def _send_events(send: Send, opening: Opening, tail: Tail | None) -> None:
     await send({"type": "http.response.body", "body": last})
 
 
-def add_what_does_not_fit(opening: Opening, parts: Mapping[str, int]) -> None:
+async def add_what_does_not_fit(opening: Opening, parts: Mapping[str, int]) -> None:
     """Add one sentence to the upstream's own refusal: what does not fit, with sizes in tokens.
 
     Status, type and code stay. An answer of another shape than an error with a message stays as it is.
     """
     added = sentence(parts)
-    body = readable(opening.answer, opening.first)
+    body = await readable(opening.answer, opening.first)
     first = _error_with(body, added) or b"\n".join(_line_with(line, added) for line in body.split(b"\n"))
     if first == body:
         return

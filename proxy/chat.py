@@ -189,7 +189,7 @@ class ChatCompletions:
                 return harder
         if opening.overflow is not None:  # else nothing was refused
             parts = await self._service.compactor.parts(case, outcome)
-            add_what_does_not_fit(opening, parts | {OUTPUT_PART: outcome.output or exchange.body.max_output or 0})
+            await add_what_does_not_fit(opening, parts | {OUTPUT_PART: outcome.output or exchange.body.max_output or 0})
         return None
 
     async def _silent(self, exchange: Exchange, case: Case, outcome: Outcome, opening: Opening) -> Overflow | None:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gzip
-import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Protocol
 
-import brotli
-import zstandard
 from starlette.types import Receive, Scope, Send
 
-from proxy.admission import Holding
-from proxy.errors import BodyTooLarge, BodyTooSlow, ProxyError, UnsupportedEncoding
+from proxy.admission import SMALL, Holding
+from proxy.errors import BodyTooLarge, BodyTooSlow, ProxyError
 from proxy.headers import encoded
 from proxy.overdue import Overdue, overdue
+from proxy.unpacking import OVER, unpacked
 
-__all__ = ["ClientLeft", "answer_error", "arriving", "header", "leaving", "read_body", "unpack"]
+__all__ = ["ClientLeft", "answer_error", "arriving", "header", "leaving", "read_body"]
 
-OVER = "The request body is over this proxy's limit of {limit} bytes. Send less, or have server.body_limit raised."
+STEP = 2_000_000
+"""Bytes that a body is decompressed to in one step, about 10 ms of work in a thread."""
 
+INLINE_STEP = 65_536
+"""Bytes that a small body is decompressed to on the event loop, less than 1 ms of work."""
+
+EMPTY_PIECE = 4_096
+"""What a piece of decompressed output counts for beyond its bytes."""
 
 BODY_SECONDS = 30.0
 BODY_RATE = 10_000
@@ -75,13 +77,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, held: Holding) -
     encoding = header(scope, b"content-encoding")
     if encoding is None:
         return body
-    # How large it becomes shows only in the end.
-    if not held.grown(limit):
-        await held.wait(limit)
-    # Decompression of megabytes takes a while.
-    body = await asyncio.to_thread(unpack, body, encoding, limit)
-    held.shrink(len(body))
-    return body
+    return await _unpacked(receive, body, encoding, limit, held)
 
 
 class arriving:
@@ -112,98 +108,41 @@ class arriving:
         return self._size
 
 
-def unpack(body: bytes, encoding: str, limit: int) -> bytes:
-    """A body out of its content encoding, or encodings, ``limit`` bytes at most after each.
+async def _unpacked(receive: Receive, body: bytes, encoding: str, limit: int, held: Holding) -> bytes:
+    """Decompress a body in steps. Memory is charged after each step, and the work ends when the client disconnects.
 
-    Raises ``UnsupportedEncoding`` and ``BodyTooLarge``.
+    Raises ``UnsupportedEncoding``, ``BodyTooLarge``, ``Overloaded``, and ``ClientLeft``.
     """
-    names = [name.strip().lower() for name in encoding.split(",")]
-    if len(names) > 2:
-        raise UnsupportedEncoding("The body is compressed more than twice. Send it compressed once.")
-    for name in reversed(names):
-        if name in ("identity", ""):
-            continue
-        if name not in _DECODERS:
-            known = ", ".join(_DECODERS)
-            raise UnsupportedEncoding(f"Content-Encoding {name[:40]!r} is not known here. Use one of {known}, or none.")
-        try:
-            body = _bounded(_DECODERS[name](), body, limit)
-        except (zlib.error, gzip.BadGzipFile, EOFError, brotli.error, zstandard.ZstdError) as error:
-            raise UnsupportedEncoding(f"The body is not valid {name}. Send it as its Content-Encoding says.") from error
-    return body
-
-
-class _Decoder(Protocol):
-    def feed(self, data: bytes) -> Iterable[bytes]:
-        """Pieces of bounded size; whoever takes them may stop at any time."""
-        ...
-
-
-_STEP = 65_536
-_ZSTD_STEP = 256
-"""A block takes four bytes at least and gives 128 KiB at most, so a step gives 8 MiB."""
-
-
-class _Zlib:
-    def __init__(self, window_bits: int) -> None:
-        self._bits = window_bits
-
-    def feed(self, data: bytes) -> Iterable[bytes]:
-        while data:
-            decoder = zlib.decompressobj(self._bits)
-            while data and not decoder.eof:
-                yield decoder.decompress(data, _STEP)
-                data = decoder.unconsumed_tail
-            if not decoder.eof:
-                raise EOFError
-            data = decoder.unused_data  # gzip files may be put one after another
-
-
-class _Brotli:
-    def feed(self, data: bytes) -> Iterable[bytes]:
-        decoder = brotli.Decompressor()
-        yield decoder.process(data, output_buffer_limit=_STEP)
-        while not decoder.is_finished():
-            piece = decoder.process(b"", output_buffer_limit=_STEP)
-            if not piece and not decoder.is_finished():
-                raise EOFError
-            yield piece
-
-
-class _Zstandard:
-    def feed(self, data: bytes) -> Iterable[bytes]:
-        # The window a frame may ask for is bounded: its memory is taken before any output is seen.
-        decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
-        start = 0
-        while start < len(data):
-            frame = decompressor.decompressobj()
-            while not frame.eof:
-                piece = data[start : start + _ZSTD_STEP]
-                if not piece:
-                    raise EOFError
-                start += len(piece)
-                yield frame.decompress(piece)
-            start -= len(frame.unused_data)
-
-
-_DECODERS: dict[str, Callable[[], _Decoder]] = {
-    "gzip": lambda: _Zlib(31),
-    "x-gzip": lambda: _Zlib(31),
-    "deflate": lambda: _Zlib(15),
-    "br": _Brotli,
-    "zstd": _Zstandard,
-}
-
-
-def _bounded(decoder: _Decoder, body: bytes, limit: int) -> bytes:
-    pieces = []
+    pieces = unpacked(body, encoding, limit)
+    found: list[bytes] = []
     size = 0
-    for piece in decoder.feed(body):
-        size += len(piece)
-        if size > limit:
-            raise BodyTooLarge(OVER.format(limit=limit))
-        pieces.append(piece)
-    return b"".join(pieces)
+    with leaving(receive):
+        # A small body takes less time than handing it to a thread.
+        step, done = _step(pieces, INLINE_STEP) if len(body) <= SMALL else ([], False)
+        while True:
+            grown = sum(map(len, step))
+            if grown and not held.grown(grown):
+                await held.wait(grown)
+            found += step
+            size += grown
+            if done:
+                break
+            step, done = await asyncio.to_thread(_step, pieces, STEP)
+    held.shrink(size)
+    return found[0] if len(found) == 1 else b"".join(found)
+
+
+def _step(pieces: Iterator[bytes], size: int) -> tuple[list[bytes], bool]:
+    """Return the next pieces, of about ``size`` bytes together, and whether those are the last ones."""
+    step: list[bytes] = []
+    for piece in pieces:
+        if piece:
+            step.append(piece)
+        # A piece without output takes time as well.
+        size -= len(piece) + EMPTY_PIECE
+        if size <= 0:
+            return step, False
+    return step, True
 
 
 class leaving:

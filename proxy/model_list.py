@@ -102,7 +102,7 @@ class ModelList:
                     raise UpstreamError("The upstream's list of models is too long.")
         finally:
             await opening.answer.close()
-        return readable(opening.answer, b"".join(chunks))
+        return await readable(opening.answer, b"".join(chunks), LIST_BYTES)
 
     async def _routed(
         self, configuration: Configuration, upstream: str, scope: Scope, caller: Caller, hops: str

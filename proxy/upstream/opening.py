@@ -6,17 +6,19 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from proxy.door import unpack
 from proxy.errors import RequestError
+from proxy.unpacking import Unpacking, unpack
 from proxy.upstream.ending import finished, is_silence
 from proxy.upstream.lane import Answer
 from proxy.upstream.overflow import Overflow, recognise
 from proxy.upstream.sight import Sight, at_a_glance
-from proxy.upstream.sse import beginning, begins_as_error, ends_event, whole_events
-from proxy.upstream.unpacking import Unpacking
+from proxy.upstream.sse import Start
 
 ERROR_BYTES = 1_000_000
 """So much of an error's body is read to find out what it says."""
+
+INLINE_BYTES = 8_192
+"""An error's body of at most this many bytes is read on the event loop, a longer one in a thread."""
 
 HELD_BYTES = 65_536
 """So much of a stream is held back at most until its first content."""
@@ -87,7 +89,7 @@ async def opened(answer: Answer) -> Opening:
     """Read the beginning of an answer. Raises ``UpstreamInterrupted`` if it breaks off before that."""
     if answer.status >= 400:
         first, complete = await _read(answer.body, ERROR_BYTES)
-        return Opening(answer, first, complete, _overflow(answer, first))
+        return Opening(answer, first, complete, await _overflow(answer, first))
     if content_type(answer).startswith("text/event-stream"):
         return await _stream(answer, b"")
     return await _whole(answer)
@@ -123,8 +125,8 @@ async def _whole(answer: Answer) -> Opening:
     body = bytes(first)
     if packed is not None and not complete:
         return Opening(answer, body, False, None)
-    shown = bytes(plain) or readable(answer, body)
-    return Opening(answer, body, complete, recognise(answer.status, shown, answer.headers))
+    shown = bytes(plain) or await readable(answer, body)
+    return Opening(answer, body, complete, await _recognised(answer, shown))
 
 
 async def _stream(answer: Answer, first: bytes) -> Opening:
@@ -136,29 +138,35 @@ async def _stream(answer: Answer, first: bytes) -> Opening:
         return Opening(answer, first, False, None)
     clock = asyncio.get_running_loop().time
     until = clock() + HELD_SECONDS
-    found = beginning(first) if first else None
+    start = Start()
+    found = start.feed(first)
     held = bytearray(first)
     in_error = False
     while found is None and clock() <= until:
         if len(held) > HELD_BYTES and not in_error:
-            in_error = begins_as_error(bytes(held[len(whole_events(bytes(held))) :]))
+            in_error = start.in_error()
         if len(held) > (ERROR_BYTES if in_error else HELD_BYTES):
             break
         chunk = await anext(answer.body, None)
         if chunk is None:
             # It may end without the blank line that ends its last event, or be a plain error under a wrong name.
-            return Opening(answer, bytes(held), True, _overflow(answer, bytes(held)))
+            return Opening(answer, bytes(held), True, await _overflow(answer, bytes(held)))
         held += chunk
-        # An event ends with a line; one that is long is looked at again when it has ended.
-        if ends_event(held, len(chunk)) if in_error else (b"\n" in chunk or b"\r" in chunk):
-            found = beginning(bytes(held))
+        found = start.feed(chunk)
     first = bytes(held)
-    overflow = _overflow(answer, first) if found == "error" else None
+    overflow = await _overflow(answer, first) if found == "error" else None
     return Opening(answer, first, False, overflow, ended=found == "end")
 
 
-def _overflow(answer: Answer, first: bytes) -> Overflow | None:
-    return recognise(answer.status, readable(answer, first), answer.headers)
+async def _overflow(answer: Answer, first: bytes) -> Overflow | None:
+    return await _recognised(answer, await readable(answer, first))
+
+
+async def _recognised(answer: Answer, shown: bytes) -> Overflow | None:
+    """Read what an answer says. A long one is read in a thread."""
+    if len(shown) <= INLINE_BYTES:
+        return recognise(answer.status, shown, answer.headers)
+    return await asyncio.to_thread(recognise, answer.status, shown, answer.headers)
 
 
 async def _read(body: AsyncIterator[bytes], at_least: int) -> tuple[bytes, bool]:
@@ -173,12 +181,12 @@ async def _read(body: AsyncIterator[bytes], at_least: int) -> tuple[bytes, bool]
     return b"".join(chunks), True
 
 
-def readable(answer: Answer, body: bytes) -> bytes:
-    """An error's body out of its content encoding; as it is where that cannot be undone."""
+async def readable(answer: Answer, body: bytes, most: int = ERROR_BYTES) -> bytes:
+    """Return a body decompressed, or as it is if it is invalid or would have over ``most`` bytes."""
     encoding = header(answer, "content-encoding")
     if not encoding:
         return body
     try:
-        return unpack(body, encoding, 4 * ERROR_BYTES)
+        return await asyncio.to_thread(unpack, body, encoding, most)
     except RequestError:
         return body

@@ -27,40 +27,78 @@ _ERROR_DATA = re.compile(
 )
 
 
+Said = Literal["content", "error", "end"]
+
+
 class EventBuffer:
-    """Passes whole events on, so that a stream that breaks never leaves half of one with the client."""
+    """Passes whole events on, so that a stream that breaks never leaves half of one with the client.
+
+    Each byte is searched and copied a constant number of times, however small the chunks are.
+    """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._held = bytearray()
         self.midway = False
         """Whether the last that was passed on is the beginning of an event too long to be held back."""
 
     def feed(self, chunk: bytes) -> bytes:
-        """What may be passed on now."""
-        if self._rest:
-            chunk = self._rest + chunk
-            self._rest = b""
-        elif chunk.endswith(b"\n\n"):
-            self.midway = False
-            return chunk
-        end = _end_of_events(chunk)
-        if end < len(chunk) and len(chunk) - end < LONGEST_EVENT:
-            self._rest = chunk[end:]
+        """Return the bytes that can be passed on now."""
+        held = self._held
+        if not held:
+            if chunk.endswith(b"\n\n"):
+                self.midway = False
+                return chunk
+            end = _end_of_events(chunk)
+            if end == len(chunk) or len(chunk) - end >= LONGEST_EVENT:
+                self.midway = end < len(chunk)
+                return chunk
+            held += memoryview(chunk)[end:]
             self.midway = self.midway and not end
             return chunk[:end]
-        self.midway = end < len(chunk)
-        return chunk
+        end = _end_after(held, chunk)
+        if len(held) - end >= LONGEST_EVENT:
+            self.midway = True
+            end = len(held)
+        elif end:
+            self.midway = False
+        return _taken(held, end)
 
     def rest(self) -> bytes:
-        """What is left when the stream has ended properly."""
-        return self._rest
+        """Return the unfinished event when the stream has ended properly."""
+        return bytes(self._held)
 
 
-def _end_of_events(chunk: bytes) -> int:
-    return max(chunk.rfind(end) + len(end) if end in chunk else 0 for end in _ENDS)
+class Start:
+    """Judges the first events of a stream as they arrive. Each byte is looked at a constant number of times."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def feed(self, chunk: bytes) -> Said | None:
+        """Take the next bytes. Return what the first event says that says anything, or ``None``. See ``beginning``."""
+        end = _end_after(self._held, chunk)
+        return beginning(_taken(self._held, end)) if end else None
+
+    def in_error(self) -> bool:
+        """Return whether the event that has not ended yet says that it is an error."""
+        return begins_as_error(bytes(self._held[:_SHOWN]))
 
 
-Said = Literal["content", "error", "end"]
+def _end_of_events(chunk: bytes | bytearray, start: int = 0) -> int:
+    return max(chunk.rfind(end, start) + len(end) if chunk.find(end, start) >= 0 else 0 for end in _ENDS)
+
+
+def _end_after(held: bytearray, chunk: bytes) -> int:
+    """Add a chunk to bytes in which no event ends. Return the end of the last event, or 0."""
+    start = max(0, len(held) - 3)
+    held += chunk
+    return _end_of_events(held, start)
+
+
+def _taken(held: bytearray, end: int) -> bytes:
+    taken = bytes(memoryview(held)[:end])
+    del held[:end]
+    return taken
 
 
 def beginning(events: bytes) -> Said | None:
@@ -88,12 +126,6 @@ def _names_error(line: bytes) -> bool:
 def whole_events(events: bytes) -> bytes:
     """The events without the unfinished one at their end."""
     return events[: _end_of_events(events)]
-
-
-def ends_event(events: bytearray, new: int) -> bool:
-    """Whether an event may have ended within the last ``new`` bytes."""
-    tail = events[-new - 3 :]
-    return any(end in tail for end in _ENDS)
 
 
 def begins_as_error(event: bytes) -> bool:

@@ -78,8 +78,8 @@ def read_stream(data: bytes) -> None:
 
 def read_packed(data: bytes) -> None:
     """A compressed body, within its limit."""
-    from proxy.door import unpack
     from proxy.errors import RequestError
+    from proxy.unpacking import unpack
 
     names = ("gzip", "deflate", "br", "zstd", "gzip, br")
     limit = 1_000_000

@@ -1,0 +1,224 @@
+"""Decompress request bodies and upstream responses in time and memory proportional to their size.
+
+Every decoder here takes input in slices and yields output in bounded pieces, so a caller can stop, yield to other work,
+or charge memory between two pieces. The number of gzip members or zstd frames is limited because an empty one costs
+time and produces no output.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Protocol
+
+import brotli
+import zstandard
+
+from proxy.errors import BodyTooLarge, UnsupportedEncoding
+
+SLICE = 16_384
+"""Bytes of compressed input that a decoder takes at once. A decoder copies the rest of its input for each piece."""
+
+PIECE = 65_536
+"""Bytes of output after which a decoder yields. A zstd piece can have up to 8 MiB."""
+
+MEMBERS = 100
+"""Gzip members, deflate streams, or zstd frames that one body can have. One is usual."""
+
+RATIO = 25
+"""How many times its compressed size a body may become. JSON conversations become 3 to 10 times their size."""
+
+RATIO_FLOOR = 1_000_000
+"""Bytes that any body may become, however small it was."""
+
+OVER = "The request body is over this proxy's limit of {limit} bytes. Send less, or have server.body_limit raised."
+OVER_RATIO = "The request body decompresses to more than {ratio} times its size. Send it uncompressed."
+
+_ZSTD_SLICE = 256
+"""A zstd block has at least four bytes and decompresses to at most 128 KiB, so a slice becomes 8 MiB at most."""
+
+
+class Undecodable(ValueError):
+    """The data isn't valid in its encoding, is incomplete, or has more than ``MEMBERS`` members."""
+
+
+_ERRORS = (zlib.error, brotli.error, zstandard.ZstdError, Undecodable)
+
+
+class _Decoder(Protocol):
+    @property
+    def finished(self) -> bool:
+        """Whether the data so far is complete."""
+        ...
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Decompress the next slice. Exhaust the iterator before the next call, or drop the decoder."""
+        ...
+
+
+class _Members:
+    """Counts the members of a body."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def begin(self) -> None:
+        self._count += 1
+        if self._count > MEMBERS:
+            raise Undecodable(f"more than {MEMBERS} members")
+
+
+class _Zlib(_Members):
+    def __init__(self, window_bits: int) -> None:
+        super().__init__()
+        self._bits = window_bits
+        self._member: zlib._Decompress | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self._member is None
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        while data:
+            if self._member is None:
+                self.begin()
+                self._member = zlib.decompressobj(self._bits)
+            member = self._member
+            yield member.decompress(data, PIECE)
+            data = member.unused_data if member.eof else member.unconsumed_tail
+            if member.eof:
+                self._member = None
+
+
+class _Brotli:
+    def __init__(self) -> None:
+        self._decoder = brotli.Decompressor()
+        self._fed = False
+
+    @property
+    def finished(self) -> bool:
+        return not self._fed or self._decoder.is_finished()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        decoder = self._decoder
+        self._fed = True
+        yield decoder.process(data, output_buffer_limit=PIECE)
+        while not decoder.is_finished() and (piece := decoder.process(b"", output_buffer_limit=PIECE)):
+            yield piece
+
+
+class _Zstandard(_Members):
+    def __init__(self, window_log: int) -> None:
+        super().__init__()
+        # A frame's window is allocated before any output appears, so its size is limited.
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=1 << window_log)
+        self._frame: zstandard.ZstdDecompressionObj | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self._frame is None
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        start = 0
+        while start < len(data):
+            if self._frame is None:
+                self.begin()
+                self._frame = self._decompressor.decompressobj()
+            frame = self._frame
+            piece = data[start : start + _ZSTD_SLICE]
+            yield frame.decompress(piece)
+            start += len(piece)
+            if frame.eof:
+                start -= len(frame.unused_data)
+                self._frame = None
+
+
+_DECODERS: dict[str, Callable[[], _Decoder]] = {
+    "gzip": lambda: _Zlib(31),
+    "x-gzip": lambda: _Zlib(31),
+    "deflate": lambda: _Zlib(15),
+    "br": _Brotli,
+    "zstd": lambda: _Zstandard(27),
+}
+
+
+class Unpacking:
+    """Decompress data as it arrives, up to about ``most`` bytes; ``beginning`` has the output so far."""
+
+    def __init__(self, encoding: str, most: int) -> None:
+        made = _DECODERS.get(encoding.strip().lower())
+        self._decoder: _Decoder | None = made() if made else None
+        self._most = most
+        self.beginning = bytearray()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will be decompressed: there is too much output, or the data or encoding is invalid."""
+        return self._decoder is None
+
+    def feed(self, data: bytes) -> None:
+        """Decompress the next bytes."""
+        if self._decoder is None:
+            return
+        try:
+            for slice_ in _slices(data):
+                for piece in self._decoder.feed(slice_):
+                    self.beginning += piece
+                    if len(self.beginning) > self._most:
+                        self._decoder = None
+                        return
+        except _ERRORS:
+            self._decoder = None
+
+
+def unpacked(body: bytes, encoding: str, limit: int) -> Iterator[bytes]:
+    """Decompress a body piece by piece. ``limit`` is in bytes and applies to the output of each encoding.
+
+    Pieces may be empty. Raises ``UnsupportedEncoding`` for an unknown encoding, for more than two, and for
+    invalid data, and ``BodyTooLarge`` when the output exceeds the limit or ``RATIO``.
+    """
+    names = [name.strip().lower() for name in encoding.split(",")]
+    if len(names) > 2:
+        raise UnsupportedEncoding("The body is compressed more than twice. Send it compressed once.")
+    allowed = max(RATIO_FLOOR, RATIO * len(body))
+    pieces: Iterator[bytes] = _slices(body)
+    for name in reversed(names):
+        if name in ("identity", ""):
+            continue
+        if name not in _DECODERS:
+            known = ", ".join(_DECODERS)
+            raise UnsupportedEncoding(f"Content-Encoding {name[:40]!r} is not known here. Use one of {known}, or none.")
+        pieces = _bounded(_through(name, pieces), limit, allowed)
+    return pieces
+
+
+def unpack(body: bytes, encoding: str, limit: int) -> bytes:
+    """Decompress a whole body. Raises what ``unpacked`` raises."""
+    return b"".join(unpacked(body, encoding, limit))
+
+
+def _slices(data: bytes) -> Iterator[bytes]:
+    return (data[start : start + SLICE] for start in range(0, len(data), SLICE))
+
+
+def _through(name: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    decoder = _DECODERS[name]()
+    try:
+        for data in chain.from_iterable(map(_slices, pieces)):
+            yield from decoder.feed(data)
+        if not decoder.finished:
+            raise Undecodable("incomplete")
+    except _ERRORS as error:
+        raise UnsupportedEncoding(f"The body is not valid {name}. Send it as its Content-Encoding says.") from error
+
+
+def _bounded(pieces: Iterator[bytes], limit: int, allowed: int) -> Iterator[bytes]:
+    size = 0
+    for piece in pieces:
+        size += len(piece)
+        if size > limit:
+            raise BodyTooLarge(OVER.format(limit=limit))
+        if size > allowed:
+            raise BodyTooLarge(OVER_RATIO.format(ratio=RATIO))
+        yield piece
