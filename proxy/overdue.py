@@ -14,6 +14,9 @@ from types import TracebackType
 TICK = 0.02
 """Seconds. What is added is called between one tick later and two."""
 
+FAR_TICK = 1.0
+"""Seconds between two looks at the limits that run out later than two of these. Nearer limits have their own timer."""
+
 
 class Overdue:
     """The shared timer of one event loop."""
@@ -23,6 +26,8 @@ class Overdue:
         self._ticking = False
         self._young: dict[object, Callable[[], None]] = {}
         self._old: dict[object, Callable[[], None]] = {}
+        self._far: dict[Until, None] = {}
+        self._far_ticking = False
 
     def now(self) -> float:
         """The event loop's time, in seconds."""
@@ -50,6 +55,29 @@ class Overdue:
         """Forget a key, if it is there."""
         if self._young.pop(key, None) is None:
             self._old.pop(key, None)
+
+    def watch(self, limit: Until) -> None:
+        """Arm the timer of a limit when its time is near, at once if it is near already."""
+        if limit.when - self.loop.time() <= 2 * FAR_TICK:
+            limit.arm()
+            return
+        self._far[limit] = None
+        if not self._far_ticking:
+            self._far_ticking = True
+            self.loop.call_later(FAR_TICK, self._far_tick)
+
+    def unwatch(self, limit: Until) -> None:
+        """Forget a limit, if it is watched."""
+        self._far.pop(limit, None)
+
+    def _far_tick(self) -> None:
+        near = self.loop.time() + 2 * FAR_TICK
+        for limit in [limit for limit in self._far if limit.when <= near]:
+            del self._far[limit]
+            limit.arm()
+        self._far_ticking = bool(self._far)
+        if self._far_ticking:
+            self.loop.call_later(FAR_TICK, self._far_tick)
 
     def _tick(self) -> None:
         due = self._old
@@ -87,20 +115,25 @@ class Until:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._overdue.discard(self)
+        self._overdue.unwatch(self)
         if self._timer is not None:
             self._timer.cancel()
         # As with asyncio's own: where somebody else has cancelled the task, too, that goes first.
         if self.expired and self._task.uncancel() <= self._before and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
-    def _begin(self) -> None:
+    def arm(self) -> None:
+        """Set the timer."""
         self._timer = self._overdue.loop.call_at(self.when, self._end)
+
+    def _begin(self) -> None:
+        self._overdue.watch(self)
         if self._late is not None:
             self._late()
 
     def _end(self) -> None:
         if self._overdue.now() < self.when:
-            self._timer = self._overdue.loop.call_at(self.when, self._end)
+            self._overdue.watch(self)
             return
         self.expired = True
         self._task.cancel()

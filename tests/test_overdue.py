@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from proxy.overdue import TICK, Until, overdue
+from proxy.overdue import FAR_TICK, TICK, Until, overdue
 
 LONG = 30.0
 
@@ -62,6 +62,29 @@ def test_work_that_ends_in_time_is_left_alone_and_nothing_comes_after_it(runner:
         await asyncio.sleep(45 * TICK)
         assert not quick.expired
         assert not slower.expired
+
+    runner(work())
+
+
+def test_a_limit_that_is_far_away_ends_the_work_in_time(runner: Any) -> None:
+    async def work() -> None:
+        clock = overdue()
+        end = clock.now() + 3.5 * FAR_TICK
+        with clock.until(clock.now() + LONG) as later, pytest.raises(TimeoutError), clock.until(end):
+            await asyncio.sleep(LONG)
+        assert 0 <= clock.now() - end < 2 * FAR_TICK
+        assert not later.expired
+
+    runner(work())
+
+
+def test_a_limit_that_is_far_away_sets_no_timer_of_its_own(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        armed: list[Until] = []
+        monkeypatch.setattr(Until, "arm", armed.append)
+        with within(LONG):
+            await asyncio.sleep(3 * FAR_TICK)
+        assert not armed
 
     runner(work())
 
