@@ -6,12 +6,13 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import structlog
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy.archive_door import PATH as ARCHIVE
@@ -20,6 +21,7 @@ from proxy.chat import ChatCompletions
 from proxy.config import Loaded, Settings
 from proxy.door import answer_error
 from proxy.errors import MethodNotAllowed, NotFound, Overloaded, ProxyError
+from proxy.landing import landing
 from proxy.model_list import ModelList
 from proxy.observe.faults import unhandled
 from proxy.observe.metrics import exposition
@@ -51,6 +53,7 @@ class Proxy:
         self._models = ModelList(self.service)
         self._rest = Starlette(
             routes=[
+                Route("/", landing, methods=["GET"]),
                 Route("/livez", _alive, methods=["GET"]),
                 Route("/readyz", self._ready, methods=["GET"]),
                 Route("/metrics", _metrics, methods=["GET"]),
@@ -62,11 +65,23 @@ class Proxy:
         # A path with a slash too many is none: the redirect would lead to whatever host the request names.
         self._rest.router.redirect_slashes = False
 
+    @property
+    def routes(self) -> list[BaseRoute]:
+        """The routes outside ``/v1``."""
+        return self._rest.routes
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's scope."""
         if scope["type"] != "http":
             await self._rest(scope, receive, send)
             return
+        web = self.service.configuration.web
+        origin, wrong = web.judge(scope)
+        app: ASGIApp = self._admitted if wrong is None else partial(_refused, wrong)
+        await (app if origin is None else web.cors(app, origin))(scope, receive, send)
+
+    async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request once there is a place for it."""
         if scope["path"] in HEALTH:
             await self._guarded(scope, receive, send)
             return
@@ -130,6 +145,10 @@ class Proxy:
         if self.reload is not None and self.reload.wrong is not None:
             said += f"\n{WRONG}"
         return PlainTextResponse(f"{said}\n")
+
+
+async def _refused(error: ProxyError, scope: Scope, receive: Receive, send: Send) -> None:
+    await answer_error(send, error)
 
 
 async def _alive(request: Request) -> Response:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import click
 
+from proxy import __version__
 from proxy.errors import ConfigurationError
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name=None, version="0.1.0", prog_name="compaction-proxy")
+@click.version_option(package_name=None, version=__version__, prog_name="compaction-proxy")
 def main() -> None:
     """An OpenAI-compatible reverse proxy that compacts conversations on the way."""
 

@@ -8,6 +8,7 @@ from proxy.config import Settings
 from proxy.profiles.asking import Enquiries
 from proxy.teams import Teams
 from proxy.upstream.registry import Upstreams
+from proxy.web import WebRules
 
 ONLY_AT_START = {"server": ("host", "port", "drain"), "store": None}
 """Settings that hold until the proxy is started again, by section; ``None`` stands for the whole section."""
@@ -23,6 +24,7 @@ class Configuration:
         """``before`` is the configuration that this one replaces; what is the same in both goes on."""
         self.settings = settings
         self.teams = Teams(settings)
+        self.web = WebRules(settings)
         self.upstreams: Upstreams = Upstreams(settings.upstreams, None if before is None else before.upstreams)
         self.enquiries: Enquiries = Enquiries(
             settings.upstreams,

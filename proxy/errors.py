@@ -9,6 +9,8 @@
     │   ├── UnsupportedEncoding      415  unsupported_content_encoding
     │   ├── NotAuthenticated         401  invalid_api_key
     │   ├── ModelNotAllowed          403  model_not_allowed
+    │   ├── HostNotAllowed           403  host_not_allowed
+    │   ├── OriginNotAllowed         403  origin_not_allowed
     │   ├── UnknownModel             404  model_not_found
     │   ├── NotFound                 404  not_found
     │   ├── MethodNotAllowed         405  method_not_allowed
@@ -104,6 +106,22 @@ class ModelNotAllowed(RequestError):
     status = 403
     type = "permission_error"
     code = "model_not_allowed"
+
+
+class HostNotAllowed(RequestError):
+    """The ``Host`` header has a name that the proxy doesn't serve."""
+
+    status = 403
+    type = "permission_error"
+    code = "host_not_allowed"
+
+
+class OriginNotAllowed(RequestError):
+    """A web page of another origin sent the request, and the configuration doesn't list that origin."""
+
+    status = 403
+    type = "permission_error"
+    code = "origin_not_allowed"
 
 
 class UnknownModel(RequestError):

@@ -27,8 +27,23 @@ VIA = "x-compaction-via"
 _OWN_REQUEST = frozenset({"host", "content-length", "content-encoding", "expect", "x-compaction", VIA})
 _FORWARDED = frozenset({"forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"})
 
-_NOT_FOR_UPSTREAM = HOP_BY_HOP | _OWN_REQUEST | CREDENTIALS | _FORWARDED
-_NOT_FOR_CLIENT = HOP_BY_HOP | {"server", "date", "alt-svc"}
+# The proxy decides which web pages may call. Some upstreams refuse requests that have these headers.
+_OF_BROWSERS = frozenset({"origin", "sec-fetch-dest", "sec-fetch-mode", "sec-fetch-site", "sec-fetch-user"})
+_CORS = frozenset(
+    f"access-control-{name}"
+    for name in (
+        "allow-credentials",
+        "allow-headers",
+        "allow-methods",
+        "allow-origin",
+        "allow-private-network",
+        "expose-headers",
+        "max-age",
+    )
+)
+
+_NOT_FOR_UPSTREAM = HOP_BY_HOP | _OWN_REQUEST | CREDENTIALS | _FORWARDED | _OF_BROWSERS
+_NOT_FOR_CLIENT = HOP_BY_HOP | _CORS | {"server", "date", "alt-svc"}
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
 

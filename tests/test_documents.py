@@ -333,7 +333,7 @@ def archived(store_url: str) -> str:
 
 def test_the_paths_in_the_table_are_served(entrance: str, store_url: str) -> None:
     paths = [span.split() for row in table(README, "path") for span in spans(row[0]) if "…" not in span]
-    served = {"/v1/chat/completions", "/v1/models", "/compaction/archive/{id}", "/livez", "/readyz", "/metrics"}
+    served = {"/", "/v1/chat/completions", "/v1/models", "/compaction/archive/{id}", "/livez", "/readyz", "/metrics"}
     assert {path for _, path in paths} == served
     id = archived(store_url)
     with httpx.Client(trust_env=False, timeout=60) as http:

@@ -28,6 +28,7 @@ def cross_check(root: Mapping, written: WrittenSettings, settings: Settings) -> 
         *_teams(settings),
         *_shared_keys(settings),
         *_auth(settings),
+        *_any_origin(settings),
         *_memory(settings),
         *_prepare(root, written, settings),
     ]
@@ -120,6 +121,19 @@ def _auth(settings: Settings) -> Iterator[Finding]:
                 "is never sent on; give the upstream's key (any text where it needs none)"
             )
             yield ("upstreams", name), message
+
+
+def _any_origin(settings: Settings) -> Iterator[Finding]:
+    if settings.auth.mode != "open" or "*" not in settings.server.cors_origins:
+        return
+    for name, upstream in settings.upstreams.items():
+        if upstream.spends:
+            message = (
+                f"server.cors_origins: '*' lets any web page spend the key of upstreams.{name}, as auth.mode is open. "
+                "Fix: list the origins, or set auth.mode: keys"
+            )
+            yield ("server", "cors_origins"), message
+            return
 
 
 def _memory(settings: Settings) -> Iterator[Finding]:

@@ -119,6 +119,39 @@ def _name(value: object) -> str:
 Name = Annotated[str, PlainValidator(_name), WithJsonSchema({"type": "string", "pattern": f"^{NAME.pattern}$"})]
 """The name of an upstream, a policy or a team."""
 
+_HOST = r"(?:[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]+\])"
+_ORIGIN = re.compile(rf"([A-Za-z][A-Za-z0-9+.-]*)://({_HOST})(?::([0-9]{{1,5}}))?")
+_DEFAULT_PORTS = {("http", "80"), ("https", "443")}
+
+
+def _origin(value: object) -> str:
+    """Return an origin as browsers send it: in lower case, without the scheme's default port."""
+    match = _ORIGIN.fullmatch(value) if isinstance(value, str) else None
+    if value == "*":
+        return "*"
+    if match is None:
+        raise wrong("must be an origin: scheme, host, and port, without a path. Fix: https://app.example, or '*'")
+    scheme, host, port = match[1].lower(), match[2].lower(), match[3]
+    return f"{scheme}://{host}" + (f":{port}" if port and (scheme, port) not in _DEFAULT_PORTS else "")
+
+
+Origin = Annotated[
+    str,
+    PlainValidator(_origin),
+    WithJsonSchema({"type": "string", "pattern": rf"^(\*|[A-Za-z][A-Za-z0-9+.-]*://{_HOST}(:[0-9]{{1,5}})?)$"}),
+]
+"""The origin of web pages, or ``*`` for any."""
+
+
+def _host_name(value: object) -> str:
+    if isinstance(value, str) and re.fullmatch(_HOST, value):
+        return value.lower()
+    raise wrong("must be a host name without a port. Fix: proxy.example")
+
+
+HostName = Annotated[str, PlainValidator(_host_name), WithJsonSchema({"type": "string", "pattern": f"^{_HOST}$"})]
+"""A name that callers use for the proxy, in lower case."""
+
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{prefix}b": 1000**n for n, prefix in enumerate("kmg", 1)}
 _UNITS |= {f"{prefix}ib": 1024**n for n, prefix in enumerate("kmg", 1)}

@@ -31,7 +31,9 @@ from proxy.config.fields import (
     CountOrZero,
     Date,
     Grace,
+    HostName,
     Name,
+    Origin,
     Port,
     Seconds,
     Section,
@@ -40,6 +42,7 @@ from proxy.config.fields import (
     wrong,
 )
 from proxy.config.policy import Policy, WrittenPolicy
+from proxy.headers import CREDENTIALS
 
 __all__ = [
     "AuthSettings",
@@ -83,6 +86,10 @@ class ServerSettings(Section):
     max_body_memory: Size | None = None
     """Bytes that the bodies of all requests in work may take together; twice body_limit at least. Left out: 1GB, or
     twice body_limit where that is more."""
+    cors_origins: tuple[Origin, ...] = ()
+    """Origins of web pages that may call the proxy from a browser, such as https://app.example; * for all of them."""
+    hosts: tuple[HostName, ...] = ()
+    """Further host names that callers may use in the Host header. localhost and 127.0.0.1 are always served."""
 
     @property
     def body_memory(self) -> int:
@@ -260,6 +267,11 @@ class UpstreamSettings(Section):
     def has_credential(self) -> bool:
         """Whether requests are authorised without the caller's key."""
         return self.api_key is not None or self.provider in _OWN_CREDENTIALS
+
+    @property
+    def spends(self) -> bool:
+        """Whether requests carry a credential of the operator, in a configured header or otherwise."""
+        return self.has_credential or any(name.lower() in CREDENTIALS for name in self.headers)
 
 
 def _checked_address(url: str) -> str:

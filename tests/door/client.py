@@ -130,7 +130,7 @@ def read_until(connection: socket.socket, wanted: bytes) -> bytes:
 
 def request_bytes(body: bytes, path: str = CHAT, headers: Sequence[tuple[str, str]] = (JSON,)) -> bytes:
     """A whole POST request."""
-    lines = [f"POST {path} HTTP/1.1", "Host: proxy.test", f"Content-Length: {len(body)}"]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers]
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 

@@ -259,7 +259,7 @@ def test_an_upload_that_breaks_off(plain: str, upstream: RawUpstream, cut: int) 
     assert len(upstream.arrived) == before + 1
 
 
-CHAT_LINE = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+CHAT_LINE = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ CHAT_LINE = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
         CHAT_LINE + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
         CHAT_LINE + b"Content-Length: -1\r\n\r\n{}",
         CHAT_LINE + b"Bad Name: 1\r\nContent-Length: 2\r\n\r\n{}",
-        b"POST /v1/\xff\xfe HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}",
+        b"POST /v1/\xff\xfe HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}",
     ],
 )
 def test_what_is_no_http_is_refused_and_never_reaches_the_upstream(

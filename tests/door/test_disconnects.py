@@ -249,8 +249,8 @@ def test_whoever_comes_as_the_last_one_leaves_gets_an_answer(house: House) -> No
 
 def test_other_paths(house: House) -> None:
     for request in (
-        b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /v1/files HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /v1/files HTTP/1.1\r\nHost: localhost\r\n\r\n",
         request_bytes(b"{}", "/v1/embeddings"),
     ):
         before = len(house.upstream.arrived)
@@ -263,11 +263,15 @@ def test_other_paths(house: House) -> None:
 
 def test_in_the_middle_of_an_upload(house: House) -> None:
     connection = connected(house.url)
-    connection.sendall(b"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n\r\n" + b"x" * 2_000_000)
+    connection.sendall(
+        b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000000\r\n\r\n" + b"x" * 2_000_000
+    )
     time.sleep(0.3)
     house.check_at_rest(leave(connection))
     connection = connected(house.url)
-    connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n" + b"x" * 2_000)
+    connection.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n" + b"x" * 2_000
+    )
     leave(connection)
     assert house.watched.comes_to_rest(), house.watched.left_over()
 

@@ -174,7 +174,7 @@ def test_no_path_but_health_gets_past(path: str, stage: Stage, start_proxy: Star
             first = occupied(url, upstream, clients)
             # Its body never comes: the answer does not wait for it.
             with connected(url) as connection:
-                head = f"POST {path} HTTP/1.1\r\nHost: proxy.test\r\nContent-Length: 60000000\r\n\r\n"
+                head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000000\r\n\r\n"
                 connection.sendall(head.encode() + b"{")
                 assert connection.recv(65_536).startswith(b"HTTP/1.1 503 ")
             assert not first.done()
@@ -307,7 +307,7 @@ def test_a_body_that_does_not_come_gives_the_place_back(
         assert soon_served(url)
         upstream.arrived.clear()
         with connected(url) as connection:
-            connection.sendall(f"POST {path} HTTP/1.1\r\nHost: proxy.test\r\n{length}\r\n\r\n".encode())
+            connection.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n".encode())
             told = read_until(connection, b"}}")
         assert told.startswith(b"HTTP/1.1 408 ")
         assert b'"code":"request_timeout"' in told

@@ -227,15 +227,12 @@ def test_another_tenants_entries_take_no_time() -> None:
     assert 0.8 < ratios[-1] < 1.25, ratios
 
 
-ROUTES = ("/livez", "/readyz", "/metrics")
-"""What anybody may ask for; all else needs a key."""
-
 PATHS = (
     *("/v1/chat/completions", "/v1/models", "/v1/embeddings", "/v1/files/x", "/v1/", "/v1/chat/completions/"),
     *("/v1//chat/completions", "//v1/chat/completions", "/v1/chat%2Fcompletions", "/v1/%63hat/completions"),
     *("/V1/chat/completions", "/v1/models/", "/v1/../v1/models", "/v1/%2e%2e/metrics", "/v1/models;x=1"),
     *("/compaction/archive/00000000000000000000", "/compaction/archive/", "/compaction//archive/1"),
-    *("/metrics/", "//metrics", "/livez/x", "/livez%2f", "/", "/docs", "/openapi.json", "/admin", "/config"),
+    *("/metrics/", "//metrics", "/livez/x", "/livez%2f", "//", "/docs", "/openapi.json", "/admin", "/config"),
 )
 
 

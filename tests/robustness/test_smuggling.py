@@ -22,8 +22,9 @@ from tests.door.client import CHAT, Got, ask, chat, connected
 from tests.door.raw_upstream import RawUpstream, answer
 
 LINE = b"POST /v1/chat/completions HTTP/1.1\r\n"
-HOST = b"Host: proxy.test\r\n"
-HIDDEN = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Hidden: 1\r\nContent-Length: 2\r\n\r\n{}"
+HOST = b"Host: localhost\r\n"
+KEY = b"Authorization: Bearer sk-own\r\n"
+HIDDEN = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-Hidden: 1\r\nContent-Length: 2\r\n\r\n{}"
 BODY = chat()
 LENGTH = b"Content-Length: %d\r\n" % len(BODY)
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
@@ -64,8 +65,8 @@ ONE = {
     + BODY,
     "absolute form": b"POST http://elsewhere.test/v1/chat/completions HTTP/1.1\r\n" + HOST + LENGTH + b"\r\n" + BODY,
     "no slash": b"POST v1/chat/completions HTTP/1.1\r\n" + HOST + LENGTH + b"\r\n" + BODY,
-    "a Host with a path": LINE + b"Host: a/../../v1/files?x#y\r\n" + LENGTH + b"\r\n" + BODY,
-    "two Hosts": LINE + HOST + b"Host: elsewhere.test\r\n" + LENGTH + b"\r\n" + BODY,
+    "a Host with a path": LINE + KEY + b"Host: a/../../v1/files?x#y\r\n" + LENGTH + b"\r\n" + BODY,
+    "two Hosts": LINE + KEY + HOST + b"Host: elsewhere.test\r\n" + LENGTH + b"\r\n" + BODY,
     "two requests, one after the other": LINE + HOST + LENGTH + b"\r\n" + BODY,
     "chunks with an extension": LINE + HOST + CHUNKED + b"\r\n%x;a=b\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY),
     "trailers": LINE + HOST + CHUNKED + b"\r\n%x\r\n%s\r\n0\r\nX-Hidden: 1\r\n\r\n" % (len(BODY), BODY),
