@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from proxy.compaction.bounds import COMMA
 from proxy.compaction.conditions import Clause
-from proxy.compaction.message import HEAD_ROLES, RESULT_ROLES, MessageCounter, Turn
+from proxy.compaction.message import HEAD_ROLES, RESULT_ROLES, MessageCounter, Turn, decode, encode
+from proxy.compaction.parts import is_media_part, parts_of, without_media
 from proxy.compaction.render import Piece, Rendered, clip_marker
 from proxy.compaction.rules import ArgumentRules, MediaRules, Rules
 from proxy.compaction.stages import arguments, media, results
@@ -173,7 +174,8 @@ def last_user_message(pieces: Sequence[Piece]) -> int | None:
 def _level(pieces: list[Piece], chosen: list[int], limit: _Limit, rules: Rules, count: MessageCounter) -> list[Piece]:
     """Hold the largest of the chosen pieces to one size, so low that the excess goes; not below the smallest."""
     excess = limit.excess(pieces)
-    sizes = {i: limit.size(pieces[i]) for i in chosen if not pieces[i].pinned}
+    texts = {i: _text_of(pieces[i]) for i in chosen if not pieces[i].pinned}
+    sizes = {i: limit.size(text) for i, text in texts.items()}
     ordered = sorted(sizes, key=lambda i: -sizes[i])
     taken = level = 0
     for number, index in enumerate(ordered, start=1):
@@ -185,12 +187,31 @@ def _level(pieces: list[Piece], chosen: list[int], limit: _Limit, rules: Rules, 
         turn: Turn | None = pieces[index].turn
         if turn is None or sizes[index] <= level:
             continue
-        # Made of the original, a shortened message would have its pictures and its arguments back.
-        source = _as_it_is(pieces[index]) if turn.facts.media or turn.facts.calls else turn
-        form = results.shortened(source, limit.tokens(pieces[index], level), count, clip_marker(turn, rules))
+        # Made of the original, a shortened message would have its arguments back.
+        source = _as_it_is(pieces[index]) if turn.facts.calls else turn
+        form = results.shortened(source, limit.tokens(texts[index], level), count, clip_marker(turn, rules))
+        if form is not None and _labelled(pieces[index]):
+            # Labels are put in after the cut: they would take the place of the text's ends.
+            form = media.Media(_ANY_MEDIA, count, archive=rules.archive).reduce(0, form)
         if form is not None:
             _put(pieces, index, form, limit)
     return pieces
+
+
+def _labelled(piece: Piece) -> bool:
+    """Return whether a message had media, and has labels for them by now."""
+    if piece.turn is None or not piece.turn.facts.media or not piece.changed:
+        return False
+    return not any(map(is_media_part, parts_of(decode(piece.raw))))
+
+
+def _text_of(piece: Piece) -> Piece:
+    """Return a piece without its media or their labels: only the text of a message can be shortened."""
+    if piece.turn is None or not piece.turn.facts.media:
+        return piece
+    facts = piece.turn.facts
+    raw, tokens = (piece.turn.raw, facts.tokens) if _labelled(piece) else (piece.raw, piece.tokens)
+    return Piece(encode(without_media(decode(raw))), tokens - facts.apart, piece.turn)
 
 
 def _put(pieces: list[Piece], index: int, form: Turn, limit: _Limit) -> int:
@@ -209,4 +230,5 @@ def _as_it_is(piece: Piece) -> Turn:
         raise ValueError("a summary is no message of the client's")
     if not piece.changed:
         return piece.turn
-    return Turn(piece.raw, replace(piece.turn.facts, tokens=piece.tokens, forms={}))
+    apart = 0 if _labelled(piece) else piece.turn.facts.apart
+    return Turn(piece.raw, replace(piece.turn.facts, tokens=piece.tokens, apart=apart, forms={}))

@@ -16,7 +16,7 @@ import msgspec
 
 from proxy.compaction.foreign import recognised
 from proxy.compaction.parts import Message as Message
-from proxy.compaction.parts import is_media_part, is_text_part, parts_of
+from proxy.compaction.parts import is_media_part, is_text_part, parts_of, without_media
 from proxy.compaction.parts import text_of as text_of
 
 TextCounter = Callable[[str], int]
@@ -43,9 +43,10 @@ class Facts:
 
     ``digest`` identifies the content, whatever the spelling of its JSON. ``answers`` is the id of the call that a
     tool message answers; for a legacy ``function`` message it is its function's name. Of a tool result ``length`` is
-    its text's in characters, and ``said`` a digest of its content alone. ``media`` says that there are parts which are
-    no text, ``estimated`` that there may be some whose tokens do not follow from its bytes, ``foreign`` that it holds a
-    summary which another tool made, ``empty`` that it is an assistant's and says and calls nothing.
+    its text's in characters, and ``said`` a digest of its content alone. ``media`` says that there are media parts,
+    which take ``apart`` of the tokens; ``estimated`` that the tokens of some may not follow from their bytes;
+    ``foreign`` that it holds a summary which another tool made; ``empty`` that it is an assistant's and has neither
+    content nor calls.
 
     ``wide`` says that a result's text has other characters than ASCII. Some providers count those otherwise where the
     result is one of several calls'; ``one_of_several`` keeps what is known of it there, and ``count``, where it is not
@@ -63,6 +64,7 @@ class Facts:
     length: int = 0
     said: bytes = b""
     media: bool = False
+    apart: int = 0
     estimated: bool = False
     foreign: bool = False
     empty: bool = False
@@ -71,6 +73,11 @@ class Facts:
     one_of_several: Facts | None = None
     forms: dict[tuple[str, object], Turn | None] = field(default_factory=dict)
     pinned: dict[tuple[str, ...], bool] = field(default_factory=dict)
+
+    @property
+    def text_tokens(self) -> int:
+        """The tokens of the message without its media parts: limits on texts apply to these."""
+        return self.tokens - self.apart
 
     @property
     def id(self) -> str:
@@ -95,7 +102,8 @@ class Turn:
         if tokens >= self.facts.tokens:
             return None
         media = self.facts.media and any(map(is_media_part, parts_of(message)))
-        return Turn(raw, replace(self.facts, tokens=tokens, media=media, forms={}))
+        apart = self.facts.apart if media else 0
+        return Turn(raw, replace(self.facts, tokens=tokens, media=media, apart=apart, forms={}))
 
 
 DEEPEST = 64
@@ -156,6 +164,8 @@ def read(message: Message, count: MessageCounter) -> Facts:
         foreign=role == "user" and recognised(message) is not None,
         empty=role == "assistant" and _is_empty(message),
     )
+    if facts.media:
+        facts.apart = max(0, facts.tokens - count(without_media(message)))
     if role in RESULT_ROLES:
         text = text_of(message)
         facts.length = len(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,12 +42,50 @@ def part_text(part: object) -> str:
         return part
     if not isinstance(part, dict):
         return ""
-    for key in ("text", "refusal"):
-        if isinstance(part.get(key), str):
-            return str(part[key])
+    text = _text_in(part)
+    if text is not None:
+        return text
     kind = part.get("type")
     kind = kind if isinstance(kind, str) else "part"
     return f"[{MEDIA_LABELS.get(kind, kind)}]"
+
+
+def said(message: Message) -> str:
+    """Return the text of a message without its media: the content, or the text parts of it, one per line."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    return "\n".join(filter(None, (part_text(part) for part in parts_of(message) if _label(part) is None)))
+
+
+def shown(message: Message) -> str:
+    """Return a label for the parts that aren't text, such as ``[3 × image, file]``; empty if there are none.
+
+    The label names at most four kinds of parts, so that its length is bounded.
+    """
+    counts = Counter(filter(None, map(_label, parts_of(message))))
+    kinds = [f"{number} × {kind[:20]}" if number > 1 else kind[:20] for kind, number in counts.most_common(4)]
+    if len(counts) > len(kinds):
+        kinds.append("other parts")
+    return f"[{', '.join(kinds)}]" if kinds else ""
+
+
+def without_media(message: Message) -> Message:
+    """Return the message without its media parts."""
+    parts = parts_of(message)
+    return {**message, "content": [part for part in parts if not is_media_part(part)]} if parts else message
+
+
+def _label(part: object) -> str | None:
+    """Return the name of a part that isn't text; ``None`` for text."""
+    if not isinstance(part, dict) or (not is_media_part(part) and _text_in(part) is not None):
+        return None
+    kind = part.get("type")
+    return MEDIA_LABELS.get(kind, kind) if isinstance(kind, str) and kind else "part"
+
+
+def _text_in(part: Mapping[str, Any]) -> str | None:
+    return next((part[key] for key in ("text", "refusal") if isinstance(part.get(key), str)), None)
 
 
 def parts_of(message: Message) -> list[Any]:

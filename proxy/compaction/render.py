@@ -9,7 +9,7 @@ from proxy.compaction.bounds import COMMA
 from proxy.compaction.message import MessageCounter, Turn
 from proxy.compaction.rules import Rules
 from proxy.compaction.scan import Plan
-from proxy.compaction.stages import NAMES, cheap_stages, results
+from proxy.compaction.stages import NAMES, cheap_stages, media, results
 from proxy.compaction.stages.stage import kept_as
 
 SUMMARY = "summary"
@@ -84,15 +84,18 @@ def render(
         if index in plan.pinned:
             pieces.append(Piece(turn.raw, turn.facts.tokens, turn, pinned=True))
             continue
-        if index >= plan.cut:
-            for stage, frontier in stages:
-                if index < frontier.position and stage.later().get(index, index) < frontier.seen:
-                    form = stage.reduce(index, turn)
-                    if form is not None:
-                        turn = form
-                        applied.add(stage.name)
         clip = plan.clips.get(index)
-        if clip is not None and clip < turn.facts.tokens and (form := _clipped(turn, clip, rules, count)) is not None:
+        for stage, frontier in stages if index >= plan.cut else ():
+            if index >= frontier.position or stage.later().get(index, index) >= frontier.seen:
+                continue
+            if stage.name == media.NAME and (form := _clipped(turn, clip, rules, count)) is not None:
+                # A text is cut before labels for media are part of it: they would take the place of its ends.
+                turn, clip = form, None
+                applied.add(results.NAME)
+            if (form := stage.reduce(index, turn)) is not None:
+                turn = form
+                applied.add(stage.name)
+        if (form := _clipped(turn, clip, rules, count)) is not None:
             turn = form
             applied.add(results.NAME)
         pieces.append(Piece(turn.raw, turn.facts.tokens, original))
@@ -111,11 +114,18 @@ def clip_marker(turn: Turn, rules: Rules) -> str:
     return _CLIP_MARKER.replace("{what}", what).replace("{kept}", kept_as(turn, archive=rules.archive))
 
 
-def _clipped(turn: Turn, max_tokens: int, rules: Rules, count: MessageCounter) -> Turn | None:
-    """A message held to a size. What comes out is remembered with the message."""
+def _clipped(turn: Turn, clip: int | None, rules: Rules, count: MessageCounter) -> Turn | None:
+    """Hold a message to a size in tokens, media included. The outcome is remembered with the message.
+
+    Return ``None`` if there is no size, if the message is no larger, or if nothing would be gained.
+    """
+    if clip is None or clip >= turn.facts.tokens:
+        return None
     forms = turn.facts.forms
-    key = ("clip", (max_tokens, rules.archive))
-    form = forms[key] if key in forms else results.shortened(turn, max_tokens, count, clip_marker(turn, rules))
+    key = ("clip", (clip, rules.archive))
+    if key in forms:
+        return forms[key]
+    form = results.shortened(turn, clip - turn.facts.apart, count, clip_marker(turn, rules))
     if form is None or len(form.raw) <= REMEMBERED_BYTES:
         forms[key] = form
     return form

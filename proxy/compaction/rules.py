@@ -115,8 +115,8 @@ class Rules:
 # trigger at 0.85. The scan and the renderer both read this table.
 SUMMARY_SHARE = 0.05
 USER_SHARE = 0.06
-# The newest of the user's messages, where what follows the checkpoint is still work on it: it stays as it is, unless it
-# is larger than this.
+# The newest of the user's messages, if the messages after the checkpoint are still work on it. It stays as it is,
+# unless its text is larger than this share.
 NEWEST_SHARE = 0.30
 # What the assistant said last.
 WORDS_SHARE = 0.02
@@ -135,6 +135,8 @@ USUAL_TRIGGER = 0.85
 SUMMARY_FRAME_TOKENS = 220
 # Tokens that the tags around one of the user's messages take in it.
 USER_FRAME_TOKENS = 12
+# Tokens of the label that stands for the media parts of one of the user's messages in it.
+LABEL_TOKENS = 24
 SMALLEST_RESULT = 200
 # Tokens of what the assistant said last, in any window.
 MOST_WORDS = 2_000

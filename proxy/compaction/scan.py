@@ -169,9 +169,7 @@ class _Walk:
         triggers = [rules.trigger, rules.prepare, *(stage.trigger for stage in stages)]
         # Most groups arrive while nothing can fire; they are passed over without asking each trigger.
         self._quiet = min((c.least_tokens(frame.budget) for trigger in triggers for c in trigger), default=math.inf)
-        level = lowest_level(rules.trigger, frame.budget)
-        # Where fixed parts alone are near the trigger, half of what is left is all the room that can be asked for.
-        self._target = None if level is None else max(int(level * ROOM_TO_GROW), (level + frame.overhead) // 2)
+        self._level = lowest_level(rules.trigger, frame.budget)
         self._settle()
 
     def weigh_bytes(
@@ -296,8 +294,8 @@ class _Walk:
         carried = {starts[g]: _newest_user(body, starts[g], pinned) for g in places if sizes.carries(g)}
         clips = {i: tokens for i, tokens in sizes.clips.items() if i >= first}
         newest = carried.get(first) if self._cut else None
-        if newest is not None and body[newest].facts.tokens > self._caps.newest:
-            clips[newest] = self._caps.newest
+        if newest is not None and body[newest].facts.text_tokens > self._caps.newest:
+            clips[newest] = self._caps.newest + body[newest].facts.apart
         return Plan(
             caps=self._caps,
             checkpoints=tuple(starts[g] for g in self._checkpoints),
@@ -338,7 +336,7 @@ class _Walk:
         """What stands for the groups before a cut. The summary counts with its cap: its length shifts nothing."""
         if cut == 0:
             return 0
-        newest = min(self._carried(cut), self._caps.newest)
+        newest = min(self._carried(cut), self._caps.newest) + self._carried_media(cut)
         return self._summary_tokens(cut) + newest + self._sizes.standing[cut]
 
     def _summary_tokens(self, cut: int) -> int:
@@ -351,6 +349,9 @@ class _Walk:
     def _carried(self, cut: int) -> int:
         return self._sizes.newest_user[cut] if self._sizes.carries(cut) else 0
 
+    def _carried_media(self, cut: int) -> int:
+        return self._sizes.newest_media[cut] if self._sizes.carries(cut) else 0
+
     def _messages(self, end: int) -> int:
         kept = self._sizes.ends[end - 1] - (self._sizes.starts[self._cut] if self._cut else 0)
         return self._frame.head_messages + self._beside_messages(self._cut) + kept
@@ -362,9 +363,16 @@ class _Walk:
     def _fires(self, trigger: Trigger, size: int, end: int) -> bool:
         return any_met(trigger, size, self._messages(end), self._frame.budget)
 
-    def _enough(self, after: int) -> bool:
-        """Whether the size leaves room to grow before the summary's trigger."""
-        return self._target is None or after <= self._target
+    def _enough(self, after: int, cut: int | None = None) -> bool:
+        """Return whether a size leaves room to grow before the summary's trigger, with a cut or with the last one.
+
+        If the parts that always stay are near the trigger by themselves, half of the room they leave is enough.
+        """
+        level = self._level
+        if level is None:
+            return True
+        firm = self._frame.overhead + self._carried_media(self._cut if cut is None else cut)
+        return after <= max(int(level * ROOM_TO_GROW), (level + firm) // 2)
 
     def _own_trigger(self, moves: dict[str, int]) -> bool:
         """Whether one of the stages that would move has a trigger apart from the summary's."""
@@ -458,7 +466,7 @@ class _Walk:
     def _leaves_room(self, cut: int, end: int, *, growth: int = 0, weights: Sequence[Weight] = ()) -> bool:
         """Whether a cut leaves room to grow, in tokens and in the bounds for whose sake it is made."""
         roomy = all(weight.at(cut, end) <= part(ROOM, weight.most) for weight in weights)
-        return roomy and self._enough(self._size(cut, end) + growth)
+        return roomy and self._enough(self._size(cut, end) + growth, cut)
 
 
 def _newest_user(body: Sequence[Turn], position: int, pinned: frozenset[int]) -> int:

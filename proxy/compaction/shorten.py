@@ -12,6 +12,9 @@ HEAD_PART = 0.6
 NOTABLE_PART = 0.3
 """Of what stays, this part may be lines from the middle that tell of a failure."""
 
+FEWEST = 4
+"""Characters. Fewer don't leave both a beginning and an end."""
+
 _NOTABLE = re.compile(
     r"\b(?:error|exception|traceback|failed|failure|fatal|panic|denied|refused|unable to|cannot|segfault|not found)\b|"
     r"(?:Error|Exception)\b",
@@ -36,29 +39,37 @@ def middle_cut(
     total: int | None = None,
     *,
     notable: bool = False,
+    least: int = 0,
 ) -> str:
-    """The text with its middle left out, at most ``max_tokens`` long with the marker in it.
+    """Leave out the middle of a text, so that it takes ``max_tokens`` at most with the marker in it.
 
-    ``marker`` may hold ``{tokens}``, ``{characters}`` and ``{lines}``: what was left out. A text that fits comes back
-    as it is; where not even the marker fits, the marker alone comes back. ``total``, where it is known, are the
-    tokens of the text: one of many megabytes is then not counted for the sake of its ends. With ``notable`` lines of
-    the middle that tell of a failure stay, next to the marker.
+    ``marker`` may hold ``{tokens}``, ``{characters}`` and ``{lines}``, which describe the part that is left out. A text
+    that fits is returned unchanged. ``least`` is the number of tokens of the text that stay even if the result is then
+    longer than ``max_tokens``; with 0, the marker alone is returned if nothing else fits. Pass the tokens of the
+    text as ``total`` if they are known: a text of many megabytes is then not counted. With ``notable``, lines of
+    the middle that report a failure stay next to the marker.
     """
     if total is None:
         total = count(text)
     if total <= max_tokens or not text:
         return text
-    allowed = max_tokens - count(_fill(marker, total, len(text), text.count("\n")))
+    taken = count(_fill(marker, total, len(text), text.count("\n")))
+    max_tokens = max(max_tokens, taken + least)
+    if total <= max_tokens:
+        return text
+    allowed = max_tokens - taken
     whole = int(len(text) * allowed / total)
     characters = whole
     for _ in range(8):
-        if characters < 8:
+        if characters < FEWEST:
             break
         cut = keep_ends(text, characters, total, marker, int(whole * NOTABLE_PART) if notable else 0)
         size = count(cut)
         if size <= max_tokens:
             return cut
         characters = int(characters * min(0.9, max_tokens / size))
+    if least:
+        return keep_ends(text, max(least, FEWEST), total, marker)
     return _fill(marker, total, len(text), text.count("\n"))
 
 

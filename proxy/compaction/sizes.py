@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from proxy.compaction.conditions import Clause, share_of
 from proxy.compaction.groups import group_starts
 from proxy.compaction.message import HEAD_ROLES, RESULT_ROLES, Turn
-from proxy.compaction.rules import SMALLEST_RESULT, USER_FRAME_TOKENS
+from proxy.compaction.rules import LABEL_TOKENS, SMALLEST_RESULT, USER_FRAME_TOKENS
 
 
 class Sizes:
     """Running totals over the groups of a body, in tokens.
 
     Totals have one entry more than there are groups: entry ``g`` covers all groups before ``g``. ``users`` are the
-    user's messages as a summary message quotes them, ``newest_user`` is the last of those and ``newest_user_group`` the
-    group of the user's last message, -1 where there is none. ``standing`` are messages that stay beside a summary:
-    system messages, and groups with a pinned message in them. ``clips`` says of each tool result that is too large for
-    any prompt to how many tokens it is held.
+    user's messages as a summary message quotes them, ``newest_user`` is the last of those, ``newest_media`` the tokens
+    of its media parts and ``newest_user_group`` the group of the user's last message, -1 if there is none.
+    ``standing`` are messages that stay beside a summary: system messages, and groups with a pinned message in them.
+    ``clips`` says of each tool result that is too large for any prompt to how many tokens it is held.
     """
 
     def __init__(self, body: Sequence[Turn], group_cap: int | None, pinned: frozenset[int] = frozenset()) -> None:
@@ -28,6 +28,7 @@ class Sizes:
         self.total = [0]
         self.users = [0]
         self.newest_user = [0]
+        self.newest_media = [0]
         self.newest_user_group = [-1]
         self.standing = [0]
         self.standing_messages = [0]
@@ -65,18 +66,20 @@ class Sizes:
             self.clips.update(clipped)
             tokens -= sum(body[index].facts.tokens - held for index, held in clipped.items())
         users = standing = messages = 0
-        newest, newest_group = self.newest_user[-1], self.newest_user_group[-1]
+        newest, newest_media, newest_group = self.newest_user[-1], self.newest_media[-1], self.newest_user_group[-1]
         first = body[start].facts
         if first.role == "user":
             newest_group = group
         if stands(body, range(start, end), self._pinned):
             standing, messages = tokens, end - start
         elif first.role == "user":
-            users = first.tokens + USER_FRAME_TOKENS
-            newest = newest if first.foreign else users
+            users = first.text_tokens + USER_FRAME_TOKENS + (LABEL_TOKENS if first.media else 0)
+            if not first.foreign:
+                newest, newest_media = users, first.apart
         self.total.append(self.total[-1] + tokens)
         self.users.append(self.users[-1] + users)
         self.newest_user.append(newest)
+        self.newest_media.append(newest_media)
         self.newest_user_group.append(newest_group)
         self.standing.append(self.standing[-1] + standing)
         self.standing_messages.append(self.standing_messages[-1] + messages)
@@ -92,21 +95,21 @@ def stands(body: Sequence[Turn], group: range, pinned: frozenset[int]) -> bool:
 def clip_results(body: Sequence[Turn], span: Sequence[int], cap: int | None) -> dict[int, int]:
     """To how many tokens each tool result of a span must be held for the span to take ``cap`` at most.
 
-    The largest are held first, all to the same size. Results are never held below a small floor, so the span may
-    still be larger than the cap.
+    The results with the largest texts are held first, all to the same size apart from their media. Results are never
+    held below a small floor, so the span may still be larger than the cap.
     """
     if cap is None:
         return {}
     excess = sum(body[i].facts.tokens for i in span) - cap
     if excess <= 0:
         return {}
-    results = sorted((i for i in span if body[i].facts.role in RESULT_ROLES), key=lambda i: -body[i].facts.tokens)
+    results = sorted((i for i in span if body[i].facts.role in RESULT_ROLES), key=lambda i: -body[i].facts.text_tokens)
     taken = 0
     level = 0
     for count, index in enumerate(results, start=1):
-        below = body[results[count]].facts.tokens if count < len(results) else 0
-        taken += body[index].facts.tokens
+        below = body[results[count]].facts.text_tokens if count < len(results) else 0
+        taken += body[index].facts.text_tokens
         level = max((taken - excess) // count, SMALLEST_RESULT)
         if level >= below:
             break
-    return {i: level for i in results if body[i].facts.tokens > level}
+    return {i: level + body[i].facts.apart for i in results if body[i].facts.text_tokens > level}

@@ -11,6 +11,7 @@ from proxy.compaction.artefacts import Artefacts, artefacts, unseen
 from proxy.compaction.artefacts import index as index_of
 from proxy.compaction.foreign import recognised
 from proxy.compaction.message import Message, TextCounter, Turn, arguments_of, decode, encode, text_of
+from proxy.compaction.parts import said, shown
 from proxy.compaction.rules import USER_FRAME_TOKENS, Caps, Rules
 from proxy.compaction.shorten import middle_cut
 
@@ -76,8 +77,10 @@ def summary_message(gist: Gist, caps: Caps, rules: Rules, count: TextCounter) ->
     provider's prompt cache.
     """
     introduction = _INTRODUCTION if gist.id is None else f"{_INTRODUCTION} {_KEPT.format(id=gist.id)}"
-    texts = [text for turn in gist.dropped if turn.facts.role == "user" for text in _words(decode(turn.raw))]
-    users = "\n".join(user_messages(texts, caps.users, count, keep_first=rules.keep_first)) if texts else ""
+    words_of = [_words(decode(turn.raw)) for turn in gist.dropped if turn.facts.role == "user"]
+    texts = [text for words in words_of for text, _ in words]
+    labels = [label for words in words_of for _, label in words]
+    users = "\n".join(user_messages(texts, caps.users, count, labels, keep_first=rules.keep_first)) if texts else ""
     # Its tags made harmless it may be longer than its cap.
     summary = middle_cut(fenced(gist.summary.strip()), caps.summary, count, _SUMMARY_MARKER)
     room = caps.words - USER_FRAME_TOKENS
@@ -103,32 +106,42 @@ def _last_words(turns: Sequence[Turn]) -> str:
     return ""
 
 
-def user_messages(texts: Sequence[str], max_tokens: int, count: TextCounter, *, keep_first: bool = True) -> list[str]:
-    """The user's messages as quoted blocks, in order, ``max_tokens`` in all at most.
+def user_messages(
+    texts: Sequence[str],
+    max_tokens: int,
+    count: TextCounter,
+    labels: Sequence[str] | None = None,
+    *,
+    keep_first: bool = True,
+) -> list[str]:
+    """Return the user's messages as quoted blocks, in order, ``max_tokens`` in all at most.
 
-    With ``keep_first`` the first one always stays, then the newest; one that does not fit whole has its middle left
-    out, and a line says how many are left out.
+    With ``keep_first`` the first one always stays, then the newest. One that doesn't fit has its middle left out, and
+    a line gives the number of those that are omitted. ``labels`` stand for the media parts of each message: they follow
+    its text and are never cut, so that the beginning and end of the text stay.
     """
-    sizes = [count(fenced(text)) + USER_FRAME_TOKENS for text in texts]
+    labels = labels or [""] * len(texts)
+    frames = [USER_FRAME_TOKENS + (count(fenced(label)) + 1 if label else 0) for label in labels]
+    sizes = [count(fenced(text)) + frame for text, frame in zip(texts, frames, strict=True)]
     if sum(sizes) <= max_tokens:
-        return [_block(text) for text in texts]
+        return [_block(text, label) for text, label in zip(texts, labels, strict=True)]
     left = max_tokens - 20
     kept: dict[int, str] = {}
     newest_first = range(len(texts) - 1, 0 if keep_first else -1, -1)
     for index in [0, *newest_first] if keep_first else newest_first:
         share = min(left, max_tokens // 3) if keep_first and not index else left
         if sizes[index] > share:
-            room = share - USER_FRAME_TOKENS
+            room = share - frames[index]
             if room < SMALLEST_QUOTE:
                 break
             kept[index] = middle_cut(fenced(texts[index]), room, count, _USER_MARKER)
-            left -= count(kept[index]) + USER_FRAME_TOKENS
+            left -= count(kept[index]) + frames[index]
             if index or not keep_first:
                 break
         else:
             kept[index] = fenced(texts[index])
             left -= sizes[index]
-    blocks = [_block(kept[i]) for i in sorted(kept)]
+    blocks = [_block(kept[i], labels[i]) for i in sorted(kept)]
     omitted = len(texts) - len(kept)
     if omitted:
         blocks.insert(1 if 0 in kept else 0, _OMITTED.format(count=omitted))
@@ -144,11 +157,15 @@ def _all_text(message: Message) -> str:
     return "\n".join([text_of(message), *(arguments for _, arguments in arguments_of(message))])
 
 
-def _words(message: Message) -> list[str]:
-    """What the user said in a message: all of it, or what stands beside a summary that another tool put there."""
+def _words(message: Message) -> list[tuple[str, str]]:
+    """Return the user's texts in a message, each with a label for its media.
+
+    A message with another tool's summary has the texts beside that summary.
+    """
     foreign = recognised(message)
-    return [text_of(message)] if foreign is None else list(foreign.words)
+    return [(said(message), shown(message))] if foreign is None else [(text, "") for text in foreign.words]
 
 
-def _block(text: str) -> str:
-    return f"<user_message>\n{fenced(text)}\n</user_message>"
+def _block(text: str, label: str) -> str:
+    inside = "\n".join(filter(None, (fenced(text), fenced(label))))
+    return f"<user_message>\n{inside}\n</user_message>"

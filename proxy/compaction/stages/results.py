@@ -7,6 +7,7 @@ from functools import cached_property
 
 from proxy.compaction.conditions import Clause, Trigger
 from proxy.compaction.message import RESULT_ROLES, MessageCounter, Turn, decode, replace_text, replaceable_text
+from proxy.compaction.parts import without_media
 from proxy.compaction.rules import ResultRules, Rules
 from proxy.compaction.shorten import middle_cut, without_base64
 from proxy.compaction.stages.stage import NO_LATER, kept_as
@@ -15,6 +16,9 @@ NAME = "results"
 
 # An old result keeps this part of the size from which results are shortened.
 KEPT_PART = 0.25
+
+LEAST_TEXT = 32
+"""Tokens of a person's or model's text that stay even if the limit is smaller: the note alone never replaces it."""
 
 _MARKER = (
     "\n[The compaction proxy left out {lines} lines ({characters} characters, {tokens} tokens) of this old tool result "
@@ -42,11 +46,11 @@ class _Results:
     def reduce(self, index: int, turn: Turn) -> Turn | None:
         """See ``Stage``."""
         facts = turn.facts
-        if facts.role not in RESULT_ROLES or facts.tokens <= self._least:
+        if facts.role not in RESULT_ROLES or facts.text_tokens <= self._least:
             return None
         name = self._names.get(index, "")
         limit = self._per_tool.get(name, self._rules.max_tokens)
-        if facts.tokens <= limit or name in self._rules.exclude:
+        if facts.text_tokens <= limit or name in self._rules.exclude:
             return None
         key = (NAME, (limit, self._archive))
         if key not in facts.forms:
@@ -64,7 +68,7 @@ class _Results:
         kept = kept_as(turn, archive=self._archive)
         bare = without_base64(text, _BASE64_NOTE.replace("{kept}", kept))
         elided = turn.rewritten(replace_text(turn.raw, bare), self._count) if bare != text else None
-        if elided is not None and elided.facts.tokens <= limit:
+        if elided is not None and elided.facts.text_tokens <= limit:
             return elided
         marker = _MARKER.replace("{kept}", kept)
         return shortened(elided or turn, int(limit * KEPT_PART), self._count, marker) or elided
@@ -80,16 +84,20 @@ def stage(rules: Rules, body: Sequence[Turn], count: MessageCounter) -> _Results
 
 
 def shortened(turn: Turn, max_tokens: int, count: MessageCounter, marker: str) -> Turn | None:
-    """The message with the middle of its text left out, ``max_tokens`` at most; ``None`` if that gains nothing."""
+    """Leave out the middle of a message's text. Return ``None`` if that gains nothing.
+
+    ``max_tokens`` is the limit for the message without its media parts: these stay, and their tokens don't count.
+    Both ends of a user's or assistant's text stay (``LEAST_TEXT``), even if the message is then larger than the limit.
+    """
     message = decode(turn.raw)
     text = replaceable_text(message)
     if not text:
         return None
     count = turn.facts.count or count
     empty = replace_text(turn.raw, "")
-    frame = count(decode(empty))
+    frame = count(without_media(decode(empty)))
     # A text far longer than what may stay is not counted again: by its message it is known well enough.
-    total = turn.facts.tokens - frame if len(text) > max_tokens * 16 else None
+    total = turn.facts.text_tokens - frame if len(text) > max_tokens * 16 else None
     bare = count({"content": ""})
     cut = middle_cut(
         text,
@@ -98,6 +106,7 @@ def shortened(turn: Turn, max_tokens: int, count: MessageCounter, marker: str) -
         marker,
         total,
         notable=turn.facts.role in RESULT_ROLES,
+        least=0 if turn.facts.role in RESULT_ROLES else LEAST_TEXT,
     )
     return turn.rewritten(replace_text(turn.raw, cut), count)
 
