@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -13,14 +13,14 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.archive_door import PATH as ARCHIVE
 from proxy.archive_door import ArchiveDoor
 from proxy.chat import ChatCompletions
 from proxy.config import Loaded, Settings
-from proxy.door import answer_error
-from proxy.errors import MethodNotAllowed, NotFound, Overloaded, ProxyError
+from proxy.door import Sent, answer_error, is_handshake
+from proxy.errors import MethodNotAllowed, NotFound, Overloaded, ProxyError, UpgradeRequired
 from proxy.landing import landing
 from proxy.model_list import ModelList
 from proxy.observe.faults import unhandled
@@ -39,6 +39,9 @@ WRONG = (
 
 HEALTH = frozenset({"/livez", "/readyz", "/metrics"})
 """Served whatever else is in work."""
+
+
+Door = Callable[[Scope, Receive, Sent], Awaitable[None]]
 
 
 class Proxy:
@@ -99,23 +102,19 @@ class Proxy:
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A fault of ours is logged whole and answered with an error that says nothing of its cause."""
-        begun = False
-
-        async def noting(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
-
+        sent = Sent(send)
         try:
-            await self._door(scope)(scope, receive, noting)
+            await self._door(scope)(scope, receive, sent)
         except Exception as error:
             log.exception("request.crashed", error=type(error).__name__)
-            if begun:
+            if sent.begun:
                 raise
             await answer_error(send, ProxyError("The proxy failed on this request. Its log says why; try again."))
 
-    def _door(self, scope: Scope) -> ASGIApp:
+    def _door(self, scope: Scope) -> Door:
         path, method = scope["path"], scope["method"]
+        if method == "GET" and path.startswith("/v1/") and is_handshake(scope):
+            return _no_websocket
         if path == "/v1/chat/completions" and method == "POST":
             return self._chat
         if path == "/v1/models" and method == "GET":
@@ -149,6 +148,12 @@ class Proxy:
 
 async def _refused(error: ProxyError, scope: Scope, receive: Receive, send: Send) -> None:
     await answer_error(send, error)
+
+
+async def _no_websocket(scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuse a WebSocket handshake. Clients that try WebSocket first, such as codex, then fall back to HTTP."""
+    error = UpgradeRequired("This proxy doesn't support WebSocket. Send the request as an HTTP POST instead.")
+    await answer_error(send, error, [("connection", "upgrade"), ("upgrade", "HTTP/1.1")])
 
 
 async def _alive(request: Request) -> Response:

@@ -22,7 +22,7 @@ from proxy.body import ChatBody, parse
 from proxy.compactor import Case, Outcome
 from proxy.config import Route
 from proxy.configuration import Configuration
-from proxy.door import ClientLeft, answer_error, header, leaving, read_body
+from proxy.door import ClientLeft, Sent, answer_error, header, leaving, read_body
 from proxy.errors import BadBody, ModelNotAllowed, ProxyError, UnknownModel, UpstreamTimeout
 from proxy.exchange import Exchange
 from proxy.headers import VIA, for_upstream
@@ -57,7 +57,7 @@ class ChatCompletions:
         self._room = Room(service)
         self._afterwards = Afterwards(service, self._room, self._counted)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Sent) -> None:
         """Serve one request."""
         configuration = self._service.configuration
         known: list[tuple[str, str]] = []
@@ -69,7 +69,7 @@ class ChatCompletions:
             async with service.quotas.admitted(caller):
                 with service.bodies.holding() as held:
                     raw = await read_body(scope, receive, configuration.settings.server.body_limit, held)
-                    with leaving(receive) as clock:
+                    with leaving(receive, send) as clock:
                         seen = await self._serve(configuration, scope, caller, raw, hops, clock, send)
             if seen is not None:
                 # The answer is out: whoever leaves now has it all.

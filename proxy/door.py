@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from proxy.admission import SMALL, Holding
 from proxy.errors import BodyTooLarge, BodyTooSlow, ProxyError
@@ -15,7 +15,7 @@ from proxy.headers import encoded
 from proxy.overdue import Overdue, overdue
 from proxy.unpacking import OVER, unpacked
 
-__all__ = ["ClientLeft", "answer_error", "arriving", "header", "leaving", "read_body"]
+__all__ = ["ClientLeft", "Sent", "answer_error", "arriving", "header", "is_handshake", "leaving", "read_body"]
 
 STEP = 2_000_000
 """Bytes that a body is decompressed to in one step, about 10 ms of work in a thread."""
@@ -43,6 +43,30 @@ def header(scope: Scope, name: bytes) -> str | None:
         if key == name:
             return str(value.decode("latin-1"))
     return None
+
+
+def is_handshake(scope: Scope) -> bool:
+    """Return whether a GET request asks for WebSocket. A relay in between may have dropped ``Upgrade``."""
+    wanted = header(scope, b"upgrade")
+    return (wanted is not None and "websocket" in wanted.lower()) or header(scope, b"sec-websocket-key") is not None
+
+
+class Sent:
+    """A ``send`` that records how much of the response it has sent."""
+
+    __slots__ = ("_send", "begun", "complete")
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.begun = False
+        self.complete = False
+
+    async def __call__(self, message: Message) -> None:
+        """Send a message. ``complete`` is true once the server has taken the last one."""
+        self.begun = True
+        await self._send(message)
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.complete = True
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int, held: Holding) -> bytes:
@@ -146,14 +170,16 @@ def _step(pieces: Iterator[bytes], size: int) -> tuple[list[bytes], bool]:
 
 
 class leaving:
-    """Within this block, once the body has been read, the client's leaving ends the work (``ClientLeft``).
+    """Within this block, which begins once the body has been read, cancel the work when the client leaves.
 
-    At once, that is, where the work is ``overdue``: what is done by then needs nobody to watch. Gives the timer that
-    tells so.
+    Raises ``ClientLeft`` then. Work that ends before it's ``overdue`` isn't watched. Returns the timer that decides on
+    that. Servers also report a disconnect once the response is complete; that one doesn't cancel anything, because the
+    client has the whole response. ``sent`` says so; a block that doesn't send the response goes without it.
     """
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, sent: Sent | None = None) -> None:
         self._receive = receive
+        self._sent = sent
         self._watcher: asyncio.Task[None] | None = None
         self._left = False
 
@@ -178,6 +204,8 @@ class leaving:
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        if self._sent is not None and self._sent.complete:
+            return
         self._left = True
         self._task.cancel()
 

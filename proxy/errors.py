@@ -3,6 +3,7 @@
     ProxyError                       500  proxy_error
     ├── ConfigurationError           (never reaches a client: a command prints it)
     ├── RequestError                 400  invalid_request_error
+    │   ├── Malformed                400  malformed_request
     │   ├── BadBody                  400  invalid_body
     │   ├── BodyTooSlow              408  request_timeout
     │   ├── BodyTooLarge             413  request_too_large
@@ -14,6 +15,7 @@
     │   ├── UnknownModel             404  model_not_found
     │   ├── NotFound                 404  not_found
     │   ├── MethodNotAllowed         405  method_not_allowed
+    │   ├── UpgradeRequired          426  upgrade_required
     │   ├── TooManyRequests          429  rate_limit_exceeded
     │   ├── ContextLengthExceeded    400  context_length_exceeded
     │   └── LoopDetected             508  loop_detected
@@ -63,6 +65,12 @@ class RequestError(ProxyError):
     status = 400
     type = "invalid_request_error"
     code = "invalid_request_error"
+
+
+class Malformed(RequestError):
+    """The client's bytes aren't an HTTP/1.1 request, or two servers could read them differently."""
+
+    code = "malformed_request"
 
 
 class BadBody(RequestError):
@@ -143,6 +151,13 @@ class MethodNotAllowed(RequestError):
 
     status = 405
     code = "method_not_allowed"
+
+
+class UpgradeRequired(RequestError):
+    """A WebSocket handshake. The response's ``upgrade`` header must name the protocol to use (RFC 9110, 15.5.22)."""
+
+    status = 426
+    code = "upgrade_required"
 
 
 class TooManyRequests(RequestError):

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.answering import send_answer
 from proxy.configuration import Configuration
-from proxy.door import ClientLeft, answer_error, header, leaving
+from proxy.door import ClientLeft, Sent, answer_error, header, leaving
 from proxy.errors import NotFound, ProxyError, UpstreamError
 from proxy.headers import VIA, encoded, for_upstream
 from proxy.hops import checked_hops
@@ -37,11 +37,11 @@ class ModelList:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Sent) -> None:
         """Serve one request."""
         try:
             await drained(receive)
-            with leaving(receive):
+            with leaving(receive, send):
                 await self._serve(scope, send)
         except ClientLeft:
             return

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope
 
 from proxy.admission import Holding
 from proxy.answering import send_answer
 from proxy.body import parse
 from proxy.configuration import Configuration
-from proxy.door import ClientLeft, answer_error, arriving, header, leaving, read_body
+from proxy.door import ClientLeft, Sent, answer_error, arriving, header, leaving, read_body
 from proxy.errors import ModelNotAllowed, NotFound, ProxyError
 from proxy.headers import VIA, for_upstream
 from proxy.hops import checked_hops
@@ -34,7 +34,7 @@ class PassThrough:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Sent) -> None:
         """Serve one request."""
         try:
             await self._serve(scope, receive, send)
@@ -43,7 +43,7 @@ class PassThrough:
         except ProxyError as error:
             await answer_error(send, error, receive=receive)
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, send: Sent) -> None:
         service = self._service
         configuration = service.configuration
         hops = checked_hops(scope, service.instance)
@@ -57,7 +57,7 @@ class PassThrough:
         configuration: Configuration,
         scope: Scope,
         receive: Receive,
-        send: Send,
+        send: Sent,
         caller: Caller,
         hops: str,
         held: Holding,
@@ -72,7 +72,7 @@ class PassThrough:
         headers = lane.headers([*headers, (VIA, hops)], caller.credential)
         timeout = configuration.settings.server.deadline
         # While the body is still coming, reading it is what notices that the client has left.
-        with leaving(upload.after):
+        with leaving(upload.after, send):
             answer = await lane.connections.send(scope["method"], url, headers, body, timeout)
             await send_answer(send, Opening(answer, b"", False, None), [])
 
@@ -85,7 +85,7 @@ class PassThrough:
             return None
         if caller.models is not None:
             return await self._judged(scope, upload, caller, held)
-        # What is small is taken in first: then it can be sent again if a connection turns out to be dead.
+        # A small body is read first, so that a slow client doesn't hold a connection to the upstream.
         announced = header(scope, b"content-length")
         if announced is None or int(announced) > WHOLE_BYTES:
             return aiter(upload)
@@ -114,7 +114,9 @@ def has_body(scope: Scope) -> bool:
 def upstream_path(scope: Scope) -> str:
     """The path below /v1, spelled as the client spelled it. Raises ``NotFound`` for one that leads out of it."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
-    if not _DOTS.isdisjoint(scope["path"].replace("\\", "/").split("/")):
+    names = scope["path"].replace("\\", "/").split("/")
+    # Java servers cut a name at its semicolon first.
+    if any(name.partition(";")[0] in _DOTS for name in names):
         raise NotFound("A path with dots in the place of a name leads nowhere. Write the path without them.")
     return quoted(raw.split(b"?")[0])[len(PREFIX) :]
 

@@ -12,6 +12,8 @@ from typing import Literal
 import uvicorn
 from starlette.types import ASGIApp
 
+from proxy.protocol import BoundedProtocol
+
 END_WITHIN = 10.0
 """Seconds a server has to end."""
 
@@ -68,10 +70,10 @@ class Server(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def serve(app: ASGIApp, *, http: type[asyncio.Protocol] | Literal["auto", "h11"] = "auto") -> Iterator[str]:
+def serve(app: ASGIApp, *, http: type[asyncio.Protocol] | Literal["h11"] = BoundedProtocol) -> Iterator[str]:
     """Serve an application on a free port of 127.0.0.1, from a thread; yields the base URL, without a final slash.
 
-    ``http`` is what reads HTTP, as uvicorn takes it.
+    ``http`` is the class that parses HTTP, or uvicorn's name for one.
 
     Requests still running when the block ends are cancelled after a second. Raises ``RuntimeError`` if the application
     does not start, or does not end.

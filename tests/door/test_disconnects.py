@@ -9,9 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import pytest
+from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from proxy.demo.serving import serve
+from proxy.door import ClientLeft, Sent, leaving
+from proxy.protocol import BoundedProtocol
 
 from .client import CHAT, StartProxy, ask, chat, connected, request_bytes
 from .raw_upstream import Arrived, End, RawUpstream, Step, answer, chunk, head, stream_head
@@ -295,3 +301,32 @@ def test_after_a_whole_answer_nothing_is_left(house: House) -> None:
             assert ask(house.url, path, None if path == "/v1/models" else chat()).status == 200
     assert house.watched.comes_to_rest(), house.watched.left_over()
     assert house.upstream.connections == 1
+
+
+@pytest.mark.parametrize("http", ["h11", BoundedProtocol])
+def test_work_after_the_last_byte_is_not_cancelled(http: type[asyncio.Protocol] | Literal["h11"]) -> None:
+    """Servers report a disconnect once the response is complete; the client has it all by then."""
+    outcomes: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        sent = Sent(send)
+        if scope["type"] != "http":
+            await Starlette()(scope, receive, send)
+            return
+        await receive()
+        try:
+            with leaving(receive, sent):
+                await asyncio.sleep(0.1)
+                await sent({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+                await sent({"type": "http.response.body", "body": b"{}"})
+                await asyncio.sleep(0.1)
+                outcomes.append("whole")
+        except ClientLeft:
+            outcomes.append("left")
+
+    with serve(app, http=http) as url:
+        assert ask(url, CHAT).body == b"{}"
+        until = time.monotonic() + SOON
+        while not outcomes and time.monotonic() < until:
+            time.sleep(0.005)
+    assert outcomes == ["whole"]
