@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import json
 import socket
 from collections.abc import Iterator
 
@@ -49,6 +50,15 @@ REFUSED = {
     "bad size of a chunk": LINE + HOST + CHUNKED + b"\r\n0x5\r\nhello\r\n0\r\n\r\n",
     "negative size of a chunk": LINE + HOST + CHUNKED + b"\r\n-5\r\nhello\r\n0\r\n\r\n",
     "a name with a space": LINE + HOST + b"X A: 1\r\n" + LENGTH + b"\r\n" + BODY,
+    "gzip before the chunks": LINE + HOST + b"Transfer-Encoding: gzip, chunked\r\n\r\n" + chunks(BODY),
+    "gzip and chunks in two headers": LINE + HOST + b"Transfer-Encoding: gzip\r\n" + CHUNKED + b"\r\n" + chunks(BODY),
+    "chunked twice": LINE + HOST + CHUNKED + CHUNKED + b"\r\n" + chunks(BODY),
+    "chunks in HTTP/1.0": LINE.replace(b"1.1", b"1.0") + HOST + CHUNKED + b"\r\n" + chunks(BODY),
+    "two Hosts": LINE + HOST + b"Host: elsewhere.test\r\n" + LENGTH + b"\r\n" + BODY,
+    "the same Host twice": LINE + HOST + HOST + LENGTH + b"\r\n" + BODY,
+    "no Host": LINE + LENGTH + b"\r\n" + BODY,
+    "two Hosts in HTTP/1.0": LINE.replace(b"1.1", b"1.0") + HOST + HOST + LENGTH + b"\r\n" + BODY,
+    "HTTP/2.0": LINE.replace(b"1.1", b"2.0") + HOST + LENGTH + b"\r\n" + BODY,
     "no such protocol": b"POST /v1/chat/completions HTTP/9.9\r\n" + HOST + LENGTH + b"\r\n" + BODY,
 }
 
@@ -66,7 +76,7 @@ ONE = {
     "absolute form": b"POST http://elsewhere.test/v1/chat/completions HTTP/1.1\r\n" + HOST + LENGTH + b"\r\n" + BODY,
     "no slash": b"POST v1/chat/completions HTTP/1.1\r\n" + HOST + LENGTH + b"\r\n" + BODY,
     "a Host with a path": LINE + KEY + b"Host: a/../../v1/files?x#y\r\n" + LENGTH + b"\r\n" + BODY,
-    "two Hosts": LINE + KEY + HOST + b"Host: elsewhere.test\r\n" + LENGTH + b"\r\n" + BODY,
+    "no Host in HTTP/1.0": LINE.replace(b"1.1", b"1.0") + KEY + LENGTH + b"\r\n" + BODY,
     "two requests, one after the other": LINE + HOST + LENGTH + b"\r\n" + BODY,
     "chunks with an extension": LINE + HOST + CHUNKED + b"\r\n%x;a=b\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY),
     "trailers": LINE + HOST + CHUNKED + b"\r\n%x\r\n%s\r\n0\r\nX-Hidden: 1\r\n\r\n" % (len(BODY), BODY),
@@ -119,7 +129,9 @@ def lives_on(entrance: str) -> Got:
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_ambiguous_is_refused(own: str, upstream: RawUpstream, name: str) -> None:
     upstream.arrived = []
-    assert told(own, REFUSED[name]).startswith(b"HTTP/1.1 400 ")
+    got = told(own, REFUSED[name])
+    assert got.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(got.partition(b"\r\n\r\n")[2])["error"]["code"] == "malformed_request"
     assert upstream.arrived == []
     lives_on(own)
 
@@ -212,6 +224,23 @@ def test_a_path_cannot_end_the_line(entrance: str, upstream: RawUpstream, sent: 
     assert [one.target for one in upstream.arrived] == ([arrives] if arrives else [])
     assert all(one.header("x-hidden") is None for one in upstream.arrived)
     lives_on(entrance)
+
+
+@pytest.mark.parametrize("dots", ["..;", "..;x=1", "%2e%2e%3b", ".;", "..%5c"])
+def test_dots_with_a_parameter_lead_nowhere(own: str, upstream: RawUpstream, dots: str) -> None:
+    """Java servers remove a path parameter before they resolve the dots."""
+    upstream.arrived = []
+    assert ask(own, f"/v1/a/{dots}/b", None).status == 404
+    assert upstream.arrived == []
+
+
+def test_requests_before_one_that_is_refused_are_answered(own: str, upstream: RawUpstream) -> None:
+    """Their responses aren't mixed with the refusal, which is left out."""
+    upstream.arrived = []
+    got = told(own, LINE + HOST + LENGTH + b"\r\n" + BODY + REFUSED["two Hosts"])
+    assert got.startswith(b"HTTP/1.1 200 ")
+    assert got.count(b"HTTP/1.1 ") == 1
+    assert len(upstream.arrived) == 1
 
 
 def test_what_no_address_may_have_is_escaped() -> None:
