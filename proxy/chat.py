@@ -38,7 +38,7 @@ from proxy.upstream.ending import finished, is_silence
 from proxy.upstream.lane import Lane, Outgoing
 from proxy.upstream.opening import Opening, opened
 from proxy.upstream.overflow import Overflow
-from proxy.upstream.overflow.silent import empty_stream, silent_overflow
+from proxy.upstream.overflow.silent import empty_stream
 
 log = structlog.get_logger(__name__)
 
@@ -55,7 +55,7 @@ class ChatCompletions:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._room = Room(service)
-        self._afterwards = Afterwards(service, self._room, self._counted)
+        self._afterwards = Afterwards(service, self._room, self._case)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Sent) -> None:
         """Serve one request."""
@@ -176,15 +176,16 @@ class ChatCompletions:
         if opening.written:
             self._room.proved(exchange)
             return None
-        if opening.cut_short and case.mode == "enforce" and exchange.retries < case.policy.overflow_retries:
-            return case, outcome
         overflow = opening.overflow or await self._silent(exchange, case, outcome, opening)
+        if self._worth_repeating(exchange, case, opening, overflow):
+            exchange.repeated = True
+            return case, outcome
         if overflow is None and opening.answer.status < 400 and not opening.empty:
             self._room.proved(exchange)
         if overflow is None or case.mode != "enforce" or outcome.verdict == "failed":
             return None
         if may_retry(exchange, overflow):
-            harder = await self._harder(exchange, case, outcome, overflow, may_ask=exchange.retries > 0)
+            harder = await self._harder(exchange, case, outcome, overflow, may_ask=exchange.retries > exchange.repeated)
             if harder is not None:
                 return harder
         if opening.overflow is not None:  # else nothing was refused
@@ -192,16 +193,25 @@ class ChatCompletions:
             await add_what_does_not_fit(opening, parts | {OUTPUT_PART: outcome.output or exchange.body.max_output or 0})
         return None
 
+    def _worth_repeating(self, exchange: Exchange, case: Case, opening: Opening, overflow: Overflow | None) -> bool:
+        """Decide whether to send a request once more unchanged: the upstream ended a stream before it wrote anything.
+
+        It turned to another request, or failed. If it fails again, the prompt may be too long.
+        """
+        if exchange.repeated or case.mode != "enforce" or exchange.retries >= case.policy.overflow_retries:
+            return False
+        ended = overflow is not None and opening.is_stream and is_silence(opening.first)
+        return opening.interrupted or (ended and opening.overflow is None)
+
     async def _silent(self, exchange: Exchange, case: Case, outcome: Outcome, opening: Opening) -> Overflow | None:
         """The overflow that an answer with nothing in it stands for, if it does."""
         if not opening.empty or not exchange.body.messages or case.mode != "enforce" or outcome.verdict == "failed":
             return None
         counted = int(await self._service.compactor.size(case, outcome) * self._room.factor(exchange))
-        window = self._room.window(exchange)
         if opening.is_stream and is_silence(opening.first):
-            return empty_stream(counted, window=window)
+            return empty_stream(counted, window=self._room.window(exchange))
         asked = outcome.output or exchange.body.max_output
-        return silent_overflow(finished(opening.first), counted, window=window, asked=asked)
+        return self._room.silent(exchange, finished(opening.first), counted, asked)
 
     async def _compacted(self, exchange: Exchange, case: Case, *, may_ask: bool = True) -> Outcome:
         """Compact the request if it needs that. A fault of the proxy is logged, and the request is sent unchanged.
@@ -255,9 +265,6 @@ class ChatCompletions:
             kept=caller.kept,
             allowance=service.budgets.of(caller),
         )
-
-    async def _counted(self, exchange: Exchange, outcome: Outcome) -> int:
-        return await self._service.compactor.size(self._case(exchange), outcome)
 
     async def _harder(
         self, exchange: Exchange, case: Case, outcome: Outcome, overflow: Overflow, *, may_ask: bool

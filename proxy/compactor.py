@@ -188,6 +188,11 @@ class Compactor:
             return outcome.after
         return (await self._measure(case))[2]
 
+    async def sizes(self, case: Case) -> tuple[int, list[int]]:
+        """Return the tokens of tools and framing, and those of each message, of the request as it came."""
+        turns, fixed, _ = await self._measure(case)
+        return fixed, [turn.facts.tokens for turn in turns]
+
     async def parts(self, case: Case, outcome: Outcome) -> dict[str, int]:
         """The sizes of the parts of the request as it was sent, in tokens."""
         if outcome.parts:

@@ -22,8 +22,11 @@ class Exchange:
 
     ``configuration`` is the one that was in force when it came; the caller has the policy for the model.
 
-    ``unproven`` is a limit guessed from a refusal that named none; it is kept for others once a request got through.
-    ``doubtful`` says that there was no refusal at all, only an answer without anything in it.
+    ``unproven`` is a limit that only this request is held to: guessed from a refusal that named none, or far below a
+    size that was answered lately. It is kept for others once a request got through. ``doubtful`` says that this must
+    happen twice: there was no refusal but an answer without anything in it, or an earlier answer contradicts the limit
+    (``contradicted``).
+    ``repeated`` says that the request was sent again unchanged, which happens once.
     ``retries`` counts how often the request was sent again so far; ``line`` goes to a client that wants a stream.
     """
 
@@ -38,6 +41,8 @@ class Exchange:
     deadline: float
     unproven: Learned | None = None
     doubtful: bool = False
+    contradicted: bool = False
+    repeated: bool = False
     retries: int = 0
     line: Keepalive | None = None
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from proxy.answered import Answered
 from proxy.compaction.conditions import Clause
 from proxy.profiles import Profile
 from proxy.shared import Shared
@@ -48,6 +49,9 @@ DISPROVED = 1 / BLIND_FACTOR
 
 COUNTS_DIFFER = 1.05
 """A usage of so many times the limit that the upstream named shows the same: it counts both itself."""
+
+CONTRADICTED = 0.5
+"""Share of a size answered lately. A named limit below it must be named twice before others are held to it."""
 
 LEARNED_ENTRIES = 10_000
 
@@ -120,24 +124,27 @@ def told_by(overflow: Overflow, counted_here: int, reserved: int, factor: float 
     if overflow.limit is None or overflow.limit < LEAST_LIMIT:
         return blind
     here = _here(overflow.limit, overflow.counted, counted_here, factor)
-    named = 0 if overflow.kind == "silent" else overflow.output or 0  # there it is what was written
+    silent = overflow.kind == "silent"
+    source: Source = "usage" if silent else "refusal"
+    named = 0 if silent else overflow.output or 0  # for a silent overflow it is the size of the answer
     output = 0 if overflow.scope == "input" else max(reserved, named)
     if here - output >= counted_here:
         # By our count it would have fitted, and the refusal does not say by how much that is wrong.
         return replace(blind, named=overflow.limit)
     if overflow.scope == "input":
-        return Learned(input=here, named=overflow.limit)
+        return Learned(input=here, source=source, named=overflow.limit)
     if output > reserved:
         # The upstream adds an output of its own to requests that name none.
-        return Learned(input=max(here - output, here // SMALLEST_PART), named=overflow.limit)
-    return Learned(total=here, named=overflow.limit)
+        return Learned(input=max(here - output, here // SMALLEST_PART), source=source, named=overflow.limit)
+    return Learned(total=here, source=source, named=overflow.limit)
 
 
 def shown_by(overflow: Overflow, counted_here: int, factor: float) -> Learned | None:
     """What an answer to a request of ``counted_here`` tokens shows of the limit, though nothing was refused."""
     if overflow.limit is None:
         return None
-    return Learned(total=_here(overflow.limit, overflow.counted, counted_here, factor), named=overflow.limit)
+    total = _here(overflow.limit, overflow.counted, counted_here, factor)
+    return Learned(total=total, source="usage", named=overflow.limit)
 
 
 def _here(limit: int, counted: int | None, counted_here: int, factor: float) -> int:
@@ -165,7 +172,7 @@ class Figure(msgspec.Struct, frozen=True):
     """A limit of ``tokens`` as counted here, learned at ``since``, which holds until ``until`` (seconds since 1970).
 
     ``named`` is the number that the refusal gave, in the upstream's own tokens. One that was ``disproved`` is kept as
-    long as other processes may have it.
+    long as other processes may have it. ``refused`` is the size that was refused, if the limit was guessed from it.
     """
 
     tokens: int
@@ -174,6 +181,7 @@ class Figure(msgspec.Struct, frozen=True):
     until: float
     named: int | None = None
     disproved: bool = False
+    refused: int | None = None
 
     def holds(self, now: float) -> bool:
         """Whether it is in force."""
@@ -218,6 +226,7 @@ class LearnedLimits:
         """``clock`` gives seconds since 1970. Without a store nothing outlives the process."""
         self._clock = clock
         self._known = Shared(store, KIND, Limits, LEARNED_ENTRIES, clock)
+        self._answered = Answered(clock)
 
     def first_read(self, upstream: str, model: str, tenant: str) -> asyncio.Task[None] | None:
         """See ``Shared.first_read``."""
@@ -238,19 +247,38 @@ class LearnedLimits:
         While one that was named holds, a guess for the same thing from a refusal without a number is not kept; and what
         is named takes the place of such a guess, be it higher.
 
-        ``most`` are the limits known otherwise: what is not below them says nothing. Nor does what is below
-        ``LEAST_LIMIT``.
+        ``most`` are the limits known otherwise: a limit that isn't below them is ignored, and so is one below
+        ``LEAST_LIMIT``. A limit that no refusal named is never below the largest size that was answered lately.
         """
         now = self._clock()
         known = self._known.get(tenant, upstream, model) or Limits(upstream, model)
+        least = 0 if told.source == "refusal" else self._answered.largest((upstream, model, tenant))
         changed = Limits(
             upstream,
             model,
-            _learned(known.input, told.input, None if most is None else most.input, told, now),
-            _learned(known.total, told.total, None if most is None else most.total, told, now),
+            _learned(known.input, told.input, least, None if most is None else most.input, told, now),
+            _learned(known.total, told.total, least, None if most is None else most.total, told, now),
         )
         if changed != known:
             self._known.put(tenant, upstream, model, changed)
+
+    def answered(self, upstream: str, model: str, tenant: str, tokens: int) -> None:
+        """Remember that a request of this size, in tokens as counted here, was answered."""
+        self._answered.note((upstream, model, tenant), tokens)
+
+    def contradicts(self, upstream: str, model: str, tenant: str, told: Learned, refused: int) -> bool:
+        """Return whether an answer contradicts a limit that was told by refusing a request of ``refused`` tokens.
+
+        A named limit is far below a size that was answered lately; without a name, such a size was refused.
+        """
+        answered = self._answered.largest((upstream, model, tenant))
+        if told.blind:
+            return refused < answered
+        return any(limit is not None and limit < CONTRADICTED * answered for limit in (told.input, told.total))
+
+    def outdate(self, upstream: str, model: str, tenant: str) -> None:
+        """Forget the sizes that were answered: repeated refusals show that the upstream takes less now."""
+        self._answered.forget((upstream, model, tenant))
 
     def below(self, upstream: str, model: str, tenant: str, tokens: int) -> bool:
         """Whether a limit is known that is lower than so many tokens."""
@@ -294,15 +322,21 @@ def _tokens(figure: Figure | None, now: float) -> int | None:
     return figure.tokens if figure is not None and figure.holds(now) else None
 
 
-def _learned(known: Figure | None, tokens: int | None, most: int | None, told: Learned, now: float) -> Figure | None:
-    """The figure that holds after a refusal told one of so many tokens."""
-    if tokens is None or tokens < LEAST_LIMIT or (most is not None and tokens >= most):
+def _learned(
+    known: Figure | None, tokens: int | None, least: int, most: int | None, told: Learned, now: float
+) -> Figure | None:
+    """Return the figure that holds after one of this many tokens, but of ``least`` or more, was told."""
+    if tokens is None or tokens < LEAST_LIMIT:
+        return known
+    guessed, tokens = tokens, max(tokens, least)
+    if most is not None and tokens >= most:
         return known
     if told.blind and known is not None and known.told and known.holds(now):
         return known
     until = now + (GUESS_SECONDS if told.source == "guess" else NAMED_SECONDS)
-    new = Figure(tokens, told.source, now, until, told.named)
-    if known is None or not known.holds(now) or tokens <= known.tokens or (known.blind and told.source == "refusal"):
+    refused = int(guessed / BLIND_FACTOR) if told.source == "guess" else None
+    new = Figure(tokens, told.source, now, until, told.named, refused=refused)
+    if known is None or not known.holds(now) or tokens <= known.tokens or (known.blind and told.source != "guess"):
         return new
     # Told once more, a limit holds from now on; a guess says nothing of one that was named.
     return msgspec.structs.replace(known, since=now, until=until) if known.source == told.source else known
@@ -315,7 +349,7 @@ def _proved(figure: Figure | None, size: int, reported: int | None, now: float) 
     if reported is None and figure.source == "usage":
         return figure  # an upstream that leaves out what is too long, without a word, takes a request of any size
     beyond = figure.named is not None and reported is not None and reported > figure.named * COUNTS_DIFFER
-    if beyond or size >= figure.tokens * DISPROVED:
+    if beyond or size >= (figure.refused or figure.tokens * DISPROVED):
         return msgspec.structs.replace(figure, source="usage", since=now, disproved=True)
     return msgspec.structs.replace(figure, tokens=size, source="usage", since=now) if size > figure.tokens else figure
 

@@ -25,9 +25,13 @@ from proxy.output import kept_free, lowered, shared_window
 from proxy.policy_rules import bounds_of, rules_for
 from proxy.service import Service
 from proxy.upstream.overflow import Overflow
+from proxy.upstream.overflow.silent import Filled, Finished, seems_full, silent_overflow
 
 PLACES = 1_000
-"""So many upstreams, models and tenants with empty answers are remembered, the latest ones."""
+"""Combinations of upstream, model, and tenant with doubtful answers that are remembered, the latest ones."""
+
+FILLED = 4
+"""Answers that seemed to fill their window and are remembered for each of these."""
 
 
 class Room:
@@ -36,7 +40,8 @@ class Room:
     def __init__(self, service: Service, clock: Callable[[], float] = time.monotonic) -> None:
         self._service = service
         self._clock = clock
-        self._emptied: OrderedDict[tuple[str, str, str], float] = OrderedDict()
+        self._doubts: OrderedDict[tuple[object, ...], float] = OrderedDict()
+        self._filled: OrderedDict[tuple[str, str, str], tuple[Filled, ...]] = OrderedDict()
 
     def factor(self, exchange: Exchange) -> float:
         """How many of the upstream's tokens one of ours is."""
@@ -82,23 +87,43 @@ class Room:
             sent = await self._service.compactor.size(case, outcome)
         return lowered(window, asked, int(sent * factor))
 
+    def silent(self, exchange: Exchange, answer: Finished, counted: int, asked: int | None) -> Overflow | None:
+        """Return the overflow that a finished answer shows; ``None`` if it shows none.
+
+        ``counted`` is our own count of its prompt, in the upstream's tokens; ``asked`` the output that was asked for.
+        An answer that may have filled its window is remembered, because the same total again is the second sign.
+        """
+        filled = self._filled.get(exchange.place, ())
+        found = silent_overflow(answer, counted, window=self.window(exchange), asked=asked, filled=filled)
+        if found is None and answer.prompt and seems_full(answer, asked):
+            now = Filled(counted, answer.prompt + (answer.output or 0))
+            self._filled[exchange.place] = (*filled, now)[-FILLED:]
+            self._filled.move_to_end(exchange.place)
+            if len(self._filled) > PLACES:
+                self._filled.popitem(last=False)
+        return found
+
     def learn(self, exchange: Exchange, told: Learned) -> None:
         """Keep a limit, if it is below what is known otherwise."""
         self._service.learned.learn(*exchange.place, told, published(exchange.profile, self.factor(exchange)))
 
     def proved(self, exchange: Exchange) -> None:
-        """The request got through; a guess that brought it there is kept for others."""
-        if exchange.unproven is None or (exchange.doubtful and not self._again(exchange)):
+        """Keep a doubtful limit for others, because the request that it was tried on got through."""
+        told = exchange.unproven
+        if told is None or (exchange.doubtful and not self._again(exchange, told)):
             return
-        self.learn(exchange, for_others(exchange.unproven))
+        if exchange.contradicted:
+            self._service.learned.outdate(*exchange.place)
+        self.learn(exchange, for_others(told) if told.source == "guess" else told)
 
-    def _again(self, exchange: Exchange) -> bool:
-        """Whether the same was seen before. Once, an empty answer may be an upstream's mishap."""
-        before = self._emptied.get(exchange.place)
-        self._emptied[exchange.place] = now = self._clock()
-        self._emptied.move_to_end(exchange.place)
-        if len(self._emptied) > PLACES:
-            self._emptied.popitem(last=False)
+    def _again(self, exchange: Exchange, told: Learned) -> bool:
+        """Return whether the same doubt came up lately. One empty or odd answer may be an upstream's mishap."""
+        doubt = (*exchange.place, told.named)
+        before = self._doubts.get(doubt)
+        self._doubts[doubt] = now = self._clock()
+        self._doubts.move_to_end(doubt)
+        if len(self._doubts) > PLACES:
+            self._doubts.popitem(last=False)
         return before is not None and now - before < GUESS_SECONDS
 
     async def after(
@@ -111,8 +136,11 @@ class Room:
         sent = await self._service.compactor.size(case, outcome)
         reserved = outcome.output or self.of(exchange)[1]
         told = told_by(overflow, sent, reserved, self.factor(exchange))
-        if told.source == "guess":
-            exchange.unproven, exchange.doubtful = told, overflow.kind == "silent"
+        refused = overflow.kind != "silent"
+        contradicted = refused and self._service.learned.contradicts(*exchange.place, told, sent)
+        if told.source == "guess" or contradicted:
+            exchange.unproven, exchange.doubtful = told, contradicted or not refused
+            exchange.contradicted = contradicted
         else:
             self.learn(exchange, told)
         # A reserve that nobody asked for is smaller in the window that has just been told.

@@ -10,7 +10,7 @@ from bench.overflow.lines import Line
 from proxy.upstream.ending import finished
 from proxy.upstream.overflow import Overflow, recognise
 from proxy.upstream.overflow.patterns import CODES, ROWS
-from proxy.upstream.overflow.silent import silent_overflow
+from proxy.upstream.overflow.silent import Finished, Sent, counts_in_full, cut_prompt, silent_overflow
 
 Recogniser = Callable[[Line], Overflow | None]
 
@@ -49,12 +49,24 @@ class Score:
 def ours(line: Line) -> Overflow | None:
     """What the proxy makes of an answer, knowing what it knew of the request."""
     found = recognise(line.status, line.body, line.headers)
-    if found is None and line.status == 200 and line.estimate is not None:
-        return silent_overflow(finished(line.body), line.estimate, window=line.window)
-    if found is None and line.silent:
-        # The size of the request isn't in the catalogue: only what the answer says itself can count.
-        return silent_overflow(finished(line.body), 0, window=line.window)
+    if found is None and (line.silent or (line.status == 200 and line.estimate is not None)):
+        # If the size of the request isn't in the catalogue, only what the answer itself says can count.
+        return silent(finished(line.body), line.estimate or 0, line.window)
     return found
+
+
+def silent(answer: Finished, counted: int, window: int | None) -> Overflow | None:
+    """What the proxy makes of an answer without an error when a longer prompt has brought the same answer before.
+
+    One sign concludes nothing, so a cut prompt shows only as the conversation goes on. A prompt that the upstream
+    counted in full has another size then.
+    """
+    if found := silent_overflow(answer, counted, window=window):
+        return found
+    if not counted or not answer.prompt or counts_in_full(counted, answer.prompt):
+        return None
+    grown = counted // 4
+    return cut_prompt(answer, counted + grown, grown // 4, [Sent(answer.prompt, grown)], window)
 
 
 def leaving_out(line: Line, *, shared: bool) -> Overflow | None:

@@ -100,6 +100,17 @@ def is_silence(body: bytes) -> bool:
     return all(_says_nothing(line.strip()) for line in body.splitlines())
 
 
+def gives_up(body: bytes) -> bool:
+    """Whether a stream is over after one event that only names the role: neither reason nor usage, then ``[DONE]``."""
+    data = [line[5:].strip() for line in body.splitlines() if line.startswith(b"data:") and line[5:].strip()]
+    if len(data) != 2 or data[1] != b"[DONE]":
+        return False
+    event = next(_objects(body), {})
+    choices = list(_choices(event))
+    named = any(isinstance(delta := choice.get("delta"), dict) and "role" in delta for choice in choices)
+    return named and not event.get("usage") and not any(choice.get("finish_reason") for choice in choices)
+
+
 def _says_nothing(line: bytes) -> bool:
     name, _, value = line.partition(b":")
     return name in (b"", b"event", b"id", b"retry") or (name == b"data" and value.strip() in (b"", b"[DONE]"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from proxy.errors import RequestError
 from proxy.unpacking import Unpacking, unpack
-from proxy.upstream.ending import finished, is_silence
+from proxy.upstream.ending import finished, gives_up
 from proxy.upstream.lane import Answer
 from proxy.upstream.overflow import Overflow, recognise
 from proxy.upstream.sight import Sight, at_a_glance
@@ -52,14 +52,15 @@ class Opening:
         return over and finished(self.first).empty
 
     @property
-    def cut_short(self) -> bool:
-        """Whether a stream began and ended without content, reason or usage: the server turned to another request.
+    def interrupted(self) -> bool:
+        """Whether the server gave up a stream before it wrote anything: its first event, then ``[DONE]``.
 
-        Seen with llama-cpp-python, which does so by default.
+        llama-cpp-python does so when it turns to another request, which is its default. A model that wrote nothing ends
+        differently: with a finish reason, a usage, or at least a last event.
         """
-        if self.written or not self.is_stream or not self.empty or is_silence(self.first):
+        if self.written or not self.is_stream or not self.empty:
             return False
-        return b'"usage"' not in self.first and finished(self.first).finish_reason is None
+        return gives_up(self.first)
 
     @property
     def is_stream(self) -> bool:

@@ -6,11 +6,15 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from proxy.upstream.overflow import Overflow, recognise
 from proxy.upstream.overflow.silent import (
+    Filled,
     Finished,
     Sent,
+    cut_prompt,
     empty_stream,
     output_tokens,
     prompt_tokens,
@@ -26,23 +30,26 @@ def stopped(prompt: int | None, output: int = 100, reason: str = "stop", *, empt
     return Finished(reason, prompt, output, empty)
 
 
+EXCEEDED = "model_context_window_exceeded"
+
 # One row: the case, the answer, our count, what else is known, and what it tells.
 FOUND: list[tuple[str, Finished, int, dict[str, Any], Overflow]] = [
-    (
-        "the finish reason says it",
-        stopped(199_870, 130, "model_context_window_exceeded"),
-        190_000,
-        {},
-        silent(200_000, 199_870, 130),
-    ),
+    ("the finish reason says it", stopped(199_870, 130, EXCEEDED), 190_000, {}, silent(200_000, 199_870, 130)),
     (
         "and leaves some tokens unused",
-        stopped(999_990, 1, "model_context_window_exceeded", empty=True),
+        stopped(999_990, 1, EXCEEDED, empty=True),
         900_000,
-        {},
+        {"window": 1_048_576},
         silent(1_000_000, 999_990, 1),
     ),
-    ("or says nothing else", stopped(None, 3, "model_context_window_exceeded"), 5_000, {}, silent(None, None, 3)),
+    ("or says nothing else", stopped(None, 3, EXCEEDED), 5_000, {}, silent(None, None, 3)),
+    (
+        "it says so twice, far below the window",
+        stopped(4_000, 96, EXCEEDED),
+        3_800,
+        {"window": 128_000, "filled": [Filled(3_600, 4_097)]},
+        silent(4_096, 4_000, 96),
+    ),
     (
         "a full window",
         stopped(262_144, 0, "length", empty=True),
@@ -51,31 +58,21 @@ FOUND: list[tuple[str, Finished, int, dict[str, Any], Overflow]] = [
         silent(262_144, 262_144, 0),
     ),
     ("one token", stopped(8_191, 1, "length", empty=True), 8_000, {"asked": 500}, silent(8_192, 8_191, 1)),
-    ("cut to a power of two", stopped(8_192, 3), 25_000, {}, silent(8_192)),
-    ("cut to a round size", stopped(10_000), 40_000, {}, silent(10_000)),
-    ("whole messages dropped", stopped(4_050), 20_000, {}, silent(4_050)),
     (
-        "the same size while the prompt grows",
-        stopped(11_111),
-        16_000,
-        {"before": [Sent(12_500, 11_150), Sent(14_000, 11_100)]},
-        silent(11_150),
-    ),
-    (
-        "a size that falls behind, message by message",
-        stopped(3_900),
-        4_800,
-        {"before": [Sent(3_600, 3_590), Sent(4_300, 4_050)]},
-        silent(4_050),
-    ),
-    (
-        "nothing written, in a window that may be smaller",
-        stopped(30_000, 1, "length", empty=True),
+        "nothing written twice, with the same total",
+        stopped(30_010, 1, "length", empty=True),
         30_000,
-        {"window": 128_000},
-        silent(None, 30_000, 1),
+        {"window": 128_000, "filled": [Filled(28_000, 30_012)]},
+        silent(30_011, 30_010, 1),
     ),
     ("no usage for far more than fits", stopped(0, 120, "length"), 20_000, {"window": 8_192}, silent(8_192)),
+    (
+        "nothing written for more than fits",
+        stopped(0, 0, "length", empty=True),
+        9_000,
+        {"window": 8_192},
+        silent(None, None, 0),
+    ),
     ("aborted", stopped(0, 0, "abort", empty=True), 40_000, {"window": 32_768}, silent(None)),
 ]
 
@@ -87,18 +84,33 @@ def test_silent_overflows(answer: Finished, counted: int, known: dict[str, Any],
 
 NOT_FOUND: list[tuple[str, Finished, int, dict[str, Any]]] = [
     ("an answer", stopped(5_000), 5_200, {"window": 8_192}),
-    ("another tokenizer", stopped(8_192), 11_500, {}),
-    ("all the other way", stopped(16_000), 10_000, {"window": 8_192}),
-    ("far below, but no window", stopped(7_310), 20_000, {}),
     ("thoughts took the output", stopped(1_200, 4_096, "length", empty=True), 1_190, {"window": 400_000}),
+    (
+        "thoughts took it, and no usage",
+        stopped(None, 0, "length", empty=True),
+        60_000,
+        {"window": 128_000, "asked": 200},
+    ),
+    ("thoughts took it, and aren't counted", stopped(60_000, 0, "length", empty=True), 60_000, {"window": 128_000}),
+    (
+        "that happened before",
+        stopped(60_000, 0, "length", empty=True),
+        60_000,
+        {"window": 128_000, "filled": [Filled(59_000, 59_000)]},
+    ),
+    (
+        "the same prompt again",
+        stopped(60_000, 0, "length", empty=True),
+        60_000,
+        {"window": 128_000, "filled": [Filled(60_000, 60_000)]},
+    ),
+    ("what was asked for fits", stopped(8_050, 0, "length", empty=True), 8_000, {"window": 8_192, "asked": 64}),
+    ("the finish reason says it once, far below", stopped(4_000, 96, EXCEEDED), 3_800, {"window": 128_000}),
+    ("and without usage", stopped(None, 0, EXCEEDED), 3_800, {"window": 128_000}),
     ("one token was asked for", stopped(5_000, 1, "length", empty=True), 5_000, {"asked": 1}),
     ("nothing written far under the window", stopped(1_000, 1, "length", empty=True), 1_000, {"window": 128_000}),
     ("nothing written, and not for its length", stopped(8_192, 0, "stop", empty=True), 8_000, {"window": 8_192}),
     ("the end of a long answer", stopped(5_000, 3_000, "length"), 5_000, {"window": 8_192}),
-    ("the same prompt again", stopped(11_111), 12_500, {"before": [Sent(12_500, 11_150)]}),
-    ("a prompt that grows, and is counted so", stopped(13_000), 16_000, {"before": [Sent(12_500, 10_150)]}),
-    ("what the cache held is left out", stopped(5_200), 20_000, {"before": [Sent(10_000, 10_000)]}),
-    ("and it says so", Finished("stop", 8_192, 3, empty=False, cached=14_000), 22_000, {}),
     ("no usage for what fits", stopped(None), 8_000, {"window": 8_192}),
     ("aborted, though it fits", stopped(0, 0, "abort", empty=True), 4_000, {"window": 32_768}),
     ("more than the window", stopped(201_500, 20), 200_900, {"window": 200_000}),
@@ -110,12 +122,82 @@ def test_answers(answer: Finished, counted: int, known: dict[str, Any]) -> None:
     assert silent_overflow(answer, counted, **known) is None
 
 
-@pytest.mark.parametrize("prompt", [2_047, 2_048, 4_000, 4_050, 6_144, 8_191, 12_000, 16_200, 24_576, 40_960, 131_000])
-def test_what_is_taught_was_taken(prompt: int) -> None:
-    """Where a prompt is cut, the limit is never above what the upstream said it took."""
-    told = silent_overflow(stopped(prompt), 4 * prompt)
-    assert told is not None
-    assert told.limit == prompt
+# One row: the case, the reported size, our count, that of the newest messages, the earlier turns, the published window,
+# and the limit.
+CUT: list[tuple[str, int, int, int, list[Sent], int | None, int]] = [
+    ("to a power of two", 8_192, 25_000, 900, [Sent(8_192, 900)], None, 8_192),
+    ("to a round size", 10_000, 40_000, 2_000, [Sent(10_000, 2_000)], 128_000, 10_000),
+    ("whole messages, under a window", 4_050, 20_000, 900, [Sent(4_060, 900)], 128_000, 4_060),
+    ("three times the same", 11_111, 16_000, 900, [Sent(11_150, 2_000), Sent(11_100, 900)], None, 11_150),
+    ("after it was counted in full", 3_333, 4_800, 400, [Sent(2_000, 2_800, True), Sent(3_340, 400)], 32_000, 3_340),
+    (
+        "message by message",
+        3_800,
+        5_600,
+        400,
+        [Sent(3_000, 2_000, True), Sent(3_900, 1_200), Sent(3_700, 800)],
+        32_000,
+        3_900,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("reported", "counted", "newest", "before", "window", "limit"), [r[1:] for r in CUT], ids=[r[0] for r in CUT]
+)
+def test_cut_prompts(
+    reported: int, counted: int, newest: int, before: list[Sent], window: int | None, limit: int
+) -> None:
+    assert cut_prompt(stopped(reported), counted, newest, before, window) == silent(limit)
+
+
+NOT_CUT: list[tuple[str, Finished, int, int, list[Sent], int | None]] = [
+    ("the first turn", stopped(8_192), 25_000, 900, [], None),
+    ("the conversation has hardly grown", stopped(8_192), 25_000, 100, [Sent(8_192, 200)], None),
+    ("another size before", stopped(8_192), 25_000, 900, [Sent(7_000, 900)], None),
+    ("another size in between", stopped(8_192), 25_000, 900, [Sent(8_192, 1_900), Sent(7_000, 900)], None),
+    ("no window, and once", stopped(7_310), 20_000, 900, [Sent(7_310, 900)], None),
+    ("no window, far below", stopped(7_310), 20_000, 900, [Sent(7_310, 1_900), Sent(7_310, 900)], 32_000),
+    ("the newest text alone", stopped(1_024), 20_000, 1_000, [Sent(1_024, 1_000)], None),
+    ("cached tokens are left out", Finished("stop", 8_192, 3, False, 14_000), 22_000, 900, [Sent(8_192, 900)], None),
+    (
+        "it wavers, and never counted in full",
+        stopped(3_700),
+        9_000,
+        400,
+        [Sent(3_900, 1_200), Sent(3_800, 400)],
+        32_000,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("answer", "counted", "newest", "before", "window"), [r[1:] for r in NOT_CUT], ids=[r[0] for r in NOT_CUT]
+)
+def test_prompts_that_may_be_whole(
+    answer: Finished, counted: int, newest: int, before: list[Sent], window: int | None
+) -> None:
+    assert cut_prompt(answer, counted, newest, before, window) is None
+
+
+@given(
+    st.integers(256, 200_000),
+    st.integers(0, 400_000),
+    st.integers(0, 100_000),
+    st.lists(st.builds(Sent, st.integers(1, 200_000), st.integers(0, 200_000), st.booleans()), max_size=8),
+    st.none() | st.integers(1_000, 1_000_000),
+)
+@settings(max_examples=500, derandomize=True, deadline=None)
+def test_a_cut_takes_repetition_and_its_limit_was_taken(
+    reported: int, counted: int, newest: int, before: list[Sent], window: int | None
+) -> None:
+    """The limit is one of the reported sizes, and never below this one."""
+    told = cut_prompt(stopped(reported), counted, newest, before, window)
+    if told is not None:
+        assert told.limit in {reported, *(sent.reported for sent in before)}
+        assert told.limit is not None
+        assert told.limit >= reported
+        assert any(abs(sent.reported - reported) <= 0.1 * max(reported, sent.reported) for sent in before)
 
 
 def test_an_empty_stream_is_an_overflow_unless_the_prompt_is_small() -> None:

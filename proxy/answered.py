@@ -1,0 +1,49 @@
+"""The largest requests that upstreams answered lately: no limit that nobody stated may be below them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+PERIOD = 3_600.0
+"""Seconds. An answer counts as recent for at least this time, and at most twice as long."""
+
+PLACES = 10_000
+"""Combinations of upstream, model, and tenant that are remembered, the latest ones."""
+
+Place = tuple[str, str, str]
+
+
+class Answered:
+    """The largest size that was answered lately by upstream, model, and tenant, in tokens as counted here."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Create an empty one. ``clock`` returns seconds."""
+        self._clock = clock
+        self._largest: OrderedDict[Place, tuple[float, int, int]] = OrderedDict()
+
+    def note(self, place: Place, tokens: int) -> None:
+        """Remember that a request of this size was answered."""
+        began, now, before = self._periods(place)
+        if tokens <= now:
+            return
+        self._largest[place] = (began, tokens, before)
+        self._largest.move_to_end(place)
+        if len(self._largest) > PLACES:
+            self._largest.popitem(last=False)
+
+    def forget(self, place: Place) -> None:
+        """Forget the answers of this upstream, model, and tenant."""
+        self._largest.pop(place, None)
+
+    def largest(self, place: Place) -> int:
+        """Return the largest size that was answered lately; 0 if none was."""
+        return max(self._periods(place)[1:])
+
+    def _periods(self, place: Place) -> tuple[float, int, int]:
+        """Return when the current period began, and the largest sizes of this period and the one before."""
+        time = self._clock()
+        began, now, before = self._largest.get(place, (time, 0, 0))
+        if time - began < PERIOD:
+            return began, now, before
+        return time, 0, (now if time - began < 2 * PERIOD else 0)
