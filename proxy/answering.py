@@ -10,7 +10,7 @@ import msgspec
 import structlog
 from starlette.types import Send
 
-from proxy.errors import ProxyError, UpstreamInterrupted, error_body
+from proxy.errors import ErrorShape, ProxyError, UpstreamInterrupted, error_body
 from proxy.headers import encoded
 from proxy.upstream.ending import Tail
 from proxy.upstream.lane import Headers
@@ -24,10 +24,12 @@ SAID_BYTES = 500
 """So much of a refusal that is no JSON is quoted in an error event."""
 
 
-async def send_answer(send: Send, opening: Opening, extra: Headers, tail: Tail | None = None) -> None:
-    """Send an answer on as it comes, with further headers. The upstream's request ends with this, however it ends.
+async def send_answer(
+    send: Send, opening: Opening, extra: Headers, tail: Tail | None = None, *, shape: ErrorShape = "openai"
+) -> None:
+    """Forward an answer as it arrives, with further headers. Close the upstream's request at the end, or on an error.
 
-    ``tail`` gets to see what is sent.
+    ``tail`` receives the bytes that are sent. ``shape`` is that of the error event which ends an interrupted stream.
     """
     answer = opening.answer
     headers = [pair for pair in answer.headers if not pair[0].startswith("x-compaction")]
@@ -41,7 +43,7 @@ async def send_answer(send: Send, opening: Opening, extra: Headers, tail: Tail |
         if opening.complete:
             await send({"type": "http.response.body", "body": opening.first})
         elif opening.is_stream:
-            await _send_events(send, opening, tail)
+            await _send_events(send, opening, tail, shape)
         else:
             await _send_bytes(send, opening, tail)
     finally:
@@ -71,8 +73,9 @@ async def send_error_event(send: Send, error: ProxyError) -> None:
     await send({"type": "http.response.body", "body": _event(error.body())})
 
 
-def _event(data: bytes) -> bytes:
-    return b"data: " + data + b"\n\n"
+def _event(data: bytes, shape: ErrorShape = "openai") -> bytes:
+    name = b"event: error\n" if shape == "anthropic" else b""
+    return name + b"data: " + data + b"\n\n"
 
 
 async def _error_of(opening: Opening) -> bytes:
@@ -117,7 +120,7 @@ async def _send_bytes(send: Send, opening: Opening, tail: Tail | None) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _send_events(send: Send, opening: Opening, tail: Tail | None) -> None:
+async def _send_events(send: Send, opening: Opening, tail: Tail | None, shape: ErrorShape = "openai") -> None:
     buffer = EventBuffer()
     feed = buffer.feed
     try:
@@ -132,7 +135,7 @@ async def _send_events(send: Send, opening: Opening, tail: Tail | None) -> None:
     except UpstreamInterrupted as error:
         # Half an event is not passed on; an error event says that the answer is not whole.
         log.warning("upstream.interrupted", reason=error.message)
-        last = (b"\n\n" if buffer.midway else b"") + _event(error.body())
+        last = (b"\n\n" if buffer.midway else b"") + _event(error.body(shape), shape)
     await send({"type": "http.response.body", "body": last})
 
 

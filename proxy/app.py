@@ -26,6 +26,7 @@ from proxy.model_list import ModelList
 from proxy.observe.faults import unhandled
 from proxy.observe.metrics import exposition
 from proxy.passthrough import PassThrough
+from proxy.paths import CHAT, MODELS, canonical, error_shape
 from proxy.reload import Reload, on_signal
 from proxy.service import Service
 
@@ -88,12 +89,13 @@ class Proxy:
         if scope["path"] in HEALTH:
             await self._guarded(scope, receive, send)
             return
+        scope = canonical(scope)
         gate = self.service.gate
         if not gate.places.take(1):
             try:
                 await gate.wait()
             except Overloaded as error:
-                await answer_error(send, error)
+                await answer_error(send, error, shape=error_shape(scope))
                 return
         try:
             await self._guarded(scope, receive, send)
@@ -109,15 +111,16 @@ class Proxy:
             log.exception("request.crashed", error=type(error).__name__)
             if sent.begun:
                 raise
-            await answer_error(send, ProxyError("The proxy failed on this request. Its log says why; try again."))
+            crash = ProxyError("The proxy failed on this request. Its log says why; try again.")
+            await answer_error(send, crash, shape=error_shape(scope))
 
     def _door(self, scope: Scope) -> Door:
         path, method = scope["path"], scope["method"]
         if method == "GET" and path.startswith("/v1/") and is_handshake(scope):
             return _no_websocket
-        if path == "/v1/chat/completions" and method == "POST":
+        if path == CHAT and method == "POST":
             return self._chat
-        if path == "/v1/models" and method == "GET":
+        if path == MODELS and method == "GET":
             return self._models
         return self._passthrough if path.startswith("/v1/") else self._rest
 
@@ -147,7 +150,7 @@ class Proxy:
 
 
 async def _refused(error: ProxyError, scope: Scope, receive: Receive, send: Send) -> None:
-    await answer_error(send, error)
+    await answer_error(send, error, shape=error_shape(scope))
 
 
 async def _no_websocket(scope: Scope, receive: Receive, send: Send) -> None:

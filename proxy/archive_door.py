@@ -10,7 +10,7 @@ import structlog
 from starlette.types import Receive, Scope, Send
 
 from proxy.archive import Found
-from proxy.door import answer_error, header
+from proxy.door import answer_error
 from proxy.errors import MethodNotAllowed, NotFound, ProxyError
 from proxy.headers import encoded
 from proxy.service import Service
@@ -47,7 +47,7 @@ class ArchiveDoor:
     async def _body(self, scope: Scope) -> bytes:
         if scope["method"] != "GET":
             raise MethodNotAllowed(f"This path does not take {scope['method']}. Use GET.")
-        caller = self._service.configuration.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
+        caller = self._service.configuration.teams.identify(scope["headers"])
         async with self._service.quotas.admitted(caller):
             return await self._entry(caller.tenant, scope["path_params"]["id"])
 

@@ -100,8 +100,7 @@ def parse(raw: bytes) -> ChatBody:
     strict = None
     wire = _wire(raw)
     if wire is None and _LONE_SURROGATE.search(raw):
-        # What every encoder puts in the place of a lone surrogate, and of the same length.
-        strict = _LONE_SURROGATE.sub(rb"\1\\ufffd", raw)
+        strict = without_lone_surrogates(raw)
         wire = _wire(strict)
     if wire is None:
         return _unread(raw)
@@ -120,6 +119,16 @@ def parse(raw: bytes) -> ChatBody:
         ),
         strict=strict,
     )
+
+
+def without_lone_surrogates(raw: bytes) -> bytes:
+    """Return JSON with U+FFFD, as encoders write it, in place of each escaped lone surrogate. The length stays."""
+    return _LONE_SURROGATE.sub(rb"\1\\ufffd", raw)
+
+
+def named(body: ChatBody, model: str) -> ChatBody:
+    """Return the body with `model` in it. Raises ``BadBody`` if it isn't a JSON object."""
+    return body if body.model == model else parse(body.rewritten(model=model))
 
 
 def _wire(raw: bytes) -> _Wire | None:

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.afterwards import Afterwards, Seen
 from proxy.answering import add_what_does_not_fit, send_answer, send_error_event, send_rest
-from proxy.body import ChatBody, parse
+from proxy.body import ChatBody, named, parse
 from proxy.compactor import Case, Outcome
 from proxy.config import Route
 from proxy.configuration import Configuration
@@ -30,7 +30,9 @@ from proxy.hops import checked_hops
 from proxy.keepalive import Keepalive
 from proxy.observe.metrics import RETRIES, TOKENS_REMOVED, requests
 from proxy.overdue import Overdue
+from proxy.paths import DEPLOYMENT
 from proxy.policy_rules import bounds_of, rules_for
+from proxy.restricted import check_body
 from proxy.room import Room
 from proxy.service import Service
 from proxy.teams import Caller, for_model, may_use
@@ -64,7 +66,7 @@ class ChatCompletions:
         try:
             service = self._service
             hops = checked_hops(scope, service.instance)
-            caller = configuration.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
+            caller = configuration.teams.identify(scope["headers"])
             known.append(("x-compaction-policy", caller.policy.name))
             async with service.quotas.admitted(caller):
                 with service.bodies.holding() as held:
@@ -95,7 +97,11 @@ class ChatCompletions:
         server = configuration.settings.server
         now = clock.now()
         body = parse(raw)
+        if (deployment := scope.get(DEPLOYMENT)) is not None:
+            body = named(body, deployment)
         route = self._route(configuration, body, caller)
+        if caller.models is not None:
+            check_body(scope, caller, body.raw)
         caller = for_model(caller, body.model or "")
         profile = await self._service.profile(route, configuration)
         exchange = Exchange(configuration, scope, caller, body, route, profile, hops, clock, now + server.deadline)

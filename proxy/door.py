@@ -10,7 +10,7 @@ from types import TracebackType
 from starlette.types import Message, Receive, Scope, Send
 
 from proxy.admission import SMALL, Holding
-from proxy.errors import BodyTooLarge, BodyTooSlow, ProxyError
+from proxy.errors import BodyTooLarge, BodyTooSlow, ErrorShape, ProxyError
 from proxy.headers import encoded
 from proxy.overdue import Overdue, overdue
 from proxy.unpacking import OVER, unpacked
@@ -216,10 +216,15 @@ LINGERING_SILENCE = 5.0
 
 
 async def answer_error(
-    send: Send, error: ProxyError, extra: Iterable[tuple[str, str]] = (), *, receive: Receive | None = None
+    send: Send,
+    error: ProxyError,
+    extra: Iterable[tuple[str, str]] = (),
+    *,
+    receive: Receive | None = None,
+    shape: ErrorShape = "openai",
 ) -> None:
     """Answer with an error of ours. With ``receive``, what is left of a body that is too large is thrown away."""
-    body = error.body()
+    body = error.body(shape)
     headers = [("content-type", "application/json"), ("content-length", str(len(body))), *extra]
     if error.retry_after is not None:
         headers.append(("retry-after", str(error.retry_after)))

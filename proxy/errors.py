@@ -12,6 +12,9 @@
     │   ├── ModelNotAllowed          403  model_not_allowed
     │   ├── HostNotAllowed           403  host_not_allowed
     │   ├── OriginNotAllowed         403  origin_not_allowed
+
+
+    │   ├── PathNotAllowed           403  path_not_allowed
     │   ├── UnknownModel             404  model_not_found
     │   ├── NotFound                 404  not_found
     │   ├── MethodNotAllowed         405  method_not_allowed
@@ -25,12 +28,30 @@
         ├── UpstreamTimeout          504  upstream_timeout
         └── UpstreamInterrupted      502  upstream_interrupted
 
-Bodies have the shape of OpenAI's errors: ``{"error": {"message", "type", "param", "code"}}``.
+Bodies have the shape of OpenAI's errors: ``{"error": {"message", "type", "param", "code"}}``. For clients of
+Anthropic's API they have its shape: ``{"type": "error", "error": {"type", "message"}}``.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+ErrorShape = Literal["openai", "anthropic"]
+"""The API whose error format a client expects."""
+
+# https://docs.claude.com/en/api/errors. Anthropic's 529 is a 503 here, so that every HTTP client understands it.
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 class ProxyError(Exception):
@@ -50,8 +71,11 @@ class ProxyError(Exception):
         self.message = message
         self.param = param
 
-    def body(self) -> bytes:
-        """The OpenAI-shaped JSON body."""
+    def body(self, shape: ErrorShape = "openai") -> bytes:
+        """Return the error as JSON in the shape that the client expects."""
+        if shape == "anthropic":
+            kind = _ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+            return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": self.message}})
         return error_body(self.message, type=self.type, code=self.code, param=self.param)
 
 
@@ -130,6 +154,14 @@ class OriginNotAllowed(RequestError):
     status = 403
     type = "permission_error"
     code = "origin_not_allowed"
+
+
+class PathNotAllowed(RequestError):
+    """The team may not use this path."""
+
+    status = 403
+    type = "permission_error"
+    code = "path_not_allowed"
 
 
 class UnknownModel(RequestError):

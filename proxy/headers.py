@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 # RFC 9110, section 7.6.1, and what older software sends in the same sense.
 HOP_BY_HOP = frozenset(
@@ -46,6 +47,40 @@ _NOT_FOR_UPSTREAM = HOP_BY_HOP | _OWN_REQUEST | CREDENTIALS | _FORWARDED | _OF_B
 _NOT_FOR_CLIENT = HOP_BY_HOP | _CORS | {"server", "date", "alt-svc"}
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
+
+KEY_HEADERS = ("authorization", "x-api-key", "api-key")
+"""Headers that carry a caller's key. If several do, the first in this order counts and the others are dropped."""
+
+_KEY_HEADERS = frozenset(name.encode() for name in KEY_HEADERS)
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """A caller's key, and the header in `KEY_HEADERS` that it came in (in `authorization` as a Bearer token)."""
+
+    key: str = field(repr=False)
+    header: str
+
+
+def credential(raw: RawHeaders) -> tuple[Credential | None, str | None]:
+    """Return the key that identifies a caller, and the first `Authorization` header if it holds no Bearer token.
+
+    The proxy identifies the caller by this key and forwards no other. If a header is repeated, the first one counts.
+    """
+    found: dict[bytes, str] = {}
+    for name, value in raw:
+        if name in _KEY_HEADERS:
+            found.setdefault(name, value.decode("latin-1").strip())
+    if not found:
+        return None, None
+    authorization = found.get(b"authorization", "")
+    scheme, _, token = authorization.partition(" ")
+    if scheme.lower() == "bearer" and (key := token.strip()):
+        return Credential(key, "authorization"), None
+    for header in KEY_HEADERS[1:]:
+        if key := found.get(header.encode(), ""):
+            return Credential(key, header), None
+    return None, authorization or None
 
 
 def for_upstream(raw: RawHeaders) -> list[tuple[str, str]]:

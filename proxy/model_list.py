@@ -12,11 +12,12 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.answering import send_answer
 from proxy.configuration import Configuration
-from proxy.door import ClientLeft, Sent, answer_error, header, leaving
+from proxy.door import ClientLeft, Sent, answer_error, leaving
 from proxy.errors import NotFound, ProxyError, UpstreamError
 from proxy.headers import VIA, encoded, for_upstream
 from proxy.hops import checked_hops
-from proxy.passthrough import drained
+from proxy.passthrough import drained, upstream_url
+from proxy.paths import error_shape, speaks_anthropic
 from proxy.service import Service
 from proxy.teams import Caller, may_use
 from proxy.upstream.opening import Opening, opened, readable
@@ -46,31 +47,30 @@ class ModelList:
         except ClientLeft:
             return
         except ProxyError as error:
-            await answer_error(send, error)
+            await answer_error(send, error, shape=error_shape(scope))
 
     async def _serve(self, scope: Scope, send: Send) -> None:
         configuration = self._service.configuration
         hops = checked_hops(scope, self._service.instance)
-        caller = configuration.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
+        caller = configuration.teams.identify(scope["headers"])
         async with self._service.quotas.admitted(caller):
             await self._listed(configuration, scope, send, caller, hops)
 
     async def _listed(self, configuration: Configuration, scope: Scope, send: Send, caller: Caller, hops: str) -> None:
         settings = configuration.settings
+        first = configuration.upstreams.first(anthropic=speaks_anthropic(scope))
         if not settings.models and caller.models is None:
-            await send_answer(
-                send, await self._ask(configuration, next(iter(settings.upstreams)), scope, caller, hops), []
-            )
+            await send_answer(send, await self._ask(configuration, first, scope, caller, hops), [])
             return
         listed: dict[str, dict[str, Any]] = {}
-        for name in dict.fromkeys(route.upstream for route in settings.models) or [next(iter(settings.upstreams))]:
+        for name in dict.fromkeys(route.upstream for route in settings.models) or [first]:
             listed.update(await self._routed(configuration, name, scope, caller, hops))
         for route in settings.models:
             if not any(mark in route.match for mark in _WILD):
                 entry = {"id": route.match, "object": "model", "created": 0, "owned_by": route.upstream}
                 listed.setdefault(route.match, entry)
         data = [entry for model, entry in listed.items() if may_use(caller, model)]
-        body = msgspec.json.encode({"object": "list", "data": data})
+        body = msgspec.json.encode(_page(data) if speaks_anthropic(scope) else {"object": "list", "data": data})
         headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
         await send({"type": "http.response.start", "status": 200, "headers": encoded(headers)})
         await send({"type": "http.response.body", "body": body})
@@ -79,10 +79,10 @@ class ModelList:
         self, configuration: Configuration, upstream: str, scope: Scope, caller: Caller, hops: str
     ) -> Opening:
         lane = await configuration.upstreams.relay(upstream)
-        query = scope["query_string"].decode("latin-1")
-        headers = lane.headers([*for_upstream(scope["headers"]), (VIA, hops)], caller.credential)
-        timeout = configuration.settings.server.deadline
-        answer = await lane.connections.send("GET", lane.url("/models", query), headers, None, timeout)
+        url = upstream_url(scope, lane, "/models", None)
+        forwarded = [*for_upstream(scope["headers"]), (VIA, hops)]
+        headers = lane.headers(forwarded, caller.credential, anthropic=speaks_anthropic(scope))
+        answer = await lane.request("GET", url, headers, None, configuration.settings.server.deadline)
         try:
             return await opened(answer)
         except BaseException:
@@ -121,6 +121,13 @@ class ModelList:
             return entries
         found = {model: next((r for r in routes if fnmatchcase(model, r.match)), None) for model in entries}
         return {model: entries[model] for model, route in found.items() if route and route.upstream == upstream}
+
+
+def _page(data: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return entries as one page of Anthropic's list of models."""
+    page = [{"type": "model", "display_name": entry["id"], **entry} for entry in data]
+    ids = [entry["id"] for entry in page]
+    return {"data": page, "has_more": False, "first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
 
 
 def _entries(listed: bytes) -> dict[str, dict[str, Any]]:

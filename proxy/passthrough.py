@@ -1,4 +1,4 @@
-"""Every path under /v1 but chat completions: the request and its answer travel as streams, untouched."""
+"""Every path under /v1 but chat completions: the request and its response are forwarded as streams, unchanged."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from starlette.types import Message, Receive, Scope
 
 from proxy.admission import Holding
 from proxy.answering import send_answer
-from proxy.body import parse
+from proxy.body import named, parse
 from proxy.configuration import Configuration
 from proxy.door import ClientLeft, Sent, answer_error, arriving, header, leaving, read_body
-from proxy.errors import ModelNotAllowed, NotFound, ProxyError
+from proxy.errors import NotFound, ProxyError
 from proxy.headers import VIA, for_upstream
 from proxy.hops import checked_hops
+from proxy.paths import AZURE, DEPLOYMENT, PREFIX, error_shape, speaks_anthropic
+from proxy.restricted import check_body, check_path
 from proxy.service import Service
-from proxy.teams import Caller, may_use
+from proxy.teams import Caller
 from proxy.upstream.opening import Opening
-
-PREFIX = "/v1"
+from proxy.upstream.relay import RelayLane, without_api_version
 
 WHOLE_BYTES = 1_000_000
 """A body that says it is at most so large is read before it is sent on."""
@@ -29,7 +30,7 @@ _DOTS = frozenset({".", ".."})
 
 
 class PassThrough:
-    """Any method, any path under /v1, to the first upstream."""
+    """Any method, any path under /v1, to the first upstream that speaks the client's API."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -41,13 +42,13 @@ class PassThrough:
         except ClientLeft:
             return
         except ProxyError as error:
-            await answer_error(send, error, receive=receive)
+            await answer_error(send, error, receive=receive, shape=error_shape(scope))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Sent) -> None:
         service = self._service
         configuration = service.configuration
         hops = checked_hops(scope, service.instance)
-        caller = configuration.teams.identify(header(scope, b"authorization"), header(scope, b"api-key"))
+        caller = configuration.teams.identify(scope["headers"])
         async with service.quotas.admitted(caller):
             with service.bodies.holding() as held:
                 await self._passed(configuration, scope, receive, send, caller, hops, held)
@@ -62,29 +63,32 @@ class PassThrough:
         hops: str,
         held: Holding,
     ) -> None:
-        lane = await configuration.upstreams.relay(next(iter(configuration.settings.upstreams)))
+        check_path(scope, caller)
+        path = upstream_path(scope)
+        anthropic = speaks_anthropic(scope)
+        lane = await configuration.upstreams.relay(configuration.upstreams.first(anthropic=anthropic))
         headers = for_upstream(scope["headers"])
-        url = lane.url(upstream_path(scope), quoted(scope["query_string"]))
         upload = Upload(receive)
-        body = await self._body(scope, upload, caller, held)
-        if caller.models is None:
+        model: str | None = scope.get(DEPLOYMENT)
+        body: bytes | AsyncIterator[bytes] | None
+        if caller.models is not None or (is_json(scope) and (model is not None or lane.names_model(path))):
+            body, model = await self._read(scope, upload, caller, held)
+        else:
+            body = await self._body(scope, upload, held)
             headers += [(name, value) for name in _OF_THE_BODY if (value := header(scope, name.encode())) is not None]
-        headers = lane.headers([*headers, (VIA, hops)], caller.credential)
+        url = upstream_url(scope, lane, path, model)
+        headers = lane.headers([*headers, (VIA, hops)], caller.credential, anthropic=anthropic)
         timeout = configuration.settings.server.deadline
         # While the body is still coming, reading it is what notices that the client has left.
         with leaving(upload.after, send):
-            answer = await lane.connections.send(scope["method"], url, headers, body, timeout)
-            await send_answer(send, Opening(answer, b"", False, None), [])
+            answer = await lane.request(scope["method"], url, headers, body, timeout)
+            await send_answer(send, Opening(answer, b"", False, None), [], shape=error_shape(scope))
 
-    async def _body(
-        self, scope: Scope, upload: Upload, caller: Caller, held: Holding
-    ) -> bytes | AsyncIterator[bytes] | None:
-        """What to send: nothing, a body that is there, or one that is still coming."""
+    async def _body(self, scope: Scope, upload: Upload, held: Holding) -> bytes | AsyncIterator[bytes] | None:
+        """Return what to send: nothing, a body that is there, or one that is still arriving."""
         if not has_body(scope):
             await upload.whole()
             return None
-        if caller.models is not None:
-            return await self._judged(scope, upload, caller, held)
         # A small body is read first, so that a slow client doesn't hold a connection to the upstream.
         announced = header(scope, b"content-length")
         if announced is None or int(announced) > WHOLE_BYTES:
@@ -93,17 +97,38 @@ class PassThrough:
             await held.wait(int(announced))
         return await upload.whole()
 
-    async def _judged(self, scope: Scope, upload: Upload, caller: Caller, held: Holding) -> bytes:
-        """The body of a caller who may use some models only, once it is seen to ask for one of them."""
+    async def _read(
+        self, scope: Scope, upload: Upload, caller: Caller, held: Holding
+    ) -> tuple[bytes | None, str | None]:
+        """Return a whole body, unpacked, and the model it names. A deployment in the path replaces that model.
+
+        Raises ``ModelNotAllowed`` if the caller may not use it, besides the errors of ``read_body``.
+        """
         raw = await read_body(scope, upload.receive, self._service.settings.server.body_limit, held)
-        model = parse(raw).model
-        if model is None or not may_use(caller, model):
-            raise ModelNotAllowed(
-                "This key may use some models only, and this request names none of them in a JSON body. "
-                "Name one of them, or ask the operator of this proxy.",
-                param="model",
-            )
-        return raw
+        if not raw and scope["method"] in ("GET", "HEAD"):
+            return None, None
+        body = parse(raw)
+        if (deployment := scope.get(DEPLOYMENT)) is not None:
+            body = named(body, deployment)
+        if caller.models is not None:
+            check_body(scope, caller, body.raw)
+        return body.raw, body.model
+
+
+def upstream_url(scope: Scope, lane: RelayLane, path: str, model: str | None) -> str:
+    """Return the upstream's address for a request. Raises ``NotFound`` if that needs a model and there is none."""
+    query = quoted(scope["query_string"])
+    if scope.get(AZURE) and not lane.azure:
+        query = without_api_version(query)
+    if model is None and lane.names_model(path):
+        raise NotFound("The upstream needs a deployment for this path. Send /openai/deployments/NAME/… instead.")
+    return lane.url(path, query, model=model)
+
+
+def is_json(scope: Scope) -> bool:
+    """Return whether a request says that its body is JSON, or doesn't say what it is."""
+    kind = header(scope, b"content-type")
+    return has_body(scope) and (kind is None or "json" in kind.lower())
 
 
 def has_body(scope: Scope) -> bool:
@@ -112,12 +137,14 @@ def has_body(scope: Scope) -> bool:
 
 
 def upstream_path(scope: Scope) -> str:
-    """The path below /v1, spelled as the client spelled it. Raises ``NotFound`` for one that leads out of it."""
+    """Return the path below /v1, spelled as the client spelled it. Raises ``NotFound`` if it leads out of there.
+
+    Some servers ignore what follows a semicolon in a name, so that `..;` is as two dots.
+    """
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     names = scope["path"].replace("\\", "/").split("/")
-    # Java servers cut a name at its semicolon first.
-    if any(name.partition(";")[0] in _DOTS for name in names):
-        raise NotFound("A path with dots in the place of a name leads nowhere. Write the path without them.")
+    if not raw.startswith(PREFIX.encode() + b"/") or not _DOTS.isdisjoint(name.partition(";")[0] for name in names):
+        raise NotFound("This path has dots in place of a name, or an encoded /v1. Write it plainly.")
     return quoted(raw.split(b"?")[0])[len(PREFIX) :]
 
 

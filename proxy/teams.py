@@ -8,10 +8,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from typing import Literal
 
 from proxy.config.policy import Policy
 from proxy.config.settings import KeySettings, LimitSettings, Settings
 from proxy.errors import NotAuthenticated
+from proxy.headers import Credential, RawHeaders
+from proxy.headers import credential as credential_in
 from proxy.observe.metrics import refused
 
 ANONYMOUS = "anonymous"
@@ -31,14 +34,16 @@ class Caller:
 
     ``tenant`` is the unit of isolation: nothing that is stored under one is ever seen by another. ``credential`` is
     the key to pass on to an upstream that has none of its own: the caller's, or ``None`` where keys are this proxy's
-    own. ``models`` are the globs of what the team may use; ``None`` for everything. ``limits`` is how much of it.
+    own. ``models`` are the globs of what the team may use; ``None`` for everything. ``paths`` is `teams.NAME.paths`.
+    ``limits`` is how much of it.
     """
 
     tenant: str
     team: str | None
     policy: Policy
-    credential: str | None = field(repr=False)
+    credential: Credential | None = field(repr=False)
     models: tuple[str, ...] | None
+    paths: Literal["all", "models", "chat"] = "all"
     limits: LimitSettings | None = None
 
     @property
@@ -65,8 +70,8 @@ class Teams:
             key.hash.removeprefix("sha256:"): (key, name) for name, team in settings.teams.items() for key in team.keys
         }
 
-    def identify(self, authorization: str | None, api_key_header: str | None = None) -> Caller:
-        """The caller of a request with these ``Authorization`` and ``api-key`` headers (the latter as Azure has it).
+    def identify(self, headers: RawHeaders) -> Caller:
+        """Return the caller of a request with these headers. See ``headers.credential`` for the key that counts.
 
         With ``auth.mode: open`` every key is a tenant of its own, and a key listed under a team brings that team's
         policy. Callers without any key are "anonymous", one tenant, between whom nothing is isolated, or "nobody", as
@@ -74,24 +79,27 @@ class Teams:
         for any other key, and with either mode for one of a team's that has expired: it must not get around the team's
         limits.
         """
-        credential = _bearer(authorization) or (api_key_header or "").strip() or None
-        digest = None if credential is None else _digest(credential)
+        credential, other = credential_in(headers)
+        digest = None if credential is None else _digest(credential.key)
         key, team = (None, None) if digest is None else _known(self._known, digest)
         if key is not None and self._clock() >= key.ends:
             refused("key").inc()
             raise NotAuthenticated(EXPIRED.format(day=key.expires))
         if self._open:
-            return self._caller(_open_tenant(digest, authorization) or self._keyless, team, credential)
+            return self._caller(_open_tenant(digest, other) or self._keyless, team, credential)
         if team is None:
             refused("key").inc()
             raise NotAuthenticated(_refusal(credential))
         return self._caller(f"team:{team}", team, None)
 
-    def _caller(self, tenant: str, team: str | None, credential: str | None) -> Caller:
+    def _caller(self, tenant: str, team: str | None, credential: Credential | None) -> Caller:
         if team is None:
             return Caller(tenant, None, self._settings.policies["default"], credential, None)
         known = self._settings.teams[team]
-        return Caller(tenant, team, self._settings.policies[known.policy], credential, known.models, known.limits)
+        paths = known.paths or ("all" if known.models is None else "models")
+        return Caller(
+            tenant, team, self._settings.policies[known.policy], credential, known.models, paths, known.limits
+        )
 
 
 def for_model(caller: Caller, model: str) -> Caller:
@@ -107,11 +115,6 @@ def for_model(caller: Caller, model: str) -> Caller:
 def may_use(caller: Caller, model: str) -> bool:
     """Whether the caller's team may use a model, by the name the request gives. Case matters."""
     return caller.models is None or any(fnmatchcase(model, glob) for glob in caller.models)
-
-
-def _bearer(authorization: str | None) -> str | None:
-    scheme, _, token = (authorization or "").strip().partition(" ")
-    return token.strip() or None if scheme.lower() == "bearer" else None
 
 
 def _digest(text: str) -> str:
@@ -145,7 +148,7 @@ def _shared(settings: Settings) -> bool:
     return settings.server.host in LOOPBACK
 
 
-def _refusal(credential: str | None) -> str:
+def _refusal(credential: Credential | None) -> str:
     if credential is None:
-        return "No API key was given. Send the key of your team as 'Authorization: Bearer KEY'."
+        return "No API key was given. Send your team's key as 'Authorization: Bearer KEY', 'x-api-key' or 'api-key'."
     return "This API key belongs to no team here. Check the key, or ask the operator of this proxy for one."

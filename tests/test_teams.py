@@ -10,6 +10,7 @@ import pytest
 from proxy.config import Settings
 from proxy.config.loading import loads
 from proxy.errors import NotAuthenticated
+from proxy.headers import Credential, RawHeaders
 from proxy.teams import Teams, may_use
 
 SEARCH, SECOND, CHAT = "cp-search-key-0001", "cp-search-key-0002", "cp-search-key-000"
@@ -17,6 +18,11 @@ SEARCH, SECOND, CHAT = "cp-search-key-0001", "cp-search-key-0002", "cp-search-ke
 
 def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sent(authorization: str | None = None, api_key: str | None = None, x_api_key: str | None = None) -> RawHeaders:
+    given = (("api-key", api_key), ("x-api-key", x_api_key), ("authorization", authorization))
+    return [(name.encode(), value.encode("latin-1", "replace")) for name, value in given if value is not None]
 
 
 def settings(mode: str) -> Settings:
@@ -42,20 +48,33 @@ teams:
 @pytest.mark.parametrize("key", [SEARCH, SECOND])
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER "])
 def test_a_teams_key_makes_the_team_the_tenant(key: str, scheme: str) -> None:
-    caller = Teams(settings("keys")).identify(f"{scheme} {key}")
+    caller = Teams(settings("keys")).identify(sent(f"{scheme} {key}"))
     assert (caller.tenant, caller.team, caller.policy.name) == ("team:search", "search", "careful")
 
 
 def test_the_api_key_header_of_azure_clients_is_read() -> None:
-    assert Teams(settings("keys")).identify(None, CHAT).team == "chat"
+    assert Teams(settings("keys")).identify(sent(None, CHAT)).team == "chat"
 
 
-def test_a_bearer_token_goes_before_the_api_key_header() -> None:
-    assert Teams(settings("keys")).identify(f"Bearer {SEARCH}", CHAT).team == "search"
+@pytest.mark.parametrize(
+    ("headers", "team", "key"),
+    [
+        (sent(x_api_key=CHAT), "chat", Credential(CHAT, "x-api-key")),
+        (sent(f"Bearer {SEARCH}", CHAT, CHAT), "search", Credential(SEARCH, "authorization")),
+        (sent(None, CHAT, SEARCH), "search", Credential(SEARCH, "x-api-key")),
+        (sent("Bearer ", CHAT, " "), "chat", Credential(CHAT, "api-key")),
+        (sent("Basic eA==", None, CHAT), "chat", Credential(CHAT, "x-api-key")),
+        ([*sent(x_api_key=CHAT), *sent(x_api_key=SEARCH)], "chat", Credential(CHAT, "x-api-key")),
+    ],
+)
+def test_one_key_of_several_counts_for_identity_and_upstream(headers: RawHeaders, team: str, key: Credential) -> None:
+    caller = Teams(settings("open")).identify(headers)
+    assert (caller.team, caller.credential) == (team, key)
+    assert Teams(settings("keys")).identify(headers).team == team
 
 
 def test_a_proxys_own_key_is_never_a_credential_for_an_upstream() -> None:
-    assert Teams(settings("keys")).identify(f"Bearer {SEARCH}").credential is None
+    assert Teams(settings("keys")).identify(sent(f"Bearer {SEARCH}")).credential is None
 
 
 @pytest.mark.parametrize(
@@ -79,7 +98,7 @@ def test_a_proxys_own_key_is_never_a_credential_for_an_upstream() -> None:
 )
 def test_any_other_key_is_refused_without_being_shown(authorization: str, api_key: str, words: str) -> None:
     with pytest.raises(NotAuthenticated, match=words) as caught:
-        Teams(settings("keys")).identify(authorization, api_key)
+        Teams(settings("keys")).identify(sent(authorization, api_key))
     assert SEARCH[:8] not in caught.value.message
 
 
@@ -100,53 +119,60 @@ LAST_SECOND = datetime(2027, 1, 30, 23, 59, 59, tzinfo=UTC).timestamp()
 def test_a_key_is_refused_from_the_day_on_which_it_expires(mode: str) -> None:
     now = LAST_SECOND
     teams = Teams(loads((EXPIRING % mode).encode(), {}), lambda: now)
-    assert teams.identify(f"Bearer {SEARCH}").team == "search"
+    assert teams.identify(sent(f"Bearer {SEARCH}")).team == "search"
     now += 1
     for authorization, api_key in ((f"Bearer {SEARCH}", None), (None, SEARCH)):
         with pytest.raises(NotAuthenticated) as caught:
-            teams.identify(authorization, api_key)
+            teams.identify(sent(authorization, api_key))
         assert caught.value.message == (
             "This API key expired on 2027-01-31 (UTC). Ask the operator of this proxy for a new one."
         )
-    assert teams.identify(f"Bearer {SECOND}").team == "search", "the team's other key goes on"
+    assert teams.identify(sent(f"Bearer {SECOND}")).team == "search", "the team's other key goes on"
 
 
 def test_a_teams_limits_come_with_its_caller() -> None:
     teams = Teams(loads((EXPIRING % "open").encode(), {}), lambda: LAST_SECOND)
-    limits = teams.identify(f"Bearer {SECOND}").limits
+    limits = teams.identify(sent(f"Bearer {SECOND}")).limits
     assert limits is not None
     assert (limits.requests_per_minute, limits.concurrent, limits.summary_tokens_per_day) == (None, 3, None)
-    assert teams.identify("Bearer sk-anybody").limits is None
+    assert teams.identify(sent("Bearer sk-anybody")).limits is None
 
 
 def test_open_every_key_is_a_tenant_of_its_own() -> None:
     teams = Teams(settings("open"))
-    one, two = teams.identify("Bearer sk-caller-000000000000001"), teams.identify("Bearer sk-caller-000000000000002")
+    one, two = (
+        teams.identify(sent("Bearer sk-caller-000000000000001")),
+        teams.identify(sent("Bearer sk-caller-000000000000002")),
+    )
     assert one.tenant == "key:" + sha256("sk-caller-000000000000001")
     assert one.tenant != two.tenant
-    assert one.credential == "sk-caller-000000000000001"
+    assert one.credential == Credential("sk-caller-000000000000001", "authorization")
     assert (one.team, one.policy.name, one.models) == (None, "default", None)
 
 
 def test_open_the_header_does_not_matter_to_the_tenant() -> None:
     teams = Teams(settings("open"))
-    assert teams.identify("Bearer sk-1").tenant == teams.identify(None, "sk-1").tenant
+    assert teams.identify(sent("Bearer sk-1")).tenant == teams.identify(sent(None, "sk-1")).tenant
 
 
 def test_open_a_teams_key_brings_its_policy_and_stays_a_tenant_of_its_own() -> None:
-    caller = Teams(settings("open")).identify(f"Bearer {SEARCH}")
-    assert (caller.team, caller.policy.name, caller.credential) == ("search", "careful", SEARCH)
+    caller = Teams(settings("open")).identify(sent(f"Bearer {SEARCH}"))
+    assert (caller.team, caller.policy.name, caller.credential) == (
+        "search",
+        "careful",
+        Credential(SEARCH, "authorization"),
+    )
     assert caller.tenant == "key:" + sha256(SEARCH)
 
 
 def test_open_without_a_key_callers_are_anonymous() -> None:
-    caller = Teams(settings("open")).identify(None)
+    caller = Teams(settings("open")).identify(sent())
     assert (caller.tenant, caller.team, caller.credential, caller.policy.name) == ("anonymous", None, None, "default")
 
 
 def test_open_another_scheme_is_no_key_and_still_not_anonymous() -> None:
     teams = Teams(settings("open"))
-    one, two = teams.identify("Basic b25l"), teams.identify("Basic dHdv")
+    one, two = teams.identify(sent("Basic b25l")), teams.identify(sent("Basic dHdv"))
     assert one.credential is None
     assert len({one.tenant, two.tenant, "anonymous"}) == 3
 
@@ -154,11 +180,11 @@ def test_open_another_scheme_is_no_key_and_still_not_anonymous() -> None:
 def test_no_caller_can_take_the_tenant_of_a_team_or_of_the_anonymous() -> None:
     teams = Teams(settings("open"))
     for key in ("team:search", "anonymous", f"key:{sha256('x')}"):
-        assert teams.identify(f"Bearer {key}").tenant == "key:" + sha256(key)
+        assert teams.identify(sent(f"Bearer {key}")).tenant == "key:" + sha256(key)
 
 
 def test_a_key_is_not_in_the_representation() -> None:
-    assert SEARCH not in repr(Teams(settings("open")).identify(f"Bearer {SEARCH}"))
+    assert SEARCH not in repr(Teams(settings("open")).identify(sent(f"Bearer {SEARCH}")))
 
 
 @pytest.mark.parametrize(
@@ -167,12 +193,12 @@ def test_a_key_is_not_in_the_representation() -> None:
 )
 def test_a_team_may_use_what_its_globs_name(model: str, allowed: bool) -> None:
     teams = Teams(settings("keys"))
-    assert may_use(teams.identify(f"Bearer {SEARCH}"), model) is allowed
-    assert may_use(teams.identify(f"Bearer {CHAT}"), model) is True
+    assert may_use(teams.identify(sent(f"Bearer {SEARCH}")), model) is allowed
+    assert may_use(teams.identify(sent(f"Bearer {CHAT}")), model) is True
 
 
 def test_an_empty_list_of_models_allows_none() -> None:
     key = "cp-closed"
     text = f"teams: {{closed: {{keys: ['sha256:{sha256(key)}'], models: []}}}}"
-    caller = Teams(loads(text.encode(), {})).identify(f"Bearer {key}")
+    caller = Teams(loads(text.encode(), {})).identify(sent(f"Bearer {key}"))
     assert may_use(caller, "gpt-5") is False

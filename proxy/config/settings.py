@@ -193,7 +193,7 @@ class AuthSettings(Section):
     digests take the place of summaries. Left out: shared where the server listens on loopback alone."""
 
 
-_KNOWN_BASE_URLS = {"openai": "https://api.openai.com/v1"}
+_KNOWN_BASE_URLS = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com/v1"}
 # Their credentials come from the machine's own environment; a key would be the exception.
 _OWN_CREDENTIALS = frozenset(
     {"bedrock", "bedrock_converse", "sagemaker", "sagemaker_chat", "vertex_ai", "vertex_ai_beta"}
@@ -244,7 +244,7 @@ class UpstreamSettings(Section):
     @classmethod
     def _is_plain_address(cls, url: str | None, info: ValidationInfo) -> str | None:
         if url is None:
-            # Known here, so that OPENAI_BASE_URL, which points clients at this very proxy, has no say.
+            # Set here because OPENAI_BASE_URL and ANTHROPIC_BASE_URL may point clients at this very proxy.
             return _KNOWN_BASE_URLS.get(info.data.get("provider", ""))
         return _checked_address(url)
 
@@ -408,6 +408,15 @@ class TeamSettings(Section):
     """The name of the policy."""
     models: tuple[Text, ...] | None = None
     """The models it may use, as globs. Left out: all of them; an empty list: none."""
+    paths: Literal["all", "models", "chat"] | None = None
+    """The paths it may use. all: every path under /v1; models: those that name a model, and the list of models; chat:
+    chat completions and the list of models. Left out: models if the team has a list of models, else all."""
+
+    @model_validator(mode="after")
+    def _lists_hold(self) -> TeamSettings:
+        if self.models is not None and self.paths == "all":
+            raise wrong("can't be all for a team with models: other paths don't name a model. Write models", "paths")
+        return self
 
 
 @dataclass(frozen=True, slots=True)

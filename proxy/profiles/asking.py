@@ -249,7 +249,7 @@ def may_tell(settings: UpstreamSettings) -> bool:
     if not settings.ask_limits:
         return False
     address = settings.base_url or SPEAKS_OPENAI.get(settings.provider)
-    if address is None or settings.lane == "translate" or settings.provider == "azure":
+    if address is None or settings.lane == "translate" or settings.provider in ("anthropic", "azure"):
         return False
     host = (urlsplit(address).hostname or "").lower()
     return not any(host == silent or host.endswith(f".{silent}") for silent in _SILENT_HOSTS)

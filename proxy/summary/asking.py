@@ -12,6 +12,7 @@ import msgspec
 from proxy.body import OUTPUT_FIELDS
 from proxy.compaction.message import TextCounter
 from proxy.errors import UpstreamError, UpstreamUnreachable
+from proxy.headers import Credential
 from proxy.summary.budget import Budget
 from proxy.summary.quality import Written
 from proxy.summary.writing import SummaryFailed, SummaryTooLong
@@ -71,7 +72,7 @@ class LaneModel:
         room: int | None,
         max_output: int | None,
         count: TextCounter,
-        credential: str | None,
+        credential: Credential | None,
         timeout: float,
         told: Callable[[Overflow, int, int], None] | None = None,
         budget: Budget | None = None,

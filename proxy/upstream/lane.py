@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from proxy.headers import Credential
+
 Headers = list[tuple[str, str]]
 
 
@@ -23,7 +25,7 @@ class Outgoing:
     model: str
     stream: bool
     headers: Headers
-    credential: str | None
+    credential: Credential | None
     timeout: float
 
 

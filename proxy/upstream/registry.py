@@ -9,8 +9,11 @@ from collections.abc import Mapping
 from proxy.config import UpstreamSettings
 from proxy.errors import NotFound
 from proxy.upstream.lane import Lane
-from proxy.upstream.providers import Reach, asked_litellm, reach
+from proxy.upstream.providers import SPEAKS_OPENAI, Reach, asked_litellm, reach
 from proxy.upstream.relay import Address, RelayLane, azure_address
+from proxy.upstream.translate_request import api_base
+
+ANTHROPIC = "anthropic"
 
 
 class _Place:
@@ -20,6 +23,7 @@ class _Place:
         self.name = name
         self.settings = settings
         self._lane: Lane | None = None
+        self._native: RelayLane | None = None
         self._opening = asyncio.Lock()
         self._retired = False
 
@@ -34,14 +38,29 @@ class _Place:
                     self._lane = lane
         return self._lane
 
+    async def relay(self) -> RelayLane:
+        """Return the lane for requests in the provider's own format. Raises ``NotFound`` if there is none."""
+        if self.settings.provider == ANTHROPIC:
+            if self._native is None:
+                self._native = _anthropic(self.name, self.settings)
+                if self._retired:
+                    await self._native.retire()
+            return self._native
+        lane = await self.lane()
+        if not isinstance(lane, RelayLane):
+            raise NotFound(
+                "This path needs an upstream that speaks OpenAI's API; only chat completions are translated."
+            )
+        return lane
+
     async def retire(self) -> None:
         self._retired = True
-        if self._lane is not None:
-            await self._lane.retire()
+        for lane in filter(None, (self._lane, self._native)):
+            await lane.retire()
 
     async def aclose(self) -> None:
-        if self._lane is not None:
-            await self._lane.aclose()
+        for lane in filter(None, (self._lane, self._native)):
+            await lane.aclose()
 
 
 class Upstreams:
@@ -71,13 +90,16 @@ class Upstreams:
             await place.retire()
 
     async def relay(self, name: str) -> RelayLane:
-        """The lane of an upstream that speaks OpenAI's format; ``NotFound`` for all others."""
-        lane = await self.lane(name)
-        if not isinstance(lane, RelayLane):
-            raise NotFound(
-                "This path needs an upstream that speaks OpenAI's API; only chat completions are translated."
-            )
-        return lane
+        """Return the lane for requests in an upstream's own format: OpenAI's, or Anthropic's for its API.
+
+        Raises ``NotFound`` for providers that are only translated.
+        """
+        return await self._places[name].relay()
+
+    def first(self, *, anthropic: bool) -> str:
+        """Return the first upstream that speaks Anthropic's API, or OpenAI's; without one, the first of all."""
+        speaking = (n for n, place in self._places.items() if (place.settings.provider == ANTHROPIC) is anthropic)
+        return next(speaking, next(iter(self._places)))
 
     async def aclose(self) -> None:
         """Close all lanes, also those of configurations that were replaced."""
@@ -89,8 +111,7 @@ async def _opened(upstream: str, settings: UpstreamSettings) -> Lane:
     found = reach(settings.provider, settings.base_url, settings.lane, where=f"upstreams.{upstream}")
     if found is None:
         found = await asked_litellm(settings.provider, settings.base_url)
-    key = settings.api_key.get_secret_value() if settings.api_key else None
-    headers = {name: value.get_secret_value() for name, value in settings.headers.items()}
+    key, headers = _key(settings), _headers(settings)
     if found.lane == "translate":
         # Imported here: a deployment that only relays never pays for it.
         from proxy.upstream.translate import TranslateLane
@@ -99,8 +120,22 @@ async def _opened(upstream: str, settings: UpstreamSettings) -> Lane:
     return RelayLane(_address(settings, found), upstream=upstream, api_key=key, headers=headers)
 
 
+def _anthropic(upstream: str, settings: UpstreamSettings) -> RelayLane:
+    """Return the lane to Anthropic's own API. Its `base_url` may end in the version or not."""
+    address = Address(f"{api_base(ANTHROPIC, settings.base_url)}/v1", key_header="x-api-key", known=True)
+    return RelayLane(address, upstream=upstream, api_key=_key(settings), headers=_headers(settings))
+
+
+def _key(settings: UpstreamSettings) -> str | None:
+    return settings.api_key.get_secret_value() if settings.api_key else None
+
+
+def _headers(settings: UpstreamSettings) -> dict[str, str]:
+    return {name: value.get_secret_value() for name, value in settings.headers.items()}
+
+
 def _address(settings: UpstreamSettings, found: Reach) -> Address:
     base_url = (found.base_url or "").rstrip("/")
     if settings.provider == "azure":
         return azure_address(base_url, settings.api_version)
-    return Address(base_url)
+    return Address(base_url, known=base_url == SPEAKS_OPENAI.get(settings.provider))

@@ -1,26 +1,57 @@
-"""The relay lane: the upstream speaks OpenAI's format, so bytes travel as they are."""
+"""The relay lane: the upstream speaks the client's format, so bytes travel as they are."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from urllib.parse import quote, urlencode
+from typing import Literal
+from urllib.parse import SplitResult, quote, urlencode, urljoin, urlsplit
 
+from proxy.errors import UnknownModel
+from proxy.headers import Credential
 from proxy.upstream.connections import Connections
 from proxy.upstream.lane import Answer, Headers, Outgoing
+
+KeyHeader = Literal["authorization", "api-key", "x-api-key"]
+
+ANTHROPIC_VERSION = "2023-06-01"
+"""The version that Anthropic is asked for if the client names none; https://docs.claude.com/en/api/versioning."""
+
+# Operations that Azure's older addresses have below a deployment. All other paths are below /openai itself.
+_OF_A_DEPLOYMENT = frozenset(
+    {
+        *("/chat/completions", "/completions", "/embeddings", "/images/generations", "/images/edits"),
+        *("/audio/speech", "/audio/transcriptions", "/audio/translations"),
+    }
+)
+
+_REDIRECTS = frozenset({"location", "content-location"})
+
+# A token of Entra ID is a JSON Web Token; Azure takes it as a Bearer token only, and its own keys as api-key only.
+_JSON_WEB_TOKEN = re.compile(r"eyJ[\w-]*\.[\w-]+\.[\w-]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an OpenAI-compatible upstream is, and how it wants its key.
+    """The address of an upstream, and the header in which it takes keys.
 
-    ``chat_path`` may hold ``{model}``; ``key_header`` is ``authorization`` (with "Bearer ") or Azure's ``api-key``.
+    ``key_header`` is ``authorization`` (with "Bearer "), Azure's ``api-key`` or Anthropic's ``x-api-key``.
+    ``deployments`` says that operations on a model have the path ``/deployments/{model}/…``. ``known`` says that the
+    address is the provider's own, so that its ways are known; any other may be of a server that takes keys as Anthropic
+    does on Anthropic's paths.
     """
 
     base_url: str
-    chat_path: str = "/chat/completions"
     query: str = ""
-    key_header: str = "authorization"
+    key_header: KeyHeader = "authorization"
+    deployments: bool = False
+    known: bool = False
+
+    @property
+    def prefix(self) -> str:
+        """The path under which the proxy serves this address to its own clients."""
+        return "/openai" if self.deployments else "/v1"
 
 
 def azure_address(base_url: str, api_version: str | None) -> Address:
@@ -30,7 +61,7 @@ def azure_address(base_url: str, api_version: str | None) -> Address:
         return Address(base_url, key_header="api-key")
     query = urlencode({"api-version": api_version}) if api_version else ""
     base = base_url if base_url.endswith("/openai") else f"{base_url}/openai"
-    return Address(base, "/deployments/{model}/chat/completions", query, "api-key")
+    return Address(base, query, "api-key", deployments=True)
 
 
 class RelayLane:
@@ -42,7 +73,7 @@ class RelayLane:
         self._api_key = api_key
         self._extra = [(name.lower(), value) for name, value in headers.items()]
         self._replaced = {name for name, _ in self._extra}
-        self._chat_url = None if "{model}" in address.chat_path else self.url(address.chat_path)
+        self._chat_url = None if address.deployments else self.url("/chat/completions")
         self.connections = Connections(address.base_url, upstream)
 
     @property
@@ -50,13 +81,33 @@ class RelayLane:
         """The address up to, not including, the paths of the API."""
         return self._address.base_url
 
+    @property
+    def azure(self) -> bool:
+        """Whether the upstream is Azure's, so that `api-version` in a query is meant for it."""
+        return self._address.key_header == "api-key"
+
+    def names_model(self, path: str) -> bool:
+        """Return whether the upstream's address for a path names the model."""
+        return self._address.deployments and path in _OF_A_DEPLOYMENT
+
     async def send(self, request: Outgoing) -> Answer:
         """See ``Lane``."""
-        url = self._chat_url
-        if url is None:
-            url = self.url(self._address.chat_path.replace("{model}", quote(request.model, safe="")))
+        url = self._chat_url or self.url("/chat/completions", model=request.model)
         headers = self.headers(request.headers, request.credential)
-        return await self.connections.send("POST", url, headers, request.body, request.timeout)
+        return await self.request("POST", url, headers, request.body, request.timeout)
+
+    async def request(
+        self, method: str, url: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None, within: float
+    ) -> Answer:
+        """Send a request, and turn a redirect to the upstream into one to the proxy. See ``Connections.send``."""
+        answer = await self.connections.send(method, url, headers, body, within)
+        if any(name in _REDIRECTS for name, _ in answer.headers):
+            answer.headers = [
+                (name, value)
+                for name, sent in answer.headers
+                if (value := self._at_proxy(url, sent) if name in _REDIRECTS else sent) is not None
+            ]
+        return answer
 
     async def retire(self) -> None:
         """See ``Lane``."""
@@ -66,16 +117,77 @@ class RelayLane:
         """See ``Lane``."""
         await self.connections.aclose()
 
-    def url(self, path: str, query: str = "") -> str:
-        """The address of a path (which begins with a slash) at the upstream."""
-        queries = "&".join(filter(None, (self._address.query, query)))
+    def url(self, path: str, query: str = "", *, model: str | None = None) -> str:
+        """Return the address of a path (which begins with a slash) at the upstream.
+
+        ``model`` is needed if the address names it. Raises ``UnknownModel`` for a name that would change the path.
+        """
+        if model is not None and self.names_model(path):
+            if model in ("", ".", ".."):
+                raise UnknownModel("The model's name isn't a deployment's. Correct 'model'.", param="model")
+            path = f"/deployments/{quote(model, safe='')}{path}"
+        own = self._address.query
+        if own:
+            # The configured version counts: clients send theirs on every request.
+            query = without_api_version(query)
+        queries = "&".join(filter(None, (own, query)))
         return f"{self._address.base_url}{path}{'?' if queries else ''}{queries}"
 
-    def headers(self, headers: Headers, credential: str | None) -> Headers:
-        """The client's headers, with the upstream's own key or else the caller's, and the configured headers."""
-        key = self._api_key or credential
+    def headers(self, headers: Headers, credential: Credential | None, *, anthropic: bool = False) -> Headers:
+        """Return the client's headers with the upstream's own key or else the caller's, and the configured headers.
+
+        ``anthropic`` says that the request is in Anthropic's format.
+        """
         merged = [pair for pair in headers if pair[0] not in self._replaced]
-        if key is not None:
-            bearer = self._address.key_header == "authorization"
-            merged.append((self._address.key_header, f"Bearer {key}" if bearer else key))
-        return merged + self._extra
+        wanted = self._address.key_header
+        key = self._api_key
+        if key is None and credential is not None:
+            key = credential.key
+            wanted = self._forwarded(credential, anthropic)
+        if key is not None and wanted not in self._replaced:
+            merged.append((wanted, f"Bearer {key}" if wanted == "authorization" else key))
+        merged += self._extra
+        if self._address.key_header == "x-api-key" and not any(name == "anthropic-version" for name, _ in merged):
+            merged.append(("anthropic-version", ANTHROPIC_VERSION))
+        return merged
+
+    def _forwarded(self, credential: Credential, anthropic: bool) -> KeyHeader:
+        """Return the header in which a caller's key goes to the upstream: the client's own if the upstream takes it."""
+        bearer = credential.header == "authorization"
+        match self._address.key_header:
+            case "x-api-key":  # Anthropic's clients know which keys are Bearer tokens (OAuth's only are); others don't
+                return "authorization" if bearer and anthropic else "x-api-key"
+            case "api-key":
+                return "authorization" if bearer and _JSON_WEB_TOKEN.fullmatch(credential.key) else "api-key"
+            case _:
+                own = anthropic and not self._address.known and credential.header == "x-api-key"
+                return "x-api-key" if own else "authorization"
+
+    def _at_proxy(self, url: str, location: str) -> str | None:
+        """Return where a client finds at the proxy what the upstream calls ``location``.
+
+        Addresses of other hosts stay. An address of the upstream's host outside its API has no equivalent: ``None``.
+        Following it would take the client past the proxy.
+        """
+        try:
+            target, base = urlsplit(urljoin(url, location)), urlsplit(self._address.base_url)
+            elsewhere = (target.hostname or "") != (base.hostname or "")
+            same = (target.scheme, _port(target)) == (base.scheme, _port(base))
+        except ValueError:
+            return None
+        if elsewhere:
+            return location
+        below = target.path.removeprefix(base.path)
+        if not same or not target.path.startswith(base.path) or below[:1] not in ("", "/"):
+            return None
+        rest = "".join(f"{mark}{part}" for mark, part in (("?", target.query), ("#", target.fragment)) if part)
+        return f"{self._address.prefix}{below}{rest}"
+
+
+def _port(address: SplitResult) -> int | None:
+    return address.port or {"http": 80, "https": 443}.get(address.scheme)
+
+
+def without_api_version(query: str) -> str:
+    """Return a query string without `api-version`, the parameter of Azure's clients."""
+    return "&".join(part for part in query.split("&") if part and part.partition("=")[0].lower() != "api-version")

@@ -106,7 +106,9 @@ class TranslateLane:
     def _key(self, request: Outgoing) -> str | None:
         if self._api_key:
             return self._api_key
-        return None if self._provider in AMBIENT else request.credential or None
+        if self._provider in AMBIENT or request.credential is None:
+            return None
+        return request.credential.key
 
     def _own_client(self) -> Any:
         if self._client is None:

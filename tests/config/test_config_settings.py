@@ -345,7 +345,8 @@ def test_without_routes_every_model_goes_to_the_first_upstream() -> None:
     [
         ("{}", "https://api.openai.com/v1"),
         ("{base_url: null}", "https://api.openai.com/v1"),
-        ("{provider: anthropic}", None),
+        ("{provider: anthropic}", "https://api.anthropic.com/v1"),
+        ("{provider: gemini}", None),
         ("{provider: groq, base_url: 'http://127.0.0.1:8000/v1/'}", "http://127.0.0.1:8000/v1"),
         ("{base_url: 'http://[::1]:8000'}", "http://[::1]:8000"),
     ],

@@ -73,17 +73,21 @@ def open_to_all(start_module_proxy: StartProxy, upstream: RawUpstream) -> str:
         (("Authorization", f"Basic {KEY}"), 401),
         (("Authorization", "Bearer "), 401),
         (("Authorization", "Bearer \xe9\xff"), 401),
-        (("x-api-key", KEY), 401),
+        (("x-api-key", KEY), 200),
+        (("x-api-key", OTHER), 401),
         (("x-team", "search"), 401),
         (("cookie", f"key={KEY}"), 401),
     ],
 )
-@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/v1/files", "/v1/anything/else"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/v1/models/gpt-4o", "/v1/files"])
 def test_a_key_of_a_team_is_needed_everywhere(
     keys: str, upstream: RawUpstream, header: tuple[str, str], status: int, path: str
 ) -> None:
     before = len(upstream.arrived)
     got = ask(keys, path, chat() if path == CHAT else None, headers=[JSON, header])
+    if path == "/v1/files" and status == 200:
+        assert (got.status, got.error["code"]) == (403, "path_not_allowed")
+        return
     assert got.status == status
     if status == 401:
         assert (got.error["type"], got.error["code"]) == ("authentication_error", "invalid_api_key")
@@ -93,6 +97,7 @@ def test_a_key_of_a_team_is_needed_everywhere(
         return
     assert upstream.last.header("authorization") == "Bearer sk-operators"
     assert KEY.encode() not in upstream.last.head + upstream.last.body
+    assert upstream.last.header("x-api-key") is None
 
 
 def test_no_key_at_all(keys: str) -> None:

@@ -132,7 +132,6 @@ FOR_THE_UPSTREAM = {
         '"api_base":"http://127.0.0.1:9/","base_url":"http://127.0.0.1:9/","api_key":"sk-x","custom_llm_provider":"x",'
         '"mock_response":"x","extra_body":{"api_base":"http://127.0.0.1:9/","litellm_params":{"api_key":"x"}}'
     ),
-    "the model twice": b'{"model":"gpt-4o-mini","model":"gpt-4o-mini","messages":[]}',
     "a byte order mark": b"\xef\xbb\xbf" + chat(),
     "UTF-16": chat().decode().encode("utf-16"),
     "UTF-32": chat().decode().encode("utf-32-le"),
@@ -164,6 +163,12 @@ CASES: Sequence[Case] = (
         }.items()
     ),
     Case("a model of another team", model('"gpt-4o"'), PASSED, (403, "model_not_allowed")),
+    Case(
+        "the model twice",
+        b'{"model":"gpt-4o-mini","model":"gpt-4o-mini","messages":[]}',
+        PASSED,
+        (403, "model_not_allowed"),
+    ),
     Case("x-compaction: nonsense", chat(), NO_MODEL, NO_MODEL, (JSON, ("x-compaction", "please"))),
     Case("another content type", chat(), headers=(("content-type", "text/plain"),)),
     Case("a content type that is none", chat(), headers=(("content-type", ";;==,"),)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import hashlib
 import random
 from collections.abc import Iterator
 
@@ -50,7 +49,6 @@ def proxy(start_module_proxy: StartProxy, upstream: RawUpstream) -> str:
         ("PUT", "/v1/things/1", b"x" * 100_000),
         ("PATCH", "/v1/things/1", b"[]"),
         ("OPTIONS", "/v1/models", None),
-        ("POST", "/v1/chat/completions/", b"{}"),
         ("GET", "/v1/files?purpose=a%20b&x=%C3%A9&x=%2F&empty&=&y=a+b&z=%25", None),
         ("GET", "/v1/files/a%2Fb%20c/%E2%82%AC;v=1,2", None),
         ("GET", "/v1/files/file-1/content?a=1?b=2", None),
@@ -252,9 +250,7 @@ def test_no_path_leads_out_of_the_api(proxy: str, upstream: RawUpstream, path: s
     assert len(upstream.arrived) == before
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1", "/chat/completions", "/v2/models", "/V1/models", "/models?x=1", "/livez/x", "/metricsx"]
-)
+@pytest.mark.parametrize("path", ["/v1", "/chats", "/v2/models", "/V1/models", "/Models?x=1", "/livez/x", "/metricsx"])
 def test_an_unknown_path_says_where_the_api_is(proxy: str, upstream: RawUpstream, path: str) -> None:
     before = len(upstream.arrived)
     for method, body in (("GET", None), ("POST", b"{}")):
@@ -273,36 +269,6 @@ def test_the_proxys_own_paths(proxy: str) -> None:
     refused = ask(proxy, "/metrics", b"{}")
     assert (refused.status, refused.error["code"], refused.header("allow")) == (405, "method_not_allowed", "GET")
     assert ask(proxy, "/livez", None, method="HEAD").status == 200
-
-
-RESTRICTED = {
-    "auth": {"mode": "keys"},
-    "upstreams": {"main": {"api_key": "sk-operators"}},
-    "teams": {"a": {"keys": [f"sha256:{hashlib.sha256(b'sk-a').hexdigest()}"], "models": ["text-embedding-*"]}},
-}
-
-
-def test_a_team_with_some_models_only(start_proxy: StartProxy, upstream: RawUpstream) -> None:
-    url = start_proxy(upstream.url, RESTRICTED)
-    key = ("authorization", "Bearer sk-a")
-    for body, status in (
-        (b'{"input":"x", "model":"text-embedding-3-small","x":1.10}', 200),
-        (b'{"model":"gpt-4o"}', 403),
-        (b'{"model":["text-embedding-3-small"]}', 403),
-        (b'{"input":"x"}', 403),
-        (b"no JSON", 403),
-        (b'{"a":' * 20_000, 403),
-        (b'{"model":"text-embedding-3-small","deep":' + b"[" * 20_000 + b"]" * 20_000 + b"}", 403),
-    ):
-        before = len(upstream.arrived)
-        got = ask(url, "/v1/embeddings", body, [JSON, key])
-        assert got.status == status
-        assert len(upstream.arrived) == before + (status == 200)
-        if status == 200:
-            assert upstream.last.body == body
-        else:
-            assert got.error["code"] == "model_not_allowed"
-    assert ask(url, "/v1/files", None, [key]).status == 200
 
 
 def test_arrived_headers_are_the_clients(proxy: str, upstream: RawUpstream) -> None:

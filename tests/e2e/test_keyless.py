@@ -73,10 +73,10 @@ def test_nothing_is_stored_for_nobody(keyless: str, tmp_path: Path) -> None:
 )
 def test_who_they_are(host: str, keyless: str | None, tenant: str) -> None:
     settings = Settings.model_validate({"server": {"host": host}, "auth": {"keyless": keyless}})
-    assert Teams(settings).identify(None).tenant == tenant
+    assert Teams(settings).identify([]).tenant == tenant
 
 
 def test_the_address_that_a_command_names_decides() -> None:
     settings = Settings.model_validate({"server": {"host": "127.0.0.1"}})
-    assert Teams(listening(settings, "0.0.0.0")).identify(None).tenant == NOBODY  # noqa: S104
-    assert Teams(listening(settings, None)).identify(None).tenant == ANONYMOUS
+    assert Teams(listening(settings, "0.0.0.0")).identify([]).tenant == NOBODY  # noqa: S104
+    assert Teams(listening(settings, None)).identify([]).tenant == ANONYMOUS

@@ -145,9 +145,9 @@ def test_messages_cannot_be_told_apart_elsewhere(left: str, right: str) -> None:
 @given(st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=12))
 def test_keys_that_begin_alike_are_other_tenants(ending: str) -> None:
     teams = Teams(settings_for("http://127.0.0.1:1", Path("/nowhere")))
-    whole = teams.identify(f"Bearer {PREFIX}{ending}").tenant
+    whole = teams.identify([(b"authorization", f"Bearer {PREFIX}{ending}".encode())]).tenant
     assert whole == "key:" + hashlib.sha256(f"{PREFIX}{ending}".encode()).hexdigest()
-    assert teams.identify(f"Bearer {PREFIX}{ending}x").tenant != whole
+    assert teams.identify([(b"authorization", f"Bearer {PREFIX}{ending}x".encode())]).tenant != whole
 
 
 def test_two_teams_pay_for_their_own_summaries(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ CLAIMS = [
     ("forwarded", "for=127.0.0.1;host=localhost"),
     ("x-forwarded-host", "localhost"),
     ("x-litellm-key", ALICE),
-    ("x-api-key", ALICE),
+    ("x-goog-api-key", ALICE),
     ("cookie", f"key={ALICE}"),
     ("origin", "http://localhost:8787"),
 ]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 
+from proxy.headers import Credential
 from proxy.upstream.translate import TranslateLane
 from proxy.upstream.translate_request import PARAMETERS
 
@@ -24,7 +25,7 @@ def test_which_key(anthropic: AnthropicServer) -> None:
     def status(configured: str | None, callers: str | None) -> tuple[int, int]:
         lane = TranslateLane("anthropic", anthropic.url, configured, {})
         before = len(anthropic.requests)
-        result = asyncio.run(exchange(lane, outgoing({}, credential=callers)))
+        result = asyncio.run(exchange(lane, outgoing({}, credential=callers and Credential(callers, "x-api-key"))))
         return result.status, len(anthropic.requests) - before
 
     assert status(anthropic.key, None) == (200, 1)
