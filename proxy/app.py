@@ -27,6 +27,7 @@ from proxy.observe.faults import unhandled
 from proxy.observe.metrics import exposition
 from proxy.passthrough import PassThrough
 from proxy.paths import CHAT, MODELS, canonical, error_shape
+from proxy.profiles import Profiles
 from proxy.reload import Reload, on_signal
 from proxy.service import Service
 
@@ -48,9 +49,9 @@ Door = Callable[[Scope, Receive, Sent], Awaitable[None]]
 class Proxy:
     """The application. The two hot doors are told apart here; Starlette routes the rest."""
 
-    def __init__(self, settings: Settings, loaded: Loaded | None = None) -> None:
-        """``loaded`` is where the settings come from: its files are followed."""
-        self.service = Service(settings)
+    def __init__(self, settings: Settings, loaded: Loaded | None = None, profiles: Profiles | None = None) -> None:
+        """``loaded`` is where the settings come from: its files are followed. ``profiles`` may be loaded already."""
+        self.service = Service(settings, profiles)
         self.reload = None if loaded is None else Reload(self.service, loaded, os.environ)
         self._chat = ChatCompletions(self.service)
         self._passthrough = PassThrough(self.service)
@@ -144,6 +145,8 @@ class Proxy:
         if self.service.store.left_alone:
             # Requests are answered all the same, so they had better come.
             said += f"; the store fails ({', '.join(self.service.store.left_alone)})"
+        for fault in self.service.measures.faults.values():
+            said += f"\nRequests pass through uncompacted: {fault}"
         if self.reload is not None and self.reload.wrong is not None:
             said += f"\n{WRONG}"
         return PlainTextResponse(f"{said}\n")
@@ -177,6 +180,9 @@ async def _not_allowed(request: Request, error: Exception) -> Response:
     return Response(wrong.body(), status_code=wrong.status, media_type="application/json", headers={"allow": "GET"})
 
 
-def create_app(settings: Settings, loaded: Loaded | None = None) -> Proxy:
-    """The ASGI application for a configuration. With ``loaded``, changes of its files are put in force."""
-    return Proxy(settings, loaded)
+def create_app(settings: Settings, loaded: Loaded | None = None, profiles: Profiles | None = None) -> Proxy:
+    """Return the ASGI application for a configuration. With ``loaded``, it follows changes of the files.
+
+    ``profiles`` saves reading the table of models again.
+    """
+    return Proxy(settings, loaded, profiles)

@@ -23,7 +23,7 @@ from proxy.compactor import Case, Outcome
 from proxy.config import Route
 from proxy.configuration import Configuration
 from proxy.door import ClientLeft, Sent, answer_error, header, leaving, read_body
-from proxy.errors import BadBody, ModelNotAllowed, ProxyError, UnknownModel, UpstreamTimeout
+from proxy.errors import BadBody, ConfigurationError, ModelNotAllowed, ProxyError, UnknownModel, UpstreamTimeout
 from proxy.exchange import Exchange
 from proxy.headers import VIA, for_upstream
 from proxy.hops import checked_hops
@@ -103,8 +103,9 @@ class ChatCompletions:
         if caller.models is not None:
             check_body(scope, caller, body.raw)
         caller = for_model(caller, body.model or "")
-        profile = await self._service.profile(route, configuration)
-        exchange = Exchange(configuration, scope, caller, body, route, profile, hops, clock, now + server.deadline)
+        profile, counter = await self._service.measure(route, configuration)
+        deadline = now + server.deadline
+        exchange = Exchange(configuration, scope, caller, body, route, profile, counter, hops, clock, deadline)
         if not body.stream:
             return await self._answered(exchange, send)
         line = exchange.line = Keepalive(send, server.keepalive, now, lambda: begun(exchange))
@@ -157,16 +158,21 @@ class ChatCompletions:
     async def _exchange(self, exchange: Exchange) -> tuple[Opening, Outcome]:
         """Send the request, compacted if need be; after a refusal as too long, again, compacted harder."""
         lane = await exchange.configuration.upstreams.lane(exchange.route.upstream)
+        if exchange.counter is None:
+            outcome = Outcome("off" if mode_of(exchange.scope, exchange.caller) == "off" else "failed")
+            return await self._send(exchange, lane, outcome), outcome
         await self._service.recall(*exchange.place)
         case = self._case(exchange)
         outcome = await self._compacted(exchange, case) if exchange.body.messages else Outcome(unmeasured(case.mode))
-        outcome.output = await self._room.output(exchange, case, outcome)
         while True:
             opening = await self._send(exchange, lane, outcome)
             try:
                 following = await self._following(exchange, case, outcome, opening)
                 if following is None:
                     return opening, outcome
+            except ConfigurationError as error:  # the client gets the response, though it can't be judged
+                self._service.measures.fail(exchange.profile.tokenizer, error)
+                return opening, outcome
             except BaseException:
                 await opening.answer.close()
                 raise
@@ -225,9 +231,15 @@ class ChatCompletions:
         Raises ``UpstreamTimeout`` when the deadline passes; no other error of the compaction reaches the client.
         """
         try:
-            return self._service.compactor.untouched(case) or await self._in_time(exchange, case, may_ask=may_ask)
+            untouched = self._service.compactor.untouched(case)
+            outcome = untouched or await self._in_time(exchange, case, may_ask=may_ask)
+            outcome.output = await self._room.output(exchange, case, outcome)
+            return outcome
         except UpstreamTimeout:
             raise
+        except ConfigurationError as error:
+            self._service.measures.fail(exchange.profile.tokenizer, error)
+            return Outcome("failed")
         except Exception as error:  # whatever it is, the caller must not suffer for it
             log.exception("compaction.failed", error=type(error).__name__)
             return Outcome("failed")
@@ -252,12 +264,13 @@ class ChatCompletions:
                 line.unwatch()
 
     def _case(self, exchange: Exchange) -> Case:
+        assert exchange.counter is not None  # noqa: S101 - such a request is sent before it gets here
         service, caller, route = self._service, exchange.caller, exchange.route
         policy = caller.policy
         room, _ = self._room.of(exchange)
         return Case(
             body=exchange.body,
-            counter=service.counter(exchange.profile),
+            counter=exchange.counter,
             policy=policy,
             mode=mode_of(exchange.scope, caller),
             budget=room,
@@ -285,7 +298,6 @@ class ChatCompletions:
         sent = await self._service.compactor.size(case, outcome)
         if harder.messages is None or harder.after is None or harder.after >= sent:
             return None
-        harder.output = await self._room.output(exchange, smaller, harder)
         return smaller, harder
 
     async def _send(self, exchange: Exchange, lane: Lane, outcome: Outcome) -> Opening:

@@ -14,6 +14,7 @@ from proxy.limits import Learned
 from proxy.overdue import Overdue
 from proxy.profiles import Profile
 from proxy.teams import Caller
+from proxy.tokens import Counter
 
 
 @dataclass(slots=True)
@@ -21,6 +22,8 @@ class Exchange:
     """One request on its way: where it comes from and where it goes. ``deadline`` is in the time of ``clock``.
 
     ``configuration`` is the one that was in force when it came; the caller has the policy for the model.
+
+    ``counter`` counts as the model's provider does. ``None``: the request can't be measured, and passes through.
 
     ``unproven`` is a limit that only this request is held to: guessed from a refusal that named none, or far below a
     size that was answered lately. It is kept for others once a request got through. ``doubtful`` says that this must
@@ -36,6 +39,7 @@ class Exchange:
     body: ChatBody
     route: Route
     profile: Profile
+    counter: Counter | None
     hops: str
     clock: Overdue
     deadline: float

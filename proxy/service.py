@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import structlog
@@ -18,6 +18,7 @@ from proxy.config import Route, Settings
 from proxy.configuration import Configuration, in_force
 from proxy.errors import ConfigurationError
 from proxy.limits import Learned, LearnedLimits, budget, for_others, lower, published, reserved_output, told_by
+from proxy.measures import Measures
 from proxy.profiles import Profile, Profiles
 from proxy.profiles.asking import Enquiries
 from proxy.quotas import Quotas
@@ -27,7 +28,7 @@ from proxy.summary.asking import LaneModel, output_limit
 from proxy.summary.budget import Budgets
 from proxy.summary.service import Summaries
 from proxy.teams import Caller
-from proxy.tokens import Counter, key_of
+from proxy.tokens import Counter
 from proxy.tokens.remembered import Remembered
 from proxy.upkeep import Upkeep
 from proxy.upstream.overflow import Overflow
@@ -41,10 +42,11 @@ INSTANCE = "COMPACTION_PROXY_INSTANCE"
 class Service:
     """The configuration at work, and all that survives it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, profiles: Profiles | None = None) -> None:
+        """``profiles`` may have its table loaded already."""
         self.instance = os.environ.get(INSTANCE) or secrets.token_hex(8)
         self.configuration = Configuration(settings, self.instance)
-        self.profiles = Profiles()
+        self.measures = Measures(profiles or Profiles())
         self.remembered = Remembered()
         self.store = Guarded(open_store(settings.store.url, settings.store.encryption.keys, settings.store.max_bytes))
         self.learned = LearnedLimits(self.store)
@@ -58,8 +60,6 @@ class Service:
         self.budgets = Budgets(self.store)
         self.upkeep = Upkeep(self.store, [self.summaries, self.archive, self.learned, self.calibration])
         self.draining = False
-        self._profiles_loaded = False
-        self._counters: dict[Hashable, Counter] = {}
 
     @property
     def settings(self) -> Settings:
@@ -82,18 +82,17 @@ class Service:
         await before.retire(self.configuration)
         return waiting
 
-    async def load_profiles(self) -> None:
-        """Read the table of models, off the event loop, unless it is there."""
-        if not self._profiles_loaded:
-            await asyncio.to_thread(self.profiles.load)
-            self._profiles_loaded = True
+    @property
+    def profiles(self) -> Profiles:
+        """The table of models."""
+        return self.measures.profiles
 
     async def profile(self, route: Route, configuration: Configuration | None = None) -> Profile:
         """What is known of a route's model. Where the operator has not stated its limits, its upstream is asked.
 
         The route is of this configuration, or of the one in force now.
         """
-        await self.load_profiles()
+        await self.measures.load()
         configuration = configuration or self.configuration
         upstream = configuration.settings.upstreams[route.upstream]
         stated = route.profile is not None and (route.profile.context_window or route.profile.max_input_tokens)
@@ -108,13 +107,21 @@ class Service:
         if first := [read for read in reads if read is not None]:
             await asyncio.wait(first, timeout=FIRST_READ_SECONDS)
 
+    async def measure(self, route: Route, configuration: Configuration) -> tuple[Profile, Counter | None]:
+        """Return the profile of a route's model, and its counter.
+
+        The counter is ``None`` if the files that counting needs are missing or damaged. Then the request can't be
+        measured, and the profile may have no limits.
+        """
+        try:
+            profile = await self.profile(route, configuration)
+        except ConfigurationError:  # logged once, and reported by ``/readyz``
+            return Profile(route.model), None
+        return profile, await self.measures.usable(profile)
+
     def counter(self, profile: Profile) -> Counter:
-        """The counter for a profile; profiles that count alike share one."""
-        key = key_of(profile)
-        counter = self._counters.get(key)
-        if counter is None:
-            counter = self._counters[key] = Counter(profile)
-        return counter
+        """Return the counter for a profile. Raises ``ConfigurationError`` if its tokenizer isn't installed."""
+        return self.measures.counter(profile)
 
     async def summary_models(
         self,

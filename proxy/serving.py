@@ -22,7 +22,9 @@ from proxy.config.loading import assembled
 from proxy.config.sources import Sources
 from proxy.configuration import listening
 from proxy.errors import ConfigurationError
+from proxy.measures import require
 from proxy.observe.logs import configure
+from proxy.profiles import Profiles
 from proxy.protocol import BoundedProtocol
 from proxy.service import INSTANCE
 
@@ -32,10 +34,12 @@ log = structlog.get_logger(__name__)
 def run(config: Path | None, host: str | None, port: int | None, workers: int) -> None:
     """Serve until a signal to stop; then open answers have ``server.drain`` seconds to end.
 
-    Raises ``ConfigurationError`` before anything listens.
+    Raises ``ConfigurationError`` before anything listens if the settings are wrong, or files for counting are missing.
     """
     loaded = None if config is None else read(config.absolute(), os.environ)
     settings = listening(Settings() if loaded is None else loaded.settings, host)
+    profiles = Profiles()
+    require(settings, profiles)
     # Worker processes must know each other's requests as their own, or a loop would pass from one to the next.
     os.environ[INSTANCE] = secrets.token_hex(8)
     configure()

@@ -53,8 +53,8 @@ def table_path() -> Path:
         if path.is_file():
             return path
     raise ConfigurationError(
-        f"LiteLLM's table of models ({FILE_NAME}) was not found beside its package. "
-        "Install the dependencies again, or give every model a profile."
+        f"LiteLLM's package doesn't have its table of models ({FILE_NAME}). "
+        "Fix: install the dependencies again, in the versions of requirements.lock."
     )
 
 
@@ -63,8 +63,11 @@ def load(path: Path | None = None) -> dict[str, Listing]:
     path = path or table_path()
     try:
         entries = msgspec.json.decode(path.read_bytes(), type=dict[str, _Entry])
-    except (OSError, msgspec.DecodeError) as error:
-        raise ConfigurationError(f"LiteLLM's table of models can't be read: {error}") from error
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"LiteLLM's table of models can't be read: {error}. "
+            "Fix: install the dependencies again, in the versions of requirements.lock."
+        ) from error
     return {name: listing for name, entry in entries.items() if (listing := _listing(entry))}
 
 

@@ -112,6 +112,11 @@ class Profiles:
         self._remembered: OrderedDict[tuple[object, ...], Profile] = OrderedDict()
         self._lock = Lock()
 
+    @property
+    def loaded(self) -> bool:
+        """Whether the table has been read."""
+        return self._table is not None
+
     def load(self) -> None:
         """Read the table if it has not been. Raises ``ConfigurationError`` if it is missing or unreadable."""
         self._ready()

@@ -77,9 +77,11 @@ def check(name: str) -> Path:
     folder = _carried_folder()
     if file and folder and (folder / file.name).is_file():
         return folder / file.name
+    others = available()
+    instead = f", or use one of {', '.join(others)}" if others else ""
     raise ConfigurationError(
-        f"the tokenizer {name!r} is not at hand: nothing is downloaded at run time. "
-        f"Use one of {', '.join(available()) or 'none (install the dependencies again)'}."
+        f"LiteLLM's package doesn't have the tokenizer {name!r}, and the proxy downloads nothing. "
+        f"Fix: install the dependencies again, in the versions of requirements.lock{instead}."
     )
 
 
@@ -99,9 +101,15 @@ def _carried_folder() -> Path | None:
 
 def _verify(name: str, path: Path) -> None:
     # tiktoken would delete a file whose content is not as expected, and fetch it anew.
-    if hashlib.sha256(path.read_bytes()).hexdigest() != FILES[name].sha256:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
         raise ConfigurationError(
-            f"the file of the tokenizer {name!r} is damaged ({path.name}). Install the dependencies again."
+            f"The file of the tokenizer {name!r} can't be read: {error}. Fix: let the proxy read it."
+        ) from error
+    if hashlib.sha256(content).hexdigest() != FILES[name].sha256:
+        raise ConfigurationError(
+            f"The file of the tokenizer {name!r} is damaged ({path.name}). Fix: install the dependencies again."
         )
 
 

@@ -58,11 +58,12 @@ class Counter:
     odd input: a body is any JSON. The encoding is loaded at the first count (0.2 to 0.4 s). Safe to use from several
     threads.
 
-    Raises ``ConfigurationError`` if the profile names an encoding that is not at hand, or an unknown rule for images.
+    Raises ``ConfigurationError`` if the profile names an encoding that isn't installed, or an unknown rule for images.
     """
 
     def __init__(self, profile: Profile) -> None:
-        check(profile.tokenizer)
+        if not loaded(profile.tokenizer):
+            check(profile.tokenizer)
         self.profile = profile
         self._media = Media(profile.images)
 

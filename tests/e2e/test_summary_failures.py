@@ -22,7 +22,7 @@ from proxy.demo.validity import faults
 from proxy.errors import ConfigurationError
 from proxy.observe.metrics import REGISTRY
 from proxy.summary import service
-from proxy.tokens import messages
+from proxy.tokens import encodings, messages
 from proxy.upstream import registry
 
 WINDOW = 16_000
@@ -152,6 +152,7 @@ def test_a_summary_model_that_cannot_be_used_costs_a_digest(
         return real(*given, **named)
 
     monkeypatch.setattr(place, name, unusable)
+    monkeypatch.setattr(encodings, "_loaded", {})
     odd = "cl100k_base" if fault == "tokenizer" else "o200k_base"
     with serve(upstream.app) as url:
         main = {"base_url": f"{url}/v1"}

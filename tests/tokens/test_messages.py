@@ -194,9 +194,9 @@ def test_tools_of_other_families_count_as_json() -> None:
 
 
 def test_an_encoding_that_is_not_carried_is_said_at_once() -> None:
-    with pytest.raises(ConfigurationError, match=r"'r50k_base' is not at hand.*o200k_base"):
+    with pytest.raises(ConfigurationError, match=r"'r50k_base'.*o200k_base"):
         Counter(Profile("davinci", tokenizer="r50k_base"))
-    with pytest.raises(ConfigurationError, match="'nonsense' is not at hand"):
+    with pytest.raises(ConfigurationError, match="'nonsense'"):
         encoding("nonsense")
 
 
