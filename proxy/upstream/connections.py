@@ -20,11 +20,11 @@ from proxy.errors import UpstreamError, UpstreamInterrupted, UpstreamTimeout, Up
 from proxy.headers import for_client
 from proxy.overdue import overdue
 from proxy.upstream.lane import Answer, Headers
+from proxy.upstream.pool import Pool
 
 CONNECT_SECONDS = 15.0
 """For the name, the network and TLS together."""
 
-KEEPALIVE_SECONDS = 60.0
 READ_BYTES = 32_768
 """Reading from an upstream pauses where a slow client leaves twice so many bytes lying. What comes in one read, 256 KB
 at most, is taken whole: with more than this a stream that is held back takes over a megabyte, and none gets faster."""
@@ -33,8 +33,6 @@ WHOLE_BYTES = 1_000_000
 """A larger body is written piece by piece, as the upstream takes it: others have their turn in between."""
 
 _MADE_UP = ("user-agent", "content-type")
-# A pooled connection may have been closed by the upstream in the meantime; then the request never reached it.
-_STALE = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError)
 
 
 class _Request(aiohttp.ClientRequest):
@@ -128,13 +126,9 @@ class Connections:
             "skip_auto_headers": [name for name in _MADE_UP if name not in given] or None,
             "proxy": self._proxy,
         }
-        try:
-            return await session.request(method, URL(url, encoded=True), data=_data(body), **options)
-        except _STALE as error:
-            spent = body is not None and not isinstance(body, bytes)
-            if spent or isinstance(error, aiohttp.ClientConnectorError):
-                raise
-            return await session.request(method, URL(url, encoded=True), data=_data(body), **options)
+        # A request is sent once. aiohttp repeats an idempotent one (GET, HEAD, OPTIONS, PUT, DELETE) whose connection
+        # closes before the response begins, never a POST.
+        return await session.request(method, URL(url, encoded=True), data=_data(body), **options)
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -146,9 +140,7 @@ class Connections:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 request_class=_Request,
-                connector=aiohttp.TCPConnector(
-                    limit=0, keepalive_timeout=KEEPALIVE_SECONDS, enable_cleanup_closed=False
-                ),
+                connector=Pool(limit=0, enable_cleanup_closed=False),
                 timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS),
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),

@@ -12,6 +12,7 @@ import functools
 import importlib
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -74,6 +75,7 @@ def _load() -> Any:
             for name in _LOGGERS:
                 logging.getLogger(name).disabled = True
             _follow_no_redirects()
+            _send_once()
             # Else they are built at first use, on the event loop, with warnings that the import has just silenced.
             for name in _ANSWER_TYPES:
                 getattr(litellm.types.utils, name).model_rebuild()
@@ -93,6 +95,20 @@ def _follow_no_redirects() -> None:
     common = importlib.import_module("litellm.llms.openai.common_utils").BaseOpenAILLM
     for name in ("_get_async_http_client", "_get_sync_http_client"):
         setattr(common, name, staticmethod(_staying(getattr(common, name))))
+
+
+def _send_once() -> None:
+    """Have LiteLLM report a connection that failed, instead of sending the request once more on a new one.
+
+    Its own parameters against retries don't cover this. A provider that resets the connection may have done the work.
+    """
+    handlers = importlib.import_module("litellm.llms.custom_httpx.http_handler")
+
+    async def refuse(*_: Any, **__: Any) -> Any:
+        failed = sys.exception()
+        raise RuntimeError("LiteLLM sends a request again that didn't fail") if failed is None else failed
+
+    handlers.AsyncHTTPHandler.single_connection_post_request = refuse
 
 
 def _with(function: Callable[..., Any], **fixed: object) -> Callable[..., Any]:
