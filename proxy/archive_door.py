@@ -21,6 +21,8 @@ log = structlog.get_logger(__name__)
 PATH = "/compaction/archive/{id:path}"
 
 _ID = re.compile(r"[0-9a-f]{20}")
+_REQUEST_ID = re.compile(r"[0-9a-f]{16}")
+_WHERE = "No header holds the archive id: copy it from the note in the conversation that replaces the removed text."
 
 _PRIVATE = ("cache-control", "private, no-store")
 
@@ -53,10 +55,9 @@ class ArchiveDoor:
 
     async def _entry(self, tenant: str, id: str) -> bytes:
         if not _ID.fullmatch(id):
-            raise NotFound(
-                "This is no id of the archive: one has 20 hexadecimal digits in lower case. Copy it whole from where "
-                "it stands in the conversation."
-            )
+            if _REQUEST_ID.fullmatch(id):
+                raise NotFound(f"This is the id of a request, from the header x-compaction-id. {_WHERE}")
+            raise NotFound(f"This isn't an archive id, which has 20 lowercase hexadecimal digits. {_WHERE}")
         try:
             found = await self._service.archive.fetch(tenant, id)
         except StoreFailed as failure:

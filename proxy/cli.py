@@ -53,23 +53,32 @@ def demo(turns: int) -> None:
 @main.command()
 @click.argument("file", required=False, type=click.Path(exists=True, path_type=Path))
 @_CONFIG
-@click.option("--team", help="Show the policy that is in force for a team: each value, and which line sets it.")
-@click.option("--model", help="The same for requests that name this model.")
-def check(file: Path | None, config: Path | None, team: str | None, model: str | None) -> None:
-    """Validate a configuration, FILE or --config: every error with its line."""
+@click.option("--team", help="Show the policy in force for a team: each value, and the line that sets it.")
+@click.option("--model", help="Show the policy in force for requests that name this model.")
+@click.option("--host", help="Check for this address, as given to serve --host.")
+@click.option("--strict", is_flag=True, help="Exit with status 1 if there are warnings.")
+def check(
+    file: Path | None, config: Path | None, team: str | None, model: str | None, host: str | None, strict: bool
+) -> None:
+    """Validate a configuration, FILE or --config: every error and warning with its line."""
     from proxy.config import read
-    from proxy.config.advice import advice
+    from proxy.config.advice import advice, exposure
+    from proxy.configuration import listening
 
     path = file or config
     if path is None:
-        raise click.UsageError("name a configuration: check FILE, or set COMPACTION_PROXY_CONFIG")
+        raise click.UsageError("No configuration. Fix: check FILE, or set COMPACTION_PROXY_CONFIG")
     try:
         loaded = read(path, os.environ)
     except ConfigurationError as error:
         click.echo(error.message, err=True)
         sys.exit(1)
-    for warning in (*loaded.warnings, *advice(loaded, datetime.now(UTC).date())):
+    exposed = exposure(listening(loaded.settings, host), loaded)
+    warnings = [*loaded.warnings, *advice(loaded, datetime.now(UTC).date()), *exposed]
+    for warning in warnings:
         click.echo(warning, err=True)
+    if strict and warnings:
+        sys.exit(1)
     click.echo(f"{path}: fine")
     if team is not None or model is not None:
         from proxy.policy_table import shown

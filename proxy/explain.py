@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from proxy.body import ChatBody, parse
 from proxy.compactor import Case, Explanation
 from proxy.config import Policy, Route, Settings, load
+from proxy.config.faults import near
 from proxy.errors import ConfigurationError
 from proxy.learned_tables import learned
 from proxy.learned_tables import render as render_learned
@@ -121,12 +123,24 @@ def explained(file: Path, config: Path | None, model: str | None, policy: str | 
     settings = load(config, os.environ)
     body = parse(file.read_bytes())
     if not body.messages:
-        raise ConfigurationError(f"{file}: not the JSON body of a chat completion, with a list of messages")
+        raise ConfigurationError(f"{file}: {_why_nothing(file.read_bytes())}")
     if model is not None:
         body = replace(body, model=model)
     if policy is not None and policy not in settings.policies:
-        raise ConfigurationError(f"policy {policy}: not one of {', '.join(settings.policies)}")
+        raise ConfigurationError(f"there is no policy '{policy}'. Fix: {near(policy, settings.policies)}")
     asyncio.run(_explain(settings, body, settings.policies[policy or "default"].for_model(body.model or "")))
+
+
+def _why_nothing(raw: bytes) -> str:
+    """Return why a request has no messages to explain, and how to fix it."""
+    fix = 'Fix: {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hi"}]}'
+    try:
+        found = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return f"not JSON ({error}). {fix}"
+    if isinstance(found, dict) and found.get("messages") == []:
+        return f"messages is empty, so there is nothing to explain. {fix}"
+    return f"not the body of a chat completion, which has a list of messages. {fix}"
 
 
 async def _explain(settings: Settings, body: ChatBody, policy: Policy) -> None:
@@ -134,7 +148,9 @@ async def _explain(settings: Settings, body: ChatBody, policy: Policy) -> None:
     try:
         route = settings.route(body.model or "")
         if route is None:
-            raise ConfigurationError(f"no route matches the model {body.model!r}")
+            raise ConfigurationError(
+                f"no route of 'models' matches {body.model!r}. Fix: add a route, or use --model NAME"
+            )
         profile = await service.profile(route)
         explanation = await service.compactor.explain(_case(service, body, policy, route, profile))
     finally:

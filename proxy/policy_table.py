@@ -93,7 +93,7 @@ def _policy_of(loaded: Loaded, team: str | None) -> str:
         return "default"
     teams = loaded.settings.teams
     if team not in teams:
-        raise ConfigurationError(f"team {team}: there is no such team; {near(team, teams)}")
+        raise ConfigurationError(f"there is no team '{team}'. Fix: {near(team, teams)}")
     return teams[team].policy
 
 

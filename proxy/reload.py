@@ -116,7 +116,7 @@ def _emptied(good: Sources, found: Sources) -> str | None:
     filled = {source.path for source in good.files if source.content.strip()}
     for source in found.files:
         if source.path in filled and not source.content.strip() and source.unreadable is None:
-            return f"{source.path}:1: the file has become empty: write its settings, or restart the proxy without them"
+            return f"{source.path}:1: the file has become empty. Fix: write its settings, or restart without them"
     return None
 
 

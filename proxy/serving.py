@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import signal
@@ -18,6 +19,8 @@ from uvicorn.supervisors import Multiprocess
 from proxy.allocator import exempt_from_collection
 from proxy.app import Proxy, create_app
 from proxy.config import Loaded, Settings, read
+from proxy.config.advice import exposure
+from proxy.config.faults import said
 from proxy.config.loading import assembled
 from proxy.config.sources import Sources
 from proxy.configuration import listening
@@ -27,8 +30,12 @@ from proxy.observe.logs import configure
 from proxy.profiles import Profiles
 from proxy.protocol import BoundedProtocol
 from proxy.service import INSTANCE
+from proxy.store.file import prepare
+from proxy.store.opening import store_file
 
 log = structlog.get_logger(__name__)
+
+_STORE_FIX = "make the folder writable for the proxy's user, or store: {url: sqlite:////var/lib/NAME/compaction.db}"
 
 
 def run(config: Path | None, host: str | None, port: int | None, workers: int) -> None:
@@ -43,11 +50,12 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
     # Worker processes must know each other's requests as their own, or a loop would pass from one to the next.
     os.environ[INSTANCE] = secrets.token_hex(8)
     configure()
+    _require_store(settings)
     _allow_many_connections()
     # Once it has stopped, uvicorn sends itself the signal again, for whoever had a handler before. It ended well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     _not_yet()
-    for warning in () if loaded is None else loaded.warnings:
+    for warning in (*(() if loaded is None else loaded.warnings), *exposure(settings, loaded)):
         log.warning("configuration.odd", warning=warning)
     server = settings.server
     options: dict[str, Any] = {
@@ -78,6 +86,23 @@ def _application(settings: Settings, loaded: Loaded | None) -> Proxy:
     application = create_app(settings, loaded)
     exempt_from_collection()
     return application
+
+
+def _require_store(settings: Settings) -> None:
+    """Raise ``ConfigurationError`` if the store's file can't be created or written."""
+    path = store_file(settings.store.url)
+    if path is None:
+        return
+    try:
+        prepare(path)
+        if not path.is_file():
+            raise ConfigurationError(said(f"{path} isn't a regular file", _STORE_FIX, "store.url"))
+        # Opening the file here and closing it again would drop this process's locks on it.
+        if not os.access(path, os.R_OK | os.W_OK) or not os.access(path.parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise ConfigurationError(said(f"cannot create or write {path} ({reason})", _STORE_FIX, "store.url")) from error
 
 
 def _allow_many_connections() -> None:

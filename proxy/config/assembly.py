@@ -6,10 +6,10 @@ from collections.abc import Mapping as Environ
 
 from proxy.config.document import parse
 from proxy.config.environment import substitute
-from proxy.config.faults import Fault, Faults, near
+from proxy.config.faults import Fault, Faults, near, said
 from proxy.config.messages import settings_wanted
 from proxy.config.sources import Pattern, Source, Sources, extended
-from proxy.config.tree import Mapping, Node, Scalar, Sequence
+from proxy.config.tree import Mapping, Node, Scalar, Sequence, shown
 
 SHARED = ("policies", "teams")
 """The sections that several files may have a part of."""
@@ -40,7 +40,9 @@ class Assembly:
     def _root(self, source: Source) -> Mapping:
         """A file's tree; an empty one where it is wrong, which is noted."""
         if source.unreadable is not None:
-            self.faults.append(Fault(source.first, f"the file {source.unreadable}: correct its rights, or remove it"))
+            self.faults.append(
+                Fault(source.first, said(f"the file {source.unreadable}", "correct its permissions, or remove it"))
+            )
             return Mapping(source.first)
         try:
             root = substitute(parse(source.content), self._environ)
@@ -58,7 +60,9 @@ class Assembly:
                 continue
             pattern = Pattern(source.path.parent, item.value)
             if not pattern.is_wild and not pattern.files():
-                message = f"include: there is no file '{pattern.text}' in '{pattern.folder}': correct the path"
+                message = said(
+                    f"there is no file '{pattern.text}' in '{pattern.folder}'", "correct the path", "include"
+                )
                 self.faults.append(Fault(item.line, message))
             found.append(pattern)
         return found
@@ -82,7 +86,9 @@ class Assembly:
                     whole.items[key] = Sequence(known.line, (*known.items, *value.items))
                 elif key in whole.items:
                     first = self.sources.place(whole.lines[key])
-                    self.faults.append(Fault(line, f"'{key}' is in another file too ({first}): keep it in one of them"))
+                    self.faults.append(
+                        Fault(line, said(f"is also in another file ({first})", "keep it in one of them", key))
+                    )
                 else:
                     whole.items[key], whole.lines[key] = value, line
         return whole
@@ -90,15 +96,15 @@ class Assembly:
     def _misplaced(self, key: str, line: int) -> None:
         hint = near(key, SHARED)
         if not hint.startswith("did"):
-            hint = "this file holds 'policies' and 'teams' only: move it to the file that includes this one"
+            hint = "move it to the file that includes this one"
             if self.sources.entry.is_dir():
-                hint = "a file in policies/ holds 'policies' and 'teams' only: move it to a file beside that folder"
-        self.faults.append(Fault(line, f"{key}: no setting of this file; {hint}"))
+                hint = "move it to a file next to the folder policies/"
+        self.faults.append(Fault(line, said("this file may only hold 'policies' and 'teams'", hint, shown(key))))
 
     def _share(self, whole: Mapping, key: str, value: Node, line: int) -> None:
         """Add a file's policies or teams to those of the others."""
         if not isinstance(value, Mapping):
-            self.faults.append(Fault(line, f"{key}: {settings_wanted(value)}"))
+            self.faults.append(Fault(line, said(*settings_wanted(value, key), key)))
             return
         known = whole.items.get(key)
         if not isinstance(known, Mapping):
@@ -107,7 +113,9 @@ class Assembly:
         for name, inner in value.items.items():
             if name in known.items:
                 first = self.sources.place(known.lines[name])
-                message = f"{key}.{name}: is in another file too ({first}): keep one of them, or rename one"
+                message = said(
+                    f"is also in another file ({first})", "keep one of them, or rename one", f"{key}.{shown(name)}"
+                )
                 self.faults.append(Fault(value.lines[name], message))
                 continue
             known.items[name], known.lines[name] = inner, value.lines[name]

@@ -23,9 +23,9 @@ from yaml.events import (
     StreamStartEvent,
 )
 
-from proxy.config.faults import Fault, Faults
+from proxy.config.faults import Fault, Faults, said
 from proxy.config.scalars import typed
-from proxy.config.tree import Mapping, Node, Scalar, Sequence, quote_it, shown
+from proxy.config.tree import Mapping, Node, Scalar, Sequence, got, shown
 
 MAX_BYTES = 1_000_000
 MAX_NODES = 100_000
@@ -35,7 +35,7 @@ MAX_DEPTH = 40
 def parse(content: bytes) -> Mapping:
     """The tree of a file's content; an empty file is an empty mapping. Raises ``Faults``."""
     if len(content) > MAX_BYTES:
-        raise Faults([Fault(1, f"the file is over {MAX_BYTES:,} bytes: is it the right one?")])
+        raise Faults([Fault(1, said(f"the file is over {MAX_BYTES:,} bytes", "give the path of a configuration"))])
     loader = yaml.SafeLoader(_decoded(content))
     reader = _Reader(loader)
     try:
@@ -75,11 +75,21 @@ class _Reader:
         self._take(DocumentEndEvent)
         second = self._next()
         if isinstance(second, DocumentStartEvent):
-            raise Faults([Fault(_line(second), "a second document begins here; one file holds one: remove the '---'")])
+            raise Faults([Fault(_line(second), said("a second YAML document begins here", "remove the '---'"))])
         if isinstance(root, Scalar) and root.value is None:
             return Mapping(1)
         if not isinstance(root, Mapping):
-            raise Faults([Fault(root.line, "the file must hold settings as 'name: value', such as 'upstreams:'")])
+            raise Faults(
+                [
+                    Fault(
+                        root.line,
+                        said(
+                            "the file must hold settings as 'name: value'",
+                            "upstreams: {main: {base_url: https://api.openai.com/v1}}",
+                        ),
+                    )
+                ]
+            )
         return root
 
     def _next(self) -> Event:
@@ -93,7 +103,7 @@ class _Reader:
 
     def _node(self, event: Event, depth: int) -> Node:
         if depth > MAX_DEPTH:
-            raise Faults([Fault(_line(event), f"nested more than {MAX_DEPTH} deep: no setting is")])
+            raise Faults([Fault(_line(event), said(f"nested more than {MAX_DEPTH} levels deep", "remove the nesting"))])
         if isinstance(event, AliasEvent):
             return self._alias(event)
         if isinstance(event, NodeEvent) and event.anchor is not None:
@@ -108,15 +118,22 @@ class _Reader:
     def _count(self, event: Event, nodes: int) -> None:
         self._nodes += nodes
         if self._nodes > MAX_NODES:
-            raise Faults([Fault(_line(event), f"expands to over {MAX_NODES:,} values: no configuration needs that")])
+            raise Faults([Fault(_line(event), said(f"expands to over {MAX_NODES:,} values", "write fewer aliases"))])
 
     def _alias(self, event: AliasEvent) -> Node:
         name = event.anchor
         if name not in self._anchors:
-            raise Faults([Fault(_line(event), f"'*{name}' refers to no anchor; if text was meant, put it in quotes")])
+            raise Faults(
+                [
+                    Fault(
+                        _line(event),
+                        said(f"'*{name}' refers to no anchor", f'put text in quotes, as in "*{name}"'),
+                    )
+                ]
+            )
         known = self._anchors[name]
         if known is None:
-            raise Faults([Fault(_line(event), f"'*{name}' stands inside what it refers to: write the value out")])
+            raise Faults([Fault(_line(event), said(f"'*{name}' is inside its own anchor", "write the value out"))])
         self._count(event, known[1])
         return known[0]
 
@@ -140,7 +157,7 @@ class _Reader:
                 continue
             if key in mapping.items:
                 first = mapping.lines[key]
-                message = f"'{shown(key)}' is here a second time (first on line {first}): keep one of them"
+                message = said(f"'{shown(key)}' is a duplicate (first on line {first})", "keep one of them")
                 self.faults.append(Fault(_line(key_event), message))
                 continue
             mapping.items[key] = value
@@ -156,16 +173,21 @@ class _Reader:
         node = self._node(event, depth + 1)
         if not isinstance(node, Scalar):
             self.faults.append(
-                Fault(_line(event), "a list or mapping can't be a name; in { } put text with { in quotes")
+                Fault(_line(event), said("a list or mapping can't be a name", "in { } put text with { in quotes"))
             )
             return None
         if node.plain and node.text == "<<":
-            message = "merge keys ('<<') are not supported: write the settings out, or let one policy extend another"
+            message = said("merge keys ('<<') aren't supported", "write the settings out, or use extends in a policy")
             self.faults.append(Fault(_line(event), message))
             return None
         if isinstance(node.value, str):
             return node.value
-        self.faults.append(Fault(_line(event), f"the name {quote_it(node)}"))
+        self.faults.append(
+            Fault(
+                _line(event),
+                said(f"the name {got(node)} must be text", f'put it in quotes, as in "{shown(node.text)}": …'),
+            )
+        )
         return None
 
     def _scalar(self, event: Event) -> Scalar:
@@ -180,7 +202,9 @@ class _Reader:
 
     def _refuse_tag(self, event: Event, tag: str | None) -> None:
         if tag not in (None, "!", "tag:yaml.org,2002:str"):
-            raise Faults([Fault(_line(event), f"the tag '{shown(tag or '')}' is refused: write a plain value")])
+            raise Faults(
+                [Fault(_line(event), said(f"the tag '{shown(tag or '')}' isn't supported", "write a plain value"))]
+            )
 
 
 def _line(event: Event) -> int:
@@ -193,22 +217,22 @@ def _decoded(content: bytes) -> str:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise Faults([Fault(line, "the line is not UTF-8: save the file as UTF-8")]) from None
+        raise Faults([Fault(line, said("the line isn't UTF-8", "save the file as UTF-8"))]) from None
     found = yaml.reader.Reader.NON_PRINTABLE.search(text)
     if found is not None:
         line = text.count("\n", 0, found.start()) + 1
-        raise Faults([Fault(line, "the line holds a control character: remove it")])
+        raise Faults([Fault(line, said("the line holds a control character", "remove it"))])
     return text
 
 
 # What people trip over, told by the parser's own words; the first entry that matches gives the advice.
 _ADVICE = (
-    (re.compile(r"while scanning an alias"), "a value that begins with * must be in quotes, such as \"*\""),
+    (re.compile(r"while scanning an alias"), "put a value that begins with * in quotes, as in \"*\""),
     (re.compile(r"'\\t'"), "indent with spaces, not tabs"),
-    (re.compile(r"character '(.)' that cannot start"), "a value that begins with such a character must be in quotes"),
-    (re.compile(r"mapping values are not allowed"), "put text that holds ': ' in quotes, and check the indentation"),
-    (re.compile(r"unexpected end of stream|stream end"), "a quote or bracket that opens here is never closed"),
-    (re.compile(r"expected <block end>"), "check the indentation: names of one level begin in one column"),
+    (re.compile(r"character '(.)' that cannot start"), "put a value that begins with this character in quotes"),
+    (re.compile(r"mapping values are not allowed"), "put text that holds ': ' in quotes, or correct the indentation"),
+    (re.compile(r"unexpected end of stream|stream end"), "close the quote or bracket that opens here"),
+    (re.compile(r"expected <block end>"), "correct the indentation: names of one level begin in one column"),
 )  # fmt: skip
 
 
@@ -223,7 +247,7 @@ def _syntax_fault(error: yaml.MarkedYAMLError, content: bytes, brackets: list[in
     elif "stream end" in words and brackets:
         line = brackets[-1]
     if b"${" in b"".join(content.split(b"\n", line)[line - 1 : line]):
-        advice = 'inside { } or [ ] a variable must be in quotes, such as "${NAME}"'
+        advice = 'inside { } and [ ] put a variable in quotes, as in "${NAME}"'
     else:
         advice = next((advice for pattern, advice in _ADVICE if pattern.search(words)), "put the text in quotes")
-    return Fault(line, f"not valid YAML ({shown(problem)}): {advice}")
+    return Fault(line, said(f"not valid YAML ({shown(problem)})", advice))

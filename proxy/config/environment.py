@@ -1,7 +1,7 @@
-"""Variables of the environment inside a configuration: ``${NAME}`` and ``${NAME:-default}``.
+"""Environment variables in a configuration: ``${NAME}`` and ``${NAME:-default}``.
 
-They stand in for text only: what a variable holds can never add a key or change the structure. ``$${`` is a literal
-``${``. As in a shell, ``:-`` also applies where the variable is set but empty.
+They replace text only: a variable's value can't add a key or change the structure. ``$${`` is a literal ``${``. As in a
+shell, ``:-`` also applies when the variable is set but empty.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import re
 from collections.abc import Mapping as Environ
 from dataclasses import replace
 
-from proxy.config.faults import Fault, Faults
-from proxy.config.tree import Mapping, Node, Scalar, Sequence, shown
+from proxy.config.faults import Fault, Faults, said
+from proxy.config.tree import Mapping, Node, Scalar, Sequence
 
 _REFERENCE = re.compile(r"\$\$\{|\$\{(?P<inside>[^{}]*)\}|\$\{")
 _INSIDE = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-.*)?", re.DOTALL)
+# How LiteLLM, shells and GitHub Actions write a variable. Without braces it would be sent as the key.
+_ELSEWHERE = re.compile(r"(?:os\.environ/|env[:/]|\$)([A-Za-z_][A-Za-z0-9_]*)|\$?\{\{ *(?:env\.|secrets\.)(\w+) *\}\}")
 
 
 def substitute(root: Mapping, environ: Environ[str, str]) -> Mapping:
-    """The tree with every variable replaced by its value. Raises ``Faults``, one for each that has none."""
+    """Return the tree with every variable replaced by its value. Raises ``Faults`` for variables that aren't set."""
     substitution = _Substitution(environ)
     replaced = substitution.mapping(root)
     if substitution.faults:
@@ -42,7 +44,14 @@ class _Substitution:
         return self._scalar(node)
 
     def _scalar(self, node: Scalar) -> Scalar:
-        if not isinstance(node.value, str) or "${" not in node.value:
+        if not isinstance(node.value, str):
+            return node
+        if (found := _ELSEWHERE.fullmatch(node.value)) is not None:
+            name = found[1] or found[2]
+            message = said("isn't how variables are written here", f'"${{{name}}}"')
+            self.faults.append(Fault(node.line, message))
+            return node
+        if "${" not in node.value:
             return node
         text = _REFERENCE.sub(lambda match: self._value(match, node.line), node.value)
         return replace(node, value=text, text=text, substituted=True)
@@ -52,14 +61,16 @@ class _Substitution:
             return "${"
         inside = _INSIDE.fullmatch(match["inside"] or "")
         if inside is None:
+            # The text in the braces isn't quoted: it may be a key.
             form = "write ${NAME} or ${NAME:-default}, and $${ for a literal ${"
-            self.faults.append(Fault(line, f"'{shown(match[0])}' is no variable: {form}"))
+            self.faults.append(Fault(line, said("the text after '${' isn't the name of a variable", form)))
             return ""
         name, default = inside["name"], inside["default"]
         value = self._environ.get(name)
         if default is not None:
             return value or default[2:]
         if value is None:
-            self.faults.append(Fault(line, f"${{{name}}} is not set: set {name}, or write ${{{name}:-default}}"))
+            fix = f"set {name} in the environment, or write ${{{name}:-default}}"
+            self.faults.append(Fault(line, said(f"${{{name}}} isn't set", fix)))
             return ""
         return value

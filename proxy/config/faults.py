@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Fault(NamedTuple):
-    """One thing that is wrong. ``line`` counts from 1; ``message`` says what to do and never holds a secret."""
+    """One error. ``line`` counts from 1. ``message`` is ``setting: problem. Fix: what to write``, without secrets."""
 
     line: int
     message: str
@@ -25,15 +25,20 @@ class Faults(Exception):
         super().__init__(f"{len(distinct)} faults in the configuration")
         self.faults = distinct[:MOST]
         if len(distinct) > MOST:
-            more = f"and {len(distinct) - MOST:,} more: is this the right file?"
+            more = f"{len(distinct) - MOST:,} more errors. Fix: check that this is the right file"
             self.faults.append(Fault(distinct[MOST].line, more))
 
 
+def said(problem: str, fix: str, where: str = "") -> str:
+    """Return an error message. ``where`` is the setting's path, ``fix`` the text to write in the file."""
+    return f"{where}: {problem}. Fix: {fix}" if where else f"{problem}. Fix: {fix}"
+
+
 def near(word: str, known: Iterable[str]) -> str:
-    """A hint at the name that was probably meant, or the names there are."""
+    """Return a fix for an unknown name: the name that was probably meant, or all known names."""
     names = sorted(known)
     by_lower = {name.lower(): name for name in names}
-    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.65)
     if close:
         return f"did you mean '{by_lower[close[0]]}'?"
-    return f"there are: {', '.join(names)}" if names else "there are none"
+    return f"use one of: {', '.join(names)}" if names else "remove it"

@@ -15,7 +15,8 @@ from proxy.compaction.conditions import Clause, Trigger
 from proxy.compaction.searching import search_for
 from proxy.config.faults import near
 from proxy.config.patterns import endless, unclear, unsearchable
-from proxy.config.tree import Ambiguous
+from proxy.config.suggestions import condition_for, number_for
+from proxy.config.tree import Ambiguous, shown
 
 
 class Section(BaseModel):
@@ -31,15 +32,23 @@ class Section(BaseModel):
     )
 
 
-def wrong(message: str, *path: str | int) -> PydanticCustomError:
-    """A value that is refused. ``path`` leads from the field to the part that is wrong, for the line."""
-    # The message goes in as a value: in a template its braces would be read.
-    return PydanticCustomError("refused", "{words}", {"words": message, "path": path})
+def wrong(
+    problem: str, *path: str | int, fix: str, example: str | None = None, shows: bool = True
+) -> PydanticCustomError:
+    """Return the error for a value that is refused.
+
+    ``path`` leads from the field to the part that is wrong, for the line. ``fix`` is the text to write; ``SETTING`` in
+    it becomes the setting's name. ``example`` replaces a fix that holds the value when that must not be shown.
+    ``shows`` says whether the message may quote the value.
+    """
+    # The texts are values, because pydantic would read braces in a template.
+    context: dict[str, Any] = {"problem": problem, "fix": fix, "example": example or fix, "path": path}
+    return PydanticCustomError("refused", "{problem}", context if shows else {**context, "shows": False})
 
 
 def _no_truth_value(value: object) -> object:
     if isinstance(value, bool):
-        raise wrong("must be a number, not true or false")
+        raise wrong("must be a number", fix="write digits only, as in SETTING: 45")
     return value
 
 
@@ -62,37 +71,40 @@ Text = Annotated[str, Field(min_length=1)]
 """Text that is not empty."""
 
 _MOST_PATTERN = 1_000
-_EVERYTHING = "matches the empty text, and so everything: write a narrower expression"
+_EVERYTHING = "matches the empty text, and so everything"
+_NARROWER = "write a narrower expression, such as .+ instead of .*"
 
 
 def _expression(value: object) -> str:
     """A regular expression, as text: what holds it stays comparable and printable."""
     if not isinstance(value, str) or not value or len(value) > _MOST_PATTERN:
-        raise wrong(f"must be a regular expression: text of 1 to {_MOST_PATTERN} characters")
+        raise wrong(f"must be a regular expression of 1 to {_MOST_PATTERN} characters", fix='SETTING: ["text to find"]')
     try:
         why = unclear(value)
     except (re.error, OverflowError, RecursionError) as error:
-        raise wrong(f"is no regular expression: {error}") from error
+        raise wrong(
+            f"isn't a regular expression ({error})", fix="put \\ before a character that stands for itself"
+        ) from error
     if why is not None:
-        raise wrong(why)
+        raise wrong(why.problem, fix=why.fix)
     return value
 
 
 def _pattern(value: object) -> str:
     pattern = _expression(value)
     if re.search(pattern, "") is not None:
-        raise wrong(_EVERYTHING)
+        raise wrong(_EVERYTHING, fix=_NARROWER)
     if (why := endless(pattern)) is not None:
-        raise wrong(why)
+        raise wrong(why.problem, fix=why.fix)
     return pattern
 
 
 def _searched(value: object) -> str:
     pattern = _expression(value)
     if (why := unsearchable(pattern)) is not None:
-        raise wrong(why)
+        raise wrong(why.problem, fix=why.fix)
     if search_for(pattern)(""):
-        raise wrong(_EVERYTHING)
+        raise wrong(_EVERYTHING, fix=_NARROWER)
     return pattern
 
 
@@ -112,7 +124,10 @@ def _name(value: object) -> str:
         raise PydanticKnownError("string_type")
     if NAME.fullmatch(value):
         return value
-    raise wrong("a name has 1 to 64 letters, digits, '.', '_' or '-', and begins with a letter or digit")
+    raise wrong(
+        "isn't a valid name",
+        fix="use 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit",
+    )
 
 
 # Names of policies and teams appear in response headers and metrics, hence the narrow alphabet.
@@ -130,7 +145,7 @@ def _origin(value: object) -> str:
     if value == "*":
         return "*"
     if match is None:
-        raise wrong("must be an origin: scheme, host, and port, without a path. Fix: https://app.example, or '*'")
+        raise wrong("must be an origin: scheme, host and port, without a path", fix="SETTING: https://app.example")
     scheme, host, port = match[1].lower(), match[2].lower(), match[3]
     return f"{scheme}://{host}" + (f":{port}" if port and (scheme, port) not in _DEFAULT_PORTS else "")
 
@@ -146,7 +161,7 @@ Origin = Annotated[
 def _host_name(value: object) -> str:
     if isinstance(value, str) and re.fullmatch(_HOST, value):
         return value.lower()
-    raise wrong("must be a host name without a port. Fix: proxy.example")
+    raise wrong("must be a host name without a port", fix="SETTING: proxy.example")
 
 
 HostName = Annotated[str, PlainValidator(_host_name), WithJsonSchema({"type": "string", "pattern": f"^{_HOST}$"})]
@@ -164,7 +179,7 @@ def _size(value: object) -> int:
         value = int(match[1]) * _UNITS[match[2].lower()]
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
-    raise wrong("must be a size: a number of bytes, or text such as 64MB (millions) or 64MiB (powers of two)")
+    raise wrong("must be a size in bytes, 64MB or 64MiB", fix="SETTING: 64MB")
 
 
 Size = Annotated[
@@ -185,8 +200,8 @@ def _date(value: object) -> date:
         try:
             return date.fromisoformat(text)
         except ValueError as error:
-            raise wrong(f"there is no such day: {error}") from error
-    raise wrong("must be a date such as 2027-01-31")
+            raise wrong(f"isn't a day of the calendar ({error})", fix="SETTING: 2027-01-31") from error
+    raise wrong("must be a date", fix="SETTING: 2027-01-31")
 
 
 Date = Annotated[date, PlainValidator(_date), WithJsonSchema({"type": "string", "format": "date"})]
@@ -195,19 +210,26 @@ Date = Annotated[date, PlainValidator(_date), WithJsonSchema({"type": "string", 
 KINDS = ("tokens", "messages", "fraction")
 
 
-def _amount(kind: object, value: object, *path: str | int) -> Clause:
-    """One part of a condition, such as ``tokens: 4000``."""
+def _amount(kind: object, value: object, *path: str | int, name: object = None) -> Clause:
+    """Return one part of a condition, such as ``tokens: 4000``. ``name`` stands for the kind in the fix."""
+    name = name or kind
     if kind not in KINDS:
-        raise wrong(f"'{kind}' is no kind of condition: {near(str(kind), KINDS)}", *path)
+        raise wrong(f"unknown key '{shown(str(kind))}'", *path, fix=near(str(kind), KINDS), shows=False)
     if kind == "fraction":
         return Clause(fraction=_fraction(value, *path))
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 16:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise wrong(f"{kind} must be a positive whole number", *path)
+        known = number_for(value, whole=True) if isinstance(value, str) else None
+        example = "4000" if kind == "tokens" else "10"
+        raise wrong(
+            "must be a positive whole number", *path, fix=f"{name}: {known or example}", example=f"{name}: {example}"
+        )
     return Clause(tokens=value) if kind == "tokens" else Clause(messages=value)
 
 
+_SHARE = "must be over 0 and at most 1"
+_SHARE_EXAMPLE = "fraction: 0.85"
 _DECIMAL = re.compile(r"[0-9]{0,3}(\.[0-9]{1,20})?")
 
 
@@ -218,8 +240,11 @@ def _fraction(value: object, *path: str | int) -> float:
         if 0 < value <= 1:
             return float(value)
         if 1 < value <= 100:
-            raise wrong(f"fraction must be over 0 and at most 1: for {value:g} % write {value / 100:g}", *path)
-    raise wrong("fraction must be a number over 0 and at most 1, such as 0.85", *path)
+            raise wrong(_SHARE, *path, fix=f"for {value:g}% write fraction: {value / 100:g}", example=_SHARE_EXAMPLE)
+    percent = condition_for(value, "").strip("{}") if isinstance(value, str) else ""
+    raise wrong(
+        _SHARE, *path, fix=percent if percent.startswith("fraction") else _SHARE_EXAMPLE, example=_SHARE_EXAMPLE
+    )
 
 
 def _is_pair(value: object) -> bool:
@@ -227,14 +252,20 @@ def _is_pair(value: object) -> bool:
     return isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[0], str)
 
 
-def _clause(value: object, *path: str | int) -> Clause:
+_USUAL = "{fraction: 0.85}"
+_USUAL_KEEP = "{fraction: 0.1}"
+
+
+def _clause(value: object, *path: str | int, usual: str = _USUAL) -> Clause:
     if isinstance(value, Clause):
         return value
     if _is_pair(value):
         assert isinstance(value, list | tuple)  # noqa: S101 - narrows the type
         return _amount(value[0], value[1], *path)
     if not isinstance(value, Mapping) or not value:
-        raise wrong("a condition is {tokens: N}, {messages: N} or {fraction: F}; several of them must all hold", *path)
+        plain = value.text if isinstance(value, Ambiguous) else value
+        known = condition_for(plain, usual) if isinstance(plain, str | int | float) else usual
+        raise wrong("must be a mapping", *path, fix=f"SETTING: {known}", example=f"SETTING: {usual}")
     parts = [_amount(kind, amount, *path, kind) for kind, amount in value.items()]
     return Clause(
         tokens=next((part.tokens for part in parts if part.tokens is not None), None),
@@ -252,9 +283,9 @@ def _trigger(value: object) -> Trigger:
 
 
 def _keep(value: object) -> Clause:
-    clause = _clause(value)
+    clause = _clause(value, usual=_USUAL_KEEP)
     if [clause.tokens, clause.messages, clause.fraction].count(None) != 2:
-        raise wrong("takes exactly one of tokens, messages and fraction")
+        raise wrong("must have exactly one of tokens, messages and fraction", fix=f"SETTING: {_USUAL_KEEP}")
     return clause
 
 
@@ -264,9 +295,9 @@ def _reserve(value: object) -> Clause | None:
     if isinstance(value, Mapping):
         clause = _keep(value)
         if clause.messages is not None:
-            raise wrong("room for the answer is counted in tokens: a number of them, or {fraction: F} of the window")
+            raise wrong("must be a number of tokens or a fraction of the window", fix="SETTING: 4000")
         return clause
-    return _amount("tokens", value)
+    return _amount("tokens", value, name="SETTING")
 
 
 def _as_written(value: object) -> object:

@@ -1,4 +1,4 @@
-"""Whether two patterns, as in file names, can match the same text."""
+"""How patterns, as in file names, relate: whether they overlap, and whether one covers the other."""
 
 from __future__ import annotations
 
@@ -49,3 +49,26 @@ def _share(one: str, other: str, samples: str) -> bool:
     if one == "?" or other == "?":
         return True
     return any(fnmatchcase(c, one) and fnmatchcase(c, other) for c in samples)
+
+
+@lru_cache(10_000)
+def covers(general: str, special: str) -> bool:
+    """Return whether ``general`` matches every text that ``special`` matches.
+
+    A true result is certain. It's false for some pairs whose character classes would have to be compared.
+    """
+    if not _WILD.search(special):
+        return fnmatchcase(special, general)
+    first, second = _PIECE.findall(general), _PIECE.findall(special)
+    row = [True] + [False] * len(second)
+    for piece in first:
+        above, row = row, [piece == "*" and row[0]]
+        for j, other in enumerate(second):
+            if piece == "*":
+                row.append(above[j + 1] or row[j])
+            else:
+                is_one = other != "*" and (
+                    piece in ("?", other) or (len(other) == 1 and other != "?" and fnmatchcase(other, piece))
+                )
+                row.append(above[j] and is_one)
+    return row[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping as ByName
 
-from proxy.config.faults import Fault, Faults, near
+from proxy.config.faults import Fault, Faults, near, said
 from proxy.config.policy import ForModels, Policy, WrittenPolicy
 from proxy.config.tree import Mapping, Node, Path, Sequence, find, plain
 
@@ -91,7 +91,8 @@ def _unknown_parents(root: Mapping, written: ByName[str, WrittenPolicy]) -> list
     known = {"default", *written}
     return [
         Fault(
-            _line(root, name), f"policies.{name}.extends: no policy '{policy.extends}'; {near(policy.extends, known)}"
+            _line(root, name),
+            said(f"there is no policy '{policy.extends}'", near(policy.extends, known), f"policies.{name}.extends"),
         )
         for name, policy in written.items()
         if policy.extends is not None and policy.extends not in known
@@ -110,6 +111,8 @@ def _circles(root: Mapping, written: ByName[str, WrittenPolicy]) -> list[Fault]:
             current = written[current].extends
         if current is not None and current in way:
             circle = [*way[way.index(current) :], current]
-            message = f"policies.{current}.extends: goes in a circle ({' → '.join(circle)}): remove one of them"
+            message = said(
+                f"goes in a circle ({' → '.join(circle)})", "remove one extends", f"policies.{current}.extends"
+            )
             faults.append(Fault(_line(root, current), message))
     return faults

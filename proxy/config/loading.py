@@ -30,7 +30,8 @@ _NOT_IN_FORCE = {"policies", "include"}
 class Loaded:
     """A configuration that is right: its settings, its files, and what they state, by lines over all files.
 
-    ``warnings`` has a line ``file:line: warning: what is odd`` for each thing that is not wrong and hardly meant.
+    ``warnings`` has a line ``file:line: warning: setting: problem. Fix: …`` for each setting that is valid but probably
+    not intended.
     """
 
     settings: Settings
@@ -44,7 +45,7 @@ def load(path: Path | None, environ: Environ[str, str]) -> Settings:
     """The settings of a file or folder, or the defaults without one.
 
     ``environ`` is where ``${NAME}`` is looked up. Raises ``errors.ConfigurationError``; its message has a line
-    ``file:line: what is wrong: what to do`` for each fault.
+    ``file:line: setting: problem. Fix: …`` for each error.
     """
     return Settings() if path is None else read(path, environ).settings
 
@@ -121,7 +122,7 @@ def _loaded(assembly: Assembly) -> Loaded:
         raise Faults(faults)
     odd = [fault._replace(message=f"warning: {fault.message}") for fault in doubts(root, written, settings)]
     ignored = [
-        f"{path}: warning: is not read, as its name does not end in .yaml: rename it"
+        f"{path}: warning: not read, because its name doesn't end in .yaml. Fix: mv {path.name} {path.stem}.yaml"
         for path in assembly.sources.ignored
     ]
     return Loaded(settings, assembly.sources, root, written, (*assembly.sources.told(odd), *ignored))

@@ -1,33 +1,53 @@
-"""What pydantic found, in words for the person who writes the file: where, what, and what to do."""
+"""Turns pydantic's errors into messages: the setting, the problem, the value, and the text that fixes it."""
 
 from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Union, get_args, get_origin
+from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from proxy.config.faults import Fault, near
-from proxy.config.tree import Ambiguous, Node, Path, Scalar, find, quote_it, reading, shown
+from proxy.config.faults import Fault, near, said
+from proxy.config.suggestions import LITELLM, MISSING, UNKNOWN, number_for, quoted, section_for
+from proxy.config.tree import Ambiguous, Node, Path, Scalar, find, got, reading, shown
 from proxy.config.tree import Mapping as MappingNode
 
 # Values below these names are never shown.
-_SECRET = frozenset({"api_key", "headers", "key", "keys", "old_keys", "base_url", "url"})
+_SECRET = frozenset({"api_key", "headers", "key", "keys", "old_keys", "base_url", "url", "hash"})
 
 
 def faults_of(error: ValidationError, root: MappingNode, model: type[BaseModel]) -> list[Fault]:
-    """The faults, in the order of the file."""
+    """Return the errors in the order of the file."""
     details = error.errors(include_url=False, include_input=False)
     return sorted(_fault(dict(detail), root, model) for detail in details)
 
 
 def dotted(path: Path) -> str:
-    """A path as people write it: ``models[0].match``."""
+    """Return a path as people write it: ``models[0].match``."""
     words = ""
     for part in path:
         words += f"[{part}]" if isinstance(part, int) else f".{shown(part)}"
     return words.removeprefix(".")
+
+
+class _Case(NamedTuple):
+    """A value that is refused: its node, its setting's name, and whether its text may be shown."""
+
+    node: Node
+    name: str
+    public: bool
+    context: dict[str, Any]
+    nullable: bool
+
+    @property
+    def text(self) -> str | None:
+        """The text of a scalar that may be shown."""
+        return self.node.text if self.public and isinstance(self.node, Scalar) else None
+
+    def line(self, value: str) -> str:
+        """Return the line of the file that would be right."""
+        return f"{self.name}: {value}" if self.name else value
 
 
 def _fault(detail: dict[str, Any], root: MappingNode, model: type[BaseModel]) -> Fault:
@@ -35,78 +55,129 @@ def _fault(detail: dict[str, Any], root: MappingNode, model: type[BaseModel]) ->
     if kind == "refused":
         path = (*path, *context["path"])
     node, line, found = find(root, path)
-    where = f"{dotted(found)}: " if found else ""
+    where = dotted(found)
     if kind == "extra_forbidden":
-        return Fault(line, f"{where}no such setting; {near(str(path[-1]), names_at(model, path[:-1]))}")
+        return Fault(line, said("unknown setting", _unknown(path, model), where))
     if kind == "missing":
-        return Fault(line, f"{where}'{path[-1]}' is missing: add it")
-    words = _WORDS.get(kind)
-    secret = not _SECRET.isdisjoint(path)
-    return Fault(line, where + (words(node, secret, context) if words else detail["msg"]))
+        name = str(path[-1])
+        return Fault(line, said(f"'{name}' is missing", f"add {MISSING.get(name, name + ': …')}", where))
+    public = _SECRET.isdisjoint(path) and not (isinstance(node, Scalar) and node.substituted)
+    name = str(found[-1]) if found and not isinstance(found[-1], int) else ""
+    case = _Case(node, name, public, context, _nullable(model, found))
+    problem, fix = _WORDS.get(kind, _other(detail["msg"]))(case)
+    shows = public and context.get("shows", found == path) and (isinstance(node, Scalar) or kind != "refused")
+    shows = shows and not problem.startswith("is empty")
+    return Fault(
+        line, said(f"{problem} (got {got(node, read=kind == 'string_type')})" if shows else problem, fix, where)
+    )
 
 
-Words = Callable[[Node, bool, dict[str, Any]], str]
+def _unknown(path: Path, model: type[BaseModel]) -> str:
+    """Return the fix for an unknown setting."""
+    special = UNKNOWN.get(dotted(path)) or LITELLM.get(str(path[-1]))
+    return special or near(str(path[-1]), names_at(model, path[:-1]))
 
 
-def _text_wanted(node: Node, secret: bool, context: dict[str, Any]) -> str:
-    if isinstance(node, Scalar):
-        return quote_it(node, secret=secret)
-    return "must be text, not a list or mapping"
+Words = Callable[[_Case], tuple[str, str]]
 
 
-def _number_wanted(what: str) -> Words:
-    def words(node: Node, secret: bool, context: dict[str, Any]) -> str:
-        if isinstance(node, Scalar) and isinstance(node.value, Ambiguous) and not secret:
-            return f"'{shown(node.text)}' is read as {reading(node)}: write a plain {what}"
-        return f"must be a {what}"
-
-    return words
+def _other(message: str) -> Words:
+    return lambda case: (message, "correct the value")
 
 
-def _choice_wanted(node: Node, secret: bool, context: dict[str, Any]) -> str:
-    choices = [choice.strip("'") for choice in context["expected"].replace(" or ", ", ").split(", ")]
-    words = f"must be one of {', '.join(choices)}"
-    if isinstance(node, Scalar) and isinstance(node.value, str) and not node.substituted and not secret:
-        hint = near(node.value, choices)
-        return f"{words}, not '{shown(node.value)}'" + (f"; {hint}" if hint.startswith("did") else "")
-    return words
+def _refused(case: _Case) -> tuple[str, str]:
+    fix: str = case.context["fix"] if case.public else case.context["example"]
+    return case.context["problem"], fix.replace("SETTING", case.name) if case.name else fix.replace("SETTING: ", "")
 
 
-def settings_wanted(node: Node) -> str:
-    """What is said where settings should stand, and something else does."""
+def _text_wanted(case: _Case) -> tuple[str, str]:
+    node = case.node
     if isinstance(node, Scalar) and node.value is None:
-        return "is empty: give its settings, or remove the line"
-    return "must be settings, as 'name: value'"
+        return "is empty", "give a text, in quotes if it is null or ~, or remove the line"
+    if isinstance(node, Scalar) and not case.public:
+        return f"must be text, but YAML reads the value as {reading(node)}", "put it in quotes"
+    return "must be text", case.line(f'"{shown(case.text)}"' if case.text else '"text"')
 
 
-def _settings_wanted(node: Node, secret: bool, context: dict[str, Any]) -> str:
-    return settings_wanted(node)
+def _number_wanted(kind: str, *, whole: bool) -> Words:
+    def words(case: _Case) -> tuple[str, str]:
+        is_ambiguous = isinstance(case.node, Scalar) and isinstance(case.node.value, Ambiguous)
+        known = None if case.text is None or is_ambiguous else number_for(case.text, whole=whole)
+        return f"must be a {kind}", case.line(known) if known else f"write digits only, as in {case.line('45')}"
+
+    return words
 
 
-def _said(template: str) -> Words:
-    return lambda node, secret, context: template.format_map(context)
+def _choice_wanted(case: _Case) -> tuple[str, str]:
+    choices = [choice.strip("'") for choice in case.context["expected"].replace(" or ", ", ").split(", ")]
+    hint = near(case.text, choices) if case.text else ""
+    meant = next((choice for choice in choices if hint == f"did you mean '{choice}'?"), choices[0])
+    return f"must be one of {', '.join(choices)}", case.line(quoted(meant))
+
+
+def settings_wanted(node: Node, name: str, *, public: bool = True, nullable: bool = False) -> tuple[str, str]:
+    """Return problem and fix for a value in place of a section. ``nullable``: ``null`` turns the section off."""
+    if isinstance(node, Scalar) and node.value is None:
+        return "is empty", "give its settings, or remove the line"
+    if isinstance(node, Scalar) and node.value is False and nullable:
+        return "must be a section", f"to turn it off, write {name}: null"
+    if isinstance(node, Scalar) and node.value is True and nullable:
+        return "must be a section", f"to use its defaults, write {name}: {{}}"
+    text = node.text if public and isinstance(node, Scalar) and not node.substituted else None
+    return "must be a section", section_for(name, text)
+
+
+def _settings_wanted(case: _Case) -> tuple[str, str]:
+    return settings_wanted(case.node, case.name, public=case.public, nullable=case.nullable)
+
+
+def _list_wanted(case: _Case) -> tuple[str, str]:
+    return "must be a list", case.line(f"[{quoted(shown(case.text))}]" if case.text else "[a, b]")
+
+
+def _bound(problem: str, key: str, step: int = 0) -> Words:
+    def words(case: _Case) -> tuple[str, str]:
+        bound = case.context[key]
+        return f"{problem} {bound:g}", case.line(f"{bound + step:g}")
+
+    return words
 
 
 _WORDS: Mapping[str, Words] = {
-    "refused": _said("{words}"),
+    "refused": _refused,
     "string_type": _text_wanted,
-    "string_too_short": _said("is empty: give a text, or leave the setting out"),
+    "string_too_short": lambda case: ("is empty", "give a text, or remove the line"),
     **dict.fromkeys(
-        ("int_type", "int_parsing", "int_parsing_size", "int_from_float"), _number_wanted("whole number")
+        ("int_type", "int_parsing", "int_parsing_size", "int_from_float"), _number_wanted("whole number", whole=True)
     ),
-    **dict.fromkeys(("float_type", "float_parsing", "finite_number"), _number_wanted("number")),
-    **dict.fromkeys(("bool_type", "bool_parsing"), _said("must be true or false")),
-    "greater_than": _said("must be over {gt:g}"),
-    "greater_than_equal": _said("must be {ge:g} or more"),
-    "less_than_equal": _said("must be {le:g} or less"),
+    # Every setting that isn't a whole number is in seconds; fractions have errors of their own.
+    **dict.fromkeys(
+        ("float_type", "float_parsing", "finite_number"), _number_wanted("number of seconds", whole=False)
+    ),
+    **dict.fromkeys(("bool_type", "bool_parsing"), lambda case: ("must be true or false", case.line("true"))),
+    "greater_than": _bound("must be over", "gt", 1),
+    "greater_than_equal": _bound("must be at least", "ge"),
+    "less_than_equal": _bound("must be at most", "le"),
     "literal_error": _choice_wanted,
     **dict.fromkeys(("model_type", "model_attributes_type", "mapping_type", "dict_type"), _settings_wanted),
-    "tuple_type": _said("must be a list, such as [a, b]"),
+    "tuple_type": _list_wanted,
 }  # fmt: skip
 
 
 def names_at(model: type[BaseModel], path: Iterable[str | int]) -> list[str]:
-    """The settings that may stand at a path; none where the path leads to no section."""
+    """Return the settings that may stand at a path; none when the path leads to no section."""
+    here = _model_at(model, path)
+    return [] if here is None else list(here.model_fields)
+
+
+def _nullable(model: type[BaseModel], path: Path) -> bool:
+    """Return whether ``null`` is a value of the setting at a path."""
+    above = _model_at(model, path[:-1]) if path else None
+    field = None if above is None else above.model_fields.get(str(path[-1]))
+    return field is not None and types.NoneType in get_args(field.annotation)
+
+
+def _model_at(model: type[BaseModel], path: Iterable[str | int]) -> type[BaseModel] | None:
     here: type[BaseModel] | None = model
     waiting = False  # whether the next part is a key or an index, and not a field
     for part in path:
@@ -114,14 +185,13 @@ def names_at(model: type[BaseModel], path: Iterable[str | int]) -> list[str]:
             waiting = False
             continue
         if here is None or part not in here.model_fields:
-            return []
-        annotation = here.model_fields[str(part)].annotation
-        here, waiting = _section(annotation)
-    return [] if here is None or waiting else list(here.model_fields)
+            return None
+        here, waiting = _section(here.model_fields[str(part)].annotation)
+    return None if waiting else here
 
 
 def _section(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
-    """The section that an annotation holds, and whether in a mapping or list."""
+    """Return the section that an annotation holds, and whether it's in a mapping or list."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation, False
     inside = [_section(argument)[0] for argument in get_args(annotation)]

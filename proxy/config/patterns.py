@@ -14,24 +14,32 @@ import warnings
 from collections.abc import Iterable
 from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
-from typing import Any
+from typing import Any, NamedTuple
 
 from proxy.compaction.searching import NotSearchable, search_for
 
-NESTED = (
-    "has a repetition inside a repetition, which takes for ever on some texts: "
-    "write it without, or make the inner one possessive, such as (?:\\w++ )*"
+
+class Flaw(NamedTuple):
+    """A problem with an expression, and how to fix it."""
+
+    problem: str
+    fix: str
+
+
+NESTED = Flaw(
+    "has a repetition inside a repetition, which takes exponential time on some texts",
+    "remove one repetition, or make the inner one possessive, as in (?:\\w++ )*",
 )
-ALIKE = (
-    "has alternatives inside a repetition that may begin with the same character, which takes for ever on some texts: "
-    "let each begin with another character, or write (?>...) around them"
+ALIKE = Flaw(
+    "has alternatives in a repetition that may begin alike, which takes exponential time on some texts",
+    "begin each alternative with another character, or write (?>...) around them",
 )
 
-_LOOKS = "looks ahead or behind, which this setting can't: write what is around it into the expression itself"
-_REFERS = "refers to a group, which this setting can't: write out what the group may be"
-_GOES_ON = (
-    "has a possessive or atomic part, which this setting doesn't have: "
-    "write it plainly, since nothing is tried anew here and no repetition takes long"
+_LOOKS = Flaw("look-ahead and look-behind aren't supported", "match the surrounding text instead")
+_REFERS = Flaw("references to groups aren't supported", "repeat the group's expression instead")
+_GOES_ON = Flaw(
+    "possessive and atomic parts aren't supported",
+    "write a plain repetition or group. The search takes linear time without them",
 )
 
 _FEW = 4
@@ -42,7 +50,7 @@ _REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT)
 _FINAL = (codes.POSSESSIVE_REPEAT, codes.ATOMIC_GROUP)
 
 
-def endless(pattern: str) -> str | None:
+def endless(pattern: str) -> Flaw | None:
     """What is wrong with an expression that can take for ever, and what to do; ``None`` for all others.
 
     It finds what is exponential. Raises ``re.error`` for what is no expression.
@@ -65,7 +73,7 @@ _EDGE = re.compile(r"(?<!\\)(?:\\\\)*\\(?:[<>]|b\{)")
 _INEXACT = re.compile(r"(?<!\\)(?:\\\\)*\{[0-9<=,\s]*[eids][^}]*\}")
 
 
-def unclear(pattern: str) -> str | None:
+def unclear(pattern: str) -> Flaw | None:
     """What in an expression another engine reads differently than Python, and what to write; ``None`` if nothing.
 
     Raises ``re.error`` for what is no expression.
@@ -75,13 +83,15 @@ def unclear(pattern: str) -> str | None:
         try:
             re.compile(pattern)
         except FutureWarning:
-            return "has a bracket or a doubled sign in a set that could be read in two ways: write \\ before it"
+            return Flaw(
+                "has a bracket or a doubled sign in a set, which engines read differently", "write \\ before it"
+            )
     if _INEXACT.search(pattern):
-        return "has a brace that could be read as a number of errors: write \\{ for a brace"
+        return Flaw("has a brace that could be read as a number of errors", "write \\{ for a brace")
     return None
 
 
-def unsearchable(pattern: str) -> str | None:
+def unsearchable(pattern: str) -> Flaw | None:
     """Why an expression can't be searched for in linear time, and what to write; ``None`` where it can.
 
     Raises ``re.error`` for what is no expression.
@@ -90,11 +100,11 @@ def unsearchable(pattern: str) -> str | None:
         if code in _UNLIKE:
             return _UNLIKE[code]
     if _EDGE.search(pattern):
-        return "has \\<, \\> or \\b{: write < and > without a backslash, and \\b(?:\\{) for a brace after \\b"
+        return Flaw("has \\<, \\> or \\b{", "write < and > without a backslash, and \\b(?:\\{) for a brace after \\b")
     try:
         search_for(pattern)
     except NotSearchable as error:
-        return f"can't be searched for in linear time, in the syntax of Rust's regex: {error}"
+        return Flaw(f"isn't valid in the syntax of Rust's regex ({error})", "use syntax that Python and Rust share")
     return None
 
 
@@ -112,7 +122,7 @@ def _inner(code: Any, value: Any) -> Iterable[Any]:
     return [value] if isinstance(value, parser.SubPattern) else _parts(value)
 
 
-def _judged(items: Iterable[tuple[Any, Any]], *, repeated: bool) -> str | None:
+def _judged(items: Iterable[tuple[Any, Any]], *, repeated: bool) -> Flaw | None:
     for code, value in items:
         found = _judged_one(code, value, repeated)
         if found is not None:
@@ -120,7 +130,7 @@ def _judged(items: Iterable[tuple[Any, Any]], *, repeated: bool) -> str | None:
     return None
 
 
-def _judged_one(code: Any, value: Any, repeated: bool) -> str | None:
+def _judged_one(code: Any, value: Any, repeated: bool) -> Flaw | None:
     if code in _REPEATS:
         least, most, body = value
         if repeated and least != most:

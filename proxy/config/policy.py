@@ -86,7 +86,11 @@ class Summary(Section):
     @classmethod
     def _has_place_for_messages(cls, prompt: str | None) -> str | None:
         if prompt is not None and "{messages}" not in prompt:
-            raise wrong("must hold {messages}, the place where the conversation goes")
+            raise wrong(
+                "must hold {messages}, the place of the conversation",
+                fix="add a line {messages} to the prompt",
+                shows=False,
+            )
         return prompt
 
 
@@ -176,14 +180,18 @@ class UnknownModel(Section):
     @classmethod
     def _absolute_trigger(cls, trigger: Trigger) -> Trigger:
         if any(clause.fraction is not None for clause in trigger):
-            raise wrong("a fraction of an unknown window means nothing: write {tokens: N} or {messages: N}")
+            raise wrong(
+                "must not hold a fraction, because the window is unknown", fix="SETTING: {tokens: 170000}", shows=False
+            )
         return trigger
 
     @field_validator("keep")
     @classmethod
     def _absolute_keep(cls, keep: Clause) -> Clause:
         if keep.fraction is not None:
-            raise wrong("a fraction of an unknown window means nothing: write {tokens: N} or {messages: N}")
+            raise wrong(
+                "must not be a fraction, because the window is unknown", fix="SETTING: {messages: 6}", shows=False
+            )
         return keep
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import importlib.util
+import ipaddress
 import math
 import re
 from collections.abc import Mapping
@@ -26,6 +28,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
+from proxy.config.faults import near
 from proxy.config.fields import (
     Count,
     CountOrZero,
@@ -42,6 +45,7 @@ from proxy.config.fields import (
     wrong,
 )
 from proxy.config.policy import Policy, WrittenPolicy
+from proxy.config.suggestions import quoted
 from proxy.headers import CREDENTIALS
 
 __all__ = [
@@ -62,10 +66,36 @@ __all__ = [
 ]
 
 
+_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?")
+
+
+def _host(host: str) -> str:
+    if _HOST_NAME.fullmatch(host):
+        return host
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(host)
+        return host
+    try:
+        parts = urlsplit(host if "://" in host else f"//{host}")
+        name, port = parts.hostname or "", parts.port
+    except ValueError:
+        name, port = "", None
+    fix = f"host: {quoted(name) if ':' in name else name}" if name else "host: 127.0.0.1"
+    raise wrong(
+        "must be an address or name without a port",
+        fix=f"{fix}{'' if port is None else f', and on its own line port: {port}'}",
+        example="host: 127.0.0.1",
+    )
+
+
+Host = Annotated[Text, AfterValidator(_host)]
+"""An IP address or a host name, without a port."""
+
+
 class ServerSettings(Section):
     """Where to listen, and how much to take."""
 
-    host: Text = "127.0.0.1"
+    host: Host = "127.0.0.1"
     """The address to listen on; 0.0.0.0 for all of them."""
     port: Port = 8787
     """The port; 0 for any free one."""
@@ -99,6 +129,7 @@ class ServerSettings(Section):
 
 _SQLITE_IN_MEMORY = "sqlite://"
 _SQLITE = "sqlite:///"
+_STORE_EXAMPLE = "url: sqlite:///path/to/compaction.db"
 
 
 def default_store_url() -> str:
@@ -123,9 +154,11 @@ def _key_bytes(text: str) -> bytes | None:
 
 def _store_key(value: SecretStr) -> SecretStr:
     if _key_bytes(value.get_secret_value()) is None:
-        raise wrong("must be a key of 32 bytes, in base64 or as 64 hex digits: openssl rand -base64 32")
+        raise wrong(
+            "must be a key of 32 bytes, in base64 or as 64 hex digits", fix="set the output of: openssl rand -base64 32"
+        )
     if importlib.util.find_spec("cryptography") is None:
-        raise wrong("needs the package cryptography: pip install cryptography, or leave the setting out")
+        raise wrong("needs the package cryptography", fix="run pip install cryptography, or remove the setting")
     return value
 
 
@@ -144,7 +177,7 @@ class EncryptionSettings(Section):
     @model_validator(mode="after")
     def _has_a_key(self) -> EncryptionSettings:
         if self.old_keys and self.key is None:
-            raise wrong("are of no use without key: state the key that encrypts now", "old_keys")
+            raise wrong("needs store.encryption.key", "old_keys", fix='key: "${COMPACTION_STORE_KEY}"')
         return self
 
     @property
@@ -169,12 +202,12 @@ class StoreSettings(Section):
     @classmethod
     def _is_sqlite(cls, url: str) -> str:
         if url.partition("://")[0] in ("redis", "rediss", "valkey", "valkeys", "unix"):
-            raise wrong("Redis is not available in this version: write sqlite:///path/to/compaction.db")
+            raise wrong("Redis isn't supported", fix=_STORE_EXAMPLE)
         path = url.removeprefix(_SQLITE)
         if url != _SQLITE_IN_MEMORY and (path == url or path in ("", ":memory:") or path.endswith("/")):
-            raise wrong("must be sqlite:///path/to/compaction.db, or sqlite:// to keep everything in memory")
+            raise wrong("must be sqlite:///PATH, or sqlite:// to keep everything in memory", fix=_STORE_EXAMPLE)
         if any(not c.isprintable() for c in path) or "?" in path or "#" in path:
-            raise wrong("the path of the store has characters that no path here may have: ?, # or unprintable ones")
+            raise wrong("must not hold ?, # or unprintable characters", fix=_STORE_EXAMPLE)
         return url
 
     @property
@@ -198,13 +231,16 @@ _KNOWN_BASE_URLS = {"openai": "https://api.openai.com/v1", "anthropic": "https:/
 _OWN_CREDENTIALS = frozenset(
     {"bedrock", "bedrock_converse", "sagemaker", "sagemaker_chat", "vertex_ai", "vertex_ai_beta"}
 )
+_ADDRESS_EXAMPLE = "base_url: https://api.openai.com/v1"
+_API_PATH = re.compile(r"(/(?:chat/completions|completions|responses|embeddings|models|messages))/*$")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_AS_KEY = 'api_key: "${OPENAI_API_KEY}"'
 _RESERVED_HEADERS = {
-    "authorization": "write the key as api_key",
-    "api-key": "write the key as api_key",
+    "authorization": _AS_KEY,
+    "api-key": _AS_KEY,
     **dict.fromkeys(
         ("host", "content-length", "content-type", "content-encoding", "transfer-encoding", "connection", "te"),
-        "it belongs to the transport: leave it out",
+        "remove it. The proxy sets it for each request",
     ),
 }
 
@@ -212,9 +248,11 @@ _RESERVED_HEADERS = {
 def _header_value(value: SecretStr) -> SecretStr:
     secret = value.get_secret_value()
     if not secret:
-        raise wrong("is empty: set the variable it comes from, or leave the setting out")
+        raise wrong("is empty", fix="set the variable it comes from, or remove the line")
     if not secret.isascii() or not secret.isprintable() or secret != secret.strip():
-        raise wrong("has spaces around it, line breaks or characters that can't be sent in a header: correct the value")
+        raise wrong(
+            "has outer spaces, line breaks or other characters that a header can't hold", fix="correct the value"
+        )
     return value
 
 
@@ -255,11 +293,11 @@ class UpstreamSettings(Section):
         for name in headers if isinstance(headers, Mapping) else ():
             lower = str(name).lower()
             if not _HEADER_NAME.fullmatch(lower):
-                raise wrong("is no header's name", name)
+                raise wrong("isn't a header name", name, fix="use letters, digits and -", shows=False)
             if lower in _RESERVED_HEADERS:
-                raise wrong(f"can't be set here: {_RESERVED_HEADERS[lower]}", name)
+                raise wrong("can't be set here", name, fix=_RESERVED_HEADERS[lower], shows=False)
             if lower in seen:
-                raise wrong("is here a second time; case makes no difference: keep one of them", name)
+                raise wrong("is a duplicate; case doesn't matter", name, fix="keep one of them", shows=False)
             seen.add(lower)
         return headers
 
@@ -281,11 +319,15 @@ def _checked_address(url: str) -> str:
     except ValueError:
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable() or " " in url:
-        raise wrong("must be an address such as https://api.openai.com/v1")
+        raise wrong("must be an http or https URL", fix=_ADDRESS_EXAMPLE)
     if parts.username is not None or parts.password is not None:
-        raise wrong("must not hold a name or password: write the key as api_key, or a header under headers")
+        raise wrong("must not hold a user name or password", fix=_AS_KEY)
     if "?" in url or "#" in url:
-        raise wrong("must not hold a query or fragment: for Azure write api_version")
+        raise wrong(
+            "must not hold a query or fragment", fix=f'{_ADDRESS_EXAMPLE}. For Azure, add api_version: "2024-10-21"'
+        )
+    if (path := _API_PATH.search(url)) is not None:
+        raise wrong(f"must end before {path[1]}, which the proxy appends", fix=f"{_ADDRESS_EXAMPLE}, without {path[1]}")
     return url.rstrip("/")
 
 
@@ -317,7 +359,7 @@ class ProfileSettings(Section):
         from proxy.tokens.images import RULES
 
         if images is not None and images not in RULES:
-            raise wrong(f"is no rule for images: write one of {', '.join(sorted(RULES))}")
+            raise wrong("isn't a rule for images", fix=near(images, RULES))
         return images
 
     @model_validator(mode="after")
@@ -326,7 +368,7 @@ class ProfileSettings(Section):
         for name in ("max_input_tokens", "max_output_tokens"):
             part = getattr(self, name)
             if window is not None and part is not None and part > window:
-                raise wrong(f"is over context_window ({window}): lower it, or correct context_window", name)
+                raise wrong(f"must be at most context_window, {window}", name, fix=f"{name}: {window}")
         return self
 
 
@@ -348,8 +390,10 @@ _KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}")
 
 def _key_hash(value: str) -> str:
     if not _KEY_HASH.fullmatch(value.lower()):
-        hint = 'printf %s "$KEY" | sha256sum'
-        raise wrong(f"must be the hash of a key, sha256: and 64 hex digits, not the key itself ({hint})")
+        raise wrong(
+            "must be the hash of a key, sha256: and 64 hex digits, not the key",
+            fix='hash the key with: printf %s "$KEY" | sha256sum',
+        )
     return value.lower()
 
 
@@ -415,7 +459,9 @@ class TeamSettings(Section):
     @model_validator(mode="after")
     def _lists_hold(self) -> TeamSettings:
         if self.models is not None and self.paths == "all":
-            raise wrong("can't be all for a team with models: other paths don't name a model. Write models", "paths")
+            raise wrong(
+                "can't be all for a team with models, because other paths name no model", "paths", fix="paths: models"
+            )
         return self
 
 
@@ -446,7 +492,11 @@ class _SettingsFields(Section):
     @classmethod
     def _has_upstream(cls, upstreams: Mapping[str, UpstreamSettings]) -> Mapping[str, UpstreamSettings]:
         if not upstreams:
-            raise wrong("is empty: name at least one upstream, or leave the setting out")
+            raise wrong(
+                "is empty",
+                fix="add an upstream, as in main: {base_url: https://api.openai.com/v1}, or remove the line",
+                shows=False,
+            )
         return upstreams
 
 

@@ -76,16 +76,21 @@ def find(root: Node, path: Path) -> tuple[Node, int, Path]:
     return node, line, path
 
 
-def quote_it(node: Scalar, *, secret: bool = False) -> str:
-    """What YAML made of a plain scalar where text is wanted, and how to write it."""
-    text = "the value" if secret or node.substituted else f"'{shown(node.text)}'"
+def got(node: Node, *, read: bool = True) -> str:
+    """Describe a value for a message. ``read``: also say how YAML reads a plain value that isn't text."""
+    if isinstance(node, Sequence):
+        return "a list"
+    if isinstance(node, Mapping):
+        return "a mapping"
     if node.value is None:
-        return f"{text} is read as empty (null): put it in quotes if text was meant"
-    return f"{text} is read as {reading(node)}: put it in quotes"
+        return shown(node.text) or "nothing"
+    if isinstance(node.value, str) or not (read or isinstance(node.value, Ambiguous)):
+        return shown(node.text)
+    return f"'{shown(node.text)}', which YAML reads as {reading(node)}"
 
 
 def reading(node: Scalar) -> str:
-    """What YAML makes of a scalar that is not text, in words."""
+    """Name the type that YAML gives to a scalar that isn't text."""
     if isinstance(node.value, Ambiguous):
         return node.value.meaning
     if isinstance(node.value, bool):

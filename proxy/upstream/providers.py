@@ -64,7 +64,9 @@ def reach(
     if provider in SPEAKS_OPENAI or lane == "relay":
         address = base_url or SPEAKS_OPENAI.get(provider)
         if address is None:
-            raise ConfigurationError(f"{where}: provider {provider} has no fixed address: give its base_url")
+            raise ConfigurationError(
+                f"{where}: provider {provider} has no default address. Fix: add base_url: https://HOST/v1"
+            )
         return Reach("relay", address)
     return None
 

@@ -86,35 +86,35 @@ def test_a_file_that_is_found_twice_is_read_once(tmp_path: Path) -> None:
 WRONG: dict[str, tuple[dict[str, str], list[str]]] = {
     "another section": (
         {"main.yaml": MAIN, "extra.yaml": "\n\nserver: {port: 1}\n"},
-        ["extra.yaml:1: server: no setting of this file; this file holds 'policies' and 'teams' only: move it"],
+        ["extra.yaml:1: server: this file may only hold 'policies' and 'teams'. Fix: move it to the file that"],
     ),
     "a section that is nearly one": (
         {"main.yaml": MAIN, "extra.yaml": "teams: {}\npolcies: {}\n"},
-        ["extra.yaml:2: polcies: no setting of this file; did you mean 'policies'?"],
+        ["extra.yaml:2: polcies: this file may only hold 'policies' and 'teams'. Fix: did you mean 'policies'?"],
     ),
     "an include in an included file": (
         {"main.yaml": MAIN, "extra.yaml": "include: [more.yaml]\n"},
-        ["extra.yaml:1: include: no setting of this file"],
+        ["extra.yaml:1: include: this file may only hold"],
     ),
     "a policy twice": (
         {"main.yaml": MAIN, "extra.yaml": "policies:\n  new: {}\n  default: {}\n"},
-        ["extra.yaml:3: policies.default: is in another file too (main.yaml:4): keep one of them"],
+        ["extra.yaml:3: policies.default: is also in another file (main.yaml:4). Fix: keep one of them"],
     ),
     "a team twice": (
         {"main.yaml": MAIN, "teams/search.yaml": SEARCH, "extra.yaml": "teams:\n  search: {}\n"},
-        ["extra.yaml:2: teams.search: is in another file too (teams/search.yaml:4): keep one of them"],
+        ["extra.yaml:2: teams.search: is also in another file (teams/search.yaml:4). Fix: keep one of them"],
     ),
     "a value": (
         {"main.yaml": MAIN, "extra.yaml": "policies:\n  a:\n    keep: {fraction: 2}\n"},
-        ["extra.yaml:3: policies.a.keep.fraction: fraction must be"],
+        ["extra.yaml:3: policies.a.keep.fraction: must be over 0"],
     ),
     "an unknown setting": (
         {"main.yaml": MAIN, "extra.yaml": "policies:\n  a:\n    kep: {fraction: 2}\n"},
-        ["extra.yaml:3: policies.a.kep: no such setting; did you mean 'keep'?"],
+        ["extra.yaml:3: policies.a.kep: unknown setting. Fix: did you mean 'keep'?"],
     ),
     "an unknown parent": (
         {"main.yaml": MAIN, "extra.yaml": "policies:\n  a:\n    extends: defualt\n"},
-        ["extra.yaml:3: policies.a.extends: no policy 'defualt'; did you mean 'default'?"],
+        ["extra.yaml:3: policies.a.extends: there is no policy 'defualt'. Fix: did you mean 'default'?"],
     ),
     "a circle through two files": (
         {"main.yaml": MAIN + "      b: {extends: c}\n", "extra.yaml": "policies:\n  c: {extends: b}\n"},
@@ -129,22 +129,25 @@ WRONG: dict[str, tuple[dict[str, str], list[str]]] = {
         ["main.yaml:1: include: there is no file 'extra.yaml' in"],
     ),
     "no list of files": ({"main.yaml": "server: {}\ninclude: a.yaml\n"}, ["main.yaml:2: include: must be a list"]),
-    "a number for a file": ({"main.yaml": "include:\n  - 7\n"}, ["main.yaml:2: include[0]: '7' is read as a number"]),
+    "a number for a file": (
+        {"main.yaml": "include:\n  - 7\n"},
+        ["main.yaml:2: include[0]: must be text (got '7', which YAML reads as a number)"],
+    ),
     "a variable that is not set": (
         {"main.yaml": MAIN, "extra.yaml": "teams:\n  t: {policy: '${NOWHERE}'}\n"},
-        ["extra.yaml:2: ${NOWHERE} is not set"],
+        ["extra.yaml:2: ${NOWHERE} isn't set"],
     ),
     "no policies": (
         {"main.yaml": MAIN, "extra.yaml": "policies:\n"},
-        ["extra.yaml:1: policies: is empty: give its settings"],
+        ["extra.yaml:1: policies: is empty. Fix: give its settings"],
     ),
     "a list of policies": (
         {"main.yaml": MAIN, "extra.yaml": "policies: [a]\n"},
-        ["extra.yaml:1: policies: must be settings"],
+        ["extra.yaml:1: policies: must be a section"],
     ),
     "a key of two teams": (
         {"main.yaml": MAIN, "teams/search.yaml": SEARCH, "extra.yaml": f"teams:\n  t:\n    keys: ['{HASH}']\n"},
-        ["extra.yaml:3: teams.t.keys[0]: team 'search' has this key too"],
+        ["extra.yaml:3: teams.t.keys[0]: team 'search' also has this key"],
     ),
 }
 
@@ -169,17 +172,20 @@ def test_what_is_wrong_in_a_folder(tmp_path: Path) -> None:
     laid_out(tmp_path, files)
     (tmp_path / "b.yaml").write_text("\nauth: {}\nserver: {port: 2}\n")
     assert complaints(tmp_path, tmp_path) == [
-        "b.yaml:3: 'server' is in another file too (a.yaml:1): keep it in one of them",
-        "policies/c.yaml:1: auth: no setting of this file; a file in policies/ holds 'policies' and 'teams' only: "
-        "move it to a file beside that folder",
-        "policies/d.yaml:1: policies.p: is in another file too (a.yaml:2): keep one of them, or rename one",
+        "b.yaml:3: server: is also in another file (a.yaml:1). Fix: keep it in one of them",
+        "policies/c.yaml:1: auth: this file may only hold 'policies' and 'teams'. Fix: move it to a file next to the "
+        "folder policies/",
+        "policies/d.yaml:1: policies.p: is also in another file (a.yaml:2). Fix: keep one of them, or rename one",
     ]
 
 
 def test_a_file_with_another_ending_is_told(tmp_path: Path) -> None:
     laid_out(tmp_path, {"a.yaml": "server: {}\n", "policies/b.yml": "policies: {}\n"})
     (said,) = read(tmp_path, {}).warnings
-    assert said == f"{tmp_path}/policies/b.yml: warning: is not read, as its name does not end in .yaml: rename it"
+    assert (
+        said
+        == f"{tmp_path}/policies/b.yml: warning: not read, because its name doesn't end in .yaml. Fix: mv b.yml b.yaml"
+    )
 
 
 def test_what_changes_when_a_file_does(tmp_path: Path) -> None:
@@ -224,7 +230,7 @@ def test_a_provider_that_nobody_knows(provider: str, tmp_path: Path) -> None:
         assert check(file, {}) == []
         return
     (said,) = check(file, {})
-    assert said.startswith(f"{file}:3: upstreams.main.provider: LiteLLM knows no '{provider}'; ")
+    assert said.startswith(f"{file}:3: upstreams.main.provider: LiteLLM has no provider '{provider}'. Fix: ")
     assert hint in said
     file.write_text(f"upstreams: {{main: {{provider: {provider}, lane: relay, base_url: 'http://127.0.0.1:1'}}}}\n")
     assert check(file, {}) == []
@@ -234,14 +240,15 @@ def test_a_provider_without_an_address_needs_one(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text("server: {}\nupstreams:\n  main: {provider: hosted_vllm}\n")
     assert check(file, {}) == [
-        f"{file}:3: upstreams.main: provider hosted_vllm has no fixed address: give its base_url"
+        f"{file}:3: upstreams.main: provider hosted_vllm has no default address. Fix: add base_url: https://HOST/v1"
     ]
 
 
 def test_what_is_hardly_meant_is_a_warning(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text(
-        dedent("""
+        dedent(
+            """
         upstreams: {openai: {}}
         models:
           - {match: "gpt-5*", upstream: openai}
@@ -253,9 +260,10 @@ def test_what_is_hardly_meant_is_a_warning(tmp_path: Path) -> None:
                 summary:
                   model: o9
         teams:
-          one: {models: ["gpt-*", "*mini", "claude-*"]}
-          none: {models: []}
-        """)
+          one: {models: ["gpt-*", "*mini", "claude-*"], keys: ["KEY1"]}
+          none: {models: [], keys: ["KEY2"]}
+        """
+        ).replace("KEY", "sha256:" + "1" * 63)
     )
     assert [line.removeprefix(f"{file}:").partition(", so")[0] for line in read(file, {}).warnings] == [
         "7: warning: policies.default.summary.fallback_model: no route of 'models' matches 'gpt-4o'",

@@ -108,7 +108,7 @@ WRONG = {
               - match: x
                 triger: {fraction: 0.5}
         """,
-        (5, "policies.a.models[0].triger: no such setting; did you mean 'trigger'?"),
+        (5, "policies.a.models[0].triger: unknown setting. Fix: did you mean 'trigger'?"),
     ),
     "no match": (
         """\
@@ -117,7 +117,7 @@ WRONG = {
             models:
               - keep: {messages: 5}
         """,
-        (4, "policies.a.models[0]: 'match' is missing: add it"),
+        (4, "policies.a.models[0]: 'match' is missing. Fix: add match"),
     ),
     "extends": (
         """\
@@ -127,7 +127,7 @@ WRONG = {
               - match: x
                 extends: default
         """,
-        (5, "policies.a.models[0].extends: no such setting; "),
+        (5, "policies.a.models[0].extends: unknown setting. Fix: "),
     ),
     "entries in entries": (
         """\
@@ -136,7 +136,7 @@ WRONG = {
             models:
               - {match: x, models: []}
         """,
-        (4, "policies.a.models[0].models: no such setting; "),
+        (4, "policies.a.models[0].models: unknown setting. Fix: "),
     ),
     "a value": (
         """\

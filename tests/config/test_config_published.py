@@ -74,7 +74,7 @@ def test_the_example_loads_with_nothing_but_a_key() -> None:
 
 def test_the_example_says_which_variable_it_misses() -> None:
     (message,) = check(EXAMPLE, {})
-    assert "OPENAI_API_KEY is not set" in message.replace("${OPENAI_API_KEY}", "OPENAI_API_KEY")
+    assert "OPENAI_API_KEY isn't set" in message.replace("${OPENAI_API_KEY}", "OPENAI_API_KEY")
 
 
 def test_what_the_example_states_as_defaults_are_the_defaults() -> None:

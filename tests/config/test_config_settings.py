@@ -378,7 +378,8 @@ def test_providers_with_credentials_of_their_own_need_no_key_where_callers_have_
 ])  # fmt: skip
 def test_variables(written: str, value: str) -> None:
     nasty = "a: b\n- {c: !!python/x ${A}}"
-    assert settings(f"server:\n  host: {written}\n", A="one", B="two", EMPTY="", NASTY=nasty).server.host == value
+    text = f"upstreams:\n  main: {{}}\nmodels:\n  - match: {written}\n    upstream: main\n"
+    assert settings(text, A="one", B="two", EMPTY="", NASTY=nasty).models[0].match == value
 
 
 def test_a_variable_becomes_a_number_where_one_is_wanted_and_stays_text_where_not() -> None:

@@ -70,7 +70,7 @@ def test_check_names_every_fault_with_its_line(folder: Path) -> None:
     assert done.returncode == 1
     assert done.stdout == ""
     first, second = done.stderr.splitlines()
-    assert first == "wrong.yaml:5: policies.default.triger: no such setting; did you mean 'trigger'?"
+    assert first == "wrong.yaml:5: policies.default.triger: unknown setting. Fix: did you mean 'trigger'?"
     assert second.startswith("wrong.yaml:6: policies.default.keep.fraction: ")
 
 
@@ -80,7 +80,7 @@ def test_check_without_a_file(folder: Path) -> None:
     assert run(folder, "check", "wrong.yaml", COMPACTION_PROXY_CONFIG="good.yaml").returncode == 1
     done = run(folder, "check", "--model", "small")
     assert done.returncode == 2
-    assert "name a configuration: check FILE, or set COMPACTION_PROXY_CONFIG" in done.stderr
+    assert "No configuration. Fix: check FILE, or set COMPACTION_PROXY_CONFIG" in done.stderr
     gone = run(folder, "models", COMPACTION_PROXY_CONFIG="gone.yaml")
     assert gone.returncode == 2
     assert "gone.yaml" in gone.stderr
@@ -95,7 +95,7 @@ def test_check_shows_what_is_in_force_for_a_team_and_a_model(tmp_path: Path) -> 
         "policies:\n  default:\n    summary:\n      max_tokens: 3000\n    evict_results: null\n"
     )
     (conf / "policies" / "search.yaml").write_text(
-        "teams:\n  search: {policy: careful, models: ['gpt-5*']}\n"
+        f"teams:\n  search: {{policy: careful, models: ['gpt-5*'], keys: ['sha256:{'1' * 64}']}}\n"
         "policies:\n  careful:\n    extends: default\n    keep: {messages: 40}\n"
         "    models:\n      - match: 'gpt-5*'\n        trigger: {tokens: 9000}\n        summary: {timeout: 7}\n"
     )
@@ -127,12 +127,12 @@ def test_check_shows_what_is_in_force_for_a_team_and_a_model(tmp_path: Path) -> 
     assert "no: the team may use gpt-5*" in barred.stdout
     unknown = run(tmp_path, "check", "conf", "--team", "serch")
     assert unknown.returncode == 2
-    assert unknown.stderr == "team serch: there is no such team; did you mean 'search'?\n"
+    assert unknown.stderr == "there is no team 'serch'. Fix: did you mean 'search'?\n"
 
 
 def test_check_warns(tmp_path: Path) -> None:
     (tmp_path / "f.yaml").write_text(
-        "models:\n  - {match: a, upstream: openai}\npolicies:\n  default: {summary: {model: b}}\n"
+        "models:\n  - {match: gpt-4o, upstream: openai}\npolicies:\n  default: {summary: {model: b}}\n"
     )
     done = run(tmp_path, "check", "f.yaml")
     assert (done.returncode, done.stdout) == (0, "f.yaml: fine\n")
@@ -144,7 +144,7 @@ def test_check_warns_of_a_key_that_has_expired(tmp_path: Path) -> None:
     (tmp_path / "f.yaml").write_text(f"teams:\n  t:\n    keys:\n{keys}")
     done = run(tmp_path, "check", "f.yaml")
     assert (done.returncode, done.stdout) == (0, "f.yaml: fine\n")
-    warning = "f.yaml:5: warning: teams.t.keys[1]: expired on 2020-01-31 (UTC), and is refused: remove it\n"
+    warning = "f.yaml:5: warning: teams.t.keys[1]: expired on 2020-01-31 (UTC) and is refused. Fix: remove it\n"
     assert done.stderr == warning
 
 
@@ -238,11 +238,11 @@ def test_explain(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "options", "said"),
     [
-        ("[1]", [], "not the JSON body of a chat completion"),
-        ("{", [], "not the JSON body of a chat completion"),
-        ('{"model": "small", "messages": []}', [], "not the JSON body of a chat completion"),
-        (None, ["--policy", "nope"], "policy nope: not one of default, careful"),
-        (None, ["--model", "o9"], "no route matches the model 'o9'"),
+        ("[1]", [], "not the body of a chat completion"),
+        ("{", [], "not JSON"),
+        ('{"model": "small", "messages": []}', [], "messages is empty, so there is nothing to explain"),
+        (None, ["--policy", "nope"], "there is no policy 'nope'. Fix: use one of: careful, default"),
+        (None, ["--model", "o9"], "no route of 'models' matches 'o9'"),
     ],
 )
 def test_explain_what_cannot_be(content: str | None, options: list[str], said: str, folder: Path) -> None:

@@ -124,9 +124,9 @@ class Clients:
 
 
 FAULTS = [
-    ("policies:\n  p:\n    triger: {fraction: 0.5}\n", 3, "did you mean 'trigger'?"),
+    ("policies:\n  p:\n    triger: {fraction: 0.5}\n", 3, "Fix: did you mean 'trigger'?"),
     (f"policies:\n  p: {{}}\nteams:\n  search:\n    keys: ['{HASH}']\n    policy: pp\n", 6, "did you mean 'p'?"),
-    ("policies:\n  p: {keep: {fraction: 2\n", 2, "never closed"),
+    ("policies:\n  p: {keep: {fraction: 2\n", 2, "close the quote or bracket"),
 ]
 
 
@@ -477,7 +477,7 @@ def test_sighup(workers: int, tmp_path: Path) -> None:
             assert {policy_of(url) for _ in range(10)} == {"new"}
             assert running.poll() is None
         fault = entries(log, "configuration.wrong")[0]["faults"]
-        assert fault == [f"{file}:3: policies.default.triger: no such setting; did you mean 'trigger'?"]
+        assert fault == [f"{file}:3: policies.default.triger: unknown setting. Fix: did you mean 'trigger'?"]
 
 
 TEAM = {"keys": [HASH], "policy": "new"}
