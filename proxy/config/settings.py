@@ -459,9 +459,7 @@ class TeamSettings(Section):
     @model_validator(mode="after")
     def _lists_hold(self) -> TeamSettings:
         if self.models is not None and self.paths == "all":
-            raise wrong(
-                "can't be all for a team with models, because other paths name no model", "paths", fix="paths: models"
-            )
+            raise wrong("can't be all for a team with models: other paths name no model", "paths", fix="paths: models")
         return self
 
 
