@@ -64,6 +64,12 @@ class Shelf:
             raise self.failing
         self.kept[tenant, kind, key] = value
 
+    async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
+        raise NotImplementedError
+
+    async def discard(self, tenant: str, kind: str, key: str) -> None:
+        raise NotImplementedError
+
     async def aclose(self) -> None:
         pass
 

@@ -60,6 +60,14 @@ class Guarded:
         """See ``Store``."""
         await self._writes.run(lambda: self._store.put(tenant, kind, key, value, seconds))
 
+    async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
+        """See ``Store``."""
+        return await self._writes.run(lambda: self._store.add(tenant, kind, key, value, seconds))
+
+    async def discard(self, tenant: str, kind: str, key: str) -> None:
+        """See ``Store``."""
+        await self._writes.run(lambda: self._store.discard(tenant, kind, key))
+
     async def entries(self, kind: str) -> list[Entry]:
         """See ``ListingStore``. No request waits for it: it takes the time it takes."""
         return await self._store.entries(kind)

@@ -22,6 +22,17 @@ class Store(Protocol):
         """Keep an entry, in place of an older one. Raises ``StoreFailed``."""
         ...
 
+    async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
+        """Keep an entry unless there is one. Return the entry that is there afterwards. Raises ``StoreFailed``.
+
+        Of several processes that add at the same time one succeeds, and all get its value.
+        """
+        ...
+
+    async def discard(self, tenant: str, kind: str, key: str) -> None:
+        """Remove an entry if there is one. Raises ``StoreFailed``."""
+        ...
+
     async def aclose(self) -> None:
         """Close the store."""
         ...

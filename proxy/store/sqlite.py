@@ -71,6 +71,16 @@ class SqliteStore:
         content = Content(tenant, kind, key, value)
         await self._writer.run(lambda db: self._put(db, content, time.time() + seconds))
 
+    async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
+        """See ``Store``."""
+        content = Content(tenant, kind, key, value)
+        return await self._writer.run(lambda db: self._add(db, content, time.time() + seconds))
+
+    async def discard(self, tenant: str, kind: str, key: str) -> None:
+        """See ``Store``."""
+        places = [codec.place(tenant, kind, key) for codec in self._codecs]
+        await self._writer.run(lambda db: self._discard(db, places))
+
     async def entries(self, kind: str) -> list[Entry]:
         """See ``ListingStore``. Where there is no file yet none is made."""
         if await self._absent():
@@ -178,10 +188,27 @@ class SqliteStore:
         return None
 
     def _put(self, db: sqlite3.Connection, content: Content, expires: float) -> None:
+        with db:
+            self._insert(db, content, expires)
+
+    def _insert(self, db: sqlite3.Connection, content: Content, expires: float) -> None:
         codec = self._codecs[0]
         place = codec.place(content.tenant, content.kind, content.key)
+        db.execute(f"INSERT OR REPLACE {_PUT}", (*place, expires, codec.id, codec.write(content)))
+
+    def _add(self, db: sqlite3.Connection, content: Content, expires: float) -> bytes:
         with db:
-            db.execute(f"INSERT OR REPLACE {_PUT}", (*place, expires, codec.id, codec.write(content)))
+            db.execute("BEGIN IMMEDIATE")  # no other process writes between the look and the write
+            found = self._get(db, content.tenant, content.kind, content.key)
+            if found is not None:
+                return found
+            self._insert(db, content, expires)
+        return content.value
+
+    def _discard(self, db: sqlite3.Connection, places: Sequence[Place]) -> None:
+        with db:
+            db.executemany(_REMOVE, places)
+        self._removed = True
 
     def _contents(self, db: sqlite3.Connection, kind: str) -> list[Content]:
         found: dict[tuple[str, str], Content] = {}

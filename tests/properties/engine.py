@@ -78,6 +78,14 @@ class Plain:
         """See ``Store``."""
         self.entries[tenant, kind, key] = value
 
+    async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
+        """See ``Store``."""
+        return self.entries.setdefault((tenant, kind, key), value)
+
+    async def discard(self, tenant: str, kind: str, key: str) -> None:
+        """See ``Store``."""
+        self.entries.pop((tenant, kind, key), None)
+
     async def aclose(self) -> None:
         """See ``Store``."""
 

@@ -114,6 +114,33 @@ def test_two_processes_share_it(tmp_path: Path) -> None:
     run(tmp_path / "a.db", test)
 
 
+@pytest.mark.parametrize("keys", [(), (b"k" * 32,)], ids=("plain", "encrypted"))
+def test_of_many_that_add_an_entry_the_first_one_wins(
+    keys: tuple[bytes, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each store is a process of its own."""
+
+    async def whole() -> None:
+        stores = [SqliteStore(tmp_path / "a.db", keys) for _ in range(4)]
+        place = ("t", "summary", "k")
+        got = await asyncio.gather(*(store.add(*place, b"%d" % number, 60) for number, store in enumerate(stores * 5)))
+        (first,) = set(got)
+        assert {await store.get(*place) for store in stores} == {first}
+        assert await stores[0].add("u", "summary", "k", b"theirs", 60) == b"theirs"
+        await stores[1].discard(*place)
+        await stores[1].discard(*place)
+        assert await stores[2].get(*place) is None
+        assert await stores[2].get("u", "summary", "k") == b"theirs"
+        assert await stores[3].add(*place, b"next", 60) == b"next"
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now + 61)
+        assert await stores[0].add(*place, b"after it expired", 60) == b"after it expired"
+        for store in stores:
+            await store.aclose()
+
+    asyncio.run(whole())
+
+
 def test_many_processes_open_a_new_file_at_once(tmp_path: Path) -> None:
     async def test(store: SqliteStore) -> None:
         for n in range(10):

@@ -158,6 +158,12 @@ class Gone:
     async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
         raise StoreFailed("gone")
 
+    async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
+        raise StoreFailed("gone")
+
+    async def discard(self, tenant: str, kind: str, key: str) -> None:
+        raise StoreFailed("gone")
+
     async def aclose(self) -> None:
         pass
 
