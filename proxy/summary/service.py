@@ -1,13 +1,18 @@
-"""Summaries by checkpoint: stored, or made once for all who wait, or a digest in their place."""
+"""Summaries by checkpoint: stored, or made once for all who wait, or a digest in their place.
+
+A summary belongs to the conversation and not to the client whose request began it, so a making goes on when that client
+disconnects. Of the summaries that several workers make for one checkpoint, the first one stored is the one all use.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import structlog
@@ -15,6 +20,7 @@ import structlog
 from proxy.compaction.artefacts import Artefacts
 from proxy.observe.metrics import GIVEN_UP
 from proxy.store import Store, StoreFailed
+from proxy.summary.lease import Lease
 
 log = structlog.get_logger(__name__)
 
@@ -43,6 +49,18 @@ LOOKING_SECONDS = 2.0
 
 CLOSING_SECONDS = 5.0
 """Seconds that summaries have to be stored when the process ends."""
+
+LEFT_OF_A_TENANT = 8
+"""The most makings of a tenant that go on after their clients have disconnected, ..."""
+
+LEFT = 32
+"""... and the most of a process: each of them holds its conversation in memory."""
+
+POLL_SECONDS = 0.1
+"""Seconds between two looks for a summary that another worker is making."""
+
+SAVED_AGAIN_SECONDS = 30.0
+"""Seconds before a summary that couldn't be stored is offered to the store again."""
 
 FAILED_REMEMBERED = 5_000
 """Checkpoints whose makings failed that are kept in mind, the newest ones."""
@@ -86,6 +104,10 @@ class Checkpoint:
     content: str = ""
 
 
+Place = tuple[str, str]
+"""A tenant and the key of a checkpoint."""
+
+
 class _Flight:
     """One summary in the making, and how many wait for it."""
 
@@ -102,7 +124,8 @@ class Summaries:
         self._memory: dict[tuple[str, str], Entry] = {}
         self._bytes = 0
         self._failures: dict[tuple[str, str], int] = {}
-        self._flights: dict[tuple[str, str], _Flight] = {}
+        self._flights: dict[Place, _Flight] = {}
+        self._unsaved: dict[Place, float] = {}  # when to try again, in the event loop's time
         self._background: set[asyncio.Task[None]] = set()
         self._saving: set[asyncio.Task[None]] = set()
 
@@ -119,44 +142,39 @@ class Summaries:
         """The same. Raises ``StoreFailed``."""
         entry = self._in_memory(tenant, key)
         if entry is not None:
+            due = self._unsaved.get((tenant, key))
+            if due is not None and asyncio.get_running_loop().time() >= due:
+                self._save(tenant, key, entry)
             return entry
         value = await self._store.get(tenant, KIND, key)
-        if value is None:
-            # It may have been made while the store was asked.
-            return self._in_memory(tenant, key)
-        try:
-            entry = msgspec.msgpack.decode(value, type=Entry)
-        except (msgspec.DecodeError, UnicodeDecodeError) as failure:
-            # Another version's, or damaged: as good as none, and soon replaced.
-            log.warning("store.entry_unreadable", reason=str(failure))
-            return None
-        self._remember(tenant, key, entry)
+        # It may have been made while the store was asked.
+        entry = self._in_memory(tenant, key) or (None if value is None else _decoded(value))
+        if entry is not None:
+            self._remember(tenant, key, entry)
         return entry
 
     async def obtain(self, tenant: str, checkpoints: Sequence[Checkpoint], make: Make) -> tuple[Entry, Origin]:
         """The entry for the last checkpoint, made from the latest earlier one that is stored.
 
-        Concurrent callers for one checkpoint wait for one making; it is given up when the last of them leaves.
+        Concurrent callers for one checkpoint wait for one making. It goes on when the last of them leaves, within its
+        own limits in time, so that the client's next attempt finds the summary.
         """
         last = checkpoints[-1]
         entry = await self.stored(tenant, last.key)
         if entry is not None:
             return entry, "digest" if entry.digest else "stored"
-        flight = self._flights.get((tenant, last.key))
+        place = (tenant, last.key)
+        flight = self._flights.get(place)
         if flight is None:
-            flight = self._flights[tenant, last.key] = _Flight(
-                asyncio.ensure_future(self._make(tenant, checkpoints, make))
-            )
+            flight = self._flights[place] = _Flight(asyncio.ensure_future(self._make(tenant, checkpoints, make)))
+            flight.task.add_done_callback(lambda task: self._landed(place, task))
         flight.waiting += 1
         try:
             entry = await asyncio.shield(flight.task)
         finally:
             flight.waiting -= 1
-            if flight.waiting == 0:
-                # Whoever comes while the task is still ending must not join it, but begin anew.
-                if self._flights.get((tenant, last.key)) is flight:
-                    del self._flights[tenant, last.key]
-                flight.task.cancel()
+            if flight.waiting == 0 and not flight.task.done():
+                self._left_alone(place)
         return entry, "digest" if entry.digest else "made"
 
     def begin(self, tenant: str, checkpoints: Sequence[Checkpoint], make: Make) -> None:
@@ -192,6 +210,7 @@ class Summaries:
         for tenant, key in [place for place in self._memory if place[0] in tenants]:
             self._forget(tenant, key)
         self._failures = {place: count for place, count in self._failures.items() if place[0] not in tenants}
+        self._unsaved = {place: due for place, due in self._unsaved.items() if place[0] not in tenants}
         return tenants
 
     async def aclose(self) -> None:
@@ -208,18 +227,67 @@ class Summaries:
                 task.cancel()
 
     async def _make(self, tenant: str, checkpoints: Sequence[Checkpoint], make: Make) -> Entry:
-        previous, position = await self._earlier(tenant, checkpoints[:-1])
-        entry = await make(previous, position)
+        """Make the entry, or wait for the worker that is making it."""
         key = checkpoints[-1].key
-        if entry.digest:
-            return self._keep_digest(tenant, checkpoints, entry)
-        self._failures.pop((tenant, key), None)
-        self._remember(tenant, key, entry)
-        saving = asyncio.ensure_future(self._save(tenant, key, entry))
-        self._saving.add(saving)
-        saving.add_done_callback(self._saving.discard)
-        await asyncio.wait({saving}, timeout=SAVING_SECONDS)
-        return entry
+        lease = Lease(self._store, tenant, key)
+        if not await lease.take() and (entry := await self._made_elsewhere(lease, tenant, key)) is not None:
+            return entry
+        saving = None
+        try:
+            previous, position = await self._earlier(tenant, checkpoints[:-1])
+            entry = await make(previous, position)
+            if entry.digest:
+                return self._keep_digest(tenant, checkpoints, entry)
+            self._failures.pop((tenant, key), None)
+            self._remember(tenant, key, entry)
+            saving = self._save(tenant, key, entry)
+            await asyncio.wait({saving}, timeout=SAVING_SECONDS)
+            return self._memory.get((tenant, key), entry)
+        finally:
+            if lease.held:
+                self._later(self._released(lease, saving))
+
+    async def _made_elsewhere(self, lease: Lease, tenant: str, key: str) -> Entry | None:
+        """Return the entry that another worker is making; ``None`` if it ends without one."""
+        while True:
+            free = await lease.free()
+            entry = await self.stored(tenant, key)
+            if entry is not None or free:
+                return entry
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _released(self, lease: Lease, saving: asyncio.Task[None] | None) -> None:
+        """Release a lease once the summary is stored, so that a worker that waits for it finds it."""
+        if saving is not None:
+            await asyncio.wait({saving})
+        await lease.release()
+
+    def _left_alone(self, place: Place) -> None:
+        """Let a making go on without anybody who waits for it, unless there are too many of these.
+
+        Too many of a tenant: this one is cancelled. Too many altogether: the newest one of the tenant that has most.
+        """
+        alone = [other for other, flight in self._flights.items() if flight.waiting == 0 and not flight.task.done()]
+        of_tenants = Counter(tenant for tenant, _ in alone)
+        if of_tenants[place[0]] > LEFT_OF_A_TENANT:
+            self._cancel(place)
+        elif len(alone) > LEFT:
+            tenant, _ = of_tenants.most_common(1)[0]
+            self._cancel(next(other for other in reversed(alone) if other[0] == tenant))
+        else:
+            log.info("summary.client_left", makings=len(alone))
+
+    def _cancel(self, place: Place) -> None:
+        # A request that comes while the task is still ending must not join it, but begin another one.
+        self._flights.pop(place).task.cancel()
+
+    def _landed(self, place: Place, task: asyncio.Task[Entry]) -> None:
+        flight = self._flights.get(place)
+        if flight is None or flight.task is not task:
+            return
+        del self._flights[place]
+        if flight.waiting == 0 and not task.cancelled() and (error := task.exception()) is not None:
+            log.error("summary.background_failed", error=type(error).__name__, exc_info=error)
 
     async def _earlier(self, tenant: str, checkpoints: Sequence[Checkpoint]) -> tuple[Entry | None, int]:
         """The latest summary to build upon, and its position; none where the store fails or takes too long."""
@@ -237,11 +305,33 @@ class Summaries:
                 return entry, earlier.position
         return None, 0
 
-    async def _save(self, tenant: str, key: str, entry: Entry) -> None:
+    def _save(self, tenant: str, key: str, entry: Entry) -> asyncio.Task[None]:
+        """Store an entry in the background, or take over the one that another worker has stored before."""
+        self._unsaved.pop((tenant, key), None)
+        return self._later(self._agree(tenant, key, entry))
+
+    async def _agree(self, tenant: str, key: str, entry: Entry) -> None:
+        value = msgspec.msgpack.encode(entry)
         try:
-            await self._store.put(tenant, KIND, key, msgspec.msgpack.encode(entry), LIFETIME)
+            first = await self._store.add(tenant, KIND, key, value, LIFETIME)
+            if first == value:
+                return
+            winner = _decoded(first)
+            if winner is None:
+                await self._store.put(tenant, KIND, key, value, LIFETIME)
+            else:
+                self._remember(tenant, key, winner)
         except StoreFailed as failure:
             log.warning("store.write_failed", reason=str(failure))
+            if (tenant, key) in self._memory:
+                self._unsaved[tenant, key] = asyncio.get_running_loop().time() + SAVED_AGAIN_SECONDS
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do something in the background that is finished before the process ends."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._saving.add(task)
+        task.add_done_callback(self._saving.discard)
+        return task
 
     def _keep_digest(self, tenant: str, checkpoints: Sequence[Checkpoint], entry: Entry) -> Entry:
         """Keep a digest for a while, in this process only; for good, if makings failed too often."""
@@ -279,11 +369,21 @@ class Summaries:
 
     def _forget(self, tenant: str, key: str) -> None:
         self._bytes -= _size(self._memory.pop((tenant, key)))
+        self._unsaved.pop((tenant, key), None)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("summary.background_failed", error=type(error).__name__, exc_info=error)
+
+
+def _decoded(value: bytes) -> Entry | None:
+    """Return a stored entry; ``None`` if it is damaged or of another version: then it is replaced."""
+    try:
+        return msgspec.msgpack.decode(value, type=Entry)
+    except (msgspec.DecodeError, UnicodeDecodeError) as failure:
+        log.warning("store.entry_unreadable", reason=str(failure))
+        return None
 
 
 def _size(entry: Entry) -> int:

@@ -180,16 +180,6 @@ def test_a_client_that_reads_nothing_and_leaves(house: House) -> None:
     assert sent < 30_000_000
 
 
-def test_while_a_summary_is_made(house: House) -> None:
-    connection = connected(house.url)
-    connection.sendall(request_bytes(chat(messages=talk())))
-    assert house.upstream.wait_arrived(1)
-    assert b"<transcript>" in house.upstream.last.body
-    time.sleep(0.1)
-    house.check_at_rest(leave(connection))
-    assert len(house.upstream.arrived) == 1
-
-
 def test_while_a_refused_request_is_sent_again(house: House) -> None:
     refusal = answer(
         b'{"error":{"message":"This model\'s maximum context length is 2000 tokens. However, your messages resulted in '
@@ -238,7 +228,6 @@ def test_two_wait_for_one_summary_and_one_leaves(house: House, waiting: Callable
 
 
 def test_whoever_comes_as_the_last_one_leaves_gets_an_answer(house: House) -> None:
-    """A summary that is being given up is not waited for."""
     house.upstream.script = lambda arrived: [0.1, SUMMARY] if b"<transcript>" in arrived.body else [answer()]
     for turn in range(10):
         body = chat(messages=[{"role": "user", "content": str(turn)}, *talk()])

@@ -1,15 +1,19 @@
-"""R1: a client that leaves, at every point and by every door: the upstream's work ends, and no task is left."""
+"""R1: a client that leaves, at every point and by every door: the upstream's work ends, and no task is left.
+
+A summary is the exception: it is finished, as it belongs to the conversation.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tests.door.client import CHAT, StartProxy, chat, connected, request_bytes
-from tests.door.raw_upstream import Arrived, End, RawUpstream, Step, chunk, head, stream_head
-from tests.door.test_disconnects import CONTENT, ROLE, SOON, House, leave, talk
+from tests.door.client import CHAT, StartProxy, ask, chat, connected, request_bytes
+from tests.door.raw_upstream import Arrived, End, RawUpstream, Step, answer, chunk, head, stream_head
+from tests.door.test_disconnects import CONTENT, ROLE, SOON, SUMMARY, House, leave, talk
 from tests.upstream.anthropic_server import AnthropicServer
 
 DOORS = (CHAT, "/v1/responses", "/v1/messages")
@@ -80,19 +84,49 @@ def test_a_client_that_reads_nothing_leaves(house: House, path: str, streams: bo
 
 
 @pytest.mark.parametrize("streams", [True, False])
-def test_a_client_leaves_while_a_summary_is_made(house: House, streams: bool) -> None:
-    house.upstream.script = lambda _: [End.SILENCE]
+def test_a_summary_is_finished_for_a_client_that_left(house: House, streams: bool) -> None:
+    """It belongs to the conversation: the client's next attempt finds it. Nothing else is sent for who has left."""
+    go = threading.Event()
+
+    def script(arrived: Arrived) -> Iterator[Step]:
+        if b"<transcript>" in arrived.body:
+            yield go
+            yield SUMMARY
+        else:
+            yield answer(b'{"choices":[]}')
+
+    house.upstream.script = script  # type: ignore[assignment]
     before = len(house.upstream.arrived)
-    connection = connected(house.url)
-    # Another conversation each time, or what failed before would be remembered.
-    connection.sendall(
-        request_bytes(chat(stream=streams, messages=[{"role": "user", "content": str(streams)}, *talk()]))
-    )
-    assert house.upstream.wait_arrived(before + 1)
-    assert b"<transcript>" in house.upstream.last.body
-    time.sleep(0.05)
-    house.check_at_rest(leave(connection))
-    assert len(house.upstream.arrived) == before + 1, "what was to be sent afterwards is not sent"
+    body = chat(stream=streams, messages=[{"role": "user", "content": str(streams)}, *talk()])
+    for _ in range(3):
+        connection = connected(house.url)
+        connection.sendall(request_bytes(body))
+        assert house.upstream.wait_arrived(before + 1)
+        time.sleep(0.1)
+        leave(connection)
+    go.set()
+    assert house.watched.comes_to_rest(), house.watched.left_over()
+    assert len(house.upstream.arrived) == before + 1, "one call, and nothing that was to be sent after it"
+    got = ask(house.url, CHAT, body)
+    assert (got.status, got.header("x-compaction-summary")) == (200, "stored")
+    assert len(house.upstream.arrived) == before + 2
+
+
+def test_only_so_many_summaries_go_on_for_clients_that_left(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.summary.service.LEFT_OF_A_TENANT", 1)
+    house.upstream.script = lambda _: [1.0, SUMMARY]
+    before = len(house.upstream.arrived)
+    for number in range(3):
+        connection = connected(house.url)
+        messages = [{"role": "user", "content": f"bounded {number}"}, *talk()]
+        connection.sendall(request_bytes(chat(messages=messages)))
+        assert house.upstream.wait_arrived(before + number + 1)
+        left = leave(connection)
+        if number:
+            ended = house.upstream.wait_left(before + number, seconds=SOON)
+            assert ended is not None
+            assert ended - left < 0.9, "it was cancelled"
+    assert house.watched.comes_to_rest(), house.watched.left_over()
 
 
 def test_a_client_leaves_a_translated_stream(start_proxy: StartProxy) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from proxy.store import Store, StoreFailed, open_store
-from proxy.summary import service
+from proxy.summary import lease, service
 from proxy.summary.service import KIND, Checkpoint, Entry, Make, Summaries
 
 FIRST, SECOND, THIRD = (Checkpoint(n, key) for n, key in ((10, "k10"), (20, "k20"), (30, "k30")))
@@ -26,13 +27,14 @@ class Shelf:
 
     def __init__(self) -> None:
         self.kept: dict[tuple[str, str, str], bytes] = {}
+        self.leases: dict[tuple[str, str], bytes] = {}
         self.gets = 0
         self.failing = False
         self.gate: asyncio.Event | None = None
 
     async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
         self.gets += 1
-        found = self.kept.get((tenant, kind, key))
+        found = self.leases.get((tenant, key)) if kind == lease.KIND else self.kept.get((tenant, kind, key))
         if self.gate is not None:
             await self.gate.wait()
         if self.failing:
@@ -44,6 +46,19 @@ class Shelf:
             raise StoreFailed("disk full")
         assert seconds > 3600
         self.kept[tenant, kind, key] = value
+
+    async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
+        if self.failing:
+            raise StoreFailed("disk full")
+        if kind == lease.KIND:
+            return self.leases.setdefault((tenant, key), value)
+        return self.kept.setdefault((tenant, kind, key), value)
+
+    async def discard(self, tenant: str, kind: str, key: str) -> None:
+        if self.failing:
+            raise StoreFailed("disk full")
+        assert kind == lease.KIND
+        self.leases.pop((tenant, key), None)
 
     async def aclose(self) -> None:
         pass
@@ -88,7 +103,7 @@ def run(test: Test, store: Any = None) -> None:
         async with asyncio.timeout(10):
             await test(summaries, shelf)
             await summaries.aclose()
-            await asyncio.sleep(0)
+            await turns_of_the_loop(20)
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(whole())
@@ -173,7 +188,7 @@ def test_who_leaves_does_not_end_it_for_those_who_stay(leaving: range) -> None:
     run(test)
 
 
-def test_it_is_given_up_when_the_last_one_leaves() -> None:
+def test_it_goes_on_when_the_last_one_leaves() -> None:
     async def test(summaries: Summaries, shelf: Shelf) -> None:
         make = Maker(held=True)
         callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], make)) for _ in range(3)]
@@ -181,28 +196,131 @@ def test_it_is_given_up_when_the_last_one_leaves() -> None:
         for caller in callers:
             caller.cancel()
         await turns_of_the_loop()
-        assert make.cancelled == 1
-        assert shelf.kept == {}
-        assert await summaries.obtain("t", [FIRST], Maker("anew")) == (entry("anew"), "made")
+        again = asyncio.ensure_future(summaries.obtain("t", [FIRST], Maker("unused")))
+        await turns_of_the_loop()
+        again.cancel()
+        await turns_of_the_loop()
+        assert make.cancelled == 0
+        make.go.set()
+        await turns_of_the_loop(20)
+        assert await summaries.obtain("t", [FIRST], Maker("unused")) == (entry("made"), "stored")
+        assert ("t", KIND, "k10") in shelf.kept
 
     run(test)
 
 
-def test_who_comes_while_it_is_being_given_up_begins_anew() -> None:
-    """Closing the call to the model takes a moment; whoever asks in it must not be cancelled with it."""
+def test_no_more_than_so_many_go_on_without_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant's own bound first; over the bound of the process, the tenant that has most of them loses one."""
+    monkeypatch.setattr(service, "LEFT_OF_A_TENANT", 3)
+    monkeypatch.setattr(service, "LEFT", 4)
 
     async def test(summaries: Summaries, shelf: Shelf) -> None:
-        make = Maker(held=True)
-        make.ending = asyncio.Event()
-        caller = asyncio.ensure_future(summaries.obtain("t", [FIRST], make))
-        await make.began.wait()
+        async def left(tenant: str, key: str) -> Maker:
+            make = Maker(held=True)
+            caller = asyncio.ensure_future(summaries.obtain(tenant, [Checkpoint(1, key)], make))
+            await make.began.wait()
+            caller.cancel()
+            await turns_of_the_loop()
+            return make
+
+        strangers = [await left("s", f"k{number}") for number in range(5)]
+        assert [make.cancelled for make in strangers] == [0, 0, 0, 1, 1]
+        mine = [await left("t", f"k{number}") for number in range(2)]
+        assert [make.cancelled for make in mine] == [0, 0], "a stranger's makings don't end another tenant's"
+        assert [make.cancelled for make in strangers] == [0, 0, 1, 1, 1]
+        # A request that comes while the cancelled one is still ending doesn't join it.
+        assert (await summaries.obtain("s", [Checkpoint(1, "k2")], Maker("again")))[0].text == "again"
+
+    run(test)
+
+
+def test_a_fault_in_a_making_without_a_client_is_logged() -> None:
+    async def test(summaries: Summaries, shelf: Shelf) -> None:
+        go = asyncio.Event()
+
+        async def broken(previous: Entry | None, position: int) -> Entry:
+            await go.wait()
+            raise LookupError("a fault of ours")
+
+        caller = asyncio.ensure_future(summaries.obtain("t", [FIRST], broken))
+        await turns_of_the_loop()
         caller.cancel()
         await turns_of_the_loop()
-        assert make.cancelled == 1
-        late = asyncio.ensure_future(summaries.obtain("t", [FIRST], Maker("anew")))
-        await turns_of_the_loop()
-        make.ending.set()
-        assert await late == (entry("anew"), "made")
+        with capture_logs() as logs:
+            go.set()
+            await turns_of_the_loop(20)
+        assert [line["event"] for line in logs] == ["summary.background_failed"]
+
+    run(test)
+
+
+def test_the_first_summary_that_is_stored_is_the_one_all_workers_use() -> None:
+    """Without leases, as when the store was slow: each worker has made its own."""
+
+    async def test(summaries: Summaries, shelf: Shelf) -> None:
+        other = Summaries(shelf)
+        mine, theirs = Maker("mine", held=True), Maker("theirs", held=True)
+        callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], mine))]
+        await mine.began.wait()
+        del shelf.leases["t", "k10"]
+        callers.append(asyncio.ensure_future(other.obtain("t", [FIRST], theirs)))
+        await theirs.began.wait()
+        theirs.go.set()
+        await turns_of_the_loop(20)
+        mine.go.set()
+        assert {found.text for found, _ in await asyncio.gather(*callers)} == {"theirs"}
+        for worker in (summaries, other):
+            assert (await worker.obtain("t", [FIRST], Maker("unused")))[0].text == "theirs"
+        await other.aclose()
+
+    run(test)
+
+
+@pytest.mark.parametrize("ends", ["made", "digest", "dies"])
+def test_other_workers_wait_for_the_one_that_makes_it(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "POLL_SECONDS", 0.001)
+
+    async def test(summaries: Summaries, shelf: Shelf) -> None:
+        others = [Summaries(shelf) for _ in range(3)]
+        makes = [Maker("first", held=True, digest=ends == "digest"), *(Maker(f"{n}") for n in range(3))]
+        callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], makes[0]))]
+        await makes[0].began.wait()
+        callers += [
+            asyncio.ensure_future(other.obtain("t", [FIRST], make))
+            for other, make in zip(others, makes[1:], strict=True)
+        ]
+        await asyncio.sleep(0.05)
+        assert [len(make.calls) for make in makes] == [1, 0, 0, 0]
+        if ends == "dies":
+            del shelf.leases["t", "k10"]
+        else:
+            makes[0].go.set()
+        texts = {found.text for found, _ in await asyncio.gather(*callers[1:])}
+        assert texts == {"first"} if ends == "made" else len(texts) == 1
+        assert [len(make.calls) for make in makes][1:] == ([0] * 3 if ends == "made" else [1] * 3)
+        makes[0].go.set()
+        await callers[0]
+        for other in others:
+            await other.aclose()
+        await turns_of_the_loop(20)
+        assert shelf.leases == {}
+
+    run(test)
+
+
+def test_a_summary_that_could_not_be_stored_is_offered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "SAVED_AGAIN_SECONDS", 0.0)
+
+    async def test(summaries: Summaries, shelf: Shelf) -> None:
+        shelf.failing = True
+        await summaries.obtain("t", [FIRST], Maker("mine"))
+        shelf.failing = False
+        other = Summaries(shelf)
+        await other.obtain("t", [FIRST], Maker("theirs"))
+        await summaries.obtain("t", [FIRST], Maker("unused"))
+        await turns_of_the_loop(20)
+        assert (await summaries.obtain("t", [FIRST], Maker("unused")))[0].text == "theirs"
+        await other.aclose()
 
     run(test)
 

@@ -1,0 +1,81 @@
+"""A lease in the store, so that one of several workers makes a summary and the others wait for it.
+
+A lease that isn't renewed ends after a few seconds, so a worker that dies holds up nobody for longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+import structlog
+
+from proxy.store import Store, StoreFailed
+
+log = structlog.get_logger(__name__)
+
+KIND = "making"
+
+SECONDS = 5.0
+"""Seconds that a lease holds after it was taken or renewed."""
+
+RENEWED_SECONDS = SECONDS / 4
+"""Seconds between two renewals."""
+
+TAKING_SECONDS = 0.5
+"""Seconds that a making waits for the store before it begins without a lease."""
+
+
+class Lease:
+    """The right to make one summary. Without a store that answers, every worker has it."""
+
+    def __init__(self, store: Store, tenant: str, key: str) -> None:
+        self._store = store
+        self._place = (tenant, KIND, key)
+        self._token = secrets.token_bytes(16)
+        self._renewing: asyncio.Task[None] | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether the store has this worker as the holder."""
+        return self._renewing is not None
+
+    async def take(self) -> bool:
+        """Take the lease. Return whether this worker may make the summary now."""
+        try:
+            async with asyncio.timeout(TAKING_SECONDS):
+                holder = await self._store.add(*self._place, self._token, SECONDS)
+        except (StoreFailed, TimeoutError) as failure:
+            log.warning("store.write_failed", reason=str(failure) or f"took over {TAKING_SECONDS:g} s")
+            return True
+        if holder != self._token:
+            return False
+        self._renewing = asyncio.get_running_loop().create_task(self._renew())
+        return True
+
+    async def free(self) -> bool:
+        """Return whether no worker has the lease, or the store can't tell."""
+        try:
+            return await self._store.get(*self._place) is None
+        except StoreFailed:
+            return True
+
+    async def release(self) -> None:
+        """End the lease, if this worker holds it."""
+        if self._renewing is None:
+            return
+        self._renewing.cancel()
+        await asyncio.wait({self._renewing})
+        self._renewing = None
+        try:
+            await self._store.discard(*self._place)
+        except StoreFailed as failure:  # it ends on its own
+            log.warning("store.write_failed", reason=str(failure))
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(RENEWED_SECONDS)
+            try:
+                await self._store.put(*self._place, self._token, SECONDS)
+            except StoreFailed as failure:
+                log.warning("store.write_failed", reason=str(failure))
