@@ -50,12 +50,15 @@ async def send_answer(
         await answer.close()
 
 
-async def send_rest(send: Send, opening: Opening, tail: Tail | None = None) -> None:
-    """Send an answer whose head is out already, that of an event stream; what is none becomes an error event.
+async def send_rest(send: Send, opening: Opening, done: Headers, tail: Tail | None = None) -> None:
+    """Send a response whose head, that of an event stream, has been sent. Any other response becomes an error event.
 
-    The upstream's request ends with this, however it ends. ``tail`` gets to see what is sent.
+    ``done`` are the headers that weren't known then; a comment takes their place. The upstream's request ends with
+    this, however it ends. ``tail`` gets what is sent.
     """
+    comment = ", ".join(f"{name}: {value}" for name, value in done)
     try:
+        await send({"type": "http.response.body", "body": f": {comment}\n\n".encode(), "more_body": True})
         if tail is not None:
             tail.add(opening.first)
         if not opening.is_stream or opening.answer.status >= 400:

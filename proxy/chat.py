@@ -131,7 +131,7 @@ class ChatCompletions:
         tail = None if seen is None else seen.tail
         if exchange.line is not None and exchange.line.begun:
             await exchange.line.hush()
-            await send_rest(send, opening, tail)
+            await send_rest(send, opening, done(outcome, exchange.retries), tail)
         else:
             await send_answer(send, opening, report(outcome, exchange.retries, exchange.caller.policy.name), tail)
         return seen
@@ -353,8 +353,9 @@ def may_retry(exchange: Exchange, overflow: Overflow) -> bool:
 
 
 def begun(exchange: Exchange) -> list[tuple[str, str]]:
-    """The response headers where the response begins before the outcome is known."""
-    return report(Outcome("compacted"), exchange.retries, exchange.caller.policy.name)
+    """Return the headers of a response that begins before the outcome is known; a comment reports that later."""
+    policy = exchange.caller.policy.name
+    return [("x-compaction", "pending"), ("x-compaction-policy", policy), ("x-compaction-id", fresh_id())]
 
 
 def fresh_id() -> str:
@@ -368,13 +369,13 @@ def unmeasured(mode: Mode) -> Literal["none", "shadow", "off"]:
 
 
 def report(outcome: Outcome, retries: int, policy: str) -> list[tuple[str, str]]:
-    """The response headers that say what was done."""
-    headers = [
-        ("x-compaction", outcome.verdict),
-        ("x-compaction-policy", policy),
-        ("x-compaction-retries", str(retries)),
-        ("x-compaction-id", fresh_id()),
-    ]
+    """Return the response headers that describe what the proxy did."""
+    return [*done(outcome, retries), ("x-compaction-policy", policy), ("x-compaction-id", fresh_id())]
+
+
+def done(outcome: Outcome, retries: int) -> list[tuple[str, str]]:
+    """Return those of the response headers that depend on the outcome."""
+    headers = [("x-compaction", outcome.verdict), ("x-compaction-retries", str(retries))]
     if outcome.before is not None:
         headers.append(("x-compaction-tokens-before", str(outcome.before)))
     if outcome.after is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +16,7 @@ import openai
 import pytest
 from e2e_harness import chat, client, proxied
 
+from proxy.compactor import Compactor, Outcome
 from proxy.demo.replies import Reply
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
@@ -100,15 +103,39 @@ def test_comments_come_before_the_content(tmp_path: Path) -> None:
     comments = [when for when, line in lines if line == COMMENT]
     assert len(comments) >= 3
     assert lines[: len(comments)] == [(when, COMMENT) for when in comments], "none in the midst of the answer"
+    told = lines[len(comments)][1]
+    assert re.fullmatch(
+        ": x-compaction: compacted, x-compaction-retries: 0, x-compaction-tokens-before: [0-9]+, "
+        "x-compaction-tokens-after: [0-9]+, x-compaction-steps: [a-z,]+, x-compaction-summary: made",
+        told,
+    )
     assert comments[0] >= KEEPALIVE
     assert lines[-1][1] == "data: [DONE]"
     assert answer.status_code == 200
     headers = answer.headers
     assert (headers["content-type"], headers["cache-control"]) == ("text/event-stream", "no-cache")
-    assert (headers["x-compaction"], headers["x-compaction-policy"]) == ("compacted", "default")
-    assert headers["x-compaction-retries"] == "0"
+    assert (headers["x-compaction"], headers["x-compaction-policy"]) == ("pending", "default")
     assert len(headers["x-compaction-id"]) == 16
-    assert "x-compaction-tokens-after" not in headers, "that was not known yet"
+    assert headers.keys().isdisjoint({"x-compaction-tokens-after", "x-compaction-retries"}), "these aren't known yet"
+
+
+@pytest.mark.parametrize("verdict", ["none", "failed"])
+def test_a_response_that_has_begun_says_what_became_of_the_request(
+    verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def compact(self: Compactor, case: Any, *, may_ask: bool = True) -> Outcome:
+        await asyncio.sleep(A_WHILE)
+        if verdict == "failed":
+            raise LookupError("a fault of the proxy's")
+        return Outcome("none", before=5, after=5)
+
+    monkeypatch.setattr(Compactor, "compact", compact)
+    with compacting(slow(), tmp_path) as url:
+        answer, lines = lines_of(url, LONG)
+    assert answer.headers["x-compaction"] == "pending"
+    comments = [line for _, line in lines if line.startswith(":") and line != COMMENT]
+    assert len(comments) == 1
+    assert comments[0].startswith(f": x-compaction: {verdict}, x-compaction-retries: 0")
 
 
 def test_the_clients_own_patience_lasts(tmp_path: Path) -> None:
@@ -167,7 +194,7 @@ def test_an_answer_that_is_no_stream_is_an_error_after_comments(tmp_path: Path) 
     whole = Reply(error={"choices": []}, headers={"x-odd": "yes"}, status=203)
     with compacting(slow(responder=lambda body: whole), tmp_path) as url:
         _, lines = lines_of(url, LONG)
-    events = [line for _, line in lines if line != COMMENT]
+    events = [line for _, line in lines if not line.startswith(":")]
     assert len(events) == 1, "and no [DONE]"
     error = json.loads(events[0].removeprefix("data: "))["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -179,7 +206,7 @@ def test_an_upstream_that_breaks_off_is_an_error_after_comments(tmp_path: Path) 
         before = metric(url, "refused")
         _, lines = lines_of(url, LONG)
         assert metric(url, "refused") == before + 1
-    events = [line for _, line in lines if line != COMMENT]
+    events = [line for _, line in lines if not line.startswith(":")]
     assert len(events) == 1, "and no [DONE]"
     assert json.loads(events[0].removeprefix("data: "))["error"]["code"] == "upstream_interrupted"
 
@@ -191,7 +218,7 @@ def test_a_summary_made_after_a_refusal_is_bridged_too(tmp_path: Path) -> None:
     upstream = slow(SLOWLY, responder=lambda body: answers.pop())
     with compacting(upstream, tmp_path, believed=4 * WINDOW) as url, client(url) as caller:
         stream = impatient(caller).chat.completions.with_raw_response.create(model="m", messages=LONG, stream=True)
-        assert stream.headers["x-compaction"] == "compacted"
+        assert stream.headers["x-compaction"] == "pending"
         assert text_of(stream.parse()) == "At last."
     assert len(upstream.conversations) == 3
 
@@ -206,7 +233,7 @@ def test_the_deadline_holds_for_the_compaction(stream: bool, tmp_path: Path) -> 
         assert 0.9 < time.monotonic() - started < 15
         assert raised.value.code == "upstream_timeout"
         assert isinstance(raised.value, openai.APIStatusError) is not stream
-        assert comes_true(lambda: upstream.summaries[0].abandoned), "nobody waits for the summary any more"
+        assert not upstream.summaries[0].abandoned, "the client's next attempt finds the summary"
     assert upstream.conversations == []
 
 
@@ -218,8 +245,8 @@ def comes_true(what: Any, seconds: float = 15.0) -> bool:
     return bool(what())
 
 
-def test_a_client_that_leaves_between_comments_ends_the_summary(tmp_path: Path) -> None:
-    upstream = slow(20)
+def test_a_client_that_leaves_between_comments_finds_the_summary_later(tmp_path: Path) -> None:
+    upstream = slow(1.5)
     with compacting(upstream, tmp_path) as url:
         before = metric(url, "client_left")
         body = {"model": "m", "messages": LONG, "stream": True}
@@ -231,9 +258,12 @@ def test_a_client_that_leaves_between_comments_ends_the_summary(tmp_path: Path) 
             assert next(lines) == COMMENT
             time.sleep(0.3)
             assert not upstream.summaries[0].abandoned
-        assert comes_true(lambda: upstream.summaries[0].abandoned)
         assert comes_true(lambda: metric(url, "client_left") == before + 1)
-    assert upstream.conversations == []
+        assert comes_true(lambda: upstream.summaries[0].status == 200)
+        assert upstream.conversations == []
+        again = httpx.post(f"{url}/v1/chat/completions", json={**body, "stream": False}, trust_env=False, timeout=30)
+        assert again.headers["x-compaction-summary"] == "stored"
+    assert len(upstream.summaries) == 1
 
 
 @pytest.mark.parametrize("messages", [LONG[:2], LONG], ids=["short", "compacted"])

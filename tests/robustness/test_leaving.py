@@ -104,6 +104,9 @@ def test_a_summary_is_finished_for_a_client_that_left(house: House, streams: boo
         assert house.upstream.wait_arrived(before + 1)
         time.sleep(0.1)
         leave(connection)
+    until = time.monotonic() + SOON
+    while any("run_asgi" in task for task in house.watched.left_over()) and time.monotonic() < until:
+        time.sleep(0.01)  # until the server has noticed that the clients left
     go.set()
     assert house.watched.comes_to_rest(), house.watched.left_over()
     assert len(house.upstream.arrived) == before + 1, "one call, and nothing that was to be sent after it"
