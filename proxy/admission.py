@@ -134,6 +134,11 @@ class Holding:
         await self._memory.wait(amount)
         self.size += amount
 
+    async def more(self, amount: int) -> None:
+        """Take this many bytes more; wait if they aren't free. Raises ``Overloaded``."""
+        if not self.grown(amount):
+            await self.wait(amount)
+
     def shrink(self, size: int) -> None:
         """Keep so much only."""
         if size < self.size:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Sequence
@@ -11,6 +12,23 @@ from typing import Any
 import msgspec
 
 from proxy.errors import BadBody
+
+MAX_MESSAGES = 40_000
+"""Messages that a request can have."""
+
+MESSAGE_BYTES = 1_000
+"""Bytes of memory that a request takes for each message in addition to its body."""
+
+MAX_VALUES = 300_000
+"""JSON values in a request, counted by the commas between them. A conversation has about seven in each message."""
+
+INLINE_BYTES = 4_000_000
+"""The commas of a body of at most this many bytes are counted on the event loop: under 2 ms of work."""
+
+_SLICE = 1_000_000
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_TOO_MANY_MESSAGES = "The request has {count} messages, and this proxy takes {most} at most. Send fewer messages."
+_TOO_MANY_VALUES = "The request has over {most} JSON values. Send fewer messages, content parts, or tools."
 
 _NOTHING = msgspec.Raw()
 
@@ -29,7 +47,12 @@ class _Wire(msgspec.Struct):
     max_completion_tokens: msgspec.Raw = _NOTHING
 
 
+class _Messages(msgspec.Struct):
+    messages: msgspec.Raw = _NOTHING
+
+
 _decoder = msgspec.json.Decoder(_Wire)
+_messages_decoder = msgspec.json.Decoder(_Messages)
 _any_decoder = msgspec.json.Decoder()
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -90,6 +113,52 @@ class ChatBody:
                 if name in fields and (_positive(fields[name]) or 0) > max_output:
                     fields[name] = msgspec.Raw(b"%d" % max_output)
         return msgspec.json.encode(fields)
+
+
+async def parsed(raw: bytes, *, chat: bool = True) -> ChatBody:
+    """Parse a request of any size. Raises ``BadBody`` for more than ``MAX_VALUES`` values or ``MAX_MESSAGES`` messages.
+
+    A body is measured before any of its values takes memory. Without ``chat``, a body without messages has no limit:
+    an embeddings request can have millions of tokens as numbers, which aren't decoded.
+    """
+    if len(raw) > MAX_VALUES and (chat or _may_have_messages(raw)):
+        quick = len(raw) <= INLINE_BYTES
+        few = _has_few_commas(raw) if quick else await asyncio.to_thread(_has_few_commas, raw)
+        if not few and await asyncio.to_thread(_has_many_values, raw):
+            raise BadBody(_TOO_MANY_VALUES.format(most=MAX_VALUES))
+    body = parse(raw)
+    if len(body.messages) > MAX_MESSAGES:
+        message = _TOO_MANY_MESSAGES.format(count=len(body.messages), most=MAX_MESSAGES)
+        raise BadBody(message, param="messages")
+    return body
+
+
+def _may_have_messages(raw: bytes) -> bool:
+    try:
+        return bool(bytes(_messages_decoder.decode(raw).messages))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return True
+
+
+def _has_few_commas(raw: bytes) -> bool:
+    """Return whether there are so few commas, even with those within strings, that there are few values."""
+    commas = 0
+    for start in range(0, len(raw), _SLICE):
+        commas += raw.count(b",", start, start + _SLICE)
+        if commas > MAX_VALUES:
+            return False
+    return True
+
+
+def _has_many_values(raw: bytes) -> bool:
+    """Return whether more than ``MAX_VALUES`` commas are outside of strings."""
+    commas = end = 0
+    for string in _STRING.finditer(raw):
+        commas += raw.count(b",", end, string.start())
+        if commas > MAX_VALUES:
+            return True
+        end = string.end()
+    return commas + raw.count(b",", end) > MAX_VALUES
 
 
 def parse(raw: bytes) -> ChatBody:

@@ -16,9 +16,10 @@ from typing import Literal
 import structlog
 from starlette.types import Receive, Scope, Send
 
+from proxy.admission import Holding
 from proxy.afterwards import Afterwards, Seen
 from proxy.answering import add_what_does_not_fit, send_answer, send_error_event, send_rest
-from proxy.body import ChatBody, named, parse
+from proxy.body import MESSAGE_BYTES, ChatBody, named, parsed
 from proxy.compactor import Case, Outcome
 from proxy.config import Route
 from proxy.configuration import Configuration
@@ -36,6 +37,7 @@ from proxy.restricted import check_body
 from proxy.room import Room
 from proxy.service import Service
 from proxy.teams import Caller, for_model, may_use
+from proxy.tokens.remembered import MANY
 from proxy.upstream.ending import finished, is_silence
 from proxy.upstream.lane import Lane, Outgoing
 from proxy.upstream.opening import Opening, opened
@@ -72,7 +74,7 @@ class ChatCompletions:
                 with service.bodies.holding() as held:
                     raw = await read_body(scope, receive, configuration.settings.server.body_limit, held)
                     with leaving(receive, send) as clock:
-                        seen = await self._serve(configuration, scope, caller, raw, hops, clock, send)
+                        seen = await self._serve(configuration, scope, caller, raw, held, hops, clock, send)
             if seen is not None:
                 # The answer is out: whoever leaves now has it all.
                 await self._afterwards.look(seen)
@@ -89,6 +91,7 @@ class ChatCompletions:
         scope: Scope,
         caller: Caller,
         raw: bytes,
+        held: Holding,
         hops: str,
         clock: Overdue,
         send: Send,
@@ -96,9 +99,11 @@ class ChatCompletions:
         """Answer one request. What comes back can teach how the upstream counts."""
         server = configuration.settings.server
         now = clock.now()
-        body = parse(raw)
+        body = await parsed(raw)
         if (deployment := scope.get(DEPLOYMENT)) is not None:
             body = named(body, deployment)
+        if len(body.messages) > MANY:
+            await held.more(MESSAGE_BYTES * len(body.messages))
         route = self._route(configuration, body, caller)
         if caller.models is not None:
             check_body(scope, caller, body.raw)

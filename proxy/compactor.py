@@ -8,6 +8,7 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import structlog
@@ -38,7 +39,7 @@ from proxy.summary.redaction import redaction
 from proxy.summary.service import Checkpoint, Entry, Make, Origin, Summaries
 from proxy.summary.writing import SummaryFailed, Wish, write
 from proxy.tokens import Counter, has_remote_media
-from proxy.tokens.remembered import INLINE_BYTES, Remembered
+from proxy.tokens.remembered import INLINE_BYTES, MANY, Remembered
 
 log = structlog.get_logger(__name__)
 
@@ -153,21 +154,15 @@ class Compactor:
         the background for the next turn.
         """
         turns, fixed, before = await self._measure(case)
-        estimated = any(turn.facts.estimated for turn in turns)
-        outcome = Outcome("none", before=before, after=before, estimated=estimated, parts=parts_of(turns, fixed))
-        if case.mode == "shadow":
-            outcome.verdict = "shadow"
-        case = within_hope(case, turns)
-        if not turns or not self._reached(case, before, len(turns)):
+        case, outcome, worth_it = await self._remembered.run_if_many(turns, lambda: _judged(case, turns, fixed, before))
+        if not worth_it:
             return outcome
-        if hopeless(case, turns, fixed):
-            return outcome  # nothing that may be taken out would make it fit: the upstream has the word
         work = await self._work(case, turns, fixed, before)
         if not _any_trigger(case, before, len(turns)):
             self._prepare(work)
             return outcome
         if case.mode == "shadow":
-            return self._foreseen(work, outcome)
+            return await self._remembered.run_if_many(turns, lambda: self._foreseen(work, outcome))
         return await self._carry_out(work, outcome, may_ask=may_ask)
 
     async def explain(self, case: Case) -> Explanation:
@@ -198,23 +193,25 @@ class Compactor:
         if outcome.parts:
             return dict(outcome.parts)
         turns, fixed, _ = await self._measure(case)
-        return parts_of(turns, fixed)
+        return await self._remembered.run_if_many(turns, lambda: parts_of(turns, fixed))
 
     async def _measure(self, case: Case) -> tuple[list[Turn], int, int]:
         """The messages with what is known of them, the tokens of tools and framing, and those of the whole request."""
         turns = await self._remembered.turns(case.body.messages, case.counter, case.tenant)
-        fixed = case.counter.overhead(case.body.overhead_fields())
+        fixed = await self._remembered.overhead(case.body, case.counter, case.tenant)
         return turns, fixed, fixed + sum(turn.facts.tokens for turn in turns)
 
     async def _work(self, case: Case, turns: list[Turn], fixed: int, before: int) -> _Work:
-        if case.policy.repair and not sound([turn.facts for turn in turns]):
-            # What is to be rewritten anyway is put right on the way; the rest of a body is for the upstream to judge.
-            turns = repaired(turns, case.counter.message)
-        head = head_length(turns)
-        overhead = fixed + sum(turn.facts.tokens for turn in turns[:head])
-        around = around_messages(case.body, SEPARATOR) + sum(len(turn.raw) + SEPARATOR for turn in turns[:head])
-        plan = await self._plan(case, turns[head:], Frame(case.budget, overhead, head, around))
-        return _Work(case, turns, head, fixed, before, plan)
+        def work() -> _Work:
+            return _planned(case, turns, fixed, before)
+
+        if len(turns) > MANY:
+            return await self._remembered.run(work)
+        # Stages remember the forms they make of messages, so only new large messages cost time, or repaired ones.
+        cold = sum(len(turn.raw) for turn in turns if not turn.facts.forms and case.rules.may_shorten(turn.facts))
+        if cold <= 4 * INLINE_BYTES and len(case.body.raw) > 4 * INLINE_BYTES and _to_repair(case, turns):
+            cold = len(case.body.raw)
+        return await self._remembered.run(work) if cold > 4 * INLINE_BYTES else work()
 
     async def _carry_out(self, work: _Work, outcome: Outcome, *, may_ask: bool) -> Outcome:
         piece: Piece | None = None
@@ -224,25 +221,32 @@ class Compactor:
             piece = Piece(entry.message, entry.tokens, None)
         if work.plan.upcoming is not None:
             self._prepare(work)
-        rendered = await self._remembered.run(lambda: work.render(piece)) if work.heavy else work.render(piece)
-        leaving = rendered
+        heavy = work.heavy or len(work.turns) > MANY
+        finish = partial(self._finished, work, piece, outcome)
+        rendered = await self._remembered.run(finish) if heavy else finish()
+        if rendered is not None:
+            self._keep(work, rendered)
+        return outcome
+
+    def _finished(self, work: _Work, piece: Piece | None, outcome: Outcome) -> Rendered | None:
+        """Complete the outcome. Return the messages to send, or ``None`` if the request is left as it came."""
+        rendered = leaving = work.render(piece)
         if work.case.strict:
             leaving = Rendered(alternating(rendered.pieces, work.case.counter.message), rendered.steps)
         if not work.gains(leaving):
             outcome.summary = None
-            return outcome
+            return None
         found = faults([p.turn.facts for p in rendered.pieces if p.turn])
         if found and found > faults([t.facts for t in work.turns]):
             log.error("compaction.invalid_outcome", steps=rendered.steps)
             outcome.verdict, outcome.summary = "failed", None
-            return outcome
-        self._keep(work, rendered)
+            return None
         outcome.verdict = "compacted"
         outcome.messages = [piece.raw for piece in leaving.pieces]
         outcome.after = leaving.tokens + work.fixed
         outcome.steps = leaving.steps
         outcome.parts = parts_of([p.turn for p in leaving.pieces if p.turn], work.fixed)
-        return outcome
+        return rendered
 
     def _keep(self, work: _Work, rendered: Rendered) -> None:
         """Have the archive keep what was taken out: what stands before each checkpoint, and what was shortened."""
@@ -257,21 +261,6 @@ class Compactor:
             start, previous = checkpoint.position, archive_id(checkpoint)
         removed += [Removed(p.turn.facts.id, (p.turn.raw,)) for p in rendered.pieces if p.turn and p.changed]
         self._archive.keep(work.case.tenant, removed, policy.archive.days * 86_400.0)
-
-    def _reached(self, case: Case, tokens: int, messages: int) -> bool:
-        rules, budget = case.rules, case.budget
-        prepare = any_met(rules.prepare, tokens, messages, budget)
-        # The messages are all that is prepared for: bytes are mostly pictures, which need no summary to go.
-        prepare = prepare or (bool(rules.prepare) and rules.bounds.reached(messages, 0, NEARING))
-        return (prepare and case.mode == "enforce") or _any_trigger(case, tokens, messages)
-
-    async def _plan(self, case: Case, body: Sequence[Turn], frame: Frame) -> Plan:
-        def work() -> Plan:
-            return scan(body, case.rules, frame, case.counter.message)
-
-        # What stages make of messages is remembered with them, so only new large messages cost time.
-        cold = sum(len(turn.raw) for turn in body if not turn.facts.forms and case.rules.may_shorten(turn.facts))
-        return await self._remembered.run(work) if cold > 4 * INLINE_BYTES else work()
 
     def _foreseen(self, work: _Work, outcome: Outcome) -> Outcome:
         """What enforcing would do, with the summary counted at its cap."""
@@ -296,7 +285,7 @@ class Compactor:
         cut = work.plan.cut
         if not work.case.kept:
             # A model's summary that may not be stored would have to be paid for at every turn.
-            return await self._entry(work, None, 0, cut, work.digest(None, 0, cut), digest=True), "digest"
+            return await self._digested(work, None, 0, cut), "digest"
         checkpoints = work.checkpoints(work.plan.checkpoints)
         tenant = work.case.tenant
         make = self._maker(work, cut)
@@ -306,8 +295,7 @@ class Compactor:
         if stored is not None:
             return stored, "digest" if stored.digest else "stored"
         self._summaries.begin(tenant, checkpoints, make)
-        entry = await self._entry(work, None, 0, cut, work.digest(None, 0, cut), digest=True)
-        return entry, "digest"
+        return await self._digested(work, None, 0, cut), "digest"
 
     def _maker(self, work: _Work, position: int) -> Make:
         async def make(previous: Entry | None, start: int) -> Entry:
@@ -350,11 +338,15 @@ class Compactor:
             if over_budget:
                 SUMMARIES.labels(outcome="over_budget").inc()
             SUMMARIES.labels(outcome="digest").inc()
-            text = work.digest(previous.text if previous else None, start, position)
-            entry = await self._entry(work, previous, start, position, text, digest=True)
+            entry = await self._digested(work, previous, start, position)
             return replace(entry, unasked=over_budget or not asked, over_budget=over_budget)
 
         return make
+
+    async def _digested(self, work: _Work, previous: Entry | None, start: int, position: int) -> Entry:
+        """Return the entry that a model's summary is replaced by."""
+        text = await self._remembered.run(lambda: work.digest(previous.text if previous else None, start, position))
+        return await self._entry(work, previous, start, position, text, digest=True)
 
     async def _entry(
         self, work: _Work, previous: Entry | None, start: int, position: int, text: str, *, digest: bool = False
@@ -446,6 +438,48 @@ class _Work:
         if not self.case.rules.archive:
             return None
         return archive_id(self.checkpoints([position])[0])
+
+
+def _judged(case: Case, turns: Sequence[Turn], fixed: int, before: int) -> tuple[Case, Outcome, bool]:
+    """Return the case to work on, the outcome so far, and whether there is something to do."""
+    estimated = any(turn.facts.estimated for turn in turns)
+    outcome = Outcome("none", before=before, after=before, estimated=estimated, parts=parts_of(turns, fixed))
+    if case.mode == "shadow":
+        outcome.verdict = "shadow"
+    case = within_hope(case, turns)
+    if not turns or not _reached(case, before, len(turns)):
+        return case, outcome, False
+    # If nothing that may be taken out would make it fit, the upstream decides.
+    return case, outcome, not hopeless(case, turns, fixed)
+
+
+def _reached(case: Case, tokens: int, messages: int) -> bool:
+    rules, budget = case.rules, case.budget
+    prepare = any_met(rules.prepare, tokens, messages, budget)
+    # The messages are all that is prepared for: bytes are mostly pictures, which need no summary to go.
+    prepare = prepare or (bool(rules.prepare) and rules.bounds.reached(messages, 0, NEARING))
+    return (prepare and case.mode == "enforce") or _any_trigger(case, tokens, messages)
+
+
+def _to_repair(case: Case, turns: Sequence[Turn]) -> bool:
+    return case.policy.repair and not sound([turn.facts for turn in turns])
+
+
+def _planned(case: Case, turns: list[Turn], fixed: int, before: int) -> _Work:
+    """Plan the work on a request. The keys of its checkpoints are ready when it returns."""
+    if _to_repair(case, turns):
+        # Only a body that is rewritten anyway is repaired; the rest of it is for the upstream to judge.
+        turns = repaired(turns, case.counter.message)
+    head = head_length(turns)
+    overhead = fixed + sum(turn.facts.tokens for turn in turns[:head])
+    around = around_messages(case.body, SEPARATOR) + sum(len(turn.raw) + SEPARATOR for turn in turns[:head])
+    frame = Frame(case.budget, overhead, head, around)
+    plan = scan(turns[head:], case.rules, frame, case.counter.message)
+    work = _Work(case, turns, head, fixed, before, plan)
+    for positions in (plan.checkpoints, (*plan.checkpoints, *([plan.upcoming] if plan.upcoming else []))):
+        if positions:
+            work.checkpoints(positions)
+    return work
 
 
 def around_messages(body: ChatBody, separator: int = COMMA) -> int:

@@ -145,8 +145,7 @@ async def _unpacked(receive: Receive, body: bytes, encoding: str, limit: int, he
         step, done = _step(pieces, INLINE_STEP) if len(body) <= SMALL else ([], False)
         while True:
             grown = sum(map(len, step))
-            if grown and not held.grown(grown):
-                await held.wait(grown)
+            await held.more(grown)
             found += step
             size += grown
             if done:

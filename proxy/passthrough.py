@@ -9,7 +9,7 @@ from starlette.types import Message, Receive, Scope
 
 from proxy.admission import Holding
 from proxy.answering import send_answer
-from proxy.body import named, parse
+from proxy.body import named, parsed
 from proxy.configuration import Configuration
 from proxy.door import ClientLeft, Sent, answer_error, arriving, header, leaving, read_body
 from proxy.errors import NotFound, ProxyError
@@ -107,7 +107,7 @@ class PassThrough:
         raw = await read_body(scope, upload.receive, self._service.settings.server.body_limit, held)
         if not raw and scope["method"] in ("GET", "HEAD"):
             return None, None
-        body = parse(raw)
+        body = await parsed(raw, chat=False)
         if (deployment := scope.get(DEPLOYMENT)) is not None:
             body = named(body, deployment)
         if caller.models is not None:

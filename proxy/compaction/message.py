@@ -123,7 +123,9 @@ def decode(raw: bytes) -> Message:
         return _unread(raw)
     if not isinstance(value, dict):
         return {}
-    return _unread(raw) if _too_deep(value) else value
+    # Most messages have fewer brackets than would be too deep.
+    brackets = raw.count(b"[") + raw.count(b"{") if isinstance(raw, bytes) else DEEPEST + 1
+    return _unread(raw) if brackets > DEEPEST and _too_deep(value) else value
 
 
 def _parsed(raw: bytes) -> Any:

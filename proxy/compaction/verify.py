@@ -13,18 +13,23 @@ def faults(messages: Sequence[Facts]) -> int:
     Calls of the last group may still be unanswered only where the input left them so; they count all the same, so a
     conversation is compared with what it was before.
     """
-    found = 0
-    open_calls: list[str] = []
+    found = left = 0
+    open_calls: dict[str | None, int] = {}
     for facts in messages:
         if facts.role in RESULT_ROLES:
-            if facts.answers in open_calls:
-                open_calls.remove(facts.answers)
+            waiting = open_calls.get(facts.answers, 0)
+            if waiting:
+                open_calls[facts.answers] = waiting - 1
+                left -= 1
             else:
                 found += 1
             continue
-        found += len(open_calls)
-        open_calls = [call.id for call in facts.calls]
-    return found + len(open_calls)
+        found += left
+        left = len(facts.calls)
+        open_calls = {}
+        for call in facts.calls:
+            open_calls[call.id] = open_calls.get(call.id, 0) + 1
+    return found + left
 
 
 def sound(messages: Sequence[Facts]) -> bool:

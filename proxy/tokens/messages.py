@@ -154,13 +154,17 @@ class Counter:
         if content is None:
             return 0, 0
         tokens = media = 0
+        counts: dict[str, int] = {}
         for part in content if isinstance(content, list) else [content]:
             kind = part.get("type") if isinstance(part, Mapping) else None
             if isinstance(kind, str) and kind in MEDIA and isinstance(part, Mapping):
                 media += self._media.tokens(kind, part, self.text)
                 continue
             text = _part_text(part)
-            tokens += count(self._encoding, escaped(text) if parallel else text)
+            if (found := counts.get(text)) is None:
+                # A bomb repeats one short part; a conversation seldom repeats any.
+                found = counts[text] = count(self._encoding, escaped(text) if parallel else text)
+            tokens += found
         return tokens, media
 
     def _tool_calls(self, calls: object) -> int:

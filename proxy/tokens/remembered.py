@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import TypeVar
 
 import xxhash
 
+from proxy.body import ChatBody
 from proxy.compaction.message import RESULT_ROLES, Facts, Turn, among_several, decode, read
 from proxy.tokens.media import has_remote_media
 from proxy.tokens.messages import Counter
@@ -35,6 +38,13 @@ FORMS_BYTES = 65_536
 
 INLINE_BYTES = 16_384
 """More unknown bytes than these are counted in a thread: about 1 ms of work."""
+
+
+MANY = 1_000
+"""A request with more messages than these is worked on in a thread, however small they are."""
+
+OVERHEADS = 1_000
+"""Sets of tools whose size is remembered, the latest ones."""
 
 
 class Memory:
@@ -62,7 +72,10 @@ class Memory:
         return found, keys
 
     def learn(self, raw: bytes, key: bytes) -> Facts:
-        """Read and count a message that is not known yet."""
+        """Read and count a message, unless the same one was read a moment ago."""
+        known = self._young.get(key)
+        if known is not None:
+            return known
         facts = read(decode(raw), self.counter.message)
         facts.estimated = has_remote_media(raw)
         self._remember(key, facts, len(raw))
@@ -82,6 +95,7 @@ class Remembered:
 
     def __init__(self) -> None:
         self._memories: dict[object, Memory] = {}
+        self._overheads: OrderedDict[Hashable, int] = OrderedDict()
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="counting")
 
     def memory(self, counter: Counter) -> Memory:
@@ -89,7 +103,12 @@ class Remembered:
         return self._memories.setdefault(counter.key, Memory(counter))
 
     async def turns(self, raws: Sequence[bytes], counter: Counter, tenant: str = "") -> list[Turn]:
-        """A tenant's messages with their facts. Large unknown ones are read and counted off the event loop."""
+        """Return a tenant's messages with their facts.
+
+        Many messages, and large unknown ones, are read and counted off the event loop.
+        """
+        if len(raws) > MANY:
+            return await self.run(lambda: self._turns(raws, counter, tenant))
         memory = self.memory(counter)
         found, keys = memory.look_up(raws, tenant)
         unknown = [i for i, facts in enumerate(found) if facts is None]
@@ -100,37 +119,43 @@ class Remembered:
             else:
                 await self.run(lambda: self._learn(memory, raws, keys, found, unknown))
         if counter.profile.escapes:
-            await self._put_right(raws, found, counter)
+            places = _among_several(found)
+            if sum(len(raws[index]) for index, facts in places if facts.one_of_several is None) <= INLINE_BYTES:
+                _put_right(raws, found, places, counter)
+            else:
+                await self.run(lambda: _put_right(raws, found, places, counter))
         return [Turn(raw, facts) for raw, facts in zip(raws, found, strict=True) if facts is not None]
 
-    async def _put_right(self, raws: Sequence[bytes], found: list[Facts | None], counter: Counter) -> None:
-        """Put what is known of results where they are one of several calls' in its place, counted where it is new.
+    def _turns(self, raws: Sequence[bytes], counter: Counter, tenant: str) -> list[Turn]:
+        memory = self.memory(counter)
+        found, keys = memory.look_up(raws, tenant)
+        self._learn(memory, raws, keys, found, [i for i, facts in enumerate(found) if facts is None])
+        if counter.profile.escapes:
+            _put_right(raws, found, _among_several(found), counter)
+        return [Turn(raw, facts) for raw, facts in zip(raws, found, strict=True) if facts is not None]
 
-        Where they are follows from the messages before each alone.
-        """
-        several = False
-        places: list[tuple[int, Facts]] = []
-        for index, facts in enumerate(found):
-            if facts is None:
-                continue
-            if facts.role not in RESULT_ROLES:
-                several = len(facts.calls) > 1
-            elif several and facts.wide:
-                if facts.one_of_several is None:
-                    places.append((index, facts))
-                else:
-                    found[index] = facts.one_of_several
-
-        def learn() -> None:
-            for index, facts in places:
-                if facts.one_of_several is None:
-                    facts.one_of_several = among_several(Turn(raws[index], facts), counter.one_of_several)
-                found[index] = facts.one_of_several
-
-        if sum(len(raws[index]) for index, _ in places) <= INLINE_BYTES:
-            learn()
+    async def overhead(self, body: ChatBody, counter: Counter, tenant: str = "") -> int:
+        """Return the tokens of a request's tools, response format, and framing. They are counted once per tenant."""
+        size = sum(map(len, body.overhead))
+        if not size:
+            return counter.overhead({})
+        key = (counter.key, tenant, *map(xxhash.xxh3_128_digest, body.overhead, repeat(_SEED)))
+        found = self._overheads.get(key)
+        if found is None:
+            if size <= INLINE_BYTES and counter.ready:
+                found = counter.overhead(body.overhead_fields())
+            else:
+                found = await self.run(lambda: counter.overhead(body.overhead_fields()))
+            self._overheads[key] = found
+            if len(self._overheads) > OVERHEADS:
+                self._overheads.popitem(last=False)
         else:
-            await self.run(learn)
+            self._overheads.move_to_end(key)
+        return found
+
+    async def run_if_many(self, items: Sized, work: Callable[[], T]) -> T:
+        """Do work on messages: of ``MANY`` in a thread, of few at once."""
+        return await self.run(work) if len(items) > MANY else work()
 
     async def run(self, work: Callable[[], T]) -> T:
         """Do CPU-bound work in the counting threads."""
@@ -150,3 +175,30 @@ class Remembered:
     ) -> None:
         for index in unknown:
             found[index] = memory.learn(raws[index], keys[index])
+
+
+def _among_several(found: Sequence[Facts | None]) -> list[tuple[int, Facts]]:
+    """Return the results that are one of several calls', which providers count in another way, with their places.
+
+    Their places follow from the messages before each alone.
+    """
+    several = False
+    places: list[tuple[int, Facts]] = []
+    for index, facts in enumerate(found):
+        if facts is None:
+            continue
+        if facts.role not in RESULT_ROLES:
+            several = len(facts.calls) > 1
+        elif several and facts.wide:
+            places.append((index, facts))
+    return places
+
+
+def _put_right(
+    raws: Sequence[bytes], found: list[Facts | None], places: Sequence[tuple[int, Facts]], counter: Counter
+) -> None:
+    """Replace the facts of such results by those that hold there, counted if they are new."""
+    for index, facts in places:
+        if facts.one_of_several is None:
+            facts.one_of_several = among_several(Turn(raws[index], facts), counter.one_of_several)
+        found[index] = facts.one_of_several
