@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Scope
 
 from proxy.config import Settings
 from proxy.errors import HostNotAllowed, OriginNotAllowed, ProxyError
+from proxy.headers import KEY_HEADERS
 from proxy.observe.metrics import refused
 
 log = structlog.get_logger(__name__)
@@ -58,8 +59,11 @@ EXPOSED = (
 PREFLIGHT_SECONDS = 600
 """How long a browser may cache a preflight response."""
 
-_KEYS = frozenset({b"api-key", b"x-api-key"})
-_READ = _KEYS | {b"host", b"origin", b"sec-fetch-site", b"authorization", b"access-control-request-method"}
+_KEYS = frozenset(name.encode() for name in KEY_HEADERS)
+_TELLING = frozenset({b"host", b"origin", b"sec-fetch-site"})
+_READ = _KEYS | _TELLING | {b"access-control-request-method"}
+_REMEMBERED = 100
+"""Remember at most this many spellings of ``Host`` that are fine."""
 _REPORTED = 100
 """Log at most this many different names of refused hosts and origins, so that a page can't flood the log."""
 
@@ -87,24 +91,30 @@ class WebRules:
         # A rebound page can add any key to its requests. If the upstream gets the operator's key, that proves nothing.
         self._key_suffices = not any(upstream.spends for upstream in settings.upstreams.values())
         self._reported: set[str] = set()
+        self._fine: set[bytes] = set()
 
     def judge(self, scope: Scope) -> tuple[str | None, ProxyError | None]:
         """Return the configured origin that a request comes from, and the error if the proxy must refuse it.
 
         The origin is ``None`` for requests from elsewhere, or if they don't come from a page.
         """
+        for name, value in scope["headers"]:
+            if name in _TELLING and (name != b"host" or value not in self._fine):
+                return self._judged(scope)
+        return None, None
+
+    def _judged(self, scope: Scope) -> tuple[str | None, ProxyError | None]:
         sender = _sender(scope)
         path = scope["path"]
         origin = sender.origin if self._configured(sender.origin) else None
         if sender.preflight:
             return origin, None if origin is not None else self._refused_origin(sender)
         takes_key = path not in UNKEYED
+        unknown = [host for host in sender.hosts if not self._known(host)]
         if path in OPEN or (takes_key and self._verified):
             return origin, None
-        if not (takes_key and sender.keyed and self._key_suffices):
-            wrong = next((host for host in sender.hosts if not self._known(host)), None)
-            if wrong is not None:
-                return origin, self._refused_host(wrong)
+        if unknown and not (takes_key and sender.keyed and self._key_suffices):
+            return origin, self._refused_host(unknown[0])
         # A page needs a preflight to send a key to another origin, and only configured origins get one.
         if origin is None and not sender.keyed and path not in LINKED and _cross_site(sender):
             return None, self._refused_origin(sender)
@@ -126,11 +136,12 @@ class WebRules:
         return origin is not None and (origin in self._origins or "*" in self._origins)
 
     def _known(self, host: str) -> bool:
-        if self._hosts is None:
-            return True
         name = without_port(host.lower())
         # Nobody can rebind an address: there is no name to resolve.
-        return name in self._hosts or (not self._local and _is_address(name))
+        known = self._hosts is None or name in self._hosts or (not self._local and _is_address(name))
+        if known and len(self._fine) < _REMEMBERED:
+            self._fine.add(host.encode("latin-1"))
+        return known
 
     def _refused_host(self, host: str) -> ProxyError:
         refused("host").inc()
@@ -186,7 +197,7 @@ def _sender(scope: Scope) -> Sender:
         elif name == b"access-control-request-method":
             asks = True
         else:
-            sender.keyed = sender.keyed or bool(text and (name in _KEYS or _is_bearer(text)))
+            sender.keyed = sender.keyed or bool(_is_bearer(text) if name == b"authorization" else text)
     sender.preflight = asks and scope["method"] == "OPTIONS" and sender.origin is not None
     return sender
 

@@ -280,6 +280,13 @@ def test_the_page_shows_no_odd_host(start_proxy: StartProxy, upstream: RawUpstre
     assert got.header("location") is None
 
 
+def test_a_refusal_has_the_shape_that_the_client_expects(start_proxy: StartProxy, upstream: RawUpstream) -> None:
+    url = start_proxy(upstream.url, LISTED)
+    got = sent(url, "/v1/messages", [("origin", "https://evil.example")], body=b"{}")
+    error = json.loads(got.body)
+    assert (got.status, error["type"], error["error"]["type"]) == (403, "error", "permission_error")
+
+
 def test_unknown_paths_say_where_the_api_is(start_proxy: StartProxy, upstream: RawUpstream) -> None:
     got = ask(start_proxy(upstream.url, LISTED), "/docs", None, [JSON, ("accept", "text/html")])
     assert (got.status, got.error["code"]) == (404, "not_found")
