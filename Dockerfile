@@ -9,14 +9,23 @@
 #       -v "$PWD/config.yaml:/etc/compaction-proxy.yaml:ro" -e OPENAI_API_KEY \
 #       compaction-proxy serve --host 0.0.0.0 --config /etc/compaction-proxy.yaml
 
-FROM python:3.11-slim AS packages
+# Pin the base image by digest for a release; docs/container.md shows how.
+ARG PYTHON_IMAGE=python:3.11-slim
+
+FROM ${PYTHON_IMAGE} AS packages
 RUN python -m venv /opt/venv
 COPY requirements-runtime.lock /tmp/requirements.lock
 # Wheels only: a source archive would fetch build tools that no hash covers.
 RUN /opt/venv/bin/python -m pip install --no-cache-dir --disable-pip-version-check --no-deps --only-binary :all: \
         --require-hashes -r /tmp/requirements.lock
 
-FROM python:3.11-slim
+FROM ${PYTHON_IMAGE}
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="compaction-proxy" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=packages /opt/venv /opt/venv
 COPY proxy /opt/compaction-proxy/proxy
 
@@ -36,8 +45,15 @@ ENV PATH=/opt/venv/bin:$PATH \
     PYTHONSAFEPATH=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
+    LITELLM_LOCAL_MODEL_COST_MAP=True \
     HOME=/var/lib/compaction-proxy \
     XDG_STATE_HOME=/var/lib
+
+RUN printf '#!/bin/sh\nexec python -m proxy "$@"\n' > /usr/local/bin/compaction-proxy \
+    && chmod 0755 /usr/local/bin/compaction-proxy
+
+# The build fails if the tables of models and tokens need the network, or the packages don't load.
+RUN ["python", "-c", "from proxy.profiles import Profiles; from proxy.tokens.encodings import FILES, encoding; Profiles().load(); [encoding(name) for name in FILES]"]
 
 # A number, so that Kubernetes' runAsNonRoot can see that it is not root.
 USER 10001:10001
