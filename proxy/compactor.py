@@ -43,7 +43,7 @@ from proxy.tokens.remembered import INLINE_BYTES, MANY, Remembered
 
 log = structlog.get_logger(__name__)
 
-PROMPT_VERSION = "4"
+PROMPT_VERSION = "5"
 """Part of the key of every summary: raised when the wording of prompt or summary message changes."""
 
 HOPELESS = 1.5
@@ -355,7 +355,8 @@ class Compactor:
 
         def entry() -> Entry:
             found = mentioned(body[start:position], previous.found if previous else None)
-            gist = Gist(work.quoted(position), found, text, work.archived(position))
+            omitted = len(work.plan.omitted.get(position, ()))
+            gist = Gist(work.quoted(position), found, text, work.archived(position), omitted)
             message = summary_message(gist, caps, work.case.rules, counter.text)
             return Entry(text, message, counter.message(decode(message)), found, digest=digest)
 
@@ -401,7 +402,9 @@ class _Work:
         return crowded or heavy
 
     def digest(self, previous: str | None, start: int, end: int) -> str:
-        return digest(self.body[start:end], previous, self.plan.caps_at(end).summary, self.case.counter.text)
+        body, caps = self.body, self.plan.caps_at(end)
+        directives = [body[index] for index in self.plan.omitted.get(end, ())]
+        return digest(body[start:end], previous, caps.summary, self.case.counter.text, directives)
 
     def checkpoints(self, positions: Sequence[int]) -> list[Checkpoint]:
         """The chained keys of positions: a digest over all messages before, begun from what shapes a summary."""
@@ -410,7 +413,7 @@ class _Work:
             return known
         case, caps = self.case, self.plan.caps
         shape = (case.tenant, case.policy.fingerprint, case.upstream, case.body.model, PROMPT_VERSION)
-        sizes = (caps.summary, caps.users, caps.newest, caps.words, caps.index)
+        sizes = (caps.summary, caps.users, caps.newest, caps.system, caps.words, caps.index)
         chain = hashlib.sha256(repr((shape, sizes)).encode())
         content = hashlib.sha256(b"body")
         keys = []

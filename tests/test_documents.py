@@ -202,6 +202,8 @@ def test_figures_are_those_in_force() -> None:
         rules.SUMMARY_SHARE,
         rules.USER_SHARE,
         rules.NEWEST_SHARE,
+        rules.SYSTEM_SHARE,
+        rules.NEWEST_SHARE,
         rules.WORDS_SHARE,
         rules.INDEX_SHARE,
         rules.GROUP_SHARE,

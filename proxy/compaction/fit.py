@@ -58,13 +58,31 @@ def fit(
     pieces = list(rendered.pieces)
     if room is not None:
         limit = _Limit(room, _tokens, _same, SMALLEST)
-        for rung in (_results, _arguments, _media, _texts, _all_arguments, _words_of_calls, _last_user_message):
+        for rung in (
+            _results,
+            _arguments,
+            _media,
+            _texts,
+            _all_arguments,
+            _words_of_calls,
+            _directives,
+            _last_user_message,
+        ):
             if limit.excess(pieces) > 0:
                 pieces = rung(pieces, limit, rules, count)
     if byte_room is not None and sum(map(_bytes, pieces)) > byte_room:
         limit = _Limit(byte_room - byte_room // MARGIN, _bytes, _as_tokens, SMALLEST_BYTES)
         # Most bytes are pictures, and no text need go for them.
-        for rung in (_media, _results, _arguments, _texts, _all_arguments, _words_of_calls, _last_user_message):
+        for rung in (
+            _media,
+            _results,
+            _arguments,
+            _texts,
+            _all_arguments,
+            _words_of_calls,
+            _directives,
+            _last_user_message,
+        ):
             if limit.excess(pieces) > 0:
                 pieces = rung(pieces, limit, rules, count)
     if all(made is piece for made, piece in zip(pieces, rendered.pieces, strict=True)):
@@ -150,6 +168,13 @@ def _words_of_calls(pieces: list[Piece], limit: _Limit, rules: Rules, count: Mes
     return _level(pieces, [i for i in _said(pieces) if _calls(pieces[i])], limit, rules, count)
 
 
+def _directives(pieces: list[Piece], limit: _Limit, rules: Rules, count: MessageCounter) -> list[Piece]:
+    """Shorten system messages from inside the conversation. Those at its start are never touched."""
+    system = [i for i, p in enumerate(pieces) if p.turn and p.turn.facts.role in HEAD_ROLES]
+    inside = [index for place, index in enumerate(system) if index != place]
+    return _level(pieces, inside, limit, rules, count)
+
+
 def _said(pieces: Sequence[Piece]) -> list[int]:
     return [i for i, p in enumerate(pieces) if p.turn and p.turn.facts.role in ("user", "assistant")]
 
@@ -232,3 +257,7 @@ def _as_it_is(piece: Piece) -> Turn:
         return piece.turn
     apart = 0 if _labelled(piece) else piece.turn.facts.apart
     return Turn(piece.raw, replace(piece.turn.facts, tokens=piece.tokens, apart=apart, forms={}))
+
+
+_LAST: tuple[Rung, ...] = (_all_arguments, _words_of_calls, _directives, _last_user_message)
+"""The rungs that come last, for tokens and bytes alike."""

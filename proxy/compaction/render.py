@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proxy.compaction.bounds import COMMA
-from proxy.compaction.message import MessageCounter, Turn
+from proxy.compaction.message import RESULT_ROLES, MessageCounter, Turn
 from proxy.compaction.rules import Rules
 from proxy.compaction.scan import Plan
 from proxy.compaction.stages import NAMES, cheap_stages, media, results
@@ -66,8 +66,8 @@ def render(
 ) -> Rendered:
     """The messages under a plan. ``summary`` stands for the body up to ``plan.cut`` and must be there if that is not 0.
 
-    After the summary come the messages before the cut that stay, in their order: system messages, exchanges with
-    something pinned in them, and the user's newest message where what follows is still work on it.
+    After the summary come the messages before the cut that stay, in their order: the newest system messages, exchanges
+    with a pinned message, and the user's newest message if the messages after the cut are still work on it.
     """
     body = turns[head:]
     pieces = [Piece(t.raw, t.facts.tokens, t) for t in turns[:head]]
@@ -110,7 +110,7 @@ def before_cut(plan: Plan) -> list[int]:
 
 def clip_marker(turn: Turn, rules: Rules) -> str:
     """What stands where the middle of a message is left out because it is too long for any prompt."""
-    what = {"user": "message", "assistant": "message"}.get(turn.facts.role, "tool result")
+    what = "tool result" if turn.facts.role in RESULT_ROLES else "message"
     return _CLIP_MARKER.replace("{what}", what).replace("{kept}", kept_as(turn, archive=rules.archive))
 
 

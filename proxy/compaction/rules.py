@@ -118,6 +118,8 @@ USER_SHARE = 0.06
 # The newest of the user's messages, if the messages after the checkpoint are still work on it. It stays as it is,
 # unless its text is larger than this share.
 NEWEST_SHARE = 0.30
+# System messages from inside the conversation, the newest first. The newest one may take as much as ``NEWEST_SHARE``.
+SYSTEM_SHARE = 0.10
 # What the assistant said last.
 WORDS_SHARE = 0.02
 INDEX_SHARE = 0.025
@@ -138,6 +140,8 @@ USER_FRAME_TOKENS = 12
 # Tokens of the label that stands for the media parts of one of the user's messages in it.
 LABEL_TOKENS = 24
 SMALLEST_RESULT = 200
+# Tokens of system messages if neither a budget nor a trigger in tokens is known.
+MOST_SYSTEM = 20_000
 # Tokens of what the assistant said last, in any window.
 MOST_WORDS = 2_000
 
@@ -175,6 +179,7 @@ class Caps:
     summary: int
     users: int
     newest: int
+    system: int
     words: int
     index: int
     group: int | None
@@ -197,7 +202,7 @@ def caps(rules: Rules, frame: Frame) -> Caps:
     base = min((base for base in bases if base), default=None)
     if base is None:
         users = rules.user_tokens
-        return Caps(rules.summary_tokens, users, users, MOST_WORDS, rules.index_tokens, None)
+        return Caps(rules.summary_tokens, users, users, MOST_SYSTEM, MOST_WORDS, rules.index_tokens, None)
     room = max((frame.budget or base) - frame.overhead, base // 8)
     # Where head and tools take more than half, all parts share what they leave.
     base = min(base, 2 * room)
@@ -205,6 +210,7 @@ def caps(rules: Rules, frame: Frame) -> Caps:
         summary=min(rules.summary_tokens, share_of(SUMMARY_SHARE, base)),
         users=min(rules.user_tokens, share_of(USER_SHARE, base)),
         newest=share_of(NEWEST_SHARE, base),
+        system=share_of(SYSTEM_SHARE, base),
         words=min(MOST_WORDS, share_of(WORDS_SHARE, base)),
         index=min(rules.index_tokens, share_of(INDEX_SHARE, base)),
         group=share_of(GROUP_SHARE, room) if frame.budget else None,

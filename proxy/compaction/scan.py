@@ -24,11 +24,12 @@ from proxy.compaction.bounds import (
 )
 from proxy.compaction.conditions import Clause, Trigger, any_met, lowest_level, share_of
 from proxy.compaction.gains import Gains, LateGains, PlainGains
-from proxy.compaction.message import MessageCounter, Turn
+from proxy.compaction.message import HEAD_ROLES, MessageCounter, Turn
 from proxy.compaction.rules import ROOM_TO_GROW, SUMMARY_FRAME_TOKENS, Caps, Frame, Rules, caps
-from proxy.compaction.sizes import Sizes, stands
+from proxy.compaction.sizes import Sizes
 from proxy.compaction.stages import arguments, cheap_stages, media, results
 from proxy.compaction.stages.stage import Stage
+from proxy.compaction.standing import Standing
 
 FULL = 0.95
 """From this share of the budget on a conversation is compacted whatever it gains: the next turn may be refused."""
@@ -55,7 +56,7 @@ class Plan:
     ``upcoming`` is the next checkpoint, known ahead of its trigger. ``replaced`` says of each checkpoint, the upcoming
     one too, how many tokens stand before it, ``carried`` which message of the user's before it is sent as it is,
     after the summary. ``standing`` are the messages before the last checkpoint that stay, ``pinned`` those that nothing
-    may change.
+    may change. ``omitted`` are, for the last checkpoint and the upcoming one, the system messages that don't stay.
     """
 
     caps: Caps
@@ -66,6 +67,7 @@ class Plan:
     replaced: dict[int, int] = field(default_factory=dict)
     carried: dict[int, int] = field(default_factory=dict)
     standing: tuple[int, ...] = ()
+    omitted: dict[int, tuple[int, ...]] = field(default_factory=dict)
     pinned: frozenset[int] = frozenset()
 
     def caps_at(self, position: int) -> Caps:
@@ -89,7 +91,7 @@ def scan(body: Sequence[Turn], rules: Rules, frame: Frame, count: MessageCounter
     stages = cheap_stages(rules, body, count)
     limits = caps(rules, frame)
     pinned = rules.pins.among(body)
-    sizes = Sizes(body, limits.group, pinned)
+    sizes = Sizes(body, limits.group, pinned, Standing(limits.system, limits.newest))
     gains, lighter = _gains(stages, body, sizes, pinned)
     walk = _Walk(rules, frame, limits, stages, sizes, gains)
     if rules.bounds.bytes is not None:
@@ -179,12 +181,11 @@ class _Walk:
         sizes = self._sizes
         kept = kept_sizes(body, sizes.clips)
         groups = list(zip(sizes.starts, sizes.ends, strict=True))
-        standing, newest = [0], [0]
+        standing = sizes.standing.totals([sum(kept[start:end]) for start, end in groups])
+        newest = [0]
         for start, end in groups:
-            stays = stands(body, range(start, end), pinned)
             first = body[start].facts
-            own = first.role == "user" and not first.foreign and not stays
-            standing.append(standing[-1] + (sum(kept[start:end]) if stays else 0))
+            own = first.role == "user" and not first.foreign and pinned.isdisjoint(range(start, end))
             newest.append(kept[start] if own else newest[-1])
 
         def beside(cut: int) -> int:
@@ -292,10 +293,13 @@ class _Walk:
         first = starts[self._cut]
         places = [g for g in (*self._checkpoints, self._pending) if g is not None]
         carried = {starts[g]: _newest_user(body, starts[g], pinned) for g in places if sizes.carries(g)}
-        clips = {i: tokens for i, tokens in sizes.clips.items() if i >= first}
-        newest = carried.get(first) if self._cut else None
-        if newest is not None and body[newest].facts.text_tokens > self._caps.newest:
-            clips[newest] = self._caps.newest + body[newest].facts.apart
+        standing = self._standing(self._cut)
+        clips = {i: tokens for i, tokens in sizes.clips.items() if i >= first or i in standing}
+        held = [i for i in standing if body[i].facts.role in HEAD_ROLES and i not in pinned]
+        held += [carried[first]] if self._cut and first in carried else []
+        for index in held:
+            if body[index].facts.text_tokens > self._caps.newest:
+                clips[index] = self._caps.newest + body[index].facts.apart
         return Plan(
             caps=self._caps,
             checkpoints=tuple(starts[g] for g in self._checkpoints),
@@ -308,16 +312,14 @@ class _Walk:
             upcoming=None if self._pending is None else starts[self._pending],
             replaced={starts[g]: sizes.total[g] for g in places},
             carried=carried,
-            standing=tuple(self._standing(body, pinned)),
+            standing=tuple(standing),
+            omitted={starts[g]: _omitted(body[: starts[g]], self._standing(g)) for g in places[-2:]},
             pinned=pinned,
         )
 
-    def _standing(self, body: Sequence[Turn], pinned: frozenset[int]) -> list[int]:
+    def _standing(self, cut: int) -> list[int]:
         sizes = self._sizes
-        if not sizes.standing[self._cut]:
-            return []
-        spans = (range(sizes.starts[g], sizes.ends[g]) for g in range(self._cut))
-        return [index for span in spans if stands(body, span, pinned) for index in span]
+        return [i for g in sizes.standing.groups(cut) for i in range(sizes.starts[g], sizes.ends[g])]
 
     def _settle(self) -> None:
         """Note what the parts that do not grow take, after a move."""
@@ -337,7 +339,7 @@ class _Walk:
         if cut == 0:
             return 0
         newest = min(self._carried(cut), self._caps.newest) + self._carried_media(cut)
-        return self._summary_tokens(cut) + newest + self._sizes.standing[cut]
+        return self._summary_tokens(cut) + newest + self._sizes.standing.tokens[cut]
 
     def _summary_tokens(self, cut: int) -> int:
         """What the summary message may take."""
@@ -358,7 +360,7 @@ class _Walk:
 
     def _beside_messages(self, cut: int) -> int:
         """The summary and the messages that stand beside it."""
-        return 1 + self._sizes.standing_messages[cut] + self._sizes.carries(cut) if cut else 0
+        return 1 + self._sizes.standing.messages[cut] + self._sizes.carries(cut) if cut else 0
 
     def _fires(self, trigger: Trigger, size: int, end: int) -> bool:
         return any_met(trigger, size, self._messages(end), self._frame.budget)
@@ -467,6 +469,13 @@ class _Walk:
         """Whether a cut leaves room to grow, in tokens and in the bounds for whose sake it is made."""
         roomy = all(weight.at(cut, end) <= part(ROOM, weight.most) for weight in weights)
         return roomy and self._enough(self._size(cut, end) + growth, cut)
+
+
+def _omitted(dropped: Sequence[Turn], standing: Sequence[int]) -> tuple[int, ...]:
+    """Return the system messages that are dropped and that no message which stays repeats, each once, as the last."""
+    staying = {dropped[index].facts.digest for index in standing}
+    last = {turn.facts.digest: i for i, turn in enumerate(dropped) if turn.facts.role in HEAD_ROLES}
+    return tuple(sorted(index for digest, index in last.items() if digest not in staying))
 
 
 def _newest_user(body: Sequence[Turn], position: int, pinned: frozenset[int]) -> int:

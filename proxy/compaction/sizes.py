@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from proxy.compaction.conditions import Clause, share_of
 from proxy.compaction.groups import group_starts
-from proxy.compaction.message import HEAD_ROLES, RESULT_ROLES, Turn
+from proxy.compaction.message import RESULT_ROLES, Turn
 from proxy.compaction.rules import LABEL_TOKENS, SMALLEST_RESULT, USER_FRAME_TOKENS
+from proxy.compaction.standing import Standing
 
 
 class Sizes:
@@ -17,11 +18,17 @@ class Sizes:
     Totals have one entry more than there are groups: entry ``g`` covers all groups before ``g``. ``users`` are the
     user's messages as a summary message quotes them, ``newest_user`` is the last of those, ``newest_media`` the tokens
     of its media parts and ``newest_user_group`` the group of the user's last message, -1 if there is none.
-    ``standing`` are messages that stay beside a summary: system messages, and groups with a pinned message in them.
+    ``standing`` are the messages that stay beside a summary: system messages, and groups with a pinned message.
     ``clips`` says of each tool result that is too large for any prompt to how many tokens it is held.
     """
 
-    def __init__(self, body: Sequence[Turn], group_cap: int | None, pinned: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        body: Sequence[Turn],
+        group_cap: int | None,
+        pinned: frozenset[int] = frozenset(),
+        standing: Standing | None = None,
+    ) -> None:
         self.starts = group_starts(body)
         self.ends = [*self.starts[1:], len(body)] if body else []
         self.clips: dict[int, int] = {}
@@ -30,8 +37,7 @@ class Sizes:
         self.newest_user = [0]
         self.newest_media = [0]
         self.newest_user_group = [-1]
-        self.standing = [0]
-        self.standing_messages = [0]
+        self.standing = standing or Standing(None, None)
         self._asks = [body[start].facts.role == "user" for start in self.starts]
         self._pinned = pinned
         for group, (start, end) in enumerate(zip(self.starts, self.ends, strict=True)):
@@ -65,14 +71,13 @@ class Sizes:
             clipped = clip_results(body, span, group_cap - (tokens - sum(body[i].facts.tokens for i in span)))
             self.clips.update(clipped)
             tokens -= sum(body[index].facts.tokens - held for index, held in clipped.items())
-        users = standing = messages = 0
+        users = 0
         newest, newest_media, newest_group = self.newest_user[-1], self.newest_media[-1], self.newest_user_group[-1]
         first = body[start].facts
         if first.role == "user":
             newest_group = group
-        if stands(body, range(start, end), self._pinned):
-            standing, messages = tokens, end - start
-        elif first.role == "user":
+        pinned = bool(self._pinned) and not self._pinned.isdisjoint(range(start, end))
+        if not self.standing.add(group, body[start:end], tokens, pinned=pinned) and first.role == "user":
             users = first.text_tokens + USER_FRAME_TOKENS + (LABEL_TOKENS if first.media else 0)
             if not first.foreign:
                 newest, newest_media = users, first.apart
@@ -81,15 +86,6 @@ class Sizes:
         self.newest_user.append(newest)
         self.newest_media.append(newest_media)
         self.newest_user_group.append(newest_group)
-        self.standing.append(self.standing[-1] + standing)
-        self.standing_messages.append(self.standing_messages[-1] + messages)
-
-
-def stands(body: Sequence[Turn], group: range, pinned: frozenset[int]) -> bool:
-    """Whether a group stays beside a summary of what is around it."""
-    if body[group.start].facts.role in HEAD_ROLES:
-        return True
-    return bool(pinned) and not pinned.isdisjoint(group)
 
 
 def clip_results(body: Sequence[Turn], span: Sequence[int], cap: int | None) -> dict[int, int]:

@@ -34,6 +34,7 @@ _FENCE = re.compile(rf"<(?=\s{{0,4}}/?\s{{0,4}}(?:{TAG}|user_message)\b)", re.IG
 _USER_MARKER = "\n[… {tokens} tokens of this message were left out …]\n"
 _WORDS_MARKER = "\n[… {tokens} tokens of it were left out …]\n"
 _SUMMARY_MARKER = "\n[… {tokens} tokens of the summary were left out …]\n"
+_OMITTED_SYSTEM = "[{count} earlier system messages are only in the summary below.]"
 _OMITTED = "[{count} earlier user messages are only in the summary below.]"
 
 
@@ -60,12 +61,14 @@ class Gist:
 
     ``dropped`` are the turns that it stands for and that are quoted in it, ``found`` what all turns before the
     checkpoint mention, ``summary`` the model's text, ``id`` where the archive keeps them (``None``: nowhere).
+    ``omitted`` is the number of system messages that only the summary holds.
     """
 
     dropped: Sequence[Turn]
     found: Artefacts
     summary: str
     id: str | None = None
+    omitted: int = 0
 
 
 def summary_message(gist: Gist, caps: Caps, rules: Rules, count: TextCounter) -> bytes:
@@ -81,6 +84,8 @@ def summary_message(gist: Gist, caps: Caps, rules: Rules, count: TextCounter) ->
     texts = [text for words in words_of for text, _ in words]
     labels = [label for words in words_of for _, label in words]
     users = "\n".join(user_messages(texts, caps.users, count, labels, keep_first=rules.keep_first)) if texts else ""
+    if gist.omitted:
+        users = "\n".join(filter(None, (users, _OMITTED_SYSTEM.format(count=gist.omitted))))
     # Its tags made harmless it may be longer than its cap.
     summary = middle_cut(fenced(gist.summary.strip()), caps.summary, count, _SUMMARY_MARKER)
     room = caps.words - USER_FRAME_TOKENS

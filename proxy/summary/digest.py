@@ -15,11 +15,18 @@ _RESULT_CHARACTERS = 120
 _OPENING = "(These notes were put together without a model: extracts, the newest steps being complete.)"
 
 
-def digest(turns: Sequence[Turn], previous: str | None, max_tokens: int, count: TextCounter) -> str:
-    """Extracts of what the assistant said and did, newest first chosen, in their order, within ``max_tokens``.
+def digest(
+    turns: Sequence[Turn],
+    previous: str | None,
+    max_tokens: int,
+    count: TextCounter,
+    directives: Sequence[Turn] = (),
+) -> str:
+    """Return extracts of the assistant's texts, calls and results, chosen newest first, within ``max_tokens``.
 
-    The user's own messages stand beside every summary, so they are not repeated. ``previous`` is the summary of what
-    came before; it gets up to half of the tokens.
+    The user's own messages are part of every summary message, so they aren't repeated. ``previous`` is the summary of
+    the conversation before ``turns``; it gets up to half of the tokens. ``directives`` are system messages that are
+    sent no longer; their beginnings get up to half of the rest, newest first.
     """
     previous = _newest_foreign(turns) or previous
     parts = [_OPENING]
@@ -28,6 +35,18 @@ def digest(turns: Sequence[Turn], previous: str | None, max_tokens: int, count: 
         earlier = middle_cut(previous, left // 2, count, "\n[…]\n")
         parts.append(earlier)
         left -= count(earlier) + 2
+    lines = (f"- directive: {_start(text_of(decode(turn.raw)), _TEXT_CHARACTERS)}" for turn in reversed(directives))
+    orders: list[str] = []
+    share = left // 2
+    for line in lines:
+        if previous and line in previous:
+            continue
+        share -= count(line) + 1
+        if share < 0:
+            break
+        orders.append(line)
+        left -= count(line) + 1
+    parts += reversed(orders)
     kept: list[str] = []
     for turn in reversed(turns):
         line = _line(turn)

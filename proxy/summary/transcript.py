@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from proxy.compaction.foreign import recognised
-from proxy.compaction.message import RESULT_ROLES, Turn, arguments_of, decode, replaceable_text, text_of
+from proxy.compaction.message import HEAD_ROLES, RESULT_ROLES, Turn, arguments_of, decode, replaceable_text, text_of
 from proxy.compaction.shorten import keep_ends
 
 RESULT_CHARACTERS = 6_000
@@ -32,8 +32,10 @@ _FENCE = re.compile(r"<(?=\s{0,4}/?\s{0,4}(?:transcript|previous_summary|languag
 
 
 def entries(turns: Sequence[Turn], clean: Clean | None = None) -> list[str]:
-    """One text per message, in order; empty messages are left out."""
-    texts = (_entry(turn, clean or str) for turn in turns)
+    """Return one text per message, in order, without empty ones. Of identical system messages only the last stays."""
+    last = {turn.facts.digest: index for index, turn in enumerate(turns) if turn.facts.role in HEAD_ROLES}
+    once = (turn for index, turn in enumerate(turns) if last.get(turn.facts.digest, index) == index)
+    texts = (_entry(turn, clean or str) for turn in once)
     return [fenced(text) for text in texts if text]
 
 

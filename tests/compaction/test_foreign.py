@@ -192,7 +192,7 @@ def test_only_a_user_has_words_beside_a_summary() -> None:
 def test_the_programs_own_summary_gives_the_users_messages_back() -> None:
     said = ["Repair the build. </user_message> is a tag.", "Thanks!", "Now the linter: " + "src/a.py " * 40]
     dropped = turns([user(said[0]), assistant("I look."), user(said[1]), user(said[2])])
-    caps = Caps(summary=500, users=2000, newest=2000, words=200, index=200, group=None)
+    caps = Caps(summary=500, users=2000, newest=2000, system=2000, words=200, index=200, group=None)
     raw = summary_message(Gist(dropped, artefacts(["src/a.py"], None), BODY), caps, rules(), text_tokens)
     found = recognised(decode(raw))
     assert found is not None

@@ -12,7 +12,7 @@ from proxy.compaction.scan import Frontier, Plan
 from .conversations import Counting, assistant, call, message_tokens, result, system, turn, turns, user
 from .sending import rules
 
-CAPS = Caps(100, 100, 100, 100, 100, 1000)
+CAPS = Caps(100, 100, 100, 100, 100, 100, 1000)
 SUMMARY = Piece(b'{"role":"user","content":"so far"}', 9, None)
 LONG = "\n".join(f"line {n} of a long output" for n in range(300))
 CONVERSATION = [

@@ -20,7 +20,7 @@ from proxy.tokens import Counter
 from .conversations import FLAVOURS, IMAGE, Message, assistant, call, result, text_of_size, text_tokens, turns, user
 from .sending import rules
 
-ROOMY = Caps(summary=4000, users=20_000, newest=20_000, words=2000, index=2000, group=None)
+ROOMY = Caps(summary=4000, users=20_000, newest=20_000, system=20_000, words=2000, index=2000, group=None)
 BLOCK = re.compile(r"<user_message>\n(.*?)\n</user_message>", re.DOTALL)
 
 

@@ -104,7 +104,7 @@ def key_of(shape: Shape) -> str:
 
     case = Case(body, counter, policy, "enforce", 16_000, shape.tenant, shape.upstream, no_models, rules)
     turns: list[Turn] = _loop.run_until_complete(_turns(case))
-    caps = Caps(summary=100, users=100, newest=100, words=100, index=100, group=100)
+    caps = Caps(summary=100, users=100, newest=100, system=100, words=100, index=100, group=100)
     plan = Plan(caps, (2,), replaced={2: 10}, carried={2: shape.carried})
     version, compacting.PROMPT_VERSION = compacting.PROMPT_VERSION, shape.version
     try:
