@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -15,6 +16,7 @@ from proxy.cli import main
 from proxy.config import check, read
 from proxy.config.globs import covers
 from proxy.config.masking import masked
+from tests.door.client import StartProxy
 
 ROOT = Path(__file__).parents[2]
 POLICY = "policies:\n  default:\n    %s\n"
@@ -194,3 +196,13 @@ def test_whether_one_pattern_covers_another(general: str, special: str, expected
 )
 def test_names_are_not_masked(text: str) -> None:
     assert masked(text) == text
+
+
+def test_the_archive_says_that_an_id_is_a_requests(start_proxy: StartProxy) -> None:
+    url = start_proxy("http://127.0.0.1:9")
+    said = httpx.get(f"{url}/compaction/archive/{'0f' * 8}", trust_env=False).json()["error"]["message"]
+    assert said.startswith(
+        "This is the id of a request, from the header x-compaction-id. No header holds the archive id: "
+    )
+    other = httpx.get(f"{url}/compaction/archive/x", trust_env=False).json()["error"]["message"]
+    assert other.startswith("This isn't an archive id, which has 20 lowercase hexadecimal digits. ")
