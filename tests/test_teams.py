@@ -150,6 +150,12 @@ def test_open_every_key_is_a_tenant_of_its_own() -> None:
     assert (one.team, one.policy.name, one.models) == (None, "default", None)
 
 
+def test_open_callers_with_different_keys_in_x_api_key_are_two_tenants() -> None:
+    teams = Teams(settings("open"))
+    tenants = {teams.identify(headers).tenant for headers in (sent(x_api_key="sk-1"), sent(x_api_key="sk-2"), sent())}
+    assert len(tenants) == 3
+
+
 def test_open_the_header_does_not_matter_to_the_tenant() -> None:
     teams = Teams(settings("open"))
     assert teams.identify(sent("Bearer sk-1")).tenant == teams.identify(sent(None, "sk-1")).tenant

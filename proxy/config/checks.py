@@ -206,7 +206,9 @@ def _auth(settings: Settings) -> Iterator[Finding]:
     if not any(team.keys for team in settings.teams.values()):
         fix = "add the lines that this command prints: compaction-proxy keys new --team NAME"
         yield ("auth", "mode"), said("every request is refused, because no team lists a key", fix, "auth.mode")
-    for name, upstream in settings.upstreams.items():
+    # A configuration without upstreams gets one error, for the first default, instead of one for each.
+    stated = len(settings.upstreams) if "upstreams" in settings.model_fields_set else 1
+    for name, upstream in list(settings.upstreams.items())[:stated]:
         if not upstream.has_credential:
             message = said(
                 "api_key is missing. With auth.mode 'keys' the proxy never forwards a caller's key",

@@ -472,6 +472,11 @@ class Route:
     profile: ProfileSettings | None
 
 
+def default_upstreams() -> dict[str, UpstreamSettings]:
+    """Return the upstreams of a configuration that names none."""
+    return {"openai": UpstreamSettings(), "anthropic": UpstreamSettings(provider="anthropic")}
+
+
 class _SettingsFields(Section):
     server: ServerSettings = ServerSettings()
     """Where to listen, and how much to take."""
@@ -479,8 +484,9 @@ class _SettingsFields(Section):
     """Where summaries and the archive are kept."""
     auth: AuthSettings = AuthSettings()
     """Who may call."""
-    upstreams: Mapping[Name, UpstreamSettings] = Field(default_factory=lambda: {"openai": UpstreamSettings()})
-    """The services that answer, by name. Left out: OpenAI, with the caller's own key."""
+    upstreams: Mapping[Name, UpstreamSettings] = Field(default_factory=default_upstreams)
+    """The services that answer, by name. Left out: OpenAI, and Anthropic for requests in its format, each with the
+    caller's own key."""
     models: tuple[RouteSettings, ...] = ()
     """Which models go where; the first match wins. Left out: every model goes to the first upstream."""
     teams: Mapping[Name, TeamSettings] = Field(default_factory=dict)

@@ -94,12 +94,16 @@ def test_without_settings_every_model_goes_to_openai_with_the_callers_key(
     content: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:8787/v1")
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://127.0.0.1:8787")
     environ = {"OPENAI_BASE_URL": "http://127.0.0.1:8787/v1", "OPENAI_API_KEY": "sk-not-ours"}
     found = load(None, environ) if content is None else loads(content.encode(), environ)
     assert (found.server.host, found.server.port) == ("127.0.0.1", 8787)
     assert found.server.body_limit == 64_000_000
     assert (found.server.deadline, found.server.drain) == (600, 30)
-    assert list(found.upstreams) == ["openai"]
+    assert list(found.upstreams) == ["openai", "anthropic"]
+    claude = found.upstreams["anthropic"]
+    assert (claude.provider, claude.base_url) == ("anthropic", "https://api.anthropic.com/v1")
+    assert claude.api_key is None
     upstream = found.upstreams["openai"]
     assert (upstream.provider, upstream.base_url) == ("openai", "https://api.openai.com/v1")
     assert upstream.api_key is None
