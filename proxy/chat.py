@@ -40,7 +40,7 @@ from proxy.teams import Caller, for_model, may_use
 from proxy.tokens.remembered import MANY
 from proxy.upstream.ending import finished, is_silence
 from proxy.upstream.lane import Lane, Outgoing
-from proxy.upstream.opening import Opening, opened
+from proxy.upstream.opening import Asked, Opening, opened
 from proxy.upstream.overflow import Overflow
 from proxy.upstream.overflow.silent import empty_stream
 
@@ -326,7 +326,7 @@ class ChatCompletions:
         answer = await lane.send(request)
         try:
             with exchange.clock.until(exchange.deadline):
-                return await opened(answer)
+                return await opened(answer, Asked(body.raw, exchange.caller.policy.rate_limit_as_limit))
         except TimeoutError as error:
             await answer.close()
             raise UpstreamTimeout("The upstream began to answer and then said nothing. Try again.") from error

@@ -221,6 +221,9 @@ class _PolicyFields(Section):
     """Whether, as the last resort, the middle of the last user message may be left out to make a request fit."""
     overflow_retries: Annotated[CountOrZero, Field(le=5)] = 2
     """How often a request that the upstream refuses as too long is compacted harder and sent again."""
+    rate_limit_as_limit: bool = True
+    """Whether to compact a request that alone exceeds a limit on tokens per minute, and send it again. Waiting never
+    helps such a request."""
     repair: bool = True
     """Whether damaged histories are put right where a request is compacted."""
     pinned: tuple[SearchedPattern, ...] = ()
@@ -261,7 +264,7 @@ class WrittenPolicy(_PolicyFields):
     """What is different for some models; the first match wins. Those of the policy it extends come after its own."""
 
 
-_NOT_OF_SUMMARIES = {"name", "models", "mode", "allow_header", "overflow_retries", "output"}
+_NOT_OF_SUMMARIES = {"name", "models", "mode", "allow_header", "overflow_retries", "rate_limit_as_limit", "output"}
 
 
 class ForModels(Section):

@@ -11,6 +11,7 @@ from proxy.unpacking import Unpacking, unpack
 from proxy.upstream.ending import finished, gives_up
 from proxy.upstream.lane import Answer
 from proxy.upstream.overflow import Overflow, recognise
+from proxy.upstream.overflow.echo import Request
 from proxy.upstream.sight import Sight, at_a_glance
 from proxy.upstream.sse import Start
 
@@ -25,6 +26,21 @@ HELD_BYTES = 65_536
 
 HELD_SECONDS = 5.0
 """So long it is held back; after that, a comment that keeps the connection alive lets it go. Refusals come sooner."""
+
+
+LARGE_REQUEST = 262_144
+"""Bytes of a request from which an error is compared with it in a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The request that an error answers: its body, and whether a rate limit that it exceeds alone is an overflow."""
+
+    body: bytes = b""
+    rate_limits: bool = False
+
+
+NOTHING = Asked()
 
 
 @dataclass(slots=True)
@@ -86,17 +102,17 @@ def header(answer: Answer, name: str) -> str:
     return ""
 
 
-async def opened(answer: Answer) -> Opening:
-    """Read the beginning of an answer. Raises ``UpstreamInterrupted`` if it breaks off before that."""
+async def opened(answer: Answer, asked: Asked = NOTHING) -> Opening:
+    """Read the beginning of an answer to a request. Raises ``UpstreamInterrupted`` if it breaks off before that."""
     if answer.status >= 400:
         first, complete = await _read(answer.body, ERROR_BYTES)
-        return Opening(answer, first, complete, await _overflow(answer, first))
+        return Opening(answer, first, complete, await _overflow(answer, first, asked))
     if content_type(answer).startswith("text/event-stream"):
-        return await _stream(answer, b"")
-    return await _whole(answer)
+        return await _stream(answer, b"", asked)
+    return await _whole(answer, asked)
 
 
-async def _whole(answer: Answer) -> Opening:
+async def _whole(answer: Answer, asked: Asked) -> Opening:
     """An answer that says it is no stream: read on for as long as it may be a refusal with a status that denies it."""
     length = header(answer, "content-length")
     chunk = await anext(answer.body, None)
@@ -113,7 +129,7 @@ async def _whole(answer: Answer) -> Opening:
             packed.feed(chunk)
         seen = sight.of(plain)
         if seen == "events" and packed is None:
-            return await _stream(answer, bytes(first))
+            return await _stream(answer, bytes(first), asked)
         if seen is not None:
             return Opening(answer, bytes(first), complete, None, written=seen == "answer")
         if complete or len(first) > ERROR_BYTES or asyncio.get_running_loop().time() > until:
@@ -127,10 +143,10 @@ async def _whole(answer: Answer) -> Opening:
     if packed is not None and not complete:
         return Opening(answer, body, False, None)
     shown = bytes(plain) or await readable(answer, body)
-    return Opening(answer, body, complete, await _recognised(answer, shown))
+    return Opening(answer, body, complete, await _recognised(answer, shown, asked))
 
 
-async def _stream(answer: Answer, first: bytes) -> Opening:
+async def _stream(answer: Answer, first: bytes, asked: Asked) -> Opening:
     """A stream, of which ``first`` has been read already: read on until its first content.
 
     One event may go on beyond what is held back if it is an error: some repeat all that was sent.
@@ -151,23 +167,28 @@ async def _stream(answer: Answer, first: bytes) -> Opening:
         chunk = await anext(answer.body, None)
         if chunk is None:
             # It may end without the blank line that ends its last event, or be a plain error under a wrong name.
-            return Opening(answer, bytes(held), True, await _overflow(answer, bytes(held)))
+            return Opening(answer, bytes(held), True, await _overflow(answer, bytes(held), asked))
         held += chunk
         found = start.feed(chunk)
     first = bytes(held)
-    overflow = await _overflow(answer, first) if found == "error" else None
+    overflow = await _overflow(answer, first, asked) if found == "error" else None
     return Opening(answer, first, False, overflow, ended=found == "end")
 
 
-async def _overflow(answer: Answer, first: bytes) -> Overflow | None:
-    return await _recognised(answer, await readable(answer, first))
+async def _overflow(answer: Answer, first: bytes, asked: Asked) -> Overflow | None:
+    return await _recognised(answer, await readable(answer, first), asked)
 
 
-async def _recognised(answer: Answer, shown: bytes) -> Overflow | None:
-    """Read what an answer says. A long one is read in a thread."""
-    if len(shown) <= INLINE_BYTES:
-        return recognise(answer.status, shown, answer.headers)
-    return await asyncio.to_thread(recognise, answer.status, shown, answer.headers)
+async def _recognised(answer: Answer, shown: bytes, asked: Asked) -> Overflow | None:
+    """Read what an answer says. A long one, or one to a large request, is read in a thread."""
+
+    def read() -> Overflow | None:
+        request = Request(asked.body) if asked.body else None
+        return recognise(answer.status, shown, answer.headers, request=request, rate_limits=asked.rate_limits)
+
+    if len(shown) <= INLINE_BYTES and (answer.status < 400 or len(asked.body) <= LARGE_REQUEST):
+        return read()
+    return await asyncio.to_thread(read)
 
 
 async def _read(body: AsyncIterator[bytes], at_least: int) -> tuple[bytes, bool]:

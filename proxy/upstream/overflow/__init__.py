@@ -4,6 +4,8 @@
            → vetoes.vetoed       those that are about something else
            → patterns.ROWS       known sentences → kind, limit, size
            → general.read        others, by their words and the words around their numbers
+           → echo.Request        not those that repeat the client's own request
+           → rates.read          or a rate limit that the request alone exceeds
            → recognise           the reading that knows most
 
 Codes decide first, words second. An overflow that is no error, a prompt that was cut or an answer that had no room, is
@@ -15,11 +17,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from proxy.upstream.overflow import general
+from proxy.upstream.overflow import general, rates
+from proxy.upstream.overflow.echo import Request
 from proxy.upstream.overflow.envelope import COUNT_FIELDS, LIMIT_FIELDS, Fault, faults
 from proxy.upstream.overflow.patterns import CODE_SHAPE, CODES, ROWS, Row, read
 from proxy.upstream.overflow.reading import Overflow, Reading
-from proxy.upstream.overflow.vetoes import DENIED_STATUS, NEVER_STATUS, WARY_STATUS, vetoed
+from proxy.upstream.overflow.vetoes import DENIED_STATUS, NEVER_STATUS, RATE_STATUS, WARY_STATUS, vetoed
 
 __all__ = ["Overflow", "recognise"]
 
@@ -39,13 +42,20 @@ def recognise(
     *,
     rows: Iterable[Row] = ROWS,
     codes: Iterable[str] = CODES,
+    request: Request | None = None,
+    rate_limits: bool = False,
 ) -> Overflow | None:
     """Read an error answer, or the first events of a stream (status 200); ``None`` if it is not an overflow.
 
     ``body`` is decompressed; ``headers`` have lower case names. Only error fields are read, never what a provider
     echoes. Rate limits, quotas, byte limits, limits on output alone, on images and on other fields are not overflows.
-    ``rows`` and ``codes`` are the tables that it is read with.
+    ``rows`` and ``codes`` are the tables that it is read with. Sentences that repeat the ``request`` aren't evidence.
+    ``rate_limits``: a limit on tokens per minute that the request alone exceeds is an overflow, too.
     """
+    if rate_limits and status in RATE_STATUS:
+        for fault in faults(status, body):
+            if limit := next((told for text in fault.texts if (told := _rate(text, request))), None):
+                return limit.judge()
     if status in NEVER_STATUS:
         return None
     named = {value.partition(":")[0].lower() for name, value in headers if name in _CODE_HEADERS}
@@ -58,7 +68,7 @@ def recognise(
     length = 0
     for fault in faults(status, body):
         if not denied or _names_a_window(fault):
-            readings += _read(fault, *tables, wary=wary or denied)
+            readings += _read(fault, *tables, request, wary=wary or denied)
         length += sum(map(len, fault.texts))
         if length > MOST_TEXT:
             break
@@ -67,21 +77,41 @@ def recognise(
     return max(readings, key=lambda reading: reading.known).judge()
 
 
-def _read(fault: Fault, rows: tuple[Row, ...], codes: frozenset[str], *, wary: bool) -> list[Reading]:
+def _rate(text: str, request: Request | None) -> Reading | None:
+    found = rates.read(text)
+    return found if found is None or request is None else rates.read(request.without(text) or text)
+
+
+def _read(
+    fault: Fault, rows: tuple[Row, ...], codes: frozenset[str], request: Request | None, *, wary: bool
+) -> list[Reading]:
     if vetoed(fault.codes, ()):
         return []
     about = [text for text in fault.texts if not vetoed((), (text,))]
     by_code = not fault.codes.isdisjoint(codes)
     if not by_code and not wary and len(about) == len(fault.texts):
-        by_code = any(map(CODE_SHAPE.search, fault.codes))
+        by_code = any(CODE_SHAPE.search(code) for code in fault.codes if not code.startswith("param:"))
     readings = []
     for text in about:
-        lowered = general.prepared(text)
-        if reading := read(lowered, rows) or general.read(lowered, certain=by_code, wary=wary):
+        reading = _sentence(text, rows, certain=by_code, wary=wary)
+        if reading is not None and request is not None and (own := request.without(text)) is not None:
+            reading = _confirmed(reading, own) or _sentence(own, rows, certain=by_code, wary=wary)
+        if reading is not None:
             readings.append(reading)
     if by_code or (readings and fault.numbers):
         readings.append(_told(fault.numbers))
     return readings
+
+
+def _sentence(text: str, rows: tuple[Row, ...], *, certain: bool, wary: bool) -> Reading | None:
+    lowered = general.prepared(text)
+    return read(lowered, rows) or general.read(lowered, certain=certain, wary=wary)
+
+
+def _confirmed(reading: Reading, own: str) -> Reading | None:
+    """Return the reading if the upstream's own words have one of its figures: conversations quote older errors."""
+    figures = general.amounts(general.prepared(own))
+    return reading if {reading.limit, reading.counted} & figures else None
 
 
 def _names_a_window(fault: Fault) -> bool:

@@ -334,6 +334,8 @@ def _object(value: dict[str, object], depth: int) -> Iterator[Fault]:
         if isinstance(code := value.get(key), str | int)
         for name in _names(str(code)[:100])
     )
+    if isinstance(param := value.get("param"), str):
+        codes |= {f"param:{param[:100].lower()}"}
     numbers = {key: number for key in _NUMBER_FIELDS if type(number := value.get(key)) is int}
     texts: list[str] = []
     inner: list[Fault] = []

@@ -392,6 +392,11 @@ def _is_round(value: int) -> bool:
     return value % 100 == 0 or value % 64 == 0
 
 
+def amounts(text: str) -> set[int]:
+    """Return the numbers in a text."""
+    return {amount(found["n"]) for found in _NUMBER.finditer(text)}
+
+
 def amount(digits: str) -> int:
     """``300,000`` is 300000, ``50857.0`` is 50857."""
     whole = digits.partition(".")[0]

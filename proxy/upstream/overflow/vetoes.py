@@ -14,6 +14,9 @@ DENIED_STATUS = frozenset({403})
 WARY_STATUS = frozenset({429, 499, 503, 529})
 """Rate, load, a client that left: a message has to name a context window here."""
 
+RATE_STATUS = frozenset({413, 429})
+"""Statuses of rate limits."""
+
 # What errors about something else call themselves.
 _CODES = frozenset(
     {
@@ -90,15 +93,27 @@ _WORDS: tuple[tuple[str, str], ...] = (
     ("key", r"令牌(?:数量|额度)|(?:api )?keys? (?:limit|quota)"),
     ("rate", r"в (?:минуту|секунду|день|сутки)|분당|毎分|1分あたり|レート制限"),
     ("quota", r"квот|баланс|оплат|残高|잔액"),
+    (
+        "fetching",
+        r"\b(?:fail(?:ed|ure|s)?|unable|error|could ?n[o']t|could not|cannot|can't)(?: \w+){0,2} (?:to )?"
+        r"(?:(?:down)?load|fetch|retriev|decod|pars|open|identify|resolv)(?:e|ed|ing)?\b",
+    ),
+    ("fetching", r"\bnot found\b|\bno such\b"),
     ("content", r"content (?:was )?filtered|content management policy|safety (?:system|violations)"),
 )
+_MATTER = re.compile(
+    r"(?:image|media|audio|video|file|url|download|fetch|json|pars(?:e|ing)|decod|schema|function|regex|grammar)"
+    r"|(?<![a-z])tools?(?![a-z])"
+)
+"""Another matter in a code of an error, or in the name of the parameter that it is about."""
+
 _VETO = tuple((name, re.compile(pattern)) for name, pattern in _WORDS)
 
 
 def vetoed(codes: Iterable[str], texts: Iterable[str]) -> str | None:
     """Why an error with these codes (lower case) and sentences is about something else; ``None`` if it may not be."""
     for code in codes:
-        if code in _CODES:
+        if code in _CODES or _MATTER.search(code):
             return code
     for text in texts:
         lowered = text.lower()
