@@ -17,7 +17,7 @@ import structlog
 from proxy.body import ChatBody
 from proxy.calibration import LEAST_COUNTED
 from proxy.compactor import Case, Outcome
-from proxy.comparable import comparable
+from proxy.comparable import adds_text, comparable
 from proxy.exchange import Exchange
 from proxy.limits import shown_by
 from proxy.observe.metrics import SILENT
@@ -180,7 +180,7 @@ class Afterwards:
         self._turns[conversation] = (*before, turn)[-TURNS:] if turn.reported else before
         if len(self._turns) > CONVERSATIONS:
             self._turns.popitem(last=False)
-        suspicious = _still(turn, before) and not asks_for_cuts(body.raw)
+        suspicious = _still(turn, before) and not (asks_for_cuts(body.raw) or adds_text(body.raw))
         return list(before) if suspicious else []
 
     async def _cut(

@@ -32,6 +32,9 @@ _PART = frozenset({"type", "text", "cache_control"})
 _FORMAT_PART = 20
 """The most that a response format may take of a body: not every upstream puts its schema into the prompt."""
 
+_PLAIN_VALUE = 200
+"""Bytes that an unknown field may have if it adds no text."""
+
 _TEXT, _FUNCTION = b'"text"', b'"function"'
 _EMPTY = frozenset({b"null", b"[]", b"{}", b'""', b"false"})
 
@@ -59,6 +62,19 @@ def comparable(raw: bytes) -> bool:
         return all(_known(message, _MESSAGE) and _plain(message) for message in messages)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError):
         return False
+
+
+def adds_text(raw: bytes) -> bool:
+    """Return whether a body has a field beside the messages that may add text to the prompt, such as ``documents``.
+
+    Unknown fields with a few plain values, such as the ``options`` of Ollama, add none.
+    """
+    try:
+        fields = _body.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return True
+    unknown = (bytes(value) for name, value in fields.items() if name not in _FIELDS)
+    return any((len(value) > _PLAIN_VALUE or b"[" in value) and value not in _EMPTY for value in unknown)
 
 
 def _known(fields: Mapping[str, msgspec.Raw], known: frozenset[str]) -> bool:
