@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = (ROOT / "docs" / "robustness.md").read_text(encoding="utf-8")
-NUMBERS = [f"R{n}" for n in range(1, 18)] + [f"S{n}" for n in range(1, 23)]
+NUMBERS = [f"R{n}" for n in range(1, 21)] + [f"S{n}" for n in range(1, 24)]
 
 
 def rows() -> dict[str, list[str]]:
