@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from proxy.body import MAX_MESSAGES
+
 from .client import StartProxy, ask, chat
 from .odd_bodies import generated, hand_written, with_stream
 from .raw_upstream import Arrived, RawUpstream, Step, answer
@@ -153,9 +155,9 @@ def test_every_odd_body_where_it_must_be_counted(triggered: tuple[str, RawUpstre
     assert time.process_time() - started < 60
 
 
-def test_a_hundred_thousand_messages(triggered: tuple[str, RawUpstream]) -> None:
+def test_as_many_messages_as_a_request_may_have(triggered: tuple[str, RawUpstream]) -> None:
     url, _ = triggered
-    sent = messages("[" + ",".join(['{"role":"user","content":"hi"}'] * 100_000) + "]")
+    sent = messages("[" + ",".join(['{"role":"user","content":"hi"}'] * MAX_MESSAGES) + "]")
     got = ask(url, body=sent)
     assert got.status == 200
     assert got.header("x-compaction") in ("none", "compacted")
