@@ -158,7 +158,7 @@ def test_an_encoding_in_an_encoding_in_an_encoding() -> None:
         unpack(gzip.compress(gzip.compress(bytes(LIMIT))), "gzip, gzip", LIMIT)
 
 
-@pytest.mark.parametrize(("how", "empty"), [("gzip", gzip.compress(b"")), ("zstd", zstandard.compress(b""))])
+@pytest.mark.parametrize(("how", "empty"), [("gzip", gzip.compress(b"", mtime=0)), ("zstd", zstandard.compress(b""))])
 def test_a_body_may_have_several_members(how: str, empty: bytes) -> None:
     body = chat()
     assert unpack(PACKERS[how](body[:9]) + PACKERS[how](body[9:]), how, LIMIT) == body
