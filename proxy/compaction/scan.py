@@ -313,13 +313,21 @@ class _Walk:
             replaced={starts[g]: sizes.total[g] for g in places},
             carried=carried,
             standing=tuple(standing),
-            omitted={starts[g]: _omitted(body[: starts[g]], self._standing(g)) for g in places[-2:]},
+            omitted={starts[g]: self._omitted(g, body) for g in places[-2:]},
             pinned=pinned,
         )
 
     def _standing(self, cut: int) -> list[int]:
         sizes = self._sizes
         return [i for g in sizes.standing.groups(cut) for i in range(sizes.starts[g], sizes.ends[g])]
+
+    def _omitted(self, cut: int, body: Sequence[Turn]) -> tuple[int, ...]:
+        """Return the system messages before a cut that no message which stays repeats, each once, as the last."""
+        starts = self._sizes.starts
+        system = (starts[group] for group in self._sizes.standing.system if group < cut)
+        last = {body[index].facts.digest: index for index in system}
+        staying = {body[index].facts.digest for index in self._standing(cut)} if last else set()
+        return tuple(sorted(index for digest, index in last.items() if digest not in staying))
 
     def _settle(self) -> None:
         """Note what the parts that do not grow take, after a move."""
@@ -469,13 +477,6 @@ class _Walk:
         """Whether a cut leaves room to grow, in tokens and in the bounds for whose sake it is made."""
         roomy = all(weight.at(cut, end) <= part(ROOM, weight.most) for weight in weights)
         return roomy and self._enough(self._size(cut, end) + growth, cut)
-
-
-def _omitted(dropped: Sequence[Turn], standing: Sequence[int]) -> tuple[int, ...]:
-    """Return the system messages that are dropped and that no message which stays repeats, each once, as the last."""
-    staying = {dropped[index].facts.digest for index in standing}
-    last = {turn.facts.digest: i for i, turn in enumerate(dropped) if turn.facts.role in HEAD_ROLES}
-    return tuple(sorted(index for digest, index in last.items() if digest not in staying))
 
 
 def _newest_user(body: Sequence[Turn], position: int, pinned: frozenset[int]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from proxy.compaction.conditions import Clause, share_of
 from proxy.compaction.groups import group_starts
-from proxy.compaction.message import RESULT_ROLES, Turn
+from proxy.compaction.message import HEAD_ROLES, RESULT_ROLES, Turn
 from proxy.compaction.rules import LABEL_TOKENS, SMALLEST_RESULT, USER_FRAME_TOKENS
 from proxy.compaction.standing import Standing
 
@@ -77,7 +77,11 @@ class Sizes:
         if first.role == "user":
             newest_group = group
         pinned = bool(self._pinned) and not self._pinned.isdisjoint(range(start, end))
-        if not self.standing.add(group, body[start:end], tokens, pinned=pinned) and first.role == "user":
+        if pinned or first.role in HEAD_ROLES:
+            self.standing.add(group, body[start:end], tokens, pinned=pinned)
+        else:
+            self.standing.skip()
+        if first.role == "user" and not pinned:
             users = first.text_tokens + USER_FRAME_TOKENS + (LABEL_TOKENS if first.media else 0)
             if not first.foreign:
                 newest, newest_media = users, first.apart

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxy.compaction.message import HEAD_ROLES, Turn
+from proxy.compaction.message import Turn
 
 
 class Standing:
@@ -13,7 +13,8 @@ class Standing:
     ``tokens`` and ``messages`` have one entry per cut: entry ``g`` is for a cut before group ``g``. Groups with a
     pinned message always stay. Of the system messages, the newest one stays; then older ones stay, newest first, while
     all of them together take ``most`` tokens at most (``None``: no limit). Identical ones count once, as the last of
-    them. The newest one counts with ``newest`` tokens at most, because it is shortened to that size.
+    them. The newest one counts with ``newest`` tokens at most, because it is shortened to that size. ``system`` lists
+    the groups of all system messages that aren't pinned.
 
     Each entry depends on the groups before its cut alone.
     """
@@ -21,6 +22,7 @@ class Standing:
     def __init__(self, most: int | None, newest: int | None) -> None:
         self.tokens = [0]
         self.messages = [0]
+        self.system: list[int] = []
         self._most = most
         self._newest = newest
         # System messages that stay, the oldest first: by content, the group and its tokens.
@@ -29,17 +31,19 @@ class Standing:
         # By cut, the groups that begin to stay there (true) or stop.
         self._changes: dict[int, list[tuple[int, bool]]] = {}
 
-    def add(self, group: int, turns: Sequence[Turn], tokens: int, *, pinned: bool) -> bool:
-        """Add the next group, of so many tokens. Return whether it is one that can stay."""
+    def skip(self) -> None:
+        """Add the next group, which is neither pinned nor a system message."""
         self.tokens.append(self.tokens[-1])
         self.messages.append(self.messages[-1])
+
+    def add(self, group: int, turns: Sequence[Turn], tokens: int, *, pinned: bool) -> None:
+        """Add the next group, of so many tokens: a pinned one, or a system message."""
+        self.skip()
         if pinned:
             self._enter(group, tokens, len(turns))
-        elif turns[0].facts.role in HEAD_ROLES:
-            self._add_system(group, turns, tokens)
         else:
-            return False
-        return True
+            self.system.append(group)
+            self._add_system(group, turns, tokens)
 
     def groups(self, cut: int) -> list[int]:
         """Return the groups that stay beside a summary of all groups before a cut, in order."""

@@ -20,7 +20,10 @@ def of(*sizes: tuple[str, int, bytes]) -> list[list[Turn]]:
 def standing(groups: list[list[Turn]], most: int | None, newest: int | None = None) -> Standing:
     made = Standing(most, newest)
     for group, members in enumerate(groups):
-        made.add(group, members, members[0].facts.tokens, pinned=members[0].facts.role == "pinned")
+        if members[0].facts.role == "user":
+            made.skip()
+        else:
+            made.add(group, members, members[0].facts.tokens, pinned=members[0].facts.role == "pinned")
     return made
 
 
