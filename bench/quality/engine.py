@@ -128,7 +128,10 @@ class Engine:
         for end in conversation.requests():
             outcome = await self._compactor.compact(_case(raws[:end], window, counter, POLICY, tenant, models))
             prompts.add(raws[:end] if outcome.messages is None else outcome.messages)
-            await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in (await asyncio.wait(others))[0] if others else ():
+                if not task.cancelled():  # a lease's renewal ends that way
+                    task.result()
         prompts.outcome.archived = await self._looked_up(prompts.outcome, tenant)
         return prompts.outcome
 
