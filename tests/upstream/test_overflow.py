@@ -945,3 +945,15 @@ def test_catalogue_with_silent_overflows_and_with_providers_left_out() -> None:
     assert not unknown.alarms
     assert not unknown.trapped
     assert (unknown.share("limit") or 0) >= 0.95, unknown.wrong["limit"]
+
+
+@pytest.mark.parametrize(
+    ("message", "found"),
+    [
+        ("max_total_tokens 9000 must not exceed max_seq_len 8192", True),
+        ("标题的长度超过限制 512，请缩短输入", False),
+        ("输入长度超过最大长度限制 8192", True),
+    ],
+)
+def test_names_of_parameters_and_of_other_fields(message: str, found: bool) -> None:
+    assert (recognise(400, wire(message=message)) is not None) is found

@@ -68,7 +68,10 @@ _WORDS: tuple[tuple[str, str], ...] = (
         r"\bimages?\(s\)|\bimage (?:size|dimensions)|\b(?:pixels|pages)\b|\battachment|\bfile (?:size|exceeds|too)",
     ),
     ("output", r"max(?:imum)?_?(?:completion_|output_|new_)?tokens (?:is|are) (?:too large|limited)"),
-    ("output", r"^[`']?max_\w{0,20}tokens\b[^:+]{0,40}(?:exceed|must|cannot|larger|too large)"),
+    (
+        "output",
+        r"^[`']?max_(?!total)\w{0,20}tokens\b[^:+]{0,40}(?:exceed|must|cannot|larger|too large)",
+    ),
     (
         "output",
         r"number of output tokens|\bmax_?(?:completion_|output_)?tokens'?[^.;]{0,40} (?:cannot|can't) be greater",
@@ -90,6 +93,7 @@ _WORDS: tuple[tuple[str, str], ...] = (
     ("output", r"^(?!.*(?:输入|上下文|提示|prompt)).*(?:输出|生成长度|max_\w{0,12}tokens ?(?:参数|超|过|大))"),
     ("rate", r"次数|qps|轮数|条数|消息数|会话数|对话数|本月|今日|当日|每月"),
     ("bytes", r"请求体|大小"),
+    ("field", r"(?:标题|名称|用户名|昵称|描述|字段|密码|标签|备注|文件名)\S{0,6}(?:长度|字数)"),
     ("key", r"令牌(?:数量|额度)|(?:api )?keys? (?:limit|quota)"),
     ("rate", r"в (?:минуту|секунду|день|сутки)|분당|毎分|1分あたり|レート制限"),
     ("quota", r"квот|баланс|оплат|残高|잔액"),
