@@ -143,7 +143,7 @@ class ChatCompletions:
 
     def _route(self, configuration: Configuration, body: ChatBody, caller: Caller) -> Route:
         model = body.model or ""
-        route = configuration.settings.route(model)
+        route = configuration.route(model)
         if body.model is None and (route is None or not may_use(caller, model)):
             raise BadBody(
                 "The body names no model, or is not a JSON object. Send a JSON object with 'model' and 'messages'.",

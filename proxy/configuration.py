@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from proxy.config import Settings
+from proxy.config import Route, Settings
 from proxy.profiles.asking import Enquiries
 from proxy.teams import Teams
 from proxy.upstream.registry import Upstreams
@@ -12,6 +12,10 @@ from proxy.web import WebRules
 
 ONLY_AT_START = {"server": ("host", "port", "drain"), "store": None}
 """Settings that hold until the proxy is started again, by section; ``None`` stands for the whole section."""
+
+MOST_ROUTES = 1_000
+LONGEST_NAME = 200
+"""Remember the routes of this many models, with names of at most this many characters."""
 
 
 class Configuration:
@@ -23,6 +27,7 @@ class Configuration:
     def __init__(self, settings: Settings, instance: str, before: Configuration | None = None) -> None:
         """``before`` is the configuration that this one replaces; what is the same in both goes on."""
         self.settings = settings
+        self._routes: dict[str, Route | None] = {}
         self.teams = Teams(settings)
         self.web = WebRules(settings)
         self.upstreams: Upstreams = Upstreams(settings.upstreams, None if before is None else before.upstreams)
@@ -33,6 +38,19 @@ class Configuration:
             before=None if before is None else before.enquiries,
             kept=self.upstreams.kept,
         )
+
+    def route(self, model: str) -> Route | None:
+        """Return the route of a model, or ``None`` if routes are listed and none matches.
+
+        The same model has the same route object while it's remembered.
+        """
+        try:
+            return self._routes[model]
+        except KeyError:
+            route = self.settings.route(model)
+            if len(self._routes) < MOST_ROUTES and len(model) <= LONGEST_NAME:
+                self._routes[model] = route
+            return route
 
     async def retire(self, successor: Configuration) -> None:
         """End what the successor does not use. Requests that have this configuration still work to their end."""

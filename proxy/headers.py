@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 # RFC 9110, section 7.6.1, and what older software sends in the same sense.
@@ -84,22 +84,47 @@ def credential(raw: RawHeaders) -> tuple[Credential | None, str | None]:
 
 
 def for_upstream(raw: RawHeaders) -> list[tuple[str, str]]:
-    """The client's headers that travel on: not those of the connection, its credentials, or where it comes from."""
-    pairs = [(name.decode("latin-1").lower(), _text(value)) for name, value in raw]
-    return _without(pairs, _NOT_FOR_UPSTREAM)
+    """Return the client's headers to forward: not those of the connection, its credentials, or where it comes from."""
+    pairs = []
+    named: set[str] = set()
+    for raw_name, raw_value in raw:
+        name = _forwarded_as.get(raw_name)
+        if name is None:
+            name = _forward_as(raw_name)
+        if name:
+            pairs.append((name, _text(raw_value)))
+        elif raw_name == b"connection":
+            named.update(part.strip().lower() for part in _text(raw_value).split(","))
+    return pairs if named <= HOP_BY_HOP else _without(pairs, named)
+
+
+_REMEMBERED_NAMES = 1_000
+_forwarded_as: dict[bytes, str] = {}
+"""The names of headers that clients send, as they are forwarded; empty if they aren't."""
+
+
+def _forward_as(raw_name: bytes) -> str:
+    name = raw_name.decode("latin-1").lower()
+    if _unspelled(name) in _NOT_FOR_UPSTREAM or name in _NOT_FOR_UPSTREAM:
+        name = ""
+    if len(_forwarded_as) < _REMEMBERED_NAMES and len(raw_name) <= 100:
+        _forwarded_as[raw_name] = name
+    return name
 
 
 def for_client(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The upstream's headers that travel back, lower case: not those of the connection."""
-    return _without([(name.lower(), value) for name, value in pairs], _NOT_FOR_CLIENT)
+    """Return the upstream's headers to forward, lower case: not those of the connection."""
+    lower = [(name.lower(), value) for name, value in pairs]
+    return _without(lower, _NOT_FOR_CLIENT | connection_names(lower))
 
 
-def _without(pairs: list[tuple[str, str]], dropped: frozenset[str]) -> list[tuple[str, str]]:
-    named = connection_names(pairs)
-    if not named <= dropped:
-        dropped = dropped | named
-    # Many servers take an underscore for a hyphen.
-    return [pair for pair in pairs if pair[0] not in dropped and pair[0].replace("_", "-") not in dropped]
+def _without(pairs: list[tuple[str, str]], dropped: Set[str]) -> list[tuple[str, str]]:
+    return [pair for pair in pairs if pair[0] not in dropped and _unspelled(pair[0]) not in dropped]
+
+
+def _unspelled(name: str) -> str:
+    """Return a name with hyphens in place of underscores, because many servers take one for the other."""
+    return name.replace("_", "-")
 
 
 def connection_names(pairs: Iterable[tuple[str, str]]) -> set[str]:
