@@ -13,10 +13,10 @@ from typing import cast
 from bench.servers import Server
 
 _HEAD = (
-    "POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer sk-bench\r\n"
+    "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer sk-bench\r\n"
     "content-type: application/json\r\naccept: */*\r\nuser-agent: bench\r\ncontent-length: {length}\r\n\r\n"
 )
-_PING = b"GET /livez HTTP/1.1\r\nhost: bench\r\n\r\n"
+_PING = b"GET /livez HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _VERDICT = re.compile(rb"\r\nx-compaction(-summary)?: *([a-z]+)", re.IGNORECASE)
 _LAST_CHUNK = b"0\r\n\r\n"
