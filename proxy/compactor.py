@@ -132,11 +132,8 @@ class Compactor:
         """Whether the bytes alone prove that no trigger is reached: a token is at least one byte, a message ten."""
         if case.rules.bounds.reached(len(case.body.messages), len(case.body.raw), NEARING):
             return False
-        size = case.counter.at_most(case.body.raw)
-        for clause in case.rules.clauses:
-            level = clause.level(case.budget)
-            if (level is not None and size >= level) or (clause.messages is not None and size >= clause.messages * 10):
-                return False
+        if case.counter.at_most(case.body.raw) >= case.rules.least_size(case.budget):
+            return False
         return not has_remote_media(case.body.raw)
 
     def untouched(self, case: Case) -> Outcome | None:

@@ -24,15 +24,20 @@ CAUTION_PART = 100
 def shared_window(
     profile: Profile, body: ChatBody, policy: Policy, learned: Learned | None, factor: float
 ) -> int | None:
-    """The window, in the upstream's tokens, if what a request asks for may be lowered to fit into it.
+    """Return the window, in the upstream's tokens, if the proxy may lower the output that a request states.
 
-    ``factor`` is how many of the upstream's tokens one of ours is.
+    ``factor`` is the upstream's tokens per token counted here.
     """
     window = profile.context_window
-    # Thinking has a budget of its own, which must stay below what is asked for.
-    if policy.output == "keep" or body.max_output is None or window is None or b'"budget_tokens"' in body.raw:
+    if window is None or not may_lower(body, policy):
         return None
     return min(window, int(learned.total * factor)) if learned is not None and learned.total else window
+
+
+def may_lower(body: ChatBody, policy: Policy) -> bool:
+    """Return whether a request states an output that the proxy may lower."""
+    # Thinking has a budget of its own, which must stay below the stated output.
+    return policy.output != "keep" and body.max_output is not None and b'"budget_tokens"' not in body.raw
 
 
 def kept_free(window: int | None, reserved: int, most: int | None = None) -> int:

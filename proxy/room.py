@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from proxy.compactor import Case, Outcome
+from proxy.config import Policy
 from proxy.exchange import Exchange
 from proxy.limits import (
     BLIND_FACTOR,
@@ -21,8 +22,9 @@ from proxy.limits import (
     reserved_output,
     told_by,
 )
-from proxy.output import kept_free, lowered, shared_window
+from proxy.output import kept_free, lowered, may_lower, shared_window
 from proxy.policy_rules import bounds_of, rules_for
+from proxy.profiles import Profile
 from proxy.service import Service
 from proxy.upstream.overflow import Overflow
 from proxy.upstream.overflow.silent import Filled, Finished, seems_full, silent_overflow
@@ -33,6 +35,9 @@ PLACES = 1_000
 FILLED = 4
 """Answers that seemed to fill their window and are remembered for each of these."""
 
+BUDGETS = 1_000
+"""Budgets that are remembered, by the model's profile, the policy, and the output that a request states."""
+
 
 class Room:
     """The room of requests, in tokens as counted here."""
@@ -42,19 +47,30 @@ class Room:
         self._clock = clock
         self._doubts: OrderedDict[tuple[object, ...], float] = OrderedDict()
         self._filled: OrderedDict[tuple[str, str, str], tuple[Filled, ...]] = OrderedDict()
+        self._budgets: dict[tuple[object, ...], tuple[Profile, Policy, tuple[int | None, int]]] = {}
 
     def factor(self, exchange: Exchange) -> float:
         """How many of the upstream's tokens one of ours is."""
         return self._service.calibration.factor(*exchange.place)
 
     def of(self, exchange: Exchange) -> tuple[int | None, int]:
-        """Tokens that the input may have, where that is known, and those that are reserved for the answer."""
-        learned, factor, asked = self.known(exchange), self.factor(exchange), exchange.body.max_output
-        policy = exchange.caller.policy
-        reserved = reserved_output(exchange.profile, asked, policy.reserve_output, learned)
-        window = shared_window(exchange.profile, exchange.body, policy, learned, factor)
-        kept = kept_free(window, reserved, exchange.profile.max_output_tokens)
-        return budget(exchange.profile, kept, learned, factor), reserved
+        """Return the tokens the input may use (``None``: unknown), and those reserved for the answer."""
+        learned, factor, body = self.known(exchange), self.factor(exchange), exchange.body
+        profile, policy, asked = exchange.profile, exchange.caller.policy, exchange.body.max_output
+        fixed = asked is not None and not may_lower(body, policy)
+        key = (id(profile), id(policy), asked, fixed, learned, factor)
+        known = self._budgets.get(key)
+        # An id says which object it is only while the object exists.
+        if known is not None and known[0] is profile and known[1] is policy:
+            return known[2]
+        reserved = reserved_output(profile, asked, policy.reserve_output, learned)
+        window = shared_window(profile, body, policy, learned, factor)
+        kept = kept_free(window, reserved, profile.max_output_tokens)
+        result = budget(profile, kept, learned, factor), reserved
+        if len(self._budgets) >= BUDGETS:
+            self._budgets.clear()
+        self._budgets[key] = profile, policy, result
+        return result
 
     def known(self, exchange: Exchange) -> Learned | None:
         """What was learned of the limits."""

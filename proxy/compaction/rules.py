@@ -97,6 +97,25 @@ class Rules:
         stages = [stage.trigger for stage in self.stages]
         return tuple(dict.fromkeys(clause for trigger in (self.prepare, self.trigger, *stages) for clause in trigger))
 
+    def least_size(self, budget: int | None) -> float:
+        """Return the size in tokens below which no clause is met; infinite if there is none.
+
+        A message is at least ten tokens: more than the smallest one takes with its frame.
+        """
+        found = self._least_sizes.get(budget)
+        if found is None:
+            levels = (clause.level(budget) for clause in self.clauses)
+            messages = (clause.messages * 10 for clause in self.clauses if clause.messages is not None)
+            found = min((size for size in (*levels, *messages) if size is not None), default=math.inf)
+            if len(self._least_sizes) >= 1_000:
+                self._least_sizes.clear()
+            self._least_sizes[budget] = found
+        return found
+
+    @cached_property
+    def _least_sizes(self) -> dict[int | None, float]:
+        return {}
+
     def may_shorten(self, facts: Facts) -> bool:
         """Whether a cheap stage may have work with a message: such work is dear the first time, and then remembered."""
         if facts.media and self.media is not None:
