@@ -38,6 +38,7 @@ from proxy.room import Room
 from proxy.service import Service
 from proxy.teams import Caller, for_model, may_use
 from proxy.tokens.remembered import MANY
+from proxy.upstream.connections import not_in_time
 from proxy.upstream.ending import finished, is_silence
 from proxy.upstream.lane import Lane, Outgoing
 from proxy.upstream.opening import Asked, Opening, opened
@@ -322,16 +323,21 @@ class ChatCompletions:
             headers=[*headers, (VIA, exchange.hops)],
             credential=exchange.caller.credential,
             timeout=remaining,
+            bounded=True,
         )
-        answer = await lane.send(request)
+        answer = None
         try:
             with exchange.clock.until(exchange.deadline):
+                answer = await lane.send(request)
                 return await opened(answer, Asked(body.raw, exchange.caller.policy.rate_limit_as_limit))
         except TimeoutError as error:
+            if answer is None:
+                raise not_in_time(remaining) from error
             await answer.close()
             raise UpstreamTimeout("The upstream began to answer and then said nothing. Try again.") from error
         except BaseException:
-            await answer.close()
+            if answer is not None:
+                await answer.close()
             raise
 
 

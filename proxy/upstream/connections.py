@@ -54,9 +54,9 @@ class Connections:
         self._retired = False
 
     async def send(
-        self, method: str, url: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None, within: float
+        self, method: str, url: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None, within: float | None
     ) -> Answer:
-        """Send a request and wait for the answer's head, ``within`` seconds at most.
+        """Send a request and wait for the response's head, for at most ``within`` seconds (``None``: without a limit).
 
         Redirects are answers like any other: following one could carry a key to another host. Raises
         ``UpstreamUnreachable``, ``UpstreamTimeout`` or ``UpstreamInterrupted``.
@@ -75,12 +75,15 @@ class Connections:
         )
 
     async def _answered(
-        self, method: str, url: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None, within: float
+        self, method: str, url: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None, within: float | None
     ) -> aiohttp.ClientResponse:
         try:
-            late = overdue()
-            with late.until(late.now() + within):
+            if within is None:
                 response = await self._request(method, url, headers, body)
+            else:
+                late = overdue()
+                with late.until(late.now() + within):
+                    response = await self._request(method, url, headers, body)
         except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
             raise _told(error, within, self._upstream) from error
         except UnicodeError as error:  # from the codec of international names
@@ -155,13 +158,22 @@ def _data(body: bytes | AsyncIterator[bytes] | None) -> bytes | io.BytesIO | Asy
     return io.BytesIO(body) if isinstance(body, bytes) and len(body) > WHOLE_BYTES else body
 
 
-def _told(error: aiohttp.ClientError | OSError, within: float, upstream: str) -> UpstreamError:
+def not_in_time(within: float | None) -> UpstreamTimeout:
+    """Return the error for an upstream that sends no response in time (seconds)."""
+    return UpstreamTimeout(
+        f"The upstream did not answer within {within:.0f} seconds."
+        if within
+        else "The upstream did not answer in time."
+    )
+
+
+def _told(error: aiohttp.ClientError | OSError, within: float | None, upstream: str) -> UpstreamError:
     """Return the error that the client gets when the upstream sends no response."""
     match error:
         case aiohttp.ConnectionTimeoutError():
             return _unreachable(upstream, f"no connection within {CONNECT_SECONDS:.0f} seconds")
         case TimeoutError():
-            return UpstreamTimeout(f"The upstream did not answer within {within:.0f} seconds.")
+            return not_in_time(within)
         case aiohttp.ClientConnectorCertificateError():
             return _unreachable(upstream, "its TLS certificate isn't valid")
         case aiohttp.ClientProxyConnectionError():

@@ -18,7 +18,7 @@ class Outgoing:
     ``body`` is the JSON in OpenAI's format, whole; ``model`` the name the upstream knows (already in ``body``).
     ``headers`` are the client's, less hop-by-hop ones and less its credentials. ``credential`` is the caller's own key,
     used only where the upstream is configured without one. ``timeout`` is in seconds, for the whole attempt up to the
-    first byte of the answer.
+    first byte of the answer. ``bounded`` says that the sender cancels the attempt then.
     """
 
     body: bytes
@@ -27,6 +27,7 @@ class Outgoing:
     headers: Headers
     credential: Credential | None
     timeout: float
+    bounded: bool = False
 
 
 @dataclass(slots=True)

@@ -94,10 +94,11 @@ class RelayLane:
         """See ``Lane``."""
         url = self._chat_url or self.url("/chat/completions", model=request.model)
         headers = self.headers(request.headers, request.credential)
-        return await self.request("POST", url, headers, request.body, request.timeout)
+        within = None if request.bounded else request.timeout
+        return await self.request("POST", url, headers, request.body, within)
 
     async def request(
-        self, method: str, url: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None, within: float
+        self, method: str, url: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None, within: float | None
     ) -> Answer:
         """Send a request, and turn a redirect to the upstream into one to the proxy. See ``Connections.send``."""
         answer = await self.connections.send(method, url, headers, body, within)
