@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from proxy.body import ChatBody
-from proxy.calibration import LEAST_COUNTED
+from proxy.calibration import LEAST_COUNTED, plausible
 from proxy.compactor import Case, Outcome
 from proxy.comparable import adds_text, comparable
 from proxy.exchange import Exchange
@@ -152,7 +152,9 @@ class Afterwards:
             return
         self._service.learned.prove(*exchange.place, counted, end.prompt or None, factor)
         calibration = self._service.calibration
-        if end.prompt and calibration.wants(*exchange.place) and comparable(exchange.body.raw):
+        if not end.prompt or not plausible(counted, end.prompt) or not calibration.wants(*exchange.place):
+            return
+        if comparable(exchange.body.raw):
             calibration.note(*exchange.place, counted, end.prompt)
 
     def _note(self, exchange: Exchange, counted: int | None, end: Finished) -> None:
@@ -162,8 +164,9 @@ class Afterwards:
         sizes = [] if counted is None else [counted]
         if end.prompt:
             sizes.append(int(end.prompt / self._room.factor(exchange)))
-        least = 0 if has_remote_media(exchange.body.raw) else len(exchange.body.raw) // BYTES_A_TOKEN
-        self._service.learned.answered(*exchange.place, min(sizes, default=least))
+        if not sizes and not has_remote_media(exchange.body.raw):
+            sizes.append(len(exchange.body.raw) // BYTES_A_TOKEN)
+        self._service.learned.answered(*exchange.place, min(sizes, default=0))
 
     def _before(self, exchange: Exchange, outcome: Outcome, end: Finished) -> list[Turn]:
         """Return the earlier turns of the conversation, oldest first, and remember this one for the next.

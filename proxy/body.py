@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import xxhash
 
 from proxy.errors import BadBody
 
@@ -26,6 +27,12 @@ INLINE_BYTES = 4_000_000
 """A body of at most this many bytes is measured and parsed on the event loop, a larger one in a thread."""
 
 _SLICE = 1_000_000
+
+_COUNTED_SLICE = 65_536
+_MOST_COUNTED = 20_000
+_counted: dict[bytes, int] = {}
+"""The commas of slices of bodies, by digest, so that they are counted once in a conversation: about 3 MB."""
+
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _TOO_MANY_MESSAGES = "The request has {count} messages, and this proxy takes {most} at most. Send fewer messages."
 _TOO_MANY_VALUES = "The request has over {most} JSON values. Send fewer messages, content parts, or tools."
@@ -141,10 +148,22 @@ def _may_have_messages(raw: bytes) -> bool:
 
 
 def _has_few_commas(raw: bytes) -> bool:
-    """Return whether there are so few commas, even with those within strings, that there are few values."""
+    """Return whether there are so few commas, even with those within strings, that there are few values.
+
+    The turns of a conversation begin with the same bytes. Hashing a slice that was counted before takes a tenth of the
+    time of counting it again.
+    """
     commas = 0
-    for start in range(0, len(raw), _SLICE):
-        commas += raw.count(b",", start, start + _SLICE)
+    for start in range(0, len(raw), _COUNTED_SLICE):
+        piece = raw[start : start + _COUNTED_SLICE]
+        digest = xxhash.xxh3_128_digest(piece)
+        found = _counted.get(digest)
+        if found is None:
+            found = piece.count(b",")
+            if len(_counted) >= _MOST_COUNTED:
+                _counted.clear()
+            _counted[digest] = found
+        commas += found
         if commas > MAX_VALUES:
             return False
     return True

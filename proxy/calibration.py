@@ -124,11 +124,9 @@ class Calibration:
 
     def note(self, upstream: str, model: str, tenant: str, counted: int, reported: int) -> None:
         """Add the ratio of one request: the tokens counted here, and those that the upstream reported."""
-        if counted <= LEAST_COUNTED:
+        if not plausible(counted, reported):
             return
         ratio = reported / counted
-        if not RATIO_BOUNDS[0] <= ratio <= RATIO_BOUNDS[1]:
-            return  # not a count of the same prompt: some upstreams leave out cached tokens, some report nothing
         seen = self._known.get(tenant, upstream, model) or Ratios(upstream, model)
         now = self._now()
         ratios = (*seen.ratios, ratio)[-OBSERVATIONS:]
@@ -164,6 +162,14 @@ class Calibration:
         self._next.move_to_end(place)
         if len(self._next) > PLACES:
             self._next.popitem(last=False)
+
+
+def plausible(counted: int, reported: int) -> bool:
+    """Return whether both may be counts of the same prompt, which is large enough to show a ratio.
+
+    Some upstreams leave out cached tokens, and some report nothing.
+    """
+    return counted > LEAST_COUNTED and RATIO_BOUNDS[0] <= reported / counted <= RATIO_BOUNDS[1]
 
 
 def _estimate(ratios: Sequence[float]) -> float:
