@@ -92,7 +92,8 @@ class Service:
 
         The route is of this configuration, or of the one in force now.
         """
-        await self.measures.load()
+        if not self.measures.profiles.loaded:
+            await self.measures.load()
         configuration = configuration or self.configuration
         upstream = configuration.settings.upstreams[route.upstream]
         stated = route.profile is not None and (route.profile.context_window or route.profile.max_input_tokens)
@@ -103,9 +104,10 @@ class Service:
 
     async def recall(self, upstream: str, model: str, tenant: str) -> None:
         """Have what is known of a model ready. Only the first to ask waits for the store, and not for long."""
-        reads = [known.first_read(upstream, model, tenant) for known in (self.learned, self.calibration)]
-        if first := [read for read in reads if read is not None]:
-            await asyncio.wait(first, timeout=FIRST_READ_SECONDS)
+        limits = self.learned.first_read(upstream, model, tenant)
+        ratios = self.calibration.first_read(upstream, model, tenant)
+        if limits is not None or ratios is not None:
+            await asyncio.wait([read for read in (limits, ratios) if read is not None], timeout=FIRST_READ_SECONDS)
 
     async def measure(self, route: Route, configuration: Configuration) -> tuple[Profile, Counter | None]:
         """Return the profile of a route's model, and its counter.

@@ -63,35 +63,29 @@ class Connections:
         """
         self._busy += 1
         try:
-            response = await self._answered(method, url, headers, body, within)
-        except BaseException:
-            await self._done()
-            raise
-        return Answer(
-            status=response.status,
-            headers=for_client(response.headers.items()),
-            body=_Chunks(response),
-            close=self._closer(response),
-        )
-
-    async def _answered(
-        self, method: str, url: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None, within: float | None
-    ) -> aiohttp.ClientResponse:
-        try:
             if within is None:
                 response = await self._request(method, url, headers, body)
             else:
                 late = overdue()
                 with late.until(late.now() + within):
                     response = await self._request(method, url, headers, body)
-        except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
-            raise _told(error, within, self._upstream) from error
-        except UnicodeError as error:  # from the codec of international names
-            raise _unreachable(self._upstream, "the host name isn't valid") from error
+        except BaseException as error:
+            await self._done()
+            if isinstance(error, aiohttp.ClientError | OSError):  # a TimeoutError is an OSError
+                raise _told(error, within, self._upstream) from error
+            if isinstance(error, UnicodeError):  # from the codec of international names
+                raise _unreachable(self._upstream, "the host name isn't valid") from error
+            raise
         if not 200 <= response.status <= 599:
             response.close()
+            await self._done()
             raise UpstreamInterrupted(f"The upstream answered with status {response.status}, which is none.")
-        return response
+        return Answer(
+            status=response.status,
+            headers=for_client(response.headers.items()),
+            body=_Chunks(response),
+            close=self._closer(response),
+        )
 
     def _closer(self, response: aiohttp.ClientResponse) -> Callable[[], Awaitable[None]]:
         closed = False
@@ -117,9 +111,9 @@ class Connections:
         if not self._busy:
             await self.aclose()
 
-    async def _request(
+    def _request(
         self, method: str, url: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None
-    ) -> aiohttp.ClientResponse:
+    ) -> Awaitable[aiohttp.ClientResponse]:
         session = self._open()
         given = CIMultiDict(headers)
         options: dict[str, Any] = {
@@ -131,7 +125,7 @@ class Connections:
         }
         # A request is sent once. aiohttp repeats an idempotent one (GET, HEAD, OPTIONS, PUT, DELETE) whose connection
         # closes before the response begins, never a POST.
-        return await session.request(method, URL(url, encoded=True), data=_data(body), **options)
+        return session.request(method, URL(url, encoded=True), data=_data(body), **options)
 
     async def aclose(self) -> None:
         """Close all connections."""

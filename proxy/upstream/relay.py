@@ -95,19 +95,25 @@ class RelayLane:
         url = self._chat_url or self.url("/chat/completions", model=request.model)
         headers = self.headers(request.headers, request.credential)
         within = None if request.bounded else request.timeout
-        return await self.request("POST", url, headers, request.body, within)
+        return self._without_bypass(await self.connections.send("POST", url, headers, request.body, within), url)
 
     async def request(
         self, method: str, url: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None, within: float | None
     ) -> Answer:
         """Send a request, and turn a redirect to the upstream into one to the proxy. See ``Connections.send``."""
-        answer = await self.connections.send(method, url, headers, body, within)
-        if any(name in _REDIRECTS for name, _ in answer.headers):
-            answer.headers = [
-                (name, value)
-                for name, sent in answer.headers
-                if (value := self._at_proxy(url, sent) if name in _REDIRECTS else sent) is not None
-            ]
+        return self._without_bypass(await self.connections.send(method, url, headers, body, within), url)
+
+    def _without_bypass(self, answer: Answer, url: str) -> Answer:
+        for name, _ in answer.headers:
+            if name in _REDIRECTS:
+                break
+        else:
+            return answer
+        answer.headers = [
+            (name, value)
+            for name, sent in answer.headers
+            if (value := self._at_proxy(url, sent) if name in _REDIRECTS else sent) is not None
+        ]
         return answer
 
     async def retire(self) -> None:
