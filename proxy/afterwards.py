@@ -81,8 +81,7 @@ class Turn:
         return 0 if zlib.crc32(messages[self.messages]) == self.last_mark else self.last // BYTES_A_TOKEN_AT_MOST
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(msgspec.Struct, eq=False, frozen=True):
     """A request that was answered, and the end of its answer. ``wanted``: its count is wanted for the ratio alone."""
 
     exchange: Exchange

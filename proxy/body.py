@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -74,8 +73,7 @@ _LONE_SURROGATE = re.compile(
 )
 
 
-@dataclass(slots=True)
-class ChatBody:
+class ChatBody(msgspec.Struct, eq=False):
     """A request as it came. ``messages`` are the bytes of each message, spelled as the client spelled them.
 
     ``model`` is ``None`` where the field is missing or no string; ``max_output`` is what the request asks for at most,

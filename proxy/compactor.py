@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
+import msgspec
 import structlog
 from msgspec.structs import replace
 
@@ -55,8 +56,7 @@ STRICT_PART = 64
 Verdict = Literal["none", "compacted", "shadow", "off", "failed"]
 
 
-@dataclass(slots=True)
-class Case:
+class Case(msgspec.Struct, eq=False):
     """A request and all that decides what becomes of it.
 
     ``budget`` is in tokens; ``models`` gives the models to try, in order, for a summary of so many tokens. ``strict``
@@ -78,8 +78,7 @@ class Case:
     allowance: Budget | None = None
 
 
-@dataclass(slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, eq=False):
     """What became of a request: the messages to send (``None``: as they came), and what to report.
 
     ``before`` and ``after`` are tokens; ``None`` where the bytes alone decided. ``resting`` says that no model was
@@ -97,7 +96,7 @@ class Outcome:
     resting: bool = False
     output: int | None = None
     estimated: bool | None = None
-    parts: Mapping[str, int] = field(default_factory=dict)
+    parts: Mapping[str, int] = msgspec.field(default_factory=dict)
 
     @property
     def sent(self) -> int | None:
@@ -501,7 +500,7 @@ def within_hope(case: Case, turns: Sequence[Turn]) -> Case:
     if stays <= most:
         return case
     bounds = dataclasses.replace(case.rules.bounds, bytes=None)
-    return dataclasses.replace(case, rules=dataclasses.replace(case.rules, bounds=bounds))
+    return replace(case, rules=dataclasses.replace(case.rules, bounds=bounds))
 
 
 def hopeless(case: Case, turns: Sequence[Turn], fixed: int) -> bool:

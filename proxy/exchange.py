@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 from starlette.types import Scope
 
 from proxy.body import ChatBody
@@ -17,8 +16,7 @@ from proxy.teams import Caller
 from proxy.tokens import Counter
 
 
-@dataclass(slots=True)
-class Exchange:
+class Exchange(msgspec.Struct, eq=False):
     """One request on its way: where it comes from and where it goes. ``deadline`` is in the time of ``clock``.
 
     ``configuration`` is the one that was in force when it came; the caller has the policy for the model.

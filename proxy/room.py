@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from proxy.compactor import Case, Outcome
 from proxy.config import Policy

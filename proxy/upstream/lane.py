@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from proxy.headers import Credential
 
 Headers = list[tuple[str, str]]
 
 
-@dataclass(slots=True)
-class Outgoing:
+class Outgoing(msgspec.Struct, eq=False):
     """A chat completion on its way to an upstream.
 
     ``body`` is the JSON in OpenAI's format, whole; ``model`` the name the upstream knows (already in ``body``).
@@ -30,8 +30,7 @@ class Outgoing:
     bounded: bool = False
 
 
-@dataclass(slots=True)
-class Answer:
+class Answer(msgspec.Struct, eq=False):
     """An upstream's answer, on its way back.
 
     ``body`` yields the bytes as they come; it raises ``errors.UpstreamInterrupted`` if the upstream breaks off.

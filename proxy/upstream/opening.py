@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+
+import msgspec
 
 from proxy.errors import RequestError
 from proxy.unpacking import Unpacking, unpack
@@ -32,8 +33,7 @@ LARGE_REQUEST = 262_144
 """Bytes of a request from which an error is compared with it in a thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, eq=False, frozen=True):
     """The request that an error answers: its body, and whether a rate limit that it exceeds alone is an overflow."""
 
     body: bytes = b""
@@ -43,8 +43,7 @@ class Asked:
 NOTHING = Asked()
 
 
-@dataclass(slots=True)
-class Opening:
+class Opening(msgspec.Struct, eq=False):
     """An answer whose beginning has been read.
 
     ``first`` is what was read, ``answer.body`` what is still to come, ``complete`` whether that is nothing.
