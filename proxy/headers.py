@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from dataclasses import dataclass, field
+
+import msgspec
 
 # RFC 9110, section 7.6.1, and what older software sends in the same sense.
 HOP_BY_HOP = frozenset(
@@ -54,12 +55,15 @@ KEY_HEADERS = ("authorization", "x-api-key", "api-key")
 _KEY_HEADERS = frozenset(name.encode() for name in KEY_HEADERS)
 
 
-@dataclass(frozen=True, slots=True)
-class Credential:
+class Credential(msgspec.Struct, frozen=True):
     """A caller's key, and the header in `KEY_HEADERS` that it came in (in `authorization` as a Bearer token)."""
 
-    key: str = field(repr=False)
+    key: str
     header: str
+
+    def __repr__(self) -> str:
+        """Leave the key out."""
+        return f"Credential(header={self.header!r})"
 
 
 def credential(raw: RawHeaders) -> tuple[Credential | None, str | None]:

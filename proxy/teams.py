@@ -6,9 +6,11 @@ import hashlib
 import hmac
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from proxy.config.policy import Policy
 from proxy.config.settings import KeySettings, LimitSettings, Settings
@@ -28,8 +30,7 @@ EXPIRED = "This API key expired on {day} (UTC). Ask the operator of this proxy f
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
-@dataclass(frozen=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True, eq=False):
     """Where a request comes from.
 
     ``tenant`` is the unit of isolation: nothing that is stored under one is ever seen by another. ``credential`` is
@@ -41,7 +42,7 @@ class Caller:
     tenant: str
     team: str | None
     policy: Policy
-    credential: Credential | None = field(repr=False)
+    credential: Credential | None
     models: tuple[str, ...] | None
     paths: Literal["all", "models", "chat"] = "all"
     limits: LimitSettings | None = None
