@@ -88,6 +88,18 @@ class ChatBody(msgspec.Struct, eq=False):
     overhead: tuple[bytes, ...]
     strict: bytes | None = None
 
+    @property
+    def size(self) -> int:
+        """The bytes of memory that the body takes."""
+        return len(self.raw) + (0 if self.strict is None else len(self.strict))
+
+    def release(self) -> None:
+        """Drop every byte of the request from memory. The model and the other decoded fields stay."""
+        self.raw = b""
+        self.messages = []
+        self.overhead = (b"", b"", b"", b"")
+        self.strict = None
+
     def overhead_fields(self) -> dict[str, Any]:
         """Tools, functions, tool choice and response format, decoded: what counts besides messages."""
         return {name: _value(raw) for name, raw in zip(OVERHEAD_FIELDS, self.overhead, strict=True) if raw}

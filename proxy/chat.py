@@ -71,14 +71,15 @@ class ChatCompletions:
             hops = checked_hops(scope, service.instance)
             caller = configuration.teams.identify(scope["headers"])
             known.append(("x-compaction-policy", caller.policy.name))
-            async with service.quotas.admitted(caller):
-                with service.bodies.holding() as held:
-                    raw = await read_body(scope, receive, configuration.settings.server.body_limit, held)
+            with service.bodies.holding() as held:
+                async with service.quotas.admitted(caller):
+                    # The list is emptied below: a name for the body in this frame would keep it until the answer ends.
+                    came = [await read_body(scope, receive, configuration.settings.server.body_limit, held)]
                     with leaving(receive, send) as clock:
-                        seen = await self._serve(configuration, scope, caller, raw, held, hops, clock, send)
-            if seen is not None:
-                # The answer is out: whoever leaves now has it all.
-                await self._afterwards.look(seen)
+                        seen = await self._serve(configuration, scope, caller, came, held, hops, clock, send)
+                if seen is not None:
+                    # The client has the whole answer, so its leaving doesn't matter any more.
+                    await self._afterwards.look(seen)
         except ClientLeft:
             requests("client_left").inc()
         except ProxyError as error:
@@ -91,16 +92,19 @@ class ChatCompletions:
         configuration: Configuration,
         scope: Scope,
         caller: Caller,
-        raw: bytes,
+        came: list[bytes],
         held: Holding,
         hops: str,
         clock: Overdue,
         send: Send,
     ) -> Seen | None:
-        """Answer one request. What comes back can teach how the upstream counts."""
+        """Answer one request. Return it if its answer can show how the upstream counts.
+
+        ``came`` has the body as its only item, and is emptied.
+        """
         server = configuration.settings.server
         now = clock.now()
-        body = await parsed(raw)
+        body = await parsed(came.pop())
         if (deployment := scope.get(DEPLOYMENT)) is not None:
             body = named(body, deployment)
         if len(body.messages) > MANY:
@@ -113,10 +117,10 @@ class ChatCompletions:
         deadline = now + server.deadline
         exchange = Exchange(configuration, scope, caller, body, route, profile, counter, hops, clock, deadline)
         if not body.stream:
-            return await self._answered(exchange, send)
+            return await self._answered(exchange, held, send)
         line = exchange.line = Keepalive(send, server.keepalive, now, lambda: begun(exchange))
         try:
-            return await self._answered(exchange, send)
+            return await self._answered(exchange, held, send)
         except ProxyError as error:
             if not line.begun:
                 raise
@@ -127,7 +131,7 @@ class ChatCompletions:
         finally:
             line.close()
 
-    async def _answered(self, exchange: Exchange, send: Send) -> Seen | None:
+    async def _answered(self, exchange: Exchange, held: Holding, send: Send) -> Seen | None:
         opening, outcome = await self._exchange(exchange)
         requests(outcome.verdict).inc()
         if outcome.verdict == "compacted" and outcome.before and outcome.after:
@@ -135,11 +139,21 @@ class ChatCompletions:
             TOKENS_REMOVED.inc(max(0, outcome.before - outcome.after))
         seen = self._afterwards.watch(exchange, opening, outcome)
         tail = None if seen is None else seen.tail
-        if exchange.line is not None and exchange.line.begun:
+        pending = exchange.line is not None and exchange.line.begun
+        headers = done(outcome, exchange.retries)
+        if not pending:
+            headers = report(headers, exchange.caller.policy.name)
+        # From here on the request can't be sent again, and a stream may take hours.
+        if seen is None or seen.known is not None:
+            exchange.body.release()
+        del outcome
+        if not opening.answer.keeps_request:
+            held.shrink(exchange.body.size + (0 if seen is None else seen.size))
+        if pending and exchange.line is not None:
             await exchange.line.hush()
-            await send_rest(send, opening, done(outcome, exchange.retries), tail)
+            await send_rest(send, opening, headers, tail)
         else:
-            await send_answer(send, opening, report(outcome, exchange.retries, exchange.caller.policy.name), tail)
+            await send_answer(send, opening, headers, tail)
         return seen
 
     def _route(self, configuration: Configuration, body: ChatBody, caller: Caller) -> Route:
@@ -379,9 +393,9 @@ def unmeasured(mode: Mode) -> Literal["none", "shadow", "off"]:
     return "none" if mode == "enforce" else mode
 
 
-def report(outcome: Outcome, retries: int, policy: str) -> list[tuple[str, str]]:
-    """Return the response headers that describe what the proxy did."""
-    return [*done(outcome, retries), ("x-compaction-policy", policy), ("x-compaction-id", fresh_id())]
+def report(outcome: list[tuple[str, str]], policy: str) -> list[tuple[str, str]]:
+    """Return the response headers that describe what the proxy did. ``outcome`` are those that ``done`` returns."""
+    return [*outcome, ("x-compaction-policy", policy), ("x-compaction-id", fresh_id())]
 
 
 def done(outcome: Outcome, retries: int) -> list[tuple[str, str]]:

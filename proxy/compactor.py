@@ -84,7 +84,8 @@ class Outcome(msgspec.Struct, eq=False):
     ``before`` and ``after`` are tokens; ``None`` where the bytes alone decided. ``resting`` says that no model was
     asked for the summary because too many attempts failed. ``output`` is what is asked for, in tokens, where the
     request asks for more than fits beside it. ``estimated`` says whether the request, as it came, has images or sound,
-    of which ``before`` holds an estimate; ``None`` where nobody looked.
+    of which ``before`` holds an estimate; ``None`` where nobody looked. ``sizes`` are the tokens of tools and framing,
+    and those of each message of the request as it came; ``None`` if nobody counted them.
     """
 
     verdict: Verdict
@@ -97,6 +98,7 @@ class Outcome(msgspec.Struct, eq=False):
     output: int | None = None
     estimated: bool | None = None
     parts: Mapping[str, int] = msgspec.field(default_factory=dict)
+    sizes: tuple[int, list[int]] | None = None
 
     @property
     def sent(self) -> int | None:
@@ -443,6 +445,7 @@ def _judged(case: Case, turns: Sequence[Turn], fixed: int, before: int) -> tuple
     """Return the case to work on, the outcome so far, and whether there is something to do."""
     estimated = any(turn.facts.estimated for turn in turns)
     outcome = Outcome("none", before=before, after=before, estimated=estimated, parts=parts_of(turns, fixed))
+    outcome.sizes = fixed, [turn.facts.tokens for turn in turns]
     if case.mode == "shadow":
         outcome.verdict = "shadow"
     case = within_hope(case, turns)

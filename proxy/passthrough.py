@@ -82,6 +82,9 @@ class PassThrough:
         # While the body is still coming, reading it is what notices that the client has left.
         with leaving(upload.after, send):
             answer = await lane.request(scope["method"], url, headers, body, timeout)
+            # A stream may take hours, and the body can't be sent again.
+            del body
+            held.shrink(0)
             await send_answer(send, Opening(answer, b"", False, None), [], shape=error_shape(scope))
 
     async def _body(self, scope: Scope, upload: Upload, held: Holding) -> bytes | AsyncIterator[bytes] | None:

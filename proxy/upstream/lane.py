@@ -35,13 +35,14 @@ class Answer(msgspec.Struct, eq=False):
 
     ``body`` yields the bytes as they come; it raises ``errors.UpstreamInterrupted`` if the upstream breaks off.
     ``headers`` are lower case, without hop-by-hop ones. ``close`` ends the upstream's request at once; it may be
-    called at any time, and twice.
+    called at any time, and twice. ``keeps_request`` says that the request stays in memory until the answer ends.
     """
 
     status: int
     headers: Headers
     body: AsyncIterator[bytes]
     close: Callable[[], Awaitable[None]]
+    keeps_request: bool = False
 
 
 class Lane(Protocol):

@@ -127,7 +127,8 @@ class TranslateLane:
             await stream.close()
             await self._close_if_done()
 
-        return Answer(200, headers, stream.events(), close)
+        # LiteLLM refers to the messages from its own stream and from its log entry.
+        return Answer(200, headers, stream.events(), close, keeps_request=True)
 
 
 async def _whole(litellm: Any, call: dict[str, Any]) -> Answer:
