@@ -124,7 +124,8 @@ def decode(raw: bytes) -> Message:
     if not isinstance(value, dict):
         return {}
     # Most messages have fewer brackets than would be too deep.
-    brackets = raw.count(b"[") + raw.count(b"{") if isinstance(raw, bytes) else DEEPEST + 1
+    plain = bytes(raw)  # an undecoded part of a body can't count
+    brackets = plain.count(b"[") + plain.count(b"{")
     return _unread(raw) if brackets > DEEPEST and _too_deep(value) else value
 
 
@@ -140,17 +141,14 @@ def _unread(raw: bytes) -> Message:
 
 
 def _too_deep(value: object) -> bool:
-    level = [value]
-    for _ in range(DEEPEST):
-        level = [
-            child
-            for item in level
-            if isinstance(item, dict | list)
-            for child in (item.values() if isinstance(item, dict) else item)
-        ]
-        if not level:
-            return False
-    return any(isinstance(item, dict | list) for item in level)
+    waiting: list[tuple[object, int]] = [(value, 0)]
+    while waiting:
+        item, depth = waiting.pop()
+        if depth == DEEPEST:
+            return True
+        children = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+        waiting += [(child, depth + 1) for child in children if isinstance(child, dict | list)]
+    return False
 
 
 def read(message: Message, count: MessageCounter) -> Facts:
