@@ -22,6 +22,12 @@ HEAD_BYTES = 262_144
 HEAD_SECONDS = 20.0
 """The time a client has to send a whole request head, in seconds. nginx and Apache allow 20 to 60."""
 
+GRACE_SECONDS = 1.0
+"""The time a client has to send its request when the server stops before the request has arrived, in seconds."""
+
+REUSE_SECONDS = 0.1
+"""The same for an idle connection that has already served a request: enough to read bytes that have just arrived."""
+
 INVALID = "The request isn't valid HTTP/1.1. Check the client, or a proxy in front of this one."
 LONG = f"The request head is longer than {HEAD_BYTES:,} bytes. Send fewer or shorter headers."
 VERSION = "The request's HTTP version isn't supported. Use HTTP/1.1."
@@ -36,7 +42,8 @@ class BoundedProtocol(HttpToolsProtocol):
     """Bound heads in size and time, refuse ambiguous requests, and ignore ``Upgrade``.
 
     An idle connection is closed after uvicorn's ``timeout_keep_alive``. ``head_seconds`` bounds a new connection that
-    sends nothing, a head that arrives too slowly, and the rest of a body that nobody reads anymore.
+    sends nothing, a head that arrives too slowly, and the rest of a body that nobody reads anymore. A server that stops
+    serves the requests that are already on their way. See ``shutdown``.
     """
 
     head_seconds: ClassVar[float] = HEAD_SECONDS
@@ -49,6 +56,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._upgrades: list[tuple[bytes, bytes]] = []
         self._half_closed: HalfClosed | None = None
         self._idle = False
+        self._stopping = False
         self._since = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -140,6 +148,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None:
             self.cycle.transport = CoalescingTransport(self.transport, self.loop)
+            if self._stopping:
+                self.cycle.keep_alive = False
         self.headers = []  # those of the request are in its scope; any that follow are trailers
 
     def _without_upgrade(self) -> bytes:
@@ -194,6 +204,26 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._since = self.loop.time()
         self._idle = not self.cycle.more_body
+
+    def shutdown(self) -> None:
+        """Close the connection after its current request, or after a short wait for one. The server calls this to stop.
+
+        uvicorn closes a connection at once if it hasn't read a request from it, so the client of a new connection gets
+        a reset instead of a response. Here the request gets a response with ``connection: close``.
+        """
+        self._stopping = True
+        if self.since is None:
+            self.cycle.keep_alive = False
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(REUSE_SECONDS if self._idle else GRACE_SECONDS, self._stop_waiting)
+
+    def _stop_waiting(self) -> None:
+        """Close the connection unless a request has arrived. Its response closes the connection."""
+        self._timer = None
+        if self.since is not None:
+            self.transport.close()
 
     def _look(self) -> None:
         """Close the connection if its client has kept it waiting for too long; else look again later."""

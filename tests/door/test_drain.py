@@ -102,11 +102,7 @@ def test_open_answers_end_and_new_connections_are_refused(server: Server, upstre
         streams = [pool.submit(ask, server.url, CHAT, chat(stream=True)) for _ in range(20)]
         plain = [pool.submit(ask, server.url, CHAT, chat()) for _ in range(5)]
         assert upstream.wait_arrived(25, 10)
-        server.process.send_signal(signal.SIGTERM)
-        until = time.monotonic() + 15
-        while not server.refuses() and time.monotonic() < until:
-            time.sleep(0.01)
-        assert server.refuses()
+        stop(server)
         assert not any(stream.done() for stream in streams)
         upstream.go.set()
         for stream in streams:
@@ -118,6 +114,43 @@ def test_open_answers_end_and_new_connections_are_refused(server: Server, upstre
     log = server.log.read_text()
     assert "Traceback" not in log
     assert "sk-canary" not in log
+
+
+@pytest.mark.parametrize("sent", [0, 30], ids=["nothing", "half a head"])
+def test_a_connection_without_a_whole_request_is_still_served(sent: int, server: Server, upstream: Upstream) -> None:
+    upstream.go.set()
+    request = request_bytes(chat())
+    with connected(server.url) as connection:
+        connection.sendall(request[:sent])
+        assert ask(server.url, "/livez", None).status == 200  # connections are accepted in order
+        stop(server)
+        connection.sendall(request[sent:])
+        got = read_all(connection)
+    head, _, body = got.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"connection: close" in head.split(b"\r\n")
+    assert b'{"choices":[]}' in body
+    assert server.process.wait(20) == 0
+
+
+def test_connections_that_send_nothing_hold_nobody_up(server: Server) -> None:
+    """An idle connection and a new one are closed, and the process ends."""
+    with connected(server.url) as idle, connected(server.url) as new:
+        idle.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        read_until(idle, b"\r\n\r\n")
+        stop(server)
+        assert server.process.wait(20) == 0
+        read_all(idle)
+        assert read_all(new) == b""
+
+
+def stop(server: Server) -> None:
+    """Send SIGTERM, and wait until the server has stopped listening."""
+    server.process.send_signal(signal.SIGTERM)
+    until = time.monotonic() + 15
+    while not server.refuses() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert server.refuses()
 
 
 def test_an_idle_server_ends_at_once(server: Server) -> None:
