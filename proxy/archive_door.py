@@ -22,7 +22,7 @@ PATH = "/compaction/archive/{id:path}"
 
 _ID = re.compile(r"[0-9a-f]{20}")
 _REQUEST_ID = re.compile(r"[0-9a-f]{16}")
-_WHERE = "No header holds the archive id: copy it from the note in the conversation that replaces the removed text."
+_FIX = "Copy the archive id from the note in the conversation that replaces the removed text. No header contains it."
 
 _PRIVATE = ("cache-control", "private, no-store")
 
@@ -56,8 +56,8 @@ class ArchiveDoor:
     async def _entry(self, tenant: str, id: str) -> bytes:
         if not _ID.fullmatch(id):
             if _REQUEST_ID.fullmatch(id):
-                raise NotFound(f"This is the id of a request, from the header x-compaction-id. {_WHERE}")
-            raise NotFound(f"This isn't an archive id, which has 20 lowercase hexadecimal digits. {_WHERE}")
+                raise NotFound(f"This is the id of a request, from the header x-compaction-id. {_FIX}")
+            raise NotFound(f"This isn't an archive id. An archive id has 20 lowercase hexadecimal digits. {_FIX}")
         try:
             found = await self._service.archive.fetch(tenant, id)
         except StoreFailed as failure:

@@ -31,8 +31,8 @@ NESTED = Flaw(
     "remove one repetition, or make the inner one possessive, as in (?:\\w++ )*",
 )
 ALIKE = Flaw(
-    "has alternatives in a repetition that may begin alike, which takes exponential time on some texts",
-    "begin each alternative with another character, or write (?>...) around them",
+    "repeats alternatives that can start with the same character, which takes exponential time on some texts",
+    "start each alternative with a different character, or write (?>...) around them",
 )
 
 _LOOKS = Flaw("look-ahead and look-behind aren't supported", "match the surrounding text instead")

@@ -202,7 +202,7 @@ def test_the_archive_says_that_an_id_is_a_requests(start_proxy: StartProxy) -> N
     url = start_proxy("http://127.0.0.1:9")
     said = httpx.get(f"{url}/compaction/archive/{'0f' * 8}", trust_env=False).json()["error"]["message"]
     assert said.startswith(
-        "This is the id of a request, from the header x-compaction-id. No header holds the archive id: "
+        "This is the id of a request, from the header x-compaction-id. Copy the archive id from the note "
     )
     other = httpx.get(f"{url}/compaction/archive/x", trust_env=False).json()["error"]["message"]
-    assert other.startswith("This isn't an archive id, which has 20 lowercase hexadecimal digits. ")
+    assert other.startswith("This isn't an archive id. An archive id has 20 lowercase hexadecimal digits. Copy ")

@@ -138,7 +138,9 @@ def test_what_is_no_id_is_told_so(teams: Running, id: str) -> None:
     answer = teams.entry(id, "sk-search")
     assert answer.status_code == 404
     assert error(answer)["code"] == "not_found"
-    assert "20 hexadecimal digits" in error(answer)["message"]
+    message = error(answer)["message"]
+    assert message.startswith("This isn't an archive id. An archive id has 20 lowercase hexadecimal digits. ")
+    assert "Copy the archive id from the note" in message
 
 
 @pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
