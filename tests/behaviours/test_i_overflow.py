@@ -40,6 +40,8 @@ POLICIES: dict[str, dict[str, Any]] = {
     "explained": {},
     "batch": {},
     "overhead": {},
+    "rate": {},
+    "rate-passed-on": {"rate_limit_as_limit": False},
     **{f"kind-{number}": {} for number in range(10)},
     **{f"plain-{number}": {} for number in range(10)},
 }
@@ -95,7 +97,7 @@ ORDINARY = {
     ),
     "429": Reply(
         status=429,
-        error=error("Rate limit reached on tokens per min (TPM): Limit 8000, Requested 9000.", type="tokens"),
+        error=error("Rate limit reached on tokens per min (TPM): Limit 8000, Requested 7000.", type="tokens"),
         headers={"retry-after": "7"},
     ),
     "500": Reply(status=500, error=error("The server had an error.", type="server_error")),
@@ -109,6 +111,31 @@ def test_73_other_errors_are_not_taken_for_it(kind: str, door: Front) -> None:
     assert len(seen.conversations) == 1
     assert seen.status == ORDINARY[kind].status
     assert seen.response.json() == ORDINARY[kind].error
+    assert seen.headers["x-compaction-retries"] == "0"
+
+
+TOO_LARGE_A_MINUTE = Reply(
+    status=429,
+    error=error("Request too large on tokens per min (TPM): Limit 3000, Requested 9000.", type="tokens"),
+    headers={"retry-after": "7"},
+)
+
+
+def test_73_a_rate_limit_that_one_request_exceeds_counts_as_overflow(door: Front) -> None:
+    """The product goes further than the letter: waiting can't help a request that is larger than its limit."""
+    with door.scripted(responder=once(TOO_LARGE_A_MINUTE)):
+        seen = door.ask(talk(5, 800), "rate")
+    assert (seen.status, seen.headers["x-compaction-retries"]) == (200, "1")
+    assert [request.status for request in seen.conversations] == [429, 200]
+    assert seen.conversations[-1].tokens <= 3_000
+
+
+def test_73_such_a_rate_limit_passes_unchanged_if_the_policy_says_so(door: Front) -> None:
+    with door.scripted(responder=always(TOO_LARGE_A_MINUTE)):
+        seen = door.ask(talk(5, 800), "rate-passed-on")
+    assert len(seen.conversations) == 1
+    assert (seen.status, seen.headers["retry-after"]) == (429, "7")
+    assert seen.response.json() == TOO_LARGE_A_MINUTE.error
     assert seen.headers["x-compaction-retries"] == "0"
 
 

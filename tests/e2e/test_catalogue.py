@@ -1,7 +1,12 @@
-"""Real refusals, answered to real requests: what is an overflow is never seen, anything else arrives byte for byte."""
+"""Replay real errors in answer to real requests: overflows are never seen, and other errors arrive byte for byte.
+
+Limits on tokens per minute that one request exceeds are errors of both kinds: the policy decides.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +39,19 @@ BEGUN = frozenset({"pos-llamacpp_server-07"})
 OVERFLOWS = [line for line in HERE if line.overflow and line.id not in BEGUN]
 OTHERS = [line for line in HERE if not line.overflow]
 
+KEY = "sk-passes-rate-limits-on"
+"""The key of a team whose policy has ``rate_limit_as_limit: false``."""
+
+TOO_LARGE_A_MINUTE = re.compile(rb"\(TPM\): Limit (?P<limit>\d+), Requested (?P<requested>\d+)")
+"""The words of such a limit. If they also state the tokens used so far, waiting helps."""
+
+TOO_LARGE = {
+    line: int(found["limit"])
+    for line in OTHERS
+    if (found := TOO_LARGE_A_MINUTE.search(line.body)) and int(found["requested"]) > int(found["limit"])
+}
+"""The limit in each line that one request exceeds, in tokens per minute."""
+
 pytestmark = pytest.mark.skipif(not HERE, reason="the catalogue of real errors is not here")
 
 
@@ -50,6 +68,8 @@ def caller(upstream: Refusing, tmp_path_factory: pytest.TempPathFactory) -> Iter
         settings = {
             "upstreams": {"main": {"base_url": f"{url}/v1"}},
             "models": [{"match": "*", "upstream": "main", "profile": profile}],
+            "policies": {"default": {}, "strict": {"extends": "default", "rate_limit_as_limit": False}},
+            "teams": {"strict": {"keys": ["sha256:" + hashlib.sha256(KEY.encode()).hexdigest()], "policy": "strict"}},
         }
         with proxied(settings, tmp_path_factory.mktemp("catalogue")) as entrance, client(entrance) as asking:
             yield asking
@@ -94,9 +114,27 @@ def test_anything_else_arrives_as_it_came(line: Line, stream: bool, upstream: Re
     model = f"{line.id} {stream}"
     upstream.firsts[model] = first(line)
     body = request(line, model) | {"stream": stream}
+    key = KEY if line in TOO_LARGE else "k"
     with httpx.Client(trust_env=False, timeout=30) as http:
-        answer = http.post(f"{caller.base_url}chat/completions", json=body, headers={"authorization": "Bearer k"})
+        answer = http.post(f"{caller.base_url}chat/completions", json=body, headers={"authorization": f"Bearer {key}"})
     assert (answer.status_code, answer.content) == (line.status, line.body)
     assert len(upstream.asked[model]) == 1
     for name, value in line.headers:
         assert answer.headers[name] == value
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("line", TOO_LARGE, ids=named)
+def test_a_rate_limit_that_one_request_exceeds_is_never_seen(
+    line: Line, stream: bool, upstream: Refusing, caller: openai.OpenAI
+) -> None:
+    model = f"{line.id} {stream} by default"
+    upstream.firsts[model] = first(line)
+    messages = chat(TOO_LARGE[line] * 6 // (5 * 2 * TURN), TURN)
+    answer: Any = caller.chat.completions.with_raw_response.create(model=model, messages=messages, stream=stream)
+    said = gather(answer.parse())["content"] if stream else answer.parse().choices[0].message.content
+    assert (answer.status_code, said) == (200, ANSWER)
+    assert answer.headers["x-compaction-retries"] == "1"
+    assert int(answer.headers["x-compaction-tokens-after"]) <= TOO_LARGE[line]
+    refused, taken = upstream.asked[model]
+    assert len(str(taken["messages"])) < len(str(refused["messages"]))

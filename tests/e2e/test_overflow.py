@@ -223,17 +223,6 @@ ELSE = {
             "code": "rate_limit_exceeded",
         },
     ),
-    "too many tokens a minute": (
-        429,
-        {
-            "message": "Request too large for m on tokens per min (TPM): Limit 8000, "
-            "Requested 9000. The input or output tokens must be reduced in order to run "
-            "successfully.",
-            "type": "tokens",
-            "param": None,
-            "code": "rate_limit_exceeded",
-        },
-    ),
     "quota": (
         429,
         {
@@ -283,14 +272,34 @@ ELSE = {
 }
 
 
+TOO_LARGE_A_MINUTE: tuple[int, dict[str, Any]] = (
+    429,
+    {
+        "message": "Request too large for m on tokens per min (TPM): Limit 1000, Requested 9000. "
+        "The input or output tokens must be reduced in order to run successfully.",
+        "type": "tokens",
+        "param": None,
+        "code": "rate_limit_exceeded",
+    },
+)
+"""Waiting never helps here, because one request exceeds the limit."""
+
+UNTOUCHED = [
+    *(pytest.param(error, {}, id=name) for name, error in ELSE.items()),
+    pytest.param(TOO_LARGE_A_MINUTE, {"rate_limit_as_limit": False}, id="too many tokens a minute"),
+]
+
+
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("name", ELSE)
-def test_other_errors_pass_untouched(name: str, stream: bool, tmp_path: Path) -> None:
-    status, error = ELSE[name]
+@pytest.mark.parametrize(("refused", "policy"), UNTOUCHED)
+def test_other_errors_pass_untouched(
+    refused: tuple[int, dict[str, Any]], policy: Mapping[str, Any], stream: bool, tmp_path: Path
+) -> None:
+    status, error = refused
     text = json.dumps({"error": error}, indent=2)
     refusal = Reply(status=status, error=text, headers={"retry-after": "7"})
     upstream = StandIn(window=64_000, responder=always(refusal))
-    with overbelieved(upstream, tmp_path) as caller:
+    with overbelieved(upstream, tmp_path, policy=policy) as caller:
         url = f"{caller.base_url}chat/completions"
         body = {"model": "m", "messages": chat(3, 200), "stream": stream}
         with httpx.Client(trust_env=False, timeout=30) as http:
@@ -300,6 +309,19 @@ def test_other_errors_pass_untouched(name: str, stream: bool, tmp_path: Path) ->
     assert answer.headers["retry-after"] == "7"
     assert answer.headers["x-compaction"] == "none"
     assert len(upstream.requests) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_exceeds_its_tokens_a_minute_is_sent_smaller(stream: bool, tmp_path: Path) -> None:
+    status, error = TOO_LARGE_A_MINUTE
+    replies = [Reply(status=status, error={"error": error})]
+    upstream = StandIn(window=64_000, responder=lambda body: replies.pop() if replies else Reply(content="Well again."))
+    with overbelieved(upstream, tmp_path) as caller:
+        answer: Any = caller.chat.completions.with_raw_response.create(model="m", messages=chat(3, 300), stream=stream)
+        said = gather(answer.parse())["content"] if stream else answer.parse().choices[0].message.content
+    assert (said, answer.headers["x-compaction-retries"]) == ("Well again.", "1")
+    refused, taken = upstream.conversations
+    assert refused.tokens > 1_000 >= taken.tokens
 
 
 def always(reply: Reply) -> Responder:
