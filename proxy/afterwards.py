@@ -242,10 +242,12 @@ class Afterwards:
             return
         self._service.learned.prove(*exchange.place, counted, end.prompt or None, factor)
         calibration = self._service.calibration
-        if not end.prompt or not plausible(counted, end.prompt) or not calibration.wants(*exchange.place):
+        if not calibration.wants(*exchange.place):
             return
-        if known.comparable:
+        if known.comparable and end.prompt and plausible(counted, end.prompt):
             calibration.note(*exchange.place, counted, end.prompt)
+        else:
+            calibration.miss(*exchange.place, counted)
 
     def _note(self, exchange: Exchange, known: Known, counted: int | None, end: Finished) -> None:
         """Remember the size of a request that was answered, or a lower bound of it."""

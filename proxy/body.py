@@ -164,12 +164,13 @@ def _has_few_commas(raw: bytes) -> bool:
     time of counting it again.
     """
     commas = 0
+    view = memoryview(raw)
     for start in range(0, len(raw), _COUNTED_SLICE):
-        piece = raw[start : start + _COUNTED_SLICE]
-        digest = xxhash.xxh3_128_digest(piece)
+        end = start + _COUNTED_SLICE
+        digest = xxhash.xxh3_128_digest(view[start:end])
         found = _counted.get(digest)
         if found is None:
-            found = piece.count(b",")
+            found = raw.count(b",", start, end)
             if len(_counted) >= _MOST_COUNTED:
                 _counted.clear()
             _counted[digest] = found

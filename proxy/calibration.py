@@ -98,6 +98,7 @@ class Calibration:
         self._known = Shared(store, KIND, Ratios, PLACES, now)
         self._next: OrderedDict[Place, float] = OrderedDict()  # when another observation is wanted
         self._tries: OrderedDict[Place, int] = OrderedDict()
+        self._misses: dict[Place, int] = {}
 
     def first_read(self, upstream: str, model: str, tenant: str) -> asyncio.Task[None] | None:
         """See ``Shared.first_read``."""
@@ -127,6 +128,7 @@ class Calibration:
         if not plausible(counted, reported):
             return
         ratio = reported / counted
+        self._misses.pop((upstream, model, tenant), None)
         seen = self._known.get(tenant, upstream, model) or Ratios(upstream, model)
         now = self._now()
         ratios = (*seen.ratios, ratio)[-OBSERVATIONS:]
@@ -141,6 +143,20 @@ class Calibration:
         if len(ratios) == OBSERVATIONS:
             self._pause((upstream, model, tenant))
 
+    def miss(self, upstream: str, model: str, tenant: str, counted: int) -> None:
+        """Note an answer that shows no ratio, to a request of ``counted`` tokens.
+
+        After ``OBSERVATIONS`` of them in a row, only one request in ``PAUSE`` seconds is prepared for comparison.
+        """
+        if counted <= LEAST_COUNTED:
+            return
+        place = (upstream, model, tenant)
+        misses = self._misses[place] = self._misses.get(place, 0) + 1
+        if len(self._misses) > PLACES:
+            self._misses.pop(next(iter(self._misses)))
+        if misses >= OBSERVATIONS:
+            self._pause(place)
+
     def factor(self, upstream: str, model: str, tenant: str) -> float:
         """Return the upstream's tokens per token counted here, rather too high than too low; 1 if nothing is known."""
         seen = self._known.get(tenant, upstream, model)
@@ -148,7 +164,8 @@ class Calibration:
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         """See ``Shared.forget``."""
-        for place in [place for place in {**self._next, **self._tries} if forgotten(place[2])]:
+        for place in [place for place in {**self._next, **self._tries, **self._misses} if forgotten(place[2])]:
+            self._misses.pop(place, None)
             self._next.pop(place, None)
             self._tries.pop(place, None)
         return self._known.forget(forgotten)

@@ -444,7 +444,7 @@ class _Work:
 def _judged(case: Case, turns: Sequence[Turn], fixed: int, before: int) -> tuple[Case, Outcome, bool]:
     """Return the case to work on, the outcome so far, and whether there is something to do."""
     estimated = any(turn.facts.estimated for turn in turns)
-    outcome = Outcome("none", before=before, after=before, estimated=estimated, parts=parts_of(turns, fixed))
+    outcome = Outcome("none", before=before, after=before, estimated=estimated)
     outcome.sizes = fixed, [turn.facts.tokens for turn in turns]
     if case.mode == "shadow":
         outcome.verdict = "shadow"

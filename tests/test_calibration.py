@@ -58,6 +58,23 @@ def test_small_requests_do_not_count() -> None:
     assert noted(*[1.5] * 9, counted=502) == 1.5
 
 
+def test_an_upstream_whose_usage_shows_nothing_is_compared_less_often() -> None:
+    now = 0.0
+    known = Calibration(clock=lambda: now)
+    place = ("u", "m", "t")
+    for _ in range(OBSERVATIONS):
+        assert known.wants(*place)
+        known.miss(*place, 500)  # too small to show a ratio, so it says nothing
+        known.miss(*place, 10_000)
+    assert not known.wants(*place)
+    now = PAUSE
+    assert known.wants(*place)
+    known.note(*place, 10_000, 12_000)
+    for _ in range(OBSERVATIONS - 1):
+        known.miss(*place, 10_000)
+    assert known.wants(*place), "one that is comparable begins the count again"
+
+
 def test_few_odd_ones_do_not_matter() -> None:
     assert noted(*[1.2] * 13, 3.0, 3.0, 3.0) == 1.2
     assert noted(*[0.5] * 6, *[1.2] * 10) == 1.2

@@ -85,8 +85,7 @@ class Facts:
         return self.digest.hex()[:20]
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(msgspec.Struct, frozen=True):
     """A message of the conversation at hand: its bytes, as the client sent them or as a stage rewrote them, and what is
     known of it."""
 

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import xxhash
 
@@ -61,14 +61,14 @@ class Memory:
         digest = xxhash.xxh3_128_digest
         young, old = self._young, self._old
         seed = xxhash.xxh3_64_intdigest(tenant.encode("utf-8", "surrogatepass"), _SEED)
-        keys = [digest(raw, seed) for raw in raws]
-        found: list[Facts | None] = []
-        for key, raw in zip(keys, raws, strict=True):
-            facts = young.get(key)
-            if facts is None and (facts := old.get(key)) is not None:
-                self._remember(key, facts, len(raw))
-                young, old = self._young, self._old
-            found.append(facts)
+        keys = list(map(digest, raws, repeat(seed)))
+        found = list(map(young.get, keys))
+        if None in found:
+            for index, key in enumerate(keys):
+                if found[index] is None and (facts := old.get(key)) is not None:
+                    self._remember(key, facts, len(raws[index]))
+                    old = self._old
+                    found[index] = facts
         return found, keys
 
     def learn(self, raw: bytes, key: bytes) -> Facts:
@@ -111,8 +111,8 @@ class Remembered:
             return await self.run(lambda: self._turns(raws, counter, tenant))
         memory = self.memory(counter)
         found, keys = memory.look_up(raws, tenant)
-        unknown = [i for i, facts in enumerate(found) if facts is None]
-        if unknown:
+        if None in found:
+            unknown = [i for i, facts in enumerate(found) if facts is None]
             size = sum(len(raws[i]) for i in unknown)
             if size <= INLINE_BYTES and counter.ready:
                 self._learn(memory, raws, keys, found, unknown)
@@ -124,7 +124,7 @@ class Remembered:
                 _put_right(raws, found, places, counter)
             else:
                 await self.run(lambda: _put_right(raws, found, places, counter))
-        return [Turn(raw, facts) for raw, facts in zip(raws, found, strict=True) if facts is not None]
+        return _turns_of(raws, found)
 
     def _turns(self, raws: Sequence[bytes], counter: Counter, tenant: str) -> list[Turn]:
         memory = self.memory(counter)
@@ -132,7 +132,7 @@ class Remembered:
         self._learn(memory, raws, keys, found, [i for i, facts in enumerate(found) if facts is None])
         if counter.profile.escapes:
             _put_right(raws, found, _among_several(found), counter)
-        return [Turn(raw, facts) for raw, facts in zip(raws, found, strict=True) if facts is not None]
+        return _turns_of(raws, found)
 
     async def overhead(self, body: ChatBody, counter: Counter, tenant: str = "") -> int:
         """Return the tokens of a request's tools, response format, and framing. They are counted once per tenant."""
@@ -175,6 +175,11 @@ class Remembered:
     ) -> None:
         for index in unknown:
             found[index] = memory.learn(raws[index], keys[index])
+
+
+def _turns_of(raws: Sequence[bytes], found: Sequence[Facts | None]) -> list[Turn]:
+    """Return messages with their facts, which are all known by now."""
+    return list(map(Turn, raws, cast(Sequence[Facts], found)))
 
 
 def _among_several(found: Sequence[Facts | None]) -> list[tuple[int, Facts]]:
