@@ -33,6 +33,9 @@ TRIES = 32
 PAUSE = 10.0
 """Seconds between two observations of one model once there are enough of them."""
 
+LONGEST_PAUSE = 600.0
+"""Seconds between two observations of an upstream whose usage shows no ratio, at most."""
+
 BOUNDS = (0.7, 1.6)
 
 STEPS = 20
@@ -146,16 +149,17 @@ class Calibration:
     def miss(self, upstream: str, model: str, tenant: str, counted: int) -> None:
         """Note an answer that shows no ratio, to a request of ``counted`` tokens.
 
-        After ``OBSERVATIONS`` of them in a row, only one request in ``PAUSE`` seconds is prepared for comparison.
+        After ``OBSERVATIONS`` of them in a row, the next request is prepared for comparison ``PAUSE`` seconds later, and
+        after each further miss twice as long, up to ``LONGEST_PAUSE``.
         """
         if counted <= LEAST_COUNTED:
             return
         place = (upstream, model, tenant)
-        misses = self._misses[place] = self._misses.get(place, 0) + 1
+        misses = self._misses[place] = min(self._misses.get(place, 0) + 1, 2 * OBSERVATIONS)
         if len(self._misses) > PLACES:
             self._misses.pop(next(iter(self._misses)))
         if misses >= OBSERVATIONS:
-            self._pause(place)
+            self._pause(place, min(PAUSE * 2.0 ** (misses - OBSERVATIONS), LONGEST_PAUSE))
 
     def factor(self, upstream: str, model: str, tenant: str) -> float:
         """Return the upstream's tokens per token counted here, rather too high than too low; 1 if nothing is known."""
@@ -174,8 +178,8 @@ class Calibration:
         """Write the entries that wait to be written."""
         await self._known.aclose()
 
-    def _pause(self, place: Place) -> None:
-        self._next[place] = self._clock() + PAUSE
+    def _pause(self, place: Place, seconds: float = PAUSE) -> None:
+        self._next[place] = self._clock() + seconds
         self._next.move_to_end(place)
         if len(self._next) > PLACES:
             self._next.popitem(last=False)

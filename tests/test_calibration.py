@@ -69,6 +69,11 @@ def test_an_upstream_whose_usage_shows_nothing_is_compared_less_often() -> None:
     assert not known.wants(*place)
     now = PAUSE
     assert known.wants(*place)
+    known.miss(*place, 10_000)
+    now += PAUSE
+    assert not known.wants(*place), "twice as long after each further miss"
+    now += PAUSE
+    assert known.wants(*place)
     known.note(*place, 10_000, 12_000)
     for _ in range(OBSERVATIONS - 1):
         known.miss(*place, 10_000)
