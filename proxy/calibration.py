@@ -149,8 +149,8 @@ class Calibration:
     def miss(self, upstream: str, model: str, tenant: str, counted: int) -> None:
         """Note an answer that shows no ratio, to a request of ``counted`` tokens.
 
-        After ``OBSERVATIONS`` of them in a row, the next request is prepared for comparison ``PAUSE`` seconds later, and
-        after each further miss twice as long, up to ``LONGEST_PAUSE``.
+        After ``OBSERVATIONS`` of them in a row, the next request is compared ``PAUSE`` seconds later, and after each
+        further miss twice as long, up to ``LONGEST_PAUSE``.
         """
         if counted <= LEAST_COUNTED:
             return
