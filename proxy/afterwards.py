@@ -152,8 +152,16 @@ class Afterwards:
     def watch(self, exchange: Exchange, opening: Opening, outcome: Outcome) -> Seen | None:
         """Prepare to learn from an answer that is about to be sent on. Return ``None`` if it can't show anything.
 
-        The result refers to the request's body only if nobody counted the request.
+        The result refers to the request's body only if nobody counted the request. A fault of the proxy is logged, and
+        the client gets its answer.
         """
+        try:
+            return self._watch(exchange, opening, outcome)
+        except Exception as error:  # as in `look`: the fault doesn't concern the answer
+            log.exception("counting.failed", error=type(error).__name__)
+            return None
+
+    def _watch(self, exchange: Exchange, opening: Opening, outcome: Outcome) -> Seen | None:
         if opening.answer.status != 200 or opening.overflow is not None or not exchange.body.messages:
             return None
         if outcome.verdict in ("off", "failed"):

@@ -215,6 +215,27 @@ def test_a_fault_in_compaction_costs_no_request(
         assert (got.status, got.header("x-compaction"), upstream.last.body) == (200, "failed", chat())
 
 
+@pytest.mark.parametrize("part", ["calibration.Calibration.wants", "upstream.ending.Tail.finished"])
+def test_a_fault_in_learning_from_an_answer_costs_no_request(
+    start_proxy: StartProxy, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], part: str
+) -> None:
+    """The first one is before the answer is sent, the second one after it."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a fault")
+
+    with RawUpstream(lambda _: [answer(b'{"choices":[]}')]) as upstream:
+        url = start_proxy(upstream.url)
+        monkeypatch.setattr("proxy.compactor.Compactor.surely_small", lambda *_: False)
+        monkeypatch.setattr(f"proxy.{part}", broken)
+        got = ask(url, CHAT, chat())
+        assert (got.status, got.body) == (200, b'{"choices":[]}')
+        until = time.monotonic() + 10
+        while "counting.failed" not in (printed := capfd.readouterr().out):
+            assert time.monotonic() < until, printed
+            time.sleep(0.01)
+
+
 @pytest.mark.parametrize("path", [CHAT, "/v1/models", "/v1/embeddings"])
 def test_a_proxy_that_is_its_own_upstream(start_proxy: StartProxy, path: str) -> None:
     relay = RawUpstream()
