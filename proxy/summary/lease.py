@@ -72,6 +72,11 @@ class Lease:
         except StoreFailed as failure:  # it ends on its own
             log.warning("store.write_failed", reason=str(failure))
 
+    def lapse(self) -> None:
+        """Stop renewing the lease. It ends within ``SECONDS`` unless it was released."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(RENEWED_SECONDS)

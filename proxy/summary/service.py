@@ -257,10 +257,16 @@ class Summaries:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _released(self, lease: Lease, saving: asyncio.Task[None] | None) -> None:
-        """Release a lease once the summary is stored, so that a worker that waits for it finds it."""
-        if saving is not None:
-            await asyncio.wait({saving})
-        await lease.release()
+        """Release a lease once the summary is stored, so that a worker that waits for it finds it.
+
+        If that is cancelled, the lease isn't renewed any more, and ends on its own.
+        """
+        try:
+            if saving is not None:
+                await asyncio.wait({saving})
+            await lease.release()
+        finally:
+            lease.lapse()
 
     def _left_alone(self, place: Place) -> None:
         """Let a making go on without anybody who waits for it, unless there are too many of these.

@@ -453,6 +453,27 @@ def test_made_ahead_in_the_background_once() -> None:
     run(test)
 
 
+def test_closing_stops_renewing_the_lease_of_a_summary_that_is_still_being_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "SAVING_SECONDS", 0.0)
+    monkeypatch.setattr(service, "CLOSING_SECONDS", 0.0)
+
+    class Stuck(Shelf):
+        """Stores no summary."""
+
+        async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
+            if kind != lease.KIND:
+                await asyncio.Event().wait()
+            return await super().add(tenant, kind, key, value, seconds)
+
+    async def test(summaries: Summaries, shelf: Stuck) -> None:
+        assert (await summaries.obtain("t", [FIRST], Maker()))[1] == "made"
+        assert shelf.leases
+
+    run(test, Stuck())
+
+
 def test_closing_ends_what_is_being_made() -> None:
     async def test(summaries: Summaries, shelf: Shelf) -> None:
         ahead, asked = Maker(held=True), Maker(held=True)
