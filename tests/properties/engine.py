@@ -179,9 +179,15 @@ class Engine:
 
 
 async def settled() -> None:
-    """Wait for what is done in the background."""
+    """Wait until the background tasks have ended. Raises the error of a task that failed.
+
+    A cancelled task isn't a failure: the service cancels the renewal of a lease when it releases the lease.
+    """
     while others := asyncio.all_tasks() - {cast("asyncio.Task[Any]", asyncio.current_task())}:
-        await asyncio.gather(*others)
+        ended, _ = await asyncio.wait(others)
+        for task in ended:
+            if not task.cancelled():
+                task.result()
 
 
 def sent(request: Request, outcome: Outcome) -> list[bytes]:
