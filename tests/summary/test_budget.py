@@ -35,7 +35,7 @@ class Clock:
 
 
 def caller(most: int | None, team: str | None = "search") -> Caller:
-    return Caller(f"team:{team}", team, Policy(), None, None, LimitSettings(summary_tokens_per_day=most))
+    return Caller(f"team:{team}", team, Policy(), None, None, limits=LimitSettings(summary_tokens_per_day=most))
 
 
 def budget(budgets: Budgets, most: int = 1_000, team: str = "search") -> Budget:
