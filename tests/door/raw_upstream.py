@@ -102,6 +102,8 @@ class RawUpstream:
         self.script: Script = script or (lambda _: [answer()])
         self.arrived: list[Arrived] = []
         self.connections = 0
+        self.closed = 0
+        """Connections that a script ended, counted after the system has closed the socket."""
         self.url = ""
         self._tls = tls
         self._loop = asyncio.new_event_loop()
@@ -143,6 +145,13 @@ class RawUpstream:
             time.sleep(0.005)
         return len(self.arrived) >= count
 
+    def wait_closed(self, seconds: float = 15.0) -> bool:
+        """Block until scripts have ended all connections so far. Return whether they did within the time."""
+        until = time.monotonic() + seconds
+        while self.closed < self.connections and time.monotonic() < until:
+            time.sleep(0.001)
+        return self.closed >= self.connections
+
     async def _start(self) -> asyncio.Server:
         return await asyncio.start_server(self._serve, self._host, 0, limit=1 << 20, ssl=self._tls)
 
@@ -158,6 +167,9 @@ class RawUpstream:
         try:
             while await self._one(reader, writer):
                 pass
+            writer.close()
+            await writer.wait_closed()
+            self.closed += 1
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             return
         finally:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -61,15 +60,18 @@ def test_an_idempotent_request_is_sent_again_once(start_proxy: StartProxy, stage
         assert len(upstream.arrived) == 2
 
 
-def busy(app: ASGIApp) -> ASGIApp:
-    """Block the event loop before each request, so that it doesn't see what happens to idle connections."""
+def blocked_until_closed(upstream: RawUpstream) -> Callable[[ASGIApp], ASGIApp]:
+    """Block the proxy's event loop before each request while the upstream closes idle connections."""
 
-    async def blocking(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            time.sleep(0.05)  # noqa: ASYNC251
-        await app(scope, receive, send)
+    def wrap(app: ASGIApp) -> ASGIApp:
+        async def blocking(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http":
+                assert upstream.wait_closed()
+            await app(scope, receive, send)
 
-    return blocking
+        return blocking
+
+    return wrap
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
@@ -77,7 +79,7 @@ def busy(app: ASGIApp) -> ASGIApp:
 def test_a_closed_connection_is_not_used_again(start_proxy: StartProxy, path: str, end: End) -> None:
     """Even when the proxy's event loop hasn't learned yet that the upstream closed it."""
     with RawUpstream(lambda _: [answer(), 0.01, end]) as upstream:
-        url = start_proxy(upstream.url, wrap=busy)
+        url = start_proxy(upstream.url, wrap=blocked_until_closed(upstream))
         assert [ask(url, path, chat()).status for _ in range(10)] == [200] * 10
         assert len(upstream.arrived) == 10
 
