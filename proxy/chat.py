@@ -32,7 +32,6 @@ from proxy.keepalive import Keepalive
 from proxy.observe.metrics import RETRIES, TOKENS_REMOVED, requests
 from proxy.overdue import Overdue
 from proxy.paths import DEPLOYMENT
-from proxy.policy_rules import bounds_of, rules_for
 from proxy.restricted import check_body
 from proxy.room import Room
 from proxy.service import Service
@@ -287,7 +286,7 @@ class ChatCompletions:
         assert exchange.counter is not None  # noqa: S101 - such a request is sent before it gets here
         service, caller, route = self._service, exchange.caller, exchange.route
         policy = caller.policy
-        room, _ = self._room.of(exchange)
+        room, _, rules = self._room.of(exchange)
         return Case(
             body=exchange.body,
             counter=exchange.counter,
@@ -299,7 +298,7 @@ class ChatCompletions:
             models=lambda tokens: service.summary_models(
                 exchange.configuration, route, caller, tokens, exchange.unproven
             ),
-            rules=rules_for(policy, window_known=room is not None, bounds=bounds_of(exchange.profile)),
+            rules=rules,
             strict=exchange.profile.strict_alternation,
             kept=caller.kept,
             allowance=service.budgets.of(caller),

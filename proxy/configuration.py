@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from proxy.config import Route, Settings
-from proxy.profiles.asking import Enquiries
+from proxy.profiles import Profile
+from proxy.profiles.asking import Enquiries, Told
 from proxy.teams import Teams
+from proxy.tokens import Counter
 from proxy.upstream.registry import Upstreams
 from proxy.web import WebRules
 
@@ -28,6 +30,8 @@ class Configuration:
         """``before`` is the configuration that this one replaces; what is the same in both goes on."""
         self.settings = settings
         self._routes: dict[str, Route | None] = {}
+        self.measured: dict[int, tuple[Route, Told | None, Profile, Counter]] = {}
+        """The profiles and counters of routes, by the id of the route object, and the limits that they rest on."""
         self.teams = Teams(settings)
         self.web = WebRules(settings)
         self.upstreams: Upstreams = Upstreams(settings.upstreams, None if before is None else before.upstreams)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from proxy.compaction.rules import Rules
 from proxy.compactor import Case, Outcome
 from proxy.config import Policy
 from proxy.exchange import Exchange
@@ -48,14 +49,14 @@ class Room:
         self._clock = clock
         self._doubts: OrderedDict[tuple[object, ...], float] = OrderedDict()
         self._filled: OrderedDict[tuple[str, str, str], tuple[Filled, ...]] = OrderedDict()
-        self._budgets: dict[tuple[object, ...], tuple[Profile, Policy, tuple[int | None, int]]] = {}
+        self._budgets: dict[tuple[object, ...], tuple[Profile, Policy, tuple[int | None, int, Rules]]] = {}
 
     def factor(self, exchange: Exchange) -> float:
         """How many of the upstream's tokens one of ours is."""
         return self._service.calibration.factor(*exchange.place)
 
-    def of(self, exchange: Exchange) -> tuple[int | None, int]:
-        """Return the tokens the input may use (``None``: unknown), and those reserved for the answer."""
+    def of(self, exchange: Exchange) -> tuple[int | None, int, Rules]:
+        """Return the tokens the input may use (``None``: unknown), those reserved for the answer, and the rules."""
         learned, factor, body = self.known(exchange), self.factor(exchange), exchange.body
         profile, policy, asked = exchange.profile, exchange.caller.policy, exchange.body.max_output
         fixed = asked is not None and not may_lower(body, policy)
@@ -67,7 +68,8 @@ class Room:
         reserved = reserved_output(profile, asked, policy.reserve_output, learned)
         window = shared_window(profile, body, policy, learned, factor)
         kept = kept_free(window, reserved, profile.max_output_tokens)
-        result = budget(profile, kept, learned, factor), reserved
+        room = budget(profile, kept, learned, factor)
+        result = room, reserved, rules_for(policy, window_known=room is not None, bounds=bounds_of(profile))
         if len(self._budgets) >= BUDGETS:
             self._budgets.clear()
         self._budgets[key] = profile, policy, result
@@ -165,7 +167,7 @@ class Room:
         kept = kept_free(self._shared(exchange), outcome.output or self.of(exchange)[1], most)
         if told.total is not None and told.total - kept < told.total // SMALLEST_PART:
             return None  # beside so much output no prompt is small enough
-        room, _ = self.of(exchange)
+        room, _, _ = self.of(exchange)
         output = await self.output(exchange, case, outcome)
         if output is not None and output < reserved and room is not None and sent <= room:
             return replace(outcome, output=output)

@@ -20,7 +20,7 @@ from proxy.errors import ConfigurationError
 from proxy.limits import Learned, LearnedLimits, budget, for_others, lower, published, reserved_output, told_by
 from proxy.measures import Measures
 from proxy.profiles import Profile, Profiles
-from proxy.profiles.asking import Enquiries
+from proxy.profiles.asking import Enquiries, Told
 from proxy.quotas import Quotas
 from proxy.shared import FIRST_READ_SECONDS
 from proxy.store import Guarded, open_store
@@ -34,6 +34,9 @@ from proxy.upkeep import Upkeep
 from proxy.upstream.overflow import Overflow
 
 log = structlog.get_logger(__name__)
+
+MOST_MEASURED = 1_000
+"""Routes whose profile and counter are remembered."""
 
 INSTANCE = "COMPACTION_PROXY_INSTANCE"
 """The environment variable by which the workers of one server share their id."""
@@ -96,11 +99,15 @@ class Service:
             await self.measures.load()
         configuration = configuration or self.configuration
         upstream = configuration.settings.upstreams[route.upstream]
-        stated = route.profile is not None and (route.profile.context_window or route.profile.max_input_tokens)
-        told = None if stated else configuration.enquiries.told(route.upstream, route.model)
+        told = self._told_limits(route, configuration)
         return self.profiles.find(
             route.model, provider=upstream.provider, override=route.profile, told=told, address=upstream.base_url
         )
+
+    def _told_limits(self, route: Route, configuration: Configuration) -> Told | None:
+        """Return the limits that the upstream states, unless the operator states some."""
+        stated = route.profile is not None and (route.profile.context_window or route.profile.max_input_tokens)
+        return None if stated else configuration.enquiries.told(route.upstream, route.model)
 
     async def recall(self, upstream: str, model: str, tenant: str) -> None:
         """Have what is known of a model ready. Only the first to ask waits for the store, and not for long."""
@@ -115,11 +122,18 @@ class Service:
         The counter is ``None`` if the files that counting needs are missing or damaged. Then the request can't be
         measured, and the profile may have no limits.
         """
+        told = self._told_limits(route, configuration)
+        known = configuration.measured.get(id(route))
+        if known is not None and known[0] is route and known[1] is told and not self.measures.faults:
+            return known[2], known[3]
         try:
             profile = await self.profile(route, configuration)
         except ConfigurationError:  # logged once, and reported by ``/readyz``
             return Profile(route.model), None
-        return profile, await self.measures.usable(profile)
+        counter = await self.measures.usable(profile)
+        if counter is not None and len(configuration.measured) < MOST_MEASURED:
+            configuration.measured[id(route)] = route, told, profile, counter
+        return profile, counter
 
     def counter(self, profile: Profile) -> Counter:
         """Return the counter for a profile. Raises ``ConfigurationError`` if its tokenizer isn't installed."""
