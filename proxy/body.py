@@ -53,12 +53,13 @@ class _Wire(msgspec.Struct):
     max_completion_tokens: msgspec.Raw = _NOTHING
 
 
-class _Messages(msgspec.Struct):
+class _Lists(msgspec.Struct):
     messages: msgspec.Raw = _NOTHING
+    tools: msgspec.Raw = _NOTHING
 
 
 _decoder = msgspec.json.Decoder(_Wire)
-_messages_decoder = msgspec.json.Decoder(_Messages)
+_lists_decoder = msgspec.json.Decoder(_Lists)
 _any_decoder = msgspec.json.Decoder()
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -135,10 +136,10 @@ class ChatBody(msgspec.Struct, eq=False):
 async def parsed(raw: bytes, *, chat: bool = True) -> ChatBody:
     """Parse a request of any size. Raises ``BadBody`` for more than ``MAX_VALUES`` values or ``MAX_MESSAGES`` messages.
 
-    A body is measured before any of its values takes memory. Without ``chat``, a body without messages has no limit:
-    an embeddings request can have millions of tokens as numbers, which aren't decoded.
+    A body is measured before any of its values takes memory. Without ``chat``, a body without messages and
+    tools has no limit: an embeddings request can have millions of tokens as numbers, which aren't decoded.
     """
-    if len(raw) > MAX_VALUES and (chat or _may_have_messages(raw)):
+    if len(raw) > MAX_VALUES and (chat or _may_have_lists(raw)):
         quick = len(raw) <= INLINE_BYTES
         few = _has_few_commas(raw) if quick else await asyncio.to_thread(_has_few_commas, raw)
         if not few and await asyncio.to_thread(_has_many_values, raw):
@@ -150,9 +151,11 @@ async def parsed(raw: bytes, *, chat: bool = True) -> ChatBody:
     return body
 
 
-def _may_have_messages(raw: bytes) -> bool:
+def _may_have_lists(raw: bytes) -> bool:
+    """Return whether a body has messages or tools, which are decoded, or can't be read."""
     try:
-        return bool(bytes(_messages_decoder.decode(raw).messages))
+        lists = _lists_decoder.decode(raw)
+        return bool(bytes(lists.messages) or bytes(lists.tools))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return True
 

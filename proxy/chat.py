@@ -110,7 +110,7 @@ class ChatCompletions:
             await held.more(MESSAGE_BYTES * len(body.messages))
         route = self._route(configuration, body, caller)
         if caller.models is not None:
-            check_body(scope, caller, body.raw)
+            await check_body(scope, caller, body.raw)
         caller = for_model(caller, body.model or "")
         profile, counter = await self._service.measure(route, configuration)
         deadline = now + server.deadline

@@ -114,7 +114,7 @@ class PassThrough:
         if (deployment := scope.get(DEPLOYMENT)) is not None:
             body = named(body, deployment)
         if caller.models is not None:
-            check_body(scope, caller, body.raw)
+            await check_body(scope, caller, body.raw)
         return body.raw, body.model
 
 

@@ -6,6 +6,7 @@ further fields that name models. A request is sent on only if every reader finds
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 from urllib.parse import parse_qsl
@@ -33,7 +34,13 @@ _NAMING_MODELS = frozenset(
 _CHOOSES = ("model", "fallback", "engine", "deployment", "preset")
 
 MOST_FIELDS = 1_000
-"""A body may have this many fields at its top. The APIs have about 40."""
+"""Fields that a body can have at its top, and each of its tools. The APIs have about 40."""
+
+MOST_TOOLS = 1_000
+"""Tools that a body can have. OpenAI takes 128."""
+
+INLINE_BYTES = 65_536
+"""A body of at most this many bytes is checked on the event loop, a larger one in a thread."""
 
 ASK = "Use one of the key's models in 'model', or ask the operator of this proxy."
 
@@ -55,12 +62,19 @@ def check_path(scope: Scope, caller: Caller) -> None:
     raise PathNotAllowed(f"This key may not use {method} {path[:200]}. Ask the operator of this proxy to allow it.")
 
 
-def check_body(scope: Scope, caller: Caller, raw: bytes) -> None:
-    """Raise ``ModelNotAllowed`` unless a body is JSON that names one model, and that is one the caller may use.
+async def check_body(scope: Scope, caller: Caller, raw: bytes) -> None:
+    """Raise ``ModelNotAllowed`` unless a body is JSON that names one model, and the caller may use that model.
 
-    ``raw`` is the body out of its content encoding. The check is of the fields at its top and of tools, which may have
-    models of their own, and of the query.
+    ``raw`` is the decompressed body. The check covers the fields at its top, the query, and tools, which can have
+    models of their own. A body with more than ``MOST_FIELDS`` fields or ``MOST_TOOLS`` tools isn't allowed.
     """
+    if len(raw) <= INLINE_BYTES:
+        _check(scope, caller, raw)
+    else:
+        await asyncio.to_thread(_check, scope, caller, raw)
+
+
+def _check(scope: Scope, caller: Caller, raw: bytes) -> None:
     fields = _fields(raw)
     if fields is None:
         raise ModelNotAllowed(f"This key may use some models only, and this body can't be read as JSON. {ASK}")
@@ -69,7 +83,13 @@ def check_body(scope: Scope, caller: Caller, raw: bytes) -> None:
         raise ModelNotAllowed(f"This key may use some models only, and this body names none. {ASK}", param="model")
     if not may_use(caller, model):
         raise ModelNotAllowed(f"This key may not use the model {model[:100]!r}. {ASK}", param="model")
-    for tool in _items(fields.get("tools")):
+    tools = _items(fields.get("tools"))
+    if len(tools) > MOST_TOOLS:
+        raise ModelNotAllowed(
+            f"This key may use some models only, and this body has over {MOST_TOOLS} tools. Send fewer tools.",
+            param="tools",
+        )
+    for tool in tools:
         inside = _fields(tool)
         named = None if inside is None else inside.get("model")
         if named is not None and not ((text := _text(named)) is not None and may_use(caller, text)):
@@ -91,14 +111,11 @@ class _Name:
         self.text = text
 
 
-class _TooManyError(Exception):
-    """A body has more than ``MOST_FIELDS`` fields."""
-
-
 def _fields(raw: bytes | msgspec.Raw) -> dict[str, msgspec.Raw] | None:
     """Return the fields of a JSON object, or ``None`` for anything else.
 
-    Raises ``ModelNotAllowed`` for repeated fields, and for names that some servers take for `model`.
+    Raises ``ModelNotAllowed`` for more than ``MOST_FIELDS`` fields, for repeated ones, and for names that some servers
+    take for `model`.
     """
     pairs = _pairs(without_lone_surrogates(bytes(raw)))
     if pairs is None and (plain := _plain(bytes(raw))) is not None:
@@ -115,20 +132,25 @@ def _fields(raw: bytes | msgspec.Raw) -> dict[str, msgspec.Raw] | None:
 
 
 def _pairs(raw: bytes) -> list[tuple[str, msgspec.Raw]] | None:
-    """Return the fields of a JSON object in their order, repeated ones too, or ``None`` for anything else."""
+    """Return the fields of a JSON object in their order, repeated ones too, or ``None`` for anything else.
+
+    Raises ``ModelNotAllowed`` for more than ``MOST_FIELDS`` fields.
+    """
     seen = 0
 
     def name(text: str) -> _Name:
         nonlocal seen
         seen += 1
         if seen > MOST_FIELDS:
-            raise _TooManyError
+            raise ModelNotAllowed(
+                f"This key may use some models only, and this body has over {MOST_FIELDS} fields. Send fewer fields."
+            )
         return _Name(text)
 
     decoder = msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook=lambda _, text: name(text))
     try:
         found: dict[_Name, msgspec.Raw] = decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, _TooManyError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return [(field.text, value) for field, value in found.items()]
 

@@ -38,6 +38,10 @@ def cheap(start_proxy: StartProxy, upstream: RawUpstream) -> str:
 
 
 REFUSED = [
+    b'{"model":"cheap","tools":[' + b",".join([b"{}"] * 1_001) + b"]}",
+    b'{"model":"cheap","tools":[{' + b",".join(b'"a%d":1' % number for number in range(1_001)) + b"}]}",
+    b'{"model":"cheap",' + b",".join(b'"a%d":1' % number for number in range(1_000)) + b"}",
+    b'{"model":"dear","input":"' + b"a" * 100_000 + b'"}',
     b'{"model":"dear"}',
     b'{"model":["cheap"]}',
     b'{"input":"x"}',
@@ -84,7 +88,9 @@ def test_every_reader_finds_an_allowed_model(cheap: str, upstream: RawUpstream, 
         b'{"input":"x", "model":"cheap-1","x":1.10,"y":[1e400,"\\ud83d"]}',
         b'{"model":"cheap","messages":[],"modalities":["text"],"metadata":{"model":"dear"},"tools":[{"type":"function"}]}',
         b'{"model":"cheap","tools":[{"type":"advisor","name":"a","model":"cheap-2"}]}',
+        b'{"model":"cheap","tools":[' + b",".join([b'{"description":"' + b"a" * 100 + b'"}'] * 1_000) + b"]}",
     ],
+    ids=["numbers", "chat", "tool", "1,000 tools"],
 )
 def test_an_allowed_request_travels_unchanged(cheap: str, upstream: RawUpstream, body: bytes) -> None:
     for path in (CHAT, "/v1/embeddings"):
