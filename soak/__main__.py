@@ -7,6 +7,7 @@ import sys
 
 SUBJECTS = {
     "chaos": "half an hour of clients that leave, upstreams that break, a locked store and edited configurations",
+    "bombs": "requests and upstream responses that try to cost more than their size",
     "fuzz": "inputs that nobody thought of, at what reads bytes of strangers",
     "connections": "ten thousand streams that are open and say little",
     "timing": "whether the time of an answer tells what another team has stored",
