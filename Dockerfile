@@ -53,7 +53,7 @@ RUN printf '#!/bin/sh\nexec python -m proxy "$@"\n' > /usr/local/bin/compaction-
     && chmod 0755 /usr/local/bin/compaction-proxy
 
 # The build fails if the tables of models and tokens need the network, or the packages don't load.
-RUN ["python", "-c", "from proxy.profiles import Profiles; from proxy.tokens.encodings import FILES, encoding; Profiles().load(); [encoding(name) for name in FILES]"]
+RUN ["python", "-c", "from proxy.limits.profiles import Profiles; from proxy.tokens.encodings import FILES, encoding; Profiles().load(); [encoding(name) for name in FILES]"]
 
 # A number, so that Kubernetes' runAsNonRoot can see that it is not root.
 USER 10001:10001

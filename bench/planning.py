@@ -30,9 +30,9 @@ from proxy.compaction.message import Turn, decode, read
 from proxy.compaction.rules import Frame
 from proxy.compaction.scan import Plan, scan
 from proxy.config import Settings
-from proxy.policy_rules import rules_for
-from proxy.profiles import Profile
-from proxy.tokens import Counter
+from proxy.dialects.chat.counting import Counter
+from proxy.limits.profiles import Profile
+from proxy.pipeline.rules import rules_for
 
 WINDOW = 128_000
 """Tokens. Long conversations pass many checkpoints in it."""

@@ -1,5 +1,5 @@
 """``python -m proxy``."""
 
-from proxy.cli import main
+from proxy.cli.commands import main
 
 main()

@@ -17,12 +17,12 @@ import yaml
 from httpx._transports import default
 from starlette.types import ASGIApp
 
-from proxy.app import create_app
 from proxy.config import Settings
 from proxy.config.loading import loads
 from proxy.demo.serving import serve
-from proxy.profiles import asking
-from proxy.summary import service
+from proxy.server.app import create_app
+from proxy.summary import store as service
+from proxy.upstream import limit_discovery as asking
 
 from .door.client import StartProxy
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from proxy.admission import BodyMemory, Gate, Pool
+from proxy.access.admission import BodyMemory, Gate, Pool
 from proxy.config.settings import ServerSettings
-from proxy.door import read_body
 from proxy.errors import BodyTooLarge, Overloaded
+from proxy.http.request_body import read_body
 
 LONG, SHORT = 30.0, 0.02
 

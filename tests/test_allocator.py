@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from proxy import allocator
-from proxy.allocator import give_back
+from proxy.server import memory as allocator
+from proxy.server.maintenance import Upkeep
+from proxy.server.memory import give_back
 from proxy.store import open_store
-from proxy.upkeep import Upkeep
 
 PIECE = 60_000
 """Bytes: below what the C library takes from the system piece by piece."""
@@ -44,7 +44,7 @@ def test_a_library_that_cannot_is_left_alone(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_it_is_done_now_and_then_while_the_proxy_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given = threading.Event()
-    monkeypatch.setattr("proxy.upkeep.give_back", given.set)
+    monkeypatch.setattr("proxy.server.maintenance.give_back", given.set)
 
     async def test() -> None:
         store = open_store(f"sqlite:///{tmp_path}/store.db")

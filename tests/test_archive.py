@@ -15,12 +15,12 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from proxy import archive as module
-from proxy.archive import KIND, Archive, Found, Removed
-from proxy.body import parse
-from proxy.observe.metrics import REGISTRY
+from proxy.dialects.chat.request import parse
 from proxy.store import StoreFailed
+from proxy.store import archive as module
+from proxy.store.archive import KIND, Archive, Found, Removed
 from proxy.store.sqlite import SqliteStore
+from proxy.telemetry.metrics import REGISTRY
 
 MONTH = 30 * 86_400.0
 

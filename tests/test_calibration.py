@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy import calibration
-from proxy.calibration import BOUNDS, LEAST_OBSERVATIONS, OBSERVATIONS, PAUSE, TRIES, Calibration
-from proxy.comparable import comparable
 from proxy.demo.replies import Completion, Reply, event
-from proxy.limits import Learned, budget, told_by
-from proxy.profiles import Profile
-from proxy.teams import NOBODY
-from proxy.upstream import ending
-from proxy.upstream.ending import Tail
-from proxy.upstream.overflow import Overflow
+from proxy.dialects.chat import usage as ending
+from proxy.dialects.chat.comparable import comparable
+from proxy.dialects.chat.usage import Tail
+from proxy.limits import calibration
+from proxy.limits.calibration import BOUNDS, LEAST_OBSERVATIONS, OBSERVATIONS, PAUSE, TRIES, Calibration
+from proxy.limits.learned import Learned, budget, told_by
+from proxy.limits.profiles import Profile
+from proxy.overflow import Overflow
+from proxy.store.tenants import NOBODY
 
 
 def noted(*ratios: float, counted: int = 10_000) -> float:

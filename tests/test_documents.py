@@ -25,11 +25,9 @@ import yaml
 from click.testing import CliRunner
 from pydantic.fields import FieldInfo
 
-from proxy.archive import Archive, Removed
-from proxy.cli import main
+from proxy.cli.commands import main
 from proxy.compaction import fit, render, rules
 from proxy.compaction.stages.arguments import KEPT_CHARACTERS
-from proxy.compactor import Verdict
 from proxy.config import Settings, policy
 from proxy.config.fields import Section
 from proxy.config.loading import loads
@@ -39,11 +37,13 @@ from proxy.demo.figures import ROWS
 from proxy.demo.run import WINDOW
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
-from proxy.limits import GUESS_SECONDS, NAMED_SECONDS
+from proxy.limits.learned import GUESS_SECONDS, NAMED_SECONDS
+from proxy.pipeline.compactor import Verdict
+from proxy.pipeline.response_start import HELD_SECONDS
 from proxy.store import open_store
-from proxy.summary.service import LIFETIME, Origin
-from proxy.teams import ANONYMOUS
-from proxy.upstream.opening import HELD_SECONDS
+from proxy.store.archive import Archive, Removed
+from proxy.store.tenants import ANONYMOUS
+from proxy.summary.store import LIFETIME, Origin
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

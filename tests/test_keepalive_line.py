@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from proxy.keepalive import COMMENT, Keepalive
+from proxy.http.heartbeat import COMMENT, Keepalive
 
 
 class Client:

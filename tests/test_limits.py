@@ -6,12 +6,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from proxy import limits
 from proxy.compaction.conditions import Clause
-from proxy.limits import SMALLEST_PART, Learned, LearnedLimits, budget, published, reserved_output, told_by
-from proxy.profiles import Profile
-from proxy.upstream.overflow import Overflow
-from proxy.upstream.overflow.reading import Scope
+from proxy.limits import learned as limits
+from proxy.limits.learned import SMALLEST_PART, Learned, LearnedLimits, budget, published, reserved_output, told_by
+from proxy.limits.profiles import Profile
+from proxy.overflow import Overflow
+from proxy.overflow.reading import Scope
 
 
 def profile(window: int | None = None, most_input: int | None = None, most_output: int | None = None) -> Profile:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from proxy.overdue import FAR_TICK, TICK, Until, overdue
+from proxy.http.timers import FAR_TICK, TICK, Until, overdue
 
 LONG = 30.0
 

@@ -7,8 +7,8 @@ from typing import Any
 from proxy.compaction.bounds import UNBOUNDED, Bounds
 from proxy.compaction.conditions import Clause, any_met
 from proxy.config import Policy
-from proxy.policy_rules import AFTER_REFUSAL, MUST_FIT, bounds_of, rules_for
-from proxy.profiles import Profile
+from proxy.limits.profiles import Profile
+from proxy.pipeline.rules import AFTER_REFUSAL, MUST_FIT, bounds_of, rules_for
 
 
 def policy(**stated: Any) -> Policy:

@@ -12,14 +12,15 @@ from typing import ParamSpec
 import pytest
 from structlog.testing import capture_logs
 
-from proxy import limits, shared
-from proxy.calibration import Calibration
-from proxy.learned_tables import learned
-from proxy.limits import Learned, LearnedLimits
-from proxy.shared import FIRST_READ_SECONDS, name_of
+from proxy.cli.learned_report import learned
+from proxy.limits import learned as limits
+from proxy.limits.calibration import Calibration
+from proxy.limits.learned import Learned, LearnedLimits
 from proxy.store import StoreFailed, open_store
+from proxy.store import replicated_map as shared
+from proxy.store.replicated_map import FIRST_READ_SECONDS, name_of
 from proxy.store.sqlite import SqliteStore
-from proxy.teams import NOBODY
+from proxy.store.tenants import NOBODY
 
 P = ParamSpec("P")
 

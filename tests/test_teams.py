@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 
 import pytest
 
+from proxy.access.authenticator import Teams, may_use
 from proxy.config import Settings
 from proxy.config.loading import loads
 from proxy.errors import NotAuthenticated
-from proxy.headers import Credential, RawHeaders
-from proxy.teams import Teams, may_use
+from proxy.http.headers import Credential, RawHeaders
 
 SEARCH, SECOND, CHAT = "cp-search-key-0001", "cp-search-key-0002", "cp-search-key-000"
 

@@ -11,7 +11,7 @@ import brotli
 import pytest
 import zstandard
 
-from proxy.unpacking import Unpacking
+from proxy.http.decompression import Unpacking
 
 MB = 1_000_000
 TEXT = b"".join(b"%d, " % number for number in range(20_000)) + random.Random(1).randbytes(1_000)

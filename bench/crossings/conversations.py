@@ -10,8 +10,8 @@ from typing import Literal
 import msgspec
 
 from bench import bodies
-from proxy.profiles import Profile
-from proxy.tokens import Counter
+from proxy.dialects.chat.counting import Counter
+from proxy.limits.profiles import Profile
 
 MODEL = "bench"
 

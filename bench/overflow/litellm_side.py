@@ -10,7 +10,7 @@ import os
 import httpx
 
 from bench.overflow.lines import Line
-from proxy.upstream.overflow import Overflow
+from proxy.overflow import Overflow
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # Read while it is imported: no list of prices is fetched.
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bench.overflow.lines import Line
-from proxy.upstream.ending import finished
-from proxy.upstream.overflow import Overflow, recognise
-from proxy.upstream.overflow.patterns import CODES, ROWS
-from proxy.upstream.overflow.silent import Finished, Sent, counts_in_full, cut_prompt, silent_overflow
+from proxy.dialects.chat.usage import finished
+from proxy.overflow import Overflow, recognise
+from proxy.overflow.patterns import CODES, ROWS
+from proxy.overflow.silent import Finished, Sent, counts_in_full, cut_prompt, silent_overflow
 
 Recogniser = Callable[[Line], Overflow | None]
 

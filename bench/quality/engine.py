@@ -14,21 +14,21 @@ from bench.quality.conversations import Conversation, Message
 from bench.quality.judge import named_ids
 from bench.quality.outcome import Outcome, Prompts
 from bench.quality.summariser import SUMMARISERS, Summariser
-from proxy.archive import Archive
-from proxy.body import parse
 from proxy.compaction.rules import Caps, Frame, caps
 from proxy.compaction.stages import cheap_stages
-from proxy.compactor import Case, Compactor, Explanation
 from proxy.config import Policy
-from proxy.limits import budget, reserved_output
-from proxy.policy_rules import rules_for
-from proxy.profiles import Profile
+from proxy.dialects.chat.counting import Counter
+from proxy.dialects.chat.request import parse
+from proxy.limits.learned import budget, reserved_output
+from proxy.limits.profiles import Profile
+from proxy.pipeline.compactor import Case, Compactor, Explanation
+from proxy.pipeline.facts_cache import Remembered
+from proxy.pipeline.rules import rules_for
 from proxy.store import open_store
-from proxy.summary.asking import LaneModel, output_limit
+from proxy.store.archive import Archive
+from proxy.summary.model import LaneModel, output_limit
 from proxy.summary.quality import Written
-from proxy.summary.service import Summaries
-from proxy.tokens import Counter
-from proxy.tokens.remembered import Remembered
+from proxy.summary.store import Summaries
 
 MODEL = "bench"
 TOKENIZER = "o200k_base"
@@ -73,7 +73,7 @@ class _Model:
         self._reads = reads
 
     async def ask(self, messages: list[dict[str, Any]], max_tokens: int) -> Written:
-        """See ``proxy.summary.writing.SummaryModel``."""
+        """See ``proxy.summary.chunking.SummaryModel``."""
         self._reads.append(sum(self._counter.message(message) for message in messages))
         found = _MATERIAL.search(messages[-1]["content"])
         if found is None:

@@ -21,7 +21,7 @@ from bench.quality.outcome import Outcome
 from proxy.compaction.message import HEAD_ROLES, arguments_of, calls_of, text_of
 from proxy.compaction.rules import USER_FRAME_TOKENS
 from proxy.demo.validity import faults
-from proxy.tokens import Counter
+from proxy.dialects.chat.counting import Counter
 
 SAMPLES = 12
 

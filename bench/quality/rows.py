@@ -12,8 +12,8 @@ from bench.quality.engine import TOKENIZER, Engine, shares
 from bench.quality.judge import Figures, Judge
 from bench.quality.langchain import MIDDLEWARE, TRIMMING, TUNED, LangChain
 from bench.quality.stages import Alone, alone
-from proxy.profiles import Profile
-from proxy.tokens import Counter
+from proxy.dialects.chat.counting import Counter
+from proxy.limits.profiles import Profile
 
 OURS = "compaction-proxy"
 SUMMARISERS = ("echo", "extract")

@@ -11,12 +11,12 @@ from proxy.config.globs import covers, meet
 from proxy.config.inheritance import overrides, stated
 from proxy.config.messages import dotted
 from proxy.config.policy import ModelOverride, Policy, Summary, WrittenPolicy
+from proxy.config.provider_names import litellm_providers
+from proxy.config.providers import SPEAKS_OPENAI, reach
 from proxy.config.settings import Settings, WrittenSettings
 from proxy.config.tree import Mapping, Path, find, shown
 from proxy.errors import ConfigurationError
-from proxy.profiles import Profiles
-from proxy.upstream.provider_names import litellm_providers
-from proxy.upstream.providers import SPEAKS_OPENAI, reach
+from proxy.limits.profiles import Profiles
 
 Finding = tuple[Path, str]
 

@@ -46,7 +46,7 @@ from proxy.config.fields import (
 )
 from proxy.config.policy import Policy, WrittenPolicy
 from proxy.config.suggestions import quoted
-from proxy.headers import CREDENTIALS
+from proxy.http.headers import CREDENTIALS
 
 __all__ = [
     "AuthSettings",

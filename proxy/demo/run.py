@@ -78,8 +78,8 @@ def straight(upstream: str) -> AbstractContextManager[str]:
 def through_proxy(upstream: str) -> Iterator[str]:
     """The proxy in front of the upstream, configured by a file like anybody's, its store in a folder of its own."""
     # Imported here: what goes straight to the upstream needs none of it.
-    from proxy.app import create_app
     from proxy.config import load
+    from proxy.server.app import create_app
 
     with tempfile.TemporaryDirectory(prefix="compaction-demo-") as folder:
         file = Path(folder, "config.yaml")

@@ -12,7 +12,7 @@ from typing import Literal
 import uvicorn
 from starlette.types import ASGIApp
 
-from proxy.protocol import BoundedProtocol
+from proxy.server.http_protocol import BoundedProtocol
 
 END_WITHIN = 10.0
 """Seconds a server has to end."""

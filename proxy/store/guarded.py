@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import structlog
 
-from proxy.observe.metrics import STORE_BREAKER, STORE_FAILURES
 from proxy.store.interface import Entry, ListingStore, StoreFailed
+from proxy.telemetry.metrics import STORE_BREAKER, STORE_FAILURES
 
 log = structlog.get_logger(__name__)
 

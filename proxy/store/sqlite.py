@@ -11,10 +11,10 @@ from pathlib import Path
 
 import structlog
 
-from proxy.observe.metrics import STORE_REMOVED, STORE_UNREADABLE
 from proxy.store.interface import Entry, StoreFailed
 from proxy.store.lane import PAD, PAGE, Lane, rebuild
 from proxy.store.sealing import Codec, Content, Place, Unreadable, codecs
+from proxy.telemetry.metrics import STORE_REMOVED, STORE_UNREADABLE
 
 log = structlog.get_logger(__name__)
 

@@ -8,8 +8,8 @@ from types import TracebackType
 
 import structlog
 
-from proxy.observe.metrics import BREAKER
-from proxy.summary.writing import SummaryUnasked
+from proxy.summary.chunking import SummaryUnasked
+from proxy.telemetry.metrics import BREAKER
 
 log = structlog.get_logger(__name__)
 

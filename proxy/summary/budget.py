@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from proxy.shared import FIRST_READ_SECONDS, Shared
+from proxy.access.authenticator import Caller
 from proxy.store import Store
-from proxy.summary.writing import SummaryUnasked
-from proxy.teams import Caller
+from proxy.store.replicated_map import FIRST_READ_SECONDS, Shared
+from proxy.summary.chunking import SummaryUnasked
 
 KIND = "spent"
 

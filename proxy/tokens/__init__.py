@@ -1,7 +1,6 @@
-"""Counting tokens the way a model's provider would."""
+"""Count tokens of text, media, and tools without a network."""
 
 from proxy.tokens.encodings import encoding
 from proxy.tokens.media import has_remote_media
-from proxy.tokens.messages import Counter, key_of
 
-__all__ = ["Counter", "encoding", "has_remote_media", "key_of"]
+__all__ = ["encoding", "has_remote_media"]

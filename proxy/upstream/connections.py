@@ -17,10 +17,10 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from proxy.errors import UpstreamError, UpstreamInterrupted, UpstreamTimeout, UpstreamUnreachable
-from proxy.headers import for_client
-from proxy.overdue import overdue
-from proxy.upstream.lane import Answer, Headers
+from proxy.http.headers import for_client
+from proxy.http.timers import overdue
 from proxy.upstream.pool import Pool
+from proxy.upstream.transport import Answer, Headers
 
 CONNECT_SECONDS = 15.0
 """For the name, the network and TLS together."""

@@ -7,11 +7,12 @@ import weakref
 from collections.abc import Mapping
 
 from proxy.config import UpstreamSettings
+from proxy.config.providers import SPEAKS_OPENAI, Reach, reach
 from proxy.errors import NotFound
-from proxy.upstream.lane import Lane
-from proxy.upstream.providers import SPEAKS_OPENAI, Reach, asked_litellm, reach
+from proxy.upstream.litellm.providers import asked_litellm
+from proxy.upstream.litellm.request import api_base
 from proxy.upstream.relay import Address, RelayLane, azure_address
-from proxy.upstream.translate_request import api_base
+from proxy.upstream.transport import Lane
 
 ANTHROPIC = "anthropic"
 
@@ -114,7 +115,7 @@ async def _opened(upstream: str, settings: UpstreamSettings) -> Lane:
     key, headers = _key(settings), _headers(settings)
     if found.lane == "translate":
         # Imported here: a deployment that only relays never pays for it.
-        from proxy.upstream.translate import TranslateLane
+        from proxy.upstream.litellm.transport import TranslateLane
 
         return TranslateLane(settings.provider, found.base_url, key, headers)
     return RelayLane(_address(settings, found), upstream=upstream, api_key=key, headers=headers)

@@ -9,9 +9,9 @@ from typing import Literal
 from urllib.parse import SplitResult, quote, urlencode, urljoin, urlsplit
 
 from proxy.errors import UnknownModel
-from proxy.headers import Credential
+from proxy.http.headers import Credential
 from proxy.upstream.connections import Connections
-from proxy.upstream.lane import Answer, Headers, Outgoing
+from proxy.upstream.transport import Answer, Headers, Outgoing
 
 KeyHeader = Literal["authorization", "api-key", "x-api-key"]
 

@@ -26,7 +26,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from proxy.summary.service import KIND, REMEMBERED
+from proxy.summary.store import KIND, REMEMBERED
 from soak.chaos.load import Load, Tally
 from soak.chaos.upstream import WINDOWS, Seen, Upstream
 from soak.chaos.watching import Sample, Watcher, slope

@@ -36,7 +36,7 @@ class Finding(AssertionError):
 
 def read_error(data: bytes) -> None:
     """The recogniser of overflows, on an error of any status."""
-    from proxy.upstream.overflow import recognise
+    from proxy.overflow import recognise
 
     status = (200, 400, 413, 422, 429, 500)[data[0] % 6] if data else 400
     found = recognise(status, data[1:])
@@ -46,7 +46,7 @@ def read_error(data: bytes) -> None:
 
 def read_body(data: bytes) -> None:
     """A request's body: read, and written again with one thing changed."""
-    from proxy.body import parse
+    from proxy.dialects.chat.request import parse
     from proxy.errors import BadBody
 
     try:
@@ -62,7 +62,7 @@ def read_body(data: bytes) -> None:
 
 def read_stream(data: bytes) -> None:
     """A stream of events, cut anywhere."""
-    from proxy.upstream.sse import EventBuffer, beginning
+    from proxy.dialects.chat.stream import EventBuffer, beginning
 
     beginning(data)
     buffer, out, start = EventBuffer(), b"", 0
@@ -79,7 +79,7 @@ def read_stream(data: bytes) -> None:
 def read_packed(data: bytes) -> None:
     """A compressed body, within its limit."""
     from proxy.errors import RequestError
-    from proxy.unpacking import unpack
+    from proxy.http.decompression import unpack
 
     names = ("gzip", "deflate", "br", "zstd", "gzip, br")
     limit = 1_000_000

@@ -29,10 +29,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from proxy.app import create_app
 from proxy.config import load
 from proxy.demo.serving import serve
 from proxy.demo.summariser import is_summary_request
+from proxy.server.app import create_app
 
 WINDOW = 4_000
 KEYS = {"first": "cp-first", "second": "cp-second"}

@@ -16,12 +16,12 @@ import httpx
 import msgspec
 import yaml
 
-from proxy.app import create_app
 from proxy.config import load
 from proxy.demo.counting import Counter, first_tokens
 from proxy.demo.replies import Responder
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Received, Reply, StandIn
+from proxy.server.app import create_app
 
 WINDOW = 8_000
 RESERVE = 512

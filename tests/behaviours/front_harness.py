@@ -24,12 +24,12 @@ from typing import Any
 import httpx
 import yaml
 
-from proxy.app import create_app
 from proxy.config import load
 from proxy.demo.counting import first_tokens, text_tokens
 from proxy.demo.replies import Reply, Responder
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Received, StandIn
+from proxy.server.app import create_app
 
 WINDOW = 16_000
 HUGE = 1_000_000

@@ -10,9 +10,9 @@ from typing import Any
 
 from bench.overflow.lines import Line, lines
 from bench.overflow.scores import is_of, ours, score
-from proxy.upstream.ending import finished
-from proxy.upstream.overflow import Overflow
-from proxy.upstream.overflow.silent import Finished
+from proxy.dialects.chat.usage import finished
+from proxy.overflow import Overflow
+from proxy.overflow.silent import Finished
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -24,8 +24,8 @@ from bench.quality.stages import Alone, alone
 from bench.quality.summariser import SUMMARISERS
 from proxy.compaction.message import arguments_of, text_of
 from proxy.demo.validity import faults
-from proxy.profiles import Profile
-from proxy.tokens import Counter
+from proxy.dialects.chat.counting import Counter
+from proxy.limits.profiles import Profile
 
 WINDOW = 8192
 COUNTER = Counter(Profile("bench", tokenizer=TOKENIZER))

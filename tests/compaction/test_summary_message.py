@@ -14,8 +14,8 @@ from proxy.compaction.rules import SUMMARY_FRAME_TOKENS, Caps, Frame, caps
 from proxy.compaction.shorten import middle_cut
 from proxy.compaction.sizes import Sizes
 from proxy.compaction.summary_message import TAG, Gist, fenced, mentioned, summary_message, user_messages
-from proxy.profiles.profile import Profile
-from proxy.tokens import Counter
+from proxy.dialects.chat.counting import Counter
+from proxy.limits.profiles.profile import Profile
 
 from .conversations import FLAVOURS, IMAGE, Message, assistant, call, result, text_of_size, text_tokens, turns, user
 from .sending import rules

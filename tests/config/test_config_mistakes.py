@@ -12,7 +12,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from proxy.cli import main
+from proxy.cli.commands import main
 from proxy.config import check, read
 from proxy.config.globs import covers
 from proxy.config.masking import masked

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from proxy.app import create_app
-from proxy.coalescing import CoalescingTransport
 from proxy.demo.serving import serve
-from proxy.protocol import BoundedProtocol
+from proxy.server.app import create_app
+from proxy.server.coalescing import CoalescingTransport
+from proxy.server.http_protocol import BoundedProtocol
 from tests.conftest import settings_for
 
 from .client import connected, read_all, read_until, request_bytes

@@ -16,8 +16,8 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.demo.serving import serve
-from proxy.door import ClientLeft, Sent, leaving
-from proxy.protocol import BoundedProtocol
+from proxy.http.request_body import ClientLeft, Sent, leaving
+from proxy.server.http_protocol import BoundedProtocol
 
 from .client import CHAT, StartProxy, ask, chat, connected, request_bytes
 from .raw_upstream import Arrived, End, RawUpstream, Step, answer, chunk, head, stream_head

@@ -192,7 +192,7 @@ def test_a_fault_of_ours_shows_nothing(
     with RawUpstream() as upstream:
         url = start_proxy(upstream.url, configured())
         with monkeypatch.context() as patch:
-            patch.setattr("proxy.chat.for_upstream", broken)
+            patch.setattr("proxy.endpoints.conversations.for_upstream", broken)
             got = ask(url, CHAT, chat())
         assert (got.status, got.error["code"]) == (500, "proxy_error")
         assert CANARY.encode() not in got.body
@@ -209,8 +209,8 @@ def test_a_fault_in_compaction_costs_no_request(
 
     with RawUpstream() as upstream:
         url = start_proxy(upstream.url)
-        monkeypatch.setattr("proxy.compactor.Compactor.surely_small", lambda *_: False)
-        monkeypatch.setattr(f"proxy.compactor.Compactor.{part}", broken)
+        monkeypatch.setattr("proxy.pipeline.compactor.Compactor.surely_small", lambda *_: False)
+        monkeypatch.setattr(f"proxy.pipeline.compactor.Compactor.{part}", broken)
         got = ask(url, CHAT, chat())
         assert (got.status, got.header("x-compaction"), upstream.last.body) == (200, "failed", chat())
 
@@ -226,7 +226,7 @@ def test_a_fault_in_learning_from_an_answer_costs_no_request(
 
     with RawUpstream(lambda _: [answer(b'{"choices":[]}')]) as upstream:
         url = start_proxy(upstream.url)
-        monkeypatch.setattr("proxy.compactor.Compactor.surely_small", lambda *_: False)
+        monkeypatch.setattr("proxy.pipeline.compactor.Compactor.surely_small", lambda *_: False)
         monkeypatch.setattr(f"proxy.{part}", broken)
         got = ask(url, CHAT, chat())
         assert (got.status, got.body) == (200, b'{"choices":[]}')

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from proxy.body import MAX_MESSAGES
+from proxy.dialects.chat.request import MAX_MESSAGES
 
 from .client import StartProxy, ask, chat
 from .odd_bodies import generated, hand_written, with_stream

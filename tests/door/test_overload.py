@@ -16,8 +16,8 @@ from typing import Any
 import openai
 import pytest
 
-from proxy import door
-from proxy.observe.metrics import refused
+from proxy.http import request_body as door
+from proxy.telemetry.metrics import refused
 
 from .client import (
     CHAT,

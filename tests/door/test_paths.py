@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from proxy.paths import AZURE, DEPLOYMENT, canonical
+from proxy.endpoints.paths import AZURE, DEPLOYMENT, canonical
 
 from .client import StartProxy, ask, chat
 from .raw_upstream import RawUpstream

@@ -16,7 +16,7 @@ import pytest
 
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
-from proxy.upstream import opening
+from proxy.pipeline import response_start as opening
 
 from .client import JSON, Got, StartProxy, ask, chat
 from .raw_upstream import Arrived, End, RawUpstream, Stage, Step, answer, chunk, head, stream_head, streamed

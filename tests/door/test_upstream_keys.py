@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.headers import Credential
+from proxy.http.headers import Credential
 from proxy.upstream.relay import Address, RelayLane, azure_address
 
 from .client import CHAT, JSON, StartProxy, ask, chat

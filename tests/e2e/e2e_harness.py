@@ -16,11 +16,11 @@ import httpx
 import openai
 import yaml
 
-from proxy.app import create_app
 from proxy.config import load
 from proxy.demo.counting import first_tokens
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
+from proxy.server.app import create_app
 
 ROOT = Path(__file__).parents[2]
 

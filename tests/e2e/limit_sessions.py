@@ -16,14 +16,14 @@ from overflow_wordings import WORDINGS, Worded
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from proxy.app import create_app
 from proxy.config import load
 from proxy.demo.agent import gather
 from proxy.demo.replies import Reply, ToolCall
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
-from proxy.limits import LearnedLimits
-from proxy.service import Service
+from proxy.limits.learned import LearnedLimits
+from proxy.server.app import create_app
+from proxy.server.runtime import Runtime
 
 BELIEVED = 8_000
 """Tokens. What the proxy takes for the window of every model here."""
@@ -49,7 +49,7 @@ class Fleet:
     """A proxy, and the upstreams behind it by the name of their model; ``now`` is by which what was learned ages."""
 
     url: str
-    service: Service
+    service: Runtime
     upstreams: dict[str, StandIn]
     now: list[float]
 

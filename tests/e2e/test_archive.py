@@ -16,10 +16,10 @@ import pytest
 import yaml
 from starlette.types import Receive, Scope, Send
 
-from proxy.app import Proxy, create_app
-from proxy.archive import Removed
 from proxy.config import load
 from proxy.demo.serving import serve
+from proxy.server.app import Proxy, create_app
+from proxy.store.archive import Removed
 
 UPSTREAM = {"upstreams": {"main": {"base_url": "http://127.0.0.1:9/v1", "api_key": "sk-upstream"}}}
 TEAMS: dict[str, Any] = {

@@ -15,7 +15,7 @@ from e2e_harness import client, proxied, words
 from proxy.demo.replies import Reply
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
-from proxy.observe.metrics import REGISTRY
+from proxy.telemetry.metrics import REGISTRY
 
 WINDOW = 16_000
 PROFILE = {"context_window": WINDOW, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}

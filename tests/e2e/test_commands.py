@@ -16,8 +16,8 @@ import pytest
 import yaml
 from e2e_harness import ROOT, chat, served
 
+from proxy.access.authenticator import Teams
 from proxy.config.loading import loads
-from proxy.teams import Teams
 
 GOOD: dict[str, Any] = {
     "upstreams": {"main": {"base_url": "http://127.0.0.1:9/v1"}},

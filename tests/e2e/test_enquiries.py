@@ -20,14 +20,14 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 from structlog.testing import capture_logs
 
-from proxy.cli import main
+from proxy.cli.commands import main
 from proxy.config import Route, UpstreamSettings
 from proxy.config.loading import loads
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
-from proxy.profiles import asking
-from proxy.profiles.asking import EVERY, MOST_BYTES, SOON, Enquiries, may_tell
-from proxy.service import Service
+from proxy.server.runtime import Runtime
+from proxy.upstream import limit_discovery as asking
+from proxy.upstream.limit_discovery import EVERY, MOST_BYTES, SOON, Enquiries, may_tell
 
 WINDOW = 8_000
 P = ParamSpec("P")
@@ -138,9 +138,9 @@ TELLING: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def service_for(url: str, **upstream: Any) -> Service:
+def service_for(url: str, **upstream: Any) -> Runtime:
     upstreams = {"main": {"provider": "hosted_vllm", "base_url": f"{url}/v1", **upstream}}
-    return Service(loads(yaml.safe_dump({"store": {"url": "sqlite://"}, "upstreams": upstreams}).encode(), {}))
+    return Runtime(loads(yaml.safe_dump({"store": {"url": "sqlite://"}, "upstreams": upstreams}).encode(), {}))
 
 
 @pytest.mark.parametrize("name", TELLING)
@@ -274,7 +274,7 @@ async def test_ollama_is_asked_again_soon_until_the_model_is_loaded() -> None:
         {"/v1/models": {"data": [{"id": "acme:latest"}]}, "/api/show": {"model_info": OLLAMA_INFO}, "/api/ps": {}}
     )
 
-    async def window(service: Service) -> int | None:
+    async def window(service: Runtime) -> int | None:
         await service.profile(Route("main", "acme", None))
         await service.enquiries.settled()
         return (await service.profile(Route("main", "acme", None))).context_window

@@ -16,10 +16,10 @@ import openai
 import pytest
 from e2e_harness import chat, client, proxied
 
-from proxy.compactor import Compactor, Outcome
 from proxy.demo.replies import Reply
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
+from proxy.pipeline.compactor import Compactor, Outcome
 
 WINDOW = 16_000
 PROFILE = {"context_window": WINDOW, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}

@@ -10,11 +10,12 @@ import httpx
 import pytest
 from e2e_harness import chat, proxied
 
+from proxy.access.authenticator import Teams
 from proxy.config import Settings
-from proxy.configuration import listening
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
-from proxy.teams import ANONYMOUS, NOBODY, Teams
+from proxy.pipeline.snapshot import listening
+from proxy.store.tenants import ANONYMOUS, NOBODY
 
 WINDOW = 16_000
 

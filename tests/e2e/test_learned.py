@@ -17,13 +17,13 @@ import yaml
 from e2e_harness import ROOT, client, proxied, served, words
 from overflow_wordings import WORDINGS, Worded
 
-from proxy.app import create_app
 from proxy.config import load
 from proxy.demo.agent import Agent
 from proxy.demo.script import decide
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
-from proxy.limits import NAMED_SECONDS, LearnedLimits
+from proxy.limits.learned import NAMED_SECONDS, LearnedLimits
+from proxy.server.app import create_app
 
 BELIEVED = 20_000
 TURNS = 60

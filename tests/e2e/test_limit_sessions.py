@@ -10,7 +10,7 @@ from limit_sessions import BELIEVED, LATE_KEY, Fleet, answers, conversation, fle
 from overflow_wordings import WORDINGS
 
 from proxy.demo.upstream import StandIn
-from proxy.limits import GUESS_SECONDS, NAMED_SECONDS
+from proxy.limits.learned import GUESS_SECONDS, NAMED_SECONDS
 
 TURNS = 300
 PARTS = (0.3, 0.6, 0.9)

@@ -14,9 +14,9 @@ from e2e_harness import chat, protected
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.body import parse
 from proxy.demo.upstream import StandIn
-from proxy.output import CAUTION_PART, kept_free, lowered
+from proxy.dialects.chat.request import parse
+from proxy.limits.output import CAUTION_PART, kept_free, lowered
 
 WINDOW = 16_000
 

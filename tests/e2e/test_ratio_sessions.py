@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from limit_sessions import BELIEVED, Fleet, answers, conversation, fleet, summarises
 
-from proxy.calibration import STEPS
 from proxy.demo.upstream import StandIn
+from proxy.limits.calibration import STEPS
 
 TURNS = 200
 RATIOS = (0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.45, 1.6)

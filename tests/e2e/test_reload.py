@@ -22,13 +22,13 @@ import structlog
 import yaml
 from e2e_harness import ROOT, chat, client, wait_for_server
 
-from proxy.app import WRONG, Proxy, create_app
 from proxy.config import check, read
 from proxy.config.loading import attempt
-from proxy.configuration import listening
 from proxy.demo.replies import Reply
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
+from proxy.pipeline.snapshot import listening
+from proxy.server.app import WRONG, Proxy, create_app
 
 PATIENCE = 30.0
 """Seconds after which what should have happened has not."""

@@ -13,16 +13,16 @@ import httpx
 import pytest
 from e2e_harness import proxied
 
-from proxy.app import create_app
 from proxy.compaction.message import Turn, decode
 from proxy.compaction.stages.results import shortened
 from proxy.config import Settings
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
-from proxy.profiles import Profiles
-from proxy.profiles.profile import Profile
-from proxy.tokens import Counter
-from proxy.tokens.remembered import INLINE_BYTES, Remembered
+from proxy.dialects.chat.counting import Counter
+from proxy.limits.profiles import Profiles
+from proxy.limits.profiles.profile import Profile
+from proxy.pipeline.facts_cache import INLINE_BYTES, Remembered
+from proxy.server.app import create_app
 
 OPENAI = Counter(Profiles().find("gpt-4.1"))
 KOREAN = "우리 회사의 핵심 정책은 다음과 같습니다. "

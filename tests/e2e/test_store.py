@@ -23,12 +23,12 @@ import structlog.testing
 import yaml
 from e2e_harness import ROOT, chat, client, proxied
 
-from proxy import upkeep
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
-from proxy.shared import name_of
+from proxy.server import maintenance as upkeep
 from proxy.store import lane
 from proxy.store.file import put_aside
+from proxy.store.replicated_map import name_of
 from proxy.store.sqlite import MARK
 
 WINDOW = 16_000

@@ -19,10 +19,11 @@ from proxy.demo.replies import Responder, ToolCall
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
 from proxy.demo.validity import faults
+from proxy.dialects.chat import counting as messages
 from proxy.errors import ConfigurationError
-from proxy.observe.metrics import REGISTRY
-from proxy.summary import service
-from proxy.tokens import encodings, messages
+from proxy.summary import store as service
+from proxy.telemetry.metrics import REGISTRY
+from proxy.tokens import encodings
 from proxy.upstream import registry
 
 WINDOW = 16_000

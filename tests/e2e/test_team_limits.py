@@ -18,11 +18,11 @@ import openai
 import pytest
 from e2e_harness import chat, client, proxied
 
-from proxy import quotas
+from proxy.access import quotas
 from proxy.demo.replies import WORDS_PER_CHUNK
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
-from proxy.observe.metrics import SUMMARIES, refused
+from proxy.telemetry.metrics import SUMMARIES, refused
 
 WINDOW = 16_000
 PROFILE = {"context_window": WINDOW, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}

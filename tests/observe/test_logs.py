@@ -10,11 +10,11 @@ import sys
 
 import pytest
 
-from proxy.observe.faults import LEFT_OUT, as_data, as_text, words_of
+from proxy.telemetry.tracebacks import LEFT_OUT, as_data, as_text, words_of
 
 LOGGED = """
 import structlog
-from proxy.observe.logs import configure
+from proxy.telemetry.logs import configure
 
 configure()
 for size in (1, 100, 10_000):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.profiles import litellm_table
-from proxy.profiles.differences import Difference, differences
-from proxy.profiles.litellm_table import Listing
+from proxy.cli.table_differences import Difference, differences
+from proxy.limits.profiles import litellm_table
+from proxy.limits.profiles.litellm_table import Listing
 
 TABLE = {
     "gpt-5.2": Listing("openai", 272_000, 128_000),

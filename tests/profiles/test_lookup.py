@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.errors import ConfigurationError
-from proxy.profiles import Profile, Profiles, litellm_table
-from proxy.profiles.litellm_table import as_tokens
-from proxy.profiles.lookup import REMEMBERED
+from proxy.limits.profiles import Profile, Profiles, litellm_table
+from proxy.limits.profiles.litellm_table import as_tokens
+from proxy.limits.profiles.lookup import REMEMBERED
 from proxy.tokens.encodings import check
 from proxy.tokens.images import RULES
 from proxy.tokens.tools import PROMPT
@@ -278,7 +278,7 @@ def test_a_damaged_table_is_said(tmp_path: Any) -> None:
 
 def test_litellm_is_not_imported() -> None:
     program = (
-        "import sys; from proxy.profiles import Profiles; from proxy.tokens import Counter;"
+        "import sys; from proxy.limits.profiles import Profiles; from proxy.dialects.chat.counting import Counter;"
         "Counter(Profiles().find('gpt-4o')).text('x'); sys.exit('litellm' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -4,8 +4,8 @@ import io
 
 from rich.console import Console
 
-from proxy.profiles import Profiles
-from proxy.profiles.report import describe, render
+from proxy.cli.profile_report import describe, render
+from proxy.limits.profiles import Profiles
 
 
 def test_rows_have_value_and_source() -> None:

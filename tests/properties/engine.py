@@ -11,18 +11,18 @@ from typing import Any, TypeVar, cast
 
 import tiktoken
 
-from proxy.archive import Archive
-from proxy.body import ChatBody, parse
-from proxy.compactor import Case, Compactor, Outcome
-from proxy.policy_rules import rules_for
-from proxy.profiles import Profile
+from proxy.dialects.chat.counting import Counter
+from proxy.dialects.chat.request import ChatBody, parse
+from proxy.limits.profiles import Profile
+from proxy.pipeline.compactor import Case, Compactor, Outcome
+from proxy.pipeline.facts_cache import Remembered
+from proxy.pipeline.rules import rules_for
 from proxy.store import Store
-from proxy.summary.asking import LaneModel
+from proxy.store.archive import Archive
+from proxy.summary.chunking import SummaryFailed
+from proxy.summary.model import LaneModel
 from proxy.summary.quality import Written
-from proxy.summary.service import Summaries
-from proxy.summary.writing import SummaryFailed
-from proxy.tokens import Counter
-from proxy.tokens.remembered import Remembered
+from proxy.summary.store import Summaries
 
 from .generator import MODEL, Setting, body_of
 
@@ -101,7 +101,7 @@ class _Model:
         self._ask = ask
 
     async def ask(self, messages: list[dict[str, Any]], max_tokens: int) -> Written:
-        """See ``proxy.summary.writing.SummaryModel``."""
+        """See ``proxy.summary.chunking.SummaryModel``."""
         return Written(self._ask(messages[-1]["content"]), "stop")
 
 

@@ -13,17 +13,17 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy.body import parse
-from proxy.chat import ChatCompletions
-from proxy.compactor import Outcome
+from proxy.access.authenticator import Caller
 from proxy.config.policy import Policy
-from proxy.exchange import Exchange
-from proxy.overdue import Overdue
-from proxy.profiles import Profile
-from proxy.service import Service
-from proxy.teams import Caller
-from proxy.upstream.lane import Answer
-from proxy.upstream.opening import Asked, opened
+from proxy.dialects.chat.request import parse
+from proxy.endpoints.conversations import ChatCompletions
+from proxy.http.timers import Overdue
+from proxy.limits.profiles import Profile
+from proxy.pipeline.compactor import Outcome
+from proxy.pipeline.context import Exchange
+from proxy.pipeline.response_start import Asked, opened
+from proxy.server.runtime import Runtime
+from proxy.upstream.transport import Answer
 
 WINDOWS = (8_000, 16_384, 32_000, 128_000)
 PART = 0.6
@@ -175,7 +175,7 @@ class Figures:
 class Sessions:
     """Runs sessions, one after another."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Runtime) -> None:
         """``service`` is that of an app whose only route takes every model."""
         self._service = service
         self._chat = ChatCompletions(service)

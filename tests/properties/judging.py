@@ -18,10 +18,10 @@ from proxy.compaction.message import HEAD_ROLES, Turn, text_of
 from proxy.compaction.repair import repaired
 from proxy.compaction.rules import Frame, Rules, caps
 from proxy.compaction.summary_message import TAG
-from proxy.compactor import Outcome
 from proxy.demo import validity
-from proxy.policy_rules import rules_for
-from proxy.tokens.remembered import Remembered
+from proxy.pipeline.compactor import Outcome
+from proxy.pipeline.facts_cache import Remembered
+from proxy.pipeline.rules import rules_for
 
 from .engine import COUNTER, Engine, Request, sent
 

@@ -14,9 +14,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.app import create_app
 from proxy.config import load
-from proxy.limits import CAUTION, Learned, LearnedLimits
+from proxy.limits.learned import CAUTION, Learned, LearnedLimits
+from proxy.server.app import create_app
 
 from .fitting import Figures, Sessions
 

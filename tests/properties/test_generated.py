@@ -14,8 +14,8 @@ import pytest
 from hypothesis import Phase, given, settings
 
 from proxy.compaction.conditions import lowest_level, lowest_messages
-from proxy.policy_rules import rules_for
-from proxy.tokens.remembered import Remembered
+from proxy.pipeline.facts_cache import Remembered
+from proxy.pipeline.rules import rules_for
 
 from .engine import Engine, Request, request, run, sent
 from .generator import ANY_DIRT, DIRT, LARGE_BUDGETS, SETTINGS, Batch, batches, conversation, encoded

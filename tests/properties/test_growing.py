@@ -11,9 +11,9 @@ import pytest
 from conversations import requests
 from hypothesis import Phase, given, settings
 
-from proxy.compactor import Outcome
+from proxy.pipeline.compactor import Outcome
+from proxy.pipeline.facts_cache import Remembered
 from proxy.store import open_store
-from proxy.tokens.remembered import Remembered
 
 from .engine import Engine, Request, request, run, sent
 from .generator import BUDGETS, GROWN, SETTINGS, Batch, batches, conversation, encoded

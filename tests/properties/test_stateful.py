@@ -24,8 +24,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from proxy.summary.writing import SummaryFailed
-from proxy.tokens.remembered import Remembered
+from proxy.pipeline.facts_cache import Remembered
+from proxy.summary.chunking import SummaryFailed
 
 from .engine import Engine, Request, request, runner
 from .generator import SETTINGS, encoded, text

@@ -18,10 +18,10 @@ import psutil
 import pytest
 import zstandard
 
+from proxy.dialects.chat.stream import EventBuffer, Start
 from proxy.errors import BodyTooLarge, UnsupportedEncoding
-from proxy.unpacking import unpack
-from proxy.upstream.overflow import recognise
-from proxy.upstream.sse import EventBuffer, Start
+from proxy.http.decompression import unpack
+from proxy.overflow import recognise
 from tests.door.client import CHAT, JSON, Got, StartProxy, ask, chat
 from tests.door.raw_upstream import Arrived, RawUpstream, Stage, Step, answer, chunk, head, stream_head
 from tests.door.test_drain import Server

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from proxy.app import Proxy
+from proxy.server.app import Proxy
 from tests.door.client import CHAT, JSON, StartProxy, ask, chat, connected, read_until, request_bytes
 from tests.door.raw_upstream import Arrived, End, RawUpstream, Step, answer, chunk, stream_head
 from tests.door.test_disconnects import CONTENT, ROLE

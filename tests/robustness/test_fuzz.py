@@ -12,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from proxy.app import create_app
-from proxy.body import parse
 from proxy.demo.serving import serve
+from proxy.dialects.chat.request import parse
+from proxy.dialects.chat.stream import EventBuffer, beginning
 from proxy.errors import BadBody
-from proxy.protocol import BoundedProtocol
-from proxy.upstream.overflow import recognise
-from proxy.upstream.sse import EventBuffer, beginning
+from proxy.overflow import recognise
+from proxy.server.app import create_app
+from proxy.server.http_protocol import BoundedProtocol
 from tests.conftest import settings_for
 from tests.door.client import CHAT, ask, chat, connected
 from tests.door.raw_upstream import RawUpstream, Stage, answer, streamed

@@ -17,22 +17,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy import compactor as compacting
-from proxy.body import parse
+from proxy.access.authenticator import Teams
 from proxy.compaction.message import Turn
 from proxy.compaction.rules import Caps
 from proxy.compaction.scan import Plan
-from proxy.compactor import Case
 from proxy.config import Policy
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
-from proxy.policy_rules import rules_for
-from proxy.profiles import Profile
+from proxy.dialects.chat.counting import Counter
+from proxy.dialects.chat.request import parse
+from proxy.limits.profiles import Profile
+from proxy.pipeline import compactor as compacting
+from proxy.pipeline.compactor import Case
+from proxy.pipeline.facts_cache import Remembered
+from proxy.pipeline.rules import rules_for
 from proxy.store import open_store
-from proxy.summary.service import Entry, Summaries
-from proxy.teams import Teams
-from proxy.tokens import Counter
-from proxy.tokens.remembered import Remembered
+from proxy.summary.store import Entry, Summaries
 from tests.conftest import settings_for
 from tests.door.client import CHAT, JSON, Got, StartProxy, ask, chat
 from tests.door.raw_upstream import Stage, answer

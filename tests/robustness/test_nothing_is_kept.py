@@ -10,8 +10,8 @@ import pytest
 from aiohttp import ClientResponse
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from proxy.body import ChatBody
-from proxy.upstream.translate_stream import Stream
+from proxy.dialects.chat.request import ChatBody
+from proxy.upstream.litellm.stream import Stream
 from tests.door.client import JSON, StartProxy, ask, chat, connected, request_bytes
 from tests.door.raw_upstream import Arrived, End, RawUpstream, Step, answer, chunk, stream_head
 from tests.door.test_disconnects import CONTENT, POLICY, ROLE, talk

@@ -19,12 +19,12 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from proxy.app import create_app
 from proxy.config import Settings
-from proxy.observe.metrics import REGISTRY, exposition
-from proxy.service import Service
+from proxy.server.app import create_app
+from proxy.server.runtime import Runtime
+from proxy.telemetry.metrics import REGISTRY, exposition
 from proxy.upstream.connections import Connections
-from proxy.upstream.lane import Answer
+from proxy.upstream.transport import Answer
 from tests.conftest import settings_for
 from tests.door.client import CHAT, JSON, Got, StartProxy, ask, chat, connected, request_bytes
 from tests.door.raw_upstream import Arrived, End, RawUpstream, Stage, Step, answer, chunk, stream_head
@@ -117,7 +117,7 @@ def test_a_crash_shows_nothing() -> None:
     """A fault of the proxy's own, anywhere on the way: the log has its place and none of its values."""
     program = f"""
 import structlog
-from proxy.observe.logs import configure
+from proxy.telemetry.logs import configure
 configure()
 def broken(prompt, key="{CALLER}"):
     words = prompt * 2
@@ -137,7 +137,7 @@ except RuntimeError as error:
 
 BROKEN = """
 import asyncio
-from proxy.answering import send_answer
+from proxy.endpoints.reply import send_answer
 from proxy import chat
 from proxy.upstream import connections
 
@@ -231,7 +231,7 @@ def test_no_key_is_in_what_settings_and_services_say_of_themselves(tmp_path: Pat
     shown = [repr(settings), str(settings), settings.model_dump_json(), repr(settings.model_dump())]
 
     async def service() -> str:
-        made = Service(settings)
+        made = Runtime(settings)
         lane = await made.configuration.upstreams.lane("main")
         caller = made.configuration.teams.identify([(b"authorization", f"Bearer {CALLER}".encode())])
         said = f"{made!r} {vars(made)!r} {lane!r} {caller!r} {made.configuration.teams!r} {vars(made.configuration)!r}"

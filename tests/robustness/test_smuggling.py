@@ -14,10 +14,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxy.app import create_app
 from proxy.demo.serving import serve
-from proxy.passthrough import quoted
-from proxy.protocol import BoundedProtocol
+from proxy.endpoints.passthrough import quoted
+from proxy.server.app import create_app
+from proxy.server.http_protocol import BoundedProtocol
 from tests.conftest import settings_for
 from tests.door.client import CHAT, Got, ask, chat, connected
 from tests.door.raw_upstream import RawUpstream, answer

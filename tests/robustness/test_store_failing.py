@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from proxy import upkeep
+from proxy.server import maintenance as upkeep
 from proxy.store import guarded, lane
 from proxy.store.file import put_aside
 from tests.e2e.test_store import get, metric, rows, running, summary_of, until

@@ -25,10 +25,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from proxy.app import Proxy, create_app
 from proxy.config import Settings
 from proxy.demo.serving import serve
 from proxy.demo.summariser import is_summary_request
+from proxy.server.app import Proxy, create_app
 
 WINDOW = 6_000
 VICTIM, STRANGER = "sk-victim", "sk-stranger"

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import pytest
 from starlette.routing import Route
 
-from proxy.app import create_app
 from proxy.config import check
+from proxy.server.app import create_app
 from tests.conftest import settings_for
 from tests.door.client import CHAT, JSON, TIMEOUT, Got, StartProxy, ask, chat, received
 from tests.door.raw_upstream import RawUpstream, answer

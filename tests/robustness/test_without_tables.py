@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from proxy import measures
-from proxy.profiles import litellm_table
+from proxy.limits.profiles import litellm_table
+from proxy.pipeline import measures
 from proxy.tokens import encodings
 from tests.conftest import proxies
 from tests.door.client import JSON, ask, chat

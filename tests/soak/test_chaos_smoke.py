@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.summary.service import REMEMBERED
+from proxy.summary.store import REMEMBERED
 from soak.chaos.command import Found, examined, report
 from soak.chaos.load import Tally
 from soak.chaos.upstream import Seen

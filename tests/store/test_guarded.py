@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from proxy.observe.metrics import STORE_BREAKER, STORE_FAILURES
 from proxy.store import StoreFailed, guarded
 from proxy.store.guarded import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Guarded
 from proxy.store.sqlite import SqliteStore
+from proxy.telemetry.metrics import STORE_BREAKER, STORE_FAILURES
 
 
 class Failing(SqliteStore):

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.observe.metrics import STORE_UNREADABLE
 from proxy.store.sealing import Content, Sealed, Unreadable
 from proxy.store.sqlite import SqliteStore
+from proxy.telemetry.metrics import STORE_UNREADABLE
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("cryptography") is None, reason="needs cryptography")
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.limits import Limits
-from proxy.shared import Shared
+from proxy.limits.learned import Limits
+from proxy.server.maintenance import Upkeep
 from proxy.store import StoreFailed
 from proxy.store.lane import rebuild
+from proxy.store.replicated_map import Shared
 from proxy.store.sqlite import SqliteStore
-from proxy.upkeep import Upkeep
 
 CANARY, GONE = b"CANARY-7f3a9b", b"GONE-1c8e02"
 
@@ -293,7 +293,7 @@ def test_upkeep_begins_no_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("where", ["folder", "round"])
 def test_an_error_of_one_round_does_not_end_upkeep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """A network folder that can't be read for a moment, or a fault of the proxy's own."""
-    monkeypatch.setattr("proxy.upkeep.EVERY", 0.01)
+    monkeypatch.setattr("proxy.server.maintenance.EVERY", 0.01)
     failing = True
 
     def fault(real: Callable[..., Any]) -> Callable[..., Any]:

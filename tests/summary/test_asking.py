@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from proxy.errors import UpstreamUnreachable
-from proxy.summary.asking import LaneModel, output_limit
+from proxy.summary.chunking import SummaryFailed, SummaryTooLong
+from proxy.summary.model import LaneModel, output_limit
 from proxy.summary.quality import Written
-from proxy.summary.writing import SummaryFailed, SummaryTooLong
-from proxy.upstream.lane import Answer, Outgoing
+from proxy.upstream.transport import Answer, Outgoing
 
 from .conversation import words
 

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from proxy.observe.metrics import REGISTRY
 from proxy.summary import breaker
 from proxy.summary.breaker import Attempt, Breaker
+from proxy.summary.chunking import SummaryFailed, SummaryTooLong, SummaryUnasked
 from proxy.summary.quality import SummaryRejected
-from proxy.summary.writing import SummaryFailed, SummaryTooLong, SummaryUnasked
+from proxy.telemetry.metrics import REGISTRY
 
 KEY = ("tenant", "main small")
 

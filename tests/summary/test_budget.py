@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy import shared
+from proxy.access.authenticator import Caller
 from proxy.config.policy import Policy
 from proxy.config.settings import LimitSettings
 from proxy.errors import UpstreamTimeout, UpstreamUnreachable
 from proxy.store import StoreFailed, open_store
-from proxy.summary.asking import LaneModel
+from proxy.store import replicated_map as shared
 from proxy.summary.budget import DAY, Budget, Budgets, BudgetSpent, Spent
-from proxy.summary.writing import SummaryFailed
-from proxy.teams import Caller
+from proxy.summary.chunking import SummaryFailed
+from proxy.summary.model import LaneModel
 
 from .conversation import words
 from .test_asking import ASKED, OneAnswer

@@ -12,8 +12,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.store import Store, StoreFailed, open_store
-from proxy.summary import lease, service
-from proxy.summary.service import KIND, Checkpoint, Entry, Make, Summaries
+from proxy.summary import lease
+from proxy.summary import store as service
+from proxy.summary.store import KIND, Checkpoint, Entry, Make, Summaries
 
 FIRST, SECOND, THIRD = (Checkpoint(n, key) for n, key in ((10, "k10"), (20, "k20"), (30, "k30")))
 

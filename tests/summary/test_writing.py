@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.compaction.message import TextCounter, Turn
+from proxy.summary.chunking import PARALLEL, SummaryFailed, SummaryTooLong, SummaryUnasked, Wish, chunks, newest, write
 from proxy.summary.quality import SummaryRejected, Written
 from proxy.summary.redaction import Redaction
-from proxy.summary.writing import PARALLEL, SummaryFailed, SummaryTooLong, SummaryUnasked, Wish, chunks, newest, write
 
 from .conversation import turn, words
 

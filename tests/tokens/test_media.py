@@ -15,8 +15,9 @@ from proxy.compaction.message import Turn, read
 from proxy.compaction.parts import MEDIA_LABELS
 from proxy.compaction.rules import MediaRules
 from proxy.compaction.stages.media import Media as MediaStage
-from proxy.profiles import Profile
-from proxy.tokens import Counter, encoding, has_remote_media
+from proxy.dialects.chat.counting import Counter
+from proxy.limits.profiles import Profile
+from proxy.tokens import encoding, has_remote_media
 from proxy.tokens.images import LARGEST_SIDE, RULES
 from proxy.tokens.media import MEDIA, Media
 

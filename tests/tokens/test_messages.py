@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.dialects.chat.counting import Counter
 from proxy.errors import ConfigurationError
-from proxy.profiles import Profile
-from proxy.tokens import Counter, encoding
+from proxy.limits.profiles import Profile
+from proxy.tokens import encoding
 
 EXACT = Counter(Profile("exact"))
 SCALED = Counter(Profile("scaled", token_ratio=1.25, tools="json"))

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from proxy.profiles import Profiles
-from proxy.tokens import Counter
-from proxy.tokens.remembered import Remembered
+from proxy.dialects.chat.counting import Counter
+from proxy.limits.profiles import Profiles
+from proxy.pipeline.facts_cache import Remembered
 
 PROFILES = Profiles()
 

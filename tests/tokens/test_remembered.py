@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from proxy.profiles import Profile
-from proxy.tokens import remembered
-from proxy.tokens.messages import Counter
-from proxy.tokens.remembered import Memory
+from proxy.dialects.chat.counting import Counter
+from proxy.limits.profiles import Profile
+from proxy.pipeline import facts_cache as remembered
+from proxy.pipeline.facts_cache import Memory
 
 
 def results(count: int, id_length: int) -> list[bytes]:

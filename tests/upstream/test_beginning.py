@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from proxy.upstream.sight import Sight
-from proxy.upstream.sse import beginning
+from proxy.dialects.chat.first_bytes import Sight
+from proxy.dialects.chat.stream import beginning
 
 
 def whole(**choice: object) -> bytes:

@@ -12,7 +12,7 @@ import pytest
 
 from bench.overflow.lines import lines
 from bench.overflow.scores import leaving_out, ours, score
-from proxy.upstream.overflow import Overflow, recognise
+from proxy.overflow import Overflow, recognise
 
 CATALOGUE = Path(__file__).parents[3] / "shared" / "data" / "overflow-errors.jsonl"
 SILENT = {"truncated", "silent"}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.upstream.overflow import Overflow, recognise
-from proxy.upstream.overflow.silent import (
+from proxy.overflow import Overflow, recognise
+from proxy.overflow.silent import (
     Filled,
     Finished,
     Sent,

@@ -11,10 +11,10 @@ from proxy.config import UpstreamSettings
 from proxy.demo.replies import Reply
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
-from proxy.upstream.lane import Answer, Lane
+from proxy.upstream.litellm.transport import TranslateLane
 from proxy.upstream.registry import Upstreams
 from proxy.upstream.relay import RelayLane
-from proxy.upstream.translate import TranslateLane
+from proxy.upstream.transport import Answer, Lane
 
 from .anthropic_server import AnthropicServer
 from .translate_exchange import outgoing

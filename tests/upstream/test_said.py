@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.upstream.overflow.envelope import as_error, said
+from proxy.overflow.error_fields import as_error, said
 
 OWN = {"error": {"message": "Odd.", "type": "t", "param": None, "code": "c"}, "id": "1"}
 REPORT = {"choices": None, "base_resp": {"status_code": 1008, "status_msg": "Odd."}}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from proxy.upstream.translate import TranslateLane
-from proxy.upstream.translate_request import api_base
+from proxy.upstream.litellm.request import api_base
+from proxy.upstream.litellm.transport import TranslateLane
 
 from .anthropic_server import Script
 from .translate_exchange import PROVIDERS, Result, Standin, drain, exchange, outgoing, send

@@ -11,8 +11,8 @@ import pytest
 from starlette.responses import JSONResponse
 
 from proxy.errors import UpstreamInterrupted, UpstreamTimeout, UpstreamUnreachable
-from proxy.upstream.overflow import recognise
-from proxy.upstream.translate import TranslateLane
+from proxy.overflow import recognise
+from proxy.upstream.litellm.transport import TranslateLane
 
 from .anthropic_server import AnthropicServer, LocalServer
 from .gemini_server import GeminiServer

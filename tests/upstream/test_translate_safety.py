@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 
-from proxy.headers import Credential
-from proxy.upstream.translate import TranslateLane
-from proxy.upstream.translate_request import PARAMETERS
+from proxy.http.headers import Credential
+from proxy.upstream.litellm.request import PARAMETERS
+from proxy.upstream.litellm.transport import TranslateLane
 
 from .anthropic_server import AnthropicServer, LocalServer, Received
 from .translate_exchange import Standin, exchange, outgoing, send

@@ -7,8 +7,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.upstream.lane import Outgoing
-from proxy.upstream.translate import TranslateLane
+from proxy.upstream.litellm.transport import TranslateLane
+from proxy.upstream.transport import Outgoing
 
 from .anthropic_server import AnthropicServer
 from .gemini_server import GeminiServer

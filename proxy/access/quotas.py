@@ -1,0 +1,101 @@
+"""What a team may use: requests per minute, and requests at the same time. Each process counts for itself.
+
+The rate is that of a leaky bucket: as many as the limit at once, and then evenly as they leak away.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractAsyncContextManager, nullcontext
+
+from aiolimiter import AsyncLimiter
+
+from proxy.access.admission import Pool
+from proxy.access.authenticator import Caller
+from proxy.errors import TooManyRequests
+from proxy.telemetry.metrics import refused
+
+MINUTE = 60.0
+
+WAIT_SECONDS = 1.0
+"""So long a request over the number at the same time waits for another to end: an answer's last byte often reaches the
+client a little before its end is noted here. As many may wait as may be in work, so that no team fills the proxy."""
+
+_UNLIMITED: AbstractAsyncContextManager[None] = nullcontext()
+
+
+class Quotas:
+    """What the teams use at the moment. Outlives a change of their limits."""
+
+    def __init__(self) -> None:
+        self._teams: dict[str, _Use] = {}
+
+    def admitted(self, caller: Caller) -> AbstractAsyncContextManager[None]:
+        """A request of a caller's, from its beginning to its end. Entering it raises ``TooManyRequests``."""
+        if caller.team is None or caller.limits is None:
+            return _UNLIMITED
+        use = self._teams.get(caller.team)
+        if use is None:
+            use = self._teams[caller.team] = _Use()
+        use.concurrent = caller.limits.concurrent or math.inf
+        return _Admitted(use, caller.limits.requests_per_minute)
+
+
+class _Use:
+    """What one team uses."""
+
+    def __init__(self) -> None:
+        self.concurrent = math.inf
+        self._inside = Pool(lambda: self.concurrent)
+        self._bucket: AsyncLimiter | None = None
+
+    async def enter(self, rate: int | None) -> None:
+        """Count a request in. Raises ``TooManyRequests``."""
+        if not self._inside.take(1):
+            await self._wait()
+        try:
+            if rate is not None:
+                await self._count(rate)
+        except BaseException:
+            self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Count a request out."""
+        self._inside.give(1)
+
+    async def _wait(self) -> None:
+        if self._inside.waiting < self.concurrent and await self._inside.wait(1, WAIT_SECONDS):
+            return
+        refused("concurrency").inc()
+        raise TooManyRequests(
+            f"Your team has {self.concurrent} requests in work, as many as it may. Wait for one to end, or ask the "
+            "operator of this proxy for more.",
+            retry_after=1,
+        )
+
+    async def _count(self, rate: int) -> None:
+        bucket = self._bucket
+        if bucket is None or bucket.max_rate != rate:
+            bucket = self._bucket = AsyncLimiter(rate, MINUTE)
+        if not bucket.has_capacity():
+            seconds = math.ceil(MINUTE / rate)
+            refused("rate").inc()
+            raise TooManyRequests(
+                f"Your team may send {rate} requests per minute, and has. Try again in {seconds} s, send fewer, or ask "
+                "the operator of this proxy for more.",
+                retry_after=seconds,
+            )
+        await bucket.acquire()  # at once, as there is room
+
+
+class _Admitted(AbstractAsyncContextManager[None]):
+    def __init__(self, use: _Use, rate: int | None) -> None:
+        self._use = use
+        self._rate = rate
+
+    async def __aenter__(self) -> None:
+        await self._use.enter(self._rate)
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        self._use.leave()

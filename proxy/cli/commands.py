@@ -1,0 +1,172 @@
+"""The commands: serve, demo, check, explain, models, keys, forget."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from proxy import __version__
+from proxy.errors import ConfigurationError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name=None, version=__version__, prog_name="compaction-proxy")
+def main() -> None:
+    """An OpenAI-compatible reverse proxy that compacts conversations on the way."""
+
+
+_CONFIG = click.option(
+    "--config",
+    type=click.Path(exists=True, path_type=Path),
+    envvar="COMPACTION_PROXY_CONFIG",
+    show_envvar=True,
+    help="The configuration: a YAML file, or a folder of them.",
+)
+
+
+@main.command()
+@_CONFIG
+@click.option("--host", help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), help="The port; 0 for any free one.")
+@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes that serve.")
+def serve(config: Path | None, host: str | None, port: int | None, workers: int) -> None:
+    """Start the proxy."""
+    from proxy.server.run import run
+
+    with _told_plainly():
+        run(config, host, port, workers)
+
+
+@main.command()
+@click.option("--turns", type=click.IntRange(1), default=60, show_default=True, help="Turns of the agent.")
+def demo(turns: int) -> None:
+    """Run a long agent session with and without the proxy; needs no API key."""
+    from proxy.demo.run import demo as run_demo
+
+    sys.exit(run_demo(turns))
+
+
+@main.command()
+@click.argument("file", required=False, type=click.Path(exists=True, path_type=Path))
+@_CONFIG
+@click.option("--team", help="Show the policy in force for a team: each value, and the line that sets it.")
+@click.option("--model", help="Show the policy in force for requests that name this model.")
+@click.option("--host", help="Check for this address, as given to serve --host.")
+@click.option("--strict", is_flag=True, help="Exit with status 1 if there are warnings.")
+def check(
+    file: Path | None, config: Path | None, team: str | None, model: str | None, host: str | None, strict: bool
+) -> None:
+    """Validate a configuration, FILE or --config: every error and warning with its line."""
+    from proxy.config import read
+    from proxy.config.warnings import advice, exposure
+    from proxy.pipeline.snapshot import listening
+
+    path = file or config
+    if path is None:
+        raise click.UsageError("No configuration. Fix: check FILE, or set COMPACTION_PROXY_CONFIG")
+    try:
+        loaded = read(path, os.environ)
+    except ConfigurationError as error:
+        click.echo(error.message, err=True)
+        sys.exit(1)
+    exposed = exposure(listening(loaded.settings, host), loaded)
+    warnings = [*loaded.warnings, *advice(loaded, datetime.now(UTC).date()), *exposed]
+    for warning in warnings:
+        click.echo(warning, err=True)
+    if strict and warnings:
+        sys.exit(1)
+    click.echo(f"{path}: fine")
+    if team is not None or model is not None:
+        from proxy.cli.policy_report import shown
+
+        with _told_plainly():
+            shown(loaded, team, model)
+
+
+@main.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_CONFIG
+@click.option("--model", help="The model, in place of the one that the request names.")
+@click.option("--policy", help="The policy, in place of the default one.")
+def explain(file: Path, config: Path | None, model: str | None, policy: str | None) -> None:
+    """Show what would be done to a recorded request (the JSON body of a chat completion). Sends nothing."""
+    from proxy.cli.explain import explained
+
+    with _told_plainly():
+        explained(file, config, model, policy)
+
+
+@main.command()
+@click.argument("names", nargs=-1)
+@_CONFIG
+@click.option("--check", is_flag=True, help="Show where LiteLLM's table and the one of this program differ instead.")
+def models(names: tuple[str, ...], config: Path | None, check: bool) -> None:
+    """Show the limits in force, where each comes from, and what was learned from upstreams."""
+    from proxy.cli.explain import checked, limits
+
+    with _told_plainly():
+        (checked if check else limits)(names, config)
+
+
+@main.group()
+def keys() -> None:
+    """Keys for teams."""
+
+
+def _team_name(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    from proxy.config.fields import NAME
+
+    if not NAME.fullmatch(value):
+        raise click.BadParameter(
+            "a name has 1 to 64 letters, digits, '.', '_' or '-', and begins with a letter or digit"
+        )
+    return value
+
+
+@keys.command()
+@click.option("--team", required=True, callback=_team_name, help="The team, by its name in the configuration.")
+@click.option(
+    "--expires", type=click.DateTime(["%Y-%m-%d"]), help="The day from whose beginning (UTC) the key is refused."
+)
+def new(team: str, expires: datetime | None) -> None:
+    """Make a key, and show it with the lines for the configuration. Nothing is written anywhere."""
+    from proxy.cli.new_key import announcement, new_key
+
+    if expires is not None and expires.replace(tzinfo=UTC) <= datetime.now(UTC):
+        raise click.BadParameter("this day has begun already: the key would be of no use", param_hint="--expires")
+    click.echo(announcement(new_key(), team, None if expires is None else expires.date()), nl=False)
+
+
+def _digest(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    digest = None if value is None else value.lower().removeprefix("sha256:")
+    if digest is not None and (len(digest) != 64 or set(digest) - set("0123456789abcdef")):
+        raise click.BadParameter('has 64 hex digits: printf %s "$KEY" | sha256sum')
+    return digest
+
+
+@main.command()
+@_CONFIG
+@click.option("--team", help="The team, as the configuration names it.")
+@click.option("--key-sha256", callback=_digest, help="The SHA-256 of the caller's key, where teams have no say.")
+def forget(config: Path | None, team: str | None, key_sha256: str | None) -> None:
+    """Remove everything that is stored of a team or a caller. Works beside a running server."""
+    from proxy.cli.forget import forget as run
+
+    with _told_plainly():
+        run(team, key_sha256, config)
+
+
+class _told_plainly:
+    """Errors of configuration are printed as they are, without a traceback; the exit status is 2."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ConfigurationError):
+            click.echo(error.message, err=True)
+            sys.exit(2)

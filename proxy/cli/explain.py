@@ -1,0 +1,214 @@
+"""What would be done to a recorded request, and which limits are in force: tables for a person. Nothing is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+from rich.console import Console
+from rich.table import Table
+
+from proxy.cli.learned_report import learned
+from proxy.cli.learned_report import render as render_learned
+from proxy.cli.profile_report import render
+from proxy.cli.table_differences import differences
+from proxy.config import Policy, Route, Settings, load
+from proxy.config.faults import near
+from proxy.dialects.chat.request import ChatBody, parse
+from proxy.errors import ConfigurationError
+from proxy.limits.learned import budget, reserved_output
+from proxy.limits.output import kept_free, shared_window
+from proxy.limits.profiles import Profile
+from proxy.pipeline.compactor import Case, Explanation
+from proxy.pipeline.rules import bounds_of, rules_for
+from proxy.server.runtime import Runtime
+from proxy.store import StoreFailed
+from proxy.summary.model import LaneModel
+
+WIDE = 150
+"""Columns of tables that no terminal shows."""
+
+
+def limits(names: Sequence[str], config: Path | None) -> None:
+    """Print the limits of models, by name as a client would give it, where each comes from, and what was learned.
+
+    Without names: those that the configuration names, and those of which something was learned. Raises
+    ``ConfigurationError``.
+    """
+    asyncio.run(_limits(names, load(config, os.environ)))
+
+
+async def _limits(names: Sequence[str], settings: Settings) -> None:
+    service = Runtime(settings)
+    try:
+        known = await learned(service.store)
+        wanted = list(names) or _named(settings)
+        routes = [(name, settings.route(name)) for name in wanted]
+        places = [(route.upstream, route.model) for _, route in routes if route is not None]
+        if not names:
+            others = [place for place in known.models if place not in places and place[0] in settings.upstreams]
+            places += others
+            routes += [(model, _route(settings, upstream, model)) for upstream, model in others]
+        if not routes:
+            raise ConfigurationError("Name the models to show, for example: compaction-proxy models gpt-5.2")
+        for _, route in routes:
+            if route is not None:
+                await service.profile(route)  # asks the upstream, in the background
+        await service.enquiries.settled()
+        profiles = [await service.profile(route) if route else service.profiles.find(name) for name, route in routes]
+    except StoreFailed as error:
+        raise ConfigurationError(f"store.url: the store can't be read: {error}") from error
+    finally:
+        await service.aclose()
+    console = _console()
+    render(profiles, console)
+    render_learned(known, places, console)
+
+
+def checked(names: Sequence[str], config: Path | None) -> None:
+    """Print where LiteLLM's table and ours differ, for all models or for some. Raises ``ConfigurationError``."""
+    settings = load(config, os.environ)
+    routes = [settings.route(name) for name in names]
+    wanted = {*names, *(route.model for route in routes if route is not None)}
+    table = Table("model", "field", "LiteLLM", "ours", "in force", "rule")
+    table.columns[0].overflow = "fold"
+    for column in table.columns[1:5]:
+        column.no_wrap = True
+    reasons = {}
+    for found in differences(wanted):
+        figures = ["-" if figure is None else f"{figure:,}" for figure in (found.theirs, found.ours, found.holds)]
+        table.add_row(found.model, found.field, *figures, found.rule)
+        reasons[found.rule] = found.reason
+    console = _console()
+    if not reasons:
+        console.print("LiteLLM's table and ours say the same.", highlight=False)
+        return
+    console.print(table, markup=False, highlight=False)
+    for rule, reason in reasons.items():
+        console.print(f"{rule}: {reason}.", markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        "Where both say something the smaller figure is in force: an upstream may offer less.", highlight=False
+    )
+
+
+def _console() -> Console:
+    """Where tables go; in a file or a pipe there is room for long names."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, WIDE)
+    return console
+
+
+def _route(settings: Settings, upstream: str, model: str) -> Route:
+    """The route by which requests for a model came to an upstream: where the file has it under the same name, that."""
+    route = settings.route(model)
+    return (
+        route
+        if route is not None and (route.upstream, route.model) == (upstream, model)
+        else Route(upstream, model, None)
+    )
+
+
+def _named(settings: Settings) -> list[str]:
+    """The models that a configuration names."""
+    return [route.model or route.match for route in settings.models if "*" not in route.match]
+
+
+def explained(file: Path, config: Path | None, model: str | None, policy: str | None) -> None:
+    """Print what would be done to the request in a file. Raises ``ConfigurationError``."""
+    settings = load(config, os.environ)
+    body = parse(file.read_bytes())
+    if not body.messages:
+        raise ConfigurationError(f"{file}: {_why_nothing(file.read_bytes())}")
+    if model is not None:
+        body = replace(body, model=model)
+    if policy is not None and policy not in settings.policies:
+        raise ConfigurationError(f"there is no policy '{policy}'. Fix: {near(policy, settings.policies)}")
+    asyncio.run(_explain(settings, body, settings.policies[policy or "default"].for_model(body.model or "")))
+
+
+def _why_nothing(raw: bytes) -> str:
+    """Return why a request has no messages to explain, and how to fix it."""
+    fix = 'Fix: {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hi"}]}'
+    try:
+        found = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return f"not JSON ({error}). {fix}"
+    if isinstance(found, dict) and found.get("messages") == []:
+        return f"messages is empty, so there is nothing to explain. {fix}"
+    return f"not the body of a chat completion, which has a list of messages. {fix}"
+
+
+async def _explain(settings: Settings, body: ChatBody, policy: Policy) -> None:
+    service = Runtime(settings)
+    try:
+        route = settings.route(body.model or "")
+        if route is None:
+            raise ConfigurationError(
+                f"no route of 'models' matches {body.model!r}. Fix: add a route, or use --model NAME"
+            )
+        profile = await service.profile(route)
+        explanation = await service.compactor.explain(_case(service, body, policy, route, profile))
+    finally:
+        await service.aclose()
+    console = Console()
+    console.print(_facts(explanation, profile, policy))
+    console.print(_parts(explanation))
+
+
+def _case(service: Runtime, body: ChatBody, policy: Policy, route: Route, profile: Profile) -> Case:
+    reserved = reserved_output(profile, body.max_output, policy.reserve_output)
+    window = shared_window(profile, body, policy.output, None, 1.0)
+    room = budget(profile, kept_free(window, reserved, profile.max_output_tokens), None)
+
+    async def none(tokens: int) -> Sequence[LaneModel]:
+        return ()  # no summary is made here
+
+    return Case(
+        body=body,
+        counter=service.counter(profile),
+        policy=policy,
+        mode="shadow",
+        budget=room,
+        tenant="explain",
+        upstream=route.upstream,
+        models=none,
+        rules=rules_for(policy, window_known=room is not None, bounds=bounds_of(profile)),
+    )
+
+
+def _facts(found: Explanation, profile: Profile, policy: Policy) -> Table:
+    table = Table("", "", show_header=False)
+    plan = found.plan
+    table.add_row("model", profile.model + (f" ({profile.note})" if profile.note else ""))
+    table.add_row("policy", policy.name)
+    table.add_row("budget for the input", "unknown" if found.budget is None else f"{found.budget:,} tokens")
+    if profile.max_messages is not None:
+        table.add_row("messages of a request", f"{profile.max_messages:,} at most")
+    if profile.max_bytes is not None:
+        table.add_row("bytes of a request", f"{profile.max_bytes:,} at most")
+    table.add_row("size as it came", f"{found.before:,} tokens in {found.messages:,} messages")
+    table.add_row("compacted", "yes" if found.steps else "no: below every trigger")
+    if found.steps:
+        table.add_row("size as it would be sent", f"{found.after:,} tokens, the summary counted at its cap")
+        table.add_row("stages", ", ".join(found.steps))
+    if plan.cut:
+        table.add_row(
+            "summaries on the way", ", ".join(f"before message {found.head + c + 1}" for c in plan.checkpoints)
+        )
+        table.add_row("replaced by the summary", f"messages {found.head + 1} to {found.head + plan.cut}")
+    if plan.upcoming is not None:
+        table.add_row("next summary", f"before message {found.head + plan.upcoming + 1}, made ahead of need")
+    return table
+
+
+def _parts(found: Explanation) -> Table:
+    table = Table("part", "tokens")
+    for name, tokens in found.parts.items():
+        table.add_row(name, f"{tokens:,}")
+    table.columns[1].justify = "right"
+    return table

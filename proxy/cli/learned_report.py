@@ -1,0 +1,94 @@
+"""What refusals and usage taught, as it stands in the store: tables for a person."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple, TypeVar
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from proxy.limits import calibration
+from proxy.limits import learned as limits
+from proxy.limits.calibration import Ratios
+from proxy.limits.learned import Limits
+from proxy.store import Entry, ListingStore
+from proxy.store.replicated_map import UNREADABLE, Known
+
+V = TypeVar("V", bound=Known)
+
+
+class Learned(NamedTuple):
+    """The contents of a store. Each limit and ratio comes with its tenant."""
+
+    limits: Sequence[tuple[str, Limits]]
+    ratios: Sequence[tuple[str, Ratios]]
+
+    @property
+    def models(self) -> list[tuple[str, str]]:
+        """The upstreams and models of which anything is known."""
+        known = {(found.upstream, found.model) for _, found in self.limits}
+        return sorted(known | {(found.upstream, found.model) for _, found in self.ratios})
+
+
+async def learned(store: ListingStore) -> Learned:
+    """Return the limits and ratios in the store, by tenant. Raises ``StoreFailed``."""
+    told = [(entry.tenant, _read(entry, Limits)) for entry in await store.entries(limits.KIND)]
+    ratios = [(entry.tenant, _read(entry, Ratios)) for entry in await store.entries(calibration.KIND)]
+    return Learned(
+        [(tenant, found) for tenant, found in told if found is not None],
+        [(tenant, found) for tenant, found in ratios if found is not None],
+    )
+
+
+def render(known: Learned, wanted: Sequence[tuple[str, str]], console: Console) -> None:
+    """Print what is known of the models of some upstreams."""
+    now = time.time()
+    told = Table("upstream", "model", "tenant", "of the", "tokens", "source", "age", "until", title="learned limits")
+    for tenant, found in known.limits:
+        if (found.upstream, found.model) not in wanted:
+            continue
+        for scope, figure in (("input", found.input), ("input and output", found.total)):
+            if figure is not None and figure.holds(now):
+                size = f"{figure.tokens:,}"
+                life = (_age(now - figure.since), _when(figure.until))
+                told.add_row(found.upstream, found.model, short(tenant), scope, size, figure.source, *life)
+    columns = ("upstream", "model", "tenant", "ratio", "source", "age", "until")
+    ratios = Table(*columns, title="the upstream's tokens for one of ours")
+    for tenant, ratio in known.ratios:
+        if (ratio.upstream, ratio.model) in wanted and ratio.until >= now:
+            source = f"usage of {len(ratio.ratios)} answers"
+            life = (_age(now - (ratio.since or ratio.noted)), _when(ratio.until))
+            ratios.add_row(ratio.upstream, ratio.model, short(tenant), f"{ratio.factor:.2f}", source, *life)
+    for table in (told, ratios):
+        table.title_justify = "left"
+        if table.row_count:
+            console.print(table, markup=False, highlight=False)
+    if not told.row_count and not ratios.row_count:
+        console.print("Nothing has been learned of these models.", highlight=False)
+
+
+def short(tenant: str) -> str:
+    """A tenant as it is shown: the beginning of its digest, which says nothing of a key."""
+    return hashlib.sha256(tenant.encode()).hexdigest()[:12]
+
+
+def _read(entry: Entry, form: type[V]) -> V | None:
+    """Return the decoded entry. ``None`` if it is damaged or of another version: servers ignore those, too."""
+    try:
+        return msgspec.json.decode(entry.value, type=form)
+    except UNREADABLE:
+        return None
+
+
+def _age(seconds: float) -> str:
+    minutes = max(int(seconds // 60), 0)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+
+
+def _when(until: float) -> str:
+    return datetime.fromtimestamp(until, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,141 @@
+"""How an answer ends: the usage and the finish reason that it reports, and whether anything was written at all."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from proxy.overflow.silent import Finished, cached_tokens, output_tokens, prompt_tokens
+
+TAIL_BYTES = 4_096
+"""So much of a chunk is kept, ..."""
+TAIL_CHUNKS = 16
+"""... and of so many of the last chunks."""
+
+_USAGE = re.compile(r'"usage"\s*:\s*(?=\{)')
+_REASON = re.compile(r'"finish_reason"\s*:\s*"([^"\\]{1,64})"')
+# What may follow on the JSON object that an answer or an event is.
+_END = re.compile(r"\s*\Z|[\r\n]+(?:data|event|id|retry)?:")
+_TRIED = 4
+_decoder = json.JSONDecoder()
+
+
+class Tail:
+    """The last bytes of an answer, which tell how it ended."""
+
+    def __init__(self) -> None:
+        self._chunks: deque[bytes] = deque(maxlen=TAIL_CHUNKS)
+        self._added = 0
+        self._cut = False
+
+    def add(self, chunk: bytes) -> None:
+        """Keep a chunk as long as it is among the last ones."""
+        if len(chunk) > TAIL_BYTES:
+            self._chunks.clear()
+            chunk = chunk[-TAIL_BYTES:]
+            self._cut = True
+        self._chunks.append(chunk)
+        self._added += 1
+
+    def finished(self) -> Finished:
+        """What the answer reports of itself. One that is longer than what is kept of it has something written in it.
+
+        In a string quotation marks are escaped, so ``"usage":`` with bare ones is a field. It is the answer's own only
+        if the object it stands in is the outermost one: nothing may follow on it but the next line of a stream.
+        """
+        body = b"".join(self._chunks)
+        text = body.decode("utf-8", "replace")
+        reasons = _REASON.findall(text)
+        usage = _usage(text)
+        whole = not self._cut and self._added <= TAIL_CHUNKS
+        return Finished(
+            finish_reason=reasons[-1] if reasons else None,
+            prompt=prompt_tokens(usage),
+            output=output_tokens(usage),
+            empty=whole and finished(body).empty,
+            cached=cached_tokens(usage),
+        )
+
+
+def _usage(text: str) -> Mapping[str, Any]:
+    for match in list(_USAGE.finditer(text))[: -_TRIED - 1 : -1]:
+        rest = '{"usage":' + text[match.end() :]
+        try:
+            value, end = _decoder.raw_decode(rest)
+        except (ValueError, RecursionError):
+            continue
+        usage: Mapping[str, Any] = value["usage"]
+        if _END.match(rest, end) and prompt_tokens(usage):
+            return usage
+    return {}
+
+
+def finished(body: bytes) -> Finished:
+    """What a whole answer reports, be it a stream or not; what is no JSON in it is passed over."""
+    usage: dict[str, object] = {}
+    reason: str | None = None
+    written = False
+    for value in _objects(body):
+        for part in (value, value.get("message")):
+            if isinstance(part, dict) and isinstance(said := part.get("usage"), dict):
+                usage.update({name: number for name, number in said.items() if number is not None})
+        written = written or bool(value.get("content"))
+        delta = value.get("delta")
+        told = value.get("stop_reason") or (delta.get("stop_reason") if isinstance(delta, dict) else None)
+        for choice in _choices(value):
+            told = choice.get("finish_reason") or told
+            message = choice.get("message") or choice.get("delta")
+            written = written or (isinstance(message, dict) and _says_something(message))
+        reason = told if isinstance(told, str) else reason
+    return Finished(reason, prompt_tokens(usage), output_tokens(usage), not written, cached_tokens(usage))
+
+
+def is_silence(body: bytes) -> bool:
+    """Whether a stream is without a single event: comments and its end at most."""
+    return all(_says_nothing(line.strip()) for line in body.splitlines())
+
+
+def gives_up(body: bytes) -> bool:
+    """Whether a stream is over after one event that only names the role: neither reason nor usage, then ``[DONE]``."""
+    data = [line[5:].strip() for line in body.splitlines() if line.startswith(b"data:") and line[5:].strip()]
+    if len(data) != 2 or data[1] != b"[DONE]":
+        return False
+    event = next(_objects(body), {})
+    choices = list(_choices(event))
+    named = any(isinstance(delta := choice.get("delta"), dict) and "role" in delta for choice in choices)
+    return named and not event.get("usage") and not any(choice.get("finish_reason") for choice in choices)
+
+
+def _says_nothing(line: bytes) -> bool:
+    name, _, value = line.partition(b":")
+    return name in (b"", b"event", b"id", b"retry") or (name == b"data" and value.strip() in (b"", b"[DONE]"))
+
+
+def _choices(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    choices = value.get("choices")
+    return (choice for choice in choices if isinstance(choice, dict)) if isinstance(choices, list) else iter(())
+
+
+def _says_something(message: Mapping[str, Any]) -> bool:
+    return any(value for name, value in message.items() if name not in ("role", "name"))
+
+
+def _objects(body: bytes) -> Iterator[dict[str, Any]]:
+    """The JSON object that an answer is, or those that a stream's events are."""
+    text = body.strip()
+    whole = text.startswith(b"{")
+    for line in [text] if whole else text.splitlines():
+        data = line if whole else line.removeprefix(b"data:").strip()
+        if not whole and not line.startswith(b"data:"):
+            continue
+        try:
+            value = msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            yield value

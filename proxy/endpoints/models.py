@@ -1,0 +1,136 @@
+"""``GET /v1/models``: the upstream's list, with the configured names."""
+
+from __future__ import annotations
+
+import asyncio
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from proxy.access.authenticator import Caller, may_use
+from proxy.endpoints.passthrough import drained, upstream_url
+from proxy.endpoints.paths import error_shape, speaks_anthropic
+from proxy.endpoints.reply import send_answer
+from proxy.errors import NotFound, ProxyError, UpstreamError
+from proxy.http.headers import VIA, encoded, for_upstream
+from proxy.http.loop_detection import checked_hops
+from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving
+from proxy.pipeline.response_start import Opening, opened, readable
+from proxy.pipeline.services import Services
+from proxy.pipeline.snapshot import Configuration
+
+log = structlog.get_logger(__name__)
+
+_WILD = "*?["
+
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError)
+
+LIST_BYTES = 4_000_000
+"""The longest list that is read, as it is sent."""
+
+
+class ModelList:
+    """The models that a caller may name."""
+
+    def __init__(self, service: Services) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Sent) -> None:
+        """Serve one request."""
+        try:
+            await drained(receive)
+            with leaving(receive, send):
+                await self._serve(scope, send)
+        except ClientLeft:
+            return
+        except ProxyError as error:
+            await answer_error(send, error, shape=error_shape(scope))
+
+    async def _serve(self, scope: Scope, send: Send) -> None:
+        configuration = self._service.configuration
+        hops = checked_hops(scope, self._service.instance)
+        caller = configuration.teams.identify(scope["headers"])
+        async with self._service.quotas.admitted(caller):
+            await self._listed(configuration, scope, send, caller, hops)
+
+    async def _listed(self, configuration: Configuration, scope: Scope, send: Send, caller: Caller, hops: str) -> None:
+        settings = configuration.settings
+        first = configuration.upstreams.first(anthropic=speaks_anthropic(scope))
+        if not settings.models and caller.models is None:
+            await send_answer(send, await self._ask(configuration, first, scope, caller, hops), [])
+            return
+        listed: dict[str, dict[str, Any]] = {}
+        for name in dict.fromkeys(route.upstream for route in settings.models) or [first]:
+            listed.update(await self._routed(configuration, name, scope, caller, hops))
+        for route in settings.models:
+            if not any(mark in route.match for mark in _WILD):
+                entry = {"id": route.match, "object": "model", "created": 0, "owned_by": route.upstream}
+                listed.setdefault(route.match, entry)
+        data = [entry for model, entry in listed.items() if may_use(caller, model)]
+        body = msgspec.json.encode(_page(data) if speaks_anthropic(scope) else {"object": "list", "data": data})
+        headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
+        await send({"type": "http.response.start", "status": 200, "headers": encoded(headers)})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _ask(
+        self, configuration: Configuration, upstream: str, scope: Scope, caller: Caller, hops: str
+    ) -> Opening:
+        lane = await configuration.upstreams.relay(upstream)
+        url = upstream_url(scope, lane, "/models", None)
+        forwarded = [*for_upstream(scope["headers"]), (VIA, hops)]
+        headers = lane.headers(forwarded, caller.credential, anthropic=speaks_anthropic(scope))
+        answer = await lane.request("GET", url, headers, None, configuration.settings.server.deadline)
+        try:
+            return await opened(answer)
+        except BaseException:
+            await answer.close()
+            raise
+
+    async def _list(
+        self, configuration: Configuration, upstream: str, scope: Scope, caller: Caller, hops: str
+    ) -> bytes:
+        opening = await self._ask(configuration, upstream, scope, caller, hops)
+        try:
+            chunks, size = [opening.first], len(opening.first)
+            async for chunk in opening.answer.body:
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > LIST_BYTES:
+                    raise UpstreamError("The upstream's list of models is too long.")
+        finally:
+            await opening.answer.close()
+        return await readable(opening.answer, b"".join(chunks), LIST_BYTES)
+
+    async def _routed(
+        self, configuration: Configuration, upstream: str, scope: Scope, caller: Caller, hops: str
+    ) -> dict[str, dict[str, Any]]:
+        """What an upstream lists, as far as requests for it are routed there. An upstream without a list adds none."""
+        try:
+            async with asyncio.timeout(configuration.settings.server.deadline):
+                entries = _entries(await self._list(configuration, upstream, scope, caller, hops))
+        except NotFound:
+            return {}  # a translated provider has no such list
+        except (UpstreamError, TimeoutError, *_UNREADABLE) as error:
+            log.warning("models.no_list", upstream=upstream, reason=type(error).__name__)
+            return {}
+        routes = configuration.settings.models
+        if not routes:
+            return entries
+        found = {model: next((r for r in routes if fnmatchcase(model, r.match)), None) for model in entries}
+        return {model: entries[model] for model, route in found.items() if route and route.upstream == upstream}
+
+
+def _page(data: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return entries as one page of Anthropic's list of models."""
+    page = [{"type": "model", "display_name": entry["id"], **entry} for entry in data]
+    ids = [entry["id"] for entry in page]
+    return {"data": page, "has_more": False, "first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
+
+
+def _entries(listed: bytes) -> dict[str, dict[str, Any]]:
+    """The entries of a list by their ids; what has none is left out."""
+    data = msgspec.json.decode(listed)["data"]
+    return {entry["id"]: entry for entry in data if isinstance(entry, dict) and isinstance(entry.get("id"), str)}

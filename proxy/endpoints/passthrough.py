@@ -1,0 +1,199 @@
+"""Every path under /v1 but chat completions: the request and its response are forwarded as streams, unchanged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from starlette.types import Message, Receive, Scope
+
+from proxy.access.admission import Holding
+from proxy.access.authenticator import Caller
+from proxy.dialects.chat.request import named, parsed
+from proxy.endpoints.paths import AZURE, DEPLOYMENT, PREFIX, error_shape, speaks_anthropic
+from proxy.endpoints.reply import send_answer
+from proxy.endpoints.restrictions import check_body, check_path
+from proxy.errors import NotFound, ProxyError
+from proxy.http.headers import VIA, for_upstream
+from proxy.http.loop_detection import checked_hops
+from proxy.http.request_body import ClientLeft, Sent, answer_error, arriving, header, leaving, read_body
+from proxy.pipeline.response_start import Opening
+from proxy.pipeline.services import Services
+from proxy.pipeline.snapshot import Configuration
+from proxy.upstream.relay import RelayLane, without_api_version
+
+WHOLE_BYTES = 1_000_000
+"""A body that says it is at most so large is read before it is sent on."""
+
+_OF_THE_BODY = ("content-encoding", "content-length")
+_DOTS = frozenset({".", ".."})
+
+
+class PassThrough:
+    """Any method, any path under /v1, to the first upstream that speaks the client's API."""
+
+    def __init__(self, service: Services) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Sent) -> None:
+        """Serve one request."""
+        try:
+            await self._serve(scope, receive, send)
+        except ClientLeft:
+            return
+        except ProxyError as error:
+            await answer_error(send, error, receive=receive, shape=error_shape(scope))
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Sent) -> None:
+        service = self._service
+        configuration = service.configuration
+        hops = checked_hops(scope, service.instance)
+        caller = configuration.teams.identify(scope["headers"])
+        async with service.quotas.admitted(caller):
+            with service.bodies.holding() as held:
+                await self._passed(configuration, scope, receive, send, caller, hops, held)
+
+    async def _passed(
+        self,
+        configuration: Configuration,
+        scope: Scope,
+        receive: Receive,
+        send: Sent,
+        caller: Caller,
+        hops: str,
+        held: Holding,
+    ) -> None:
+        check_path(scope, caller)
+        path = upstream_path(scope)
+        anthropic = speaks_anthropic(scope)
+        lane = await configuration.upstreams.relay(configuration.upstreams.first(anthropic=anthropic))
+        headers = for_upstream(scope["headers"])
+        upload = Upload(receive)
+        model: str | None = scope.get(DEPLOYMENT)
+        body: bytes | AsyncIterator[bytes] | None
+        if caller.models is not None or (is_json(scope) and (model is not None or lane.names_model(path))):
+            body, model = await self._read(scope, upload, caller, held)
+        else:
+            body = await self._body(scope, upload, held)
+            headers += [(name, value) for name in _OF_THE_BODY if (value := header(scope, name.encode())) is not None]
+        url = upstream_url(scope, lane, path, model)
+        headers = lane.headers([*headers, (VIA, hops)], caller.credential, anthropic=anthropic)
+        timeout = configuration.settings.server.deadline
+        # While the body is still coming, reading it is what notices that the client has left.
+        with leaving(upload.after, send):
+            answer = await lane.request(scope["method"], url, headers, body, timeout)
+            # A stream may take hours, and the body can't be sent again.
+            del body
+            held.shrink(0)
+            await send_answer(send, Opening(answer, b"", False, None), [], shape=error_shape(scope))
+
+    async def _body(self, scope: Scope, upload: Upload, held: Holding) -> bytes | AsyncIterator[bytes] | None:
+        """Return what to send: nothing, a body that is there, or one that is still arriving."""
+        if not has_body(scope):
+            await upload.whole()
+            return None
+        # A small body is read first, so that a slow client doesn't hold a connection to the upstream.
+        announced = header(scope, b"content-length")
+        if announced is None or int(announced) > WHOLE_BYTES:
+            return aiter(upload)
+        if not held.grown(int(announced)):
+            await held.wait(int(announced))
+        return await upload.whole()
+
+    async def _read(
+        self, scope: Scope, upload: Upload, caller: Caller, held: Holding
+    ) -> tuple[bytes | None, str | None]:
+        """Return a whole body, unpacked, and the model it names. A deployment in the path replaces that model.
+
+        Raises ``ModelNotAllowed`` if the caller may not use it, besides the errors of ``read_body``.
+        """
+        raw = await read_body(scope, upload.receive, self._service.settings.server.body_limit, held)
+        if not raw and scope["method"] in ("GET", "HEAD"):
+            return None, None
+        body = await parsed(raw, chat=False)
+        if (deployment := scope.get(DEPLOYMENT)) is not None:
+            body = named(body, deployment)
+        if caller.models is not None:
+            await check_body(scope, caller, body.raw)
+        return body.raw, body.model
+
+
+def upstream_url(scope: Scope, lane: RelayLane, path: str, model: str | None) -> str:
+    """Return the upstream's address for a request. Raises ``NotFound`` if that needs a model and there is none."""
+    query = quoted(scope["query_string"])
+    if scope.get(AZURE) and not lane.azure:
+        query = without_api_version(query)
+    if model is None and lane.names_model(path):
+        raise NotFound("The upstream needs a deployment for this path. Send /openai/deployments/NAME/… instead.")
+    return lane.url(path, query, model=model)
+
+
+def is_json(scope: Scope) -> bool:
+    """Return whether a request says that its body is JSON, or doesn't say what it is."""
+    kind = header(scope, b"content-type")
+    return has_body(scope) and (kind is None or "json" in kind.lower())
+
+
+def has_body(scope: Scope) -> bool:
+    """Whether the request announces a body."""
+    return header(scope, b"content-length") not in (None, "0") or header(scope, b"transfer-encoding") is not None
+
+
+def upstream_path(scope: Scope) -> str:
+    """Return the path below /v1, spelled as the client spelled it. Raises ``NotFound`` if it leads out of there.
+
+    Some servers ignore what follows a semicolon in a name, so that `..;` is as two dots.
+    """
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    names = scope["path"].replace("\\", "/").split("/")
+    if not raw.startswith(PREFIX.encode() + b"/") or not _DOTS.isdisjoint(name.partition(";")[0] for name in names):
+        raise NotFound("This path has dots in place of a name, or an encoded /v1. Write it plainly.")
+    return quoted(raw.split(b"?")[0])[len(PREFIX) :]
+
+
+def quoted(part: bytes) -> str:
+    """A part of an address as it came; what no address may have is escaped."""
+    return "".join(chr(byte) if 0x20 < byte < 0x7F else f"%{byte:02X}" for byte in part)
+
+
+class Upload:
+    """A body as it comes. Raises ``ClientLeft`` if it breaks off, which ends the upstream's request too."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._finished = asyncio.Event()
+
+    async def receive(self) -> Message:
+        """The next message of the connection."""
+        message = await self._receive()
+        if not message.get("more_body", False):
+            self._finished.set()
+        return message
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while not self._finished.is_set():
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            if chunk := message.get("body", b""):
+                yield chunk
+
+    async def whole(self) -> bytes:
+        """All of it. Raises ``BodyTooSlow``."""
+        chunks = []
+        with arriving() as body_in_time:
+            async for chunk in self:
+                body_in_time.came(len(chunk))
+                chunks.append(chunk)
+        return b"".join(chunks)
+
+    async def after(self) -> Message:
+        """What comes once the body is there, which can only be the client's leaving."""
+        await self._finished.wait()
+        return await self._receive()
+
+
+async def drained(receive: Receive) -> None:
+    """Read and throw away the body of a request that should have none: what comes next is the client's leaving."""
+    async for _ in Upload(receive):
+        pass

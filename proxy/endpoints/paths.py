@@ -1,0 +1,108 @@
+"""Map the spellings of a path that clients use to the one path of each endpoint."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote
+
+from starlette.types import Scope
+
+from proxy.errors import ErrorShape
+from proxy.http.request_body import header
+
+PREFIX = "/v1"
+"""The API starts here."""
+
+CHAT = "/v1/chat/completions"
+MODELS = "/v1/models"
+MESSAGES = "/v1/messages"
+
+DEPLOYMENT = "compaction.deployment"
+"""Key of a scope: the deployment that an Azure client names in the path."""
+
+AZURE = "compaction.azure"
+"""Key of a scope: present if the path was in Azure's form, so that `api-version` in the query belongs to Azure."""
+
+_COMMON = frozenset({CHAT, MODELS, MESSAGES, "/v1/responses", "/v1/embeddings", "/v1/messages/count_tokens"})
+
+# First names of the paths of OpenAI's and Anthropic's APIs. Paths that begin otherwise are passed on as spelled.
+_ROOTS = frozenset(
+    {
+        *("assistants", "audio", "batches", "chat", "completions", "containers", "conversations", "embeddings"),
+        *("evals", "files", "fine_tuning", "images", "messages", "models", "moderations", "organization"),
+        *("realtime", "responses", "threads", "uploads", "vector_stores", "videos"),
+    }
+)
+
+# Endpoints that people paste as the base URL. The client then appends its own path.
+_ENDPOINTS = (("chat", "completions"), ("completions",), ("embeddings",), ("responses",), ("messages",))
+_APPENDED = (("v1",), ("models",), ("chat", "completions"), ("completions",), ("embeddings",), ("responses",))
+
+
+def canonical(scope: Scope) -> Scope:
+    """Return the scope with the path of the endpoint that the client means, or the scope itself if nothing changes.
+
+    These spellings change: a trailing or doubled slash, a missing or repeated `/v1`, an endpoint as the base URL
+    (`/v1/chat/completions/models`), and Azure's `/openai/deployments/NAME/…` and `/openai/v1/…`. Names keep their
+    percent-encoding. Case matters. Paths outside OpenAI's and Anthropic's APIs stay as they are.
+    """
+    path = scope["path"]
+    if path in _COMMON:
+        return scope
+    raw: bytes = scope.get("raw_path") or path.encode()
+    spelled = [name for name in raw.split(b"?")[0].decode("latin-1").split("/") if name]
+    rest, deployment, azure = _meant(spelled)
+    if not rest or unquote(rest[0]) not in _ROOTS:
+        return scope
+    meant = "/".join((PREFIX, *rest))
+    changed: dict[str, object] = {"path": unquote(meant), "raw_path": meant.encode("latin-1")}
+    if azure:
+        changed[AZURE] = True
+    if deployment is not None:
+        changed[DEPLOYMENT] = deployment
+    return {**scope, **changed}
+
+
+def _meant(names: list[str]) -> tuple[list[str], str | None, bool]:
+    """Return the names below /v1, the deployment if the path has one, and whether the path is in Azure's form."""
+    deployment, azure = None, False
+    while names:
+        if names[0] == "v1":
+            names = names[1:]
+        elif names[0] == "openai":
+            names, azure = names[1:], True
+        elif names[0] == "deployments" and len(names) > 2 and unquote(names[1]) not in (".", ".."):
+            deployment, names, azure = unquote(names[1]), names[2:], True
+        elif (appended := _appended(names)) is not None:
+            names = appended
+        else:
+            break
+    return names, deployment, azure
+
+
+def _appended(names: list[str]) -> list[str] | None:
+    """Return what a client appended to an endpoint that is its base URL, or `None`."""
+    for endpoint in _ENDPOINTS:
+        size = len(endpoint)
+        if tuple(names[:size]) == endpoint:
+            rest = names[size:]
+            again = (*_APPENDED, endpoint)
+            return rest if any(tuple(rest[: len(start)]) == start for start in again) else None
+    return None
+
+
+def is_messages(path: str) -> bool:
+    """Return whether a path belongs to Anthropic's Messages API."""
+    return path == MESSAGES or path.startswith(f"{MESSAGES}/")
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Return whether a request is in Anthropic's format: by its path, or by the header all its clients send."""
+    path = scope["path"]
+    if path == CHAT:
+        return False
+    return is_messages(path) or (path.startswith(PREFIX) and header(scope, b"anthropic-version") is not None)
+
+
+def error_shape(scope: Scope) -> ErrorShape:
+    """Return the shape in which the client of a request expects errors."""
+    return "anthropic" if speaks_anthropic(scope) else "openai"

@@ -1,0 +1,189 @@
+"""Sending an upstream's answer to the client."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Mapping
+
+import msgspec
+import structlog
+from starlette.types import Send
+
+from proxy.dialects.chat.stream import EventBuffer
+from proxy.dialects.chat.usage import Tail
+from proxy.errors import ErrorShape, ProxyError, UpstreamInterrupted, error_body
+from proxy.http.headers import encoded
+from proxy.overflow.error_fields import as_error, said
+from proxy.pipeline.response_start import Opening, readable
+from proxy.upstream.transport import Headers
+
+log = structlog.get_logger(__name__)
+
+SAID_BYTES = 500
+"""So much of a refusal that is no JSON is quoted in an error event."""
+
+
+async def send_answer(
+    send: Send, opening: Opening, extra: Headers, tail: Tail | None = None, *, shape: ErrorShape = "openai"
+) -> None:
+    """Forward an answer as it arrives, with further headers. Close the upstream's request at the end, or on an error.
+
+    ``tail`` receives the bytes that are sent. ``shape`` is that of the error event which ends an interrupted stream.
+    """
+    answer = opening.answer
+    headers = [pair for pair in answer.headers if not pair[0].startswith("x-compaction")]
+    if opening.is_stream and not opening.complete:
+        # If it breaks, an error event takes the place of what is missing, and has another length.
+        headers = [pair for pair in headers if pair[0] != "content-length"]
+    try:
+        await send({"type": "http.response.start", "status": answer.status, "headers": encoded([*headers, *extra])})
+        if tail is not None:
+            tail.add(opening.first)
+        if opening.complete:
+            await send({"type": "http.response.body", "body": opening.first})
+        elif opening.is_stream:
+            await _send_events(send, opening, tail, shape)
+        else:
+            await _send_bytes(send, opening, tail)
+    finally:
+        await answer.close()
+
+
+async def send_rest(send: Send, opening: Opening, done: Headers, tail: Tail | None = None) -> None:
+    """Send a response whose head, that of an event stream, has been sent. Any other response becomes an error event.
+
+    ``done`` are the headers that weren't known then; a comment takes their place. The upstream's request ends with
+    this, however it ends. ``tail`` gets what is sent.
+    """
+    comment = ", ".join(f"{name}: {value}" for name, value in done)
+    try:
+        await send({"type": "http.response.body", "body": f": {comment}\n\n".encode(), "more_body": True})
+        if tail is not None:
+            tail.add(opening.first)
+        if not opening.is_stream or opening.answer.status >= 400:
+            await send({"type": "http.response.body", "body": _event(await _error_of(opening))})
+        elif opening.complete:
+            await send({"type": "http.response.body", "body": opening.first})
+        else:
+            await _send_events(send, opening, tail)
+    finally:
+        await opening.answer.close()
+
+
+async def send_error_event(send: Send, error: ProxyError) -> None:
+    """End an event stream that has begun with an error of ours."""
+    await send({"type": "http.response.body", "body": _event(error.body())})
+
+
+def _event(data: bytes, shape: ErrorShape = "openai") -> bytes:
+    name = b"event: error\n" if shape == "anthropic" else b""
+    return name + b"data: " + data + b"\n\n"
+
+
+async def _error_of(opening: Opening) -> bytes:
+    """An answer that is no stream as an error on one line: the upstream's own, where it says one."""
+    status = opening.answer.status
+    body = await readable(opening.answer, opening.first)
+    if error := as_error(status, body):
+        # Python's own encoder takes whatever its parser took, such as half of a surrogate pair.
+        return json.dumps(error, separators=(",", ":")).encode()
+    if status >= 400:
+        text = body[:SAID_BYTES].decode("utf-8", "replace").strip()
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        return error_body(f"The upstream refused with status {status}: {text}", type=kind, code="upstream_error")
+    return error_body(
+        f"The upstream answered with status {status} and no stream of events. Ask without 'stream', or try again.",
+        type="server_error",
+        code="upstream_error",
+    )
+
+
+def _decoded(data: bytes) -> object:
+    """The JSON value; ``None`` for what is none."""
+    try:
+        value: object = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return value
+
+
+async def _send_bytes(send: Send, opening: Opening, tail: Tail | None) -> None:
+    if opening.first:
+        await send({"type": "http.response.body", "body": opening.first, "more_body": True})
+    try:
+        async for chunk in opening.answer.body:
+            if tail is not None:
+                tail.add(chunk)
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    except UpstreamInterrupted as error:
+        # Nothing that could still be sent would say so; the server closes the connection on an unfinished answer.
+        log.warning("upstream.interrupted", reason=error.message)
+        return
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _send_events(send: Send, opening: Opening, tail: Tail | None, shape: ErrorShape = "openai") -> None:
+    buffer = EventBuffer()
+    feed = buffer.feed
+    try:
+        if opening.first and (whole := feed(opening.first)):
+            await send({"type": "http.response.body", "body": whole, "more_body": True})
+        async for chunk in opening.answer.body:
+            if tail is not None:
+                tail.add(chunk)
+            if whole := feed(chunk):
+                await send({"type": "http.response.body", "body": whole, "more_body": True})
+        last = buffer.rest()
+    except UpstreamInterrupted as error:
+        # Half an event is not passed on; an error event says that the answer is not whole.
+        log.warning("upstream.interrupted", reason=error.message)
+        last = (b"\n\n" if buffer.midway else b"") + _event(error.body(shape), shape)
+    await send({"type": "http.response.body", "body": last})
+
+
+async def add_what_does_not_fit(opening: Opening, parts: Mapping[str, int]) -> None:
+    """Add one sentence to the upstream's own refusal: what does not fit, with sizes in tokens.
+
+    Status, type and code stay. An answer of another shape than an error with a message stays as it is.
+    """
+    added = sentence(parts)
+    body = await readable(opening.answer, opening.first)
+    first = _error_with(body, added) or b"\n".join(_line_with(line, added) for line in body.split(b"\n"))
+    if first == body:
+        return
+    opening.first = first
+    opening.answer.headers = [
+        pair for pair in opening.answer.headers if pair[0] not in ("content-length", "content-encoding")
+    ]
+    if opening.complete:
+        opening.answer.headers.append(("content-length", str(len(first))))
+
+
+def _line_with(line: bytes, added: str) -> bytes:
+    """A line of a stream; where it is the data of an error, with a sentence added to its message."""
+    name, separator, data = line.partition(b":")
+    changed = _error_with(data.strip(), added) if name in (b"data", b"error") else None
+    return line if changed is None else name + separator + b" " + changed
+
+
+def _error_with(body: bytes, added: str) -> bytes | None:
+    """An error with a sentence added to its message; ``None`` for anything else."""
+    value = _decoded(body.removeprefix(codecs.BOM_UTF8))
+    found = said(value)
+    if found is None:
+        return None
+    found.holder[found.key] = f"{found.text} {added}"
+    return msgspec.json.encode(value)
+
+
+def sentence(parts: Mapping[str, int]) -> str:
+    """What of a request does not fit, in one sentence, with sizes in tokens."""
+    sized = sorted(((tokens, name) for name, tokens in parts.items() if tokens), reverse=True)
+    if not sized:
+        return "(The compaction proxy found nothing in this request that it could shorten.)"
+    listed = ", ".join(f"{name} {tokens:,}" for tokens, name in sized)
+    return (
+        f"(The compaction proxy could not make the request small enough; what is left, in tokens: {listed}. "
+        f"Shorten the {sized[0][1]}, or use a model with a larger window.)"
+    )

@@ -1,0 +1,151 @@
+"""Which headers travel, and which belong to one hop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+
+import msgspec
+
+# RFC 9110, section 7.6.1, and what older software sends in the same sense.
+HOP_BY_HOP = frozenset(
+    {
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+CREDENTIALS = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-key", "cookie"})
+
+VIA = "x-compaction-via"
+"""The proxies that a request has been through, by the id each makes for itself when it starts."""
+
+# What this proxy sets, reads or undoes itself on the way to an upstream.
+_OWN_REQUEST = frozenset({"host", "content-length", "content-encoding", "expect", "x-compaction", VIA})
+_FORWARDED = frozenset({"forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"})
+
+# The proxy decides which web pages may call. Some upstreams refuse requests that have these headers.
+_OF_BROWSERS = frozenset({"origin", "sec-fetch-dest", "sec-fetch-mode", "sec-fetch-site", "sec-fetch-user"})
+_CORS = frozenset(
+    f"access-control-{name}"
+    for name in (
+        "allow-credentials",
+        "allow-headers",
+        "allow-methods",
+        "allow-origin",
+        "allow-private-network",
+        "expose-headers",
+        "max-age",
+    )
+)
+
+_NOT_FOR_UPSTREAM = HOP_BY_HOP | _OWN_REQUEST | CREDENTIALS | _FORWARDED | _OF_BROWSERS
+_NOT_FOR_CLIENT = HOP_BY_HOP | _CORS | {"server", "date", "alt-svc"}
+
+Headers = list[tuple[str, str]]
+
+RawHeaders = Iterable[tuple[bytes, bytes]]
+
+KEY_HEADERS = ("authorization", "x-api-key", "api-key")
+"""Headers that carry a caller's key. If several do, the first in this order counts and the others are dropped."""
+
+_KEY_HEADERS = frozenset(name.encode() for name in KEY_HEADERS)
+
+
+class Credential(msgspec.Struct, frozen=True):
+    """A caller's key, and the header in `KEY_HEADERS` that it came in (in `authorization` as a Bearer token)."""
+
+    key: str
+    header: str
+
+    def __repr__(self) -> str:
+        """Leave the key out."""
+        return f"Credential(header={self.header!r})"
+
+
+def credential(raw: RawHeaders) -> tuple[Credential | None, str | None]:
+    """Return the key that identifies a caller, and the first `Authorization` header if it holds no Bearer token.
+
+    The proxy identifies the caller by this key and forwards no other. If a header is repeated, the first one counts.
+    """
+    found: dict[bytes, str] = {}
+    for name, value in raw:
+        if name in _KEY_HEADERS:
+            found.setdefault(name, value.decode("latin-1").strip())
+    if not found:
+        return None, None
+    authorization = found.get(b"authorization", "")
+    scheme, _, token = authorization.partition(" ")
+    if scheme.lower() == "bearer" and (key := token.strip()):
+        return Credential(key, "authorization"), None
+    for header in KEY_HEADERS[1:]:
+        if key := found.get(header.encode(), ""):
+            return Credential(key, header), None
+    return None, authorization or None
+
+
+def for_upstream(raw: RawHeaders) -> list[tuple[str, str]]:
+    """Return the client's headers to forward: not those of the connection, its credentials, or where it comes from."""
+    pairs = []
+    named: set[str] = set()
+    for raw_name, raw_value in raw:
+        name = _forwarded_as.get(raw_name)
+        if name is None:
+            name = _forward_as(raw_name)
+        if name:
+            pairs.append((name, _text(raw_value)))
+        elif raw_name == b"connection":
+            named.update(part.strip().lower() for part in _text(raw_value).split(","))
+    return pairs if named <= HOP_BY_HOP else _without(pairs, named)
+
+
+_REMEMBERED_NAMES = 1_000
+_forwarded_as: dict[bytes, str] = {}
+"""The names of headers that clients send, as they are forwarded; empty if they aren't."""
+
+
+def _forward_as(raw_name: bytes) -> str:
+    name = raw_name.decode("latin-1").lower()
+    if _unspelled(name) in _NOT_FOR_UPSTREAM or name in _NOT_FOR_UPSTREAM:
+        name = ""
+    if len(_forwarded_as) < _REMEMBERED_NAMES and len(raw_name) <= 100:
+        _forwarded_as[raw_name] = name
+    return name
+
+
+def for_client(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the upstream's headers to forward, lower case: not those of the connection."""
+    lower = [(name.lower(), value) for name, value in pairs]
+    return _without(lower, _NOT_FOR_CLIENT | connection_names(lower))
+
+
+def _without(pairs: list[tuple[str, str]], dropped: Set[str]) -> list[tuple[str, str]]:
+    return [pair for pair in pairs if pair[0] not in dropped and _unspelled(pair[0]) not in dropped]
+
+
+def _unspelled(name: str) -> str:
+    """Return a name with hyphens in place of underscores, because many servers take one for the other."""
+    return name.replace("_", "-")
+
+
+def connection_names(pairs: Iterable[tuple[str, str]]) -> set[str]:
+    """Headers that a Connection header declares to be for this hop only."""
+    return {part.strip().lower() for name, value in pairs if name == "connection" for part in value.split(",")}
+
+
+def encoded(pairs: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    """Headers as ASGI takes them; an upstream's come back with the bytes that they had, whatever their encoding."""
+    return [(name.encode("latin-1"), value.encode("utf-8", "surrogateescape")) for name, value in pairs]
+
+
+def _text(value: bytes) -> str:
+    """A header's value as the client library takes it, which writes UTF-8."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")

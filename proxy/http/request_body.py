@@ -1,0 +1,272 @@
+"""Taking a request in: its body within limits, and word of the client leaving."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Protocol
+
+from starlette.types import Message, Receive, Scope, Send
+
+from proxy.errors import BodyTooLarge, BodyTooSlow, ErrorShape, ProxyError
+from proxy.http.decompression import OVER, unpacked
+from proxy.http.headers import encoded
+from proxy.http.timers import Overdue, overdue
+
+__all__ = ["ClientLeft", "Sent", "answer_error", "arriving", "header", "is_handshake", "leaving", "read_body"]
+
+STEP = 2_000_000
+"""Bytes that a body is decompressed to in one step, about 10 ms of work in a thread."""
+
+INLINE_STEP = 65_536
+"""Bytes that a small body is decompressed to on the event loop, less than 1 ms of work."""
+
+EMPTY_PIECE = 4_096
+"""What a piece of decompressed output counts for beyond its bytes."""
+
+BODY_SECONDS = 30.0
+BODY_RATE = 10_000
+"""A body has so many seconds to come, and one more for each so many bytes: whoever sends nothing holds a place."""
+
+SLOW = "The request body came too slowly, or stopped coming. Send it again."
+
+
+SMALL = 65_536
+"""A body of at most this many bytes doesn't queue behind large ones that wait for memory."""
+
+
+class MemoryLease(Protocol):
+    """The memory that is charged to one request, in bytes. See ``access.admission``."""
+
+    size: int
+
+    def grown(self, amount: int) -> bool:
+        """Take more, if it's free; return whether it was taken."""
+        ...
+
+    async def wait(self, amount: int) -> None:
+        """Wait for more. Raises ``Overloaded``."""
+        ...
+
+    async def more(self, amount: int) -> None:
+        """Take more; wait if it isn't free. Raises ``Overloaded``."""
+        ...
+
+    def shrink(self, size: int) -> None:
+        """Keep only this much."""
+        ...
+
+
+class ClientLeft(Exception):
+    """The client closed its connection; there is nobody to answer."""
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """The first header of a name (lower case), if there is one."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return str(value.decode("latin-1"))
+    return None
+
+
+def is_handshake(scope: Scope) -> bool:
+    """Return whether a GET request asks for WebSocket. A relay in between may have dropped ``Upgrade``."""
+    wanted = header(scope, b"upgrade")
+    return (wanted is not None and "websocket" in wanted.lower()) or header(scope, b"sec-websocket-key") is not None
+
+
+class Sent:
+    """A ``send`` that records how much of the response it has sent."""
+
+    __slots__ = ("_send", "begun", "complete")
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.begun = False
+        self.complete = False
+
+    async def __call__(self, message: Message) -> None:
+        """Send a message. ``complete`` is true once the server has taken the last one."""
+        self.begun = True
+        await self._send(message)
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.complete = True
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int, held: MemoryLease) -> bytes:
+    """The whole body, decompressed. ``held`` takes the memory for it.
+
+    Raises ``BodyTooLarge`` before more than ``limit`` bytes are held, ``BodyTooSlow``, ``UnsupportedEncoding``,
+    ``Overloaded``, and ``ClientLeft``.
+    """
+    length = header(scope, b"content-length")
+    announced = int(length) if length is not None and length.isdigit() else 0
+    if announced > limit:
+        raise BodyTooLarge(OVER.format(limit=limit))
+    # Taken before anything is read: bodies that wait for each other's memory would all wait in vain.
+    if not held.grown(announced):
+        await held.wait(announced)
+    chunks: list[bytes] = []
+    with arriving() as body_in_time:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            chunk = message.get("body", b"")
+            size = body_in_time.came(len(chunk))
+            if size > limit:
+                raise BodyTooLarge(OVER.format(limit=limit))
+            if size > held.size and not held.grown(size - held.size):
+                await held.wait(size - held.size)
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                break
+    body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    encoding = header(scope, b"content-encoding")
+    if encoding is None:
+        return body
+    return await _unpacked(receive, body, encoding, limit, held)
+
+
+class arriving:
+    """Within this block a body must keep coming. Raises ``BodyTooSlow``."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        late = overdue()
+        self._began = late.now()
+        self._limit = late.until(self._began + BODY_SECONDS)
+
+    def __enter__(self) -> arriving:
+        self._limit.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._limit.__exit__(kind, error, trace)
+        except TimeoutError:
+            raise BodyTooSlow(SLOW) from None
+
+    def came(self, size: int) -> int:
+        """So many bytes have come; how many all together."""
+        self._size += size
+        self._limit.when = self._began + BODY_SECONDS + self._size / BODY_RATE
+        return self._size
+
+
+async def _unpacked(receive: Receive, body: bytes, encoding: str, limit: int, held: MemoryLease) -> bytes:
+    """Decompress a body in steps. Memory is charged after each step, and the work ends when the client disconnects.
+
+    Raises ``UnsupportedEncoding``, ``BodyTooLarge``, ``Overloaded``, and ``ClientLeft``.
+    """
+    pieces = unpacked(body, encoding, limit)
+    found: list[bytes] = []
+    size = 0
+    with leaving(receive):
+        # A small body takes less time than handing it to a thread.
+        step, done = _step(pieces, INLINE_STEP) if len(body) <= SMALL else ([], False)
+        while True:
+            grown = sum(map(len, step))
+            await held.more(grown)
+            found += step
+            size += grown
+            if done:
+                break
+            step, done = await asyncio.to_thread(_step, pieces, STEP)
+    held.shrink(size)
+    return found[0] if len(found) == 1 else b"".join(found)
+
+
+def _step(pieces: Iterator[bytes], size: int) -> tuple[list[bytes], bool]:
+    """Return the next pieces, of about ``size`` bytes together, and whether those are the last ones."""
+    step: list[bytes] = []
+    for piece in pieces:
+        if piece:
+            step.append(piece)
+        # A piece without output takes time as well.
+        size -= len(piece) + EMPTY_PIECE
+        if size <= 0:
+            return step, False
+    return step, True
+
+
+class leaving:
+    """Within this block, which begins once the body has been read, cancel the work when the client leaves.
+
+    Raises ``ClientLeft`` then. Work that ends before it's ``overdue`` isn't watched. Returns the timer that decides on
+    that. Servers also report a disconnect once the response is complete; that one doesn't cancel anything, because the
+    client has the whole response. ``sent`` says so; a block that doesn't send the response goes without it.
+    """
+
+    def __init__(self, receive: Receive, sent: Sent | None = None) -> None:
+        self._receive = receive
+        self._sent = sent
+        self._watcher: asyncio.Task[None] | None = None
+        self._left = False
+
+    def __enter__(self) -> Overdue:
+        self._overdue = overdue()
+        self._task = self._overdue.task()
+        self._overdue.add(self, self._begin)
+        return self._overdue
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._overdue.discard(self)
+        if self._watcher is not None:
+            self._watcher.cancel()
+            # How it ended knows this block, and so the request: what knew each other would stay until it is collected.
+            self._watcher = None
+        if self._left and isinstance(error, asyncio.CancelledError) and self._task.uncancel() == 0:
+            raise ClientLeft from None
+
+    def _begin(self) -> None:
+        self._watcher = self._overdue.loop.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if self._sent is not None and self._sent.complete:
+            return
+        self._left = True
+        self._task.cancel()
+
+
+LINGERING_SECONDS = 30.0
+LINGERING_SILENCE = 5.0
+"""A client that is still sending is listened to for so long, or it would find its connection broken, and no answer."""
+
+
+async def answer_error(
+    send: Send,
+    error: ProxyError,
+    extra: Iterable[tuple[str, str]] = (),
+    *,
+    receive: Receive | None = None,
+    shape: ErrorShape = "openai",
+) -> None:
+    """Answer with an error of ours. With ``receive``, what is left of a body that is too large is thrown away."""
+    body = error.body(shape)
+    headers = [("content-type", "application/json"), ("content-length", str(len(body))), *extra]
+    if error.retry_after is not None:
+        headers.append(("retry-after", str(error.retry_after)))
+    unread = isinstance(error, BodyTooLarge) and receive is not None
+    if unread:
+        headers.append(("connection", "close"))
+    await send({"type": "http.response.start", "status": error.status, "headers": encoded(headers)})
+    await send({"type": "http.response.body", "body": body, "more_body": unread})
+    if unread and receive is not None:
+        await _linger(receive)
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _linger(receive: Receive) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGERING_SECONDS):
+            more = True
+            while more:
+                message = await asyncio.wait_for(receive(), LINGERING_SILENCE)
+                more = message["type"] == "http.request" and message.get("more_body", False)

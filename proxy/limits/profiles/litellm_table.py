@@ -1,0 +1,102 @@
+"""LiteLLM's table of models, read as a file.
+
+Importing LiteLLM costs seconds of CPU and hundreds of megabytes, and its table is a plain JSON file in its package
+directory: it is found without an import and only the few fields needed here are kept.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from proxy.errors import ConfigurationError
+
+FILE_NAME = "model_prices_and_context_window_backup.json"
+
+# Models that take a conversation. The table also holds image, audio and search models, whose numbers mean other things.
+CONVERSATION_MODES = frozenset({None, "chat", "completion", "responses", "realtime"})
+
+
+class Listing(msgspec.Struct, frozen=True, gc=False):
+    """One entry, in tokens; ``None`` where the table says nothing usable.
+
+    ``max_input_tokens`` is the table's figure as it stands: for most models it is the whole window that input and
+    output share, for some the cap on the input alone. ``proxy.limits.profiles.corrections`` says which.
+    """
+
+    provider: str
+    max_input_tokens: int | None
+    max_output_tokens: int | None
+
+
+class _Entry(msgspec.Struct, gc=False):
+    """An entry as the file has it. Any field may be missing or of another type: the file is kept by hand."""
+
+    litellm_provider: Any = None
+    mode: Any = None
+    max_input_tokens: Any = None
+    max_output_tokens: Any = None
+    max_tokens: Any = None
+
+
+def table_path() -> Path:
+    """Where the table is. Raises ``ConfigurationError`` if LiteLLM or its table is not there."""
+    spec = find_spec("litellm")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    for folder in folders:
+        path = Path(folder) / FILE_NAME
+        if path.is_file():
+            return path
+    raise ConfigurationError(
+        f"LiteLLM's package doesn't have its table of models ({FILE_NAME}). "
+        "Fix: install the dependencies again, in the versions of requirements.lock."
+    )
+
+
+def load(path: Path | None = None) -> dict[str, Listing]:
+    """The table by model name; about 30 ms and 1.5 MB. Raises ``ConfigurationError`` if it can't be read."""
+    path = path or table_path()
+    try:
+        entries = msgspec.json.decode(path.read_bytes(), type=dict[str, _Entry])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"LiteLLM's table of models can't be read: {error}. "
+            "Fix: install the dependencies again, in the versions of requirements.lock."
+        ) from error
+    return {name: listing for name, entry in entries.items() if (listing := _listing(entry))}
+
+
+def convert(table: Mapping[str, Any]) -> dict[str, Listing]:
+    """A table of the same shape that is already in memory."""
+    entries = msgspec.convert(dict(table), type=dict[str, _Entry])
+    return {name: listing for name, entry in entries.items() if (listing := _listing(entry))}
+
+
+def _listing(entry: _Entry) -> Listing | None:
+    mode = entry.mode if isinstance(entry.mode, str) else None
+    if mode not in CONVERSATION_MODES:
+        return None
+    max_output_tokens = as_tokens(entry.max_output_tokens)
+    max_input_tokens = as_tokens(entry.max_input_tokens)
+    if max_input_tokens is None and max_output_tokens is None:
+        # The table's own legend: "max_tokens" stands for the input where nothing else is given.
+        max_input_tokens = as_tokens(entry.max_tokens)
+    provider = entry.litellm_provider if isinstance(entry.litellm_provider, str) else ""
+    return Listing(sys.intern(provider), max_input_tokens, max_output_tokens)
+
+
+def as_tokens(value: object) -> int | None:
+    """A positive whole number of tokens, also from ``128000.0`` and ``"128000"``; ``None`` for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        text = value.strip().replace(",", "").replace("_", "")
+        value = int(text) if text.isascii() and text.isdigit() and len(text) <= 12 else None
+    if isinstance(value, float):
+        value = int(value) if value.is_integer() else None
+    return value if isinstance(value, int) and value > 0 else None

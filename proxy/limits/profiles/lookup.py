@@ -1,0 +1,379 @@
+"""From a model's name to its profile.
+
+The order of authority: the operator's own profile, what the upstream tells, our corrections, LiteLLM's table. A name is
+looked up as it is (with its provider's prefix, then bare), then normalised, then without its snapshot; what was taken
+for what is said in the profile's ``note``. A model nobody lists has no limits: there is no default.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from proxy.limits.profiles import litellm_table
+from proxy.limits.profiles.corrections import FamilyRule, Kind, LimitRule, family_rule, limit_rule, provider_rule
+from proxy.limits.profiles.litellm_table import Listing
+from proxy.limits.profiles.names import LONGEST_NAME, plain, spelling, undated
+from proxy.limits.profiles.profile import Profile
+
+# Model names come from clients, so what is remembered of them is bounded.
+REMEMBERED = 2048
+_UNKNOWN = "unknown"
+_OVERRIDE = "override"
+
+# Providers (as LiteLLM calls them) that serve models of their own, so that their figures are the models'.
+MAKERS = frozenset(
+    {
+        "ai21",
+        "amazon_nova",
+        "anthropic",
+        "codestral",
+        "cohere",
+        "cohere_chat",
+        "dashscope",
+        "deepseek",
+        "gemini",
+        "meta_llama",
+        "minimax",
+        "mistral",
+        "moonshot",
+        "openai",
+        "text-completion-openai",
+        "vertex_ai-language-models",
+        "xai",
+        "zai",
+    }
+)
+
+
+class Told(Protocol):
+    """A window in tokens that an upstream told, and where. Hashable."""
+
+    @property
+    def context_window(self) -> int: ...
+    @property
+    def source(self) -> str: ...
+
+
+class ProfileSettings(Protocol):
+    """What an operator may state about a model; ``None`` leaves a field to the look-up."""
+
+    @property
+    def context_window(self) -> int | None: ...
+    @property
+    def max_input_tokens(self) -> int | None: ...
+    @property
+    def max_output_tokens(self) -> int | None: ...
+    @property
+    def max_bytes(self) -> int | None: ...
+    @property
+    def max_messages(self) -> int | None: ...
+    @property
+    def tokenizer(self) -> str | None: ...
+    @property
+    def images(self) -> str | None: ...
+    @property
+    def strict_alternation(self) -> bool | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """An entry of the table, and what to say of how it was found."""
+
+    key: str
+    listing: Listing
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    context_window: int | None = None
+    max_input_tokens: int | None = None
+    max_output_tokens: int | None = None
+
+
+class Profiles:
+    """Looks up profiles. Safe to use from several threads.
+
+    ``table`` replaces LiteLLM's, in the same shape. Without it the file is read at the first look-up (about 50 ms,
+    best done in a thread beforehand by ``load``).
+    """
+
+    def __init__(self, table: Mapping[str, Any] | None = None) -> None:
+        self._given = table
+        self._table: dict[str, Listing] | None = None
+        self._plain: dict[str, list[str]] = {}
+        self._undated: dict[str, list[str]] = {}
+        self._remembered: OrderedDict[tuple[object, ...], Profile] = OrderedDict()
+        self._lock = Lock()
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the table has been read."""
+        return self._table is not None
+
+    def load(self) -> None:
+        """Read the table if it has not been. Raises ``ConfigurationError`` if it is missing or unreadable."""
+        self._ready()
+
+    def _ready(self) -> dict[str, Listing]:
+        with self._lock:
+            if self._table is not None:
+                return self._table
+            table = litellm_table.load() if self._given is None else litellm_table.convert(self._given)
+            self._plain, self._undated = _index(table, plain), _index(table, undated)
+            self._table = table
+            return table
+
+    def find(
+        self,
+        model: str,
+        *,
+        provider: str | None = None,
+        override: ProfileSettings | None = None,
+        told: Told | None = None,
+        address: str | None = None,
+    ) -> Profile:
+        """The profile of ``model`` as ``provider`` (LiteLLM's name for it) serves it.
+
+        ``told`` is what the upstream itself says of it, ``address`` its base URL where that is known.
+        """
+        if len(model) > LONGEST_NAME:
+            return self._build(model, provider, override, told, address)
+        remembered = (model, provider, _stated(override), told, address)
+        with self._lock:
+            if profile := self._remembered.get(remembered):
+                self._remembered.move_to_end(remembered)
+                return profile
+        profile = self._build(model, provider, override, told, address)
+        with self._lock:
+            self._remembered[remembered] = profile
+            while len(self._remembered) > REMEMBERED:
+                self._remembered.popitem(last=False)
+        return profile
+
+    def _build(
+        self,
+        model: str,
+        provider: str | None,
+        override: ProfileSettings | None,
+        told: Told | None,
+        address: str | None,
+    ) -> Profile:
+        match = self._match(model, provider)
+        sources: dict[str, str] = {}
+        # The entry's own name says more of the family than a name that had to be stripped of a date.
+        name = undated(match.key) if match else undated(model)
+        limits = _Limits()
+        if match:
+            limits = _limits(match, limit_rule(name), sources)
+        if told:
+            limits = _told_limits(limits, told, limit_rule(name), sources)
+        limits = _override_limits(limits, override, sources)
+        max_bytes, max_messages = _door(provider, address, name, override, sources)
+        family = family_rule(name)
+        tokenizer, ratio = _tokenizer(family, override, sources)
+        images = override.images if override and override.images else family.images
+        sources["images"] = _OVERRIDE if override and override.images else f"corrections: {family.name}"
+        return Profile(
+            model=model,
+            context_window=limits.context_window,
+            max_input_tokens=limits.max_input_tokens,
+            max_output_tokens=limits.max_output_tokens,
+            max_bytes=max_bytes,
+            max_messages=max_messages,
+            tokenizer=tokenizer,
+            token_ratio=ratio,
+            images=images,
+            tools=family.tools,
+            escapes=family.escapes,
+            strict_alternation=bool(override and override.strict_alternation),
+            sources={field: sources.get(field, _UNKNOWN) for field in SOURCED},
+            note=match.note if match and not told else self._unknown_note(model, limits),
+        )
+
+    def _match(self, model: str, provider: str | None) -> _Match | None:
+        table = self._ready()
+        if len(model) > LONGEST_NAME:
+            return None
+        for key in (f"{provider}/{model}", model) if provider else (model,):
+            listing = table.get(key)
+            if listing and (listing.max_input_tokens or listing.max_output_tokens):
+                return _Match(key, listing)
+        for index, normalise in ((self._plain, plain), (self._undated, plain), (self._undated, undated)):
+            if keys := index.get(normalise(model)):
+                return _best(model, provider, keys, table)
+        return None
+
+    def _unknown_note(self, model: str, limits: _Limits) -> str | None:
+        if limits.context_window or limits.max_input_tokens:
+            return None  # The operator has said what it is.
+        close = self._close_names(model)
+        hint = f"; names like it: {', '.join(close)}" if close else ""
+        return f"no limits are known for {model[:80]}{hint}. State them in the model's profile"
+
+    def _close_names(self, model: str) -> list[str]:
+        name = undated(model)
+        # Comparing with every name would cost tens of milliseconds for a name that a client made up.
+        near = [other for other in self._undated if other[:3] == name[:3]] if name else []
+        return difflib.get_close_matches(name, near[:100], n=3, cutoff=0.6)
+
+
+SOURCED = (
+    "context_window",
+    "max_input_tokens",
+    "max_output_tokens",
+    "max_bytes",
+    "max_messages",
+    "tokenizer",
+    "token_ratio",
+    "images",
+)
+
+
+def _index(table: Mapping[str, Listing], normalise: Any) -> dict[str, list[str]]:
+    """Keys by normalised name; entries without any limit are no help and left out."""
+    index: defaultdict[str, list[str]] = defaultdict(list)
+    for key, listing in table.items():
+        if listing.max_input_tokens:
+            index[normalise(key)].append(key)
+    return dict(index)
+
+
+def _best(model: str, provider: str | None, keys: list[str], table: Mapping[str, Listing]) -> _Match:
+    """The entry to trust among those of one name.
+
+    First the provider's own, then the maker's, else the window that most of those who serve the model list: an
+    upstream that is not in the table may have any. Too large a figure costs one refused request, from which the true
+    one is learned; too small a one would compact conversations that need none.
+    """
+    own = [key for key in keys if provider and table[key].provider == provider]
+    makers = [key for key in keys if table[key].provider in MAKERS and not key.startswith("ft:")]
+    if chosen := own or makers:
+        key = max(chosen, key=lambda key: (plain(key) == plain(model), plain(key) == undated(model), plain(key)))
+        return _Match(key, table[key], _near_note(model, key))
+    windows = Counter(table[key].max_input_tokens or 0 for key in keys)
+    commonest = max(windows, key=lambda window: (windows[window], -window))
+    key = next(key for key in keys if table[key].max_input_tokens == commonest)
+    if len(windows) == 1:
+        return _Match(key, table[key], _near_note(model, key))
+    note = (
+        f"{model} is listed by {len(keys)} providers with windows from {min(windows):,} to {max(windows):,}; the "
+        f"commonest, {commonest:,}, is taken. State the right one in the model's profile"
+    )
+    return _Match(key, table[key], note)
+
+
+def _near_note(model: str, key: str) -> str | None:
+    if spelling(model) == spelling(key):
+        return None
+    return f"{model} is not listed; taken as {key.rpartition('/')[2]}"
+
+
+def _limits(match: _Match, rule: LimitRule, sources: dict[str, str]) -> _Limits:
+    """The entry's limits, read and corrected by its family's rule.
+
+    A figure of ours holds unless the table has a smaller one: an upstream may offer less than the model can do.
+    """
+    listed, listed_output = match.listing.max_input_tokens, match.listing.max_output_tokens
+    table = f"litellm table: {match.key}"
+    corrections = f"corrections: {rule.name}"
+    output = _smaller(listed_output, rule.max_output_tokens)
+    if output is not None:
+        sources["max_output_tokens"] = table if output == listed_output else corrections
+    if listed is None:
+        return _Limits(max_output_tokens=output)
+    cap = _smaller(listed, rule.max_input_tokens)
+    sources["max_input_tokens"] = table if cap == listed else corrections
+    if rule.kind is Kind.SHARED:
+        sources["context_window"] = f"{table} ({corrections})"
+        return _Limits(listed, listed, output)
+    window = _smaller(rule.context_window, cap + output if cap and output else None)
+    if window is not None:
+        sources["context_window"] = corrections
+    return _Limits(window, cap, output)
+
+
+def _told_limits(limits: _Limits, told: Told, rule: LimitRule, sources: dict[str, str]) -> _Limits:
+    """The upstream's window in place of the table's. A cap on the input alone, which it does not tell, stays."""
+    window = told.context_window
+    sources["context_window"] = told.source
+    cap, output = limits.max_input_tokens, limits.max_output_tokens
+    if rule.kind is Kind.SHARED or cap is None or cap > window:
+        cap = window
+        sources["max_input_tokens"] = told.source
+    if output is not None and output > window:
+        output = window
+        sources["max_output_tokens"] = told.source
+    return _Limits(window, cap, output)
+
+
+def _smaller(*values: int | None) -> int | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+def _override_limits(limits: _Limits, override: ProfileSettings | None, sources: dict[str, str]) -> _Limits:
+    """The operator's limits where stated.
+
+    A window alone replaces what was known of the input as well, and the other way round: the two were known together,
+    and an old cap beside a new window would be a guess.
+    """
+    if override is None:
+        return limits
+    window, cap = override.context_window, override.max_input_tokens
+    if window is not None or cap is not None:
+        for field, value in (("context_window", window), ("max_input_tokens", cap)):
+            sources[field] = _OVERRIDE if value is not None else _UNKNOWN
+        limits = _Limits(window, cap, limits.max_output_tokens)
+    if override.max_output_tokens is not None:
+        sources["max_output_tokens"] = _OVERRIDE
+        limits = _Limits(limits.context_window, limits.max_input_tokens, override.max_output_tokens)
+    return limits
+
+
+def _door(
+    provider: str | None, address: str | None, name: str, override: ProfileSettings | None, sources: dict[str, str]
+) -> tuple[int | None, int | None]:
+    """The most bytes and the most messages of a request: as stated, else as the provider is known to enforce them."""
+    rule = provider_rule(provider, None if address is None else (urlsplit(address).hostname or ""), name)
+    found: dict[str, int | None] = {}
+    for field in ("max_bytes", "max_messages"):
+        stated = getattr(override, field) if override else None
+        found[field] = getattr(rule, field) if stated is None else stated
+        if found[field] is not None:
+            sources[field] = f"corrections: {rule.name}" if stated is None else _OVERRIDE
+    return found["max_bytes"], found["max_messages"]
+
+
+def _tokenizer(family: FamilyRule, override: ProfileSettings | None, sources: dict[str, str]) -> tuple[str, float]:
+    rule = f"corrections: {family.name}"
+    sources["tokenizer"] = sources["token_ratio"] = rule
+    stated = override.tokenizer if override else None
+    if not stated:
+        return family.tokenizer, family.ratio
+    sources["tokenizer"] = _OVERRIDE
+    if stated == family.tokenizer and family.name != "unknown family":
+        return stated, family.ratio
+    # Whoever names another encoding says that it is the model's own.
+    sources["token_ratio"] = _OVERRIDE
+    return stated, 1.0
+
+
+def _stated(override: ProfileSettings | None) -> Iterable[object] | None:
+    if override is None:
+        return None
+    return (
+        override.context_window,
+        override.max_input_tokens,
+        override.max_output_tokens,
+        override.max_bytes,
+        override.max_messages,
+        override.tokenizer,
+        override.images,
+        override.strict_alternation,
+    )

@@ -1,0 +1,128 @@
+"""Whether an upstream's answer says that the prompt was too long, and what it says about sizes.
+
+    answer → envelope.faults     which errors are in it: codes, numbers, sentences
+           → vetoes.vetoed       those that are about something else
+           → patterns.ROWS       known sentences → kind, limit, size
+           → general.read        others, by their words and the words around their numbers
+           → echo.Request        not those that repeat the client's own request
+           → rates.read          or a rate limit that the request alone exceeds
+           → recognise           the reading that knows most
+
+Codes decide first, words second. An overflow that is no error, a prompt that was cut or an answer that had no room, is
+found by ``silent.silent_overflow`` once the answer is finished.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from proxy.overflow import general, rates
+from proxy.overflow.echo import Request
+from proxy.overflow.error_fields import COUNT_FIELDS, LIMIT_FIELDS, Fault, faults
+from proxy.overflow.exclusions import DENIED_STATUS, NEVER_STATUS, RATE_STATUS, WARY_STATUS, vetoed
+from proxy.overflow.patterns import CODE_SHAPE, CODES, ROWS, Row, read
+from proxy.overflow.reading import Overflow, Reading
+
+__all__ = ["Overflow", "recognise"]
+
+_INPUT_FIELDS = ("max_input", "max_prompt")
+_CODE_HEADERS = ("x-amzn-errortype", "x-ms-error-code")
+MOST_TEXT = 65_536
+"""Characters of error messages after which no further error of an answer is read."""
+
+_WINDOW_NAMED = re.compile(r"context (?:length|window|size|limit)")
+_WAIT_HEADERS = ("retry-after", "retry-after-ms")
+
+
+def recognise(
+    status: int,
+    body: bytes,
+    headers: Iterable[tuple[str, str]] = (),
+    *,
+    rows: Iterable[Row] = ROWS,
+    codes: Iterable[str] = CODES,
+    request: Request | None = None,
+    rate_limits: bool = False,
+) -> Overflow | None:
+    """Read an error answer, or the first events of a stream (status 200); ``None`` if it is not an overflow.
+
+    ``body`` is decompressed; ``headers`` have lower case names. Only error fields are read, never what a provider
+    echoes. Rate limits, quotas, byte limits, limits on output alone, on images and on other fields are not overflows.
+    ``rows`` and ``codes`` are the tables that it is read with. Sentences that repeat the ``request`` aren't evidence.
+    ``rate_limits``: a limit on tokens per minute that the request alone exceeds is an overflow, too.
+    """
+    if rate_limits and status in RATE_STATUS:
+        for fault in faults(status, body):
+            if limit := next((told for text in fault.texts if (told := _rate(text, request))), None):
+                return limit.judge()
+    if status in NEVER_STATUS:
+        return None
+    named = {value.partition(":")[0].lower() for name, value in headers if name in _CODE_HEADERS}
+    if vetoed(named, ()):
+        return None
+    wary = status in WARY_STATUS or any(name in _WAIT_HEADERS for name, _ in headers)
+    denied = status in DENIED_STATUS
+    tables = tuple(rows), frozenset(codes)
+    readings: list[Reading] = []
+    length = 0
+    for fault in faults(status, body):
+        if not denied or _names_a_window(fault):
+            readings += _read(fault, *tables, request, wary=wary or denied)
+        length += sum(map(len, fault.texts))
+        if length > MOST_TEXT:
+            break
+    if not readings:
+        return None
+    return max(readings, key=lambda reading: reading.known).judge()
+
+
+def _rate(text: str, request: Request | None) -> Reading | None:
+    found = rates.read(text)
+    return found if found is None or request is None else rates.read(request.without(text) or text)
+
+
+def _read(
+    fault: Fault, rows: tuple[Row, ...], codes: frozenset[str], request: Request | None, *, wary: bool
+) -> list[Reading]:
+    if vetoed(fault.codes, ()):
+        return []
+    about = [text for text in fault.texts if not vetoed((), (text,))]
+    by_code = not fault.codes.isdisjoint(codes)
+    if not by_code and not wary and len(about) == len(fault.texts):
+        by_code = any(CODE_SHAPE.search(code) for code in fault.codes if not code.startswith("param:"))
+    readings = []
+    for text in about:
+        reading = _sentence(text, rows, certain=by_code, wary=wary)
+        if reading is not None and request is not None and (own := request.without(text)) is not None:
+            reading = _confirmed(reading, own) or _sentence(own, rows, certain=by_code, wary=wary)
+        if reading is not None:
+            readings.append(reading)
+    if by_code or (readings and fault.numbers):
+        readings.append(_told(fault.numbers))
+    return readings
+
+
+def _sentence(text: str, rows: tuple[Row, ...], *, certain: bool, wary: bool) -> Reading | None:
+    lowered = general.prepared(text)
+    return read(lowered, rows) or general.read(lowered, certain=certain, wary=wary)
+
+
+def _confirmed(reading: Reading, own: str) -> Reading | None:
+    """Return the reading if the upstream's own words have one of its figures: conversations quote older errors."""
+    figures = general.amounts(general.prepared(own))
+    return reading if {reading.limit, reading.counted} & figures else None
+
+
+def _names_a_window(fault: Fault) -> bool:
+    return any(_WINDOW_NAMED.search(text.lower()) for text in fault.texts)
+
+
+def _told(numbers: Mapping[str, int]) -> Reading:
+    """What an error says in fields of its own."""
+    limit = next(((name, numbers[name]) for name in LIMIT_FIELDS if name in numbers), None)
+    counted = next((numbers[name] for name in COUNT_FIELDS if name in numbers), None)
+    if limit is None:
+        return Reading(counted=counted)
+    name, size = limit
+    return Reading(limit=size, scope="input" if name.startswith(_INPUT_FIELDS) else "total", counted=counted)

@@ -1,0 +1,438 @@
+"""The wordings of overflow errors: one row per family of messages.
+
+A pattern is matched against a message in lower case, on one line, with its embedded JSON and quoted values removed.
+The first row that matches is taken, so the exact ones stand before the general ones. In a pattern
+
+    <limit> <counted> <output>   are the numbers of tokens that ``Reading`` has under the same names,
+    <over>                       is by how much the prompt is over the limit,
+    <n>                          is a number that means nothing here,
+    (?P<least>...)               matches where the counted size is only a lower bound,
+    (?P<parts>...)               is a list of sizes by what they were counted for.
+
+Numbers are matched possessively and gaps are bounded, so that a search stays linear in the length of the message.
+``source`` names the servers whose wording it is; "general" rows cover servers that were not seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from proxy.overflow import general
+from proxy.overflow.reading import Kind, Reading, Remedy, Scope
+
+CODES: Mapping[str, str] = {
+    "context_length_exceeded": "OpenAI, Azure, Groq, Cerebras, llama-cpp-python, LiteLLM",
+    "context_window_exceeded": "general",
+    "contextwindowexceedederror": "LiteLLM",
+    "exceed_context_size_error": "llama.cpp",
+    "model_max_prompt_tokens_exceeded": "GitHub Copilot",
+    "tokens_limit_reached": "GitHub Models, Azure",
+    "too_many_prompt_tokens": "Perplexity",
+    "outofcontexterror": "Volcengine",
+    "context_exceeded": "DS4",
+    "tokens_too_long": "Qianfan, Modelverse",
+    "characters_too_long": "Qianfan",
+    "content_length_exceeds_threshold": "Amazon Q",
+    "message_length_exceeds_limit": "ChatGPT",
+    "user_message_too_long": "Poe",
+    "prompt_too_long": "Aleph Alpha",
+    "prompt_limit": "Claude relay",
+    "input_too_long": "general",
+    "context_too_long": "general",
+    "max_context_length_exceeded": "general",
+    "model_context_window_exceeded": "Anthropic",
+    "context_length_error": "general",
+    "context_overflow": "general",
+    "prompt_tokens_exceeded": "general",
+    "input_tokens_exceeded": "general",
+}
+"""What overflow errors call themselves, in lower case, and who does; Mistral's 3051 and MiniMax's 2013 stand for other
+errors too."""
+
+CODE_SHAPE = re.compile(
+    r"^(?!.*(?:rate|quota|output|completion|minute|day|image|file|audio|video|usage|budget|credit|deadline|batch|"
+    r"string|array|tool|name|key|schema|stop|body|upload|retr|timeout))"
+    r".*(?:(?:context|prompt|input|conversation)(?:_[a-z]+){0,3}_(?:exceed\w*|overflow\w*|too_(?:long|large|big|many\w*))"
+    r"|(?:context|prompt|input)_?(?:length|window|tokens?|size)_(?:error|limit(?:_reached)?)$"
+    r"|exceed(?:s|ed)?(?:_[a-z]+){0,2}_(?:context|prompt|input)"
+    r"|too_(?:many|long)(?:_[a-z]+){0,2}_(?:context|prompt|input)"
+    r"|(?:tokens?|characters?|messages?)_too_long"
+    r"|(?:content|message)_length_exceed)"
+)
+"""What codes of overflow errors look like that nobody has seen, in lower case with underscores."""
+
+_NUMBER = r"\d++(?:[,_]\d{3}(?!\d))*+(?:\.\d++)?+(?![km]\b)"
+_MACROS = {
+    "<limit>": rf"(?P<limit>{_NUMBER})",
+    "<counted>": rf"(?P<counted>{_NUMBER})",
+    "<output>": rf"(?P<output>{_NUMBER})",
+    "<over>": rf"(?P<over>{_NUMBER})",
+    "<n>": _NUMBER,
+    # "maximum context length is 8192 tokens. However, ", "… of some-model is 32768. However, "
+    "<window>": (
+        r"maximum (?:context|model) length (?:of [\w./:-]{1,80} )?(?:is|of) "
+        rf"(?P<limit>{_NUMBER})(?: tokens)?\W{{1,3}}"
+    ),
+    "<context>": r"(?:context|prompt|model)[ _-]?(?:length|window|size|limit)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One family of messages. ``figures``: its numbers are read by the words around them."""
+
+    source: str
+    pattern: re.Pattern[str]
+    kind: Kind = "input"
+    scope: Scope = "total"
+    remedy: Remedy | None = None
+    figures: bool = False
+
+
+def _row(
+    source: str,
+    pattern: str,
+    kind: Kind = "input",
+    scope: Scope = "total",
+    remedy: Remedy | None = None,
+    *,
+    figures: bool = False,
+) -> Row:
+    for name, expression in _MACROS.items():
+        pattern = pattern.replace(name, expression)
+    return Row(source, re.compile(pattern), kind, scope, remedy, figures)
+
+
+ROWS: tuple[Row, ...] = (
+    # The OpenAI sentence and its many heirs.
+    _row(
+        "vLLM",
+        r"<window>however, you requested <output> output tokens "
+        r"and your prompt contains (?P<least>at least )?<counted> input",
+        "input_plus_output",
+    ),
+    _row(
+        "vLLM",
+        r"<window>however, you requested <output> output tokens and your prompt contains <n> characters",
+        "input_plus_output",
+    ),
+    # Of so many characters it does not count the tokens: the next number is the limit once more.
+    _row("vLLM", r"<window>however, your (?:prompt|request|input) contains <n> characters"),
+    _row(
+        "OpenAI, Azure, DeepSeek, llama-cpp-python, OpenRouter",
+        r"<window>however,? you requested (?:about )?<n> tokens \((?P<parts>[^)]{1,300})\)",
+        "input_plus_output",
+    ),
+    _row("vLLM before 0.6", r"<window>however, you requested <counted> tokens in the (?:messages|input|prompt)"),
+    _row(
+        "OpenAI, vLLM",
+        r"<window>however, your (?:messages|prompt|request|input) (?:resulted in|has|contains|contain) "
+        r"(?P<least>at least )?<counted>(?: input)? tokens",
+    ),
+    _row("SambaNova", r"<window>however, answering your request will take <n>", "input_plus_output"),
+    _row(
+        "SGLang",
+        r"<window>you requested a total of <n> tokens: <counted> tokens from the input messages and <output> tokens",
+        "input_plus_output",
+    ),
+    _row(
+        "Volcengine",
+        r"requested token count exceeds the model's maximum context length of <limit>",
+        "input_plus_output",
+        figures=True,
+    ),
+    _row(
+        "vLLM",
+        r"you passed (?P<least>at least )?<counted> input tokens and requested <output> output tokens\. however, "
+        r"the model's context length is only <limit> tokens",
+        "input_plus_output",
+    ),
+    # OpenAI's own, newer.
+    _row(
+        "OpenAI, Azure",
+        r"exceed the configured limit of <limit> tokens\W{1,3}your messages resulted in <counted>",
+        scope="input",
+    ),
+    _row("GitHub Models", r"too large for [\w./:-]{1,80} model\W{1,3}max size: <limit> tokens", scope="input"),
+    _row("GitHub Copilot", r"prompt token count of <counted> exceeds the limit of <limit>", scope="input"),
+    # Anthropic, and Bedrock and gateways in front of it.
+    _row("Anthropic", r"prompt is too long: <counted> tokens > <limit> maximum"),
+    _row("Anthropic", r"exceed context limit: <counted> \+ <output> > <limit>", "input_plus_output"),
+    _row("Anthropic", r"max_tokens: <output> > context_window: <limit> - input_tokens: <counted>", "input_plus_output"),
+    _row("Anthropic", r"input and output tokens exceed your context limit", "input_plus_output"),
+    _row("Bedrock", r"max input tokens: <limit>, request input token count: <counted>", scope="input"),
+    _row("Bedrock", r"#/(?:inputtext|prompt|inputs?): expected maxlength: <n>"),
+    # Google.
+    _row(
+        "Gemini, Vertex",
+        r"input token count (?:is )?\(?<counted>\)?,? (?:but (?:the )?model only supports up to"
+        r"|exceeds the maximum number of(?: input)? tokens allowed|exceeds the maximum) \(?<limit>",
+        scope="input",
+    ),
+    _row(
+        "Gemini",
+        r"token count exceeds the maximum number of(?: input)? tokens allowed(?: of)? ?\(?<limit>",
+        scope="input",
+    ),
+    _row("Gemini", r"cannot truncate to <limit>, required <counted>", scope="input"),
+    _row(
+        "Vertex",
+        r"(?:request|prompt|input) contains <counted> tokens, which exceeds the (?:limit|maximum) of <limit>",
+        scope="input",
+    ),
+    # Mistral.
+    _row(
+        "Mistral",
+        r"prompt contains <counted> tokens and max_tokens is <output>, too large for model with <limit>",
+        "input_plus_output",
+    ),
+    _row("Mistral", r"prompt contains <counted> tokens(?: and <n> draft tokens)?, too large for model with <limit>"),
+    _row("Mistral", r"prompt <counted> > <limit> maximum context length"),
+    # Cohere.
+    _row("Cohere", r"size limit exceeded by <over> tokens.{1,120}limit for this model is <limit>"),
+    _row("Cohere", r"tokens in the prompt cannot exceed <limit> - received <counted>", scope="input"),
+    # Text Generation Inference, and Together, Hugging Face, Predibase behind it.
+    _row(
+        "TGI",
+        r"inputs` tokens \+ `max_new_tokens` must be <= <limit>\W{1,3}given: <counted> `?inputs`? tokens and <output>",
+        "input_plus_output",
+    ),
+    _row("TGI", r"inputs` must have less than <limit> tokens\W{1,3}given: <counted>", scope="input"),
+    # Servers of open models.
+    _row(
+        "vLLM",
+        r"decoder prompt \(length <counted>\) plus the number of requested output tokens \(at least <output>\) "
+        r"is longer than the maximum model length of <limit>",
+        "input_plus_output",
+    ),
+    _row(
+        "vLLM",
+        r"prompt \((?:total )?length <counted>\) is "
+        r"(?:longer than the maximum model length of|too long to fit into the model \(context length) <limit>",
+    ),
+    _row("vLLM", r"input prompt \(<counted> tokens\) is too long and exceeds (?:the )?(?:limit|capacity) of <limit>"),
+    _row("vLLM", r"input length \(<counted>\) exceeds (?:the )?model's maximum context length \(<limit>"),
+    _row("SGLang", r"input \(<counted> tokens\) is longer than the model's context length \(<limit>"),
+    _row("SGLang", r"input length \(<counted> tokens\) exceeds the maximum allowed length \(<limit>", scope="input"),
+    _row("SGLang", r"multimodal prompt is too long.{1,120}=> <counted> >= <limit>", scope="input"),
+    _row(
+        "llama.cpp",
+        r"(?:request|input|prompt) \(<counted> tokens\) (?:exceeds|is larger than) the "
+        r"(?:available |max )?context size \(<limit>",
+    ),
+    _row("LocalAI", r"request \(<counted> tokens\) exceeds (?:the )?context size \(<limit>"),
+    _row("llama.cpp", r"exceeds the available context size"),
+    _row("llama.cpp, LM Studio", r"context size has been exceeded", "input_plus_output", remedy="compact"),
+    _row("llama.cpp", r"input \(<counted> tokens\) is too large to process"),
+    _row("llama-cpp-python", r"requested tokens \(<counted>\) exceed context window of <limit>"),
+    _row("LM Studio", r"keep the (?P<least>first) <counted> tokens.{1,120}context length of only <limit> tokens"),
+    _row("LM Studio", r"n_(?P<least>keep): <counted> >= n_ctx: <limit>"),
+    _row("LM Studio", r"tokens to keep from the initial prompt is greater than the context length"),
+    _row(
+        "TensorRT-LLM",
+        r"prompt length \(<counted>\), query length \(<n>\) and max_tokens \(<output>\) "
+        r"should not exceed \w{1,30} \(<limit>",
+        "input_plus_output",
+    ),
+    _row(
+        "TensorRT-LLM",
+        r"prompt length \(<counted>\), query length \(<n>\)[^(]{1,40}max_num_tokens \(<limit>",
+        scope="input",
+    ),
+    _row(
+        "TensorRT-LLM, DeepInfra, Hugging Face",
+        r"(?:prompt|input) length \(?<counted>\)? exceeds (?:the )?maximum input length \(?<limit>",
+        scope="input",
+    ),
+    _row(
+        "SiliconFlow", r"length of prompt_tokens \(<counted>\) must be less than max_(?:seq_len|total_tokens) \(<limit>"
+    ),
+    _row("TabbyAPI", r"prompt length <counted> is greater than (?:max_seq_len|the context length) <limit>"),
+    _row("Ollama", r"prompt too long; exceeded max context length by <n> tokens"),
+    _row(
+        "MLC", r"prompt has <counted> tokens in total, larger than the model input length limit <limit>", scope="input"
+    ),
+    _row("Xinference", r"token budget <n> exceeds context limit <limit>", "input_plus_output"),
+    _row(
+        "Xinference", r"prompt has <counted> tokens, but (?:the )?(?:configured )?context[ _](?:size|length) is <limit>"
+    ),
+    _row("Kronk", r"input tokens \[<counted>\] exceed context window \[<limit>"),
+    _row("Kronk", r"context window is full"),
+    # Other providers.
+    _row("xAI", r"maximum prompt length is <limit> but the request contains <counted> tokens"),
+    _row(
+        "Cerebras",
+        r"reduce the length of the messages or completion\W{1,3}current length is <counted> while limit is <limit>",
+    ),
+    _row("Fireworks", r"prompt is too long: <counted>, model maximum context length: <limit>"),
+    _row("watsonx", r"number of input tokens <counted> cannot exceed the total tokens limit <limit>"),
+    _row(
+        "Cloudflare",
+        r"input and maximum output tokens \(<n>\) exceeded this model context window limit \(<limit>",
+        "input_plus_output",
+    ),
+    _row("DeepSeek", r"prompt tokens \+ max_tokens exceeds? the model context limit", "input_plus_output"),
+    _row("Vercel", r"input too long: <counted> input tokens, limit is <limit>", scope="input"),
+    _row("Moonshot", r"exceeded model token limit ?: ?<limit> \(requested: <counted>"),
+    _row("Moonshot", r"exceeded model token limit ?: ?<limit>", "input_plus_output"),
+    _row("Moonshot", r"input token length too long"),
+    _row("Qwen", r"range of input length should be \[<n>, ?<limit>\]", scope="input"),
+    _row("Hunyuan", r"prompt tokens <counted> exceed max input tokens <limit>", scope="input"),
+    _row("Hunyuan", r"输入.{0,12}(?:过长|超).{0,30}限制 ?<limit> ?tokens?", scope="input"),
+    _row(
+        "Chinese services",
+        r"(?:输入|上下文|提示词?|对话|历史|会话|消息|文本|内容|请求长度|(?<![a-z_])prompt|(?<![a-z_])tokens?)[^。;，,]{0,16}"
+        r"(?:过长|太长|超长|超出|超过|超限|大于)"
+        r"|(?:超出|超过)[^。;，,]{0,10}(?:上下文|输入长度|最大长度|(?<![a-z_])tokens? ?限制)"
+        r"|(?:压缩|缩短|精简|减少)(?:上下文|输入|对话|提示)",
+        figures=True,
+    ),
+    _row(
+        "general, in other languages",
+        r"(?:コンテキスト|プロンプト|入力|トークン)[^。]{0,16}(?:超え|超過|長すぎ)"
+        r"|(?:컨텍스트|프롬프트|입력|토큰)[^.]{0,16}(?:초과|너무 (?:길|깁)|넘)"
+        r"|слишком (?:много токенов|длинн\w{0,3} (?:запрос|промпт|контекст))"
+        r"|(?:запрос|промпт|контекст|токенов)[^.]{0,30}(?:превыша|превышен|слишком длин)",
+        figures=True,
+    ),
+    _row("Volcengine", r"exceed max message tokens"),
+    _row("Z.ai", r"prompt exceeds max length|tokens? in (?:the )?request more than max tokens? allowed"),
+    _row("MiniMax", r"context window exceeds limit"),
+    _row("Replicate", r"max input length is <limit> tokens, but you supplied <counted>", scope="input"),
+    _row("AI21", r"too many tokens\W{1,3}total tokens: <counted>, maximum: <limit>"),
+    _row(
+        "Aleph Alpha",
+        r"request has <counted> tokens\W{1,3}this is longer than the model's maximum context length of <limit>",
+    ),
+    _row("Perplexity", r"total length of all messages is too long"),
+    _row("LiteLLM", r"max input tokens=<limit>, got=<counted>", scope="input"),
+    _row("YandexGPT", r"number of input tokens must be no more than <limit>(?:, got <counted>)?", scope="input"),
+    _row("Anyscale", r"rec(?:ei|ie)ved <counted> tokens, but the maximum input length is <limit>", scope="input"),
+    _row(
+        "SiliconFlow",
+        r"number of input tokens \(<counted>\) has exceeded max_prompt_tokens \(<limit>",
+        scope="input",
+    ),
+    _row("Snowflake", r"^max tokens of <limit> exceeded"),
+    _row("Apple", r"provided <counted> tokens, but the maximum allowed is <limit>", scope="input"),
+    _row("Bedrock", r"^[^#]{0,60}expected maxlength: <n>, actual"),
+    _row("LM Studio", r"reached context length of <limit> tokens", "input_plus_output", remedy="compact"),
+    _row("Qianfan, YandexGPT", r"\binput characters?(?: limit)?(?: is|:)|\btext length is <n>, which is outside"),
+    _row("Qianfan", r"\binput token limit is <limit>", scope="input"),
+    # General: the words of an overflow, with a number where its place says what it is.
+    _row("general", r"maximum context length (?:is|of) <limit>(?: tokens)?\W{0,3}(?:$|please reduce)", figures=True),
+    _row("general", r"^[^.;]{0,40}\bmodel's maximum context length is <limit>(?: tokens)?\b", figures=True),
+    _row(
+        "Databricks, general",
+        r"(?:prompt|input) tokens? count \(<counted>\) (?:cannot exceed|exceeds)[^\d.;]{1,40}<limit>",
+        scope="input",
+    ),
+    _row("general", r"tokens in the prompt exceeds? the model's maximum context length of <limit>"),
+    _row(
+        "general",
+        r"(?:combined length|sum|total) of (?:the )?(?:prompt|input)[^.;]{1,30} max_(?:new_)?tokens[^.;]{0,30}exceed",
+        "input_plus_output",
+        figures=True,
+    ),
+    _row(
+        "Together, general",
+        r"(?:inputs?|prompt)`?(?: tokens?)?(?: count)?`? ?\+ ?`?max_(?:new_|completion_|output_)?tokens`?[^.;]{0,30}"
+        r"(?:exceed|must be|larger than|greater than|longer than)",
+        "input_plus_output",
+        figures=True,
+    ),
+    _row(
+        "general",
+        r"\b(?:input|prompt) (?:tokens? )?(?:count )?(?:limit )?exceed(?:s|ed)?\b|too many (?:input|prompt) tokens"
+        r"|number of tokens in (?:the |your )?(?:prompt|input|request)[^.;]{0,30}exceed",
+        scope="input",
+        figures=True,
+    ),
+    _row(
+        "general",
+        r"(?:exceed|larger than|longer than|greater than|overflow|surpass|too (?:long|large) for)[^.;]{0,50}"
+        r"(?:<context>|max_model_len|n_ctx|max_seq_len|maximum input length|maximum number of (?:input )?tokens)",
+        figures=True,
+    ),
+    _row(
+        "general",
+        r"\b(?:context[ _-]?(?:length|window|size|limit)|n_ctx|max_model_len|max_seq_len)[^.;]{0,30}"
+        r"(?:exceeded|overflow|too (?:small|long|large)|reached)|context[_ ]?(?:length|window)[_ ]?exceeded"
+        r"|\bcontext[_ ]overflow"
+        r"|\blength of (?:all |the |your )?(?:messages|prompt|input|conversation)[^.;]{0,20}exceed"
+        r"|\b(?:not enough|insufficient) context\b(?! caching)|\bonly <n> (?:tokens )?(?:fit|are left|are available)\b"
+        r"|\b(?:requires?|needs?) (?:a )?(?:larger|bigger|longer|more) context\b"
+        r"|\bcontext (?:length|window|size|limit) (?:is|of) [^.;]{1,20}, (?:but )?you(?:r \w{1,12})? "
+        r"(?:requested|sent|provided|passed|has|have|needs?)\b",
+        figures=True,
+    ),
+    _row(
+        "general",
+        r"\b(?:prompt|input|conversation|context|messages)(?: tokens| length)? (?:(?:is|are|was) )?too (?:long|large)\b"
+        r"|\b(?:prompt|input)s?(?: tokens?)?[ _]?too[ _]?(?:long|large)\b|\b(?:query|text|message)s? too long\b"
+        r"|\b(?:prompt|input|message|query|text|request)s?"
+        r"(?: (?!(?:ids?|names?|titles?|arrays?|lists?|urls?|headers?|keys?|time\w*|roles?)\b)\w{1,12}){0,3} "
+        r"(?:is|was|are|were) (?:much |far )?too long\b"
+        r"|\btoo many tokens in (?:the |your )?(?:prompt|input|request|messages|conversation)\b|"
+        r"\b(?:prompt|conversation|history|transcript|messages)(?: (?:history|you|sent|provided|is|are|was|has|have|"
+        r"been|"
+        r"become|grown|got|now|much|far)){0,5} too long\b|\b(?:prompt|input|request) (?:has|contains) too many tokens"
+        r"|\brequest (?:is )?too long: <n> tokens|too many tokens: <n> > <n>",
+        figures=True,
+    ),
+    _row(
+        "general",
+        r"\b(?:reduce|shorten) (?:the )?(?:length of )?(?:the |your )?(?:prompt|messages|input|conversation)\b",
+        figures=True,
+    ),
+)
+
+_PART = re.compile(
+    rf"(?P<size>{_NUMBER}) (?:tokens )?(?:of |in |for |from )?(?:the |your )?(?P<what>[a-z]{{1,20}}(?: [a-z]{{1,20}})?)"
+)
+_OUTPUT_WORDS = ("completion", "output")
+
+
+def read(text: str, rows: Iterable[Row] = ROWS) -> Reading | None:
+    """What a cleaned message in lower case says of an overflow; ``None`` if no row knows its wording."""
+    for row in rows:
+        if (found := row.pattern.search(text)) and not (row.figures and general.only_output(text)):
+            return _reading(row, found, text)
+    return None
+
+
+def _reading(row: Row, found: re.Match[str], text: str) -> Reading:
+    groups = found.groupdict()
+    limit, counted, output = (_number(groups.get(name)) for name in ("limit", "counted", "output"))
+    if parts := groups.get("parts"):
+        counted, output = _sum(parts)
+    if limit is not None and (over := _number(groups.get("over"))) is not None:
+        counted = limit + over
+    if row.figures:
+        said = general.reading(text)
+        kind: Kind = "input_plus_output" if "input_plus_output" in (row.kind, said.kind) else "input"
+        of_input = row.scope == "input" and kind == "input" and not general.names_a_window(text)
+        scope = row.scope if of_input else said.scope
+        return Reading(kind, said.limit, scope, said.counted, said.output, row.remedy, at_least=said.at_least)
+    return Reading(row.kind, limit, row.scope, counted, output, row.remedy, at_least=bool(groups.get("least")))
+
+
+def _number(digits: str | None) -> int | None:
+    """``300,000`` is 300000, ``50857.0`` is 50857."""
+    if not digits:
+        return None
+    return int(digits.partition(".")[0].replace(",", "").replace("_", "")[:12] or 0)
+
+
+def _sum(parts: str) -> tuple[int | None, int | None]:
+    """The input and the output of ``122163 of text input, 58582 of tool input, 32000 in the output``."""
+    counted, output = None, None
+    for part in _PART.finditer(parts):
+        size = _number(part["size"]) or 0
+        if any(word in part["what"] for word in _OUTPUT_WORDS):
+            output = (output or 0) + size
+        else:
+            counted = (counted or 0) + size
+    return counted, output

@@ -1,0 +1,272 @@
+"""Overflows without an error: the upstream cut the prompt and answered the rest, or its answer had no room.
+
+Some servers cut a prompt at its beginning and answer the rest (Ollama, KoboldCpp, text-generation-webui). Their usage
+then reports fewer tokens than were sent. Others answer until the window is full and report that in the finish reason,
+write nothing, or end a stream before its first event (llama-cpp-python).
+
+An answer states no limit, so each rule here concludes nothing unless two independent signs agree:
+
+    the window is full      the finish reason, or nothing written though more was asked for
+                            and the known window, or the same total for a prompt of another size
+    the prompt was cut      the reported size stands still while the conversation grows
+                            and it has the size of a window, or the upstream counted an earlier prompt in full
+
+A limit is at most the largest size that the upstream took, never a larger number that it may have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from proxy.overflow.reading import LARGEST_LIMIT, SMALLEST_LIMIT, Overflow
+
+WINDOW_REASONS = frozenset({"model_context_window_exceeded", "context_window_exceeded", "context_length_exceeded"})
+"""Finish reasons for a full window: Anthropic's since Claude 4.5, and the variants of gateways."""
+LENGTH_REASONS = frozenset({"length", "max_tokens", "max_output_tokens", "incomplete"})
+ABORT_REASONS = frozenset({"abort", "error"})
+
+FAR_BELOW = 0.6
+"""Share of our own count that a prompt's reported size plus its cached tokens must stay below to mean a cut."""
+FAR_ABOVE = 1.6
+"""Times a known window from which our own count exceeds it with any tokenizer."""
+WORTH_A_DOUBT = 0.125
+"""Share of a known window from which a stream without any event may mean that the real window is smaller."""
+JUST_UNDER = 0.02
+"""Share of a window that stays free when the upstream drops whole messages until the rest fits."""
+SAME = 0.01
+"""Share by which the reported sizes of a prompt that is always cut differ."""
+EXACTLY = 0.001
+"""Share by which the totals of answers that filled the same window differ."""
+WAVERING = 0.1
+"""Share by which the reported sizes differ when the upstream drops whole messages."""
+OTHER = 1.03
+"""Times by which two prompts must differ by our count for the same total to mean a window."""
+GROWN = 1.1
+"""Times by which our own count must have grown for an unchanged reported size to mean something."""
+GROWN_PAST_MESSAGES = 1.25
+"""The same when the reported size wavers."""
+PAST_CACHE = 1.6
+"""Times the newest text that a reported size must exceed. A smaller one may be the part that no cache held."""
+CACHE_BLOCK = 128
+"""Tokens by which the part that no cache held exceeds the newest text: caches store whole blocks."""
+HALF = 0.5
+"""Share of a published window below which one sign never proves a smaller window."""
+NOTHING_WRITTEN = 16
+"""Output tokens up to which an answer that stopped for its length had no room."""
+SNAP = 0.0001
+"""Share of a full window that some models leave unused. A total this close to a multiple of 1,000 or 1,024 is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A finished answer of status 200.
+
+    ``prompt`` and ``output`` are the reported tokens, ``None`` or 0 if the upstream reports none. ``prompt`` includes
+    cached tokens, ``output`` includes reasoning. ``empty``: the answer has no text, calls, or reasoning. ``cached`` is
+    the number of cached tokens; some upstreams include it in the prompt and some don't.
+    """
+
+    finish_reason: str | None
+    prompt: int | None
+    output: int | None
+    empty: bool
+    cached: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """An earlier prompt of a conversation, in the upstream's tokens.
+
+    ``reported`` is its size as the upstream reported it. ``grown`` is our own count of the text that every chat
+    template keeps (see ``lasting``) and that the conversation has gained since. ``full`` says that the upstream counted
+    the whole prompt.
+    """
+
+    reported: int
+    grown: int
+    full: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """An answer that seemed to fill its window: our own count of its prompt, and its total size in tokens."""
+
+    counted: int
+    total: int
+
+
+def prompt_tokens(usage: Mapping[str, object]) -> int | None:
+    """Return the size of the whole prompt by a usage object; ``None`` if it has none.
+
+    Anthropic's input excludes the tokens read from and written to a cache. So does the ``prompt_tokens`` of some
+    gateways: if more tokens were cached than the prompt had, the two are added.
+    """
+    base = _first(usage, "prompt_tokens", "input_tokens", "promptTokenCount", "prompt_eval_count")
+    if base is None:
+        return None
+    base += (_first(usage, "cache_read_input_tokens") or 0) + (_first(usage, "cache_creation_input_tokens") or 0)
+    for name in ("prompt_tokens_details", "input_tokens_details"):
+        details = usage.get(name)
+        if isinstance(details, Mapping) and (cached := _first(details, "cached_tokens") or 0) > base:
+            base += cached
+    return base
+
+
+def cached_tokens(usage: Mapping[str, object]) -> int:
+    """Return the cached tokens of the prompt by a usage object; 0 if it has none."""
+    details = usage.get("prompt_tokens_details")
+    return (_first(details, "cached_tokens") or 0) if isinstance(details, Mapping) else 0
+
+
+def output_tokens(usage: Mapping[str, object]) -> int | None:
+    """Return the size of the answer by a usage object; ``None`` if it has none."""
+    return _first(usage, "completion_tokens", "output_tokens", "candidatesTokenCount", "eval_count")
+
+
+def _first(usage: Mapping[str, object], *names: str) -> int | None:
+    for name in names:
+        value = usage.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+    return None
+
+
+def silent_overflow(
+    answer: Finished,
+    counted: int,
+    *,
+    window: int | None = None,
+    asked: int | None = None,
+    filled: Sequence[Filled] = (),
+) -> Overflow | None:
+    """Return the overflow that one finished answer shows; ``None`` if it shows none.
+
+    ``counted`` is our own count of the prompt in the upstream's tokens. ``window`` is the window that we believe in,
+    ``asked`` the output that was asked for. ``filled`` are earlier answers of the same upstream, model, and tenant that
+    seemed to fill their window (see ``seems_full``).
+    """
+    if seems_full(answer, asked):
+        return _full(answer, counted, window, asked, filled)
+    if answer.finish_reason in ABORT_REASONS and answer.empty and not answer.output and window is not None:
+        return _silent(None, None) if counted > window else None
+    return _no_usage(answer, counted, window)
+
+
+def seems_full(answer: Finished, asked: int | None) -> bool:
+    """Return whether an answer seems to have filled its window, by its finish reason or because it wrote nothing.
+
+    Reasoning that nobody sees fills a small output, too. So an answer that wrote nothing proves nothing alone.
+    """
+    if answer.finish_reason in WINDOW_REASONS:
+        return True
+    output = answer.output or 0
+    used_up = asked is not None and asked <= max(output, 1)
+    return answer.finish_reason in LENGTH_REASONS and answer.empty and output <= NOTHING_WRITTEN and not used_up
+
+
+def cut_prompt(
+    answer: Finished, counted: int, newest: int, before: Sequence[Sent], window: int | None = None
+) -> Overflow | None:
+    """Return the overflow if the upstream leaves out a part of a growing conversation; ``None`` if it doesn't.
+
+    ``counted`` is our own count of the prompt and ``newest`` that of its messages that the last prompt didn't have,
+    both in the upstream's tokens. ``before`` are the earlier prompts of the conversation, oldest first, each a prefix
+    of the next. ``window`` is the published one.
+    """
+    reported = answer.prompt
+    if not reported or reported < SMALLEST_LIMIT:
+        return None
+    if answer.cached and reported + answer.cached > FAR_BELOW * counted:
+        return None  # the reported size may exclude the cached tokens
+    if reported <= PAST_CACHE * newest + min(CACHE_BLOCK, reported // 8):
+        return None  # nor does every upstream report its cached tokens
+    agreed = any(sent.full and sent.reported <= reported * (1 + WAVERING) for sent in before)
+    stood = _unchanged(reported, before, SAME)
+    if stood and stood[0].grown >= (GROWN - 1) * reported:
+        far_below = window is not None and reported < HALF * window
+        if agreed or _like_a_window(reported) or (len(stood) > 1 and not far_below):
+            return _silent(max(reported, *(sent.reported for sent in stood)), None)
+    wavered = _unchanged(reported, before, WAVERING)
+    if agreed and len(wavered) > 1 and wavered[0].grown >= (GROWN_PAST_MESSAGES - 1) * reported:
+        return _silent(max(reported, *(sent.reported for sent in wavered)), None)
+    return None
+
+
+def _unchanged(reported: int, before: Sequence[Sent], share: float) -> list[Sent]:
+    """Return the latest prompts, oldest first, whose reported sizes are all within a share of this one."""
+    found: list[Sent] = []
+    for sent in reversed(before):
+        if abs(sent.reported - reported) > share * max(reported, sent.reported):
+            break
+        found.append(sent)
+    return found[::-1]
+
+
+def counts_in_full(counted: int, reported: int) -> bool:
+    """Return whether the upstream reported a prompt of ``counted`` tokens, by our own count, in full."""
+    return reported >= counted / GROWN
+
+
+def empty_stream(counted: int, *, window: int | None = None) -> Overflow | None:
+    """Return the overflow that a stream of status 200 without any event may stand for; ``None`` for a small prompt.
+
+    It teaches no limit. If no ``window`` is known, every prompt larger than the smallest windows may be the reason.
+    """
+    least = SMALLEST_LIMIT if window is None else window * WORTH_A_DOUBT
+    return _silent(None, None) if counted >= least else None
+
+
+def _full(
+    answer: Finished, counted: int, window: int | None, asked: int | None, filled: Sequence[Filled]
+) -> Overflow | None:
+    """Judge an answer that seems to have filled its window: a second sign must agree."""
+    stated = answer.finish_reason in WINDOW_REASONS
+    if not answer.prompt:
+        beyond = window is not None and counted >= (HALF * window if stated else window)
+        return _silent(None, None, answer.output) if beyond or (stated and window is None) else None
+    total = answer.prompt + (answer.output or 0)
+    found = _silent(_snapped(total) if stated else total, answer.prompt, answer.output)
+    if stated and (window is None or total >= HALF * window):
+        return found
+    if window is None and _is_window(total):
+        return found
+    if window is not None and total >= window * (1 - JUST_UNDER):
+        return None if asked is not None and answer.prompt + asked <= window else found
+    again = (earlier for earlier in filled if abs(earlier.total - total) <= EXACTLY * total)
+    if any(not counted / OTHER < earlier.counted < counted * OTHER for earlier in again):
+        return found
+    return None
+
+
+def _no_usage(answer: Finished, counted: int, window: int | None) -> Overflow | None:
+    """Judge an answer without usage to far more than fits: the upstream can only have read a part."""
+    if answer.prompt or window is None or counted < FAR_ABOVE * window:
+        return None
+    return _silent(window, None)
+
+
+def _is_window(size: int) -> bool:
+    """Return whether a size is a multiple of 1,000 or 1,024, as windows are."""
+    return size >= 2048 and (size % 1000 == 0 or size % 1024 == 0)
+
+
+def _like_a_window(size: int) -> bool:
+    """Return whether a size is that of a window, or just under a power of two or 1.25 or 1.5 times one."""
+    if size % 1000 == 0 or (size % 1024 == 0 and size >= 2048):
+        return True
+    power = 1 << (size - 1).bit_length()
+    return any(0 <= window - size <= JUST_UNDER * window for window in (power, power * 3 // 4, power * 5 // 8))
+
+
+def _snapped(size: int) -> int:
+    for unit in (1000, 1024):
+        above = -(-size // unit) * unit
+        if above - size <= SNAP * size:
+            return above
+    return size
+
+
+def _silent(limit: int | None, counted: int | None, output: int | None = None) -> Overflow:
+    within = limit is not None and SMALLEST_LIMIT <= limit <= LARGEST_LIMIT
+    return Overflow("silent", limit if within else None, "total" if within else None, counted, output, "compact")

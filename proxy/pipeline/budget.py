@@ -1,0 +1,178 @@
+"""How much room a request has: its model's limits, what was learned of them, and what its answer needs."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from proxy.compaction.rules import Rules
+from proxy.config import Policy
+from proxy.limits.learned import (
+    BLIND_FACTOR,
+    GUESS_SECONDS,
+    SMALLEST_PART,
+    Learned,
+    budget,
+    for_others,
+    lower,
+    published,
+    reserved_output,
+    told_by,
+)
+from proxy.limits.output import kept_free, lowered, may_lower, shared_window
+from proxy.limits.profiles import Profile
+from proxy.overflow import Overflow
+from proxy.overflow.silent import Filled, Finished, seems_full, silent_overflow
+from proxy.pipeline.compactor import Case, Outcome
+from proxy.pipeline.context import Exchange
+from proxy.pipeline.rules import bounds_of, rules_for
+from proxy.pipeline.services import Services
+
+PLACES = 1_000
+"""Combinations of upstream, model, and tenant with doubtful answers that are remembered, the latest ones."""
+
+FILLED = 4
+"""Answers that seemed to fill their window and are remembered for each of these."""
+
+BUDGETS = 1_000
+"""Budgets that are remembered, by the model's profile, the policy, and the output that a request states."""
+
+
+class Room:
+    """The room of requests, in tokens as counted here."""
+
+    def __init__(self, service: Services, clock: Callable[[], float] = time.monotonic) -> None:
+        self._service = service
+        self._clock = clock
+        self._doubts: OrderedDict[tuple[object, ...], float] = OrderedDict()
+        self._filled: OrderedDict[tuple[str, str, str], tuple[Filled, ...]] = OrderedDict()
+        self._budgets: dict[tuple[object, ...], tuple[Profile, Policy, tuple[int | None, int, Rules]]] = {}
+
+    def factor(self, exchange: Exchange) -> float:
+        """How many of the upstream's tokens one of ours is."""
+        return self._service.calibration.factor(*exchange.place)
+
+    def of(self, exchange: Exchange) -> tuple[int | None, int, Rules]:
+        """Return the tokens the input may use (``None``: unknown), those reserved for the answer, and the rules."""
+        learned, factor, body = self.known(exchange), self.factor(exchange), exchange.body
+        profile, policy, asked = exchange.profile, exchange.caller.policy, exchange.body.max_output
+        fixed = asked is not None and not may_lower(body, policy.output)
+        key = (id(profile), id(policy), asked, fixed, learned, factor)
+        known = self._budgets.get(key)
+        # An id says which object it is only while the object exists.
+        if known is not None and known[0] is profile and known[1] is policy:
+            return known[2]
+        reserved = reserved_output(profile, asked, policy.reserve_output, learned)
+        window = shared_window(profile, body, policy.output, learned, factor)
+        kept = kept_free(window, reserved, profile.max_output_tokens)
+        room = budget(profile, kept, learned, factor)
+        result = room, reserved, rules_for(policy, window_known=room is not None, bounds=bounds_of(profile))
+        if len(self._budgets) >= BUDGETS:
+            self._budgets.clear()
+        self._budgets[key] = profile, policy, result
+        return result
+
+    def known(self, exchange: Exchange) -> Learned | None:
+        """What was learned of the limits."""
+        learned = self._service.learned.get(*exchange.place)
+        return learned if exchange.unproven is None else lower(learned, exchange.unproven)
+
+    def window(self, exchange: Exchange) -> int | None:
+        """The window that we believe in, in the upstream's tokens."""
+        learned, window = self.known(exchange), exchange.profile.context_window
+        told = int(learned.total * self.factor(exchange)) if learned is not None and learned.total else None
+        return min((bound for bound in (window, told) if bound), default=None)
+
+    def _shared(self, exchange: Exchange) -> int | None:
+        known, factor = self.known(exchange), self.factor(exchange)
+        return shared_window(exchange.profile, exchange.body, exchange.caller.policy.output, known, factor)
+
+    async def output(self, exchange: Exchange, case: Case, outcome: Outcome) -> int | None:
+        """The output to ask for in place of what the request asks for; ``None`` where that stays."""
+        body, asked = exchange.body, exchange.body.max_output
+        if asked is None or not body.messages or case.mode != "enforce" or outcome.verdict == "failed":
+            return None
+        window = self._shared(exchange)
+        if window is None:
+            return None
+        factor = self.factor(exchange)
+        sent = outcome.sent
+        if sent is None:
+            if case.counter.at_most(body.raw) * factor + asked <= window:
+                return None
+            sent = await self._service.compactor.size(case, outcome)
+        return lowered(window, asked, int(sent * factor))
+
+    def silent(self, exchange: Exchange, answer: Finished, counted: int, asked: int | None) -> Overflow | None:
+        """Return the overflow that a finished answer shows; ``None`` if it shows none.
+
+        ``counted`` is our own count of its prompt, in the upstream's tokens; ``asked`` the output that was asked for.
+        An answer that may have filled its window is remembered, because the same total again is the second sign.
+        """
+        filled = self._filled.get(exchange.place, ())
+        found = silent_overflow(answer, counted, window=self.window(exchange), asked=asked, filled=filled)
+        if found is None and answer.prompt and seems_full(answer, asked):
+            now = Filled(counted, answer.prompt + (answer.output or 0))
+            self._filled[exchange.place] = (*filled, now)[-FILLED:]
+            self._filled.move_to_end(exchange.place)
+            if len(self._filled) > PLACES:
+                self._filled.popitem(last=False)
+        return found
+
+    def learn(self, exchange: Exchange, told: Learned) -> None:
+        """Keep a limit, if it is below what is known otherwise."""
+        self._service.learned.learn(*exchange.place, told, published(exchange.profile, self.factor(exchange)))
+
+    def proved(self, exchange: Exchange) -> None:
+        """Keep a doubtful limit for others, because the request that it was tried on got through."""
+        told = exchange.unproven
+        if told is None or (exchange.doubtful and not self._again(exchange, told)):
+            return
+        if exchange.contradicted:
+            self._service.learned.outdate(*exchange.place)
+        self.learn(exchange, for_others(told) if told.source == "guess" else told)
+
+    def _again(self, exchange: Exchange, told: Learned) -> bool:
+        """Return whether the same doubt came up lately. One empty or odd answer may be an upstream's mishap."""
+        doubt = (*exchange.place, told.named)
+        before = self._doubts.get(doubt)
+        self._doubts[doubt] = now = self._clock()
+        self._doubts.move_to_end(doubt)
+        if len(self._doubts) > PLACES:
+            self._doubts.popitem(last=False)
+        return before is not None and now - before < GUESS_SECONDS
+
+    async def after(
+        self, exchange: Exchange, case: Case, outcome: Outcome, overflow: Overflow
+    ) -> Case | Outcome | None:
+        """What is to be done after a refusal: a case with a smaller budget, or the outcome with less output.
+
+        ``None`` where neither would help. What the refusal told is learned.
+        """
+        sent = await self._service.compactor.size(case, outcome)
+        reserved = outcome.output or self.of(exchange)[1]
+        told = told_by(overflow, sent, reserved, self.factor(exchange))
+        refused = overflow.kind != "silent"
+        contradicted = refused and self._service.learned.contradicts(*exchange.place, told, sent)
+        if told.source == "guess" or contradicted:
+            exchange.unproven, exchange.doubtful = told, contradicted or not refused
+            exchange.contradicted = contradicted
+        else:
+            self.learn(exchange, told)
+        # A reserve that nobody asked for is smaller in the window that has just been told.
+        most = exchange.profile.max_output_tokens
+        kept = kept_free(self._shared(exchange), outcome.output or self.of(exchange)[1], most)
+        if told.total is not None and told.total - kept < told.total // SMALLEST_PART:
+            return None  # beside so much output no prompt is small enough
+        room, _, _ = self.of(exchange)
+        output = await self.output(exchange, case, outcome)
+        if output is not None and output < reserved and room is not None and sent <= room:
+            return replace(outcome, output=output)
+        if room is None or room >= min(sent, case.budget or sent):
+            # By count the request fitted what was told or was known before: the count is what is wrong.
+            room = int(min(sent, case.budget or sent) * BLIND_FACTOR)
+        bounds = bounds_of(exchange.profile)
+        return replace(case, budget=room, rules=rules_for(case.policy, window_known=True, refused=True, bounds=bounds))

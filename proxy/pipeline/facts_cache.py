@@ -1,0 +1,209 @@
+"""What was read and counted once, so that a turn costs only its new messages.
+
+A message is known by a fast digest of its bytes. The digest is seeded anew in every process, so nobody can make two
+messages meet; and for every tenant, so that nobody can tell by the time it takes whether another one sent a message.
+Only sizes, roles and ids are kept, and the short forms that stages made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence, Sized
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
+from typing import TypeVar, cast
+
+import xxhash
+
+from proxy.compaction.message import RESULT_ROLES, Facts, Turn, among_several, decode, read
+from proxy.dialects.chat.counting import Counter
+from proxy.dialects.chat.request import ChatBody
+from proxy.tokens.media import has_remote_media
+
+T = TypeVar("T")
+
+_SEED = secrets.randbits(64)
+
+GENERATION = 40_000
+"""Messages per generation; two generations are kept."""
+
+GENERATION_BYTES = 100_000_000
+"""What the messages of a generation may weigh together. What is kept of one is no longer than the message itself, but
+for a few hundred bytes, and its short forms come to as much once more for each setting they were made with."""
+
+FORMS_BYTES = 65_536
+"""Bytes of a message above which its length says nothing of its short forms: those are no longer than that."""
+
+INLINE_BYTES = 16_384
+"""More unknown bytes than these are counted in a thread: about 1 ms of work."""
+
+
+MANY = 1_000
+"""A request with more messages than these is worked on in a thread, however small they are."""
+
+OVERHEADS = 1_000
+"""Sets of tools whose size is remembered, the latest ones."""
+
+
+class Memory:
+    """Facts by digest, for one way of counting. The older half is forgotten when the younger is full."""
+
+    def __init__(self, counter: Counter) -> None:
+        self.counter = counter
+        self._young: dict[bytes, Facts] = {}
+        self._old: dict[bytes, Facts] = {}
+        self._weight = 0
+
+    def look_up(self, raws: Sequence[bytes], tenant: str = "") -> tuple[list[Facts | None], list[bytes]]:
+        """The facts of the messages that are known of a tenant, and the digests of all."""
+        digest = xxhash.xxh3_128_digest
+        young, old = self._young, self._old
+        seed = xxhash.xxh3_64_intdigest(tenant.encode("utf-8", "surrogatepass"), _SEED)
+        keys = list(map(digest, raws, repeat(seed)))
+        found = list(map(young.get, keys))
+        if None in found:
+            for index, key in enumerate(keys):
+                if found[index] is None and (facts := old.get(key)) is not None:
+                    self._remember(key, facts, len(raws[index]))
+                    old = self._old
+                    found[index] = facts
+        return found, keys
+
+    def learn(self, raw: bytes, key: bytes) -> Facts:
+        """Read and count a message, unless the same one was read a moment ago."""
+        known = self._young.get(key)
+        if known is not None:
+            return known
+        facts = read(decode(raw), self.counter.message)
+        facts.estimated = has_remote_media(raw)
+        self._remember(key, facts, len(raw))
+        return facts
+
+    def _remember(self, key: bytes, facts: Facts, length: int) -> None:
+        names = len(facts.answers or "") + sum(len(call.id) + len(call.name) for call in facts.calls)
+        weight = names + min(length, FORMS_BYTES)
+        if len(self._young) >= GENERATION or self._weight + weight > GENERATION_BYTES:
+            self._old, self._young, self._weight = self._young, {}, 0
+        self._young[key] = facts
+        self._weight += weight
+
+
+class Remembered:
+    """Memories for all ways of counting, and the threads for cold counts."""
+
+    def __init__(self) -> None:
+        self._memories: dict[object, Memory] = {}
+        self._overheads: OrderedDict[Hashable, int] = OrderedDict()
+        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="counting")
+
+    def memory(self, counter: Counter) -> Memory:
+        """The memory for a counter; counters that count alike share one."""
+        return self._memories.setdefault(counter.key, Memory(counter))
+
+    async def turns(self, raws: Sequence[bytes], counter: Counter, tenant: str = "") -> list[Turn]:
+        """Return a tenant's messages with their facts.
+
+        Many messages, and large unknown ones, are read and counted off the event loop.
+        """
+        if len(raws) > MANY:
+            return await self.run(lambda: self._turns(raws, counter, tenant))
+        memory = self.memory(counter)
+        found, keys = memory.look_up(raws, tenant)
+        if None in found:
+            unknown = [i for i, facts in enumerate(found) if facts is None]
+            size = sum(len(raws[i]) for i in unknown)
+            if size <= INLINE_BYTES and counter.ready:
+                self._learn(memory, raws, keys, found, unknown)
+            else:
+                await self.run(lambda: self._learn(memory, raws, keys, found, unknown))
+        if counter.profile.escapes:
+            places = _among_several(found)
+            if sum(len(raws[index]) for index, facts in places if facts.one_of_several is None) <= INLINE_BYTES:
+                _put_right(raws, found, places, counter)
+            else:
+                await self.run(lambda: _put_right(raws, found, places, counter))
+        return _turns_of(raws, found)
+
+    def _turns(self, raws: Sequence[bytes], counter: Counter, tenant: str) -> list[Turn]:
+        memory = self.memory(counter)
+        found, keys = memory.look_up(raws, tenant)
+        self._learn(memory, raws, keys, found, [i for i, facts in enumerate(found) if facts is None])
+        if counter.profile.escapes:
+            _put_right(raws, found, _among_several(found), counter)
+        return _turns_of(raws, found)
+
+    async def overhead(self, body: ChatBody, counter: Counter, tenant: str = "") -> int:
+        """Return the tokens of a request's tools, response format, and framing. They are counted once per tenant."""
+        size = sum(map(len, body.overhead))
+        if not size:
+            return counter.overhead({})
+        key = (counter.key, tenant, *map(xxhash.xxh3_128_digest, body.overhead, repeat(_SEED)))
+        found = self._overheads.get(key)
+        if found is None:
+            if size <= INLINE_BYTES and counter.ready:
+                found = counter.overhead(body.overhead_fields())
+            else:
+                found = await self.run(lambda: counter.overhead(body.overhead_fields()))
+            self._overheads[key] = found
+            if len(self._overheads) > OVERHEADS:
+                self._overheads.popitem(last=False)
+        else:
+            self._overheads.move_to_end(key)
+        return found
+
+    async def run_if_many(self, items: Sized, work: Callable[[], T]) -> T:
+        """Do work on messages: of ``MANY`` in a thread, of few at once."""
+        return await self.run(work) if len(items) > MANY else work()
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do CPU-bound work in the counting threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @staticmethod
+    def _learn(
+        memory: Memory,
+        raws: Sequence[bytes],
+        keys: list[bytes],
+        found: list[Facts | None],
+        unknown: list[int],
+    ) -> None:
+        for index in unknown:
+            found[index] = memory.learn(raws[index], keys[index])
+
+
+def _turns_of(raws: Sequence[bytes], found: Sequence[Facts | None]) -> list[Turn]:
+    """Return messages with their facts, which are all known by now."""
+    return list(map(Turn, raws, cast(Sequence[Facts], found)))
+
+
+def _among_several(found: Sequence[Facts | None]) -> list[tuple[int, Facts]]:
+    """Return the results that are one of several calls', which providers count in another way, with their places.
+
+    Their places follow from the messages before each alone.
+    """
+    several = False
+    places: list[tuple[int, Facts]] = []
+    for index, facts in enumerate(found):
+        if facts is None:
+            continue
+        if facts.role not in RESULT_ROLES:
+            several = len(facts.calls) > 1
+        elif several and facts.wide:
+            places.append((index, facts))
+    return places
+
+
+def _put_right(
+    raws: Sequence[bytes], found: list[Facts | None], places: Sequence[tuple[int, Facts]], counter: Counter
+) -> None:
+    """Replace the facts of such results by those that hold there, counted if they are new."""
+    for index, facts in places:
+        if facts.one_of_several is None:
+            facts.one_of_several = among_several(Turn(raws[index], facts), counter.one_of_several)
+        found[index] = facts.one_of_several

@@ -1,0 +1,103 @@
+"""How requests are measured: the table of models and the tokenizers that LiteLLM's package carries.
+
+Without them the proxy doesn't start. If they disappear while it runs, requests pass through uncompacted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Hashable, Iterator
+
+import structlog
+
+from proxy.config import Settings
+from proxy.dialects.chat.counting import Counter, key_of
+from proxy.errors import ConfigurationError
+from proxy.limits.profiles import Profile, Profiles
+from proxy.limits.profiles.corrections import FAMILIES
+from proxy.tokens import encoding
+from proxy.tokens.encodings import check
+
+log = structlog.get_logger(__name__)
+
+TABLE = "table"
+"""Names the table of models among the faults. The others are named by their tokenizer."""
+
+RETRY_SECONDS = 10.0
+"""Time between two attempts to read a table that is unreadable. An attempt can take 50 ms."""
+
+
+class Measures:
+    """Profiles of models, and counters for them. Remembers which files are missing or damaged."""
+
+    def __init__(self, profiles: Profiles, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock`` returns seconds."""
+        self.profiles = profiles
+        self.faults: dict[str, str] = {}
+        self._clock = clock
+        self._counters: dict[Hashable, Counter] = {}
+        self._refused: ConfigurationError | None = None
+        self._again = 0.0
+
+    async def load(self) -> None:
+        """Read the table of models in a thread, unless it is loaded. Raises ``ConfigurationError``."""
+        if self.profiles.loaded:
+            return
+        if self._refused is not None and self._clock() < self._again:
+            raise ConfigurationError(self._refused.message)
+        try:
+            await asyncio.to_thread(self.profiles.load)
+        except ConfigurationError as error:
+            self._refused, self._again = error, self._clock() + RETRY_SECONDS
+            self.fail(TABLE, error)
+            raise
+        self._refused = None
+        self._mended(TABLE)
+
+    def counter(self, profile: Profile) -> Counter:
+        """Return the counter for a profile; profiles that count alike share one. Raises ``ConfigurationError``."""
+        key = key_of(profile)
+        counter = self._counters.get(key)
+        if counter is None:
+            counter = self._counters[key] = Counter(profile)
+        return counter
+
+    async def usable(self, profile: Profile) -> Counter | None:
+        """Return the counter for a profile, or ``None`` if its tokenizer can't be used."""
+        try:
+            counter = self.counter(profile)
+            if profile.tokenizer in self.faults:
+                await asyncio.to_thread(encoding, profile.tokenizer)
+                self._mended(profile.tokenizer)
+        except ConfigurationError as error:
+            self.fail(profile.tokenizer, error)
+            return None
+        return counter
+
+    def fail(self, name: str, error: ConfigurationError) -> None:
+        """Remember that the table or a tokenizer can't be used. Logs each fault once."""
+        if self.faults.get(name) != error.message:
+            self.faults[name] = error.message
+            log.error("counting.unavailable", reason=error.message, effect="requests pass through uncompacted")
+
+    def _mended(self, name: str) -> None:
+        if self.faults.pop(name, None) is not None:
+            log.info("counting.available", of=name)
+
+
+def require(settings: Settings, profiles: Profiles) -> None:
+    """Load the table of models and find the tokenizers that requests may need.
+
+    Raises ``ConfigurationError`` if anything is missing. Tokenizers aren't loaded: that takes up to 0.4 s each.
+    """
+    profiles.load()
+    for name in sorted(set(_tokenizers(settings))):
+        check(name)
+
+
+def _tokenizers(settings: Settings) -> Iterator[str]:
+    yield from (family.tokenizer for family in FAMILIES)
+    for route in settings.models:
+        if route.profile is not None and route.profile.tokenizer is not None:
+            yield route.profile.tokenizer

@@ -1,0 +1,213 @@
+"""How an answer begins: held back until it is clear that it is an answer, not a refusal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from proxy.dialects.chat.first_bytes import Sight, at_a_glance
+from proxy.dialects.chat.stream import Start
+from proxy.dialects.chat.usage import finished, gives_up
+from proxy.errors import RequestError
+from proxy.http.decompression import Unpacking, unpack
+from proxy.overflow import Overflow, recognise
+from proxy.overflow.echo import Request
+from proxy.upstream.transport import Answer
+
+ERROR_BYTES = 1_000_000
+"""So much of an error's body is read to find out what it says."""
+
+INLINE_BYTES = 8_192
+"""An error's body of at most this many bytes is read on the event loop, a longer one in a thread."""
+
+HELD_BYTES = 65_536
+"""So much of a stream is held back at most until its first content."""
+
+HELD_SECONDS = 5.0
+"""So long it is held back; after that, a comment that keeps the connection alive lets it go. Refusals come sooner."""
+
+
+LARGE_REQUEST = 262_144
+"""Bytes of a request from which an error is compared with it in a thread."""
+
+
+class Asked(msgspec.Struct, eq=False, frozen=True):
+    """The request that an error answers: its body, and whether a rate limit that it exceeds alone is an overflow."""
+
+    body: bytes = b""
+    rate_limits: bool = False
+
+
+NOTHING = Asked()
+
+
+class Opening(msgspec.Struct, eq=False):
+    """An answer whose beginning has been read.
+
+    ``first`` is what was read, ``answer.body`` what is still to come, ``complete`` whether that is nothing.
+    ``overflow`` says that the upstream refused the prompt as too long. ``ended`` says that a stream came to its end
+    without any content, ``written`` that there is some.
+    """
+
+    answer: Answer
+    first: bytes
+    complete: bool
+    overflow: Overflow | None
+    ended: bool = False
+    written: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether this is all of a successful answer, and nothing was written in it."""
+        if self.written:
+            return False
+        over = self.answer.status == 200 and (self.complete or self.ended) and not is_encoded(self.answer)
+        return over and finished(self.first).empty
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the server gave up a stream before it wrote anything: its first event, then ``[DONE]``.
+
+        llama-cpp-python does so when it turns to another request, which is its default. A model that wrote nothing ends
+        differently: with a finish reason, a usage, or at least a last event.
+        """
+        if self.written or not self.is_stream or not self.empty:
+            return False
+        return gives_up(self.first)
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether the answer is a stream of events that can be told apart."""
+        return content_type(self.answer).startswith("text/event-stream") and not is_encoded(self.answer)
+
+
+def content_type(answer: Answer) -> str:
+    """The answer's media type, lower case."""
+    return header(answer, "content-type").lower()
+
+
+def is_encoded(answer: Answer) -> bool:
+    """Whether the answer comes compressed."""
+    return header(answer, "content-encoding").lower() not in ("", "identity")
+
+
+def header(answer: Answer, name: str) -> str:
+    """The answer's first header of a name, or an empty text."""
+    for key, value in answer.headers:
+        if key == name:
+            return value
+    return ""
+
+
+async def opened(answer: Answer, asked: Asked = NOTHING) -> Opening:
+    """Read the beginning of an answer to a request. Raises ``UpstreamInterrupted`` if it breaks off before that."""
+    if answer.status >= 400:
+        first, complete = await _read(answer.body, ERROR_BYTES)
+        return Opening(answer, first, complete, await _overflow(answer, first, asked))
+    if content_type(answer).startswith("text/event-stream"):
+        return await _stream(answer, b"", asked)
+    return await _whole(answer, asked)
+
+
+async def _whole(answer: Answer, asked: Asked) -> Opening:
+    """An answer that says it is no stream: read on for as long as it may be a refusal with a status that denies it."""
+    length = header(answer, "content-length")
+    chunk = await anext(answer.body, None)
+    if chunk is not None and at_a_glance(chunk):
+        return Opening(answer, chunk, str(len(chunk)) == length, None, written=True)
+    packed = Unpacking(header(answer, "content-encoding"), ERROR_BYTES) if is_encoded(answer) else None
+    until = asyncio.get_running_loop().time() + HELD_SECONDS
+    first, sight, complete = bytearray(), Sight(), False
+    plain = first if packed is None else packed.beginning
+    while chunk is not None:
+        first += chunk
+        complete = str(len(first)) == length
+        if packed is not None:
+            packed.feed(chunk)
+        seen = sight.of(plain)
+        if seen == "events" and packed is None:
+            return await _stream(answer, bytes(first), asked)
+        if seen is not None:
+            return Opening(answer, bytes(first), complete, None, written=seen == "answer")
+        if complete or len(first) > ERROR_BYTES or asyncio.get_running_loop().time() > until:
+            break
+        if packed is not None and packed.ended:
+            return Opening(answer, bytes(first), False, None)
+        chunk = await anext(answer.body, None)
+    else:
+        complete = True
+    body = bytes(first)
+    if packed is not None and not complete:
+        return Opening(answer, body, False, None)
+    shown = bytes(plain) or await readable(answer, body)
+    return Opening(answer, body, complete, await _recognised(answer, shown, asked))
+
+
+async def _stream(answer: Answer, first: bytes, asked: Asked) -> Opening:
+    """A stream, of which ``first`` has been read already: read on until its first content.
+
+    One event may go on beyond what is held back if it is an error: some repeat all that was sent.
+    """
+    if is_encoded(answer):
+        return Opening(answer, first, False, None)
+    clock = asyncio.get_running_loop().time
+    until = clock() + HELD_SECONDS
+    start = Start()
+    found = start.feed(first)
+    held = bytearray(first)
+    in_error = False
+    while found is None and clock() <= until:
+        if len(held) > HELD_BYTES and not in_error:
+            in_error = start.in_error()
+        if len(held) > (ERROR_BYTES if in_error else HELD_BYTES):
+            break
+        chunk = await anext(answer.body, None)
+        if chunk is None:
+            # It may end without the blank line that ends its last event, or be a plain error under a wrong name.
+            return Opening(answer, bytes(held), True, await _overflow(answer, bytes(held), asked))
+        held += chunk
+        found = start.feed(chunk)
+    first = bytes(held)
+    overflow = await _overflow(answer, first, asked) if found == "error" else None
+    return Opening(answer, first, False, overflow, ended=found == "end")
+
+
+async def _overflow(answer: Answer, first: bytes, asked: Asked) -> Overflow | None:
+    return await _recognised(answer, await readable(answer, first), asked)
+
+
+async def _recognised(answer: Answer, shown: bytes, asked: Asked) -> Overflow | None:
+    """Read what an answer says. A long one, or one to a large request, is read in a thread."""
+
+    def read() -> Overflow | None:
+        request = Request(asked.body) if asked.body else None
+        return recognise(answer.status, shown, answer.headers, request=request, rate_limits=asked.rate_limits)
+
+    if len(shown) <= INLINE_BYTES and (answer.status < 400 or len(asked.body) <= LARGE_REQUEST):
+        return read()
+    return await asyncio.to_thread(read)
+
+
+async def _read(body: AsyncIterator[bytes], at_least: int) -> tuple[bytes, bool]:
+    """Some bytes of a body, as many as asked for if there are so many, and whether that was all."""
+    chunks = []
+    size = 0
+    async for chunk in body:
+        chunks.append(chunk)
+        size += len(chunk)
+        if size >= at_least:
+            return b"".join(chunks), False
+    return b"".join(chunks), True
+
+
+async def readable(answer: Answer, body: bytes, most: int = ERROR_BYTES) -> bytes:
+    """Return a body decompressed, or as it is if it is invalid or would have over ``most`` bytes."""
+    encoding = header(answer, "content-encoding")
+    if not encoding:
+        return body
+    try:
+        return await asyncio.to_thread(unpack, body, encoding, most)
+    except RequestError:
+        return body

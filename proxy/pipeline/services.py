@@ -1,0 +1,197 @@
+"""The parts that endpoints and the pipeline work with. ``server.runtime`` builds them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+import structlog
+
+from proxy.access.admission import BodyMemory, Gate
+from proxy.access.authenticator import Caller
+from proxy.access.quotas import Quotas
+from proxy.config import Route, Settings
+from proxy.dialects.chat.counting import Counter
+from proxy.errors import ConfigurationError
+from proxy.limits.calibration import Calibration
+from proxy.limits.learned import Learned, LearnedLimits, budget, for_others, lower, published, reserved_output, told_by
+from proxy.limits.profiles import Profile, Profiles
+from proxy.overflow import Overflow
+from proxy.pipeline.compactor import Compactor
+from proxy.pipeline.facts_cache import Remembered
+from proxy.pipeline.measures import Measures
+from proxy.pipeline.snapshot import Configuration
+from proxy.store import Guarded
+from proxy.store.archive import Archive
+from proxy.store.replicated_map import FIRST_READ_SECONDS
+from proxy.summary.budget import Budgets
+from proxy.summary.model import LaneModel, output_limit
+from proxy.summary.store import Summaries
+from proxy.upstream.limit_discovery import Enquiries, Told
+
+log = structlog.get_logger(__name__)
+
+MOST_MEASURED = 1_000
+"""Routes whose profile and counter are remembered."""
+
+
+class Services:
+    """The configuration in force, and everything that outlives a request."""
+
+    instance: str
+    """The id that the workers of one server share."""
+    configuration: Configuration
+    measures: Measures
+    remembered: Remembered
+    store: Guarded
+    learned: LearnedLimits
+    calibration: Calibration
+    summaries: Summaries
+    archive: Archive
+    compactor: Compactor
+    gate: Gate
+    bodies: BodyMemory
+    quotas: Quotas
+    budgets: Budgets
+    draining: bool = False
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force now. A request has its own, in its configuration."""
+        return self.configuration.settings
+
+    @property
+    def enquiries(self) -> Enquiries:
+        """What upstreams tell, in the configuration in force now."""
+        return self.configuration.enquiries
+
+    @property
+    def profiles(self) -> Profiles:
+        """The table of models."""
+        return self.measures.profiles
+
+    async def profile(self, route: Route, configuration: Configuration | None = None) -> Profile:
+        """What is known of a route's model. Where the operator has not stated its limits, its upstream is asked.
+
+        The route is of this configuration, or of the one in force now.
+        """
+        if not self.measures.profiles.loaded:
+            await self.measures.load()
+        configuration = configuration or self.configuration
+        upstream = configuration.settings.upstreams[route.upstream]
+        told = self._told_limits(route, configuration)
+        return self.profiles.find(
+            route.model, provider=upstream.provider, override=route.profile, told=told, address=upstream.base_url
+        )
+
+    def _told_limits(self, route: Route, configuration: Configuration) -> Told | None:
+        """Return the limits that the upstream states, unless the operator states some."""
+        stated = route.profile is not None and (route.profile.context_window or route.profile.max_input_tokens)
+        return None if stated else configuration.enquiries.told(route.upstream, route.model)
+
+    async def recall(self, upstream: str, model: str, tenant: str) -> None:
+        """Have what is known of a model ready. Only the first to ask waits for the store, and not for long."""
+        limits = self.learned.first_read(upstream, model, tenant)
+        ratios = self.calibration.first_read(upstream, model, tenant)
+        if limits is not None or ratios is not None:
+            await asyncio.wait([read for read in (limits, ratios) if read is not None], timeout=FIRST_READ_SECONDS)
+
+    async def measure(self, route: Route, configuration: Configuration) -> tuple[Profile, Counter | None]:
+        """Return the profile of a route's model, and its counter.
+
+        The counter is ``None`` if the files that counting needs are missing or damaged. Then the request can't be
+        measured, and the profile may have no limits.
+        """
+        told = self._told_limits(route, configuration)
+        known = configuration.measured.get(id(route))
+        if known is not None and known[0] is route and known[1] is told and not self.measures.faults:
+            return known[2], known[3]
+        try:
+            profile = await self.profile(route, configuration)
+        except ConfigurationError:  # logged once, and reported by ``/readyz``
+            return Profile(route.model), None
+        counter = await self.measures.usable(profile)
+        if counter is not None and len(configuration.measured) < MOST_MEASURED:
+            configuration.measured[id(route)] = route, told, profile, counter
+        return profile, counter
+
+    def counter(self, profile: Profile) -> Counter:
+        """Return the counter for a profile. Raises ``ConfigurationError`` if its tokenizer isn't installed."""
+        return self.measures.counter(profile)
+
+    async def summary_models(
+        self,
+        configuration: Configuration,
+        route: Route,
+        caller: Caller,
+        max_tokens: int,
+        unproven: Learned | None = None,
+    ) -> Sequence[LaneModel]:
+        """The models that may summarise a conversation on a route, in the order in which they are tried.
+
+        ``max_tokens`` is the most that the summary may take: so much of their windows is not for the transcript.
+        ``unproven`` is a limit that the route's own model seems to have, by a refusal that named none.
+
+        The caller's key goes to no other upstream than the one the caller's request goes to.
+        """
+        policy = caller.policy
+        names: list[str | Route] = [policy.summary.model or route]
+        if policy.summary.fallback_model is not None:
+            names.append(policy.summary.fallback_model)
+        models = []
+        for name in names:
+            found = configuration.settings.route(name) if isinstance(name, str) else name
+            if found is None:
+                log.warning("summary.no_route", model=name, policy=policy.name)
+                continue
+            try:
+                models.append(await self._summary_model(configuration, route, found, caller, max_tokens, unproven))
+            except ConfigurationError as error:  # the other models, or a digest, take its place
+                log.error("summary.model_unusable", model=name, upstream=found.upstream, reason=error.message)
+        return models
+
+    async def _summary_model(
+        self,
+        configuration: Configuration,
+        route: Route,
+        found: Route,
+        caller: Caller,
+        max_tokens: int,
+        unproven: Learned | None,
+    ) -> LaneModel:
+        """Return the model of the route ``found``; the other arguments are those of ``summary_models``.
+
+        Raises ``ConfigurationError`` if there is no way to its upstream, or its tokenizer isn't installed.
+        """
+        profile = await self.profile(found, configuration)
+        counter = self.counter(profile)
+        # Thinking must not take the whole of a small window that is shared with the transcript.
+        shared = (profile.context_window or 0) // 2
+        most = min(filter(None, (profile.max_output_tokens, shared)), default=None)
+        output = output_limit(found.model, max_tokens, most)
+        await self.recall(found.upstream, found.model, caller.tenant)
+        learned = self.learned.get(found.upstream, found.model, caller.tenant)
+        if unproven is not None and (found.upstream, found.model) == (route.upstream, route.model):
+            learned = lower(learned, for_others(unproven))
+        factor = self.calibration.factor(found.upstream, found.model, caller.tenant)
+        return LaneModel(
+            await configuration.upstreams.lane(found.upstream),
+            found.model,
+            upstream=found.upstream,
+            room=budget(profile, reserved_output(profile, output, None), learned, factor),
+            max_output=most,
+            count=counter.text,
+            credential=caller.credential if found.upstream == route.upstream else None,
+            timeout=caller.policy.summary.timeout,
+            budget=self.budgets.of(caller),
+            told=partial(self._told, found, caller.tenant, published(profile, factor), factor),
+        )
+
+    def _told(
+        self, route: Route, tenant: str, most: Learned, factor: float, overflow: Overflow, sent: int, output: int
+    ) -> None:
+        """Learn from a summary model's refusal what limit it names."""
+        told = told_by(overflow, sent, output, factor)
+        if told.source == "refusal":
+            self.learned.learn(route.upstream, route.model, tenant, told, most)

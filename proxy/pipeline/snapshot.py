@@ -1,0 +1,92 @@
+"""A configuration at work: what follows from the settings, and is replaced whole where they change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from proxy.access.authenticator import Teams
+from proxy.access.web_origins import WebRules
+from proxy.config import Route, Settings
+from proxy.dialects.chat.counting import Counter
+from proxy.limits.profiles import Profile
+from proxy.upstream.limit_discovery import Enquiries, Told
+from proxy.upstream.registry import Upstreams
+
+ONLY_AT_START = {"server": ("host", "port", "drain"), "store": None}
+"""Settings that hold until the proxy is started again, by section; ``None`` stands for the whole section."""
+
+MOST_ROUTES = 1_000
+LONGEST_NAME = 200
+"""Remember the routes of this many models, with names of at most this many characters."""
+
+
+class Configuration:
+    """Settings, the teams that they name and the way to their upstreams.
+
+    Never changed: a request takes one when it comes and keeps it to its end, whatever is put in force meanwhile.
+    """
+
+    def __init__(self, settings: Settings, instance: str, before: Configuration | None = None) -> None:
+        """``before`` is the configuration that this one replaces; what is the same in both goes on."""
+        self.settings = settings
+        self._routes: dict[str, Route | None] = {}
+        self.measured: dict[int, tuple[Route, Told | None, Profile, Counter]] = {}
+        """The profiles and counters of routes, by the id of the route object, and the limits that they rest on."""
+        self.teams = Teams(settings)
+        self.web = WebRules(settings)
+        self.upstreams: Upstreams = Upstreams(settings.upstreams, None if before is None else before.upstreams)
+        self.enquiries: Enquiries = Enquiries(
+            settings.upstreams,
+            self.upstreams.relay,
+            instance,
+            before=None if before is None else before.enquiries,
+            kept=self.upstreams.kept,
+        )
+
+    def route(self, model: str) -> Route | None:
+        """Return the route of a model, or ``None`` if routes are listed and none matches.
+
+        The same model has the same route object while it's remembered.
+        """
+        try:
+            return self._routes[model]
+        except KeyError:
+            route = self.settings.route(model)
+            if len(self._routes) < MOST_ROUTES and len(model) <= LONGEST_NAME:
+                self._routes[model] = route
+            return route
+
+    async def retire(self, successor: Configuration) -> None:
+        """End what the successor does not use. Requests that have this configuration still work to their end."""
+        await self.upstreams.retire(successor.upstreams)
+        await self.enquiries.retire(successor.enquiries)
+
+    async def aclose(self) -> None:
+        """Close everything."""
+        await self.enquiries.aclose()
+        await self.upstreams.aclose()
+
+
+def in_force(running: Settings, new: Settings) -> tuple[Settings, list[str]]:
+    """The new settings as far as they can be put in force, and the names of those that need another start."""
+    kept = {}
+    for section, names in ONLY_AT_START.items():
+        ours, theirs = getattr(running, section), getattr(new, section)
+        fields = names or tuple(type(ours).model_fields)
+        kept[section] = theirs.model_copy(update={name: getattr(ours, name) for name in fields})
+    return new.model_copy(update=kept), list(_different(running, new))
+
+
+def _different(running: Settings, new: Settings) -> Iterator[str]:
+    for section, names in ONLY_AT_START.items():
+        ours, theirs = getattr(running, section), getattr(new, section)
+        for name in names or type(ours).model_fields:
+            if getattr(ours, name) != getattr(theirs, name):
+                yield f"{section}.{name}"
+
+
+def listening(settings: Settings, host: str | None) -> Settings:
+    """The settings with the address that the command names: who may be told apart follows from it."""
+    if host is None:
+        return settings
+    return settings.model_copy(update={"server": settings.server.model_copy(update={"host": host})})

@@ -1,0 +1,375 @@
+"""Learn from an answer once it is out: how the upstream counts, and whether it left out a part of the prompt.
+
+Nobody waits for this: the client has the whole answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import structlog
+
+from proxy.dialects.chat.comparable import adds_text, comparable
+from proxy.dialects.chat.counting import Counter
+from proxy.dialects.chat.request import ChatBody
+from proxy.dialects.chat.usage import Tail
+from proxy.limits.calibration import LEAST_COUNTED, plausible
+from proxy.limits.learned import shown_by
+from proxy.overflow import Overflow
+from proxy.overflow.lasting import asks_for_cuts, has_calls, kept_text
+from proxy.overflow.silent import GROWN, WAVERING, Finished, Sent, counts_in_full, cut_prompt
+from proxy.pipeline.budget import Room
+from proxy.pipeline.compactor import Case, Outcome
+from proxy.pipeline.context import Exchange
+from proxy.pipeline.response_start import Opening
+from proxy.pipeline.services import Services
+from proxy.telemetry.metrics import SILENT
+from proxy.tokens import has_remote_media
+
+log = structlog.get_logger(__name__)
+
+WATCHED_BYTES = 4_096
+"""Smaller requests fit into the smallest windows in use."""
+
+BYTES_A_TOKEN = 8
+"""Bytes of a request for each token that it has at least, if nobody counted it."""
+
+BYTES_A_TOKEN_AT_MOST = 2
+"""Bytes of a message for each token that it has at most, if it's gone and nobody can count it."""
+
+AT_ONCE_BYTES = 32_768
+"""Bytes of messages that are counted at once. More are counted in a thread."""
+
+CONVERSATIONS = 1_000
+"""Conversations that are remembered, the latest ones, ..."""
+
+TURNS = 8
+"""... and their latest turns."""
+
+SHOWS_TOOLS = 0.2
+"""Share of a prompt that tool calls and results must have for its reported size to show that templates keep them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An earlier request of a conversation that was sent as it came.
+
+    ``size`` is in bytes, ``reported`` in the upstream's tokens. ``messages`` is the number of messages but for the last
+    one, which some clients replace in each turn; ``mark`` is a checksum of the one before it. ``last`` is the size of
+    the last one in bytes and ``last_mark`` its checksum.
+    """
+
+    size: int
+    reported: int
+    messages: int
+    mark: int
+    last: int
+    last_mark: int
+
+    def begins(self, messages: Sequence[msgspec.Raw]) -> bool:
+        """Return whether these messages seem to go on from this turn's, and are more."""
+        if len(messages) <= self.messages + 1:
+            return False
+        return self.messages == 0 or zlib.crc32(messages[self.messages - 1]) == self.mark
+
+    def replaced(self, messages: Sequence[msgspec.Raw]) -> int:
+        """Return the tokens, at most, of this turn's last message if these messages have another one in its place."""
+        return 0 if zlib.crc32(messages[self.messages]) == self.last_mark else self.last // BYTES_A_TOKEN_AT_MOST
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """An earlier turn that a request goes on from.
+
+    ``replaced`` are the tokens, at most, of its last message if the request has another one in its place. ``calls`` are
+    the tokens of tool calls and results among the messages that both have; zero unless they were looked for.
+    """
+
+    turn: Turn
+    replaced: int
+    calls: int = 0
+
+
+class Known(msgspec.Struct, eq=False, frozen=True):
+    """The facts about a request that its answer is compared with. They don't refer to its body.
+
+    ``counted``, ``least``, ``fixed`` and ``sizes`` are in tokens: the whole request as it was sent, a lower bound,
+    tools and framing, and each message as it came. ``counted`` and ``sizes`` are ``None`` if nobody counted them.
+    ``estimated`` says whether the request has images or sound, ``asked`` the output it asks for. ``compacted`` says
+    that the messages were changed.
+
+    ``turn`` lacks the reported size, ``conversation`` is a hash, and ``earlier`` has the turns that the request goes on
+    from, oldest first. ``added`` are the messages since the oldest one. It is empty unless the conversation has grown
+    so much that an upstream which reports the same size must have cut it.
+    """
+
+    counted: int | None
+    least: int
+    asked: int | None
+    estimated: bool
+    compacted: bool
+    comparable: bool
+    turn: Turn
+    conversation: int
+    earlier: tuple[Earlier, ...]
+    sizes: tuple[int, list[int]] | None
+    added: tuple[bytes, ...]
+
+
+class Seen(msgspec.Struct, eq=False, frozen=True):
+    """A request that was answered, and the end of its answer.
+
+    ``known`` is ``None`` if nobody counted the request: it keeps its body then. ``wanted`` says that its count is
+    needed for the ratio between the upstream's tokens and ours.
+    """
+
+    exchange: Exchange
+    outcome: Outcome | None
+    known: Known | None
+    tail: Tail
+    wanted: bool
+
+    @property
+    def size(self) -> int:
+        """The bytes of messages that are kept until the answer is out, without the request's body."""
+        return 0 if self.known is None else sum(map(len, self.known.added))
+
+
+class Afterwards:
+    """Looks at answers that are out."""
+
+    def __init__(self, service: Services, room: Room, case: Callable[[Exchange], Case]) -> None:
+        """``case`` returns the case that an exchange is for the compactor."""
+        self._service = service
+        self._room = room
+        self._case = case
+        self._turns: OrderedDict[int, tuple[Turn, ...]] = OrderedDict()
+
+    def watch(self, exchange: Exchange, opening: Opening, outcome: Outcome) -> Seen | None:
+        """Prepare to learn from an answer that is about to be sent on. Return ``None`` if it can't show anything.
+
+        The result refers to the request's body only if nobody counted the request. A fault of the proxy is logged, and
+        the client gets its answer.
+        """
+        try:
+            return self._watch(exchange, opening, outcome)
+        except Exception as error:  # as in `look`: the fault doesn't concern the answer
+            log.exception("counting.failed", error=type(error).__name__)
+            return None
+
+    def _watch(self, exchange: Exchange, opening: Opening, outcome: Outcome) -> Seen | None:
+        if opening.answer.status != 200 or opening.overflow is not None or not exchange.body.messages:
+            return None
+        if outcome.verdict in ("off", "failed"):
+            return None
+        place, size = exchange.place, len(exchange.body.raw)
+        wanted = False
+        if outcome.sent is None:
+            wanted = size > LEAST_COUNTED and self._service.calibration.worth_counting(*place)
+            of_use = wanted
+        else:
+            of_use = self._service.calibration.wants(*place) or self._service.learned.below(*place, outcome.sent)
+        if not of_use and size <= WATCHED_BYTES:
+            return None
+        if outcome.sent is None:
+            return Seen(exchange, outcome, None, Tail(), wanted)
+        return Seen(exchange, None, self._known(exchange, outcome, compare=True), Tail(), wanted)
+
+    def _known(self, exchange: Exchange, outcome: Outcome, *, compare: bool) -> Known:
+        """Return the facts about a request whose body is still there.
+
+        ``compare`` says that our count of the request is known, or will be, so that a reported one can teach the ratio.
+        """
+        body, conversation = exchange.body, _conversation(exchange)
+        turn, compacted = _turn(body), outcome.messages is not None
+        estimated = has_remote_media(body.raw) if outcome.estimated is None else outcome.estimated
+        before = [] if compacted else [one for one in self._turns.get(conversation, ()) if one.begins(body.messages)]
+        earlier = tuple(Earlier(one, one.replaced(body.messages)) for one in before)
+        added: tuple[bytes, ...] = ()
+        if not estimated and _may_stand_still(turn, before) and not (asks_for_cuts(body.raw) or adds_text(body.raw)):
+            # Copies: an undecoded message refers to the whole body.
+            added = tuple(bytes(message) for message in body.messages[before[0].messages :])
+            if outcome.sizes is not None:
+                earlier = _with_calls(earlier, body.messages, outcome.sizes[1])
+        bounded = estimated and not has_remote_media(body.raw)
+        wants = compare and self._service.calibration.wants(*exchange.place)
+        return Known(
+            counted=outcome.sent,
+            least=len(body.raw) // BYTES_A_TOKEN if bounded or not estimated else 0,
+            asked=outcome.output or body.max_output,
+            estimated=estimated,
+            compacted=compacted,
+            comparable=wants and not estimated and comparable(body.raw),
+            turn=turn,
+            conversation=conversation,
+            earlier=earlier,
+            sizes=outcome.sizes if added else None,
+            added=added,
+        )
+
+    async def look(self, seen: Seen) -> None:
+        """Learn from an answer that is out. A fault of the proxy is logged: the client has its answer."""
+        try:
+            known, outcome, end = seen.known, seen.outcome, seen.tail.finished()
+            count = outcome is not None and (seen.wanted or _odd(end))
+            if known is None and outcome is not None:
+                known = self._known(seen.exchange, outcome, compare=count)
+            if known is not None:
+                await self._look(seen.exchange, outcome if count else None, known, end)
+        except Exception as error:  # as in compaction: the fault is ours, and the caller has the answer
+            log.exception("counting.failed", error=type(error).__name__)
+
+    async def _look(self, exchange: Exchange, uncounted: Outcome | None, known: Known, end: Finished) -> None:
+        """Learn from the end of an answer. ``uncounted`` is the outcome of a request that must be counted now."""
+        # The tokens of images and sound are an estimate.
+        if known.estimated:
+            self._note(exchange, known, None, end)
+            return
+        factor = self._room.factor(exchange)
+        counted = known.counted
+        if uncounted is not None:
+            counted = await self._service.compactor.size(self._case(exchange), uncounted)
+        overflow = None
+        if counted is not None:
+            overflow = self._room.silent(exchange, end, int(counted * factor), known.asked)
+        before = self._before(known, end)
+        if overflow is None and before:
+            counted, overflow = await self._cut(exchange, known, end, before, counted, factor)
+        if overflow is not None and counted is not None:
+            SILENT.inc()
+            log.info("overflow.silent", upstream=exchange.route.upstream, counted=counted, limit=overflow.limit)
+            if (shown := shown_by(overflow, counted, factor)) is not None:
+                self._room.learn(exchange, shown)
+            return
+        self._note(exchange, known, counted, end)
+        if counted is None:
+            return
+        self._service.learned.prove(*exchange.place, counted, end.prompt or None, factor)
+        calibration = self._service.calibration
+        if not calibration.wants(*exchange.place):
+            return
+        if known.comparable and end.prompt and plausible(counted, end.prompt):
+            calibration.note(*exchange.place, counted, end.prompt)
+        else:
+            calibration.miss(*exchange.place, counted)
+
+    def _note(self, exchange: Exchange, known: Known, counted: int | None, end: Finished) -> None:
+        """Remember the size of a request that was answered, or a lower bound of it."""
+        if end.empty:
+            return
+        sizes = [] if counted is None else [counted]
+        if end.prompt:
+            sizes.append(int(end.prompt / self._room.factor(exchange)))
+        self._service.learned.answered(*exchange.place, min(sizes, default=known.least))
+
+    def _before(self, known: Known, end: Finished) -> list[Earlier]:
+        """Return the earlier turns of the conversation, oldest first, and remember this one for the next.
+
+        The result is empty unless the reported size has changed little since the last turn, while the conversation has
+        grown. A request that was compacted begins the conversation again.
+        """
+        remembered = self._turns.pop(known.conversation, ())
+        if known.compacted:
+            return []
+        turn = replace(known.turn, reported=end.prompt or 0)
+        earlier = [one for one in known.earlier if one.turn in remembered]
+        before = tuple(one.turn for one in earlier)
+        self._turns[known.conversation] = (*before, turn)[-TURNS:] if turn.reported else before
+        if len(self._turns) > CONVERSATIONS:
+            self._turns.popitem(last=False)
+        return earlier if known.added and _still(turn, before) else []
+
+    async def _cut(
+        self,
+        exchange: Exchange,
+        known: Known,
+        end: Finished,
+        before: Sequence[Earlier],
+        counted: int | None,
+        factor: float,
+    ) -> tuple[int | None, Overflow | None]:
+        """Return our own count of a prompt, if it was counted, and the overflow if the upstream cut it."""
+        if known.sizes is None:
+            fixed, sizes = await self._service.compactor.sizes(self._case(exchange))
+            before = _with_calls(before, exchange.body.messages, sizes)
+        else:
+            fixed, sizes = known.sizes
+        turns = [one.turn for one in before]
+        counts = [
+            fixed + sum(sizes[: turn.messages]) + (one.replaced or sizes[turn.messages])
+            for one, turn in zip(before, turns, strict=True)
+        ]
+        full = [counts_in_full(int(factor * count), turn.reported) for count, turn in zip(counts, turns, strict=True)]
+        tools = any(
+            agreed and factor * one.calls >= SHOWS_TOOLS * one.turn.reported
+            for agreed, one in zip(full, before, strict=True)
+        )
+        added, counter = known.added, exchange.counter
+        start = len(sizes) - len(added)
+        assert counter is not None  # noqa: S101 - a request that can't be measured isn't watched
+        large = sum(map(len, added)) > AT_ONCE_BYTES
+        kept = (
+            await asyncio.to_thread(_kept, counter, added, tools=tools) if large else _kept(counter, added, tools=tools)
+        )
+        sent = [
+            Sent(
+                one.turn.reported,
+                int(factor * (sum(kept[one.turn.messages - start + (not one.replaced) :]) - one.replaced)),
+                agreed,
+            )
+            for one, agreed in zip(before, full, strict=True)
+        ]
+        counted = fixed + sum(sizes) if counted is None else counted
+        newest = int(factor * sum(sizes[turns[-1].messages :]))
+        window = exchange.profile.context_window
+        return counted, cut_prompt(end, int(factor * counted), newest, sent, window)
+
+
+def _with_calls(before: Sequence[Earlier], messages: Sequence[bytes], sizes: Sequence[int]) -> tuple[Earlier, ...]:
+    """Return earlier turns with the tokens of the tool calls and results in them."""
+    calls = [size if has_calls(message) else 0 for message, size in zip(messages, sizes, strict=True)]
+    return tuple(replace(one, calls=sum(calls[: one.turn.messages])) for one in before)
+
+
+def _kept(counter: Counter, messages: Sequence[bytes], *, tools: bool) -> list[int]:
+    """Return the tokens of each message that every chat template keeps."""
+    return [counter.text(kept_text(msgspec.json.decode(message), tools=tools)) for message in messages]
+
+
+def _odd(end: Finished) -> bool:
+    """Return whether the end of an answer to a request that nobody counted asks for a closer look."""
+    return end.empty or end.finish_reason not in (None, "stop", "tool_calls", "length", "function_call")
+
+
+def _turn(body: ChatBody) -> Turn:
+    *others, last = body.messages
+    mark = zlib.crc32(others[-1]) if others else 0
+    return Turn(len(body.raw), 0, len(others), mark, len(bytes(last)), zlib.crc32(last))
+
+
+def _still(now: Turn, before: Sequence[Turn]) -> bool:
+    """Return whether the reported size stands still while the conversation grows."""
+    if not before or not now.reported:
+        return False
+    near = [turn for turn in before if abs(turn.reported - now.reported) <= WAVERING * now.reported]
+    return before[-1] in near and now.size - near[0].size >= (GROWN - 1) * now.reported * BYTES_A_TOKEN_AT_MOST
+
+
+def _may_stand_still(now: Turn, before: Sequence[Turn]) -> bool:
+    """Return whether ``_still`` can be true for some reported size."""
+    if not before:
+        return False
+    least = before[-1].reported / (1 + WAVERING)
+    grown = now.size - min(turn.size for turn in before)
+    return grown >= (GROWN - 1) * least * BYTES_A_TOKEN_AT_MOST
+
+
+def _conversation(exchange: Exchange) -> int:
+    """Return a hash that all turns of a conversation share, and that hardly any other conversation has."""
+    messages = tuple(bytes(message) for message in exchange.body.messages[:2])
+    return hash((exchange.place, messages))

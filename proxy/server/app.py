@@ -1,0 +1,188 @@
+"""Routes and lifespan."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+
+import structlog
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from proxy.config import Loaded, Settings
+from proxy.endpoints.archive import PATH as ARCHIVE
+from proxy.endpoints.archive import ArchiveDoor
+from proxy.endpoints.conversations import ChatCompletions
+from proxy.endpoints.landing import landing
+from proxy.endpoints.models import ModelList
+from proxy.endpoints.passthrough import PassThrough
+from proxy.endpoints.paths import CHAT, MODELS, canonical, error_shape
+from proxy.errors import MethodNotAllowed, NotFound, Overloaded, ProxyError, UpgradeRequired
+from proxy.http.request_body import Sent, answer_error, is_handshake
+from proxy.limits.profiles import Profiles
+from proxy.server.reload import Reload, on_signal
+from proxy.server.runtime import Runtime
+from proxy.telemetry.metrics import exposition
+from proxy.telemetry.tracebacks import unhandled
+
+log = structlog.get_logger(__name__)
+
+WRONG = (
+    "The configuration on disk is invalid. The previous one stays in force. "
+    "The log (configuration.wrong) and compaction-proxy check list the errors."
+)
+"""Everybody may read this response, so it doesn't quote the configuration."""
+
+HEALTH = frozenset({"/livez", "/readyz", "/metrics"})
+"""Served whatever else is in work."""
+
+
+Door = Callable[[Scope, Receive, Sent], Awaitable[None]]
+
+
+class Proxy:
+    """The application. The two hot doors are told apart here; Starlette routes the rest."""
+
+    def __init__(self, settings: Settings, loaded: Loaded | None = None, profiles: Profiles | None = None) -> None:
+        """``loaded`` is where the settings come from: its files are followed. ``profiles`` may be loaded already."""
+        self.service = Runtime(settings, profiles)
+        self.reload = None if loaded is None else Reload(self.service, loaded, os.environ)
+        self._chat = ChatCompletions(self.service)
+        self._passthrough = PassThrough(self.service)
+        self._models = ModelList(self.service)
+        self._rest = Starlette(
+            routes=[
+                Route("/", landing, methods=["GET"]),
+                Route("/livez", _alive, methods=["GET"]),
+                Route("/readyz", self._ready, methods=["GET"]),
+                Route("/metrics", _metrics, methods=["GET"]),
+                Route(ARCHIVE, ArchiveDoor(self.service)),
+            ],
+            lifespan=self._lifespan,
+            exception_handlers={404: _not_found, 405: _not_allowed},
+        )
+        # A path with a slash too many is none: the redirect would lead to whatever host the request names.
+        self._rest.router.redirect_slashes = False
+
+    @property
+    def routes(self) -> list[BaseRoute]:
+        """The routes outside ``/v1``."""
+        return self._rest.routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection's scope."""
+        if scope["type"] != "http":
+            await self._rest(scope, receive, send)
+            return
+        web = self.service.configuration.web
+        origin, wrong = web.judge(scope)
+        app: ASGIApp = self._admitted if wrong is None else partial(_refused, wrong)
+        await (app if origin is None else web.cors(app, origin))(scope, receive, send)
+
+    async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request once there is a place for it."""
+        if scope["path"] in HEALTH:
+            await self._guarded(scope, receive, send)
+            return
+        scope = canonical(scope)
+        gate = self.service.gate
+        if not gate.places.take(1):
+            try:
+                await gate.wait()
+            except Overloaded as error:
+                await answer_error(send, error, shape=error_shape(scope))
+                return
+        try:
+            await self._guarded(scope, receive, send)
+        finally:
+            gate.places.give(1)
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A fault of ours is logged whole and answered with an error that says nothing of its cause."""
+        sent = Sent(send)
+        try:
+            await self._door(scope)(scope, receive, sent)
+        except Exception as error:
+            log.exception("request.crashed", error=type(error).__name__)
+            if sent.begun:
+                raise
+            crash = ProxyError("The proxy failed on this request. Its log says why; try again.")
+            await answer_error(send, crash, shape=error_shape(scope))
+
+    def _door(self, scope: Scope) -> Door:
+        path, method = scope["path"], scope["method"]
+        if method == "GET" and path.startswith("/v1/") and is_handshake(scope):
+            return _no_websocket
+        if path == CHAT and method == "POST":
+            return self._chat
+        if path == MODELS and method == "GET":
+            return self._models
+        return self._passthrough if path.startswith("/v1/") else self._rest
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        asyncio.get_running_loop().set_exception_handler(unhandled)
+        on_signal(self.reload)
+        following = None if self.reload is None else asyncio.create_task(self.reload.run())
+        self.service.upkeep.start()
+        yield
+        self.service.draining = True
+        if following is not None:
+            following.cancel()
+            await asyncio.wait([following])
+        await self.service.aclose()
+
+    async def _ready(self, request: Request) -> Response:
+        if self.service.draining:
+            return PlainTextResponse("draining\n", status_code=503)
+        said = "ready"
+        if self.service.store.left_alone:
+            # Requests are answered all the same, so they had better come.
+            said += f"; the store fails ({', '.join(self.service.store.left_alone)})"
+        for fault in self.service.measures.faults.values():
+            said += f"\nRequests pass through uncompacted: {fault}"
+        if self.reload is not None and self.reload.wrong is not None:
+            said += f"\n{WRONG}"
+        return PlainTextResponse(f"{said}\n")
+
+
+async def _refused(error: ProxyError, scope: Scope, receive: Receive, send: Send) -> None:
+    await answer_error(send, error, shape=error_shape(scope))
+
+
+async def _no_websocket(scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuse a WebSocket handshake. Clients that try WebSocket first, such as codex, then fall back to HTTP."""
+    error = UpgradeRequired("This proxy doesn't support WebSocket. Send the request as an HTTP POST instead.")
+    await answer_error(send, error, [("connection", "upgrade"), ("upgrade", "HTTP/1.1")])
+
+
+async def _alive(request: Request) -> Response:
+    return PlainTextResponse("alive\n")
+
+
+async def _metrics(request: Request) -> Response:
+    return Response(exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    wrong = NotFound("There is nothing at this path. The API is below /v1: end the client's base URL with /v1.")
+    return Response(wrong.body(), status_code=wrong.status, media_type="application/json")
+
+
+async def _not_allowed(request: Request, error: Exception) -> Response:
+    wrong = MethodNotAllowed(f"This path does not take {request.method}. Use GET.")
+    return Response(wrong.body(), status_code=wrong.status, media_type="application/json", headers={"allow": "GET"})
+
+
+def create_app(settings: Settings, loaded: Loaded | None = None, profiles: Profiles | None = None) -> Proxy:
+    """Return the ASGI application for a configuration. With ``loaded``, it follows changes of the files.
+
+    ``profiles`` saves reading the table of models again.
+    """
+    return Proxy(settings, loaded, profiles)

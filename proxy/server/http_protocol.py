@@ -1,0 +1,262 @@
+"""The HTTP/1.1 server: uvicorn's httptools protocol, with the bounds and checks that it lacks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar
+
+import httptools
+import structlog
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from proxy.errors import Malformed
+from proxy.server.coalescing import CoalescingTransport
+from proxy.server.connection_limit import make_room, most_connections
+from proxy.server.half_closed import HalfClosed
+
+log = structlog.get_logger(__name__)
+
+HEAD_BYTES = 262_144
+"""The largest request head, and the largest trailer section, in bytes."""
+
+HEAD_SECONDS = 20.0
+"""The time a client has to send a whole request head, in seconds. nginx and Apache allow 20 to 60."""
+
+GRACE_SECONDS = 1.0
+"""The time a client has to send its request when the server stops before the request has arrived, in seconds."""
+
+REUSE_SECONDS = 0.1
+"""The same for an idle connection that has already served a request: enough to read bytes that have just arrived."""
+
+INVALID = "The request isn't valid HTTP/1.1. Check the client, or a proxy in front of this one."
+LONG = f"The request head is longer than {HEAD_BYTES:,} bytes. Send fewer or shorter headers."
+VERSION = "The request's HTTP version isn't supported. Use HTTP/1.1."
+HOSTS = "The request has more than one Host header. Send exactly one."
+NO_HOST = "The request doesn't have a Host header. Send exactly one."
+CODING = "The request has a Transfer-Encoding other than 'chunked'. Use 'chunked' alone, or send a Content-Length."
+OLD_CODING = "An HTTP/1.0 request can't have a Transfer-Encoding. Use HTTP/1.1, or send a Content-Length."
+TUNNEL = "This server doesn't open tunnels. Send the request to its own address instead of using it as an HTTP proxy."
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Bound heads in size and time, refuse ambiguous requests, and ignore ``Upgrade``.
+
+    An idle connection is closed after uvicorn's ``timeout_keep_alive``. ``head_seconds`` bounds a new connection that
+    sends nothing, a head that arrives too slowly, and the rest of a body that nobody reads anymore. A server that stops
+    serves the requests that are already on their way. See ``shutdown``.
+    """
+
+    head_seconds: ClassVar[float] = HEAD_SECONDS
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        super().__init__(*args, **given)
+        self._unread = 0
+        self._refused: str | None = None
+        self._replayed: bytes | None = None
+        self._upgrades: list[tuple[bytes, bytes]] = []
+        self._half_closed: HalfClosed | None = None
+        self._idle = False
+        self._stopping = False
+        self._since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def since(self) -> float | None:
+        """When the connection last began to wait for its client, in the loop's time. ``None`` during a request."""
+        waiting = self.cycle is None or self.cycle.response_complete
+        return self._since if waiting else None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the connection's only timer."""
+        super().connection_made(transport)
+        self._since = self.loop.time()
+        self._timer = self.loop.call_later(self.head_seconds, self._look)
+        if len(self.connections) > most_connections():
+            make_room(self, [other for other in self.connections if isinstance(other, BoundedProtocol)])
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop everything that belongs to the connection."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._half_closed is not None:
+            self._half_closed.close()
+        super().connection_lost(exc)
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """Keep a connection open whose client may only have closed its sending side. See ``HalfClosed``."""
+        if self._half_closed is not None:
+            return True
+        cycle = self.cycle
+        if cycle is None or cycle.more_body or cycle.response_started or self.pipeline:
+            return None
+        if cycle.scope["http_version"] != "1.1":  # HTTP/1.0 doesn't have the interim responses that this needs
+            return None
+        cycle.keep_alive = False
+        self._half_closed = HalfClosed(self.loop, self.transport, cycle)
+        return True
+
+    def data_received(self, data: bytes) -> None:
+        """Parse bytes from the client."""
+        if self._refused is not None:
+            return
+        if self._idle:
+            self._idle = False
+            self._since = self.loop.time()
+        self._unread += len(data)
+        try:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                self._without_upgrades(memoryview(data)[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(self._refused or INVALID)
+            return
+        if self._unread > HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(LONG)
+
+    def _without_upgrades(self, rest: memoryview) -> None:
+        """Parse a head with ``Upgrade`` again without that header, then ``rest``, the bytes that followed it.
+
+        RFC 9110, section 7.8, lets a server ignore ``Upgrade``. The parser doesn't: it expects such a request to have
+        no body, and reads the body as the next request.
+        """
+        while self._replayed is not None:
+            head, self._replayed = self._replayed, None
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self.parser.feed_data(head)
+            try:
+                self.parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = rest[upgrade.args[0] :]
+
+    def on_headers_complete(self) -> None:
+        """Check a whole request head, then start the request."""
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                raise self._refusal(TUNNEL)
+            self._upgrades = [pair for pair in self.headers if pair[0] == b"upgrade"]
+            self._replayed = self._without_upgrade()
+            return
+        self._check_head()
+        self._unread = 0
+        if self._upgrades:
+            # The application still decides on them: it refuses WebSockets.
+            self.headers += self._upgrades
+            self._upgrades = []
+        super().on_headers_complete()
+        if self.cycle is not None:
+            self.cycle.transport = CoalescingTransport(self.transport, self.loop)
+            if self._stopping:
+                self.cycle.keep_alive = False
+        self.headers = []  # those of the request are in its scope; any that follow are trailers
+
+    def _without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
+        lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def _check_head(self) -> None:
+        """Refuse a head that two servers could read differently (RFC 9112, sections 3.2 and 6)."""
+        version = self.parser.get_http_version()
+        hosts = codings = 0
+        for name, value in self.headers:
+            if name == b"host":
+                hosts += 1
+            elif name == b"transfer-encoding":
+                codings += 1
+                if value.strip().lower() != b"chunked" or codings > 1:
+                    raise self._refusal(CODING)
+        if version != "1.1":
+            if version != "1.0":
+                raise self._refusal(VERSION)
+            if codings:
+                raise self._refusal(OLD_CODING)
+        if hosts != 1 and (hosts or version == "1.1"):
+            raise self._refusal(HOSTS if hosts else NO_HOST)
+
+    def _refusal(self, message: str) -> Malformed:
+        """Return an error that stops the parser."""
+        self._refused = message
+        return Malformed(message)
+
+    def on_body(self, body: bytes) -> None:
+        """Store a piece of the body for the application."""
+        self._unread = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Finish a request's body."""
+        if self._replayed is None:
+            self._unread = 0
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Start the next pipelined request, or wait for one. Unlike uvicorn's, this sets no timer."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        self._since = self.loop.time()
+        self._idle = not self.cycle.more_body
+
+    def shutdown(self) -> None:
+        """Close the connection after its current request, or after a short wait for one. The server calls this to stop.
+
+        uvicorn closes a connection at once if it hasn't read a request from it, so the client of a new connection gets
+        a reset instead of a response. Here the request gets a response with ``connection: close``.
+        """
+        self._stopping = True
+        if self.since is None:
+            self.cycle.keep_alive = False
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(REUSE_SECONDS if self._idle else GRACE_SECONDS, self._stop_waiting)
+
+    def _stop_waiting(self) -> None:
+        """Close the connection unless a request has arrived. Its response closes the connection."""
+        self._timer = None
+        if self.since is not None:
+            self.transport.close()
+
+    def _look(self) -> None:
+        """Close the connection if its client has kept it waiting for too long; else look again later."""
+        wait = self.head_seconds
+        if self.since is not None:
+            limit = self.timeout_keep_alive if self._idle else self.head_seconds
+            wait = min(wait, self._since + limit - self.loop.time())
+            if wait <= 0:
+                self._timer = None
+                self.transport.close()
+                return
+        self._timer = self.loop.call_later(wait, self._look)
+
+    def _refuse(self, message: str) -> None:
+        """Answer bytes that aren't a request, and close the connection.
+
+        Responses to earlier requests come first. If the response to this request has begun, it breaks off.
+        """
+        self._refused = message
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if not cycle.more_body:
+                cycle.keep_alive = False
+                return
+            if cycle.response_started or self.pipeline:
+                self.transport.close()
+                return
+        error = Malformed(message)
+        body = error.body()
+        head = (
+            f"HTTP/1.1 {error.status} Bad Request\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        log.warning("request.refused", reason=message)
+        self.transport.write(head.encode() + body)
+        self.transport.close()

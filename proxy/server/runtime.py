@@ -1,0 +1,72 @@
+"""Build everything that a running proxy holds, and close it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+from proxy.access.admission import BodyMemory, Gate
+from proxy.access.quotas import Quotas
+from proxy.config import Settings
+from proxy.limits.calibration import Calibration
+from proxy.limits.learned import LearnedLimits
+from proxy.limits.profiles import Profiles
+from proxy.pipeline.compactor import Compactor
+from proxy.pipeline.facts_cache import Remembered
+from proxy.pipeline.measures import Measures
+from proxy.pipeline.services import Services
+from proxy.pipeline.snapshot import Configuration, in_force
+from proxy.server.maintenance import Upkeep
+from proxy.store import Guarded, open_store
+from proxy.store.archive import Archive
+from proxy.summary.budget import Budgets
+from proxy.summary.store import Summaries
+
+INSTANCE = "COMPACTION_PROXY_INSTANCE"
+"""The environment variable by which the workers of one server share their id."""
+
+
+class Runtime(Services):
+    """The services of one process."""
+
+    def __init__(self, settings: Settings, profiles: Profiles | None = None) -> None:
+        """``profiles`` may have its table loaded already."""
+        self.instance = os.environ.get(INSTANCE) or secrets.token_hex(8)
+        self.configuration = Configuration(settings, self.instance)
+        self.measures = Measures(profiles or Profiles())
+        self.remembered = Remembered()
+        self.store = Guarded(open_store(settings.store.url, settings.store.encryption.keys, settings.store.max_bytes))
+        self.learned = LearnedLimits(self.store)
+        self.calibration = Calibration(self.store)
+        self.summaries = Summaries(self.store)
+        self.archive = Archive(self.store)
+        self.compactor = Compactor(self.remembered, self.summaries, self.archive)
+        self.gate = Gate(lambda: self.settings.server)
+        self.bodies = BodyMemory(lambda: self.settings.server)
+        self.quotas = Quotas()
+        self.budgets = Budgets(self.store)
+        self.upkeep = Upkeep(self.store, [self.summaries, self.archive, self.learned, self.calibration])
+
+    async def reconfigure(self, settings: Settings) -> list[str]:
+        """Put other settings in force for the requests that come from now on.
+
+        Returns the names of the settings that hold as they were until the proxy is started again.
+        """
+        before = self.configuration
+        changed, waiting = in_force(before.settings, settings)
+        self.configuration = Configuration(changed, self.instance, before)
+        await before.retire(self.configuration)
+        return waiting
+
+    async def aclose(self) -> None:
+        """Close everything."""
+        await self.upkeep.aclose()
+        await self.enquiries.aclose()
+        await self.summaries.aclose()
+        await self.configuration.aclose()
+        await self.archive.aclose()
+        await self.learned.aclose()
+        await self.calibration.aclose()
+        await self.budgets.aclose()
+        await self.store.aclose()
+        self.remembered.close()

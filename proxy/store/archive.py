@@ -1,0 +1,208 @@
+"""The archive: what a compaction takes out of a conversation, whole, for the tenant that sent it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import structlog
+
+from proxy.store import Store, StoreFailed
+from proxy.telemetry.metrics import ARCHIVED
+
+log = structlog.get_logger(__name__)
+
+KIND = "archive"
+
+PENDING_BYTES = 64_000_000
+"""Bytes of memory that may wait to be written. One entry may be larger if nothing else waits."""
+
+REMEMBERED = 20_000
+"""Entries of which each process knows that it has written them."""
+
+CLOSING_SECONDS = 5.0
+"""Seconds that what waits has to be written when the process ends."""
+
+_OVERHEAD = 50
+"""Bytes that Python takes for a message besides its text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Messages that a compaction took out, as JSON in the client's spelling.
+
+    ``id`` follows from the content: 20 hexadecimal digits, lower case. ``previous`` is the id of the entry with what
+    stood before these messages.
+    """
+
+    id: str
+    messages: tuple[bytes, ...]
+    previous: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory, about: many small messages take more than their text."""
+        return sum(map(len, self.messages)) + _OVERHEAD * len(self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Messages in the order of the conversation. Not ``complete``: the oldest of them are no longer there."""
+
+    messages: list[bytes]
+    complete: bool
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    """An entry as it is stored."""
+
+    messages: list[bytes]
+    previous: str | None
+
+
+class Archive:
+    """Writes in the background, one batch at a time; what this process has written lately is not written again."""
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
+        """``clock`` gives seconds."""
+        self._store = store
+        self._clock = clock
+        self._written: OrderedDict[tuple[str, str], float] = OrderedDict()  # until when that is good enough
+        self._waiting: dict[tuple[str, str], Removed] = {}
+        self._waiting_bytes = 0
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def keep(self, tenant: str, removed: Sequence[Removed], seconds: float) -> None:
+        """Keep entries for so many seconds at least, in the background. Must be called in the event loop.
+
+        Entries that are asked for again are written anew once half of their time is over. What cannot be kept now is
+        logged, and written when it is asked for again.
+        """
+        now = self._clock()
+        batch: list[Removed] = []
+        over = 0
+        for entry in removed:
+            key = (tenant, entry.id)
+            until = self._written.get(key)
+            if until is not None and now < until:
+                self._written.move_to_end(key)
+            elif key not in self._waiting:
+                size = entry.size
+                if self._waiting_bytes and self._waiting_bytes + size > PENDING_BYTES:
+                    over += 1
+                    continue
+                # A slice of a request's body would keep the whole body in memory.
+                self._waiting[key] = replace(entry, messages=tuple(map(bytes, entry.messages)))
+                self._waiting_bytes += size
+                batch.append(self._waiting[key])
+        if over:
+            ARCHIVED.labels(outcome="skipped").inc(over)
+            log.warning("archive.skipped", entries=over, waiting_bytes=self._waiting_bytes)
+        if batch:
+            task = asyncio.get_running_loop().create_task(self._write(tenant, batch, seconds))
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+
+    async def fetch(self, tenant: str, id: str) -> Found | None:
+        """The messages of an entry and of all before it, oldest first; ``None`` where the tenant has no such entry.
+
+        Raises ``StoreFailed``.
+        """
+        parts: list[Sequence[bytes]] = []
+        seen: set[str] = set()
+        link: str | None = id
+        while link is not None and link not in seen:
+            seen.add(link)
+            entry = self._waiting.get((tenant, link)) or await self._stored(tenant, link)
+            if entry is None:
+                break
+            parts.append(entry.messages)
+            link = entry.previous
+        if not parts:
+            return None
+        return Found([message for part in reversed(parts) for message in part], complete=link is None)
+
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """No longer know what was written for tenants that were forgotten; says of which. What waits is written."""
+        tenants = {tenant for tenant, _ in (*self._written, *self._waiting) if forgotten(tenant)}
+        for place in [place for place in self._written if place[0] in tenants]:
+            del self._written[place]
+        return tenants
+
+    async def drained(self, seconds: float = CLOSING_SECONDS) -> bool:
+        """Wait until all that waits is written, for so many seconds at most; says whether it is."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+        return not self._tasks
+
+    async def aclose(self) -> None:
+        """Write what waits, and give up what takes too long. The store is left open."""
+        if await self.drained():
+            return
+        log.warning("archive.given_up", entries=len(self._waiting))
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _write(self, tenant: str, batch: Sequence[Removed], seconds: float) -> None:
+        done = 0
+        try:
+            async with self._turn:
+                for entry in batch:
+                    value = await asyncio.to_thread(_packed, entry)
+                    began = self._clock()
+                    await self._store.put(tenant, KIND, entry.id, value, seconds)
+                    self._settled(tenant, entry)
+                    self._remember(tenant, entry, began + seconds / 2)
+                    ARCHIVED.labels(outcome="written").inc()
+                    done += 1
+        except StoreFailed as failure:
+            # The rest of the batch would fare no better, and hold up whoever reads from the store.
+            log.warning("archive.write_failed", reason=str(failure), entries=len(batch) - done)
+        finally:
+            for entry in batch[done:]:
+                self._settled(tenant, entry)
+                ARCHIVED.labels(outcome="failed").inc()
+
+    async def _stored(self, tenant: str, id: str) -> _Entry | None:
+        value = await self._store.get(tenant, KIND, id)
+        if value is None:
+            return None
+        try:
+            return await asyncio.to_thread(_unpacked, value)
+        except (zlib.error, msgspec.DecodeError, UnicodeDecodeError) as failure:
+            # Another version's, or damaged: as good as none. It may be asked to be kept again.
+            log.warning("archive.entry_unreadable", reason=str(failure))
+            self._written.pop((tenant, id), None)
+            return None
+
+    def _settled(self, tenant: str, entry: Removed) -> None:
+        """The entry waits no longer."""
+        del self._waiting[tenant, entry.id]
+        self._waiting_bytes -= entry.size
+
+    def _remember(self, tenant: str, entry: Removed, until: float) -> None:
+        self._written[tenant, entry.id] = until
+        self._written.move_to_end((tenant, entry.id))
+        if len(self._written) > REMEMBERED:
+            self._written.popitem(last=False)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("archive.write_failed", reason=type(error).__name__, exc_info=error)
+
+
+def _packed(entry: Removed) -> bytes:
+    return zlib.compress(msgspec.msgpack.encode(_Entry(list(entry.messages), entry.previous)), 1)
+
+
+def _unpacked(value: bytes) -> _Entry:
+    return msgspec.msgpack.decode(zlib.decompress(value), type=_Entry)

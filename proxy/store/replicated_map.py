@@ -1,0 +1,209 @@
+"""What the processes on one store know together: read at first use, again now and then, and written in the background.
+
+A request waits for the first read alone, and for that no longer than ``FIRST_READ_SECONDS``. What the store cannot give
+or take stays in the process; it is tried again at the next refresh.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, Self, TypeVar
+
+import msgspec
+import structlog
+
+from proxy.store import Store, StoreFailed
+from proxy.store.tenants import NOBODY
+
+log = structlog.get_logger(__name__)
+
+FIRST_READ_SECONDS = 0.05
+REFRESH_SECONDS = 60.0
+
+CLOSING_SECONDS = 5.0
+"""Seconds that what waits has to be written when the process ends."""
+
+
+class Known(Protocol):
+    """A value that is shared. ``until`` is when it is of no more use, in seconds since 1970."""
+
+    @property
+    def until(self) -> float: ...
+
+    def merged(self, other: Self) -> Self:
+        """The newer parts of both; this one's where they are equally new."""
+        ...
+
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for a damaged entry. Bytes that aren't UTF-8 in a string are no ``DecodeError``."""
+
+V = TypeVar("V", bound=Known)
+Key = tuple[str, str, str]
+
+
+@dataclass(slots=True)
+class _Slot(Generic[V]):
+    """What is known for one key; times are those of ``time.monotonic``."""
+
+    value: V | None = None
+    read_next: float = 0.0
+    wait_until: float | None = None
+    reading: asyncio.Task[None] | None = None
+    damaged: bool = False
+    """Whether the log already says that the stored entry can't be read."""
+
+
+class Shared(Generic[V]):
+    """Values of one kind by tenant, upstream and model. The ``most`` recently used ones are in memory.
+
+    Without a store they stay in the process. ``NOBODY`` stands for callers who have nothing to do with each other, so
+    nothing is kept for it.
+    """
+
+    def __init__(
+        self, store: Store | None, kind: str, form: type[V], most: int, clock: Callable[[], float] = time.time
+    ) -> None:
+        """``form`` is what an entry of the store is decoded as; ``clock`` gives seconds since 1970."""
+        self._store = store
+        self._kind = kind
+        self._form = form
+        self._most = most
+        self._clock = clock
+        self._slots: OrderedDict[Key, _Slot[V]] = OrderedDict()
+        self._unsaved: dict[Key, V] = {}
+        self._writer: asyncio.Task[None] | None = None
+
+    def first_read(self, tenant: str, upstream: str, model: str) -> asyncio.Task[None] | None:
+        """Have the store read where that is due; the read itself where it is the first and worth waiting for.
+
+        Must be called in the event loop.
+        """
+        if self._store is None or tenant == NOBODY:
+            return None
+        key = (tenant, upstream, model)
+        slot = self._slot(key)
+        now = time.monotonic()
+        if slot.reading is None and now >= slot.read_next:
+            slot.read_next = now + REFRESH_SECONDS
+            slot.reading = asyncio.get_running_loop().create_task(self._read(self._store, key, slot))
+            if slot.wait_until is None:
+                slot.wait_until = now + FIRST_READ_SECONDS
+        return slot.reading if slot.wait_until is not None and now < slot.wait_until else None
+
+    def get(self, tenant: str, upstream: str, model: str) -> V | None:
+        """The value, as far as this process knows it."""
+        slot = self._slots.get((tenant, upstream, model))
+        return None if slot is None else slot.value
+
+    def hold(self, tenant: str, upstream: str, model: str, value: V) -> None:
+        """Put a value in the place of an older one, in the process; it is stored at the next refresh."""
+        if tenant != NOBODY:
+            self._slot((tenant, upstream, model)).value = value
+
+    def put(self, tenant: str, upstream: str, model: str, value: V) -> None:
+        """Put a value in the place of an older one, also in the store, if there is one: then in the event loop only."""
+        self.hold(tenant, upstream, model, value)
+        if tenant != NOBODY:
+            self._save((tenant, upstream, model), value)
+
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """Drop what is known for tenants that were forgotten; says for which."""
+        tenants = {tenant for tenant, _, _ in (*self._slots, *self._unsaved) if forgotten(tenant)}
+        for key in [key for key in self._slots if key[0] in tenants]:
+            slot = self._slots.pop(key)
+            if slot.reading is not None:
+                slot.reading.cancel()
+        for key in [key for key in self._unsaved if key[0] in tenants]:
+            del self._unsaved[key]
+        return tenants
+
+    async def aclose(self) -> None:
+        """Write what waits, and stop reading."""
+        reads = [slot.reading for slot in self._slots.values() if slot.reading is not None]
+        for read in reads:
+            read.cancel()
+        if reads:
+            await asyncio.wait(reads)
+        if self._writer is not None:
+            done, _ = await asyncio.wait({self._writer}, timeout=CLOSING_SECONDS)
+            if not done:
+                self._writer.cancel()
+                log.warning("shared.not_written", kind=self._kind, entries=len(self._unsaved))
+
+    def _slot(self, key: Key) -> _Slot[V]:
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = self._slots[key] = _Slot()
+            if len(self._slots) > self._most:
+                self._slots.popitem(last=False)
+        else:
+            self._slots.move_to_end(key)
+        return slot
+
+    async def _read(self, store: Store, key: Key, slot: _Slot[V]) -> None:
+        try:
+            stored = await self._stored(store, key)
+            if slot.value is not None:
+                ours = slot.value if stored is None else slot.value.merged(stored)
+                if ours != stored and ours.until > self._clock():
+                    self._save(key, ours)
+                slot.value = ours
+            else:
+                slot.value = stored
+        except StoreFailed as error:
+            log.warning("shared.not_read", kind=self._kind, error=str(error))
+        finally:
+            slot.reading = None
+
+    async def _stored(self, store: Store, key: Key) -> V | None:
+        """Return the stored value, ``None`` if there is none or it can't be read. Raises ``StoreFailed``.
+
+        The next write replaces an entry that can't be read.
+        """
+        tenant, upstream, model = key
+        raw = await store.get(tenant, self._kind, name_of(upstream, model))
+        if raw is None:
+            return None
+        try:
+            return msgspec.json.decode(raw, type=self._form)
+        except UNREADABLE as error:  # written by another version, or damaged
+            slot = self._slots.get(key)
+            if slot is None or not slot.damaged:
+                log.warning("shared.unreadable", kind=self._kind, error=type(error).__name__)
+            if slot is not None:
+                slot.damaged = True
+            return None
+
+    def _save(self, key: Key, value: V) -> None:
+        if self._store is None:
+            return
+        self._unsaved[key] = value
+        if self._writer is None:
+            self._writer = asyncio.get_running_loop().create_task(self._write(self._store))
+
+    async def _write(self, store: Store) -> None:
+        try:
+            while self._unsaved:
+                key, value = self._unsaved.popitem()
+                tenant, upstream, model = key
+                stored = await self._stored(store, key)
+                if stored is not None:
+                    value = value.merged(stored)
+                raw = msgspec.json.encode(value)
+                await store.put(tenant, self._kind, name_of(upstream, model), raw, value.until - self._clock())
+        except StoreFailed as error:
+            self._unsaved.clear()
+            log.warning("shared.not_written", kind=self._kind, error=str(error))
+        finally:
+            self._writer = None
+
+
+def name_of(upstream: str, model: str) -> str:
+    """The key under which the store has what is known of a model at an upstream."""
+    return hashlib.sha256(msgspec.json.encode([upstream, model])).hexdigest()

@@ -1,0 +1,9 @@
+"""The tenants of callers without a key."""
+
+from __future__ import annotations
+
+ANONYMOUS = "anonymous"
+"""The tenant of callers without any key, if they count as one caller."""
+
+NOBODY = "nobody"
+"""Their tenant if they don't: the proxy stores nothing that they send."""

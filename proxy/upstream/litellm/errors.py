@@ -1,0 +1,208 @@
+"""LiteLLM's exceptions as the answers that the provider gave.
+
+LiteLLM changes statuses (529 becomes 500), wraps the provider's JSON in words of its own, and raises the same class for
+a refused connection as for a bug. The chain of exceptions behind it still holds the provider's status and headers, or
+the network's own error; that is what is read here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from proxy.errors import UpstreamError, UpstreamInterrupted, UpstreamTimeout, UpstreamUnreachable, error_body
+from proxy.overflow import recognise
+from proxy.overflow.exclusions import vetoed
+from proxy.upstream.transport import Headers
+
+UNREACHABLE = "The model's provider could not be reached. Try again later, or ask the operator to check the upstream."
+TIMEOUT = "The model's provider did not answer in time. Try again, or with a smaller request."
+INTERRUPTED = "The model's provider broke off in the middle of its answer. Send the request again."
+UNUSABLE = "The model's provider gave an answer that could not be read. Try again later."
+UNTRANSLATABLE = "The request could not be translated for this model's provider"
+
+OVERFLOW_CODE = "context_length_exceeded"
+
+# (type, code) that OpenAI's clients expect with a status.
+_KINDS: Mapping[int, tuple[str, str | None]] = {
+    400: ("invalid_request_error", None),
+    401: ("authentication_error", "invalid_api_key"),
+    403: ("permission_error", None),
+    404: ("invalid_request_error", "model_not_found"),
+    413: ("invalid_request_error", "request_too_large"),
+    422: ("invalid_request_error", None),
+    429: ("rate_limit_error", "rate_limit_exceeded"),
+}
+_SERVER_KIND = ("server_error", None)
+_CLIENT_KIND = ("invalid_request_error", None)
+
+# Under which names providers send the number of a request.
+_REQUEST_IDS = ("x-request-id", "request-id", "x-amzn-requestid")
+
+_LONGEST_MESSAGE = 4_000
+_CHAIN = 10
+_PREFIX = re.compile(r"^(?:litellm\.)?\w*(?:Error|Exception)\b(?: - |: )")
+_ADDED = re.compile(
+    r"\.? ?Handle with `litellm\.|\n?Received M(?:odel Group|essages)=|\nAvailable Model Group| LiteLLM Retried:"
+    r"|\nTraceback | Arguments: |, Original Response:"
+)
+_SECRETS = re.compile(r"\b(?:sk|key|AIza)[-_]?[A-Za-z0-9_-]{16,}")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An error status and what goes with it, in OpenAI's form."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+def refusal(error: Exception, *, hidden: tuple[str, ...]) -> Refusal:
+    """The provider's refusal in an exception of LiteLLM's.
+
+    ``hidden`` are texts that must not be shown: keys and addresses. Raises ``UpstreamUnreachable``,
+    ``UpstreamTimeout`` or ``UpstreamInterrupted`` where the provider did not answer.
+    """
+    if (broken := network_error(error)) is not None:
+        raise broken from error
+    status, headers = _head(error)
+    if status is None:
+        return _without_provider(error, hidden)
+    return _of_provider(error, status, headers, hidden)
+
+
+def network_error(error: BaseException) -> UpstreamError | None:
+    """What the network did, if an exception comes from it."""
+    for cause in _chain(error):
+        if isinstance(cause, TimeoutError | httpx.TimeoutException) or type(cause).__name__ == "Timeout":
+            return UpstreamTimeout(TIMEOUT)
+        if isinstance(cause, httpx.ConnectError | httpx.UnsupportedProtocol | httpx.ProxyError):
+            return UpstreamUnreachable(UNREACHABLE)
+        if isinstance(cause, httpx.TransportError):
+            return UpstreamInterrupted(INTERRUPTED)
+    return None
+
+
+def _of_provider(error: Exception, status: int, headers: Mapping[str, str], hidden: tuple[str, ...]) -> Refusal:
+    said = _said(error)
+    message = _hide(said.message, hidden) or UNUSABLE
+    kind, code = _KINDS.get(status, _SERVER_KIND if status >= 500 else _CLIENT_KIND)
+    code = said.code or code
+    if _is_overflow(error, status, message):
+        status, (kind, code) = (400 if status >= 500 else status), (_CLIENT_KIND[0], OVERFLOW_CODE)
+    return Refusal(status, answer_headers(headers), error_body(message, type=kind, code=code))
+
+
+def _without_provider(error: Exception, hidden: tuple[str, ...]) -> Refusal:
+    """LiteLLM failed by itself: on the request (400), or on an answer that is not the provider's usual one (502)."""
+    if getattr(error, "status_code", 500) in (400, 422):
+        reason = _hide(_said(error).message, hidden)[:200]
+        message = f"{UNTRANSLATABLE}: {reason}" if " " in reason else f"{UNTRANSLATABLE}. Check its messages and tools."
+        return Refusal(400, [_JSON], error_body(message, type=_CLIENT_KIND[0], code="untranslatable_request"))
+    return Refusal(502, [_JSON], UpstreamError(UNUSABLE).body())
+
+
+_JSON = ("content-type", "application/json")
+
+
+def answer_headers(headers: Mapping[str, str]) -> Headers:
+    """Of a provider's headers, those that mean something to an OpenAI client."""
+    kept: Headers = [_JSON]
+    if retry_after := headers.get("retry-after"):
+        kept.append(("retry-after", retry_after))
+    for name in _REQUEST_IDS:
+        if value := headers.get(name):
+            kept.append(("x-request-id", value))
+            break
+    return kept
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    for _ in range(_CHAIN):
+        if cause is None:
+            return
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _head(error: Exception) -> tuple[int | None, Mapping[str, str]]:
+    """Status and headers of the provider's answer; no status where there was none, or where it was no refusal.
+
+    LiteLLM's own status stands for an error event in a stream (the answer's status was 200), and for a 400 that LiteLLM
+    knows to be a bad key. A provider's 5xx is kept.
+    """
+    own = getattr(error, "status_code", None)
+    for cause in _chain(error):
+        if isinstance(cause, httpx.HTTPStatusError):
+            status = cause.response.status_code
+            mapped = status if status >= 500 or not isinstance(own, int) or not 400 <= own < 500 else own
+            return (mapped if mapped >= 400 else 502), cause.response.headers
+    if isinstance(own, int) and type(error).__name__ == "MidStreamFallbackError":
+        return own, {}
+    return None, {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    message: str
+    code: str | None = None
+
+
+def _said(error: Exception) -> _Said:
+    """The provider's message and its name for the error, without what LiteLLM wrote around them."""
+    text = str(getattr(error, "message", None) or error)
+    while found := _PREFIX.match(text):
+        text = text[found.end() :]
+    inner = _json_in(text)
+    if inner is None:
+        text = _ADDED.split(text, maxsplit=1)[0]
+        return _Said(text.strip()[:_LONGEST_MESSAGE])
+    fields = inner.get("error", inner)
+    if isinstance(fields, str):
+        return _Said(fields[:_LONGEST_MESSAGE])
+    code = next((fields[key] for key in ("type", "status") if isinstance(fields.get(key), str)), None)
+    message = fields.get("message") or fields.get("detail") or json.dumps(fields)
+    return _Said(str(message)[:_LONGEST_MESSAGE], None if code == "invalid_request_error" else code)
+
+
+def _json_in(text: str) -> dict[str, Any] | None:
+    """The first JSON object in a text, also in an array or as the text of Python's ``bytes``."""
+    start = text.find("{")
+    if start < 0 or start > 200:
+        return None
+    for candidate in (text, text.replace("\\'", "'").replace("\\\\", "\\"), text.replace("\\n", " ")):
+        try:
+            value, _ = json.JSONDecoder().raw_decode(candidate, candidate.find("{"))
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict) and isinstance(value.get("error", value), dict | str):
+            return value
+    return None
+
+
+def _is_overflow(error: Exception, status: int, message: str) -> bool:
+    if recognise(status, error_body(message, type="", code=None)) is not None:
+        return True
+    known = type(error).__name__ == "ContextWindowExceededError"
+    return known and not vetoed((), (message,))
+
+
+def _hide(message: str, hidden: tuple[str, ...]) -> str:
+    for secret in hidden:
+        message = message.replace(secret, "[hidden]")
+    return _SECRETS.sub("[hidden]", message)
+
+
+def hidden_texts(base_url: str | None, *keys: str | None) -> tuple[str, ...]:
+    """What to keep out of messages: the keys, the base URL, its host with and without the port. Longest first."""
+    parts = urlsplit(base_url or "")
+    texts = {base_url, parts.netloc, parts.hostname, *keys}
+    return tuple(sorted((text for text in texts if text), key=len, reverse=True))
