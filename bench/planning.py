@@ -27,8 +27,8 @@ from bench.figures import MICRO, MILLI, Row, Target, raw
 from bench.table import MARKS, digits
 from proxy.compaction.groups import head_length
 from proxy.compaction.message import Turn, decode, read
-from proxy.compaction.rules import Frame
-from proxy.compaction.scan import Plan, scan
+from proxy.compaction.planning import Plan, make_plan
+from proxy.compaction.rules import Envelope
 from proxy.config import Settings
 from proxy.dialects.chat.counting import Counter
 from proxy.limits.profiles import Profile
@@ -134,9 +134,9 @@ def planner(messages: Sequence[Mapping[str, object]]) -> Callable[[], Plan]:
     raws = [msgspec.json.encode(message) for message in messages]
     turns = [Turn(raw, read(decode(raw), counter.message)) for raw in raws]
     head = head_length(turns)
-    frame = Frame(WINDOW, sum(turn.facts.tokens for turn in turns[:head]), head)
+    frame = Envelope(WINDOW, sum(turn.facts.tokens for turn in turns[:head]), head)
     rules = rules_for(Settings().policies["default"], window_known=True)
-    return lambda: scan(turns[head:], rules, frame, counter.message)
+    return lambda: make_plan(turns[head:], rules, frame, counter.message)
 
 
 def conversation(size: Size) -> Iterator[Mapping[str, object]]:

@@ -101,14 +101,14 @@ def _certificates_are_read_once() -> Iterator[None]:
 @pytest.fixture
 def waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], bool]:
     """Waits until so many requests wait for a summary, in the proxies of this process; whether they do, in time."""
-    flights: list[service._Flight] = []
+    flights: list[service.InFlight] = []
 
-    class Seen(service._Flight):
+    class Seen(service.InFlight):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
             flights.append(self)
 
-    monkeypatch.setattr(service, "_Flight", Seen)
+    monkeypatch.setattr(service, "InFlight", Seen)
 
     def come(count: int) -> bool:
         until = time.monotonic() + 30

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.access.admission import BodyMemory, Gate, Pool
+from proxy.access.admission import BodyMemory, Capacity, ConcurrencyLimit
 from proxy.config.settings import ServerSettings
 from proxy.errors import BodyTooLarge, Overloaded
 from proxy.http.request_body import read_body
@@ -28,7 +28,7 @@ async def turn() -> None:
 
 def test_those_who_wait_are_served_in_their_order() -> None:
     async def test() -> None:
-        pool = Pool(lambda: 1)
+        pool = Capacity(lambda: 1)
         assert pool.take(1)
         served: list[int] = []
 
@@ -53,7 +53,7 @@ def test_those_who_wait_are_served_in_their_order() -> None:
 
 def test_who_waits_too_long_or_leaves_takes_nothing_and_holds_up_nobody() -> None:
     async def test() -> None:
-        pool = Pool(lambda: 10)
+        pool = Capacity(lambda: 10)
         assert pool.take(6)
         assert not await pool.wait(5, SHORT)
         large = asyncio.create_task(pool.wait(5, LONG))
@@ -71,7 +71,7 @@ def test_who_waits_too_long_or_leaves_takes_nothing_and_holds_up_nobody() -> Non
 
 def test_who_leaves_in_the_moment_of_being_served_gives_it_back() -> None:
     async def test() -> None:
-        pool = Pool(lambda: 1)
+        pool = Capacity(lambda: 1)
         assert pool.take(1)
         waiting = asyncio.create_task(pool.wait(1, LONG))
         await turn()
@@ -86,7 +86,7 @@ def test_who_leaves_in_the_moment_of_being_served_gives_it_back() -> None:
 
 def test_the_queue_is_bounded_and_so_is_the_wait() -> None:
     async def test() -> None:
-        gate = Gate(lambda: ServerSettings(max_concurrent=1, max_queue=1, queue_timeout=0.2))
+        gate = ConcurrencyLimit(lambda: ServerSettings(max_concurrent=1, max_queue=1, queue_timeout=0.2))
         assert gate.places.take(1)
         waiting = asyncio.create_task(gate.wait())
         await turn()

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from proxy.server import memory as allocator
-from proxy.server.maintenance import Upkeep
-from proxy.server.memory import give_back
+from proxy.server.maintenance import Maintenance
+from proxy.server.memory import malloc_trim
 from proxy.store import open_store
 
 PIECE = 60_000
@@ -32,23 +32,23 @@ def test_what_was_freed_is_given_back() -> None:
     held = resident()
     assert held - before > 0.8 * PIECE * PIECES
     pieces.clear()
-    give_back()
+    malloc_trim()
     assert resident() - before < 0.2 * PIECE * PIECES
     assert last
 
 
 def test_a_library_that_cannot_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocator, "_malloc_trim", lambda: None)
-    give_back()
+    malloc_trim()
 
 
 def test_it_is_done_now_and_then_while_the_proxy_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given = threading.Event()
-    monkeypatch.setattr("proxy.server.maintenance.give_back", given.set)
+    monkeypatch.setattr("proxy.server.maintenance.malloc_trim", given.set)
 
     async def test() -> None:
         store = open_store(f"sqlite:///{tmp_path}/store.db")
-        upkeep = Upkeep(store, [])
+        upkeep = Maintenance(store, [])
         upkeep.start()
         assert await asyncio.to_thread(given.wait, 10)
         await upkeep.aclose()

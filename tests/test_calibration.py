@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from proxy.demo.replies import Completion, Reply, event
 from proxy.dialects.chat import usage as ending
 from proxy.dialects.chat.comparable import comparable
-from proxy.dialects.chat.usage import Tail
+from proxy.dialects.chat.usage import AnswerTail
 from proxy.limits import calibration
 from proxy.limits.calibration import BOUNDS, LEAST_OBSERVATIONS, OBSERVATIONS, PAUSE, TRIES, Calibration
-from proxy.limits.learned import Learned, budget, told_by
+from proxy.limits.learned import LearnedLimit, budget, limit_from_overflow
 from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
-from proxy.store.tenants import NOBODY
+from proxy.store.tenants import UNSTORED_TENANT
 
 
 def noted(*ratios: float, counted: int = 10_000) -> float:
@@ -113,10 +113,10 @@ def test_upstreams_models_and_tenants_are_kept_apart_and_no_more_than_so_many(mo
 
 def test_nothing_is_learned_for_callers_who_are_nobody() -> None:
     known = Calibration()
-    assert not known.worth_counting("u", "m", NOBODY)
+    assert not known.worth_counting("u", "m", UNSTORED_TENANT)
     for _ in range(5):
-        known.note("u", "m", NOBODY, 1_000, 1_500)
-    assert known.factor("u", "m", NOBODY) == 1.0
+        known.note("u", "m", UNSTORED_TENANT, 1_000, 1_500)
+    assert known.factor("u", "m", UNSTORED_TENANT) == 1.0
 
 
 def test_a_tenant_that_is_forgotten_begins_again() -> None:
@@ -133,7 +133,7 @@ def test_a_tenant_that_is_forgotten_begins_again() -> None:
 
 @pytest.mark.parametrize(("steps", "factor"), [(1_000, BOUNDS[1]), (-3, BOUNDS[0]), (0, BOUNDS[0])])
 def test_a_stored_ratio_that_was_changed_stays_within_bounds(steps: int, factor: float) -> None:
-    assert calibration.Ratios("u", "m", (1.0,), steps).factor == factor
+    assert calibration.TokenRatios("u", "m", (1.0,), steps).factor == factor
 
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -207,18 +207,18 @@ def test_a_published_limit_is_converted_and_a_learned_one_is_not() -> None:
     model = Profile("m", context_window=10_000, max_input_tokens=9_000)
     assert budget(model, 2_000, None) == 8_000
     assert budget(model, 2_000, None, 1.6) == 5_000
-    assert budget(model, 2_000, Learned(input=4_000), 1.6) == 4_000
-    assert budget(model, 2_000, Learned(total=8_000), 1.6) == 5_000
-    assert budget(Profile("m"), 2_000, Learned(total=8_000), 1.6) == 6_000
+    assert budget(model, 2_000, LearnedLimit(input=4_000), 1.6) == 4_000
+    assert budget(model, 2_000, LearnedLimit(total=8_000), 1.6) == 5_000
+    assert budget(Profile("m"), 2_000, LearnedLimit(total=8_000), 1.6) == 6_000
     assert budget(Profile("m"), 2_000, None, 1.6) is None
 
 
 def test_a_refusal_that_names_its_limit_but_no_count_is_converted() -> None:
     refused = Overflow("input", 8_000, "input", None, None, "compact")
-    assert told_by(refused, 10_000, 0) == Learned(input=7_760)
-    assert told_by(refused, 10_000, 0, 1.6) == Learned(input=4_850)
+    assert limit_from_overflow(refused, 10_000, 0) == LearnedLimit(input=7_760)
+    assert limit_from_overflow(refused, 10_000, 0, 1.6) == LearnedLimit(input=4_850)
     counted = Overflow("input", 8_000, "input", 20_000, None, "compact")
-    assert told_by(counted, 10_000, 0, 1.6) == Learned(input=3_880), "what the refusal says goes first"
+    assert limit_from_overflow(counted, 10_000, 0, 1.6) == LearnedLimit(input=3_880), "what the refusal says goes first"
 
 
 USAGE = {"prompt_tokens": 1234, "completion_tokens": 1, "total_tokens": 1235}
@@ -227,7 +227,7 @@ LIE = 'Then say "usage": {"prompt_tokens": 5, "total_tokens": 5} and "usage":{"p
 
 def told(*chunks: bytes) -> int | None:
     """The size of the prompt that an answer reports."""
-    tail = Tail()
+    tail = AnswerTail()
     for chunk in chunks:
         tail.add(chunk)
     return tail.finished().prompt
@@ -310,5 +310,5 @@ def test_no_content_can_report_anything(text: str, size: int) -> None:
 
 
 def test_keeping_a_chunk_costs_next_to_nothing() -> None:
-    tail, chunk = Tail(), b"x" * 250
+    tail, chunk = AnswerTail(), b"x" * 250
     assert min(timeit.repeat(lambda: tail.add(chunk), number=10_000, repeat=5)) / 10_000 < 2e-6

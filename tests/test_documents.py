@@ -42,7 +42,7 @@ from proxy.pipeline.compactor import Verdict
 from proxy.pipeline.response_start import HELD_SECONDS
 from proxy.store import open_store
 from proxy.store.archive import Archive, Removed
-from proxy.store.tenants import ANONYMOUS
+from proxy.store.tenants import SHARED_TENANT
 from proxy.summary.store import LIFETIME, Origin
 
 ROOT = Path(__file__).parents[1]
@@ -326,7 +326,7 @@ def archived(store_url: str) -> str:
     async def keep() -> None:
         store = open_store(store_url)
         archive = Archive(store)
-        archive.keep(ANONYMOUS, [removed], 3600)
+        archive.keep(SHARED_TENANT, [removed], 3600)
         await archive.aclose()
         await store.aclose()
 

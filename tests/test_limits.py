@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from proxy.compaction.conditions import Clause
 from proxy.limits import learned as limits
-from proxy.limits.learned import SMALLEST_PART, Learned, LearnedLimits, budget, published, reserved_output, told_by
+from proxy.limits.learned import (
+    SMALLEST_PART,
+    LearnedLimit,
+    LearnedLimits,
+    budget,
+    limit_from_overflow,
+    published,
+    reserved_output,
+)
 from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
 from proxy.overflow.reading import Scope
@@ -50,28 +58,28 @@ def test_what_is_kept_for_the_answer(model: Profile, asked: int | None, policy: 
         (profile(8000, 6000), 1000, None, 6000),
         (profile(8000, 7500), 1000, None, 7000),
         (profile(8000), 7999, None, 1000),
-        (profile(8000), 1000, Learned(input=3000), 3000),
-        (profile(8000), 1000, Learned(total=5000), 4000),
-        (profile(), 1000, Learned(total=5000), 4000),
-        (profile(8000), 1000, Learned(input=90_000, total=90_000), 7000),
+        (profile(8000), 1000, LearnedLimit(input=3000), 3000),
+        (profile(8000), 1000, LearnedLimit(total=5000), 4000),
+        (profile(), 1000, LearnedLimit(total=5000), 4000),
+        (profile(8000), 1000, LearnedLimit(input=90_000, total=90_000), 7000),
     ],
 )
 def test_the_budget_is_the_lowest_of_what_is_known(
-    model: Profile, reserved: int, learned: Learned | None, room: int | None
+    model: Profile, reserved: int, learned: LearnedLimit | None, room: int | None
 ) -> None:
     assert budget(model, reserved, learned) == room
 
 
 def test_a_refusal_that_names_nothing_aims_at_a_part_of_the_refused_size() -> None:
-    assert told_by(refusal(None), 10_000, 500) == Learned(input=7000)
+    assert limit_from_overflow(refusal(None), 10_000, 500) == LearnedLimit(input=7000)
 
 
 def test_a_named_limit_is_converted_to_tokens_as_counted_here() -> None:
-    assert told_by(refusal(8000), 10_000, 500) == Learned(total=7760)
-    assert told_by(refusal(8000, scope="input"), 10_000, 500) == Learned(input=7760)
-    assert told_by(refusal(8000, scope="input", counted=20_000), 10_000, 500) == Learned(input=3880)
+    assert limit_from_overflow(refusal(8000), 10_000, 500) == LearnedLimit(total=7760)
+    assert limit_from_overflow(refusal(8000, scope="input"), 10_000, 500) == LearnedLimit(input=7760)
+    assert limit_from_overflow(refusal(8000, scope="input", counted=20_000), 10_000, 500) == LearnedLimit(input=3880)
     # Nobody counts ten times as many tokens: that was a count of something else.
-    assert told_by(refusal(8000, scope="input", counted=100_000), 10_000, 500) == Learned(input=2586)
+    assert limit_from_overflow(refusal(8000, scope="input", counted=100_000), 10_000, 500) == LearnedLimit(input=2586)
 
 
 overflows = st.builds(
@@ -92,7 +100,7 @@ def test_after_a_refusal_the_budget_is_below_what_was_refused(
     the output that it asks for is too large: then there is nothing that compaction could do."""
     assume(overflow.limit is None or overflow.limit // SMALLEST_PART < counted_here)
     reserved = int(part * counted_here)
-    learned = told_by(overflow, counted_here, reserved)
+    learned = limit_from_overflow(overflow, counted_here, reserved)
     room = budget(profile(window), reserved, learned)
     told_nothing = not learned.input and not learned.total
     assert told_nothing or (room is not None and room < counted_here)
@@ -101,28 +109,28 @@ def test_after_a_refusal_the_budget_is_below_what_was_refused(
 def test_of_two_limits_the_lower_holds_and_both_are_forgotten_after_a_while() -> None:
     now = 0.0
     known = LearnedLimits(clock=lambda: now)
-    known.learn("u", "m", "t", Learned(input=5000))
-    known.learn("u", "m", "t", Learned(input=9000, total=8000))
-    assert known.get("u", "m", "t") == Learned(5000, 8000)
+    known.learn("u", "m", "t", LearnedLimit(input=5000))
+    known.learn("u", "m", "t", LearnedLimit(input=9000, total=8000))
+    assert known.get("u", "m", "t") == LearnedLimit(5000, 8000)
     now = limits.NAMED_SECONDS
-    assert known.get("u", "m", "t") == Learned(5000, 8000)
+    assert known.get("u", "m", "t") == LearnedLimit(5000, 8000)
     now += 1
     assert known.get("u", "m", "t") is None
-    known.learn("u", "m", "t", Learned(input=9000))
-    assert known.get("u", "m", "t") == Learned(9000)
+    known.learn("u", "m", "t", LearnedLimit(input=9000))
+    assert known.get("u", "m", "t") == LearnedLimit(9000)
 
 
 def test_a_guess_is_forgotten_sooner_than_what_was_named() -> None:
     now = 0.0
     known = LearnedLimits(clock=lambda: now)
-    known.learn("u", "m", "t", Learned(total=8000))
-    known.learn("u", "m", "t", Learned(input=5000, source="guess"))
+    known.learn("u", "m", "t", LearnedLimit(total=8000))
+    known.learn("u", "m", "t", LearnedLimit(input=5000, source="guess"))
     now = limits.GUESS_SECONDS + 1
-    assert known.get("u", "m", "t") == Learned(total=8000)
+    assert known.get("u", "m", "t") == LearnedLimit(total=8000)
 
 
-GUESS = Learned(input=5_000, source="guess")
-NAMED = Learned(input=8_000, named=8_200)
+GUESS = LearnedLimit(input=5_000, source="guess")
+NAMED = LearnedLimit(input=8_000, named=8_200)
 
 
 def test_a_guess_takes_the_place_of_nothing_that_was_named_and_holds() -> None:
@@ -131,11 +139,11 @@ def test_a_guess_takes_the_place_of_nothing_that_was_named_and_holds() -> None:
     known.learn("u", "m", "t", NAMED)
     now = limits.NAMED_SECONDS - 60
     known.learn("u", "m", "t", GUESS)
-    assert known.get("u", "m", "t") == Learned(8_000)
+    assert known.get("u", "m", "t") == LearnedLimit(8_000)
     now = limits.NAMED_SECONDS + 1
     assert known.get("u", "m", "t") is None, "neither does it live longer, nor does the guess come back"
     known.learn("u", "m", "t", GUESS)
-    assert known.get("u", "m", "t") == Learned(5_000)
+    assert known.get("u", "m", "t") == LearnedLimit(5_000)
     now += limits.GUESS_SECONDS + 1
     assert known.get("u", "m", "t") is None
 
@@ -145,17 +153,17 @@ def test_a_guess_takes_the_place_of_what_an_answer_disproved() -> None:
     known.learn("u", "m", "t", NAMED)
     known.prove("u", "m", "t", 20_000, 20_000, 1.0)
     known.learn("u", "m", "t", GUESS)
-    assert known.get("u", "m", "t") == Learned(5_000)
+    assert known.get("u", "m", "t") == LearnedLimit(5_000)
 
 
 def test_a_guess_that_knows_a_number_lowers_what_was_named() -> None:
     """The same limit again, for a prompt that should have been below it: the count was wrong, and no one says how."""
     known = LearnedLimits()
     known.learn("u", "m", "t", NAMED)
-    told = told_by(refusal(8_200, scope="input"), 7_000, 500)
+    told = limit_from_overflow(refusal(8_200, scope="input"), 7_000, 500)
     assert (told.source, told.named) == ("guess", 8_200)
     known.learn("u", "m", "t", told)
-    assert known.get("u", "m", "t") == Learned(4_900)
+    assert known.get("u", "m", "t") == LearnedLimit(4_900)
 
 
 def test_what_is_named_takes_the_place_of_a_guess_be_it_higher() -> None:
@@ -163,9 +171,9 @@ def test_what_is_named_takes_the_place_of_a_guess_be_it_higher() -> None:
     known = LearnedLimits(clock=lambda: now)
     known.learn("u", "m", "t", GUESS)
     known.learn("u", "m", "t", NAMED)
-    assert known.get("u", "m", "t") == Learned(8_000)
+    assert known.get("u", "m", "t") == LearnedLimit(8_000)
     now = limits.NAMED_SECONDS
-    assert known.get("u", "m", "t") == Learned(8_000), "for as long as what was named, not as the guess"
+    assert known.get("u", "m", "t") == LearnedLimit(8_000), "for as long as what was named, not as the guess"
 
 
 @pytest.mark.parametrize(
@@ -175,16 +183,18 @@ def test_what_is_named_takes_the_place_of_a_guess_be_it_higher() -> None:
 def test_what_one_process_guessed_gives_way_to_what_another_was_told(
     guessed: float, disproved: bool, left: int
 ) -> None:
-    named = limits.Figure(8_000, "refusal", 0.0, limits.NAMED_SECONDS, 8_200, disproved)
-    guess = limits.Figure(5_000, "guess", guessed, guessed + limits.GUESS_SECONDS)
+    named = limits.LimitRecord(8_000, "refusal", 0.0, limits.NAMED_SECONDS, 8_200, disproved)
+    guess = limits.LimitRecord(5_000, "guess", guessed, guessed + limits.GUESS_SECONDS)
     one, other = limits.Limits("u", "m", named), limits.Limits("u", "m", guess)
     for merged in (one.merged(other), other.merged(one)):
         assert merged.input is not None
         assert merged.input.tokens == left
 
 
-@pytest.mark.parametrize("told", [Learned(input=255), Learned(total=16_000), Learned(input=12_000), Learned()])
-def test_what_is_no_limit_is_not_learned(told: Learned) -> None:
+@pytest.mark.parametrize(
+    "told", [LearnedLimit(input=255), LearnedLimit(total=16_000), LearnedLimit(input=12_000), LearnedLimit()]
+)
+def test_what_is_no_limit_is_not_learned(told: LearnedLimit) -> None:
     """Less than any model takes, or no less than the profile allows."""
     known = LearnedLimits()
     known.learn("u", "m", "t", told, published(profile(16_000, 12_000)))
@@ -192,17 +202,17 @@ def test_what_is_no_limit_is_not_learned(told: Learned) -> None:
 
 
 def test_the_limits_of_a_profile_in_tokens_as_counted_here() -> None:
-    assert published(profile(16_000, 12_000), 1.6) == Learned(7_500, 10_000)
-    assert published(profile(16_000)) == Learned(16_000, 16_000)
-    assert published(profile()) == Learned()
+    assert published(profile(16_000, 12_000), 1.6) == LearnedLimit(7_500, 10_000)
+    assert published(profile(16_000)) == LearnedLimit(16_000, 16_000)
+    assert published(profile()) == LearnedLimit()
 
 
 def test_a_refusal_that_names_next_to_nothing_names_no_limit() -> None:
     for limit in (1, limits.LEAST_LIMIT - 1, None):
-        told = told_by(refusal(limit), 10_000, 500)
-        assert (told, told.source, told.named) == (Learned(input=7_000), "guess", None)
-    assert told_by(refusal(8_000), 10_000, 500).named == 8_000
-    assert told_by(refusal(90_000), 10_000, 500).source == "guess", "by our count it would have fitted"
+        told = limit_from_overflow(refusal(limit), 10_000, 500)
+        assert (told, told.source, told.named) == (LearnedLimit(input=7_000), "guess", None)
+    assert limit_from_overflow(refusal(8_000), 10_000, 500).named == 8_000
+    assert limit_from_overflow(refusal(90_000), 10_000, 500).source == "guess", "by our count it would have fitted"
 
 
 @pytest.mark.parametrize(
@@ -223,18 +233,18 @@ def test_what_was_answered_raises_a_limit_or_drops_it(
 ) -> None:
     now = 0.0
     known = LearnedLimits(clock=lambda: now)
-    known.learn("u", "m", "t", Learned(input=5_000, source="guess"))
+    known.learn("u", "m", "t", LearnedLimit(input=5_000, source="guess"))
     now = 10
     known.prove("u", "m", "t", sent, reported, factor)
-    assert known.get("u", "m", "t") == (None if left is None else Learned(left))
+    assert known.get("u", "m", "t") == (None if left is None else LearnedLimit(left))
     now = limits.GUESS_SECONDS + 1
     assert known.get("u", "m", "t") is None, "it lives no longer for that"
 
 
 def test_a_usage_beyond_the_number_that_was_named_shows_that_it_is_no_limit_any_more() -> None:
     known = LearnedLimits()
-    for reported, left in ((8_100, Learned(total=5_000)), (8_500, None)):
-        known.learn("u", "m", "t", Learned(total=5_000, named=8_000))
+    for reported, left in ((8_100, LearnedLimit(total=5_000)), (8_500, None)):
+        known.learn("u", "m", "t", LearnedLimit(total=5_000, named=8_000))
         known.prove("u", "m", "t", 4_900, reported, 1.6)
         assert known.get("u", "m", "t") == left
 
@@ -242,11 +252,11 @@ def test_a_usage_beyond_the_number_that_was_named_shows_that_it_is_no_limit_any_
 def test_what_usage_showed_only_usage_can_raise() -> None:
     """An upstream that leaves out what is too long, without a word, takes a request of any size."""
     known = LearnedLimits()
-    known.learn("u", "m", "t", Learned(input=5_000, source="usage"))
+    known.learn("u", "m", "t", LearnedLimit(input=5_000, source="usage"))
     known.prove("u", "m", "t", 9_000, None, 1.0)
-    assert known.get("u", "m", "t") == Learned(5_000)
+    assert known.get("u", "m", "t") == LearnedLimit(5_000)
     known.prove("u", "m", "t", 5_500, 5_600, 1.0)
-    assert known.get("u", "m", "t") == Learned(5_500)
+    assert known.get("u", "m", "t") == LearnedLimit(5_500)
 
 
 def test_answers_alone_lower_nothing() -> None:
@@ -257,7 +267,7 @@ def test_answers_alone_lower_nothing() -> None:
 
 def test_limits_are_learned_for_one_upstream_model_and_credential_alone() -> None:
     known = LearnedLimits()
-    known.learn("u", "m", "t", Learned(input=5000))
+    known.learn("u", "m", "t", LearnedLimit(input=5000))
     assert [known.get(*key) for key in (("v", "m", "t"), ("u", "n", "t"), ("u", "m", "s"))] == [None] * 3
 
 
@@ -265,5 +275,5 @@ def test_no_more_than_so_many_are_kept_the_latest_ones(monkeypatch: pytest.Monke
     monkeypatch.setattr(limits, "LEARNED_ENTRIES", 2)
     known = LearnedLimits()
     for model in ("a", "b", "a", "c"):
-        known.learn("u", model, "t", Learned(input=1_000))
+        known.learn("u", model, "t", LearnedLimit(input=1_000))
     assert [known.get("u", model, "t") is not None for model in "abc"] == [True, False, True]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from proxy.http.timers import FAR_TICK, TICK, Until, overdue
+from proxy.http.timers import FAR_TICK, TICK, Deadline, coarse_timer
 
 LONG = 30.0
 
@@ -26,8 +26,8 @@ def runner(request: pytest.FixtureRequest) -> Any:
     return run
 
 
-def within(seconds: float) -> Until:
-    clock = overdue()
+def within(seconds: float) -> Deadline:
+    clock = coarse_timer()
     return clock.until(clock.now() + seconds)
 
 
@@ -68,7 +68,7 @@ def test_work_that_ends_in_time_is_left_alone_and_nothing_comes_after_it(runner:
 
 def test_a_limit_that_is_far_away_ends_the_work_in_time(runner: Any) -> None:
     async def work() -> None:
-        clock = overdue()
+        clock = coarse_timer()
         end = clock.now() + 3.5 * FAR_TICK
         with clock.until(clock.now() + LONG) as later, pytest.raises(TimeoutError), clock.until(end):
             await asyncio.sleep(LONG)
@@ -80,8 +80,8 @@ def test_a_limit_that_is_far_away_ends_the_work_in_time(runner: Any) -> None:
 
 def test_a_limit_that_is_far_away_sets_no_timer_of_its_own(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
-        armed: list[Until] = []
-        monkeypatch.setattr(Until, "arm", armed.append)
+        armed: list[Deadline] = []
+        monkeypatch.setattr(Deadline, "arm", armed.append)
         with within(LONG):
             await asyncio.sleep(3 * FAR_TICK)
         assert not armed
@@ -91,7 +91,7 @@ def test_a_limit_that_is_far_away_sets_no_timer_of_its_own(runner: Any, monkeypa
 
 def test_a_limit_may_be_moved_on(runner: Any) -> None:
     async def work() -> None:
-        clock = overdue()
+        clock = coarse_timer()
         began = clock.now()
         limit = clock.until(began + 30 * TICK)
 
@@ -166,7 +166,7 @@ def test_an_error_of_the_work_stays_what_it_is(runner: Any) -> None:
 
 def test_what_is_to_be_done_late_is_done_for_work_that_takes_long_alone(runner: Any) -> None:
     async def work() -> None:
-        clock = overdue()
+        clock = coarse_timer()
         said: list[str] = []
         with clock.until(clock.now() + LONG, lambda: said.append("quick")):
             await asyncio.sleep(0)

@@ -15,12 +15,12 @@ from structlog.testing import capture_logs
 from proxy.cli.learned_report import learned
 from proxy.limits import learned as limits
 from proxy.limits.calibration import Calibration
-from proxy.limits.learned import Learned, LearnedLimits
+from proxy.limits.learned import LearnedLimit, LearnedLimits
 from proxy.store import StoreFailed, open_store
 from proxy.store import replicated_map as shared
 from proxy.store.replicated_map import FIRST_READ_SECONDS, name_of
 from proxy.store.sqlite import SqliteStore
-from proxy.store.tenants import NOBODY
+from proxy.store.tenants import UNSTORED_TENANT
 
 P = ParamSpec("P")
 
@@ -62,7 +62,7 @@ def in_a_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
     return run
 
 
-async def read(known: LearnedLimits) -> Learned | None:
+async def read(known: LearnedLimits) -> LearnedLimit | None:
     """What is known once the store was read, if that is due."""
     task = known.first_read(*KEY)
     if task is not None:
@@ -87,11 +87,11 @@ async def comes_true(what: Callable[[], Awaitable[bool]]) -> bool:
 async def test_another_process_and_a_restarted_one_know_what_was_learned(tmp_path: Path) -> None:
     store = Slow(tmp_path / "s.db")
     first, second = LearnedLimits(store), LearnedLimits(store)
-    first.learn(*KEY, Learned(total=8_000, named=8_200))
-    first.learn(*KEY, Learned(input=5_000, source="guess"))
+    first.learn(*KEY, LearnedLimit(total=8_000, named=8_200))
+    first.learn(*KEY, LearnedLimit(input=5_000, source="guess"))
     await first.aclose()
-    assert await read(second) == Learned(5_000, 8_000)
-    assert await read(LearnedLimits(store)) == Learned(5_000, 8_000)
+    assert await read(second) == LearnedLimit(5_000, 8_000)
+    assert await read(LearnedLimits(store)) == LearnedLimit(5_000, 8_000)
     for other in (("v", "m", "t"), ("u", "n", "t"), ("u", "m", "s")):
         task = second.first_read(*other)
         assert task is not None
@@ -105,7 +105,7 @@ async def test_it_is_read_once_and_again_after_a_while(tmp_path: Path, monkeypat
     store = Slow(tmp_path / "s.db")
     first, second = LearnedLimits(store), LearnedLimits(store)
     assert await read(second) is None
-    first.learn(*KEY, Learned(total=8_000))
+    first.learn(*KEY, LearnedLimit(total=8_000))
     await first.aclose()
     reads = store.reads
     for _ in range(20):
@@ -113,10 +113,10 @@ async def test_it_is_read_once_and_again_after_a_while(tmp_path: Path, monkeypat
     assert store.reads == reads
     monkeypatch.setattr(shared, "REFRESH_SECONDS", 0.0)
     second = LearnedLimits(store)
-    assert await read(second) == Learned(total=8_000)
+    assert await read(second) == LearnedLimit(total=8_000)
     first.prove(*KEY, 20_000, 20_000, 1.0)
     await first.aclose()
-    assert second.get(*KEY) == Learned(total=8_000)
+    assert second.get(*KEY) == LearnedLimit(total=8_000)
 
     async def disproved() -> bool:
         second.first_read(*KEY)
@@ -132,15 +132,15 @@ async def test_of_two_processes_the_later_is_believed_figure_by_figure(tmp_path:
     now = 1_000.0
     store = Slow(tmp_path / "s.db")
     first, second = LearnedLimits(store, lambda: now), LearnedLimits(store, lambda: now)
-    first.learn(*KEY, Learned(input=5_000))
+    first.learn(*KEY, LearnedLimit(input=5_000))
     await first.aclose()
     now += 1
-    second.learn(*KEY, Learned(total=9_000))
+    second.learn(*KEY, LearnedLimit(total=9_000))
     await second.aclose()
     now += 1
-    first.learn(*KEY, Learned(input=4_000))
+    first.learn(*KEY, LearnedLimit(input=4_000))
     await first.aclose()
-    assert await read(LearnedLimits(store, lambda: now)) == Learned(4_000, 9_000)
+    assert await read(LearnedLimits(store, lambda: now)) == LearnedLimit(4_000, 9_000)
     await store.aclose()
 
 
@@ -168,13 +168,13 @@ async def test_a_store_that_fails_costs_nothing_but_memory(tmp_path: Path, monke
     with capture_logs() as logs:
         assert await read(known) is None
         reads = store.reads
-        known.learn(*KEY, Learned(total=8_000))
+        known.learn(*KEY, LearnedLimit(total=8_000))
 
         async def tried() -> bool:
             return store.reads > reads and "shared.not_written" in {line["event"] for line in logs}
 
         assert await comes_true(tried)
-        assert known.get(*KEY) == Learned(total=8_000)
+        assert known.get(*KEY) == LearnedLimit(total=8_000)
     assert {line["event"] for line in logs} == {"shared.not_read", "shared.not_written"}
     store.fails = False
 
@@ -184,7 +184,7 @@ async def test_a_store_that_fails_costs_nothing_but_memory(tmp_path: Path, monke
 
     assert await comes_true(written), "it is written once the store is back"
     await known.aclose()
-    assert await read(LearnedLimits(store)) == Learned(total=8_000)
+    assert await read(LearnedLimits(store)) == LearnedLimit(total=8_000)
     await store.aclose()
 
 
@@ -197,10 +197,10 @@ async def test_what_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
         known = LearnedLimits(store)
         with capture_logs() as logs:
             assert await read(known) is None
-            known.learn(*KEY, Learned(total=8_000))
+            known.learn(*KEY, LearnedLimit(total=8_000))
             await known.aclose()
         assert [line["event"] for line in logs] == ["shared.unreadable"], "it is logged once"
-        assert await read(LearnedLimits(store)) == Learned(total=8_000)
+        assert await read(LearnedLimits(store)) == LearnedLimit(total=8_000)
     await store.aclose()
 
 
@@ -249,9 +249,9 @@ async def test_ratios_that_an_earlier_version_kept_for_all_tenants_are_ignored(t
 async def test_nothing_is_kept_for_callers_who_are_nobody(tmp_path: Path) -> None:
     store = Slow(tmp_path / "s.db")
     known = LearnedLimits(store)
-    assert known.first_read("u", "m", NOBODY) is None
-    known.learn("u", "m", NOBODY, Learned(total=8_000))
-    assert known.get("u", "m", NOBODY) is None
+    assert known.first_read("u", "m", UNSTORED_TENANT) is None
+    known.learn("u", "m", UNSTORED_TENANT, LearnedLimit(total=8_000))
+    assert known.get("u", "m", UNSTORED_TENANT) is None
     await known.aclose()
     assert not (tmp_path / "s.db").exists()
 

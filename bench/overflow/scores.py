@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bench.overflow.lines import Line
-from proxy.dialects.chat.usage import finished
+from proxy.dialects.chat.usage import read_usage
 from proxy.overflow import Overflow, recognise
 from proxy.overflow.patterns import CODES, ROWS
 from proxy.overflow.silent import Finished, Sent, counts_in_full, cut_prompt, silent_overflow
@@ -51,7 +51,7 @@ def ours(line: Line) -> Overflow | None:
     found = recognise(line.status, line.body, line.headers)
     if found is None and (line.silent or (line.status == 200 and line.estimate is not None)):
         # If the size of the request isn't in the catalogue, only what the answer itself says can count.
-        return silent(finished(line.body), line.estimate or 0, line.window)
+        return silent(read_usage(line.body), line.estimate or 0, line.window)
     return found
 
 

@@ -14,19 +14,19 @@ from bench.quality.conversations import Conversation, Message
 from bench.quality.judge import named_ids
 from bench.quality.outcome import Outcome, Prompts
 from bench.quality.summariser import SUMMARISERS, Summariser
-from proxy.compaction.rules import Caps, Frame, caps
+from proxy.compaction.rules import Envelope, SectionLimits, caps
 from proxy.compaction.stages import cheap_stages
 from proxy.config import Policy
 from proxy.dialects.chat.counting import Counter
 from proxy.dialects.chat.request import parse
 from proxy.limits.learned import budget, reserved_output
 from proxy.limits.profiles import Profile
-from proxy.pipeline.compactor import Case, Compactor, Explanation
-from proxy.pipeline.facts_cache import Remembered
+from proxy.pipeline.compactor import CompactionInput, Compactor, Explanation
+from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.rules import rules_for
 from proxy.store import open_store
 from proxy.store.archive import Archive
-from proxy.summary.model import LaneModel, output_limit
+from proxy.summary.model import UpstreamSummaryModel, output_limit
 from proxy.summary.quality import Written
 from proxy.summary.store import Summaries
 
@@ -54,9 +54,9 @@ def room(window: int) -> int:
     return found
 
 
-def shares(window: int) -> Caps:
+def shares(window: int) -> SectionLimits:
     """How large the parts of a summary message may get in this window."""
-    return caps(rules_for(POLICY, window_known=True), Frame(room(window), 0, 1).rounded())
+    return caps(rules_for(POLICY, window_known=True), Envelope(room(window), 0, 1).rounded())
 
 
 class _Model:
@@ -82,16 +82,18 @@ class _Model:
         return Written(self._summariser(material, max_tokens, self.count), "stop")
 
 
-Models = Callable[[int], Awaitable[Sequence[LaneModel]]]
+Models = Callable[[int], Awaitable[Sequence[UpstreamSummaryModel]]]
 
 
-async def _no_models(tokens: int) -> Sequence[LaneModel]:
+async def _no_models(tokens: int) -> Sequence[UpstreamSummaryModel]:
     return ()
 
 
-def _case(raws: Sequence[bytes], window: int, counter: Counter, policy: Policy, tenant: str, models: Models) -> Case:
+def _case(
+    raws: Sequence[bytes], window: int, counter: Counter, policy: Policy, tenant: str, models: Models
+) -> CompactionInput:
     """A request with these messages."""
-    return Case(
+    return CompactionInput(
         body=parse(b'{"model":"' + MODEL.encode() + b'","messages":[' + b",".join(raws) + b"]}"),
         counter=counter,
         policy=policy,
@@ -108,7 +110,7 @@ class Engine:
     """Replays conversations. ``folder`` holds the store."""
 
     def __init__(self, folder: Path) -> None:
-        self._remembered = Remembered()
+        self._remembered = FactsCache()
         self._store = open_store(f"sqlite:///{folder / 'bench.db'}")
         self._archive = Archive(self._store)
         self._compactor = Compactor(self._remembered, Summaries(self._store), self._archive)
@@ -122,8 +124,8 @@ class Engine:
         tenant = f"{conversation.name} {window} {summariser}"
         raws = [msgspec.json.encode(message) for message in conversation.messages]
 
-        async def models(tokens: int) -> Sequence[LaneModel]:
-            return cast("Sequence[LaneModel]", (model,))
+        async def models(tokens: int) -> Sequence[UpstreamSummaryModel]:
+            return cast("Sequence[UpstreamSummaryModel]", (model,))
 
         for end in conversation.requests():
             outcome = await self._compactor.compact(_case(raws[:end], window, counter, POLICY, tenant, models))

@@ -19,7 +19,7 @@ FULL = "This proxy has all the requests in work that it can take on. Try again i
 NO_MEMORY = "This proxy holds as many bytes of requests as it can take on. Try again in a moment, with fewer at a time."
 
 
-class Pool:
+class Capacity:
     """Something of which there is only so much, given to those who wait in the order they came."""
 
     def __init__(self, most: Callable[[], float]) -> None:
@@ -74,12 +74,12 @@ class Pool:
             given.set_result(None)
 
 
-class Gate:
+class ConcurrencyLimit:
     """The places for requests. ``server`` gives the settings in force."""
 
     def __init__(self, server: Callable[[], ServerSettings]) -> None:
         self._server = server
-        self.places = Pool(lambda: server().max_concurrent)
+        self.places = Capacity(lambda: server().max_concurrent)
 
     async def wait(self) -> None:
         """Wait for a place. Raises ``Overloaded`` where the queue is full, or the time is up."""
@@ -94,11 +94,11 @@ class BodyMemory:
 
     def __init__(self, server: Callable[[], ServerSettings]) -> None:
         self._server = server
-        self.bytes = Pool(lambda: server().body_memory)
+        self.bytes = Capacity(lambda: server().body_memory)
 
-    def holding(self) -> Holding:
+    def holding(self) -> BodyLease:
         """The part of one request, as a context: it is given back at the end."""
-        return Holding(self)
+        return BodyLease(self)
 
     async def wait(self, amount: int) -> None:
         """Wait for memory. Raises ``Overloaded``."""
@@ -107,14 +107,14 @@ class BodyMemory:
             raise Overloaded(NO_MEMORY)
 
 
-class Holding:
+class BodyLease:
     """What one request holds of the memory; ``size`` is in bytes."""
 
     def __init__(self, memory: BodyMemory) -> None:
         self._memory = memory
         self.size = 0
 
-    def __enter__(self) -> Holding:
+    def __enter__(self) -> BodyLease:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:

@@ -18,7 +18,7 @@ from proxy.errors import NotAuthenticated
 from proxy.http.headers import Credential, RawHeaders
 from proxy.http.headers import credential as credential_in
 from proxy.http.hosts import LOOPBACK
-from proxy.store.tenants import ANONYMOUS, NOBODY
+from proxy.store.tenants import SHARED_TENANT, UNSTORED_TENANT
 from proxy.telemetry.metrics import refused
 
 EXPIRED = "This API key expired on {day} (UTC). Ask the operator of this proxy for a new one."
@@ -44,10 +44,10 @@ class Caller(msgspec.Struct, frozen=True, eq=False):
     @property
     def kept(self) -> bool:
         """Whether summaries and the archive may be stored for the caller."""
-        return self.tenant != NOBODY
+        return self.tenant != UNSTORED_TENANT
 
 
-class Teams:
+class Authenticator:
     """The teams of one configuration.
 
     Keys are known as SHA-256 digests only, and looked up by the whole digest of what was sent. How long that takes
@@ -60,7 +60,7 @@ class Teams:
         self._settings = settings
         self._clock = clock
         self._open = settings.auth.mode == "open"
-        self._keyless = ANONYMOUS if _shared(settings) else NOBODY
+        self._keyless = SHARED_TENANT if _shared(settings) else UNSTORED_TENANT
         self._known = {
             key.hash.removeprefix("sha256:"): (key, name) for name, team in settings.teams.items() for key in team.keys
         }

@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 
 from aiolimiter import AsyncLimiter
 
-from proxy.access.admission import Pool
+from proxy.access.admission import Capacity
 from proxy.access.authenticator import Caller
 from proxy.errors import TooManyRequests
 from proxy.telemetry.metrics import refused
@@ -28,7 +28,7 @@ class Quotas:
     """What the teams use at the moment. Outlives a change of their limits."""
 
     def __init__(self) -> None:
-        self._teams: dict[str, _Use] = {}
+        self._teams: dict[str, TeamUsage] = {}
 
     def admitted(self, caller: Caller) -> AbstractAsyncContextManager[None]:
         """A request of a caller's, from its beginning to its end. Entering it raises ``TooManyRequests``."""
@@ -36,17 +36,17 @@ class Quotas:
             return _UNLIMITED
         use = self._teams.get(caller.team)
         if use is None:
-            use = self._teams[caller.team] = _Use()
+            use = self._teams[caller.team] = TeamUsage()
         use.concurrent = caller.limits.concurrent or math.inf
         return _Admitted(use, caller.limits.requests_per_minute)
 
 
-class _Use:
+class TeamUsage:
     """What one team uses."""
 
     def __init__(self) -> None:
         self.concurrent = math.inf
-        self._inside = Pool(lambda: self.concurrent)
+        self._inside = Capacity(lambda: self.concurrent)
         self._bucket: AsyncLimiter | None = None
 
     async def enter(self, rate: int | None) -> None:
@@ -90,7 +90,7 @@ class _Use:
 
 
 class _Admitted(AbstractAsyncContextManager[None]):
-    def __init__(self, use: _Use, rate: int | None) -> None:
+    def __init__(self, use: TeamUsage, rate: int | None) -> None:
         self._use = use
         self._rate = rate
 

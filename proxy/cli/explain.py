@@ -18,16 +18,16 @@ from proxy.cli.profile_report import render
 from proxy.cli.table_differences import differences
 from proxy.config import Policy, Route, Settings, load
 from proxy.config.faults import near
-from proxy.dialects.chat.request import ChatBody, parse
+from proxy.dialects.chat.request import ChatRequest, parse
 from proxy.errors import ConfigurationError
 from proxy.limits.learned import budget, reserved_output
-from proxy.limits.output import kept_free, shared_window
+from proxy.limits.output import output_reserve, shared_window
 from proxy.limits.profiles import Profile
-from proxy.pipeline.compactor import Case, Explanation
+from proxy.pipeline.compactor import CompactionInput, Explanation
 from proxy.pipeline.rules import bounds_of, rules_for
 from proxy.server.runtime import Runtime
 from proxy.store import StoreFailed
-from proxy.summary.model import LaneModel
+from proxy.summary.model import UpstreamSummaryModel
 
 WIDE = 150
 """Columns of tables that no terminal shows."""
@@ -143,7 +143,7 @@ def _why_nothing(raw: bytes) -> str:
     return f"not the body of a chat completion, which has a list of messages. {fix}"
 
 
-async def _explain(settings: Settings, body: ChatBody, policy: Policy) -> None:
+async def _explain(settings: Settings, body: ChatRequest, policy: Policy) -> None:
     service = Runtime(settings)
     try:
         route = settings.route(body.model or "")
@@ -160,15 +160,15 @@ async def _explain(settings: Settings, body: ChatBody, policy: Policy) -> None:
     console.print(_parts(explanation))
 
 
-def _case(service: Runtime, body: ChatBody, policy: Policy, route: Route, profile: Profile) -> Case:
+def _case(service: Runtime, body: ChatRequest, policy: Policy, route: Route, profile: Profile) -> CompactionInput:
     reserved = reserved_output(profile, body.max_output, policy.reserve_output)
     window = shared_window(profile, body, policy.output, None, 1.0)
-    room = budget(profile, kept_free(window, reserved, profile.max_output_tokens), None)
+    room = budget(profile, output_reserve(window, reserved, profile.max_output_tokens), None)
 
-    async def none(tokens: int) -> Sequence[LaneModel]:
+    async def none(tokens: int) -> Sequence[UpstreamSummaryModel]:
         return ()  # no summary is made here
 
-    return Case(
+    return CompactionInput(
         body=body,
         counter=service.counter(profile),
         policy=policy,

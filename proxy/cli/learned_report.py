@@ -14,7 +14,7 @@ from rich.table import Table
 
 from proxy.limits import calibration
 from proxy.limits import learned as limits
-from proxy.limits.calibration import Ratios
+from proxy.limits.calibration import TokenRatios
 from proxy.limits.learned import Limits
 from proxy.store import Entry, ListingStore
 from proxy.store.replicated_map import UNREADABLE, Known
@@ -26,7 +26,7 @@ class Learned(NamedTuple):
     """The contents of a store. Each limit and ratio comes with its tenant."""
 
     limits: Sequence[tuple[str, Limits]]
-    ratios: Sequence[tuple[str, Ratios]]
+    ratios: Sequence[tuple[str, TokenRatios]]
 
     @property
     def models(self) -> list[tuple[str, str]]:
@@ -38,7 +38,7 @@ class Learned(NamedTuple):
 async def learned(store: ListingStore) -> Learned:
     """Return the limits and ratios in the store, by tenant. Raises ``StoreFailed``."""
     told = [(entry.tenant, _read(entry, Limits)) for entry in await store.entries(limits.KIND)]
-    ratios = [(entry.tenant, _read(entry, Ratios)) for entry in await store.entries(calibration.KIND)]
+    ratios = [(entry.tenant, _read(entry, TokenRatios)) for entry in await store.entries(calibration.KIND)]
     return Learned(
         [(tenant, found) for tenant, found in told if found is not None],
         [(tenant, found) for tenant, found in ratios if found is not None],

@@ -21,7 +21,7 @@ from proxy.compaction.message import (
     text_of,
 )
 from proxy.compaction.parts import is_text_part
-from proxy.compaction.render import Piece
+from proxy.compaction.render import OutgoingMessage
 
 NOTE = "[system note] "
 """Stands before the text of a system message that became part of what the user says."""
@@ -37,7 +37,7 @@ _CALLS = ("tool_calls", "function_call")
 _SINGLE = (*_CALLS, "refusal", "audio")
 
 
-def alternating(pieces: Sequence[Piece], count: MessageCounter) -> list[Piece]:
+def alternating(pieces: Sequence[OutgoingMessage], count: MessageCounter) -> list[OutgoingMessage]:
     """The same messages in a sequence that strict templates accept.
 
     - User messages in a row become one, and so do assistant messages as far as the first of calls: strings are joined
@@ -70,7 +70,7 @@ def alternating(pieces: Sequence[Piece], count: MessageCounter) -> list[Piece]:
 class _Member:
     """A message on its way. ``piece`` has no size yet where the message was made here."""
 
-    piece: Piece
+    piece: OutgoingMessage
     message: Message
     made: bool = False
 
@@ -113,7 +113,7 @@ class _Run:
         self.members.append(member)
         return True
 
-    def piece(self, count: MessageCounter) -> Piece:
+    def piece(self, count: MessageCounter) -> OutgoingMessage:
         first = self.members[0]
         if len(self.members) == 1 and not first.made:
             return first.piece
@@ -123,7 +123,7 @@ class _Run:
             for key, value in self._further_fields():
                 raw = replace_field(raw, key, value)
         turns = [member.piece.turn for member in self.members if member.piece.turn is not None]
-        return Piece(raw, count(decode(raw)), turns[-1] if turns else None)
+        return OutgoingMessage(raw, count(decode(raw)), turns[-1] if turns else None)
 
     def _further_fields(self) -> Iterator[tuple[str, object]]:
         """The fields that the first message does not have."""
@@ -170,12 +170,12 @@ def _as_note(member: _Member) -> _Member | None:
     else:
         noted = f"{NOTE}{content}"
     message = {"role": "user", "content": noted}
-    return _Member(Piece(encode(message), 0, member.piece.turn), message, made=True)
+    return _Member(OutgoingMessage(encode(message), 0, member.piece.turn), message, made=True)
 
 
 def _said(role: str, text: str) -> _Run:
     message = {"role": role, "content": text}
-    return _Run(_Member(Piece(encode(message), 0, None), message, made=True))
+    return _Run(_Member(OutgoingMessage(encode(message), 0, None), message, made=True))
 
 
 def _joined(contents: Sequence[object]) -> object:

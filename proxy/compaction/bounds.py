@@ -55,7 +55,7 @@ def part(share: float, most: int) -> int:
     return max(1, int(share * most))
 
 
-class Weight(ABC):
+class Pressure(ABC):
     """One bound in one scan: how much of it a conversation takes. Positions are groups.
 
     ``grown`` is what the groups take that stand before each.
@@ -78,7 +78,7 @@ class Weight(ABC):
         return part(share, self.most) - self.beside(cut) + self.grown[cut]
 
 
-class MessageWeight(Weight):
+class MessageWeight(Pressure):
     """The messages of a request. ``standing`` says of each cut how many stand beside the kept ones in its body."""
 
     def __init__(self, most: int, head: int, ends: Sequence[int], standing: Callable[[int], int]) -> None:
@@ -91,7 +91,7 @@ class MessageWeight(Weight):
         return self._head + self._standing(cut)
 
 
-class ByteWeight(Weight):
+class ByteWeight(Pressure):
     """The bytes of a request.
 
     ``sizes`` are the bytes of each message as it is kept at most, ``gains`` what each stage takes off a group in bytes.

@@ -13,7 +13,7 @@ from proxy.compaction.bounds import COMMA
 from proxy.compaction.conditions import Clause
 from proxy.compaction.message import HEAD_ROLES, RESULT_ROLES, MessageCounter, Turn, decode, encode
 from proxy.compaction.parts import is_media_part, parts_of, without_media
-from proxy.compaction.render import Piece, Rendered, clip_marker
+from proxy.compaction.render import OutgoingMessage, RenderedConversation, clip_marker
 from proxy.compaction.rules import ArgumentRules, MediaRules, Rules
 from proxy.compaction.stages import arguments, media, results
 
@@ -39,20 +39,20 @@ class _Limit:
     text into tokens; nothing is shortened below ``smallest``."""
 
     room: int
-    size: Callable[[Piece], int]
-    tokens: Callable[[Piece, int], int]
+    size: Callable[[OutgoingMessage], int]
+    tokens: Callable[[OutgoingMessage, int], int]
     smallest: int
 
-    def excess(self, pieces: Sequence[Piece]) -> int:
+    def excess(self, pieces: Sequence[OutgoingMessage]) -> int:
         return sum(map(self.size, pieces)) - self.room
 
 
-Rung = Callable[[list[Piece], _Limit, Rules, MessageCounter], list[Piece]]
+Rung = Callable[[list[OutgoingMessage], _Limit, Rules, MessageCounter], list[OutgoingMessage]]
 
 
 def fit(
-    rendered: Rendered, room: int | None, rules: Rules, count: MessageCounter, byte_room: int | None = None
-) -> Rendered:
+    rendered: RenderedConversation, room: int | None, rules: Rules, count: MessageCounter, byte_room: int | None = None
+) -> RenderedConversation:
     """The messages shortened until they take ``room`` tokens and ``byte_room`` bytes at most, or as near to that as the
     rungs reach; ``None`` is no limit."""
     pieces = list(rendered.pieces)
@@ -87,46 +87,52 @@ def fit(
                 pieces = rung(pieces, limit, rules, count)
     if all(made is piece for made, piece in zip(pieces, rendered.pieces, strict=True)):
         return rendered
-    return Rendered(pieces, (*rendered.steps, NAME))
+    return RenderedConversation(pieces, (*rendered.steps, NAME))
 
 
-def _tokens(piece: Piece) -> int:
+def _tokens(piece: OutgoingMessage) -> int:
     return piece.tokens
 
 
-def _same(piece: Piece, size: int) -> int:
+def _same(piece: OutgoingMessage, size: int) -> int:
     return size
 
 
-def _bytes(piece: Piece) -> int:
+def _bytes(piece: OutgoingMessage) -> int:
     return len(piece.raw) + COMMA
 
 
-def _as_tokens(piece: Piece, size: int) -> int:
+def _as_tokens(piece: OutgoingMessage, size: int) -> int:
     return piece.tokens * size // max(1, _bytes(piece))
 
 
-def _results(pieces: list[Piece], limit: _Limit, rules: Rules, count: MessageCounter) -> list[Piece]:
+def _results(
+    pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, count: MessageCounter
+) -> list[OutgoingMessage]:
     chosen = [i for i, p in enumerate(pieces) if p.turn and p.turn.facts.role in RESULT_ROLES]
     return _level(pieces, chosen, limit, rules, count)
 
 
-def _arguments(pieces: list[Piece], limit: _Limit, rules: Rules, count: MessageCounter) -> list[Piece]:
+def _arguments(
+    pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, count: MessageCounter
+) -> list[OutgoingMessage]:
     return _cut_arguments(pieces, limit, arguments.Arguments(_TIGHT_ARGUMENTS, count, archive=rules.archive))
 
 
-def _all_arguments(pieces: list[Piece], limit: _Limit, rules: Rules, count: MessageCounter) -> list[Piece]:
+def _all_arguments(
+    pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, count: MessageCounter
+) -> list[OutgoingMessage]:
     """Those, too, that say what a call was about: a command can be a whole file."""
     stage = arguments.Arguments(_TIGHT_ARGUMENTS, count, archive=rules.archive, every_key=True)
     return _cut_arguments(pieces, limit, stage)
 
 
-def _cut_arguments(pieces: list[Piece], limit: _Limit, stage: arguments.Arguments) -> list[Piece]:
+def _cut_arguments(pieces: list[OutgoingMessage], limit: _Limit, stage: arguments.Arguments) -> list[OutgoingMessage]:
     calls = [i for i, p in enumerate(pieces) if p.turn and p.turn.facts.calls and not p.pinned]
     return _reduced(pieces, calls, limit, stage)
 
 
-def _media(pieces: list[Piece], limit: _Limit, rules: Rules, count: MessageCounter) -> list[Piece]:
+def _media(pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, count: MessageCounter) -> list[OutgoingMessage]:
     """Labels for images, audio and files, unless the policy leaves those alone: no other rung can make them smaller.
 
     The user's last message keeps its own."""
@@ -143,8 +149,8 @@ def _media(pieces: list[Piece], limit: _Limit, rules: Rules, count: MessageCount
 
 
 def _reduced(
-    pieces: list[Piece], chosen: list[int], limit: _Limit, stage: arguments.Arguments | media.Media
-) -> list[Piece]:
+    pieces: list[OutgoingMessage], chosen: list[int], limit: _Limit, stage: arguments.Arguments | media.Media
+) -> list[OutgoingMessage]:
     """The chosen pieces as a stage makes them, the largest first, until the excess is gone."""
     excess = limit.excess(pieces)
     for index in sorted(chosen, key=lambda i: -limit.size(pieces[i])):
@@ -157,46 +163,54 @@ def _reduced(
     return pieces
 
 
-def _texts(pieces: list[Piece], limit: _Limit, rules: Rules, count: MessageCounter) -> list[Piece]:
+def _texts(pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, count: MessageCounter) -> list[OutgoingMessage]:
     last_user = last_user_message(pieces)
     chosen = [i for i in _said(pieces) if i != last_user and not _calls(pieces[i])]
     return _level(pieces, chosen, limit, rules, count)
 
 
-def _words_of_calls(pieces: list[Piece], limit: _Limit, rules: Rules, count: MessageCounter) -> list[Piece]:
+def _words_of_calls(
+    pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, count: MessageCounter
+) -> list[OutgoingMessage]:
     """What the assistant said beside its calls: last, for a size that all of the message is held to takes it first."""
     return _level(pieces, [i for i in _said(pieces) if _calls(pieces[i])], limit, rules, count)
 
 
-def _directives(pieces: list[Piece], limit: _Limit, rules: Rules, count: MessageCounter) -> list[Piece]:
+def _directives(
+    pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, count: MessageCounter
+) -> list[OutgoingMessage]:
     """Shorten system messages from inside the conversation. Those at its start are never touched."""
     system = [i for i, p in enumerate(pieces) if p.turn and p.turn.facts.role in HEAD_ROLES]
     inside = [index for place, index in enumerate(system) if index != place]
     return _level(pieces, inside, limit, rules, count)
 
 
-def _said(pieces: Sequence[Piece]) -> list[int]:
+def _said(pieces: Sequence[OutgoingMessage]) -> list[int]:
     return [i for i, p in enumerate(pieces) if p.turn and p.turn.facts.role in ("user", "assistant")]
 
 
-def _calls(piece: Piece) -> bool:
+def _calls(piece: OutgoingMessage) -> bool:
     return piece.turn is not None and bool(piece.turn.facts.calls)
 
 
-def _last_user_message(pieces: list[Piece], limit: _Limit, rules: Rules, count: MessageCounter) -> list[Piece]:
+def _last_user_message(
+    pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, count: MessageCounter
+) -> list[OutgoingMessage]:
     last = last_user_message(pieces)
     if not rules.shorten_last_user_message or last is None:
         return pieces
     return _level(pieces, [last], limit, rules, count)
 
 
-def last_user_message(pieces: Sequence[Piece]) -> int | None:
+def last_user_message(pieces: Sequence[OutgoingMessage]) -> int | None:
     """The index of the newest message of the user's own, if it is among the pieces."""
     users = (i for i in range(len(pieces) - 1, -1, -1) if (t := pieces[i].turn) and t.facts.role == "user")
     return next(users, None)
 
 
-def _level(pieces: list[Piece], chosen: list[int], limit: _Limit, rules: Rules, count: MessageCounter) -> list[Piece]:
+def _level(
+    pieces: list[OutgoingMessage], chosen: list[int], limit: _Limit, rules: Rules, count: MessageCounter
+) -> list[OutgoingMessage]:
     """Hold the largest of the chosen pieces to one size, so low that the excess goes; not below the smallest."""
     excess = limit.excess(pieces)
     texts = {i: _text_of(pieces[i]) for i in chosen if not pieces[i].pinned}
@@ -223,33 +237,33 @@ def _level(pieces: list[Piece], chosen: list[int], limit: _Limit, rules: Rules, 
     return pieces
 
 
-def _labelled(piece: Piece) -> bool:
+def _labelled(piece: OutgoingMessage) -> bool:
     """Return whether a message had media, and has labels for them by now."""
     if piece.turn is None or not piece.turn.facts.media or not piece.changed:
         return False
     return not any(map(is_media_part, parts_of(decode(piece.raw))))
 
 
-def _text_of(piece: Piece) -> Piece:
+def _text_of(piece: OutgoingMessage) -> OutgoingMessage:
     """Return a piece without its media or their labels: only the text of a message can be shortened."""
     if piece.turn is None or not piece.turn.facts.media:
         return piece
     facts = piece.turn.facts
     raw, tokens = (piece.turn.raw, facts.tokens) if _labelled(piece) else (piece.raw, piece.tokens)
-    return Piece(encode(without_media(decode(raw))), tokens - facts.apart, piece.turn)
+    return OutgoingMessage(encode(without_media(decode(raw))), tokens - facts.apart, piece.turn)
 
 
-def _put(pieces: list[Piece], index: int, form: Turn, limit: _Limit) -> int:
+def _put(pieces: list[OutgoingMessage], index: int, form: Turn, limit: _Limit) -> int:
     """Have a message in a shorter form, if it is shorter; what that takes off."""
     before = pieces[index]
-    made = Piece(form.raw, form.facts.tokens, before.turn)
+    made = OutgoingMessage(form.raw, form.facts.tokens, before.turn)
     if made.tokens >= before.tokens:
         return 0
     pieces[index] = made
     return limit.size(before) - limit.size(made)
 
 
-def _as_it_is(piece: Piece) -> Turn:
+def _as_it_is(piece: OutgoingMessage) -> Turn:
     """A client's message in the form that it has by now."""
     if piece.turn is None:
         raise ValueError("a summary is no message of the client's")

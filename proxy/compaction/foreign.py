@@ -14,7 +14,7 @@ from proxy.compaction.parts import Message, is_text_part
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class ForeignSummary:
     """A message that holds a summary: who wrote it, its text, and what the user says beside it, in order."""
 
     tool: str
@@ -170,7 +170,7 @@ def foreign_summary(message: Message) -> str | None:
     return found.summary if found else None
 
 
-def recognised(message: Message) -> Foreign | None:
+def recognised(message: Message) -> ForeignSummary | None:
     """The summary in a message, and the user's words beside it; ``None`` where no known tool wrote it.
 
     Words are only the user's: what stands beside a summary in a message of another role counts as part of the
@@ -188,7 +188,7 @@ def recognised(message: Message) -> Foreign | None:
             summary = "\n\n".join([summary, *beside])
             beside = []
         kept = tuple(words for words in (text.strip() for text in beside) if words)
-        return Foreign(form.tool, summary.strip(), kept) if summary.strip() else None
+        return ForeignSummary(form.tool, summary.strip(), kept) if summary.strip() else None
     return None
 
 

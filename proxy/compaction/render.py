@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from proxy.compaction.bounds import COMMA
 from proxy.compaction.message import RESULT_ROLES, MessageCounter, Turn
+from proxy.compaction.planning import Plan
 from proxy.compaction.rules import Rules
-from proxy.compaction.scan import Plan
 from proxy.compaction.stages import NAMES, cheap_stages, media, results
 from proxy.compaction.stages.stage import kept_as
 
@@ -26,7 +26,7 @@ _CLIP_MARKER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class OutgoingMessage:
     """A message as it will be sent.
 
     ``turn`` is the client's message it comes from; ``None`` for the summary. A ``pinned`` one is never changed.
@@ -44,10 +44,10 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class RenderedConversation:
     """The messages to be sent, and the names of the steps that changed something, in their order."""
 
-    pieces: list[Piece]
+    pieces: list[OutgoingMessage]
     steps: tuple[str, ...]
 
     @property
@@ -62,15 +62,15 @@ class Rendered:
 
 
 def render(
-    turns: Sequence[Turn], head: int, plan: Plan, rules: Rules, summary: Piece | None, count: MessageCounter
-) -> Rendered:
+    turns: Sequence[Turn], head: int, plan: Plan, rules: Rules, summary: OutgoingMessage | None, count: MessageCounter
+) -> RenderedConversation:
     """The messages under a plan. ``summary`` stands for the body up to ``plan.cut`` and must be there if that is not 0.
 
     After the summary come the messages before the cut that stay, in their order: the newest system messages, exchanges
     with a pinned message, and the user's newest message if the messages after the cut are still work on it.
     """
     body = turns[head:]
-    pieces = [Piece(t.raw, t.facts.tokens, t) for t in turns[:head]]
+    pieces = [OutgoingMessage(t.raw, t.facts.tokens, t) for t in turns[:head]]
     applied: set[str] = set()
     if plan.cut:
         if summary is None:
@@ -82,7 +82,7 @@ def render(
     for index in (*before_cut(plan), *range(plan.cut, len(body))):
         original = turn = body[index]
         if index in plan.pinned:
-            pieces.append(Piece(turn.raw, turn.facts.tokens, turn, pinned=True))
+            pieces.append(OutgoingMessage(turn.raw, turn.facts.tokens, turn, pinned=True))
             continue
         clip = plan.clips.get(index)
         for stage, frontier in stages if index >= plan.cut else ():
@@ -98,8 +98,8 @@ def render(
         if (form := _clipped(turn, clip, rules, count)) is not None:
             turn = form
             applied.add(results.NAME)
-        pieces.append(Piece(turn.raw, turn.facts.tokens, original))
-    return Rendered(pieces, tuple(name for name in STEPS if name in applied))
+        pieces.append(OutgoingMessage(turn.raw, turn.facts.tokens, original))
+    return RenderedConversation(pieces, tuple(name for name in STEPS if name in applied))
 
 
 def before_cut(plan: Plan) -> list[int]:

@@ -166,7 +166,7 @@ MOST_WORDS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class Envelope:
     """What surrounds the body in one request, in tokens.
 
     ``budget`` is what the input may take (``None``: nobody knows), ``overhead`` what the head, the tools and the
@@ -180,7 +180,7 @@ class Frame:
     head_messages: int
     overhead_bytes: int = 0
 
-    def rounded(self, level: int | None = None) -> Frame:
+    def rounded(self, level: int | None = None) -> Envelope:
         """The frame with the overhead rounded up and the budget down, in steps of under 1 % of the budget.
 
         Where the trigger's level (in tokens) is lower than the budget, the steps are parts of that.
@@ -192,7 +192,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Caps:
+class SectionLimits:
     """The most that each part may take in this request, in tokens; ``group`` is ``None`` without a known budget."""
 
     summary: int
@@ -203,7 +203,7 @@ class Caps:
     index: int
     group: int | None
 
-    def for_span(self, tokens: int) -> Caps:
+    def for_span(self, tokens: int) -> SectionLimits:
         """The caps where ``tokens`` of conversation are replaced: a summary is to be half of them at most."""
         return replace(
             self,
@@ -213,7 +213,7 @@ class Caps:
         )
 
 
-def caps(rules: Rules, frame: Frame) -> Caps:
+def caps(rules: Rules, frame: Envelope) -> SectionLimits:
     """The policy's figures, bounded by the shares of the budget, or of less where the trigger's level is lower or fixed
     parts leave little."""
     level = lowest_level(rules.trigger, frame.budget)
@@ -221,11 +221,11 @@ def caps(rules: Rules, frame: Frame) -> Caps:
     base = min((base for base in bases if base), default=None)
     if base is None:
         users = rules.user_tokens
-        return Caps(rules.summary_tokens, users, users, MOST_SYSTEM, MOST_WORDS, rules.index_tokens, None)
+        return SectionLimits(rules.summary_tokens, users, users, MOST_SYSTEM, MOST_WORDS, rules.index_tokens, None)
     room = max((frame.budget or base) - frame.overhead, base // 8)
     # Where head and tools take more than half, all parts share what they leave.
     base = min(base, 2 * room)
-    return Caps(
+    return SectionLimits(
         summary=min(rules.summary_tokens, share_of(SUMMARY_SHARE, base)),
         users=min(rules.user_tokens, share_of(USER_SHARE, base)),
         newest=share_of(NEWEST_SHARE, base),

@@ -7,12 +7,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxy.compaction.artefacts import Artefacts, artefacts, unseen
-from proxy.compaction.artefacts import index as index_of
 from proxy.compaction.foreign import recognised
+from proxy.compaction.identifiers import Artefacts, identifiers, unseen
+from proxy.compaction.identifiers import index as index_of
 from proxy.compaction.message import Message, TextCounter, Turn, arguments_of, decode, encode, text_of
 from proxy.compaction.parts import said, shown
-from proxy.compaction.rules import USER_FRAME_TOKENS, Caps, Rules
+from proxy.compaction.rules import USER_FRAME_TOKENS, Rules, SectionLimits
 from proxy.compaction.shorten import middle_cut
 
 # Under these names calls of well-known agents' tools say which file they work on.
@@ -38,11 +38,11 @@ _OMITTED_SYSTEM = "[{count} earlier system messages are only in the summary belo
 _OMITTED = "[{count} earlier user messages are only in the summary below.]"
 
 
-def mentioned(turns: Sequence[Turn], earlier: Artefacts | None) -> Artefacts:
+def collect_identifiers(turns: Sequence[Turn], earlier: Artefacts | None) -> Artefacts:
     """What the turns mention of paths, URLs and identifiers, after what earlier turns did."""
     messages = [decode(turn.raw) for turn in turns]
     files = (path for message in messages for _, text in arguments_of(message) for path in _named(text))
-    return artefacts(map(_all_text, messages), earlier, files)
+    return identifiers(map(_all_text, messages), earlier, files)
 
 
 def _named(arguments: str) -> list[str]:
@@ -56,7 +56,7 @@ def _named(arguments: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Gist:
+class SummaryParts:
     """What a summary message is made of.
 
     ``dropped`` are the turns that it stands for and that are quoted in it, ``found`` what all turns before the
@@ -71,7 +71,7 @@ class Gist:
     omitted: int = 0
 
 
-def summary_message(gist: Gist, caps: Caps, rules: Rules, count: TextCounter) -> bytes:
+def summary_message(gist: SummaryParts, caps: SectionLimits, rules: Rules, count: TextCounter) -> bytes:
     """The message, as JSON, that stands for a part of a conversation.
 
     It holds the user's messages word for word (the first and the newest ones, ``caps.users`` tokens in all), the index

@@ -6,7 +6,7 @@ from collections.abc import Mapping as Environ
 
 from proxy.config.document import parse
 from proxy.config.environment import substitute
-from proxy.config.faults import Fault, Faults, near, said
+from proxy.config.faults import Issue, Issues, near, said
 from proxy.config.messages import settings_wanted
 from proxy.config.sources import Pattern, Source, Sources, extended
 from proxy.config.tree import Mapping, Node, Scalar, Sequence, shown
@@ -22,7 +22,7 @@ class Assembly:
 
     def __init__(self, sources: Sources, environ: Environ[str, str]) -> None:
         self.sources = sources
-        self.faults: list[Fault] = []
+        self.faults: list[Issue] = []
         self._environ = environ
 
     def tree(self) -> Mapping:
@@ -34,19 +34,19 @@ class Assembly:
         roots += [(source, self._root(source)) for source in self.sources.files[before:]]
         whole = self._merged(roots)
         if self.faults:
-            raise Faults(sorted(self.faults))
+            raise Issues(sorted(self.faults))
         return whole
 
     def _root(self, source: Source) -> Mapping:
         """A file's tree; an empty one where it is wrong, which is noted."""
         if source.unreadable is not None:
             self.faults.append(
-                Fault(source.first, said(f"the file {source.unreadable}", "correct its permissions, or remove it"))
+                Issue(source.first, said(f"the file {source.unreadable}", "correct its permissions, or remove it"))
             )
             return Mapping(source.first)
         try:
             root = substitute(parse(source.content), self._environ)
-        except Faults as found:
+        except Issues as found:
             self.faults += [fault._replace(line=fault.line + source.first - 1) for fault in found.faults]
             return Mapping(source.first)
         return _moved(root, source.first - 1) if source.first > 1 else root
@@ -63,7 +63,7 @@ class Assembly:
                 message = said(
                     f"there is no file '{pattern.text}' in '{pattern.folder}'", "correct the path", "include"
                 )
-                self.faults.append(Fault(item.line, message))
+                self.faults.append(Issue(item.line, message))
             found.append(pattern)
         return found
 
@@ -87,7 +87,7 @@ class Assembly:
                 elif key in whole.items:
                     first = self.sources.place(whole.lines[key])
                     self.faults.append(
-                        Fault(line, said(f"is also in another file ({first})", "keep it in one of them", key))
+                        Issue(line, said(f"is also in another file ({first})", "keep it in one of them", key))
                     )
                 else:
                     whole.items[key], whole.lines[key] = value, line
@@ -99,12 +99,12 @@ class Assembly:
             hint = "move it to the file that includes this one"
             if self.sources.entry.is_dir():
                 hint = "move it to a file next to the folder policies/"
-        self.faults.append(Fault(line, said("this file may only hold 'policies' and 'teams'", hint, shown(key))))
+        self.faults.append(Issue(line, said("this file may only hold 'policies' and 'teams'", hint, shown(key))))
 
     def _share(self, whole: Mapping, key: str, value: Node, line: int) -> None:
         """Add a file's policies or teams to those of the others."""
         if not isinstance(value, Mapping):
-            self.faults.append(Fault(line, said(*settings_wanted(value, key), key)))
+            self.faults.append(Issue(line, said(*settings_wanted(value, key), key)))
             return
         known = whole.items.get(key)
         if not isinstance(known, Mapping):
@@ -116,7 +116,7 @@ class Assembly:
                 message = said(
                     f"is also in another file ({first})", "keep one of them, or rename one", f"{key}.{shown(name)}"
                 )
-                self.faults.append(Fault(value.lines[name], message))
+                self.faults.append(Issue(value.lines[name], message))
                 continue
             known.items[name], known.lines[name] = inner, value.lines[name]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from proxy.compaction.conditions import Trigger
-from proxy.config.faults import Fault, near, said
+from proxy.config.faults import Issue, near, said
 from proxy.config.fields import KINDS
 from proxy.config.globs import covers, meet
 from proxy.config.inheritance import overrides, stated
 from proxy.config.messages import dotted
 from proxy.config.policy import ModelOverride, Policy, Summary, WrittenPolicy
 from proxy.config.provider_names import litellm_providers
-from proxy.config.providers import SPEAKS_OPENAI, reach
+from proxy.config.providers import SPEAKS_OPENAI, resolve_transport
 from proxy.config.settings import Settings, WrittenSettings
 from proxy.config.tree import Mapping, Path, find, shown
 from proxy.errors import ConfigurationError
@@ -21,7 +21,7 @@ from proxy.limits.profiles import Profiles
 Finding = tuple[Path, str]
 
 
-def cross_check(root: Mapping, written: WrittenSettings, settings: Settings) -> list[Fault]:
+def cross_check(root: Mapping, written: WrittenSettings, settings: Settings) -> list[Issue]:
     """Return the errors across sections, in the order of the file."""
     findings = [
         *_routes(settings),
@@ -33,7 +33,7 @@ def cross_check(root: Mapping, written: WrittenSettings, settings: Settings) -> 
         *_memory(settings),
         *_prepare(root, written, settings),
     ]
-    return sorted(Fault(find(root, path)[1], message) for path, message in findings)
+    return sorted(Issue(find(root, path)[1], message) for path, message in findings)
 
 
 def _routes(settings: Settings) -> Iterator[Finding]:
@@ -47,7 +47,7 @@ def _providers(settings: Settings) -> Iterator[Finding]:
     for name, upstream in settings.upstreams.items():
         where = f"upstreams.{name}"
         try:
-            found = reach(upstream.provider, upstream.base_url, upstream.lane, where=where)
+            found = resolve_transport(upstream.provider, upstream.base_url, upstream.lane, where=where)
         except ConfigurationError as error:
             yield ("upstreams", name), error.message
             continue
@@ -60,7 +60,7 @@ def _providers(settings: Settings) -> Iterator[Finding]:
             yield ("upstreams", name, "provider"), message
 
 
-def doubts(root: Mapping, written: WrittenSettings, settings: Settings) -> list[Fault]:
+def warnings(root: Mapping, written: WrittenSettings, settings: Settings) -> list[Issue]:
     """Return warnings about settings that are valid but probably not intended, in the order of the file."""
     findings = [
         *(_summary_models(written, settings) if settings.models else ()),
@@ -71,7 +71,7 @@ def doubts(root: Mapping, written: WrittenSettings, settings: Settings) -> list[
         *_keyless_teams(settings),
         *_large_keeps(written, settings),
     ]
-    return sorted(Fault(find(root, path)[1], message) for path, message in findings)
+    return sorted(Issue(find(root, path)[1], message) for path, message in findings)
 
 
 def _summary_models(written: WrittenSettings, settings: Settings) -> Iterator[Finding]:

@@ -23,7 +23,7 @@ from yaml.events import (
     StreamStartEvent,
 )
 
-from proxy.config.faults import Fault, Faults, said
+from proxy.config.faults import Issue, Issues, said
 from proxy.config.scalars import typed
 from proxy.config.tree import Mapping, Node, Scalar, Sequence, got, shown
 
@@ -35,7 +35,7 @@ MAX_DEPTH = 40
 def parse(content: bytes) -> Mapping:
     """The tree of a file's content; an empty file is an empty mapping. Raises ``Faults``."""
     if len(content) > MAX_BYTES:
-        raise Faults([Fault(1, said(f"the file is over {MAX_BYTES:,} bytes", "give the path of a configuration"))])
+        raise Issues([Issue(1, said(f"the file is over {MAX_BYTES:,} bytes", "give the path of a configuration"))])
     loader = yaml.SafeLoader(_decoded(content))
     reader = _Reader(loader)
     try:
@@ -44,12 +44,12 @@ def parse(content: bytes) -> Mapping:
         fault = _syntax_fault(error, content, reader.brackets)
     else:
         if reader.faults:
-            raise Faults(reader.faults)
+            raise Issues(reader.faults)
         return root
     finally:
         loader.dispose()
     # Outside the handler, so that the error does not drag the parser's own along.
-    raise Faults([fault])
+    raise Issues([fault])
 
 
 class _Reader:
@@ -62,7 +62,7 @@ class _Reader:
         self._loader = loader
         self._anchors: dict[str, tuple[Node, int] | None] = {}
         self._nodes = 0
-        self.faults: list[Fault] = []
+        self.faults: list[Issue] = []
         self.brackets: list[int] = []
         """The lines of the brackets that are open."""
 
@@ -75,13 +75,13 @@ class _Reader:
         self._take(DocumentEndEvent)
         second = self._next()
         if isinstance(second, DocumentStartEvent):
-            raise Faults([Fault(_line(second), said("a second YAML document begins here", "remove the '---'"))])
+            raise Issues([Issue(_line(second), said("a second YAML document begins here", "remove the '---'"))])
         if isinstance(root, Scalar) and root.value is None:
             return Mapping(1)
         if not isinstance(root, Mapping):
-            raise Faults(
+            raise Issues(
                 [
-                    Fault(
+                    Issue(
                         root.line,
                         said(
                             "the file must hold settings as 'name: value'",
@@ -103,7 +103,7 @@ class _Reader:
 
     def _node(self, event: Event, depth: int) -> Node:
         if depth > MAX_DEPTH:
-            raise Faults([Fault(_line(event), said(f"nested more than {MAX_DEPTH} levels deep", "remove the nesting"))])
+            raise Issues([Issue(_line(event), said(f"nested more than {MAX_DEPTH} levels deep", "remove the nesting"))])
         if isinstance(event, AliasEvent):
             return self._alias(event)
         if isinstance(event, NodeEvent) and event.anchor is not None:
@@ -118,14 +118,14 @@ class _Reader:
     def _count(self, event: Event, nodes: int) -> None:
         self._nodes += nodes
         if self._nodes > MAX_NODES:
-            raise Faults([Fault(_line(event), said(f"expands to over {MAX_NODES:,} values", "write fewer aliases"))])
+            raise Issues([Issue(_line(event), said(f"expands to over {MAX_NODES:,} values", "write fewer aliases"))])
 
     def _alias(self, event: AliasEvent) -> Node:
         name = event.anchor
         if name not in self._anchors:
-            raise Faults(
+            raise Issues(
                 [
-                    Fault(
+                    Issue(
                         _line(event),
                         said(f"'*{name}' refers to no anchor", f'put text in quotes, as in "*{name}"'),
                     )
@@ -133,7 +133,7 @@ class _Reader:
             )
         known = self._anchors[name]
         if known is None:
-            raise Faults([Fault(_line(event), said(f"'*{name}' is inside its own anchor", "write the value out"))])
+            raise Issues([Issue(_line(event), said(f"'*{name}' is inside its own anchor", "write the value out"))])
         self._count(event, known[1])
         return known[0]
 
@@ -158,7 +158,7 @@ class _Reader:
             if key in mapping.items:
                 first = mapping.lines[key]
                 message = said(f"'{shown(key)}' is a duplicate (first on line {first})", "keep one of them")
-                self.faults.append(Fault(_line(key_event), message))
+                self.faults.append(Issue(_line(key_event), message))
                 continue
             mapping.items[key] = value
             mapping.lines[key] = _line(key_event)
@@ -173,17 +173,17 @@ class _Reader:
         node = self._node(event, depth + 1)
         if not isinstance(node, Scalar):
             self.faults.append(
-                Fault(_line(event), said("a list or mapping can't be a name", "in { } put text with { in quotes"))
+                Issue(_line(event), said("a list or mapping can't be a name", "in { } put text with { in quotes"))
             )
             return None
         if node.plain and node.text == "<<":
             message = said("merge keys ('<<') aren't supported", "write the settings out, or use extends in a policy")
-            self.faults.append(Fault(_line(event), message))
+            self.faults.append(Issue(_line(event), message))
             return None
         if isinstance(node.value, str):
             return node.value
         self.faults.append(
-            Fault(
+            Issue(
                 _line(event),
                 said(f"the name {got(node)} must be text", f'put it in quotes, as in "{shown(node.text)}": …'),
             )
@@ -202,8 +202,8 @@ class _Reader:
 
     def _refuse_tag(self, event: Event, tag: str | None) -> None:
         if tag not in (None, "!", "tag:yaml.org,2002:str"):
-            raise Faults(
-                [Fault(_line(event), said(f"the tag '{shown(tag or '')}' isn't supported", "write a plain value"))]
+            raise Issues(
+                [Issue(_line(event), said(f"the tag '{shown(tag or '')}' isn't supported", "write a plain value"))]
             )
 
 
@@ -217,11 +217,11 @@ def _decoded(content: bytes) -> str:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise Faults([Fault(line, said("the line isn't UTF-8", "save the file as UTF-8"))]) from None
+        raise Issues([Issue(line, said("the line isn't UTF-8", "save the file as UTF-8"))]) from None
     found = yaml.reader.Reader.NON_PRINTABLE.search(text)
     if found is not None:
         line = text.count("\n", 0, found.start()) + 1
-        raise Faults([Fault(line, said("the line holds a control character", "remove it"))])
+        raise Issues([Issue(line, said("the line holds a control character", "remove it"))])
     return text
 
 
@@ -236,7 +236,7 @@ _ADVICE = (
 )  # fmt: skip
 
 
-def _syntax_fault(error: yaml.MarkedYAMLError, content: bytes, brackets: list[int]) -> Fault:
+def _syntax_fault(error: yaml.MarkedYAMLError, content: bytes, brackets: list[int]) -> Issue:
     """The parser's complaint, and what to do about it."""
     problem = error.problem or "cannot be read"
     words = f"{error.context or ''} {problem}"
@@ -250,4 +250,4 @@ def _syntax_fault(error: yaml.MarkedYAMLError, content: bytes, brackets: list[in
         advice = 'inside { } and [ ] put a variable in quotes, as in "${NAME}"'
     else:
         advice = next((advice for pattern, advice in _ADVICE if pattern.search(words)), "put the text in quotes")
-    return Fault(line, said(f"not valid YAML ({shown(problem)})", advice))
+    return Issue(line, said(f"not valid YAML ({shown(problem)})", advice))

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping as Environ
 from dataclasses import replace
 
-from proxy.config.faults import Fault, Faults, said
+from proxy.config.faults import Issue, Issues, said
 from proxy.config.tree import Mapping, Node, Scalar, Sequence
 
 _REFERENCE = re.compile(r"\$\$\{|\$\{(?P<inside>[^{}]*)\}|\$\{")
@@ -24,14 +24,14 @@ def substitute(root: Mapping, environ: Environ[str, str]) -> Mapping:
     substitution = _Substitution(environ)
     replaced = substitution.mapping(root)
     if substitution.faults:
-        raise Faults(substitution.faults)
+        raise Issues(substitution.faults)
     return replaced
 
 
 class _Substitution:
     def __init__(self, environ: Environ[str, str]) -> None:
         self._environ = environ
-        self.faults: list[Fault] = []
+        self.faults: list[Issue] = []
 
     def mapping(self, node: Mapping) -> Mapping:
         return Mapping(node.line, {key: self._node(value) for key, value in node.items.items()}, node.lines)
@@ -49,7 +49,7 @@ class _Substitution:
         if (found := _ELSEWHERE.fullmatch(node.value)) is not None:
             name = found[1] or found[2]
             message = said("isn't how variables are written here", f'"${{{name}}}"')
-            self.faults.append(Fault(node.line, message))
+            self.faults.append(Issue(node.line, message))
             return node
         if "${" not in node.value:
             return node
@@ -63,7 +63,7 @@ class _Substitution:
         if inside is None:
             # The text in the braces isn't quoted: it may be a key.
             form = "write ${NAME} or ${NAME:-default}, and $${ for a literal ${"
-            self.faults.append(Fault(line, said("the text after '${' isn't the name of a variable", form)))
+            self.faults.append(Issue(line, said("the text after '${' isn't the name of a variable", form)))
             return ""
         name, default = inside["name"], inside["default"]
         value = self._environ.get(name)
@@ -71,6 +71,6 @@ class _Substitution:
             return value or default[2:]
         if value is None:
             fix = f"set {name} in the environment, or write ${{{name}:-default}}"
-            self.faults.append(Fault(line, said(f"${{{name}}} isn't set", fix)))
+            self.faults.append(Issue(line, said(f"${{{name}}} isn't set", fix)))
             return ""
         return value

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 
-class Fault(NamedTuple):
+class Issue(NamedTuple):
     """One error. ``line`` counts from 1. ``message`` is ``setting: problem. Fix: what to write``, without secrets."""
 
     line: int
@@ -17,16 +17,16 @@ class Fault(NamedTuple):
 MOST = 100
 
 
-class Faults(Exception):
+class Issues(Exception):
     """What was found in one pass over the file: each thing once, and no more than anybody would read."""
 
-    def __init__(self, found: list[Fault]) -> None:
+    def __init__(self, found: list[Issue]) -> None:
         distinct = list(dict.fromkeys(found))
         super().__init__(f"{len(distinct)} faults in the configuration")
         self.faults = distinct[:MOST]
         if len(distinct) > MOST:
             more = f"{len(distinct) - MOST:,} more errors. Fix: check that this is the right file"
-            self.faults.append(Fault(distinct[MOST].line, more))
+            self.faults.append(Issue(distinct[MOST].line, more))
 
 
 def said(problem: str, fix: str, where: str = "") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping as ByName
 
-from proxy.config.faults import Fault, Faults, near, said
+from proxy.config.faults import Issue, Issues, near, said
 from proxy.config.policy import ForModels, Policy, WrittenPolicy
 from proxy.config.tree import Mapping, Node, Path, Sequence, find, plain
 
@@ -18,7 +18,7 @@ def effective(root: Mapping, written: ByName[str, WrittenPolicy]) -> dict[str, P
     """Every policy in force, ``default`` first. Raises ``Faults`` for parents that are unknown or go in circles."""
     faults = [*_unknown_parents(root, written), *_circles(root, written)]
     if faults:
-        raise Faults(faults)
+        raise Issues(faults)
     names = ["default", *(name for name in written if name != "default")]
     return {name: _policy(name, stated(root, name, written)) for name in names}
 
@@ -87,10 +87,10 @@ def _line(root: Mapping, name: str) -> int:
     return find(root, path)[1]
 
 
-def _unknown_parents(root: Mapping, written: ByName[str, WrittenPolicy]) -> list[Fault]:
+def _unknown_parents(root: Mapping, written: ByName[str, WrittenPolicy]) -> list[Issue]:
     known = {"default", *written}
     return [
-        Fault(
+        Issue(
             _line(root, name),
             said(f"there is no policy '{policy.extends}'", near(policy.extends, known), f"policies.{name}.extends"),
         )
@@ -99,7 +99,7 @@ def _unknown_parents(root: Mapping, written: ByName[str, WrittenPolicy]) -> list
     ]
 
 
-def _circles(root: Mapping, written: ByName[str, WrittenPolicy]) -> list[Fault]:
+def _circles(root: Mapping, written: ByName[str, WrittenPolicy]) -> list[Issue]:
     faults = []
     seen: set[str] = set()
     for name in written:
@@ -114,5 +114,5 @@ def _circles(root: Mapping, written: ByName[str, WrittenPolicy]) -> list[Fault]:
             message = said(
                 f"goes in a circle ({' → '.join(circle)})", "remove one extends", f"policies.{current}.extends"
             )
-            faults.append(Fault(_line(root, current), message))
+            faults.append(Issue(_line(root, current), message))
     return faults

@@ -13,8 +13,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from proxy.config.assembly import Assembly
-from proxy.config.checks import cross_check, doubts
-from proxy.config.faults import Fault, Faults
+from proxy.config.checks import cross_check, warnings
+from proxy.config.faults import Issue, Issues
 from proxy.config.inheritance import effective
 from proxy.config.messages import faults_of
 from proxy.config.settings import Settings, WrittenSettings
@@ -88,7 +88,7 @@ def _attempt(sources: Sources, environ: Environ[str, str]) -> Attempt:
     assembly = Assembly(sources, environ)
     try:
         loaded = _loaded(assembly)
-    except Faults as found:
+    except Issues as found:
         return Attempt(assembly.sources, None, "\n".join(assembly.sources.told(found.faults)))
     except ConfigurationError as error:
         return Attempt(assembly.sources, None, error.message)
@@ -119,8 +119,8 @@ def _loaded(assembly: Assembly) -> Loaded:
     )
     faults = cross_check(root, written, settings)
     if faults:
-        raise Faults(faults)
-    odd = [fault._replace(message=f"warning: {fault.message}") for fault in doubts(root, written, settings)]
+        raise Issues(faults)
+    odd = [fault._replace(message=f"warning: {fault.message}") for fault in warnings(root, written, settings)]
     ignored = [
         f"{path}: warning: not read, because its name doesn't end in .yaml. Fix: mv {path.name} {path.stem}.yaml"
         for path in assembly.sources.ignored
@@ -132,6 +132,6 @@ def _written(root: Mapping) -> WrittenSettings:
     try:
         return WrittenSettings.model_validate(plain(root))
     except ValidationError as error:
-        faults: list[Fault] = faults_of(error, root, WrittenSettings)
+        faults: list[Issue] = faults_of(error, root, WrittenSettings)
     # Outside the handler: pydantic's error knows the values, secrets among them.
-    raise Faults(faults)
+    raise Issues(faults)

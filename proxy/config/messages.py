@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from proxy.config.faults import Fault, near, said
+from proxy.config.faults import Issue, near, said
 from proxy.config.suggestions import LITELLM, MISSING, UNKNOWN, number_for, quoted, section_for
 from proxy.config.tree import Ambiguous, Node, Path, Scalar, find, got, reading, shown
 from proxy.config.tree import Mapping as MappingNode
@@ -17,7 +17,7 @@ from proxy.config.tree import Mapping as MappingNode
 _SECRET = frozenset({"api_key", "headers", "key", "keys", "old_keys", "base_url", "url", "hash"})
 
 
-def faults_of(error: ValidationError, root: MappingNode, model: type[BaseModel]) -> list[Fault]:
+def faults_of(error: ValidationError, root: MappingNode, model: type[BaseModel]) -> list[Issue]:
     """Return the errors in the order of the file."""
     details = error.errors(include_url=False, include_input=False)
     return sorted(_fault(dict(detail), root, model) for detail in details)
@@ -50,24 +50,24 @@ class _Case(NamedTuple):
         return f"{self.name}: {value}" if self.name else value
 
 
-def _fault(detail: dict[str, Any], root: MappingNode, model: type[BaseModel]) -> Fault:
+def _fault(detail: dict[str, Any], root: MappingNode, model: type[BaseModel]) -> Issue:
     kind, path, context = detail["type"], detail["loc"], detail.get("ctx", {})
     if kind == "refused":
         path = (*path, *context["path"])
     node, line, found = find(root, path)
     where = dotted(found)
     if kind == "extra_forbidden":
-        return Fault(line, said("unknown setting", _unknown(path, model), where))
+        return Issue(line, said("unknown setting", _unknown(path, model), where))
     if kind == "missing":
         name = str(path[-1])
-        return Fault(line, said(f"'{name}' is missing", f"add {MISSING.get(name, name + ': …')}", where))
+        return Issue(line, said(f"'{name}' is missing", f"add {MISSING.get(name, name + ': …')}", where))
     public = _SECRET.isdisjoint(path) and not (isinstance(node, Scalar) and node.substituted)
     name = str(found[-1]) if found and not isinstance(found[-1], int) else ""
     case = _Case(node, name, public, context, _nullable(model, found))
     problem, fix = _WORDS.get(kind, _other(detail["msg"]))(case)
     shows = public and context.get("shows", found == path) and (isinstance(node, Scalar) or kind != "refused")
     shows = shows and not problem.startswith("is empty")
-    return Fault(
+    return Issue(
         line, said(f"{problem} (got {got(node, read=kind == 'string_type')})" if shows else problem, fix, where)
     )
 

@@ -41,27 +41,27 @@ SPEAKS_OPENAI: dict[str, str | None] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class TransportChoice:
     """How a provider is reached: the lane, and the base URL for a relay."""
 
     lane: Literal["relay", "translate"]
     base_url: str | None
 
 
-def reach(
+def resolve_transport(
     provider: str, base_url: str | None, lane: Literal["auto", "relay", "translate"], *, where: str
-) -> Reach | None:
+) -> TransportChoice | None:
     """How to reach a provider, or ``None`` where only LiteLLM's registry can tell (see ``asked_litellm``).
 
     Raises ``ConfigurationError`` if the lane was settled to be a relay and there is no address for it.
     """
     if lane == "translate":
-        return Reach("translate", base_url)
+        return TransportChoice("translate", base_url)
     if provider in SPEAKS_OPENAI or lane == "relay":
         address = base_url or SPEAKS_OPENAI.get(provider)
         if address is None:
             raise ConfigurationError(
                 f"{where}: provider {provider} has no default address. Fix: add base_url: https://HOST/v1"
             )
-        return Reach("relay", address)
+        return TransportChoice("relay", address)
     return None

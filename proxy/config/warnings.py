@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import date
 
-from proxy.config.faults import Fault, said
+from proxy.config.faults import Issue, said
 from proxy.config.loading import Loaded
 from proxy.config.settings import Settings
 from proxy.config.tree import Path, find
@@ -25,7 +25,7 @@ def exposure(settings: Settings, loaded: Loaded | None) -> list[str]:
     findings = list(_exposed(settings))
     if loaded is None:
         return [f"warning: {message}" for _, message in findings]
-    return loaded.sources.told(Fault(find(loaded.root, path)[1], f"warning: {message}") for path, message in findings)
+    return loaded.sources.told(Issue(find(loaded.root, path)[1], f"warning: {message}") for path, message in findings)
 
 
 def _exposed(settings: Settings) -> Iterator[tuple[Path, str]]:
@@ -54,7 +54,7 @@ def _exposed(settings: Settings) -> Iterator[tuple[Path, str]]:
         )
 
 
-def _expired(loaded: Loaded, today: date) -> Iterator[Fault]:
+def _expired(loaded: Loaded, today: date) -> Iterator[Issue]:
     for name, team in loaded.settings.teams.items():
         for index, key in enumerate(team.keys):
             if key.expires is not None and key.expires <= today:
@@ -62,4 +62,4 @@ def _expired(loaded: Loaded, today: date) -> Iterator[Fault]:
                 message = said(
                     f"expired on {key.expires} (UTC) and is refused", "remove it", f"teams.{name}.keys[{index}]"
                 )
-                yield Fault(line, f"warning: {message}")
+                yield Issue(line, f"warning: {message}")

@@ -27,7 +27,7 @@ _FIX = "Copy the archive id from the note in the conversation that replaces the 
 _PRIVATE = ("cache-control", "private, no-store")
 
 
-class ArchiveDoor:
+class ArchiveEndpoint:
     """The archive of the caller's own tenant."""
 
     def __init__(self, service: Services) -> None:

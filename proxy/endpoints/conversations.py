@@ -16,33 +16,33 @@ from typing import Literal
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from proxy.access.admission import Holding
+from proxy.access.admission import BodyLease
 from proxy.access.authenticator import Caller, for_model, may_use
 from proxy.config import Route
-from proxy.dialects.chat.request import MESSAGE_BYTES, ChatBody, named, parsed
-from proxy.dialects.chat.usage import finished, is_silence
+from proxy.dialects.chat.request import MESSAGE_BYTES, ChatRequest, named, parsed
+from proxy.dialects.chat.usage import is_silence, read_usage
 from proxy.endpoints.paths import DEPLOYMENT
 from proxy.endpoints.reply import add_what_does_not_fit, send_answer, send_error_event, send_rest
 from proxy.endpoints.restrictions import check_body
 from proxy.errors import BadBody, ConfigurationError, ModelNotAllowed, ProxyError, UnknownModel, UpstreamTimeout
 from proxy.http.headers import VIA, for_upstream
 from proxy.http.heartbeat import Keepalive
-from proxy.http.loop_detection import checked_hops
+from proxy.http.loop_detection import next_via
 from proxy.http.request_body import ClientLeft, Sent, answer_error, header, leaving, read_body
-from proxy.http.timers import Overdue
+from proxy.http.timers import CoarseTimer
 from proxy.overflow import Overflow
 from proxy.overflow.silent import empty_stream
-from proxy.pipeline.budget import Room
-from proxy.pipeline.compactor import Case, Outcome
-from proxy.pipeline.context import Exchange
+from proxy.pipeline.budget import TokenBudgets
+from proxy.pipeline.compactor import CompactionInput, Outcome
+from proxy.pipeline.context import RequestContext
 from proxy.pipeline.facts_cache import MANY
-from proxy.pipeline.response_start import Asked, Opening, opened
+from proxy.pipeline.response_start import Asked, ResponseStart, read_start
 from proxy.pipeline.services import Services
-from proxy.pipeline.snapshot import Configuration
-from proxy.pipeline.usage_feedback import Afterwards, Seen
+from proxy.pipeline.snapshot import ConfigSnapshot
+from proxy.pipeline.usage_feedback import Seen, UsageFeedback
 from proxy.telemetry.metrics import RETRIES, TOKENS_REMOVED, requests
 from proxy.upstream.connections import not_in_time
-from proxy.upstream.transport import Lane, Outgoing
+from proxy.upstream.transport import Outgoing, Transport
 
 log = structlog.get_logger(__name__)
 
@@ -58,8 +58,8 @@ class ChatCompletions:
 
     def __init__(self, service: Services) -> None:
         self._service = service
-        self._room = Room(service)
-        self._afterwards = Afterwards(service, self._room, self._case)
+        self._room = TokenBudgets(service)
+        self._afterwards = UsageFeedback(service, self._room, self._case)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Sent) -> None:
         """Serve one request."""
@@ -67,7 +67,7 @@ class ChatCompletions:
         known: list[tuple[str, str]] = []
         try:
             service = self._service
-            hops = checked_hops(scope, service.instance)
+            hops = next_via(scope, service.instance)
             caller = configuration.teams.identify(scope["headers"])
             known.append(("x-compaction-policy", caller.policy.name))
             with service.bodies.holding() as held:
@@ -88,13 +88,13 @@ class ChatCompletions:
 
     async def _serve(
         self,
-        configuration: Configuration,
+        configuration: ConfigSnapshot,
         scope: Scope,
         caller: Caller,
         came: list[bytes],
-        held: Holding,
+        held: BodyLease,
         hops: str,
-        clock: Overdue,
+        clock: CoarseTimer,
         send: Send,
     ) -> Seen | None:
         """Answer one request. Return it if its answer can show how the upstream counts.
@@ -114,7 +114,7 @@ class ChatCompletions:
         caller = for_model(caller, body.model or "")
         profile, counter = await self._service.measure(route, configuration)
         deadline = now + server.deadline
-        exchange = Exchange(configuration, scope, caller, body, route, profile, counter, hops, clock, deadline)
+        exchange = RequestContext(configuration, scope, caller, body, route, profile, counter, hops, clock, deadline)
         if not body.stream:
             return await self._answered(exchange, held, send)
         line = exchange.line = Keepalive(send, server.keepalive, now, lambda: begun(exchange))
@@ -130,7 +130,7 @@ class ChatCompletions:
         finally:
             line.close()
 
-    async def _answered(self, exchange: Exchange, held: Holding, send: Send) -> Seen | None:
+    async def _answered(self, exchange: RequestContext, held: BodyLease, send: Send) -> Seen | None:
         opening, outcome = await self._exchange(exchange)
         requests(outcome.verdict).inc()
         if outcome.verdict == "compacted" and outcome.before and outcome.after:
@@ -155,7 +155,7 @@ class ChatCompletions:
             await send_answer(send, opening, headers, tail)
         return seen
 
-    def _route(self, configuration: Configuration, body: ChatBody, caller: Caller) -> Route:
+    def _route(self, configuration: ConfigSnapshot, body: ChatRequest, caller: Caller) -> Route:
         model = body.model or ""
         route = configuration.route(model)
         if body.model is None and (route is None or not may_use(caller, model)):
@@ -174,7 +174,7 @@ class ChatCompletions:
             )
         return route
 
-    async def _exchange(self, exchange: Exchange) -> tuple[Opening, Outcome]:
+    async def _exchange(self, exchange: RequestContext) -> tuple[ResponseStart, Outcome]:
         """Send the request, compacted if need be; after a refusal as too long, again, compacted harder."""
         lane = await exchange.configuration.upstreams.lane(exchange.route.upstream)
         if exchange.counter is None:
@@ -201,8 +201,8 @@ class ChatCompletions:
             case, outcome = following
 
     async def _following(
-        self, exchange: Exchange, case: Case, outcome: Outcome, opening: Opening
-    ) -> tuple[Case, Outcome] | None:
+        self, exchange: RequestContext, case: CompactionInput, outcome: Outcome, opening: ResponseStart
+    ) -> tuple[CompactionInput, Outcome] | None:
         """What is to be sent after an answer that is none; ``None`` where it is for the client."""
         if opening.written:
             self._room.proved(exchange)
@@ -224,7 +224,9 @@ class ChatCompletions:
             await add_what_does_not_fit(opening, parts | {OUTPUT_PART: outcome.output or exchange.body.max_output or 0})
         return None
 
-    def _worth_repeating(self, exchange: Exchange, case: Case, opening: Opening, overflow: Overflow | None) -> bool:
+    def _worth_repeating(
+        self, exchange: RequestContext, case: CompactionInput, opening: ResponseStart, overflow: Overflow | None
+    ) -> bool:
         """Decide whether to send a request once more unchanged: the upstream ended a stream before it wrote anything.
 
         It turned to another request, or failed. If it fails again, the prompt may be too long.
@@ -234,7 +236,9 @@ class ChatCompletions:
         ended = overflow is not None and opening.is_stream and is_silence(opening.first)
         return opening.interrupted or (ended and opening.overflow is None)
 
-    async def _silent(self, exchange: Exchange, case: Case, outcome: Outcome, opening: Opening) -> Overflow | None:
+    async def _silent(
+        self, exchange: RequestContext, case: CompactionInput, outcome: Outcome, opening: ResponseStart
+    ) -> Overflow | None:
         """The overflow that an answer with nothing in it stands for, if it does."""
         if not opening.empty or not exchange.body.messages or case.mode != "enforce" or outcome.verdict == "failed":
             return None
@@ -242,9 +246,9 @@ class ChatCompletions:
         if opening.is_stream and is_silence(opening.first):
             return empty_stream(counted, window=self._room.window(exchange))
         asked = outcome.output or exchange.body.max_output
-        return self._room.silent(exchange, finished(opening.first), counted, asked)
+        return self._room.silent(exchange, read_usage(opening.first), counted, asked)
 
-    async def _compacted(self, exchange: Exchange, case: Case, *, may_ask: bool = True) -> Outcome:
+    async def _compacted(self, exchange: RequestContext, case: CompactionInput, *, may_ask: bool = True) -> Outcome:
         """Compact the request if it needs that. A fault of the proxy is logged, and the request is sent unchanged.
 
         Raises ``UpstreamTimeout`` when the deadline passes; no other error of the compaction reaches the client.
@@ -263,7 +267,7 @@ class ChatCompletions:
             log.exception("compaction.failed", error=type(error).__name__)
             return Outcome("failed")
 
-    async def _in_time(self, exchange: Exchange, case: Case, *, may_ask: bool) -> Outcome:
+    async def _in_time(self, exchange: RequestContext, case: CompactionInput, *, may_ask: bool) -> Outcome:
         """The request compacted within its deadline; a streaming client that waits for it hears comments.
 
         Raises ``UpstreamTimeout``.
@@ -282,12 +286,12 @@ class ChatCompletions:
             if line is not None:
                 line.unwatch()
 
-    def _case(self, exchange: Exchange) -> Case:
+    def _case(self, exchange: RequestContext) -> CompactionInput:
         assert exchange.counter is not None  # noqa: S101 - such a request is sent before it gets here
         service, caller, route = self._service, exchange.caller, exchange.route
         policy = caller.policy
         room, _, rules = self._room.of(exchange)
-        return Case(
+        return CompactionInput(
             body=exchange.body,
             counter=exchange.counter,
             policy=policy,
@@ -305,8 +309,8 @@ class ChatCompletions:
         )
 
     async def _harder(
-        self, exchange: Exchange, case: Case, outcome: Outcome, overflow: Overflow, *, may_ask: bool
-    ) -> tuple[Case, Outcome] | None:
+        self, exchange: RequestContext, case: CompactionInput, outcome: Outcome, overflow: Overflow, *, may_ask: bool
+    ) -> tuple[CompactionInput, Outcome] | None:
         """The request brought below the limit that a refusal told; ``None`` if that cannot be, or would not help."""
         smaller = await self._room.after(exchange, case, outcome, overflow)
         if smaller is None:
@@ -319,7 +323,7 @@ class ChatCompletions:
             return None
         return smaller, harder
 
-    async def _send(self, exchange: Exchange, lane: Lane, outcome: Outcome) -> Opening:
+    async def _send(self, exchange: RequestContext, lane: Transport, outcome: Outcome) -> ResponseStart:
         body, route = exchange.body, exchange.route
         model = route.model if route.model != body.model and body.model is not None else None
         headers = for_upstream(exchange.scope["headers"])
@@ -342,7 +346,7 @@ class ChatCompletions:
         try:
             with exchange.clock.until(exchange.deadline):
                 answer = await lane.send(request)
-                return await opened(answer, Asked(body.raw, exchange.caller.policy.rate_limit_as_limit))
+                return await read_start(answer, Asked(body.raw, exchange.caller.policy.rate_limit_as_limit))
         except TimeoutError as error:
             if answer is None:
                 raise not_in_time(remaining) from error
@@ -370,13 +374,13 @@ def mode_of(scope: Scope, caller: Caller) -> Mode:
     raise BadBody("The header x-compaction takes 'off' or 'shadow'. Correct it, or leave it out.")
 
 
-def may_retry(exchange: Exchange, overflow: Overflow) -> bool:
+def may_retry(exchange: RequestContext, overflow: Overflow) -> bool:
     """Whether a request may be sent again. An answer with nothing in it, which says nothing, is worth one attempt."""
     said_nothing = overflow.kind == "silent" and overflow.limit is None
     return exchange.retries < exchange.caller.policy.overflow_retries and not (said_nothing and exchange.doubtful)
 
 
-def begun(exchange: Exchange) -> list[tuple[str, str]]:
+def begun(exchange: RequestContext) -> list[tuple[str, str]]:
     """Return the headers of a response that begins before the outcome is known; a comment reports that later."""
     policy = exchange.caller.policy.name
     return [("x-compaction", "pending"), ("x-compaction-policy", policy), ("x-compaction-id", fresh_id())]

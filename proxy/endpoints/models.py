@@ -16,11 +16,11 @@ from proxy.endpoints.paths import error_shape, speaks_anthropic
 from proxy.endpoints.reply import send_answer
 from proxy.errors import NotFound, ProxyError, UpstreamError
 from proxy.http.headers import VIA, encoded, for_upstream
-from proxy.http.loop_detection import checked_hops
+from proxy.http.loop_detection import next_via
 from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving
-from proxy.pipeline.response_start import Opening, opened, readable
+from proxy.pipeline.response_start import ResponseStart, read_start, readable
 from proxy.pipeline.services import Services
-from proxy.pipeline.snapshot import Configuration
+from proxy.pipeline.snapshot import ConfigSnapshot
 
 log = structlog.get_logger(__name__)
 
@@ -51,12 +51,12 @@ class ModelList:
 
     async def _serve(self, scope: Scope, send: Send) -> None:
         configuration = self._service.configuration
-        hops = checked_hops(scope, self._service.instance)
+        hops = next_via(scope, self._service.instance)
         caller = configuration.teams.identify(scope["headers"])
         async with self._service.quotas.admitted(caller):
             await self._listed(configuration, scope, send, caller, hops)
 
-    async def _listed(self, configuration: Configuration, scope: Scope, send: Send, caller: Caller, hops: str) -> None:
+    async def _listed(self, configuration: ConfigSnapshot, scope: Scope, send: Send, caller: Caller, hops: str) -> None:
         settings = configuration.settings
         first = configuration.upstreams.first(anthropic=speaks_anthropic(scope))
         if not settings.models and caller.models is None:
@@ -76,21 +76,21 @@ class ModelList:
         await send({"type": "http.response.body", "body": body})
 
     async def _ask(
-        self, configuration: Configuration, upstream: str, scope: Scope, caller: Caller, hops: str
-    ) -> Opening:
+        self, configuration: ConfigSnapshot, upstream: str, scope: Scope, caller: Caller, hops: str
+    ) -> ResponseStart:
         lane = await configuration.upstreams.relay(upstream)
         url = upstream_url(scope, lane, "/models", None)
         forwarded = [*for_upstream(scope["headers"]), (VIA, hops)]
         headers = lane.headers(forwarded, caller.credential, anthropic=speaks_anthropic(scope))
         answer = await lane.request("GET", url, headers, None, configuration.settings.server.deadline)
         try:
-            return await opened(answer)
+            return await read_start(answer)
         except BaseException:
             await answer.close()
             raise
 
     async def _list(
-        self, configuration: Configuration, upstream: str, scope: Scope, caller: Caller, hops: str
+        self, configuration: ConfigSnapshot, upstream: str, scope: Scope, caller: Caller, hops: str
     ) -> bytes:
         opening = await self._ask(configuration, upstream, scope, caller, hops)
         try:
@@ -105,7 +105,7 @@ class ModelList:
         return await readable(opening.answer, b"".join(chunks), LIST_BYTES)
 
     async def _routed(
-        self, configuration: Configuration, upstream: str, scope: Scope, caller: Caller, hops: str
+        self, configuration: ConfigSnapshot, upstream: str, scope: Scope, caller: Caller, hops: str
     ) -> dict[str, dict[str, Any]]:
         """What an upstream lists, as far as requests for it are routed there. An upstream without a list adds none."""
         try:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from starlette.types import Message, Receive, Scope
 
-from proxy.access.admission import Holding
+from proxy.access.admission import BodyLease
 from proxy.access.authenticator import Caller
 from proxy.dialects.chat.request import named, parsed
 from proxy.endpoints.paths import AZURE, DEPLOYMENT, PREFIX, error_shape, speaks_anthropic
@@ -15,12 +15,12 @@ from proxy.endpoints.reply import send_answer
 from proxy.endpoints.restrictions import check_body, check_path
 from proxy.errors import NotFound, ProxyError
 from proxy.http.headers import VIA, for_upstream
-from proxy.http.loop_detection import checked_hops
+from proxy.http.loop_detection import next_via
 from proxy.http.request_body import ClientLeft, Sent, answer_error, arriving, header, leaving, read_body
-from proxy.pipeline.response_start import Opening
+from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.services import Services
-from proxy.pipeline.snapshot import Configuration
-from proxy.upstream.relay import RelayLane, without_api_version
+from proxy.pipeline.snapshot import ConfigSnapshot
+from proxy.upstream.relay import RelayTransport, without_api_version
 
 WHOLE_BYTES = 1_000_000
 """A body that says it is at most so large is read before it is sent on."""
@@ -47,7 +47,7 @@ class PassThrough:
     async def _serve(self, scope: Scope, receive: Receive, send: Sent) -> None:
         service = self._service
         configuration = service.configuration
-        hops = checked_hops(scope, service.instance)
+        hops = next_via(scope, service.instance)
         caller = configuration.teams.identify(scope["headers"])
         async with service.quotas.admitted(caller):
             with service.bodies.holding() as held:
@@ -55,13 +55,13 @@ class PassThrough:
 
     async def _passed(
         self,
-        configuration: Configuration,
+        configuration: ConfigSnapshot,
         scope: Scope,
         receive: Receive,
         send: Sent,
         caller: Caller,
         hops: str,
-        held: Holding,
+        held: BodyLease,
     ) -> None:
         check_path(scope, caller)
         path = upstream_path(scope)
@@ -85,9 +85,9 @@ class PassThrough:
             # A stream may take hours, and the body can't be sent again.
             del body
             held.shrink(0)
-            await send_answer(send, Opening(answer, b"", False, None), [], shape=error_shape(scope))
+            await send_answer(send, ResponseStart(answer, b"", False, None), [], shape=error_shape(scope))
 
-    async def _body(self, scope: Scope, upload: Upload, held: Holding) -> bytes | AsyncIterator[bytes] | None:
+    async def _body(self, scope: Scope, upload: Upload, held: BodyLease) -> bytes | AsyncIterator[bytes] | None:
         """Return what to send: nothing, a body that is there, or one that is still arriving."""
         if not has_body(scope):
             await upload.whole()
@@ -101,7 +101,7 @@ class PassThrough:
         return await upload.whole()
 
     async def _read(
-        self, scope: Scope, upload: Upload, caller: Caller, held: Holding
+        self, scope: Scope, upload: Upload, caller: Caller, held: BodyLease
     ) -> tuple[bytes | None, str | None]:
         """Return a whole body, unpacked, and the model it names. A deployment in the path replaces that model.
 
@@ -118,7 +118,7 @@ class PassThrough:
         return body.raw, body.model
 
 
-def upstream_url(scope: Scope, lane: RelayLane, path: str, model: str | None) -> str:
+def upstream_url(scope: Scope, lane: RelayTransport, path: str, model: str | None) -> str:
     """Return the upstream's address for a request. Raises ``NotFound`` if that needs a model and there is none."""
     query = quoted(scope["query_string"])
     if scope.get(AZURE) and not lane.azure:

@@ -11,11 +11,11 @@ import structlog
 from starlette.types import Send
 
 from proxy.dialects.chat.stream import EventBuffer
-from proxy.dialects.chat.usage import Tail
+from proxy.dialects.chat.usage import AnswerTail
 from proxy.errors import ErrorShape, ProxyError, UpstreamInterrupted, error_body
 from proxy.http.headers import encoded
-from proxy.overflow.error_fields import as_error, said
-from proxy.pipeline.response_start import Opening, readable
+from proxy.overflow.error_fields import as_error, message_site
+from proxy.pipeline.response_start import ResponseStart, readable
 from proxy.upstream.transport import Headers
 
 log = structlog.get_logger(__name__)
@@ -25,7 +25,7 @@ SAID_BYTES = 500
 
 
 async def send_answer(
-    send: Send, opening: Opening, extra: Headers, tail: Tail | None = None, *, shape: ErrorShape = "openai"
+    send: Send, opening: ResponseStart, extra: Headers, tail: AnswerTail | None = None, *, shape: ErrorShape = "openai"
 ) -> None:
     """Forward an answer as it arrives, with further headers. Close the upstream's request at the end, or on an error.
 
@@ -50,7 +50,7 @@ async def send_answer(
         await answer.close()
 
 
-async def send_rest(send: Send, opening: Opening, done: Headers, tail: Tail | None = None) -> None:
+async def send_rest(send: Send, opening: ResponseStart, done: Headers, tail: AnswerTail | None = None) -> None:
     """Send a response whose head, that of an event stream, has been sent. Any other response becomes an error event.
 
     ``done`` are the headers that weren't known then; a comment takes their place. The upstream's request ends with
@@ -81,7 +81,7 @@ def _event(data: bytes, shape: ErrorShape = "openai") -> bytes:
     return name + b"data: " + data + b"\n\n"
 
 
-async def _error_of(opening: Opening) -> bytes:
+async def _error_of(opening: ResponseStart) -> bytes:
     """An answer that is no stream as an error on one line: the upstream's own, where it says one."""
     status = opening.answer.status
     body = await readable(opening.answer, opening.first)
@@ -108,7 +108,7 @@ def _decoded(data: bytes) -> object:
     return value
 
 
-async def _send_bytes(send: Send, opening: Opening, tail: Tail | None) -> None:
+async def _send_bytes(send: Send, opening: ResponseStart, tail: AnswerTail | None) -> None:
     if opening.first:
         await send({"type": "http.response.body", "body": opening.first, "more_body": True})
     try:
@@ -123,7 +123,9 @@ async def _send_bytes(send: Send, opening: Opening, tail: Tail | None) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _send_events(send: Send, opening: Opening, tail: Tail | None, shape: ErrorShape = "openai") -> None:
+async def _send_events(
+    send: Send, opening: ResponseStart, tail: AnswerTail | None, shape: ErrorShape = "openai"
+) -> None:
     buffer = EventBuffer()
     feed = buffer.feed
     try:
@@ -142,7 +144,7 @@ async def _send_events(send: Send, opening: Opening, tail: Tail | None, shape: E
     await send({"type": "http.response.body", "body": last})
 
 
-async def add_what_does_not_fit(opening: Opening, parts: Mapping[str, int]) -> None:
+async def add_what_does_not_fit(opening: ResponseStart, parts: Mapping[str, int]) -> None:
     """Add one sentence to the upstream's own refusal: what does not fit, with sizes in tokens.
 
     Status, type and code stay. An answer of another shape than an error with a message stays as it is.
@@ -170,7 +172,7 @@ def _line_with(line: bytes, added: str) -> bytes:
 def _error_with(body: bytes, added: str) -> bytes | None:
     """An error with a sentence added to its message; ``None`` for anything else."""
     value = _decoded(body.removeprefix(codecs.BOM_UTF8))
-    found = said(value)
+    found = message_site(value)
     if found is None:
         return None
     found.holder[found.key] = f"{found.text} {added}"

@@ -14,7 +14,7 @@ MOST_HOPS = 5
 """Proxies of this kind that one request may pass."""
 
 
-def checked_hops(scope: Scope, instance: str) -> str:
+def next_via(scope: Scope, instance: str) -> str:
     """The value of the header ``x-compaction-via`` for the next hop. Raises ``LoopDetected``."""
     before = header(scope, _VIA)
     if before is None:

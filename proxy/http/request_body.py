@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from proxy.errors import BodyTooLarge, BodyTooSlow, ErrorShape, ProxyError
 from proxy.http.decompression import OVER, unpacked
 from proxy.http.headers import encoded
-from proxy.http.timers import Overdue, overdue
+from proxy.http.timers import CoarseTimer, coarse_timer
 
 __all__ = ["ClientLeft", "Sent", "answer_error", "arriving", "header", "is_handshake", "leaving", "read_body"]
 
@@ -135,7 +135,7 @@ class arriving:
 
     def __init__(self) -> None:
         self._size = 0
-        late = overdue()
+        late = coarse_timer()
         self._began = late.now()
         self._limit = late.until(self._began + BODY_SECONDS)
 
@@ -208,8 +208,8 @@ class leaving:
         self._watcher: asyncio.Task[None] | None = None
         self._left = False
 
-    def __enter__(self) -> Overdue:
-        self._overdue = overdue()
+    def __enter__(self) -> CoarseTimer:
+        self._overdue = coarse_timer()
         self._task = self._overdue.task()
         self._overdue.add(self, self._begin)
         return self._overdue

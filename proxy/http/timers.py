@@ -18,7 +18,7 @@ FAR_TICK = 1.0
 """Seconds between two looks at the limits that run out later than two of these. Nearer limits have their own timer."""
 
 
-class Overdue:
+class CoarseTimer:
     """The shared timer of one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -26,16 +26,16 @@ class Overdue:
         self._ticking = False
         self._young: dict[object, Callable[[], None]] = {}
         self._old: dict[object, Callable[[], None]] = {}
-        self._far: dict[Until, None] = {}
+        self._far: dict[Deadline, None] = {}
         self._far_ticking = False
 
     def now(self) -> float:
         """The event loop's time, in seconds."""
         return self.loop.time()
 
-    def until(self, when: float, late: Callable[[], None] | None = None) -> Until:
+    def until(self, when: float, late: Callable[[], None] | None = None) -> Deadline:
         """A limit to a block of work, see ``Until``. ``late`` is called once the work has taken one to two ticks."""
-        return Until(self, when, late)
+        return Deadline(self, when, late)
 
     def task(self) -> asyncio.Task[object]:
         """The task that is running. Raises ``RuntimeError`` if none is."""
@@ -56,7 +56,7 @@ class Overdue:
         if self._young.pop(key, None) is None:
             self._old.pop(key, None)
 
-    def watch(self, limit: Until) -> None:
+    def watch(self, limit: Deadline) -> None:
         """Arm the timer of a limit when its time is near, at once if it is near already."""
         if limit.when - self.loop.time() <= 2 * FAR_TICK:
             limit.arm()
@@ -66,7 +66,7 @@ class Overdue:
             self._far_ticking = True
             self.loop.call_later(FAR_TICK, self._far_tick)
 
-    def unwatch(self, limit: Until) -> None:
+    def unwatch(self, limit: Deadline) -> None:
         """Forget a limit, if it is watched."""
         self._far.pop(limit, None)
 
@@ -89,7 +89,7 @@ class Overdue:
             act()
 
 
-class Until:
+class Deadline:
     """Within this block work has until ``when``, in the event loop's time. Raises ``TimeoutError``.
 
     As ``asyncio.timeout_at``, for a fraction of its price: there is no timer before the work has taken a while, so it
@@ -98,14 +98,14 @@ class Until:
 
     __slots__ = ("_before", "_late", "_overdue", "_task", "_timer", "expired", "when")
 
-    def __init__(self, own: Overdue, when: float, late: Callable[[], None] | None) -> None:
+    def __init__(self, own: CoarseTimer, when: float, late: Callable[[], None] | None) -> None:
         self.when = when
         self._overdue = own
         self._late = late
         self._timer: asyncio.TimerHandle | None = None
         self.expired = False
 
-    def __enter__(self) -> Until:
+    def __enter__(self) -> Deadline:
         self._task = self._overdue.task()
         self._before = self._task.cancelling()
         self._overdue.add(self, self._begin)
@@ -142,10 +142,10 @@ class Until:
 _here = threading.local()
 
 
-def overdue() -> Overdue:
+def coarse_timer() -> CoarseTimer:
     """The shared timer of the running event loop."""
     loop = asyncio.get_running_loop()
-    found: Overdue | None = getattr(_here, "found", None)
+    found: CoarseTimer | None = getattr(_here, "found", None)
     if found is None or found.loop is not loop:
-        found = _here.found = Overdue(loop)
+        found = _here.found = CoarseTimer(loop)
     return found

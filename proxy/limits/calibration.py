@@ -16,8 +16,8 @@ import msgspec
 
 from proxy.limits.learned import RATIO_BOUNDS
 from proxy.store import Store
-from proxy.store.replicated_map import Shared
-from proxy.store.tenants import NOBODY
+from proxy.store.replicated_map import ReplicatedMap
+from proxy.store.tenants import UNSTORED_TENANT
 
 LEAST_COUNTED = 500
 """Tokens. In smaller requests the framing has too large a part."""
@@ -52,7 +52,7 @@ KIND = "tenant_ratio"
 ignored, and expire."""
 
 
-class Ratios(msgspec.Struct, frozen=True):
+class TokenRatios(msgspec.Struct, frozen=True):
     """The ratios of one model at an upstream for one tenant, oldest first, as they are stored.
 
     ``steps`` is the factor in force, decided at ``since``; the last ratio came at ``noted`` (seconds since 1970).
@@ -77,7 +77,7 @@ class Ratios(msgspec.Struct, frozen=True):
         low, high = BOUNDS
         return 1.0 if abs(self.steps - STEPS) <= 1 else min(max(self.steps / STEPS, low), high)
 
-    def merged(self, other: Ratios) -> Ratios:
+    def merged(self, other: TokenRatios) -> TokenRatios:
         """Those on which the newer decision rests."""
         return other if other.since > self.since else self
 
@@ -98,7 +98,7 @@ class Calibration:
         """Use ``now`` for seconds since 1970. Without a store the factors end with the process."""
         self._clock = clock
         self._now = now
-        self._known = Shared(store, KIND, Ratios, PLACES, now)
+        self._known = ReplicatedMap(store, KIND, TokenRatios, PLACES, now)
         self._next: OrderedDict[Place, float] = OrderedDict()  # when another observation is wanted
         self._tries: OrderedDict[Place, int] = OrderedDict()
         self._misses: dict[Place, int] = {}
@@ -119,7 +119,7 @@ class Calibration:
         place = (upstream, model, tenant)
         seen = self._known.get(tenant, upstream, model)
         tries = self._tries.get(place, 0)
-        if tenant == NOBODY or (seen is not None and len(seen.ratios) >= LEAST_OBSERVATIONS) or tries >= TRIES:
+        if tenant == UNSTORED_TENANT or (seen is not None and len(seen.ratios) >= LEAST_OBSERVATIONS) or tries >= TRIES:
             return False
         self._tries[place] = tries + 1
         if len(self._tries) > PLACES:
@@ -132,13 +132,13 @@ class Calibration:
             return
         ratio = reported / counted
         self._misses.pop((upstream, model, tenant), None)
-        seen = self._known.get(tenant, upstream, model) or Ratios(upstream, model)
+        seen = self._known.get(tenant, upstream, model) or TokenRatios(upstream, model)
         now = self._now()
         ratios = (*seen.ratios, ratio)[-OBSERVATIONS:]
         enough = len(ratios) >= LEAST_OBSERVATIONS
         steps = _stepped(_estimate(ratios), seen.steps) if enough else seen.steps
         decided = enough and (steps != seen.steps or not seen.since)
-        observed = Ratios(upstream, model, ratios, steps, now if decided else seen.since, now)
+        observed = TokenRatios(upstream, model, ratios, steps, now if decided else seen.since, now)
         if decided:
             self._known.put(tenant, upstream, model, observed)
         else:

@@ -15,7 +15,7 @@ from proxy.limits.answered import Answered
 from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
 from proxy.store import Store
-from proxy.store.replicated_map import Shared
+from proxy.store.replicated_map import ReplicatedMap
 
 # Where input and output share a window, an answer needs room even if the request does not say how much: servers
 # accept a prompt that fills the window and answer with the one to three tokens that are left. The trigger leaves far
@@ -66,7 +66,7 @@ Source = Literal["refusal", "guess", "usage"]
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class LearnedLimit:
     """A limit that an upstream told by refusing, in tokens as counted here. ``total`` includes the output.
 
     ``named`` is the number that the refusal gave, in the upstream's own tokens.
@@ -83,7 +83,9 @@ class Learned:
         return self.source == "guess" and self.named is None
 
 
-def reserved_output(profile: Profile, asked: int | None, policy: Clause | None, learned: Learned | None = None) -> int:
+def reserved_output(
+    profile: Profile, asked: int | None, policy: Clause | None, learned: LearnedLimit | None = None
+) -> int:
     """Tokens of the window, as it is known or was learned, that are kept for the answer."""
     if asked is not None:
         return asked
@@ -100,7 +102,7 @@ def reserved_output(profile: Profile, asked: int | None, policy: Clause | None, 
     return min(reserve, profile.max_output_tokens or reserve)
 
 
-def budget(profile: Profile, reserved: int, learned: Learned | None, factor: float = 1.0) -> int | None:
+def budget(profile: Profile, reserved: int, learned: LearnedLimit | None, factor: float = 1.0) -> int | None:
     """Tokens, as counted here, that the input of a request may have; ``None`` where nobody knows.
 
     ``factor`` is how many of the upstream's tokens, in which a profile is written, one of ours is.
@@ -115,12 +117,12 @@ def _bounds(total: int | None, most_input: int | None, reserved: int) -> list[in
     return [*bounds, most_input] if most_input else bounds
 
 
-def told_by(overflow: Overflow, counted_here: int, reserved: int, factor: float = 1.0) -> Learned:
+def limit_from_overflow(overflow: Overflow, counted_here: int, reserved: int, factor: float = 1.0) -> LearnedLimit:
     """What a refusal of a request of ``counted_here`` tokens says of the limit.
 
     ``factor`` is how many of the upstream's tokens one of ours is, where the refusal does not say it.
     """
-    blind = Learned(input=int(counted_here * BLIND_FACTOR), source="guess")
+    blind = LearnedLimit(input=int(counted_here * BLIND_FACTOR), source="guess")
     if overflow.limit is None or overflow.limit < LEAST_LIMIT:
         return blind
     here = _here(overflow.limit, overflow.counted, counted_here, factor)
@@ -132,19 +134,19 @@ def told_by(overflow: Overflow, counted_here: int, reserved: int, factor: float 
         # By our count it would have fitted, and the refusal does not say by how much that is wrong.
         return replace(blind, named=overflow.limit)
     if overflow.scope == "input":
-        return Learned(input=here, source=source, named=overflow.limit)
+        return LearnedLimit(input=here, source=source, named=overflow.limit)
     if output > reserved:
         # The upstream adds an output of its own to requests that name none.
-        return Learned(input=max(here - output, here // SMALLEST_PART), source=source, named=overflow.limit)
-    return Learned(total=here, source=source, named=overflow.limit)
+        return LearnedLimit(input=max(here - output, here // SMALLEST_PART), source=source, named=overflow.limit)
+    return LearnedLimit(total=here, source=source, named=overflow.limit)
 
 
-def shown_by(overflow: Overflow, counted_here: int, factor: float) -> Learned | None:
+def limit_from_usage(overflow: Overflow, counted_here: int, factor: float) -> LearnedLimit | None:
     """What an answer to a request of ``counted_here`` tokens shows of the limit, though nothing was refused."""
     if overflow.limit is None:
         return None
     total = _here(overflow.limit, overflow.counted, counted_here, factor)
-    return Learned(total=total, source="usage", named=overflow.limit)
+    return LearnedLimit(total=total, source="usage", named=overflow.limit)
 
 
 def _here(limit: int, counted: int | None, counted_here: int, factor: float) -> int:
@@ -156,19 +158,19 @@ def _here(limit: int, counted: int | None, counted_here: int, factor: float) -> 
     return int(limit / ratio * CAUTION)
 
 
-def for_others(guess: Learned) -> Learned:
+def for_others(guess: LearnedLimit) -> LearnedLimit:
     """What other requests may take from a guess that got one request through."""
     return replace(guess, input=None if guess.input is None else max(guess.input, LEAST_BLIND))
 
 
-def published(profile: Profile, factor: float = 1.0) -> Learned:
+def published(profile: Profile, factor: float = 1.0) -> LearnedLimit:
     """The limits of a profile in tokens as counted here; ``factor`` is as in ``budget``."""
     window, cap = profile.context_window, profile.max_input_tokens
     most = min((bound for bound in (window, cap) if bound), default=None)
-    return Learned(most and int(most / factor), window and int(window / factor))
+    return LearnedLimit(most and int(most / factor), window and int(window / factor))
 
 
-class Figure(msgspec.Struct, frozen=True):
+class LimitRecord(msgspec.Struct, frozen=True):
     """A limit of ``tokens`` as counted here, learned at ``since``, which holds until ``until`` (seconds since 1970).
 
     ``named`` is the number that the refusal gave, in the upstream's own tokens. One that was ``disproved`` is kept as
@@ -203,8 +205,8 @@ class Limits(msgspec.Struct, frozen=True):
 
     upstream: str
     model: str
-    input: Figure | None = None
-    total: Figure | None = None
+    input: LimitRecord | None = None
+    total: LimitRecord | None = None
 
     @property
     def until(self) -> float:
@@ -225,23 +227,25 @@ class LearnedLimits:
     def __init__(self, store: Store | None = None, clock: Callable[[], float] = time.time) -> None:
         """``clock`` gives seconds since 1970. Without a store nothing outlives the process."""
         self._clock = clock
-        self._known = Shared(store, KIND, Limits, LEARNED_ENTRIES, clock)
+        self._known = ReplicatedMap(store, KIND, Limits, LEARNED_ENTRIES, clock)
         self._answered = Answered(clock)
 
     def first_read(self, upstream: str, model: str, tenant: str) -> asyncio.Task[None] | None:
         """See ``Shared.first_read``."""
         return self._known.first_read(tenant, upstream, model)
 
-    def get(self, upstream: str, model: str, tenant: str) -> Learned | None:
+    def get(self, upstream: str, model: str, tenant: str) -> LearnedLimit | None:
         """What is known, if it is not too old."""
         known = self._known.get(tenant, upstream, model)
         if known is None:
             return None
         now = self._clock()
         most_input, total = _tokens(known.input, now), _tokens(known.total, now)
-        return None if most_input is None and total is None else Learned(most_input, total)
+        return None if most_input is None and total is None else LearnedLimit(most_input, total)
 
-    def learn(self, upstream: str, model: str, tenant: str, told: Learned, most: Learned | None = None) -> None:
+    def learn(
+        self, upstream: str, model: str, tenant: str, told: LearnedLimit, most: LearnedLimit | None = None
+    ) -> None:
         """Keep a limit; of two for the same thing the lower one holds.
 
         While one that was named holds, a guess for the same thing from a refusal without a number is not kept; and what
@@ -266,7 +270,7 @@ class LearnedLimits:
         """Remember that a request of this size, in tokens as counted here, was answered."""
         self._answered.note((upstream, model, tenant), tokens)
 
-    def contradicts(self, upstream: str, model: str, tenant: str, told: Learned, refused: int) -> bool:
+    def contradicts(self, upstream: str, model: str, tenant: str, told: LearnedLimit, refused: int) -> bool:
         """Return whether an answer contradicts a limit that was told by refusing a request of ``refused`` tokens.
 
         A named limit is far below a size that was answered lately; without a name, such a size was refused.
@@ -310,7 +314,7 @@ class LearnedLimits:
         await self._known.aclose()
 
 
-def _newer(ours: Figure | None, theirs: Figure | None) -> Figure | None:
+def _newer(ours: LimitRecord | None, theirs: LimitRecord | None) -> LimitRecord | None:
     if ours is None or theirs is None:
         return ours or theirs
     new, old = (theirs, ours) if theirs.since > ours.since else (ours, theirs)
@@ -318,13 +322,13 @@ def _newer(ours: Figure | None, theirs: Figure | None) -> Figure | None:
     return old if new.blind and not new.disproved and old.told and new.since <= old.until else new
 
 
-def _tokens(figure: Figure | None, now: float) -> int | None:
+def _tokens(figure: LimitRecord | None, now: float) -> int | None:
     return figure.tokens if figure is not None and figure.holds(now) else None
 
 
 def _learned(
-    known: Figure | None, tokens: int | None, least: int, most: int | None, told: Learned, now: float
-) -> Figure | None:
+    known: LimitRecord | None, tokens: int | None, least: int, most: int | None, told: LearnedLimit, now: float
+) -> LimitRecord | None:
     """Return the figure that holds after one of this many tokens, but of ``least`` or more, was told."""
     if tokens is None or tokens < LEAST_LIMIT:
         return known
@@ -335,14 +339,14 @@ def _learned(
         return known
     until = now + (GUESS_SECONDS if told.source == "guess" else NAMED_SECONDS)
     refused = int(guessed / BLIND_FACTOR) if told.source == "guess" else None
-    new = Figure(tokens, told.source, now, until, told.named, refused=refused)
+    new = LimitRecord(tokens, told.source, now, until, told.named, refused=refused)
     if known is None or not known.holds(now) or tokens <= known.tokens or (known.blind and told.source != "guess"):
         return new
     # Told once more, a limit holds from now on; a guess says nothing of one that was named.
     return msgspec.structs.replace(known, since=now, until=until) if known.source == told.source else known
 
 
-def _proved(figure: Figure | None, size: int, reported: int | None, now: float) -> Figure | None:
+def _proved(figure: LimitRecord | None, size: int, reported: int | None, now: float) -> LimitRecord | None:
     """The figure that holds after a request of so many tokens was answered."""
     if figure is None or not figure.holds(now):
         return figure
@@ -354,10 +358,10 @@ def _proved(figure: Figure | None, size: int, reported: int | None, now: float) 
     return msgspec.structs.replace(figure, tokens=size, source="usage", since=now) if size > figure.tokens else figure
 
 
-def lower(a: Learned | None, b: Learned | None) -> Learned:
+def lower(a: LearnedLimit | None, b: LearnedLimit | None) -> LearnedLimit:
     """Of two limits for the same thing, the lower figures."""
     known = [learned for learned in (a, b) if learned is not None]
-    return Learned(
+    return LearnedLimit(
         min((k.input for k in known if k.input is not None), default=None),
         min((k.total for k in known if k.total is not None), default=None),
     )

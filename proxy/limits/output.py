@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from proxy.limits.learned import Learned
+from proxy.limits.learned import LearnedLimit
 from proxy.limits.profiles import Profile
 
 SENSIBLE_PART = 8
@@ -32,7 +32,7 @@ class StatesOutput(Protocol):
 
 
 def shared_window(
-    profile: Profile, body: StatesOutput, setting: str, learned: Learned | None, factor: float
+    profile: Profile, body: StatesOutput, setting: str, learned: LearnedLimit | None, factor: float
 ) -> int | None:
     """Return the window, in the upstream's tokens, if the proxy may lower the output that a request states.
 
@@ -50,7 +50,7 @@ def may_lower(body: StatesOutput, setting: str) -> bool:
     return setting != "keep" and body.max_output is not None and b'"budget_tokens"' not in body.raw
 
 
-def kept_free(window: int | None, reserved: int, most: int | None = None) -> int:
+def output_reserve(window: int | None, reserved: int, most: int | None = None) -> int:
     """Return the tokens that the prompt leaves free for the answer.
 
     ``window`` is ``shared_window``, ``reserved`` the output that the request reserves, and ``most`` the largest output
@@ -59,18 +59,18 @@ def kept_free(window: int | None, reserved: int, most: int | None = None) -> int
     """
     if window is None:
         return reserved
-    return _sensible(window) if most is None else min(_sensible(window), most)
+    return _usable_output(window) if most is None else min(_usable_output(window), most)
 
 
-def lowered(window: int, asked: int, prompt: int) -> int | None:
+def clamp_output(window: int, asked: int, prompt: int) -> int | None:
     """The output to ask for beside a prompt of so many of the upstream's tokens; ``None`` where it is not lowered.
 
     That is where both fit, and where the prompt leaves no sensible room: it is the prompt then that is too long.
     """
-    if prompt + asked <= window or prompt > window - min(asked, _sensible(window)):
+    if prompt + asked <= window or prompt > window - min(asked, _usable_output(window)):
         return None
     return max(1, window - prompt - prompt // CAUTION_PART)
 
 
-def _sensible(window: int) -> int:
+def _usable_output(window: int) -> int:
     return max(window // SENSIBLE_PART, SENSIBLE_AT_LEAST)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 
 from proxy.overflow import general, rates
 from proxy.overflow.echo import Request
-from proxy.overflow.error_fields import COUNT_FIELDS, LIMIT_FIELDS, Fault, faults
+from proxy.overflow.error_fields import COUNT_FIELDS, LIMIT_FIELDS, ErrorInfo, faults
 from proxy.overflow.exclusions import DENIED_STATUS, NEVER_STATUS, RATE_STATUS, WARY_STATUS, vetoed
 from proxy.overflow.patterns import CODE_SHAPE, CODES, ROWS, Row, read
 from proxy.overflow.reading import Overflow, Reading
@@ -83,7 +83,7 @@ def _rate(text: str, request: Request | None) -> Reading | None:
 
 
 def _read(
-    fault: Fault, rows: tuple[Row, ...], codes: frozenset[str], request: Request | None, *, wary: bool
+    fault: ErrorInfo, rows: tuple[Row, ...], codes: frozenset[str], request: Request | None, *, wary: bool
 ) -> list[Reading]:
     if vetoed(fault.codes, ()):
         return []
@@ -114,7 +114,7 @@ def _confirmed(reading: Reading, own: str) -> Reading | None:
     return reading if {reading.limit, reading.counted} & figures else None
 
 
-def _names_a_window(fault: Fault) -> bool:
+def _names_a_window(fault: ErrorInfo) -> bool:
     return any(_WINDOW_NAMED.search(text.lower()) for text in fault.texts)
 
 

@@ -106,7 +106,7 @@ _UNREADABLE = (ValueError, RecursionError, msgspec.DecodeError)
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ErrorInfo:
     """One error object: what it calls itself, the numbers it carries as fields, and its sentences.
 
     ``codes`` are lower case. ``texts`` are bounded, on one line, without embedded JSON and without quoted values.
@@ -117,7 +117,7 @@ class Fault:
     texts: tuple[str, ...]
 
 
-def faults(status: int, body: bytes) -> list[Fault]:
+def faults(status: int, body: bytes) -> list[ErrorInfo]:
     """The errors in an answer, outermost first; empty where there is none.
 
     ``body`` is a whole decompressed body, or the start of a stream of server-sent events. A body that is no JSON, no
@@ -159,17 +159,17 @@ def _events(text: str) -> Iterator[_Event]:
             yield _Event(name, "\n".join(data))
 
 
-def _of_event(event: _Event) -> list[Fault]:
+def _of_event(event: _Event) -> list[ErrorInfo]:
     value = _parse(event.data)
     if value is not None:
         return _collect(value, failed=names_error(event.name))
     return _of_text(event.data) if names_error(event.name) or says_error(event.data) else []
 
 
-def _of_text(text: str) -> list[Fault]:
+def _of_text(text: str) -> list[ErrorInfo]:
     """A body that is not JSON as a whole: HTML, words with JSON behind them, or JSON that was cut off."""
     if text.startswith("<"):
-        return [Fault(frozenset(), {}, (cleaned(page_text(text)),))]
+        return [ErrorInfo(frozenset(), {}, (cleaned(page_text(text)),))]
     if text.startswith("{") and not text.startswith("{'"):
         found = _HEAD_MESSAGE.search(text[:SENTENCE])
         return _sentences(unescaped(found[1]), 0) if found else []
@@ -190,12 +190,12 @@ class Said:
         return text
 
 
-def said(value: object, depth: int = 0) -> Said | None:
+def message_site(value: object, depth: int = 0) -> Said | None:
     """Where the sentence of an error stands; ``None`` where there is none that is a text."""
     if depth > MAX_DEPTH:
         return None
     if isinstance(value, list):
-        return next((found for item in value[:MAX_ITEMS] if (found := said(item, depth + 1))), None)
+        return next((found for item in value[:MAX_ITEMS] if (found := message_site(item, depth + 1))), None)
     if not isinstance(value, dict):
         return None
     for key in _ENVELOPES:
@@ -211,7 +211,7 @@ def said(value: object, depth: int = 0) -> Said | None:
 
 
 def _further_in(inner: object, depth: int) -> Said | None:
-    return said(inner, depth + 1) if isinstance(inner, dict | list) else None
+    return message_site(inner, depth + 1) if isinstance(inner, dict | list) else None
 
 
 def as_error(status: int, body: bytes) -> dict[str, Any] | None:
@@ -245,7 +245,7 @@ def _enveloped(value: object, *, failed: bool) -> dict[str, Any] | None:
         return value
     if isinstance(part, list) and part and isinstance(part[0], str):
         return {"error": {"message": part[0]}}
-    found = said(part)
+    found = message_site(part)
     if found is None:
         return value if isinstance(value, dict) and value.get("error") else None
     error = {"message": found.text, **{key: field for key, field in found.holder.items() if key != found.key}}
@@ -254,7 +254,7 @@ def _enveloped(value: object, *, failed: bool) -> dict[str, Any] | None:
     return {"error": error}
 
 
-def _collect(value: object, *, failed: bool) -> list[Fault]:
+def _collect(value: object, *, failed: bool) -> list[ErrorInfo]:
     if not failed:
         return list(islice(_walk(_error_part(value), 0), MAX_FAULTS))
     further = [_of_choices(value.get("choices")), _named_for_an_exception(value)] if isinstance(value, dict) else []
@@ -315,7 +315,7 @@ def _named_for_an_exception(value: dict[str, object]) -> list[object]:
     return [field for key, field in fields if isinstance(field, dict) and _EXCEPTION_KEY.fullmatch(key)]
 
 
-def _walk(value: object, depth: int) -> Iterator[Fault]:
+def _walk(value: object, depth: int) -> Iterator[ErrorInfo]:
     if depth > MAX_DEPTH:
         return
     if isinstance(value, str):
@@ -327,7 +327,7 @@ def _walk(value: object, depth: int) -> Iterator[Fault]:
         yield from _object(value, depth)
 
 
-def _object(value: dict[str, object], depth: int) -> Iterator[Fault]:
+def _object(value: dict[str, object], depth: int) -> Iterator[ErrorInfo]:
     codes = frozenset(
         name
         for key in _CODE_FIELDS
@@ -338,7 +338,7 @@ def _object(value: dict[str, object], depth: int) -> Iterator[Fault]:
         codes |= {f"param:{param[:100].lower()}"}
     numbers = {key: number for key in _NUMBER_FIELDS if type(number := value.get(key)) is int}
     texts: list[str] = []
-    inner: list[Fault] = []
+    inner: list[ErrorInfo] = []
     for key in _TEXT_FIELDS:
         field = value.get(key)
         if isinstance(field, str):
@@ -357,7 +357,7 @@ def _object(value: dict[str, object], depth: int) -> Iterator[Fault]:
             texts.append(text)
             inner += embedded
     if codes or texts or numbers:
-        yield Fault(codes, numbers, tuple(dict.fromkeys(text for text in texts if text)))
+        yield ErrorInfo(codes, numbers, tuple(dict.fromkeys(text for text in texts if text)))
     yield from inner
     for key in _NESTED_FIELDS:
         field = value.get(key)
@@ -394,16 +394,16 @@ def _is_said(part: object) -> bool:
     return isinstance(part, str) or (isinstance(part, list) and bool(part) and isinstance(part[0], str))
 
 
-def _sentences(text: str, depth: int) -> list[Fault]:
+def _sentences(text: str, depth: int) -> list[ErrorInfo]:
     own, embedded = _split(text, depth)
-    return [Fault(frozenset(), {}, (own,)), *embedded] if own else embedded
+    return [ErrorInfo(frozenset(), {}, (own,)), *embedded] if own else embedded
 
 
-def _split(text: str, depth: int) -> tuple[str, list[Fault]]:
+def _split(text: str, depth: int) -> tuple[str, list[ErrorInfo]]:
     """A sentence without the JSON in it, and the errors that this JSON holds."""
     text = text[:PREFIX]
     rest, start = "", 0
-    embedded: list[Fault] = []
+    embedded: list[ErrorInfo] = []
     for _ in range(4):
         at = min((i for i in (text.find("{", start), text.find("[{", start)) if i >= 0), default=-1)
         if at < 0:

@@ -14,20 +14,20 @@ from proxy.limits.learned import (
     BLIND_FACTOR,
     GUESS_SECONDS,
     SMALLEST_PART,
-    Learned,
+    LearnedLimit,
     budget,
     for_others,
+    limit_from_overflow,
     lower,
     published,
     reserved_output,
-    told_by,
 )
-from proxy.limits.output import kept_free, lowered, may_lower, shared_window
+from proxy.limits.output import clamp_output, may_lower, output_reserve, shared_window
 from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
 from proxy.overflow.silent import Filled, Finished, seems_full, silent_overflow
-from proxy.pipeline.compactor import Case, Outcome
-from proxy.pipeline.context import Exchange
+from proxy.pipeline.compactor import CompactionInput, Outcome
+from proxy.pipeline.context import RequestContext
 from proxy.pipeline.rules import bounds_of, rules_for
 from proxy.pipeline.services import Services
 
@@ -41,7 +41,7 @@ BUDGETS = 1_000
 """Budgets that are remembered, by the model's profile, the policy, and the output that a request states."""
 
 
-class Room:
+class TokenBudgets:
     """The room of requests, in tokens as counted here."""
 
     def __init__(self, service: Services, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,11 +51,11 @@ class Room:
         self._filled: OrderedDict[tuple[str, str, str], tuple[Filled, ...]] = OrderedDict()
         self._budgets: dict[tuple[object, ...], tuple[Profile, Policy, tuple[int | None, int, Rules]]] = {}
 
-    def factor(self, exchange: Exchange) -> float:
+    def factor(self, exchange: RequestContext) -> float:
         """How many of the upstream's tokens one of ours is."""
         return self._service.calibration.factor(*exchange.place)
 
-    def of(self, exchange: Exchange) -> tuple[int | None, int, Rules]:
+    def of(self, exchange: RequestContext) -> tuple[int | None, int, Rules]:
         """Return the tokens the input may use (``None``: unknown), those reserved for the answer, and the rules."""
         learned, factor, body = self.known(exchange), self.factor(exchange), exchange.body
         profile, policy, asked = exchange.profile, exchange.caller.policy, exchange.body.max_output
@@ -67,7 +67,7 @@ class Room:
             return known[2]
         reserved = reserved_output(profile, asked, policy.reserve_output, learned)
         window = shared_window(profile, body, policy.output, learned, factor)
-        kept = kept_free(window, reserved, profile.max_output_tokens)
+        kept = output_reserve(window, reserved, profile.max_output_tokens)
         room = budget(profile, kept, learned, factor)
         result = room, reserved, rules_for(policy, window_known=room is not None, bounds=bounds_of(profile))
         if len(self._budgets) >= BUDGETS:
@@ -75,22 +75,22 @@ class Room:
         self._budgets[key] = profile, policy, result
         return result
 
-    def known(self, exchange: Exchange) -> Learned | None:
+    def known(self, exchange: RequestContext) -> LearnedLimit | None:
         """What was learned of the limits."""
         learned = self._service.learned.get(*exchange.place)
         return learned if exchange.unproven is None else lower(learned, exchange.unproven)
 
-    def window(self, exchange: Exchange) -> int | None:
+    def window(self, exchange: RequestContext) -> int | None:
         """The window that we believe in, in the upstream's tokens."""
         learned, window = self.known(exchange), exchange.profile.context_window
         told = int(learned.total * self.factor(exchange)) if learned is not None and learned.total else None
         return min((bound for bound in (window, told) if bound), default=None)
 
-    def _shared(self, exchange: Exchange) -> int | None:
+    def _shared(self, exchange: RequestContext) -> int | None:
         known, factor = self.known(exchange), self.factor(exchange)
         return shared_window(exchange.profile, exchange.body, exchange.caller.policy.output, known, factor)
 
-    async def output(self, exchange: Exchange, case: Case, outcome: Outcome) -> int | None:
+    async def output(self, exchange: RequestContext, case: CompactionInput, outcome: Outcome) -> int | None:
         """The output to ask for in place of what the request asks for; ``None`` where that stays."""
         body, asked = exchange.body, exchange.body.max_output
         if asked is None or not body.messages or case.mode != "enforce" or outcome.verdict == "failed":
@@ -104,9 +104,9 @@ class Room:
             if case.counter.at_most(body.raw) * factor + asked <= window:
                 return None
             sent = await self._service.compactor.size(case, outcome)
-        return lowered(window, asked, int(sent * factor))
+        return clamp_output(window, asked, int(sent * factor))
 
-    def silent(self, exchange: Exchange, answer: Finished, counted: int, asked: int | None) -> Overflow | None:
+    def silent(self, exchange: RequestContext, answer: Finished, counted: int, asked: int | None) -> Overflow | None:
         """Return the overflow that a finished answer shows; ``None`` if it shows none.
 
         ``counted`` is our own count of its prompt, in the upstream's tokens; ``asked`` the output that was asked for.
@@ -122,11 +122,11 @@ class Room:
                 self._filled.popitem(last=False)
         return found
 
-    def learn(self, exchange: Exchange, told: Learned) -> None:
+    def learn(self, exchange: RequestContext, told: LearnedLimit) -> None:
         """Keep a limit, if it is below what is known otherwise."""
         self._service.learned.learn(*exchange.place, told, published(exchange.profile, self.factor(exchange)))
 
-    def proved(self, exchange: Exchange) -> None:
+    def proved(self, exchange: RequestContext) -> None:
         """Keep a doubtful limit for others, because the request that it was tried on got through."""
         told = exchange.unproven
         if told is None or (exchange.doubtful and not self._again(exchange, told)):
@@ -135,7 +135,7 @@ class Room:
             self._service.learned.outdate(*exchange.place)
         self.learn(exchange, for_others(told) if told.source == "guess" else told)
 
-    def _again(self, exchange: Exchange, told: Learned) -> bool:
+    def _again(self, exchange: RequestContext, told: LearnedLimit) -> bool:
         """Return whether the same doubt came up lately. One empty or odd answer may be an upstream's mishap."""
         doubt = (*exchange.place, told.named)
         before = self._doubts.get(doubt)
@@ -146,15 +146,15 @@ class Room:
         return before is not None and now - before < GUESS_SECONDS
 
     async def after(
-        self, exchange: Exchange, case: Case, outcome: Outcome, overflow: Overflow
-    ) -> Case | Outcome | None:
+        self, exchange: RequestContext, case: CompactionInput, outcome: Outcome, overflow: Overflow
+    ) -> CompactionInput | Outcome | None:
         """What is to be done after a refusal: a case with a smaller budget, or the outcome with less output.
 
         ``None`` where neither would help. What the refusal told is learned.
         """
         sent = await self._service.compactor.size(case, outcome)
         reserved = outcome.output or self.of(exchange)[1]
-        told = told_by(overflow, sent, reserved, self.factor(exchange))
+        told = limit_from_overflow(overflow, sent, reserved, self.factor(exchange))
         refused = overflow.kind != "silent"
         contradicted = refused and self._service.learned.contradicts(*exchange.place, told, sent)
         if told.source == "guess" or contradicted:
@@ -164,7 +164,7 @@ class Room:
             self.learn(exchange, told)
         # A reserve that nobody asked for is smaller in the window that has just been told.
         most = exchange.profile.max_output_tokens
-        kept = kept_free(self._shared(exchange), outcome.output or self.of(exchange)[1], most)
+        kept = output_reserve(self._shared(exchange), outcome.output or self.of(exchange)[1], most)
         if told.total is not None and told.total - kept < told.total // SMALLEST_PART:
             return None  # beside so much output no prompt is small enough
         room, _, _ = self.of(exchange)

@@ -21,25 +21,25 @@ from proxy.compaction.conditions import any_met
 from proxy.compaction.fit import fit
 from proxy.compaction.groups import head_length
 from proxy.compaction.message import Turn, decode
-from proxy.compaction.render import Piece, Rendered, render
+from proxy.compaction.planning import Plan, make_plan
+from proxy.compaction.render import OutgoingMessage, RenderedConversation, render
 from proxy.compaction.repair import repaired
-from proxy.compaction.rules import Frame, Rules
-from proxy.compaction.scan import Plan, scan
-from proxy.compaction.summary_message import Gist, mentioned, summary_message
+from proxy.compaction.rules import Envelope, Rules
+from proxy.compaction.summary_message import SummaryParts, collect_identifiers, summary_message
 from proxy.compaction.verify import faults, sound
 from proxy.config import Policy
 from proxy.dialects.chat.counting import Counter
-from proxy.dialects.chat.request import ChatBody
-from proxy.pipeline.facts_cache import INLINE_BYTES, MANY, Remembered
+from proxy.dialects.chat.request import ChatRequest
+from proxy.pipeline.facts_cache import INLINE_BYTES, MANY, FactsCache
 from proxy.store.archive import Archive, Removed
 from proxy.summary.breaker import Breaker
 from proxy.summary.budget import Budget, BudgetSpent
-from proxy.summary.chunking import SummaryFailed, Wish, write
+from proxy.summary.chunking import SummaryFailed, SummaryRequest, write
 from proxy.summary.digest import digest
-from proxy.summary.model import LaneModel
+from proxy.summary.model import UpstreamSummaryModel
 from proxy.summary.quality import SummaryRejected
 from proxy.summary.redaction import redaction
-from proxy.summary.store import Checkpoint, Entry, Make, Origin, Summaries
+from proxy.summary.store import Checkpoint, Origin, StoredSummary, Summaries, SummaryFactory
 from proxy.telemetry.metrics import SUMMARIES
 from proxy.tokens import has_remote_media
 
@@ -57,7 +57,7 @@ STRICT_PART = 64
 Verdict = Literal["none", "compacted", "shadow", "off", "failed"]
 
 
-class Case(msgspec.Struct, eq=False):
+class CompactionInput(msgspec.Struct, eq=False):
     """A request and all that decides what becomes of it.
 
     ``budget`` is in tokens; ``models`` gives the models to try, in order, for a summary of so many tokens. ``strict``
@@ -65,14 +65,14 @@ class Case(msgspec.Struct, eq=False):
     ``allowance`` is what summaries may still cost.
     """
 
-    body: ChatBody
+    body: ChatRequest
     counter: Counter
     policy: Policy
     mode: Literal["enforce", "shadow", "off"]
     budget: int | None
     tenant: str
     upstream: str
-    models: Callable[[int], Awaitable[Sequence[LaneModel]]]
+    models: Callable[[int], Awaitable[Sequence[UpstreamSummaryModel]]]
     rules: Rules
     strict: bool = False
     kept: bool = True
@@ -124,13 +124,13 @@ class Explanation:
 class Compactor:
     """Compacts requests. Keeps what was counted and which summaries are being made; one per process."""
 
-    def __init__(self, remembered: Remembered, summaries: Summaries, archive: Archive) -> None:
+    def __init__(self, remembered: FactsCache, summaries: Summaries, archive: Archive) -> None:
         self._remembered = remembered
         self._summaries = summaries
         self._archive = archive
         self._breaker = Breaker(time.monotonic)
 
-    def surely_small(self, case: Case) -> bool:
+    def surely_small(self, case: CompactionInput) -> bool:
         """Whether the bytes alone prove that no trigger is reached: a token is at least one byte, a message ten."""
         if case.rules.bounds.reached(len(case.body.messages), len(case.body.raw), NEARING):
             return False
@@ -138,7 +138,7 @@ class Compactor:
             return False
         return not has_remote_media(case.body.raw)
 
-    def untouched(self, case: Case) -> Outcome | None:
+    def untouched(self, case: CompactionInput) -> Outcome | None:
         """The outcome where the mode or the bytes alone say that nothing is done; else ``None``."""
         if case.mode == "off":
             return Outcome("off")
@@ -146,7 +146,7 @@ class Compactor:
             return Outcome("none" if case.mode == "enforce" else "shadow")
         return None
 
-    async def compact(self, case: Case, *, may_ask: bool = True) -> Outcome:
+    async def compact(self, case: CompactionInput, *, may_ask: bool = True) -> Outcome:
         """Bring a request that cannot be left ``untouched`` below its trigger and within its budget.
 
         With ``may_ask`` false no model is asked: a summary that is not there yet is replaced by a digest, and made in
@@ -164,7 +164,7 @@ class Compactor:
             return await self._remembered.run_if_many(turns, lambda: self._foreseen(work, outcome))
         return await self._carry_out(work, outcome, may_ask=may_ask)
 
-    async def explain(self, case: Case) -> Explanation:
+    async def explain(self, case: CompactionInput) -> Explanation:
         """What would be done to a request; nothing is sent and no summary is made."""
         turns, fixed, before = await self._measure(case)
         case = within_hope(case, turns)
@@ -176,32 +176,32 @@ class Compactor:
         after = before if outcome.after is None else outcome.after
         return Explanation(before, after, len(turns), work.head, case.budget, outcome.steps, work.plan, parts)
 
-    async def size(self, case: Case, outcome: Outcome) -> int:
+    async def size(self, case: CompactionInput, outcome: Outcome) -> int:
         """Tokens of the request as it was sent."""
         if outcome.after is not None:
             return outcome.after
         return (await self._measure(case))[2]
 
-    async def sizes(self, case: Case) -> tuple[int, list[int]]:
+    async def sizes(self, case: CompactionInput) -> tuple[int, list[int]]:
         """Return the tokens of tools and framing, and those of each message, of the request as it came."""
         turns, fixed, _ = await self._measure(case)
         return fixed, [turn.facts.tokens for turn in turns]
 
-    async def parts(self, case: Case, outcome: Outcome) -> dict[str, int]:
+    async def parts(self, case: CompactionInput, outcome: Outcome) -> dict[str, int]:
         """The sizes of the parts of the request as it was sent, in tokens."""
         if outcome.parts:
             return dict(outcome.parts)
         turns, fixed, _ = await self._measure(case)
         return await self._remembered.run_if_many(turns, lambda: parts_of(turns, fixed))
 
-    async def _measure(self, case: Case) -> tuple[list[Turn], int, int]:
+    async def _measure(self, case: CompactionInput) -> tuple[list[Turn], int, int]:
         """The messages with what is known of them, the tokens of tools and framing, and those of the whole request."""
         turns = await self._remembered.turns(case.body.messages, case.counter, case.tenant)
         fixed = await self._remembered.overhead(case.body, case.counter, case.tenant)
         return turns, fixed, fixed + sum(turn.facts.tokens for turn in turns)
 
-    async def _work(self, case: Case, turns: list[Turn], fixed: int, before: int) -> _Work:
-        def work() -> _Work:
+    async def _work(self, case: CompactionInput, turns: list[Turn], fixed: int, before: int) -> CompactionJob:
+        def work() -> CompactionJob:
             return _planned(case, turns, fixed, before)
 
         if len(turns) > MANY:
@@ -212,12 +212,12 @@ class Compactor:
             cold = len(case.body.raw)
         return await self._remembered.run(work) if cold > 4 * INLINE_BYTES else work()
 
-    async def _carry_out(self, work: _Work, outcome: Outcome, *, may_ask: bool) -> Outcome:
-        piece: Piece | None = None
+    async def _carry_out(self, work: CompactionJob, outcome: Outcome, *, may_ask: bool) -> Outcome:
+        piece: OutgoingMessage | None = None
         if work.plan.cut:
             entry, outcome.summary = await self._summary(work, may_ask=may_ask)
             outcome.resting = entry.given_up or (entry.digest and entry.unasked and not entry.over_budget)
-            piece = Piece(entry.message, entry.tokens, None)
+            piece = OutgoingMessage(entry.message, entry.tokens, None)
         if work.plan.upcoming is not None:
             self._prepare(work)
         heavy = work.heavy or len(work.turns) > MANY
@@ -227,11 +227,13 @@ class Compactor:
             self._keep(work, rendered)
         return outcome
 
-    def _finished(self, work: _Work, piece: Piece | None, outcome: Outcome) -> Rendered | None:
+    def _finished(
+        self, work: CompactionJob, piece: OutgoingMessage | None, outcome: Outcome
+    ) -> RenderedConversation | None:
         """Complete the outcome. Return the messages to send, or ``None`` if the request is left as it came."""
         rendered = leaving = work.render(piece)
         if work.case.strict:
-            leaving = Rendered(alternating(rendered.pieces, work.case.counter.message), rendered.steps)
+            leaving = RenderedConversation(alternating(rendered.pieces, work.case.counter.message), rendered.steps)
         if not work.gains(leaving):
             outcome.summary = None
             return None
@@ -247,7 +249,7 @@ class Compactor:
         outcome.parts = parts_of([p.turn for p in leaving.pieces if p.turn], work.fixed)
         return rendered
 
-    def _keep(self, work: _Work, rendered: Rendered) -> None:
+    def _keep(self, work: CompactionJob, rendered: RenderedConversation) -> None:
         """Have the archive keep what was taken out: what stands before each checkpoint, and what was shortened."""
         policy = work.case.policy
         if policy.archive is None:
@@ -261,26 +263,26 @@ class Compactor:
         removed += [Removed(p.turn.facts.id, (p.turn.raw,)) for p in rendered.pieces if p.turn and p.changed]
         self._archive.keep(work.case.tenant, removed, policy.archive.days * 86_400.0)
 
-    def _foreseen(self, work: _Work, outcome: Outcome) -> Outcome:
+    def _foreseen(self, work: CompactionJob, outcome: Outcome) -> Outcome:
         """What enforcing would do, with the summary counted at its cap."""
         stand_in = None
         if work.plan.cut:
             caps = work.plan.caps_at(work.plan.cut)
-            stand_in = Piece(b"", caps.summary + caps.users + caps.words + caps.index, None)
+            stand_in = OutgoingMessage(b"", caps.summary + caps.users + caps.words + caps.index, None)
         rendered = work.render(stand_in)
         if work.gains(rendered):
             outcome.after = rendered.tokens + work.fixed
             outcome.steps = rendered.steps
         return outcome
 
-    def _prepare(self, work: _Work) -> None:
+    def _prepare(self, work: CompactionJob) -> None:
         """Begin making the summary of the next checkpoint, or of one that has just been fixed."""
         positions = [*work.plan.checkpoints, *([work.plan.upcoming] if work.plan.upcoming else [])]
         if positions and work.case.mode == "enforce" and work.case.kept:
             checkpoints = work.checkpoints(positions)
             self._summaries.begin(work.case.tenant, checkpoints, self._maker(work, positions[-1]))
 
-    async def _summary(self, work: _Work, *, may_ask: bool) -> tuple[Entry, Origin]:
+    async def _summary(self, work: CompactionJob, *, may_ask: bool) -> tuple[StoredSummary, Origin]:
         cut = work.plan.cut
         if not work.case.kept:
             # A model's summary that may not be stored would have to be paid for at every turn.
@@ -296,11 +298,11 @@ class Compactor:
         self._summaries.begin(tenant, checkpoints, make)
         return await self._digested(work, None, 0, cut), "digest"
 
-    def _maker(self, work: _Work, position: int) -> Make:
-        async def make(previous: Entry | None, start: int) -> Entry:
+    def _maker(self, work: CompactionJob, position: int) -> SummaryFactory:
+        async def make(previous: StoredSummary | None, start: int) -> StoredSummary:
             settings = work.case.policy.summary
             pinned = work.plan.pinned
-            wish = Wish(
+            wish = SummaryRequest(
                 [turn for index, turn in enumerate(work.body[start:position], start) if index not in pinned],
                 previous.text if previous else None,
                 work.plan.caps_at(position).summary,
@@ -342,31 +344,40 @@ class Compactor:
 
         return make
 
-    async def _digested(self, work: _Work, previous: Entry | None, start: int, position: int) -> Entry:
+    async def _digested(
+        self, work: CompactionJob, previous: StoredSummary | None, start: int, position: int
+    ) -> StoredSummary:
         """Return the entry that a model's summary is replaced by."""
         text = await self._remembered.run(lambda: work.digest(previous.text if previous else None, start, position))
         return await self._entry(work, previous, start, position, text, digest=True)
 
     async def _entry(
-        self, work: _Work, previous: Entry | None, start: int, position: int, text: str, *, digest: bool = False
-    ) -> Entry:
+        self,
+        work: CompactionJob,
+        previous: StoredSummary | None,
+        start: int,
+        position: int,
+        text: str,
+        *,
+        digest: bool = False,
+    ) -> StoredSummary:
         counter, caps, body = work.case.counter, work.plan.caps_at(position), work.body
 
-        def entry() -> Entry:
-            found = mentioned(body[start:position], previous.found if previous else None)
+        def entry() -> StoredSummary:
+            found = collect_identifiers(body[start:position], previous.found if previous else None)
             omitted = len(work.plan.omitted.get(position, ()))
-            gist = Gist(work.quoted(position), found, text, work.archived(position), omitted)
+            gist = SummaryParts(work.quoted(position), found, text, work.archived(position), omitted)
             message = summary_message(gist, caps, work.case.rules, counter.text)
-            return Entry(text, message, counter.message(decode(message)), found, digest=digest)
+            return StoredSummary(text, message, counter.message(decode(message)), found, digest=digest)
 
         return await self._remembered.run(entry)
 
 
 @dataclass(slots=True)
-class _Work:
+class CompactionJob:
     """A request in the middle of its compaction. ``fixed`` are the tokens of tools and framing."""
 
-    case: Case
+    case: CompactionInput
     turns: list[Turn]
     head: int
     fixed: int
@@ -383,7 +394,7 @@ class _Work:
         """Whether something must be shortened that was never shortened before."""
         return bool(self.plan.clips)
 
-    def render(self, summary: Piece | None) -> Rendered:
+    def render(self, summary: OutgoingMessage | None) -> RenderedConversation:
         count = self.case.counter.message
         rendered = render(self.turns, self.head, self.plan, self.case.rules, summary, count)
         budget, most = self.case.budget, self.case.rules.bounds.bytes
@@ -391,7 +402,7 @@ class _Work:
         byte_room = None if most is None else most - around_messages(self.case.body)
         return fit(rendered, room, self.case.rules, count, byte_room)
 
-    def gains(self, rendered: Rendered) -> bool:
+    def gains(self, rendered: RenderedConversation) -> bool:
         """Whether the request is better off with these messages: smaller, or less where a bound was near."""
         if rendered.tokens + self.fixed < self.before:
             return True
@@ -442,7 +453,9 @@ class _Work:
         return archive_id(self.checkpoints([position])[0])
 
 
-def _judged(case: Case, turns: Sequence[Turn], fixed: int, before: int) -> tuple[Case, Outcome, bool]:
+def _judged(
+    case: CompactionInput, turns: Sequence[Turn], fixed: int, before: int
+) -> tuple[CompactionInput, Outcome, bool]:
     """Return the case to work on, the outcome so far, and whether there is something to do."""
     estimated = any(turn.facts.estimated for turn in turns)
     outcome = Outcome("none", before=before, after=before, estimated=estimated)
@@ -456,7 +469,7 @@ def _judged(case: Case, turns: Sequence[Turn], fixed: int, before: int) -> tuple
     return case, outcome, not hopeless(case, turns, fixed)
 
 
-def _reached(case: Case, tokens: int, messages: int) -> bool:
+def _reached(case: CompactionInput, tokens: int, messages: int) -> bool:
     rules, budget = case.rules, case.budget
     prepare = any_met(rules.prepare, tokens, messages, budget)
     # The messages are all that is prepared for: bytes are mostly pictures, which need no summary to go.
@@ -464,11 +477,11 @@ def _reached(case: Case, tokens: int, messages: int) -> bool:
     return (prepare and case.mode == "enforce") or _any_trigger(case, tokens, messages)
 
 
-def _to_repair(case: Case, turns: Sequence[Turn]) -> bool:
+def _to_repair(case: CompactionInput, turns: Sequence[Turn]) -> bool:
     return case.policy.repair and not sound([turn.facts for turn in turns])
 
 
-def _planned(case: Case, turns: list[Turn], fixed: int, before: int) -> _Work:
+def _planned(case: CompactionInput, turns: list[Turn], fixed: int, before: int) -> CompactionJob:
     """Plan the work on a request. The keys of its checkpoints are ready when it returns."""
     if _to_repair(case, turns):
         # Only a body that is rewritten anyway is repaired; the rest of it is for the upstream to judge.
@@ -476,21 +489,21 @@ def _planned(case: Case, turns: list[Turn], fixed: int, before: int) -> _Work:
     head = head_length(turns)
     overhead = fixed + sum(turn.facts.tokens for turn in turns[:head])
     around = around_messages(case.body, SEPARATOR) + sum(len(turn.raw) + SEPARATOR for turn in turns[:head])
-    frame = Frame(case.budget, overhead, head, around)
-    plan = scan(turns[head:], case.rules, frame, case.counter.message)
-    work = _Work(case, turns, head, fixed, before, plan)
+    frame = Envelope(case.budget, overhead, head, around)
+    plan = make_plan(turns[head:], case.rules, frame, case.counter.message)
+    work = CompactionJob(case, turns, head, fixed, before, plan)
     for positions in (plan.checkpoints, (*plan.checkpoints, *([plan.upcoming] if plan.upcoming else []))):
         if positions:
             work.checkpoints(positions)
     return work
 
 
-def around_messages(body: ChatBody, separator: int = COMMA) -> int:
+def around_messages(body: ChatRequest, separator: int = COMMA) -> int:
     """The bytes of a body that are not its messages'; between two of these there are so many."""
     return max(0, len(body.raw) - sum(len(raw) + separator for raw in body.messages))
 
 
-def within_hope(case: Case, turns: Sequence[Turn]) -> Case:
+def within_hope(case: CompactionInput, turns: Sequence[Turn]) -> CompactionInput:
     """The case without its bound on bytes where what must stay has more by itself: nothing is spoilt in vain, and the
     upstream has the word. The user's newest message keeps its pictures."""
     most = case.rules.bounds.bytes
@@ -507,7 +520,7 @@ def within_hope(case: Case, turns: Sequence[Turn]) -> Case:
     return replace(case, rules=dataclasses.replace(case.rules, bounds=bounds))
 
 
-def hopeless(case: Case, turns: Sequence[Turn], fixed: int) -> bool:
+def hopeless(case: CompactionInput, turns: Sequence[Turn], fixed: int) -> bool:
     """Whether what must stay is too large by itself: head, tools, and the user's newest message at the end."""
     if case.budget is None:
         return False
@@ -541,7 +554,7 @@ def parts_of(turns: Sequence[Turn], fixed: int) -> dict[str, int]:
     }
 
 
-def _any_trigger(case: Case, tokens: int, messages: int) -> bool:
+def _any_trigger(case: CompactionInput, tokens: int, messages: int) -> bool:
     rules = case.rules
     triggers = [rules.trigger, *(stage.trigger for stage in rules.stages)]
     bounded = rules.bounds.reached(messages, len(case.body.raw))

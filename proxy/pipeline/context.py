@@ -8,15 +8,15 @@ from starlette.types import Scope
 from proxy.access.authenticator import Caller
 from proxy.config import Route
 from proxy.dialects.chat.counting import Counter
-from proxy.dialects.chat.request import ChatBody
+from proxy.dialects.chat.request import ChatRequest
 from proxy.http.heartbeat import Keepalive
-from proxy.http.timers import Overdue
-from proxy.limits.learned import Learned
+from proxy.http.timers import CoarseTimer
+from proxy.limits.learned import LearnedLimit
 from proxy.limits.profiles import Profile
-from proxy.pipeline.snapshot import Configuration
+from proxy.pipeline.snapshot import ConfigSnapshot
 
 
-class Exchange(msgspec.Struct, eq=False):
+class RequestContext(msgspec.Struct, eq=False):
     """One request on its way: where it comes from and where it goes. ``deadline`` is in the time of ``clock``.
 
     ``configuration`` is the one that was in force when it came; the caller has the policy for the model.
@@ -31,17 +31,17 @@ class Exchange(msgspec.Struct, eq=False):
     ``retries`` counts how often the request was sent again so far; ``line`` goes to a client that wants a stream.
     """
 
-    configuration: Configuration
+    configuration: ConfigSnapshot
     scope: Scope
     caller: Caller
-    body: ChatBody
+    body: ChatRequest
     route: Route
     profile: Profile
     counter: Counter | None
     hops: str
-    clock: Overdue
+    clock: CoarseTimer
     deadline: float
-    unproven: Learned | None = None
+    unproven: LearnedLimit | None = None
     doubtful: bool = False
     contradicted: bool = False
     repeated: bool = False

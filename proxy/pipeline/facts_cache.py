@@ -19,7 +19,7 @@ import xxhash
 
 from proxy.compaction.message import RESULT_ROLES, Facts, Turn, among_several, decode, read
 from proxy.dialects.chat.counting import Counter
-from proxy.dialects.chat.request import ChatBody
+from proxy.dialects.chat.request import ChatRequest
 from proxy.tokens.media import has_remote_media
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ OVERHEADS = 1_000
 """Sets of tools whose size is remembered, the latest ones."""
 
 
-class Memory:
+class CounterFacts:
     """Facts by digest, for one way of counting. The older half is forgotten when the younger is full."""
 
     def __init__(self, counter: Counter) -> None:
@@ -90,17 +90,17 @@ class Memory:
         self._weight += weight
 
 
-class Remembered:
+class FactsCache:
     """Memories for all ways of counting, and the threads for cold counts."""
 
     def __init__(self) -> None:
-        self._memories: dict[object, Memory] = {}
+        self._memories: dict[object, CounterFacts] = {}
         self._overheads: OrderedDict[Hashable, int] = OrderedDict()
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="counting")
 
-    def memory(self, counter: Counter) -> Memory:
+    def memory(self, counter: Counter) -> CounterFacts:
         """The memory for a counter; counters that count alike share one."""
-        return self._memories.setdefault(counter.key, Memory(counter))
+        return self._memories.setdefault(counter.key, CounterFacts(counter))
 
     async def turns(self, raws: Sequence[bytes], counter: Counter, tenant: str = "") -> list[Turn]:
         """Return a tenant's messages with their facts.
@@ -134,7 +134,7 @@ class Remembered:
             _put_right(raws, found, _among_several(found), counter)
         return _turns_of(raws, found)
 
-    async def overhead(self, body: ChatBody, counter: Counter, tenant: str = "") -> int:
+    async def overhead(self, body: ChatRequest, counter: Counter, tenant: str = "") -> int:
         """Return the tokens of a request's tools, response format, and framing. They are counted once per tenant."""
         size = sum(map(len, body.overhead))
         if not size:
@@ -167,7 +167,7 @@ class Remembered:
 
     @staticmethod
     def _learn(
-        memory: Memory,
+        memory: CounterFacts,
         raws: Sequence[bytes],
         keys: list[bytes],
         found: list[Facts | None],

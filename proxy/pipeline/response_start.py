@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from proxy.dialects.chat.first_bytes import Sight, at_a_glance
+from proxy.dialects.chat.first_bytes import ContentDetector, fast_path
 from proxy.dialects.chat.stream import Start
-from proxy.dialects.chat.usage import finished, gives_up
+from proxy.dialects.chat.usage import gives_up, read_usage
 from proxy.errors import RequestError
 from proxy.http.decompression import Unpacking, unpack
 from proxy.overflow import Overflow, recognise
@@ -43,7 +43,7 @@ class Asked(msgspec.Struct, eq=False, frozen=True):
 NOTHING = Asked()
 
 
-class Opening(msgspec.Struct, eq=False):
+class ResponseStart(msgspec.Struct, eq=False):
     """An answer whose beginning has been read.
 
     ``first`` is what was read, ``answer.body`` what is still to come, ``complete`` whether that is nothing.
@@ -64,7 +64,7 @@ class Opening(msgspec.Struct, eq=False):
         if self.written:
             return False
         over = self.answer.status == 200 and (self.complete or self.ended) and not is_encoded(self.answer)
-        return over and finished(self.first).empty
+        return over and read_usage(self.first).empty
 
     @property
     def interrupted(self) -> bool:
@@ -101,25 +101,25 @@ def header(answer: Answer, name: str) -> str:
     return ""
 
 
-async def opened(answer: Answer, asked: Asked = NOTHING) -> Opening:
+async def read_start(answer: Answer, asked: Asked = NOTHING) -> ResponseStart:
     """Read the beginning of an answer to a request. Raises ``UpstreamInterrupted`` if it breaks off before that."""
     if answer.status >= 400:
         first, complete = await _read(answer.body, ERROR_BYTES)
-        return Opening(answer, first, complete, await _overflow(answer, first, asked))
+        return ResponseStart(answer, first, complete, await _overflow(answer, first, asked))
     if content_type(answer).startswith("text/event-stream"):
         return await _stream(answer, b"", asked)
     return await _whole(answer, asked)
 
 
-async def _whole(answer: Answer, asked: Asked) -> Opening:
+async def _whole(answer: Answer, asked: Asked) -> ResponseStart:
     """An answer that says it is no stream: read on for as long as it may be a refusal with a status that denies it."""
     length = header(answer, "content-length")
     chunk = await anext(answer.body, None)
-    if chunk is not None and at_a_glance(chunk):
-        return Opening(answer, chunk, str(len(chunk)) == length, None, written=True)
+    if chunk is not None and fast_path(chunk):
+        return ResponseStart(answer, chunk, str(len(chunk)) == length, None, written=True)
     packed = Unpacking(header(answer, "content-encoding"), ERROR_BYTES) if is_encoded(answer) else None
     until = asyncio.get_running_loop().time() + HELD_SECONDS
-    first, sight, complete = bytearray(), Sight(), False
+    first, sight, complete = bytearray(), ContentDetector(), False
     plain = first if packed is None else packed.beginning
     while chunk is not None:
         first += chunk
@@ -130,28 +130,28 @@ async def _whole(answer: Answer, asked: Asked) -> Opening:
         if seen == "events" and packed is None:
             return await _stream(answer, bytes(first), asked)
         if seen is not None:
-            return Opening(answer, bytes(first), complete, None, written=seen == "answer")
+            return ResponseStart(answer, bytes(first), complete, None, written=seen == "answer")
         if complete or len(first) > ERROR_BYTES or asyncio.get_running_loop().time() > until:
             break
         if packed is not None and packed.ended:
-            return Opening(answer, bytes(first), False, None)
+            return ResponseStart(answer, bytes(first), False, None)
         chunk = await anext(answer.body, None)
     else:
         complete = True
     body = bytes(first)
     if packed is not None and not complete:
-        return Opening(answer, body, False, None)
+        return ResponseStart(answer, body, False, None)
     shown = bytes(plain) or await readable(answer, body)
-    return Opening(answer, body, complete, await _recognised(answer, shown, asked))
+    return ResponseStart(answer, body, complete, await _recognised(answer, shown, asked))
 
 
-async def _stream(answer: Answer, first: bytes, asked: Asked) -> Opening:
+async def _stream(answer: Answer, first: bytes, asked: Asked) -> ResponseStart:
     """A stream, of which ``first`` has been read already: read on until its first content.
 
     One event may go on beyond what is held back if it is an error: some repeat all that was sent.
     """
     if is_encoded(answer):
-        return Opening(answer, first, False, None)
+        return ResponseStart(answer, first, False, None)
     clock = asyncio.get_running_loop().time
     until = clock() + HELD_SECONDS
     start = Start()
@@ -166,12 +166,12 @@ async def _stream(answer: Answer, first: bytes, asked: Asked) -> Opening:
         chunk = await anext(answer.body, None)
         if chunk is None:
             # It may end without the blank line that ends its last event, or be a plain error under a wrong name.
-            return Opening(answer, bytes(held), True, await _overflow(answer, bytes(held), asked))
+            return ResponseStart(answer, bytes(held), True, await _overflow(answer, bytes(held), asked))
         held += chunk
         found = start.feed(chunk)
     first = bytes(held)
     overflow = await _overflow(answer, first, asked) if found == "error" else None
-    return Opening(answer, first, False, overflow, ended=found == "end")
+    return ResponseStart(answer, first, False, overflow, ended=found == "end")
 
 
 async def _overflow(answer: Answer, first: bytes, asked: Asked) -> Overflow | None:

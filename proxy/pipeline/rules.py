@@ -7,8 +7,8 @@ from typing import Any
 from proxy.compaction.bounds import UNBOUNDED, Bounds
 from proxy.compaction.conditions import Clause, Trigger
 from proxy.compaction.pins import Pins
+from proxy.compaction.planning import FULL
 from proxy.compaction.rules import ArgumentRules, DuplicateRules, MediaRules, ResultRules, Rules
-from proxy.compaction.scan import FULL
 from proxy.config import Policy
 from proxy.config.policy import Duplicates, EvictResults, Media, TruncateArgs
 from proxy.limits.profiles import Profile

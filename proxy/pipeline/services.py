@@ -8,27 +8,36 @@ from functools import partial
 
 import structlog
 
-from proxy.access.admission import BodyMemory, Gate
+from proxy.access.admission import BodyMemory, ConcurrencyLimit
 from proxy.access.authenticator import Caller
 from proxy.access.quotas import Quotas
 from proxy.config import Route, Settings
 from proxy.dialects.chat.counting import Counter
 from proxy.errors import ConfigurationError
 from proxy.limits.calibration import Calibration
-from proxy.limits.learned import Learned, LearnedLimits, budget, for_others, lower, published, reserved_output, told_by
+from proxy.limits.learned import (
+    LearnedLimit,
+    LearnedLimits,
+    budget,
+    for_others,
+    limit_from_overflow,
+    lower,
+    published,
+    reserved_output,
+)
 from proxy.limits.profiles import Profile, Profiles
 from proxy.overflow import Overflow
 from proxy.pipeline.compactor import Compactor
-from proxy.pipeline.facts_cache import Remembered
+from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.measures import Measures
-from proxy.pipeline.snapshot import Configuration
+from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.store import Guarded
 from proxy.store.archive import Archive
 from proxy.store.replicated_map import FIRST_READ_SECONDS
 from proxy.summary.budget import Budgets
-from proxy.summary.model import LaneModel, output_limit
+from proxy.summary.model import UpstreamSummaryModel, output_limit
 from proxy.summary.store import Summaries
-from proxy.upstream.limit_discovery import Enquiries, Told
+from proxy.upstream.limit_discovery import LimitDiscovery, StatedLimit
 
 log = structlog.get_logger(__name__)
 
@@ -41,16 +50,16 @@ class Services:
 
     instance: str
     """The id that the workers of one server share."""
-    configuration: Configuration
+    configuration: ConfigSnapshot
     measures: Measures
-    remembered: Remembered
+    remembered: FactsCache
     store: Guarded
     learned: LearnedLimits
     calibration: Calibration
     summaries: Summaries
     archive: Archive
     compactor: Compactor
-    gate: Gate
+    gate: ConcurrencyLimit
     bodies: BodyMemory
     quotas: Quotas
     budgets: Budgets
@@ -62,7 +71,7 @@ class Services:
         return self.configuration.settings
 
     @property
-    def enquiries(self) -> Enquiries:
+    def enquiries(self) -> LimitDiscovery:
         """What upstreams tell, in the configuration in force now."""
         return self.configuration.enquiries
 
@@ -71,7 +80,7 @@ class Services:
         """The table of models."""
         return self.measures.profiles
 
-    async def profile(self, route: Route, configuration: Configuration | None = None) -> Profile:
+    async def profile(self, route: Route, configuration: ConfigSnapshot | None = None) -> Profile:
         """What is known of a route's model. Where the operator has not stated its limits, its upstream is asked.
 
         The route is of this configuration, or of the one in force now.
@@ -85,7 +94,7 @@ class Services:
             route.model, provider=upstream.provider, override=route.profile, told=told, address=upstream.base_url
         )
 
-    def _told_limits(self, route: Route, configuration: Configuration) -> Told | None:
+    def _told_limits(self, route: Route, configuration: ConfigSnapshot) -> StatedLimit | None:
         """Return the limits that the upstream states, unless the operator states some."""
         stated = route.profile is not None and (route.profile.context_window or route.profile.max_input_tokens)
         return None if stated else configuration.enquiries.told(route.upstream, route.model)
@@ -97,7 +106,7 @@ class Services:
         if limits is not None or ratios is not None:
             await asyncio.wait([read for read in (limits, ratios) if read is not None], timeout=FIRST_READ_SECONDS)
 
-    async def measure(self, route: Route, configuration: Configuration) -> tuple[Profile, Counter | None]:
+    async def measure(self, route: Route, configuration: ConfigSnapshot) -> tuple[Profile, Counter | None]:
         """Return the profile of a route's model, and its counter.
 
         The counter is ``None`` if the files that counting needs are missing or damaged. Then the request can't be
@@ -122,12 +131,12 @@ class Services:
 
     async def summary_models(
         self,
-        configuration: Configuration,
+        configuration: ConfigSnapshot,
         route: Route,
         caller: Caller,
         max_tokens: int,
-        unproven: Learned | None = None,
-    ) -> Sequence[LaneModel]:
+        unproven: LearnedLimit | None = None,
+    ) -> Sequence[UpstreamSummaryModel]:
         """The models that may summarise a conversation on a route, in the order in which they are tried.
 
         ``max_tokens`` is the most that the summary may take: so much of their windows is not for the transcript.
@@ -153,13 +162,13 @@ class Services:
 
     async def _summary_model(
         self,
-        configuration: Configuration,
+        configuration: ConfigSnapshot,
         route: Route,
         found: Route,
         caller: Caller,
         max_tokens: int,
-        unproven: Learned | None,
-    ) -> LaneModel:
+        unproven: LearnedLimit | None,
+    ) -> UpstreamSummaryModel:
         """Return the model of the route ``found``; the other arguments are those of ``summary_models``.
 
         Raises ``ConfigurationError`` if there is no way to its upstream, or its tokenizer isn't installed.
@@ -175,7 +184,7 @@ class Services:
         if unproven is not None and (found.upstream, found.model) == (route.upstream, route.model):
             learned = lower(learned, for_others(unproven))
         factor = self.calibration.factor(found.upstream, found.model, caller.tenant)
-        return LaneModel(
+        return UpstreamSummaryModel(
             await configuration.upstreams.lane(found.upstream),
             found.model,
             upstream=found.upstream,
@@ -189,9 +198,9 @@ class Services:
         )
 
     def _told(
-        self, route: Route, tenant: str, most: Learned, factor: float, overflow: Overflow, sent: int, output: int
+        self, route: Route, tenant: str, most: LearnedLimit, factor: float, overflow: Overflow, sent: int, output: int
     ) -> None:
         """Learn from a summary model's refusal what limit it names."""
-        told = told_by(overflow, sent, output, factor)
+        told = limit_from_overflow(overflow, sent, output, factor)
         if told.source == "refusal":
             self.learned.learn(route.upstream, route.model, tenant, told, most)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from proxy.access.authenticator import Teams
+from proxy.access.authenticator import Authenticator
 from proxy.access.web_origins import WebRules
 from proxy.config import Route, Settings
 from proxy.dialects.chat.counting import Counter
 from proxy.limits.profiles import Profile
-from proxy.upstream.limit_discovery import Enquiries, Told
+from proxy.upstream.limit_discovery import LimitDiscovery, StatedLimit
 from proxy.upstream.registry import Upstreams
 
 ONLY_AT_START = {"server": ("host", "port", "drain"), "store": None}
@@ -20,22 +20,22 @@ LONGEST_NAME = 200
 """Remember the routes of this many models, with names of at most this many characters."""
 
 
-class Configuration:
+class ConfigSnapshot:
     """Settings, the teams that they name and the way to their upstreams.
 
     Never changed: a request takes one when it comes and keeps it to its end, whatever is put in force meanwhile.
     """
 
-    def __init__(self, settings: Settings, instance: str, before: Configuration | None = None) -> None:
+    def __init__(self, settings: Settings, instance: str, before: ConfigSnapshot | None = None) -> None:
         """``before`` is the configuration that this one replaces; what is the same in both goes on."""
         self.settings = settings
         self._routes: dict[str, Route | None] = {}
-        self.measured: dict[int, tuple[Route, Told | None, Profile, Counter]] = {}
+        self.measured: dict[int, tuple[Route, StatedLimit | None, Profile, Counter]] = {}
         """The profiles and counters of routes, by the id of the route object, and the limits that they rest on."""
-        self.teams = Teams(settings)
+        self.teams = Authenticator(settings)
         self.web = WebRules(settings)
         self.upstreams: Upstreams = Upstreams(settings.upstreams, None if before is None else before.upstreams)
-        self.enquiries: Enquiries = Enquiries(
+        self.enquiries: LimitDiscovery = LimitDiscovery(
             settings.upstreams,
             self.upstreams.relay,
             instance,
@@ -56,7 +56,7 @@ class Configuration:
                 self._routes[model] = route
             return route
 
-    async def retire(self, successor: Configuration) -> None:
+    async def retire(self, successor: ConfigSnapshot) -> None:
         """End what the successor does not use. Requests that have this configuration still work to their end."""
         await self.upstreams.retire(successor.upstreams)
         await self.enquiries.retire(successor.enquiries)
@@ -67,7 +67,7 @@ class Configuration:
         await self.upstreams.aclose()
 
 
-def in_force(running: Settings, new: Settings) -> tuple[Settings, list[str]]:
+def apply_reloadable(running: Settings, new: Settings) -> tuple[Settings, list[str]]:
     """The new settings as far as they can be put in force, and the names of those that need another start."""
     kept = {}
     for section, names in ONLY_AT_START.items():

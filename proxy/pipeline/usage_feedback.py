@@ -16,17 +16,17 @@ import structlog
 
 from proxy.dialects.chat.comparable import adds_text, comparable
 from proxy.dialects.chat.counting import Counter
-from proxy.dialects.chat.request import ChatBody
-from proxy.dialects.chat.usage import Tail
+from proxy.dialects.chat.request import ChatRequest
+from proxy.dialects.chat.usage import AnswerTail
 from proxy.limits.calibration import LEAST_COUNTED, plausible
-from proxy.limits.learned import shown_by
+from proxy.limits.learned import limit_from_usage
 from proxy.overflow import Overflow
 from proxy.overflow.lasting import asks_for_cuts, has_calls, kept_text
 from proxy.overflow.silent import GROWN, WAVERING, Finished, Sent, counts_in_full, cut_prompt
-from proxy.pipeline.budget import Room
-from proxy.pipeline.compactor import Case, Outcome
-from proxy.pipeline.context import Exchange
-from proxy.pipeline.response_start import Opening
+from proxy.pipeline.budget import TokenBudgets
+from proxy.pipeline.compactor import CompactionInput, Outcome
+from proxy.pipeline.context import RequestContext
+from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.services import Services
 from proxy.telemetry.metrics import SILENT
 from proxy.tokens import has_remote_media
@@ -128,10 +128,10 @@ class Seen(msgspec.Struct, eq=False, frozen=True):
     needed for the ratio between the upstream's tokens and ours.
     """
 
-    exchange: Exchange
+    exchange: RequestContext
     outcome: Outcome | None
     known: Known | None
-    tail: Tail
+    tail: AnswerTail
     wanted: bool
 
     @property
@@ -140,17 +140,19 @@ class Seen(msgspec.Struct, eq=False, frozen=True):
         return 0 if self.known is None else sum(map(len, self.known.added))
 
 
-class Afterwards:
+class UsageFeedback:
     """Looks at answers that are out."""
 
-    def __init__(self, service: Services, room: Room, case: Callable[[Exchange], Case]) -> None:
+    def __init__(
+        self, service: Services, room: TokenBudgets, case: Callable[[RequestContext], CompactionInput]
+    ) -> None:
         """``case`` returns the case that an exchange is for the compactor."""
         self._service = service
         self._room = room
         self._case = case
         self._turns: OrderedDict[int, tuple[Turn, ...]] = OrderedDict()
 
-    def watch(self, exchange: Exchange, opening: Opening, outcome: Outcome) -> Seen | None:
+    def watch(self, exchange: RequestContext, opening: ResponseStart, outcome: Outcome) -> Seen | None:
         """Prepare to learn from an answer that is about to be sent on. Return ``None`` if it can't show anything.
 
         The result refers to the request's body only if nobody counted the request. A fault of the proxy is logged, and
@@ -162,7 +164,7 @@ class Afterwards:
             log.exception("counting.failed", error=type(error).__name__)
             return None
 
-    def _watch(self, exchange: Exchange, opening: Opening, outcome: Outcome) -> Seen | None:
+    def _watch(self, exchange: RequestContext, opening: ResponseStart, outcome: Outcome) -> Seen | None:
         if opening.answer.status != 200 or opening.overflow is not None or not exchange.body.messages:
             return None
         if outcome.verdict in ("off", "failed"):
@@ -177,10 +179,10 @@ class Afterwards:
         if not of_use and size <= WATCHED_BYTES:
             return None
         if outcome.sent is None:
-            return Seen(exchange, outcome, None, Tail(), wanted)
-        return Seen(exchange, None, self._known(exchange, outcome, compare=True), Tail(), wanted)
+            return Seen(exchange, outcome, None, AnswerTail(), wanted)
+        return Seen(exchange, None, self._known(exchange, outcome, compare=True), AnswerTail(), wanted)
 
-    def _known(self, exchange: Exchange, outcome: Outcome, *, compare: bool) -> Known:
+    def _known(self, exchange: RequestContext, outcome: Outcome, *, compare: bool) -> Known:
         """Return the facts about a request whose body is still there.
 
         ``compare`` says that our count of the request is known, or will be, so that a reported one can teach the ratio.
@@ -224,7 +226,7 @@ class Afterwards:
         except Exception as error:  # as in compaction: the fault is ours, and the caller has the answer
             log.exception("counting.failed", error=type(error).__name__)
 
-    async def _look(self, exchange: Exchange, uncounted: Outcome | None, known: Known, end: Finished) -> None:
+    async def _look(self, exchange: RequestContext, uncounted: Outcome | None, known: Known, end: Finished) -> None:
         """Learn from the end of an answer. ``uncounted`` is the outcome of a request that must be counted now."""
         # The tokens of images and sound are an estimate.
         if known.estimated:
@@ -243,7 +245,7 @@ class Afterwards:
         if overflow is not None and counted is not None:
             SILENT.inc()
             log.info("overflow.silent", upstream=exchange.route.upstream, counted=counted, limit=overflow.limit)
-            if (shown := shown_by(overflow, counted, factor)) is not None:
+            if (shown := limit_from_usage(overflow, counted, factor)) is not None:
                 self._room.learn(exchange, shown)
             return
         self._note(exchange, known, counted, end)
@@ -258,7 +260,7 @@ class Afterwards:
         else:
             calibration.miss(*exchange.place, counted)
 
-    def _note(self, exchange: Exchange, known: Known, counted: int | None, end: Finished) -> None:
+    def _note(self, exchange: RequestContext, known: Known, counted: int | None, end: Finished) -> None:
         """Remember the size of a request that was answered, or a lower bound of it."""
         if end.empty:
             return
@@ -286,7 +288,7 @@ class Afterwards:
 
     async def _cut(
         self,
-        exchange: Exchange,
+        exchange: RequestContext,
         known: Known,
         end: Finished,
         before: Sequence[Earlier],
@@ -346,7 +348,7 @@ def _odd(end: Finished) -> bool:
     return end.empty or end.finish_reason not in (None, "stop", "tool_calls", "length", "function_call")
 
 
-def _turn(body: ChatBody) -> Turn:
+def _turn(body: ChatRequest) -> Turn:
     *others, last = body.messages
     mark = zlib.crc32(others[-1]) if others else 0
     return Turn(len(body.raw), 0, len(others), mark, len(bytes(last)), zlib.crc32(last))
@@ -369,7 +371,7 @@ def _may_stand_still(now: Turn, before: Sequence[Turn]) -> bool:
     return grown >= (GROWN - 1) * least * BYTES_A_TOKEN_AT_MOST
 
 
-def _conversation(exchange: Exchange) -> int:
+def _conversation(exchange: RequestContext) -> int:
     """Return a hash that all turns of a conversation share, and that hardly any other conversation has."""
     messages = tuple(bytes(message) for message in exchange.body.messages[:2])
     return hash((exchange.place, messages))

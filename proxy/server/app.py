@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.config import Loaded, Settings
 from proxy.endpoints.archive import PATH as ARCHIVE
-from proxy.endpoints.archive import ArchiveDoor
+from proxy.endpoints.archive import ArchiveEndpoint
 from proxy.endpoints.conversations import ChatCompletions
 from proxy.endpoints.landing import landing
 from proxy.endpoints.models import ModelList
@@ -62,7 +62,7 @@ class Proxy:
                 Route("/livez", _alive, methods=["GET"]),
                 Route("/readyz", self._ready, methods=["GET"]),
                 Route("/metrics", _metrics, methods=["GET"]),
-                Route(ARCHIVE, ArchiveDoor(self.service)),
+                Route(ARCHIVE, ArchiveEndpoint(self.service)),
             ],
             lifespan=self._lifespan,
             exception_handlers={404: _not_found, 405: _not_allowed},

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import structlog
 
-from proxy.server.memory import give_back
+from proxy.server.memory import malloc_trim
 from proxy.store import ListingStore, StoreFailed
 
 log = structlog.get_logger(__name__)
@@ -30,7 +30,7 @@ class Holder(Protocol):
         ...
 
 
-class Upkeep:
+class Maintenance:
     """Runs in the background of one process. A round that fails is logged, and the next round does its work."""
 
     def __init__(self, store: ListingStore, holders: Sequence[Holder]) -> None:
@@ -64,7 +64,7 @@ class Upkeep:
                 log.warning("store.upkeep_failed", reason=str(failure))
             except Exception as error:  # one fault must not end the upkeep of a process that runs for months
                 log.exception("store.upkeep_failed", reason=type(error).__name__)
-            await asyncio.to_thread(give_back)
+            await asyncio.to_thread(malloc_trim)
             await asyncio.sleep(EVERY)
 
     async def _notice(self) -> None:

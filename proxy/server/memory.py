@@ -28,7 +28,7 @@ def exempt_from_collection() -> None:
     gc.set_threshold(*GENERATION_THRESHOLDS)
 
 
-def give_back() -> None:
+def malloc_trim() -> None:
     """Have the C library give back what is free.
 
     It takes a millisecond or so for 100 MB, and up to a tenth of a second where half a gigabyte is given back; other

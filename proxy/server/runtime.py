@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import secrets
 
-from proxy.access.admission import BodyMemory, Gate
+from proxy.access.admission import BodyMemory, ConcurrencyLimit
 from proxy.access.quotas import Quotas
 from proxy.config import Settings
 from proxy.limits.calibration import Calibration
 from proxy.limits.learned import LearnedLimits
 from proxy.limits.profiles import Profiles
 from proxy.pipeline.compactor import Compactor
-from proxy.pipeline.facts_cache import Remembered
+from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.measures import Measures
 from proxy.pipeline.services import Services
-from proxy.pipeline.snapshot import Configuration, in_force
-from proxy.server.maintenance import Upkeep
+from proxy.pipeline.snapshot import ConfigSnapshot, apply_reloadable
+from proxy.server.maintenance import Maintenance
 from proxy.store import Guarded, open_store
 from proxy.store.archive import Archive
 from proxy.summary.budget import Budgets
@@ -32,20 +32,20 @@ class Runtime(Services):
     def __init__(self, settings: Settings, profiles: Profiles | None = None) -> None:
         """``profiles`` may have its table loaded already."""
         self.instance = os.environ.get(INSTANCE) or secrets.token_hex(8)
-        self.configuration = Configuration(settings, self.instance)
+        self.configuration = ConfigSnapshot(settings, self.instance)
         self.measures = Measures(profiles or Profiles())
-        self.remembered = Remembered()
+        self.remembered = FactsCache()
         self.store = Guarded(open_store(settings.store.url, settings.store.encryption.keys, settings.store.max_bytes))
         self.learned = LearnedLimits(self.store)
         self.calibration = Calibration(self.store)
         self.summaries = Summaries(self.store)
         self.archive = Archive(self.store)
         self.compactor = Compactor(self.remembered, self.summaries, self.archive)
-        self.gate = Gate(lambda: self.settings.server)
+        self.gate = ConcurrencyLimit(lambda: self.settings.server)
         self.bodies = BodyMemory(lambda: self.settings.server)
         self.quotas = Quotas()
         self.budgets = Budgets(self.store)
-        self.upkeep = Upkeep(self.store, [self.summaries, self.archive, self.learned, self.calibration])
+        self.upkeep = Maintenance(self.store, [self.summaries, self.archive, self.learned, self.calibration])
 
     async def reconfigure(self, settings: Settings) -> list[str]:
         """Put other settings in force for the requests that come from now on.
@@ -53,8 +53,8 @@ class Runtime(Services):
         Returns the names of the settings that hold as they were until the proxy is started again.
         """
         before = self.configuration
-        changed, waiting = in_force(before.settings, settings)
-        self.configuration = Configuration(changed, self.instance, before)
+        changed, waiting = apply_reloadable(before.settings, settings)
+        self.configuration = ConfigSnapshot(changed, self.instance, before)
         await before.retire(self.configuration)
         return waiting
 

@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from proxy.store import Store, StoreFailed
-from proxy.store.tenants import NOBODY
+from proxy.store.tenants import UNSTORED_TENANT
 
 log = structlog.get_logger(__name__)
 
@@ -59,7 +59,7 @@ class _Slot(Generic[V]):
     """Whether the log already says that the stored entry can't be read."""
 
 
-class Shared(Generic[V]):
+class ReplicatedMap(Generic[V]):
     """Values of one kind by tenant, upstream and model. The ``most`` recently used ones are in memory.
 
     Without a store they stay in the process. ``NOBODY`` stands for callers who have nothing to do with each other, so
@@ -84,7 +84,7 @@ class Shared(Generic[V]):
 
         Must be called in the event loop.
         """
-        if self._store is None or tenant == NOBODY:
+        if self._store is None or tenant == UNSTORED_TENANT:
             return None
         key = (tenant, upstream, model)
         slot = self._slot(key)
@@ -103,13 +103,13 @@ class Shared(Generic[V]):
 
     def hold(self, tenant: str, upstream: str, model: str, value: V) -> None:
         """Put a value in the place of an older one, in the process; it is stored at the next refresh."""
-        if tenant != NOBODY:
+        if tenant != UNSTORED_TENANT:
             self._slot((tenant, upstream, model)).value = value
 
     def put(self, tenant: str, upstream: str, model: str, value: V) -> None:
         """Put a value in the place of an older one, also in the store, if there is one: then in the event loop only."""
         self.hold(tenant, upstream, model, value)
-        if tenant != NOBODY:
+        if tenant != UNSTORED_TENANT:
             self._save((tenant, upstream, model), value)
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:

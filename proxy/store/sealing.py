@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-Place = tuple[str, str, str]
+RowKey = tuple[str, str, str]
 """The columns tenant, kind and key, as they stand in the store."""
 
 _NONCE = 12
@@ -47,7 +47,7 @@ class Codec(Protocol):
         """The column for a kind."""
         ...
 
-    def place(self, tenant: str, kind: str, key: str) -> Place:
+    def place(self, tenant: str, kind: str, key: str) -> RowKey:
         """All three columns."""
         ...
 
@@ -55,7 +55,7 @@ class Codec(Protocol):
         """What is stored for an entry."""
         ...
 
-    def read(self, place: Place, stored: bytes) -> Content:
+    def read(self, place: RowKey, stored: bytes) -> Content:
         """The entry again. Raises ``Unreadable``."""
         ...
 
@@ -79,7 +79,7 @@ class Plain:
         """See ``Codec``."""
         return kind
 
-    def place(self, tenant: str, kind: str, key: str) -> Place:
+    def place(self, tenant: str, kind: str, key: str) -> RowKey:
         """See ``Codec``."""
         return tenant, kind, key
 
@@ -87,12 +87,12 @@ class Plain:
         """See ``Codec``."""
         return content.value
 
-    def read(self, place: Place, stored: bytes) -> Content:
+    def read(self, place: RowKey, stored: bytes) -> Content:
         """See ``Codec``."""
         return Content(*place, stored)
 
 
-class Sealed:
+class AesGcmCodec:
     """Entries encrypted with a key of 32 bytes. Not more than 2 to the 32 of them with one key: nonces are random."""
 
     def __init__(self, key: bytes) -> None:
@@ -111,7 +111,7 @@ class Sealed:
         """See ``Codec``."""
         return self._name("kind", kind)
 
-    def place(self, tenant: str, kind: str, key: str) -> Place:
+    def place(self, tenant: str, kind: str, key: str) -> RowKey:
         """See ``Codec``."""
         return self.tenant(tenant), self.kind(kind), self._name("key", tenant, kind, key)
 
@@ -121,7 +121,7 @@ class Sealed:
         nonce = os.urandom(_NONCE)
         return nonce + self._cipher.encrypt(nonce, msgspec.msgpack.encode(content), _bound(place))
 
-    def read(self, place: Place, stored: bytes) -> Content:
+    def read(self, place: RowKey, stored: bytes) -> Content:
         """See ``Codec``."""
         try:
             opened = self._cipher.decrypt(stored[:_NONCE], stored[_NONCE:], _bound(place))
@@ -137,7 +137,7 @@ class Sealed:
 
 def codecs(keys: Sequence[bytes]) -> tuple[Codec, ...]:
     """How entries are written, first, and how older ones may have been. Without keys they are not encrypted."""
-    return tuple(map(Sealed, keys)) or (Plain(),)
+    return tuple(map(AesGcmCodec, keys)) or (Plain(),)
 
 
 def _derived(key: bytes, purpose: str) -> bytes:
@@ -145,5 +145,5 @@ def _derived(key: bytes, purpose: str) -> bytes:
     return hmac.new(key, f"compaction-proxy store {purpose}".encode(), hashlib.sha256).digest()
 
 
-def _bound(place: Place) -> bytes:
+def _bound(place: RowKey) -> bytes:
     return "\n".join(place).encode()

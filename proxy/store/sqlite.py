@@ -12,8 +12,8 @@ from pathlib import Path
 import structlog
 
 from proxy.store.interface import Entry, StoreFailed
-from proxy.store.lane import PAD, PAGE, Lane, rebuild
-from proxy.store.sealing import Codec, Content, Place, Unreadable, codecs
+from proxy.store.sealing import Codec, Content, RowKey, Unreadable, codecs
+from proxy.store.sqlite_worker import PAD, PAGE, SqliteWorker, rebuild
 from proxy.telemetry.metrics import STORE_REMOVED, STORE_UNREADABLE
 
 log = structlog.get_logger(__name__)
@@ -56,8 +56,8 @@ class SqliteStore:
         self._by_id = {codec.id: codec for codec in self._codecs}
         self._encrypts = bool(keys)
         self._max_bytes = max_bytes
-        self._writer = Lane(path, "store-write")
-        self._reader = Lane(path, "store-read") if path is not None else self._writer
+        self._writer = SqliteWorker(path, "store-write")
+        self._reader = SqliteWorker(path, "store-read") if path is not None else self._writer
         self._removed = True
         """Whether something may have been removed of which the log still has bytes."""
         self._foreign = 0
@@ -205,7 +205,7 @@ class SqliteStore:
             self._insert(db, content, expires)
         return content.value
 
-    def _discard(self, db: sqlite3.Connection, places: Sequence[Place]) -> None:
+    def _discard(self, db: sqlite3.Connection, places: Sequence[RowKey]) -> None:
         with db:
             db.executemany(_REMOVE, places)
         self._removed = True
@@ -278,7 +278,7 @@ class SqliteStore:
         excess = used - int(self._max_bytes * ROOM)
         query = "SELECT tenant, kind, key, length(value) FROM entries WHERE length(value) >= ? ORDER BY expires LIMIT ?"
         rows = db.execute(query, (SMALL, BATCH)).fetchall() or db.execute(query, (0, BATCH)).fetchall()
-        chosen: list[Place] = []
+        chosen: list[RowKey] = []
         for *place, size in rows:
             if excess <= 0:
                 break
@@ -286,7 +286,7 @@ class SqliteStore:
             excess -= (size // PAGE + 2) * PAGE
         return self._drop(db, chosen, "size")
 
-    def _drop(self, db: sqlite3.Connection, places: Sequence[Place], reason: str) -> bool:
+    def _drop(self, db: sqlite3.Connection, places: Sequence[RowKey], reason: str) -> bool:
         with db:
             db.executemany(_REMOVE, places)
         STORE_REMOVED.labels(reason=reason).inc(len(places))
@@ -307,7 +307,7 @@ def _read(codec: Codec, place: Sequence[str], stored: object) -> Content | None:
         return None
 
 
-def _kind(db: sqlite3.Connection, codec: Codec, place: Place) -> str:
+def _kind(db: sqlite3.Connection, codec: Codec, place: RowKey) -> str:
     """The real name of an entry's kind."""
     row = db.execute("SELECT value FROM entries WHERE tenant = ? AND kind = ? AND key = ?", place).fetchone()
     content = None if row is None else _read(codec, place, row[0])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-ANONYMOUS = "anonymous"
+SHARED_TENANT = "anonymous"
 """The tenant of callers without any key, if they count as one caller."""
 
-NOBODY = "nobody"
+UNSTORED_TENANT = "nobody"
 """Their tenant if they don't: the proxy stores nothing that they send."""

@@ -16,7 +16,7 @@ import msgspec
 
 from proxy.access.authenticator import Caller
 from proxy.store import Store
-from proxy.store.replicated_map import FIRST_READ_SECONDS, Shared
+from proxy.store.replicated_map import FIRST_READ_SECONDS, ReplicatedMap
 from proxy.summary.chunking import SummaryUnasked
 
 KIND = "spent"
@@ -61,7 +61,7 @@ class Budgets:
         """``clock`` gives seconds since 1970."""
         self._clock = clock
         self._process = secrets.token_hex(8)
-        self._spent = Shared(store, KIND, Spent, TEAMS, clock)
+        self._spent = ReplicatedMap(store, KIND, Spent, TEAMS, clock)
         self._begun: dict[str, int] = {}  # tokens of calls that have not ended
 
     def of(self, caller: Caller) -> Budget | None:

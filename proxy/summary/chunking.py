@@ -52,7 +52,7 @@ class SummaryModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class SummaryRequest:
     """What is to be summarised, and how long the summary may be, in tokens of the conversation's model.
 
     ``redact`` is what the model may not read; ``None``: it may read everything.
@@ -70,13 +70,13 @@ class Wish:
 class _Material:
     """What every request for one summary has in common. ``sample`` is of the language to write in."""
 
-    wish: Wish
+    wish: SummaryRequest
     model: SummaryModel
     previous: str | None
     sample: str | None
 
 
-async def write(wish: Wish, model: SummaryModel) -> str:
+async def write(wish: SummaryRequest, model: SummaryModel) -> str:
     """The text of the summary. Raises ``SummaryFailed`` or ``SummaryRejected``."""
     texts = await asyncio.to_thread(entries, wish.turns, wish.redact)
     sizes = await asyncio.to_thread(lambda: [model.count(text) + 2 for text in texts])

@@ -17,7 +17,7 @@ from proxy.overflow import Overflow, recognise
 from proxy.summary.budget import Budget
 from proxy.summary.chunking import SummaryFailed, SummaryTooLong
 from proxy.summary.quality import Written
-from proxy.upstream.transport import Lane, Outgoing
+from proxy.upstream.transport import Outgoing, Transport
 
 # Families that think before they write, by what their names hold: their thinking counts towards the output. Those that
 # think only when told to (Claude, hybrid models) have it in their names where a gateway tells them to.
@@ -54,7 +54,7 @@ class _Answer(msgspec.Struct):
 _TEXT_TYPES = ("text", "output_text", None)
 
 
-class LaneModel:
+class UpstreamSummaryModel:
     """A summary model at an upstream.
 
     ``name`` tells it from other models and from those of other upstreams. ``room`` is what its input may take in
@@ -65,7 +65,7 @@ class LaneModel:
 
     def __init__(
         self,
-        lane: Lane,
+        lane: Transport,
         model: str,
         *,
         upstream: str,

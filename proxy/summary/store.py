@@ -17,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 import structlog
 
-from proxy.compaction.artefacts import Artefacts
+from proxy.compaction.identifiers import Artefacts
 from proxy.store import Store, StoreFailed
 from proxy.summary.lease import Lease
 from proxy.telemetry.metrics import GIVEN_UP
@@ -68,7 +68,7 @@ FAILED_REMEMBERED = 5_000
 Origin = Literal["stored", "made", "digest"]
 
 
-class Entry(msgspec.Struct, frozen=True):
+class StoredSummary(msgspec.Struct, frozen=True):
     """What is kept for a checkpoint: the text, and the whole message that stands for the turns before it.
 
     ``tokens`` is the size of the message, ``found`` what the turns mention of paths, URLs and identifiers.
@@ -88,7 +88,7 @@ class Entry(msgspec.Struct, frozen=True):
     over_budget: bool = False
 
 
-Make = Callable[[Entry | None, int], Awaitable[Entry]]
+SummaryFactory = Callable[[StoredSummary | None, int], Awaitable[StoredSummary]]
 """Makes an entry from the previous one, if there is any, and the position up to which that one reaches."""
 
 
@@ -108,10 +108,10 @@ Place = tuple[str, str]
 """A tenant and the key of a checkpoint."""
 
 
-class _Flight:
+class InFlight:
     """One summary in the making, and how many wait for it."""
 
-    def __init__(self, task: asyncio.Task[Entry]) -> None:
+    def __init__(self, task: asyncio.Task[StoredSummary]) -> None:
         self.task = task
         self.waiting = 0
 
@@ -121,15 +121,15 @@ class Summaries:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._memory: dict[tuple[str, str], Entry] = {}
+        self._memory: dict[tuple[str, str], StoredSummary] = {}
         self._bytes = 0
         self._failures: dict[tuple[str, str], int] = {}
-        self._flights: dict[Place, _Flight] = {}
+        self._flights: dict[Place, InFlight] = {}
         self._unsaved: dict[Place, float] = {}  # when to try again, in the event loop's time
         self._background: set[asyncio.Task[None]] = set()
         self._saving: set[asyncio.Task[None]] = set()
 
-    async def stored(self, tenant: str, key: str) -> Entry | None:
+    async def stored(self, tenant: str, key: str) -> StoredSummary | None:
         """The entry, if there is one."""
         try:
             return await self._found(tenant, key)
@@ -138,7 +138,7 @@ class Summaries:
             # It may have been made while the store was asked.
             return self._in_memory(tenant, key)
 
-    async def _found(self, tenant: str, key: str) -> Entry | None:
+    async def _found(self, tenant: str, key: str) -> StoredSummary | None:
         """The same. Raises ``StoreFailed``."""
         entry = self._in_memory(tenant, key)
         if entry is not None:
@@ -153,7 +153,9 @@ class Summaries:
             self._remember(tenant, key, entry)
         return entry
 
-    async def obtain(self, tenant: str, checkpoints: Sequence[Checkpoint], make: Make) -> tuple[Entry, Origin]:
+    async def obtain(
+        self, tenant: str, checkpoints: Sequence[Checkpoint], make: SummaryFactory
+    ) -> tuple[StoredSummary, Origin]:
         """The entry for the last checkpoint, made from the latest earlier one that is stored.
 
         Concurrent callers for one checkpoint wait for one making. It goes on when the last of them leaves, within its
@@ -166,7 +168,7 @@ class Summaries:
         place = (tenant, last.key)
         flight = self._flights.get(place)
         if flight is None:
-            flight = self._flights[place] = _Flight(asyncio.ensure_future(self._make(tenant, checkpoints, make)))
+            flight = self._flights[place] = InFlight(asyncio.ensure_future(self._make(tenant, checkpoints, make)))
             flight.task.add_done_callback(lambda task: self._landed(place, task))
         flight.waiting += 1
         try:
@@ -177,7 +179,7 @@ class Summaries:
                 self._left_alone(place)
         return entry, "digest" if entry.digest else "made"
 
-    def begin(self, tenant: str, checkpoints: Sequence[Checkpoint], make: Make) -> None:
+    def begin(self, tenant: str, checkpoints: Sequence[Checkpoint], make: SummaryFactory) -> None:
         """Make an entry ahead of need, in the background."""
         key = checkpoints[-1].key
         if (tenant, key) in self._flights or self._in_memory(tenant, key) is not None:
@@ -226,7 +228,7 @@ class Summaries:
             for task in late:
                 task.cancel()
 
-    async def _make(self, tenant: str, checkpoints: Sequence[Checkpoint], make: Make) -> Entry:
+    async def _make(self, tenant: str, checkpoints: Sequence[Checkpoint], make: SummaryFactory) -> StoredSummary:
         """Make the entry, or wait for the worker that is making it."""
         key = checkpoints[-1].key
         lease = Lease(self._store, tenant, key)
@@ -247,7 +249,7 @@ class Summaries:
             if lease.held:
                 self._later(self._released(lease, saving))
 
-    async def _made_elsewhere(self, lease: Lease, tenant: str, key: str) -> Entry | None:
+    async def _made_elsewhere(self, lease: Lease, tenant: str, key: str) -> StoredSummary | None:
         """Return the entry that another worker is making; ``None`` if it ends without one."""
         while True:
             free = await lease.free()
@@ -287,7 +289,7 @@ class Summaries:
         # A request that comes while the task is still ending must not join it, but begin another one.
         self._flights.pop(place).task.cancel()
 
-    def _landed(self, place: Place, task: asyncio.Task[Entry]) -> None:
+    def _landed(self, place: Place, task: asyncio.Task[StoredSummary]) -> None:
         flight = self._flights.get(place)
         if flight is None or flight.task is not task:
             return
@@ -295,7 +297,7 @@ class Summaries:
         if flight.waiting == 0 and not task.cancelled() and (error := task.exception()) is not None:
             log.error("summary.background_failed", error=type(error).__name__, exc_info=error)
 
-    async def _earlier(self, tenant: str, checkpoints: Sequence[Checkpoint]) -> tuple[Entry | None, int]:
+    async def _earlier(self, tenant: str, checkpoints: Sequence[Checkpoint]) -> tuple[StoredSummary | None, int]:
         """The latest summary to build upon, and its position; none where the store fails or takes too long."""
         try:
             async with asyncio.timeout(LOOKING_SECONDS):
@@ -311,12 +313,12 @@ class Summaries:
                 return entry, earlier.position
         return None, 0
 
-    def _save(self, tenant: str, key: str, entry: Entry) -> asyncio.Task[None]:
+    def _save(self, tenant: str, key: str, entry: StoredSummary) -> asyncio.Task[None]:
         """Store an entry in the background, or take over the one that another worker has stored before."""
         self._unsaved.pop((tenant, key), None)
         return self._later(self._agree(tenant, key, entry))
 
-    async def _agree(self, tenant: str, key: str, entry: Entry) -> None:
+    async def _agree(self, tenant: str, key: str, entry: StoredSummary) -> None:
         value = msgspec.msgpack.encode(entry)
         try:
             first = await self._store.add(tenant, KIND, key, value, LIFETIME)
@@ -339,7 +341,7 @@ class Summaries:
         task.add_done_callback(self._saving.discard)
         return task
 
-    def _keep_digest(self, tenant: str, checkpoints: Sequence[Checkpoint], entry: Entry) -> Entry:
+    def _keep_digest(self, tenant: str, checkpoints: Sequence[Checkpoint], entry: StoredSummary) -> StoredSummary:
         """Keep a digest for a while, in this process only; for good, if makings failed too often."""
         key = checkpoints[-1].key
         known = self.given_up(tenant, checkpoints)
@@ -357,7 +359,7 @@ class Summaries:
         self._remember(tenant, key, entry)
         return entry
 
-    def _in_memory(self, tenant: str, key: str) -> Entry | None:
+    def _in_memory(self, tenant: str, key: str) -> StoredSummary | None:
         """The entry as this process has it; a digest only until it is to be tried anew."""
         entry = self._memory.get((tenant, key))
         if entry is None or not entry.digest or asyncio.get_running_loop().time() < entry.until:
@@ -365,7 +367,7 @@ class Summaries:
         self._forget(tenant, key)
         return None
 
-    def _remember(self, tenant: str, key: str, entry: Entry) -> None:
+    def _remember(self, tenant: str, key: str, entry: StoredSummary) -> None:
         if (tenant, key) in self._memory:
             self._forget(tenant, key)
         self._memory[tenant, key] = entry
@@ -383,16 +385,16 @@ class Summaries:
             log.error("summary.background_failed", error=type(error).__name__, exc_info=error)
 
 
-def _decoded(value: bytes) -> Entry | None:
+def _decoded(value: bytes) -> StoredSummary | None:
     """Return a stored entry; ``None`` if it is damaged or of another version: then it is replaced."""
     try:
-        return msgspec.msgpack.decode(value, type=Entry)
+        return msgspec.msgpack.decode(value, type=StoredSummary)
     except (msgspec.DecodeError, UnicodeDecodeError) as failure:
         log.warning("store.entry_unreadable", reason=str(failure))
         return None
 
 
-def _size(entry: Entry) -> int:
+def _size(entry: StoredSummary) -> int:
     """Bytes that an entry takes in memory, about."""
     texts = (text for found in entry.found.values() for text in found)
     return sum(map(sys.getsizeof, (entry, entry.text, entry.message, *texts)))

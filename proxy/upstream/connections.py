@@ -18,7 +18,7 @@ from yarl import URL
 
 from proxy.errors import UpstreamError, UpstreamInterrupted, UpstreamTimeout, UpstreamUnreachable
 from proxy.http.headers import for_client
-from proxy.http.timers import overdue
+from proxy.http.timers import coarse_timer
 from proxy.upstream.pool import Pool
 from proxy.upstream.transport import Answer, Headers
 
@@ -66,7 +66,7 @@ class Connections:
             if within is None:
                 response = await self._request(method, url, headers, body)
             else:
-                late = overdue()
+                late = coarse_timer()
                 with late.until(late.now() + within):
                     response = await self._request(method, url, headers, body)
         except BaseException as error:

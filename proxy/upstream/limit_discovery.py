@@ -21,7 +21,7 @@ from proxy.config.providers import SPEAKS_OPENAI
 from proxy.errors import NotFound, ProxyError
 from proxy.http.headers import VIA
 from proxy.limits.profiles.litellm_table import as_tokens
-from proxy.upstream.relay import RelayLane
+from proxy.upstream.relay import RelayTransport
 
 log = structlog.get_logger(__name__)
 
@@ -63,7 +63,7 @@ _WINDOW_FIELDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class StatedLimit:
     """A window in tokens, input and output together, and where the upstream says so."""
 
     context_window: int
@@ -71,21 +71,21 @@ class Told:
 
 
 @dataclass(slots=True)
-class _Book:
+class UpstreamModels:
     """What one upstream told. ``due`` is when to ask again, ``names`` are the models that were asked for."""
 
     due: float = 0.0
     names: set[str] = field(default_factory=set)
     ids: frozenset[str] = frozenset()
-    listed: dict[str, Told] = field(default_factory=dict)
-    shown: dict[str, Told | None] = field(default_factory=dict)
-    loaded: dict[str, Told] = field(default_factory=dict)
-    everywhere: Told | None = None
+    listed: dict[str, StatedLimit] = field(default_factory=dict)
+    shown: dict[str, StatedLimit | None] = field(default_factory=dict)
+    loaded: dict[str, StatedLimit] = field(default_factory=dict)
+    everywhere: StatedLimit | None = None
     shows: bool = False
     complained: bool = False
     task: asyncio.Task[None] | None = None
 
-    def find(self, model: str) -> Told | None:
+    def find(self, model: str) -> StatedLimit | None:
         name = _listed_as(model, self.ids)
         return self.listed.get(name) or self.loaded.get(name) or self.shown.get(name) or self.everywhere
 
@@ -105,23 +105,23 @@ class _Book:
         return now >= self.due or unseen
 
 
-class Enquiries:
+class LimitDiscovery:
     """Asks upstreams in the background, with their own key or none, and keeps what they told."""
 
     def __init__(
         self,
         upstreams: Mapping[str, UpstreamSettings],
-        relay: Callable[[str], Awaitable[RelayLane]],
+        relay: Callable[[str], Awaitable[RelayTransport]],
         instance: str,
         clock: Callable[[], float] = time.monotonic,
         *,
-        before: Enquiries | None = None,
+        before: LimitDiscovery | None = None,
         kept: Collection[str] = (),
     ) -> None:
         """``before`` are those of the configuration that this one replaces; what was told by ``kept`` still holds."""
         known = {} if before is None else {name: book for name, book in before._books.items() if name in kept}
-        self._books: dict[str, _Book] = {
-            name: known.get(name) or _Book(due=clock())
+        self._books: dict[str, UpstreamModels] = {
+            name: known.get(name) or UpstreamModels(due=clock())
             for name, settings in upstreams.items()
             if name in known or may_tell(settings)
         }
@@ -129,7 +129,7 @@ class Enquiries:
         self._instance = instance
         self._clock = clock
 
-    def told(self, upstream: str, model: str) -> Told | None:
+    def told(self, upstream: str, model: str) -> StatedLimit | None:
         """What is known by now. Where it is time to ask, that is begun; nobody waits for it."""
         book = self._books.get(upstream)
         if book is None:
@@ -143,7 +143,7 @@ class Enquiries:
         running = [book.task for book in self._books.values() if book.task is not None]
         await asyncio.gather(*running, return_exceptions=True)
 
-    async def retire(self, successor: Enquiries) -> None:
+    async def retire(self, successor: LimitDiscovery) -> None:
         """Stop asking those that the successor does not ask. What was told stays."""
         mine = [book for name, book in self._books.items() if successor._books.get(name) is not book]
         running = [book.task for book in mine if book.task is not None]
@@ -158,7 +158,7 @@ class Enquiries:
                 book.task.cancel()
         await self.settled()
 
-    async def _round(self, upstream: str, book: _Book) -> None:
+    async def _round(self, upstream: str, book: UpstreamModels) -> None:
         try:
             await self._ask(upstream, book)
         except NotFound:
@@ -169,7 +169,7 @@ class Enquiries:
             book.due = self._clock() + (SOON if book.waits else EVERY)
             book.task = None
 
-    async def _ask(self, upstream: str, book: _Book) -> None:
+    async def _ask(self, upstream: str, book: UpstreamModels) -> None:
         """One round. What was told before stays where an upstream says nothing now."""
         lane = await self._relay(upstream)
         root = lane.base_url.removesuffix("/v1")
@@ -199,8 +199,8 @@ class Enquiries:
         book.complained = book.complained and not found
 
     async def _shown(
-        self, book: _Book, answer: Callable[[str, str, bytes | None], Awaitable[dict[str, Any]]], root: str
-    ) -> dict[str, Told]:
+        self, book: UpstreamModels, answer: Callable[[str, str, bytes | None], Awaitable[dict[str, Any]]], root: str
+    ) -> dict[str, StatedLimit]:
         """What Ollama shows of the models that were asked for, of those that it has."""
         book.names = {name for name in book.names if _listed_as(name, book.ids) in book.ids}
         for name in sorted(book.names):
@@ -214,7 +214,7 @@ class Enquiries:
                 book.loaded[_listed_as(name, book.ids)] = told
         return {name: told for name, told in book.shown.items() if told is not None}
 
-    async def _answer(self, lane: RelayLane, method: str, url: str, body: bytes | None) -> dict[str, Any]:
+    async def _answer(self, lane: RelayTransport, method: str, url: str, body: bytes | None) -> dict[str, Any]:
         """The JSON object that an address answers with. Raises ``_NoAnswerError``."""
         headers = [("accept", "application/json"), (VIA, self._instance)]
         if body is not None:
@@ -255,13 +255,13 @@ def may_tell(settings: UpstreamSettings) -> bool:
     return not any(host == silent or host.endswith(f".{silent}") for silent in _SILENT_HOSTS)
 
 
-def windows(entries: list[dict[str, Any]], where: str) -> dict[str, Told]:
+def windows(entries: list[dict[str, Any]], where: str) -> dict[str, StatedLimit]:
     """The windows that a list of models tells, by the model's id."""
     found = {}
     for entry in entries:
         for name in _WINDOW_FIELDS:
             if tokens := _window(entry.get(name)):
-                found[entry["id"]] = Told(tokens, f"upstream: {name} in {where}")
+                found[entry["id"]] = StatedLimit(tokens, f"upstream: {name} in {where}")
                 break
     for entry in entries:
         # vLLM lists adapters without a window, and names the model that they adapt.
@@ -271,28 +271,28 @@ def windows(entries: list[dict[str, Any]], where: str) -> dict[str, Told]:
     return found
 
 
-def props(answer: Mapping[str, Any]) -> Told | None:
+def props(answer: Mapping[str, Any]) -> StatedLimit | None:
     """The window of each of llama.cpp's slots."""
     generation = answer.get("default_generation_settings")
     tokens = _window(generation.get("n_ctx")) if isinstance(generation, Mapping) else None
-    return None if tokens is None else Told(tokens, "upstream: n_ctx in /props")
+    return None if tokens is None else StatedLimit(tokens, "upstream: n_ctx in /props")
 
 
-def show(answer: Mapping[str, Any]) -> Told | None:
+def show(answer: Mapping[str, Any]) -> StatedLimit | None:
     """The window of a model of Ollama's: the one set for it, else the one that the model was made for."""
     parameters = answer.get("parameters")
     for line in parameters.splitlines() if isinstance(parameters, str) else ():
         name, _, value = line.strip().partition(" ")
         if name == "num_ctx" and (tokens := _window(value)):
-            return Told(tokens, "upstream: num_ctx in /api/show")
+            return StatedLimit(tokens, "upstream: num_ctx in /api/show")
     about = answer.get("model_info")
     for key, value in about.items() if isinstance(about, Mapping) else ():
         if key.endswith(".context_length") and (tokens := _window(value)):
-            return Told(tokens, "upstream: context_length in /api/show")
+            return StatedLimit(tokens, "upstream: context_length in /api/show")
     return None
 
 
-def loaded(answer: Mapping[str, Any]) -> dict[str, Told]:
+def loaded(answer: Mapping[str, Any]) -> dict[str, StatedLimit]:
     """The windows with which Ollama has loaded models, by their names. What the server sets by default shows here only.
 
     Source: https://docs.ollama.com/api/ps
@@ -303,7 +303,7 @@ def loaded(answer: Mapping[str, Any]) -> dict[str, Told]:
     for entry in entries:
         name, tokens = entry.get("model") or entry.get("name"), _window(entry.get("context_length"))
         if isinstance(name, str) and tokens is not None:
-            found[name] = Told(tokens, "upstream: context_length in /api/ps")
+            found[name] = StatedLimit(tokens, "upstream: context_length in /api/ps")
     return found
 
 

@@ -7,12 +7,12 @@ import weakref
 from collections.abc import Mapping
 
 from proxy.config import UpstreamSettings
-from proxy.config.providers import SPEAKS_OPENAI, Reach, reach
+from proxy.config.providers import SPEAKS_OPENAI, TransportChoice, resolve_transport
 from proxy.errors import NotFound
 from proxy.upstream.litellm.providers import asked_litellm
 from proxy.upstream.litellm.request import api_base
-from proxy.upstream.relay import Address, RelayLane, azure_address
-from proxy.upstream.transport import Lane
+from proxy.upstream.relay import Address, RelayTransport, azure_address
+from proxy.upstream.transport import Transport
 
 ANTHROPIC = "anthropic"
 
@@ -23,12 +23,12 @@ class _Place:
     def __init__(self, name: str, settings: UpstreamSettings) -> None:
         self.name = name
         self.settings = settings
-        self._lane: Lane | None = None
-        self._native: RelayLane | None = None
+        self._lane: Transport | None = None
+        self._native: RelayTransport | None = None
         self._opening = asyncio.Lock()
         self._retired = False
 
-    async def lane(self) -> Lane:
+    async def lane(self) -> Transport:
         """The lane. Raises ``ConfigurationError`` if there is no way to the provider."""
         if self._lane is None:
             async with self._opening:
@@ -39,7 +39,7 @@ class _Place:
                     self._lane = lane
         return self._lane
 
-    async def relay(self) -> RelayLane:
+    async def relay(self) -> RelayTransport:
         """Return the lane for requests in the provider's own format. Raises ``NotFound`` if there is none."""
         if self.settings.provider == ANTHROPIC:
             if self._native is None:
@@ -48,7 +48,7 @@ class _Place:
                     await self._native.retire()
             return self._native
         lane = await self.lane()
-        if not isinstance(lane, RelayLane):
+        if not isinstance(lane, RelayTransport):
             raise NotFound(
                 "This path needs an upstream that speaks OpenAI's API; only chat completions are translated."
             )
@@ -79,7 +79,7 @@ class Upstreams:
         self.kept = frozenset(name for name, place in self._places.items() if place is known.get(name))
         """The names of the upstreams that are as they were."""
 
-    async def lane(self, name: str) -> Lane:
+    async def lane(self, name: str) -> Transport:
         """The lane to an upstream. Raises ``ConfigurationError`` if there is no way to its provider."""
         return await self._places[name].lane()
 
@@ -90,7 +90,7 @@ class Upstreams:
         for place in mine:
             await place.retire()
 
-    async def relay(self, name: str) -> RelayLane:
+    async def relay(self, name: str) -> RelayTransport:
         """Return the lane for requests in an upstream's own format: OpenAI's, or Anthropic's for its API.
 
         Raises ``NotFound`` for providers that are only translated.
@@ -108,23 +108,23 @@ class Upstreams:
             await place.aclose()
 
 
-async def _opened(upstream: str, settings: UpstreamSettings) -> Lane:
-    found = reach(settings.provider, settings.base_url, settings.lane, where=f"upstreams.{upstream}")
+async def _opened(upstream: str, settings: UpstreamSettings) -> Transport:
+    found = resolve_transport(settings.provider, settings.base_url, settings.lane, where=f"upstreams.{upstream}")
     if found is None:
         found = await asked_litellm(settings.provider, settings.base_url)
     key, headers = _key(settings), _headers(settings)
     if found.lane == "translate":
         # Imported here: a deployment that only relays never pays for it.
-        from proxy.upstream.litellm.transport import TranslateLane
+        from proxy.upstream.litellm.transport import LiteLLMTransport
 
-        return TranslateLane(settings.provider, found.base_url, key, headers)
-    return RelayLane(_address(settings, found), upstream=upstream, api_key=key, headers=headers)
+        return LiteLLMTransport(settings.provider, found.base_url, key, headers)
+    return RelayTransport(_address(settings, found), upstream=upstream, api_key=key, headers=headers)
 
 
-def _anthropic(upstream: str, settings: UpstreamSettings) -> RelayLane:
+def _anthropic(upstream: str, settings: UpstreamSettings) -> RelayTransport:
     """Return the lane to Anthropic's own API. Its `base_url` may end in the version or not."""
     address = Address(f"{api_base(ANTHROPIC, settings.base_url)}/v1", key_header="x-api-key", known=True)
-    return RelayLane(address, upstream=upstream, api_key=_key(settings), headers=_headers(settings))
+    return RelayTransport(address, upstream=upstream, api_key=_key(settings), headers=_headers(settings))
 
 
 def _key(settings: UpstreamSettings) -> str | None:
@@ -135,7 +135,7 @@ def _headers(settings: UpstreamSettings) -> dict[str, str]:
     return {name: value.get_secret_value() for name, value in settings.headers.items()}
 
 
-def _address(settings: UpstreamSettings, found: Reach) -> Address:
+def _address(settings: UpstreamSettings, found: TransportChoice) -> Address:
     base_url = (found.base_url or "").rstrip("/")
     if settings.provider == "azure":
         return azure_address(base_url, settings.api_version)

@@ -64,7 +64,7 @@ def azure_address(base_url: str, api_version: str | None) -> Address:
     return Address(base, query, "api-key", deployments=True)
 
 
-class RelayLane:
+class RelayTransport:
     """Sends bodies to one upstream as they are."""
 
     def __init__(self, address: Address, *, upstream: str, api_key: str | None, headers: Mapping[str, str]) -> None:

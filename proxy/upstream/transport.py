@@ -44,7 +44,7 @@ class Answer(msgspec.Struct, eq=False):
     keeps_request: bool = False
 
 
-class Lane(Protocol):
+class Transport(Protocol):
     """How requests reach one upstream."""
 
     async def send(self, request: Outgoing) -> Answer:

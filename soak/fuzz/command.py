@@ -92,26 +92,26 @@ def read_packed(data: bytes) -> None:
 
 def read_settings(data: bytes) -> None:
     """A configuration file."""
-    from proxy.config.faults import Faults
+    from proxy.config.faults import Issues
     from proxy.config.loading import loads
 
     try:
         loads(data, {})
-    except Faults:
+    except Issues:
         return
 
 
 def read_message(data: bytes) -> None:
     """Text of a conversation: secrets, other tools' summaries, names of files, and the fence around it all."""
-    from proxy.compaction.artefacts import artefacts
     from proxy.compaction.foreign import recognised
+    from proxy.compaction.identifiers import identifiers
     from proxy.compaction.summary_message import TAG, fenced
     from proxy.summary.redaction import Redaction
 
     text = data.decode("utf-8", "replace")
     Redaction(secrets=True)(text)
     recognised({"role": "user", "content": text})
-    artefacts([text], None, [])
+    identifiers([text], None, [])
     if f"</{TAG}>" in fenced(text):
         raise Finding("the fence is open")
 

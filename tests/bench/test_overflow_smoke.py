@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.overflow.lines import Line, lines
 from bench.overflow.scores import is_of, ours, score
-from proxy.dialects.chat.usage import finished
+from proxy.dialects.chat.usage import read_usage
 from proxy.overflow import Overflow
 from proxy.overflow.silent import Finished
 
@@ -116,7 +116,7 @@ def test_a_stream_is_put_together() -> None:
         {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {"output_tokens": 2}},
     ]
     body = "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events).encode()
-    assert finished(body) == Finished("max_tokens", 900, 2, empty=True)
+    assert read_usage(body) == Finished("max_tokens", 900, 2, empty=True)
 
 
 def test_sources_are_told_apart() -> None:

@@ -14,10 +14,10 @@ from proxy.compaction.fit import fit
 from proxy.compaction.groups import head_length
 from proxy.compaction.message import Turn, decode
 from proxy.compaction.pins import Pins
-from proxy.compaction.render import Piece, Rendered, render
-from proxy.compaction.rules import ArgumentRules, DuplicateRules, Frame, MediaRules, ResultRules, Rules
-from proxy.compaction.scan import Plan, scan
-from proxy.compaction.summary_message import Gist, mentioned, summary_message
+from proxy.compaction.planning import Plan, make_plan
+from proxy.compaction.render import OutgoingMessage, RenderedConversation, render
+from proxy.compaction.rules import ArgumentRules, DuplicateRules, Envelope, MediaRules, ResultRules, Rules
+from proxy.compaction.summary_message import SummaryParts, collect_identifiers, summary_message
 
 from .conversations import message_tokens, text_tokens
 
@@ -29,7 +29,7 @@ FIXED = 40
 class Sent:
     """What leaves for the upstream. ``plan`` is ``None`` where the request goes as it came."""
 
-    pieces: list[Piece]
+    pieces: list[OutgoingMessage]
     plan: Plan | None
     steps: tuple[str, ...] = ()
 
@@ -120,7 +120,7 @@ def send(
     summary: Callable[[Sequence[Turn]], str] = summary_text,
 ) -> Sent:
     """What a proxy with this policy sends on. The bytes of a request are its messages'."""
-    untouched = Sent([Piece(t.raw, t.facts.tokens, t) for t in turns], None)
+    untouched = Sent([OutgoingMessage(t.raw, t.facts.tokens, t) for t in turns], None)
     before = sum(t.facts.tokens for t in turns)
     triggers = [policy.trigger, *(part.trigger for part in policy.stages)]
     bounded = policy.bounds.reached(len(turns), sum(len(turn.raw) + COMMA for turn in turns))
@@ -129,17 +129,17 @@ def send(
     head = head_length(turns)
     overhead = FIXED + sum(t.facts.tokens for t in turns[:head])
     around = sum(len(turn.raw) + SEPARATOR for turn in turns[:head])
-    plan = scan(turns[head:], policy, Frame(budget, overhead, head, around), message_tokens)
+    plan = make_plan(turns[head:], policy, Envelope(budget, overhead, head, around), message_tokens)
     piece = None
     if plan.cut:
         dropped = turns[head : head + plan.cut]
         apart = {*plan.pinned, plan.carried.get(plan.cut, -1)}
         quoted = [turn for index, turn in enumerate(dropped) if index not in apart]
         kept = "0123456789abcdef0123" if policy.archive else None
-        gist = Gist(quoted, mentioned(dropped, None), summary(dropped), kept)
+        gist = SummaryParts(quoted, collect_identifiers(dropped, None), summary(dropped), kept)
         raw = summary_message(gist, plan.caps_at(plan.cut), policy, text_tokens)
-        piece = Piece(raw, message_tokens(decode(raw)), None)
-    rendered: Rendered = render(turns, head, plan, policy, piece, message_tokens)
+        piece = OutgoingMessage(raw, message_tokens(decode(raw)), None)
+    rendered: RenderedConversation = render(turns, head, plan, policy, piece, message_tokens)
     room = None if budget is None else budget - FIXED
     rendered = fit(rendered, room, policy, message_tokens, policy.bounds.bytes)
     if rendered.tokens >= before and not bounded:

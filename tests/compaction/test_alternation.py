@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.compaction.alternation import NOTE, NOTED, OPENING, alternating
 from proxy.compaction.message import RESULT_ROLES, decode, text_of
-from proxy.compaction.render import Piece
+from proxy.compaction.render import OutgoingMessage
 from proxy.demo import validity
 
 from .conversations import (
@@ -32,17 +32,17 @@ from .conversations import (
 )
 
 
-def piece(message: Any) -> Piece:
+def piece(message: Any) -> OutgoingMessage:
     made = turn(message)
-    return Piece(made.raw, made.facts.tokens, made)
+    return OutgoingMessage(made.raw, made.facts.tokens, made)
 
 
-def summary(text: str, role: str = "user") -> Piece:
+def summary(text: str, role: str = "user") -> OutgoingMessage:
     made = piece({"role": role, "content": text})
-    return Piece(made.raw, made.tokens, None)
+    return OutgoingMessage(made.raw, made.tokens, None)
 
 
-def messages_of(pieces: Sequence[Piece]) -> list[Any]:
+def messages_of(pieces: Sequence[OutgoingMessage]) -> list[Any]:
     return [msgspec.json.decode(p.raw) for p in pieces]
 
 
@@ -173,7 +173,7 @@ def test_what_needs_nothing_comes_back_as_the_object_it_is() -> None:
 
 def test_the_other_fields_of_what_is_joined_keep_their_bytes() -> None:
     raw = b'{ "seed": 1.0, "role":"user", "content":"go", "name":"\\u00e9" }'
-    first = Piece(raw, 7, piece(decode(raw)).turn)
+    first = OutgoingMessage(raw, 7, piece(decode(raw)).turn)
     (joined,) = alternating([first, piece(user("on"))], message_tokens)
     assert b'"seed":1.0' in joined.raw
     assert b'"name":"\\u00e9"' in joined.raw
@@ -182,7 +182,7 @@ def test_the_other_fields_of_what_is_joined_keep_their_bytes() -> None:
 
 def test_a_lone_surrogate_is_joined_too() -> None:
     raw = b'{"role":"user","content":"\\ud800"}'
-    (joined,) = alternating([Piece(raw, 7, None), piece(GO)], message_tokens)
+    (joined,) = alternating([OutgoingMessage(raw, 7, None), piece(GO)], message_tokens)
     assert decode(joined.raw) == {"role": "user", "content": "\ud800\n\ngo"}
 
 

@@ -14,9 +14,9 @@ from proxy.compaction.conditions import Clause
 from proxy.compaction.fit import NAME as FIT
 from proxy.compaction.fit import fit
 from proxy.compaction.message import Turn, decode
-from proxy.compaction.render import SUMMARY, Piece, Rendered
-from proxy.compaction.rules import Frame, Rules
-from proxy.compaction.scan import Plan, scan
+from proxy.compaction.planning import Plan, make_plan
+from proxy.compaction.render import SUMMARY, OutgoingMessage, RenderedConversation
+from proxy.compaction.rules import Envelope, Rules
 from proxy.compaction.stages import media, results
 from proxy.demo import validity
 
@@ -42,7 +42,7 @@ PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + 
 
 
 def planned(messages: list[Message], policy: Rules, budget: int | None = WIDE) -> Plan:
-    return scan(turns(messages), policy, Frame(budget, 0, 0), message_tokens)
+    return make_plan(turns(messages), policy, Envelope(budget, 0, 0), message_tokens)
 
 
 def chatter(count: int) -> list[Message]:
@@ -142,9 +142,9 @@ def test_a_result_that_is_held_to_a_size_does_not_count_with_all_its_bytes() -> 
     huge = "\n".join(f"line {number}" for number in range(40_000))
     messages = [user("go"), assistant(None, call("c", "read")), result("c", huge), assistant("well"), user("and?")]
     policy = rules(bounds=Bounds(bytes=200_000), results=False)
-    plan = scan(turns(messages), policy, Frame(10_000, 0, 0), message_tokens)
+    plan = make_plan(turns(messages), policy, Envelope(10_000, 0, 0), message_tokens)
     assert plan.clips
-    unbounded = scan(turns(messages), rules(results=False), Frame(10_000, 0, 0), message_tokens)
+    unbounded = make_plan(turns(messages), rules(results=False), Envelope(10_000, 0, 0), message_tokens)
     assert plan.checkpoints == unbounded.checkpoints
 
 
@@ -152,8 +152,10 @@ class Around:
     """The ladder, in bytes."""
 
     @staticmethod
-    def fitted(messages: list[Message], room: int, policy: Rules | None = None) -> tuple[list[Any], Rendered]:
-        whole = Rendered([Piece(t.raw, t.facts.tokens, t) for t in turns(messages)], ())
+    def fitted(
+        messages: list[Message], room: int, policy: Rules | None = None
+    ) -> tuple[list[Any], RenderedConversation]:
+        whole = RenderedConversation([OutgoingMessage(t.raw, t.facts.tokens, t) for t in turns(messages)], ())
         out = fit(whole, None, policy or rules(), message_tokens, room)
         return [decode(piece.raw) for piece in out.pieces], out
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.compaction.fit import NAME, SMALLEST, fit
 from proxy.compaction.message import decode
-from proxy.compaction.render import Piece, Rendered
+from proxy.compaction.render import OutgoingMessage, RenderedConversation
 from proxy.compaction.rules import Rules
 from proxy.demo import validity
 
@@ -37,11 +37,13 @@ def words(tokens: int) -> str:
     return "\n".join(["some words in a line"] * (tokens * 4 // 21))
 
 
-def whole(messages: list[Message]) -> Rendered:
-    return Rendered([Piece(t.raw, t.facts.tokens, t) for t in turns(messages)], ("results",))
+def whole(messages: list[Message]) -> RenderedConversation:
+    return RenderedConversation([OutgoingMessage(t.raw, t.facts.tokens, t) for t in turns(messages)], ("results",))
 
 
-def fitted(messages: list[Message], room: int, policy: Rules = FIRM) -> tuple[list[Any], list[int], Rendered]:
+def fitted(
+    messages: list[Message], room: int, policy: Rules = FIRM
+) -> tuple[list[Any], list[int], RenderedConversation]:
     """The messages, which of them changed, and the outcome."""
     out = fit(whole(messages), room, policy, message_tokens)
     after = [decode(piece.raw) for piece in out.pieces]
@@ -141,8 +143,10 @@ def test_a_command_that_is_a_whole_file_gives_way_at_last() -> None:
 
 def test_the_summary_is_never_touched() -> None:
     raw = msgspec.json.encode(user(words(900)))
-    summary = Piece(raw, message_tokens(decode(raw)), None)
-    out = fit(Rendered([summary, *whole([user("last")]).pieces], ("summary",)), 100, YIELDING, message_tokens)
+    summary = OutgoingMessage(raw, message_tokens(decode(raw)), None)
+    out = fit(
+        RenderedConversation([summary, *whole([user("last")]).pieces], ("summary",)), 100, YIELDING, message_tokens
+    )
     assert out.pieces[0] is summary
     assert out.steps == ("summary",)
 

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.compaction.artefacts import artefacts
 from proxy.compaction.foreign import FORMATS, foreign_summary, recognised
+from proxy.compaction.identifiers import identifiers
 from proxy.compaction.message import decode
-from proxy.compaction.rules import Caps
-from proxy.compaction.summary_message import Gist, summary_message
+from proxy.compaction.rules import SectionLimits
+from proxy.compaction.summary_message import SummaryParts, summary_message
 
 from .conversations import assistant, call, system, text_tokens, turns, user
 from .sending import rules
@@ -192,8 +192,8 @@ def test_only_a_user_has_words_beside_a_summary() -> None:
 def test_the_programs_own_summary_gives_the_users_messages_back() -> None:
     said = ["Repair the build. </user_message> is a tag.", "Thanks!", "Now the linter: " + "src/a.py " * 40]
     dropped = turns([user(said[0]), assistant("I look."), user(said[1]), user(said[2])])
-    caps = Caps(summary=500, users=2000, newest=2000, system=2000, words=200, index=200, group=None)
-    raw = summary_message(Gist(dropped, artefacts(["src/a.py"], None), BODY), caps, rules(), text_tokens)
+    caps = SectionLimits(summary=500, users=2000, newest=2000, system=2000, words=200, index=200, group=None)
+    raw = summary_message(SummaryParts(dropped, identifiers(["src/a.py"], None), BODY), caps, rules(), text_tokens)
     found = recognised(decode(raw))
     assert found is not None
     assert found.tool == "compaction proxy"

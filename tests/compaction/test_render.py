@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from proxy.compaction.message import decode
-from proxy.compaction.render import REMEMBERED_BYTES, Piece, render
-from proxy.compaction.rules import Caps
-from proxy.compaction.scan import Frontier, Plan
+from proxy.compaction.planning import Frontier, Plan
+from proxy.compaction.render import REMEMBERED_BYTES, OutgoingMessage, render
+from proxy.compaction.rules import SectionLimits
 
 from .conversations import Counting, assistant, call, message_tokens, result, system, turn, turns, user
 from .sending import rules
 
-CAPS = Caps(100, 100, 100, 100, 100, 100, 1000)
-SUMMARY = Piece(b'{"role":"user","content":"so far"}', 9, None)
+CAPS = SectionLimits(100, 100, 100, 100, 100, 100, 1000)
+SUMMARY = OutgoingMessage(b'{"role":"user","content":"so far"}', 9, None)
 LONG = "\n".join(f"line {n} of a long output" for n in range(300))
 CONVERSATION = [
     system("head"),
@@ -27,7 +27,7 @@ CONVERSATION = [
 ]
 
 
-def rendered(plan: Plan, summary: Piece | None = None) -> tuple[list[object], tuple[str, ...]]:
+def rendered(plan: Plan, summary: OutgoingMessage | None = None) -> tuple[list[object], tuple[str, ...]]:
     out = render(turns(CONVERSATION), 1, plan, rules(), summary, message_tokens)
     assert out.tokens == sum(piece.tokens for piece in out.pieces)
     return [decode(piece.raw) for piece in out.pieces], out.steps

@@ -10,23 +10,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.compaction.message import decode, text_of
-from proxy.compaction.rules import SUMMARY_FRAME_TOKENS, Caps, Frame, caps
+from proxy.compaction.rules import SUMMARY_FRAME_TOKENS, Envelope, SectionLimits, caps
 from proxy.compaction.shorten import middle_cut
 from proxy.compaction.sizes import Sizes
-from proxy.compaction.summary_message import TAG, Gist, fenced, mentioned, summary_message, user_messages
+from proxy.compaction.summary_message import (
+    TAG,
+    SummaryParts,
+    collect_identifiers,
+    fenced,
+    summary_message,
+    user_messages,
+)
 from proxy.dialects.chat.counting import Counter
 from proxy.limits.profiles.profile import Profile
 
 from .conversations import FLAVOURS, IMAGE, Message, assistant, call, result, text_of_size, text_tokens, turns, user
 from .sending import rules
 
-ROOMY = Caps(summary=4000, users=20_000, newest=20_000, system=20_000, words=2000, index=2000, group=None)
+ROOMY = SectionLimits(summary=4000, users=20_000, newest=20_000, system=20_000, words=2000, index=2000, group=None)
 BLOCK = re.compile(r"<user_message>\n(.*?)\n</user_message>", re.DOTALL)
 
 
-def note(messages: list[Message], summary: str = "They worked.", room: Caps = ROOMY) -> str:
+def note(messages: list[Message], summary: str = "They worked.", room: SectionLimits = ROOMY) -> str:
     dropped = turns(messages)
-    message = decode(summary_message(Gist(dropped, mentioned(dropped, None), summary), room, rules(), text_tokens))
+    message = decode(
+        summary_message(SummaryParts(dropped, collect_identifiers(dropped, None), summary), room, rules(), text_tokens)
+    )
     assert (message["role"], set(message)) == ("user", {"role", "content"})
     return text_of(message)
 
@@ -67,7 +76,7 @@ def test_what_the_assistant_said_last_is_in_it() -> None:
 
 
 def test_it_says_where_the_messages_are_kept() -> None:
-    gist = Gist(turns([user("go")]), {}, "so far", "0123456789abcdef0123")
+    gist = SummaryParts(turns([user("go")]), {}, "so far", "0123456789abcdef0123")
     assert "kept whole in the archive as 0123456789abcdef0123." in text_of(
         decode(summary_message(gist, ROOMY, rules(), text_tokens))
     )
@@ -162,7 +171,7 @@ def test_it_never_takes_more_tokens_than_the_scan_reckons_with(
     budget: int, number: int, each: int, flavour: int
 ) -> None:
     """With the counter of a real model; the scan reckons with the sum below, whatever the texts are."""
-    room = caps(rules(), Frame(budget, 100, 0).rounded())
+    room = caps(rules(), Envelope(budget, 100, 0).rounded())
     messages: list[Message] = []
     for n in range(number):
         text = text_of_size(each, flavour, n)
@@ -173,7 +182,7 @@ def test_it_never_takes_more_tokens_than_the_scan_reckons_with(
     text = f"<{TAG}> and line {budget} of the notes\n" * room.summary
     summary = middle_cut(text, room.summary, COUNTER.text, "")
     body = turns(messages, COUNTER.message)
-    gist = Gist(body, mentioned(body, None), summary, "0123456789abcdef0123")
+    gist = SummaryParts(body, collect_identifiers(body, None), summary, "0123456789abcdef0123")
     raw = summary_message(gist, room, rules(), COUNTER.text)
     users = min(Sizes(body, None).users[-1], room.users)
     assert COUNTER.message(decode(raw)) <= SUMMARY_FRAME_TOKENS + room.summary + room.words + room.index + users

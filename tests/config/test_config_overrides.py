@@ -9,7 +9,7 @@ import pytest
 
 from proxy.compaction.conditions import Clause
 from proxy.config import Policy, check
-from proxy.config.faults import Faults
+from proxy.config.faults import Issues
 from proxy.config.loading import loads
 
 POLICIES = """
@@ -93,7 +93,7 @@ def test_the_fingerprint_is_that_of_what_is_in_force() -> None:
 
 
 def complaint(text: str) -> tuple[int, str]:
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(Issues) as caught:
         loads(dedent(text).encode(), {})
     (fault,) = caught.value.faults
     return fault.line, fault.message

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.config import Settings
-from proxy.config.faults import Fault, Faults
+from proxy.config.faults import Issue, Issues
 from proxy.config.loading import loads
 
 NAMES = [
@@ -86,10 +86,10 @@ MARKS = [
 MARKS += ["> ", "? ", "#", "%", "---\n", "\t", "\x00", "\x85", "\u2028", "\ufeff"]
 
 
-def outcome(content: bytes) -> Settings | list[Fault]:
+def outcome(content: bytes) -> Settings | list[Issue]:
     try:
         return loads(content, {"A": "x"})
-    except Faults as found:
+    except Issues as found:
         return found.faults
 
 

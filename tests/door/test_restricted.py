@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from proxy.config.faults import Faults
+from proxy.config.faults import Issues
 from proxy.config.loading import loads
 
 from .client import CHAT, JSON, StartProxy, ask
@@ -158,6 +158,6 @@ def test_the_paths_of_a_team(
 
 
 def test_a_list_of_models_can_not_be_combined_with_all_paths() -> None:
-    with pytest.raises(Faults) as caught:
+    with pytest.raises(Issues) as caught:
         loads(b"teams: {a: {models: [cheap], paths: all}}", {})
     assert "can't be all for a team with models" in str(caught.value.faults[0])

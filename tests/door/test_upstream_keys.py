@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.http.headers import Credential
-from proxy.upstream.relay import Address, RelayLane, azure_address
+from proxy.upstream.relay import Address, RelayTransport, azure_address
 
 from .client import CHAT, JSON, StartProxy, ask, chat
 from .raw_upstream import Arrived, End, RawUpstream, Stage, answer, chunk, stream_head
@@ -84,7 +84,7 @@ def test_an_upstreams_own_key(
 
 
 def test_a_provider_that_is_known_takes_bearer_tokens_only() -> None:
-    lane = RelayLane(Address("https://api.openai.com/v1", known=True), upstream="main", api_key=None, headers={})
+    lane = RelayTransport(Address("https://api.openai.com/v1", known=True), upstream="main", api_key=None, headers={})
     sent = lane.headers([], Credential("sk-1", "x-api-key"), anthropic=True)
     assert sent == [("authorization", "Bearer sk-1")]
 
@@ -201,5 +201,5 @@ def test_older_azure_addresses_name_the_deployment_and_one_version(
     ):
         assert ask(url, path, body, [JSON, API_KEY]).status == status
     assert len(upstream.arrived) == before
-    lane = RelayLane(azure_address("https://a.test", None), upstream="main", api_key=None, headers={})
+    lane = RelayTransport(azure_address("https://a.test", None), upstream="main", api_key=None, headers={})
     assert lane.url("/models", "api-version=1") == "https://a.test/openai/models?api-version=1"

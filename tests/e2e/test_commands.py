@@ -16,7 +16,7 @@ import pytest
 import yaml
 from e2e_harness import ROOT, chat, served
 
-from proxy.access.authenticator import Teams
+from proxy.access.authenticator import Authenticator
 from proxy.config.loading import loads
 
 GOOD: dict[str, Any] = {
@@ -158,7 +158,9 @@ def test_a_new_key_works_with_the_lines_it_comes_with(tmp_path: Path) -> None:
     lines = done.stdout[done.stdout.index("teams:") :]
     assert key not in lines
     upstreams = "auth: {mode: keys}\nupstreams: {main: {api_key: sk-upstream}}\n"
-    caller = Teams(loads((upstreams + lines).encode(), {})).identify([(b"authorization", f"Bearer {key}".encode())])
+    caller = Authenticator(loads((upstreams + lines).encode(), {})).identify(
+        [(b"authorization", f"Bearer {key}".encode())]
+    )
     assert caller.team == "search"
     assert list(tmp_path.iterdir()) == [], "nothing was written"
     other = run(tmp_path, "keys", "new", "--team", "search")

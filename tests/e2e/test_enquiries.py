@@ -27,7 +27,7 @@ from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
 from proxy.server.runtime import Runtime
 from proxy.upstream import limit_discovery as asking
-from proxy.upstream.limit_discovery import EVERY, MOST_BYTES, SOON, Enquiries, may_tell
+from proxy.upstream.limit_discovery import EVERY, MOST_BYTES, SOON, LimitDiscovery, may_tell
 
 WINDOW = 8_000
 P = ParamSpec("P")
@@ -282,7 +282,7 @@ async def test_ollama_is_asked_again_soon_until_the_model_is_loaded() -> None:
     with serve(upstream) as url:
         service = service_for(url)
         relay = service.configuration.upstreams.relay
-        service.configuration.enquiries = Enquiries(service.settings.upstreams, relay, "x", lambda: now[0])
+        service.configuration.enquiries = LimitDiscovery(service.settings.upstreams, relay, "x", lambda: now[0])
         assert await window(service) == 131_072
         upstream.answers = {**upstream.answers, "/api/ps": {"models": [{"name": "acme", "context_length": 4_096}]}}
         now[0] = SOON / 2

@@ -10,12 +10,12 @@ import httpx
 import pytest
 from e2e_harness import chat, proxied
 
-from proxy.access.authenticator import Teams
+from proxy.access.authenticator import Authenticator
 from proxy.config import Settings
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
 from proxy.pipeline.snapshot import listening
-from proxy.store.tenants import ANONYMOUS, NOBODY
+from proxy.store.tenants import SHARED_TENANT, UNSTORED_TENANT
 
 WINDOW = 16_000
 
@@ -53,31 +53,31 @@ def test_nothing_is_stored_for_nobody(keyless: str, tmp_path: Path) -> None:
         assert retries == ["1", "1"], "no limit is learned either"
         assert summaries == 1, "but the caller's with a key"
         assert b"compaction archive" not in sent
-        assert not {ANONYMOUS, NOBODY} & tenants
+        assert not {SHARED_TENANT, UNSTORED_TENANT} & tenants
     else:
         assert told == ["made", "stored"]
         assert retries == ["1", "0"]
-        assert ANONYMOUS in tenants
+        assert SHARED_TENANT in tenants
 
 
 @pytest.mark.parametrize(
     ("host", "keyless", "tenant"),
     [
-        ("127.0.0.1", None, ANONYMOUS),
-        ("::1", None, ANONYMOUS),
-        ("localhost", None, ANONYMOUS),
-        ("0.0.0.0", None, NOBODY),  # noqa: S104 - a setting under test
-        ("10.0.0.1", None, NOBODY),
-        ("0.0.0.0", "shared", ANONYMOUS),  # noqa: S104
-        ("127.0.0.1", "separate", NOBODY),
+        ("127.0.0.1", None, SHARED_TENANT),
+        ("::1", None, SHARED_TENANT),
+        ("localhost", None, SHARED_TENANT),
+        ("0.0.0.0", None, UNSTORED_TENANT),  # noqa: S104 - a setting under test
+        ("10.0.0.1", None, UNSTORED_TENANT),
+        ("0.0.0.0", "shared", SHARED_TENANT),  # noqa: S104
+        ("127.0.0.1", "separate", UNSTORED_TENANT),
     ],
 )
 def test_who_they_are(host: str, keyless: str | None, tenant: str) -> None:
     settings = Settings.model_validate({"server": {"host": host}, "auth": {"keyless": keyless}})
-    assert Teams(settings).identify([]).tenant == tenant
+    assert Authenticator(settings).identify([]).tenant == tenant
 
 
 def test_the_address_that_a_command_names_decides() -> None:
     settings = Settings.model_validate({"server": {"host": "127.0.0.1"}})
-    assert Teams(listening(settings, "0.0.0.0")).identify([]).tenant == NOBODY  # noqa: S104
-    assert Teams(listening(settings, None)).identify([]).tenant == ANONYMOUS
+    assert Authenticator(listening(settings, "0.0.0.0")).identify([]).tenant == UNSTORED_TENANT  # noqa: S104
+    assert Authenticator(listening(settings, None)).identify([]).tenant == SHARED_TENANT

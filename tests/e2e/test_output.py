@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from proxy.demo.upstream import StandIn
 from proxy.dialects.chat.request import parse
-from proxy.limits.output import CAUTION_PART, kept_free, lowered
+from proxy.limits.output import CAUTION_PART, clamp_output, output_reserve
 
 WINDOW = 16_000
 
@@ -131,9 +131,9 @@ def test_both_names_are_lowered_and_each_other_value_keeps_its_bytes() -> None:
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(0, 10**6))
 def test_a_lowered_output_always_fits(window: int, asked: int, prompt: int) -> None:
-    output = lowered(window, asked, prompt)
-    kept = kept_free(window, asked)
-    assert kept == kept_free(window, asked + 1), "whatever the request asks for"
+    output = clamp_output(window, asked, prompt)
+    kept = output_reserve(window, asked)
+    assert kept == output_reserve(window, asked + 1), "whatever the request asks for"
     if prompt + asked <= window or prompt > window - min(asked, kept):
         assert output is None
     else:
@@ -141,5 +141,5 @@ def test_a_lowered_output_always_fits(window: int, asked: int, prompt: int) -> N
         assert 1 <= output < asked
         assert prompt + output <= window
         assert output >= min(asked, kept) - 1 - prompt // CAUTION_PART
-    assert kept_free(None, asked) == asked
-    assert kept_free(window, asked, 10) <= 10
+    assert output_reserve(None, asked) == asked
+    assert output_reserve(window, asked, 10) <= 10

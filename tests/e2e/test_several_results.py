@@ -21,7 +21,7 @@ from proxy.demo.upstream import StandIn
 from proxy.dialects.chat.counting import Counter
 from proxy.limits.profiles import Profiles
 from proxy.limits.profiles.profile import Profile
-from proxy.pipeline.facts_cache import INLINE_BYTES, Remembered
+from proxy.pipeline.facts_cache import INLINE_BYTES, FactsCache
 from proxy.server.app import create_app
 
 OPENAI = Counter(Profiles().find("gpt-4.1"))
@@ -46,12 +46,12 @@ def raws_of(messages: list[dict[str, Any]]) -> list[bytes]:
     return [json.dumps(message, ensure_ascii=False).encode() for message in messages]
 
 
-def turns_of(messages: list[dict[str, Any]], counter: Counter, memory: Remembered | None = None) -> list[Turn]:
-    return asyncio.run((memory or Remembered()).turns(raws_of(messages), counter))
+def turns_of(messages: list[dict[str, Any]], counter: Counter, memory: FactsCache | None = None) -> list[Turn]:
+    return asyncio.run((memory or FactsCache()).turns(raws_of(messages), counter))
 
 
 def test_a_result_is_counted_by_its_place() -> None:
-    memory = Remembered()
+    memory = FactsCache()
     for _ in range(2):  # the second time from memory
         turns = turns_of(TALK, OPENAI, memory)
         sizes = [turn.facts.tokens for turn in turns]
@@ -63,7 +63,7 @@ def test_a_result_is_counted_by_its_place() -> None:
 
 
 def test_what_comes_later_changes_no_count() -> None:
-    memory = Remembered()
+    memory = FactsCache()
     whole = [turn.facts.tokens for turn in turns_of(TALK, OPENAI)]
     for end in range(1, len(TALK) + 1):
         assert [turn.facts.tokens for turn in turns_of(TALK[:end], OPENAI, memory)] == whole[:end]

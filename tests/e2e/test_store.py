@@ -272,14 +272,14 @@ def test_a_damaged_file_is_moved_aside_at_the_start(tmp_path: Path) -> None:
 @contextlib.contextmanager
 def slow(seconds: float) -> Iterator[None]:
     """Every access to a store takes some seconds."""
-    do = lane.Lane._do
+    do = lane.SqliteWorker._do
 
-    def slowly(self: lane.Lane, work: Callable[[sqlite3.Connection], Any]) -> Any:
+    def slowly(self: lane.SqliteWorker, work: Callable[[sqlite3.Connection], Any]) -> Any:
         time.sleep(seconds)
         return do(self, work)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lane.Lane, "_do", slowly)
+        patch.setattr(lane.SqliteWorker, "_do", slowly)
         yield
 
 

@@ -12,15 +12,15 @@ from typing import Any, TypeVar, cast
 import tiktoken
 
 from proxy.dialects.chat.counting import Counter
-from proxy.dialects.chat.request import ChatBody, parse
+from proxy.dialects.chat.request import ChatRequest, parse
 from proxy.limits.profiles import Profile
-from proxy.pipeline.compactor import Case, Compactor, Outcome
-from proxy.pipeline.facts_cache import Remembered
+from proxy.pipeline.compactor import CompactionInput, Compactor, Outcome
+from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.rules import rules_for
 from proxy.store import Store
 from proxy.store.archive import Archive
 from proxy.summary.chunking import SummaryFailed
-from proxy.summary.model import LaneModel
+from proxy.summary.model import UpstreamSummaryModel
 from proxy.summary.quality import Written
 from proxy.summary.store import Summaries
 
@@ -109,7 +109,7 @@ class _Model:
 class Request:
     """A request as it comes."""
 
-    body: ChatBody
+    body: ChatRequest
     setting: Setting
     budget: int
     tenant: str
@@ -137,22 +137,22 @@ def request(raws: Sequence[bytes], setting: Setting, budget: int, *, tenant: str
 class Engine:
     """One process of the server. ``asked`` counts the calls of the summary model."""
 
-    def __init__(self, remembered: Remembered, store: Store | None = None) -> None:
+    def __init__(self, remembered: FactsCache, store: Store | None = None) -> None:
         self.store: Store = Plain() if store is None else store
         self.archive = Archive(self.store)
         self.asked = 0
         self._summaries = Summaries(self.store)
         self.compactor = Compactor(remembered, self._summaries, self.archive)
 
-    def case(self, request: Request, ask: Ask = constant) -> Case:
+    def case(self, request: Request, ask: Ask = constant) -> CompactionInput:
         def counted(material: str) -> str:
             self.asked += 1
             return ask(material)
 
-        async def models(tokens: int) -> Sequence[LaneModel]:
-            return cast("Sequence[LaneModel]", (_Model(f"summaries of {request.body.model}", counted),))
+        async def models(tokens: int) -> Sequence[UpstreamSummaryModel]:
+            return cast("Sequence[UpstreamSummaryModel]", (_Model(f"summaries of {request.body.model}", counted),))
 
-        return Case(
+        return CompactionInput(
             body=request.body,
             counter=COUNTER,
             policy=request.setting.policy,

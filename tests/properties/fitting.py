@@ -17,11 +17,11 @@ from proxy.access.authenticator import Caller
 from proxy.config.policy import Policy
 from proxy.dialects.chat.request import parse
 from proxy.endpoints.conversations import ChatCompletions
-from proxy.http.timers import Overdue
+from proxy.http.timers import CoarseTimer
 from proxy.limits.profiles import Profile
 from proxy.pipeline.compactor import Outcome
-from proxy.pipeline.context import Exchange
-from proxy.pipeline.response_start import Asked, opened
+from proxy.pipeline.context import RequestContext
+from proxy.pipeline.response_start import Asked, read_start
 from proxy.server.runtime import Runtime
 from proxy.upstream.transport import Answer
 
@@ -244,7 +244,7 @@ class Sessions:
         while True:
             figures.compacted += outcome.messages is not None
             data, kind = upstream.answer(body)
-            opening = await opened(_answer(data, kind), Asked(raw, rate_limits=True))
+            opening = await read_start(_answer(data, kind), Asked(raw, rate_limits=True))
             following = await chat._following(exchange, case, outcome, opening)
             if following is None:
                 break
@@ -257,16 +257,16 @@ class Sessions:
         figures.learned += self._service.learned.get(*exchange.place) is not None
         return True
 
-    def _exchange(self, raw: bytes, known: Habits) -> Exchange:
+    def _exchange(self, raw: bytes, known: Habits) -> RequestContext:
         body, service = parse(raw), self._service
         configuration = service.configuration
         route = configuration.settings.route(body.model or "")
         assert route is not None
         profile = Profile("m", context_window=known.window, tokenizer="o200k_base")
         caller = Caller("key:t", None, Policy(name="default"), None, None)
-        clock = Overdue(asyncio.get_running_loop())
+        clock = CoarseTimer(asyncio.get_running_loop())
         scope, counter = {"type": "http", "headers": []}, service.counter(profile)
-        return Exchange(configuration, scope, caller, body, route, profile, counter, "", clock, 1e12)
+        return RequestContext(configuration, scope, caller, body, route, profile, counter, "", clock, 1e12)
 
 
 def _answer(data: bytes, kind: str) -> Answer:

@@ -16,11 +16,11 @@ from proxy.compaction.conditions import lowest_level
 from proxy.compaction.groups import group_starts, head_length
 from proxy.compaction.message import HEAD_ROLES, Turn, text_of
 from proxy.compaction.repair import repaired
-from proxy.compaction.rules import Frame, Rules, caps
+from proxy.compaction.rules import Envelope, Rules, caps
 from proxy.compaction.summary_message import TAG
 from proxy.demo import validity
 from proxy.pipeline.compactor import Outcome
-from proxy.pipeline.facts_cache import Remembered
+from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.rules import rules_for
 
 from .engine import COUNTER, Engine, Request, sent
@@ -56,7 +56,7 @@ class Judged:
         return [(raw, turn) for raw, turn in pairs if raw != turn.raw]
 
 
-async def judge(request: Request, outcome: Outcome, remembered: Remembered, *, clean: bool) -> Judged:
+async def judge(request: Request, outcome: Outcome, remembered: FactsCache, *, clean: bool) -> Judged:
     """Raises ``AssertionError``, whose message says what does not hold."""
     assert outcome.verdict in ("none", "compacted"), outcome.verdict
     came = await remembered.turns(request.messages, COUNTER)
@@ -156,7 +156,7 @@ def _last_words_of_the_user(
     last = users[-1]
     head = head_length(given)
     overhead = fixed + sum(turn.facts.tokens for turn in given[:head])
-    frame = Frame(request.budget, overhead, head).rounded(lowest_level(rules.trigger, request.budget))
+    frame = Envelope(request.budget, overhead, head).rounded(lowest_level(rules.trigger, request.budget))
     if last.facts.tokens > caps(rules, frame).newest or (rules.shorten_last_user_message and "fit" in outcome.steps):
         return
     if request.setting.strict:

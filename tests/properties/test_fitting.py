@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.config import load
-from proxy.limits.learned import CAUTION, Learned, LearnedLimits
+from proxy.limits.learned import CAUTION, LearnedLimit, LearnedLimits
 from proxy.server.app import create_app
 
 from .fitting import Figures, Sessions
@@ -49,7 +49,7 @@ def test_requests_that_fit_are_left_alone(tmp_path: Path) -> None:
 
 
 UNSTATED = st.builds(
-    Learned,
+    LearnedLimit,
     st.none() | st.integers(256, 200_000),
     st.none() | st.integers(256, 200_000),
     source=st.sampled_from(("guess", "usage")),
@@ -58,7 +58,7 @@ UNSTATED = st.builds(
 
 @given(st.lists(st.integers(1, 200_000) | UNSTATED, max_size=20))
 @settings(max_examples=300, derandomize=True, deadline=None)
-def test_a_limit_that_nobody_stated_is_never_below_what_was_answered_lately(events: list[int | Learned]) -> None:
+def test_a_limit_that_nobody_stated_is_never_below_what_was_answered_lately(events: list[int | LearnedLimit]) -> None:
     """Numbers are the sizes of requests that were answered."""
     known, largest = LearnedLimits(clock=lambda: 0.0), 0
     for event in events:
@@ -77,6 +77,6 @@ def test_a_limit_that_nobody_stated_is_never_below_what_was_answered_lately(even
 def test_a_named_limit_is_contradicted_by_a_much_larger_answer(answered: int) -> None:
     known = LearnedLimits(clock=lambda: 0.0)
     known.answered("u", "m", "t", answered)
-    told = Learned(total=int(2_000 * CAUTION), named=2_000)
+    told = LearnedLimit(total=int(2_000 * CAUTION), named=2_000)
     assert known.contradicts("u", "m", "t", told, 6_000) is (answered == 5_000)
     assert not known.contradicts("u", "m", "another tenant", told, 6_000)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import Phase, given, settings
 
 from proxy.compaction.conditions import lowest_level, lowest_messages
-from proxy.pipeline.facts_cache import Remembered
+from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.rules import rules_for
 
 from .engine import Engine, Request, request, run, sent
@@ -40,7 +40,7 @@ class Seen:
         self.steps: Counter[str] = Counter()
 
 
-REMEMBERED = Remembered()
+REMEMBERED = FactsCache()
 
 
 async def check(asked: Request, *, clean: bool, afresh: bool, seen: Seen | None = None) -> None:

@@ -12,7 +12,7 @@ from conversations import requests
 from hypothesis import Phase, given, settings
 
 from proxy.pipeline.compactor import Outcome
-from proxy.pipeline.facts_cache import Remembered
+from proxy.pipeline.facts_cache import FactsCache
 from proxy.store import open_store
 
 from .engine import Engine, Request, request, run, sent
@@ -24,7 +24,7 @@ GROWING = 64
 SIZE = 5
 MOST_TURNS = 40
 
-REMEMBERED = Remembered()
+REMEMBERED = FactsCache()
 
 
 @dataclass

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from proxy.pipeline.facts_cache import Remembered
+from proxy.pipeline.facts_cache import FactsCache
 from proxy.summary.chunking import SummaryFailed
 
 from .engine import Engine, Request, request, runner
@@ -34,7 +34,7 @@ from .judging import in_archive, judge
 BUDGET = 1_500
 MACHINES, STEPS = 60, 25
 
-REMEMBERED = Remembered()
+REMEMBERED = FactsCache()
 
 _WORD = re.compile(r"\bword\d{6}\b")
 _NOTES = re.compile(r"Notes for (\w+) by (\w+) on (\d+) words adding up to ([0-9a-f]{16})\.")

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.access.authenticator import Teams
+from proxy.access.authenticator import Authenticator
 from proxy.compaction.message import Turn
-from proxy.compaction.rules import Caps
-from proxy.compaction.scan import Plan
+from proxy.compaction.planning import Plan
+from proxy.compaction.rules import SectionLimits
 from proxy.config import Policy
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
@@ -28,11 +28,11 @@ from proxy.dialects.chat.counting import Counter
 from proxy.dialects.chat.request import parse
 from proxy.limits.profiles import Profile
 from proxy.pipeline import compactor as compacting
-from proxy.pipeline.compactor import Case
-from proxy.pipeline.facts_cache import Remembered
+from proxy.pipeline.compactor import CompactionInput
+from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.rules import rules_for
 from proxy.store import open_store
-from proxy.summary.store import Entry, Summaries
+from proxy.summary.store import StoredSummary, Summaries
 from tests.conftest import settings_for
 from tests.door.client import CHAT, JSON, Got, StartProxy, ask, chat
 from tests.door.raw_upstream import Stage, answer
@@ -86,7 +86,7 @@ shapes = st.builds(
     st.integers(0, 1),
 )
 
-_remembered = Remembered()
+_remembered = FactsCache()
 _loop = asyncio.new_event_loop()
 
 
@@ -102,18 +102,18 @@ def key_of(shape: Shape) -> str:
     async def no_models(tokens: int) -> list[Any]:
         return []
 
-    case = Case(body, counter, policy, "enforce", 16_000, shape.tenant, shape.upstream, no_models, rules)
+    case = CompactionInput(body, counter, policy, "enforce", 16_000, shape.tenant, shape.upstream, no_models, rules)
     turns: list[Turn] = _loop.run_until_complete(_turns(case))
-    caps = Caps(summary=100, users=100, newest=100, system=100, words=100, index=100, group=100)
+    caps = SectionLimits(summary=100, users=100, newest=100, system=100, words=100, index=100, group=100)
     plan = Plan(caps, (2,), replaced={2: 10}, carried={2: shape.carried})
     version, compacting.PROMPT_VERSION = compacting.PROMPT_VERSION, shape.version
     try:
-        return compacting._Work(case, turns, 0, 0, 20, plan).checkpoints((2,))[-1].key
+        return compacting.CompactionJob(case, turns, 0, 0, 20, plan).checkpoints((2,))[-1].key
     finally:
         compacting.PROMPT_VERSION = version
 
 
-async def _turns(case: Case) -> list[Turn]:
+async def _turns(case: CompactionInput) -> list[Turn]:
     return await _remembered.turns(case.body.messages, case.counter)
 
 
@@ -144,7 +144,7 @@ def test_messages_cannot_be_told_apart_elsewhere(left: str, right: str) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=12))
 def test_keys_that_begin_alike_are_other_tenants(ending: str) -> None:
-    teams = Teams(settings_for("http://127.0.0.1:1", Path("/nowhere")))
+    teams = Authenticator(settings_for("http://127.0.0.1:1", Path("/nowhere")))
     whole = teams.identify([(b"authorization", f"Bearer {PREFIX}{ending}".encode())]).tenant
     assert whole == "key:" + hashlib.sha256(f"{PREFIX}{ending}".encode()).hexdigest()
     assert teams.identify([(b"authorization", f"Bearer {PREFIX}{ending}x".encode())]).tenant != whole
@@ -204,7 +204,7 @@ def test_another_tenants_entries_take_no_time() -> None:
         store = open_store("sqlite://")
         summaries = Summaries(store)
         for number in range(200):
-            entry = Entry("text", b"{}" * 2_000, 1, {})
+            entry = StoredSummary("text", b"{}" * 2_000, 1, {})
             summaries._remember("team:a", f"{number:064}", entry)
             await store.put("team:a", "summary", f"{number:064}", b"x" * 4_000, 60)
         hits: list[float] = []

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import ClientResponse
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from proxy.dialects.chat.request import ChatBody
+from proxy.dialects.chat.request import ChatRequest
 from proxy.upstream.litellm.stream import Stream
 from tests.door.client import JSON, StartProxy, ask, chat, connected, request_bytes
 from tests.door.raw_upstream import Arrived, End, RawUpstream, Step, answer, chunk, stream_head
@@ -66,7 +66,7 @@ class Uncollected:
 def uncollected() -> Iterator[Uncollected]:
     gc.collect()
     gc.disable()
-    yield Uncollected(ChatBody, RequestResponseCycle, ClientResponse, Stream)
+    yield Uncollected(ChatRequest, RequestResponseCycle, ClientResponse, Stream)
     gc.enable()
 
 
@@ -130,7 +130,7 @@ def test_of_a_translated_stream(start_proxy: StartProxy, uncollected: Uncollecte
         main = {"provider": "anthropic", "base_url": anthropic.url, "api_key": anthropic.key}
         url = start_proxy(anthropic.url, {"upstreams": {"main": main}})
         assert ask(url, body=chat(stream=True)).status == 200  # what LiteLLM makes once
-        requests = Uncollected(ChatBody, Stream)  # the other server here keeps its own
+        requests = Uncollected(ChatRequest, Stream)  # the other server here keeps its own
         anthropic.script.cut = cut
         for _ in range(3):
             if cut == "hang":

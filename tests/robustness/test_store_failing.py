@@ -53,15 +53,15 @@ def locked(file: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
 @contextlib.contextmanager
 def full(file: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """No page more can be had."""
-    opening, bound = lane.Lane._open, "1"
+    opening, bound = lane.SqliteWorker._open, "1"
 
-    def opened(self: lane.Lane) -> sqlite3.Connection:
+    def opened(self: lane.SqliteWorker) -> sqlite3.Connection:
         connection = opening(self)
         # A bound under what there is already means: no more.
         connection.execute(f"PRAGMA max_page_count = {bound}")
         return connection
 
-    patch.setattr(lane.Lane, "_open", opened)
+    patch.setattr(lane.SqliteWorker, "_open", opened)
     yield
     bound = "1000000"
 

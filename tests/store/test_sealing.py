@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.store.sealing import Content, Sealed, Unreadable
+from proxy.store.sealing import AesGcmCodec, Content, Unreadable
 from proxy.store.sqlite import SqliteStore
 from proxy.telemetry.metrics import STORE_UNREADABLE
 
@@ -55,13 +55,13 @@ def everything(folder: Path) -> bytes:
 
 
 def test_only_its_own_key_opens_an_entry_and_only_in_its_own_place() -> None:
-    sealed = Sealed(NEW)
+    sealed = AesGcmCodec(NEW)
     place = sealed.place("team:a", "summary", "k")
     written = sealed.write(CONTENT)
     assert sealed.read(place, written) == CONTENT
     assert sealed.write(CONTENT) != written
     with pytest.raises(Unreadable):
-        Sealed(OLD).read(place, written)
+        AesGcmCodec(OLD).read(place, written)
     for elsewhere in (("team:b", "summary", "k"), ("team:a", "archive", "k"), ("team:a", "summary", "j")):
         with pytest.raises(Unreadable):
             sealed.read(sealed.place(*elsewhere), written)
@@ -77,7 +77,7 @@ def test_a_pickle_that_was_encrypted_with_the_key_is_refused(tmp_path: Path) -> 
         def __reduce__(self) -> tuple[object, ...]:
             return (Path.touch, (tmp_path / "sprung",))
 
-    sealed = Sealed(NEW)
+    sealed = AesGcmCodec(NEW)
     place = sealed.place("team:a", "summary", "k")
     nonce = os.urandom(12)
     for written in (pickle.dumps(Trap()), pickle.dumps(Content("team:a", "summary", "k", b""))):
@@ -87,11 +87,11 @@ def test_a_pickle_that_was_encrypted_with_the_key_is_refused(tmp_path: Path) -> 
 
 
 def test_names_are_told_apart_and_say_nothing() -> None:
-    sealed = Sealed(NEW)
+    sealed = AesGcmCodec(NEW)
     places = [sealed.place(*names) for names in (("a", "b", "c"), ("ab", "", "c"), ("a", "bc", ""), ("a,", "b", "c"))]
     assert len({place[2] for place in places}) == 4
     assert sealed.place("a", "b", "c") == places[0]
-    assert Sealed(OLD).place("a", "b", "c")[0] != places[0][0]
+    assert AesGcmCodec(OLD).place("a", "b", "c")[0] != places[0][0]
     assert sealed.place("a", "b", "c")[2] != sealed.place("z", "b", "c")[2]
 
 
@@ -115,7 +115,7 @@ def test_nothing_of_an_entry_is_in_the_files_yet_all_can_be_listed_and_forgotten
 
 
 def test_an_entry_in_another_tenants_place_is_absent_and_logged_without_its_content(tmp_path: Path) -> None:
-    path, sealed = tmp_path / "a.db", Sealed(NEW)
+    path, sealed = tmp_path / "a.db", AesGcmCodec(NEW)
 
     async def write(store: SqliteStore) -> None:
         await store.put("team:a", "summary", "k", b"PROMPT", 60)
@@ -147,7 +147,7 @@ def test_what_is_not_even_bytes_is_absent(tmp_path: Path) -> None:
 
     for keys in ([NEW], []):
         with_keys(path, keys, write)
-        changed(path, "UPDATE entries SET value = 'text' WHERE codec = ?", Sealed(NEW).id if keys else "")
+        changed(path, "UPDATE entries SET value = 'text' WHERE codec = ?", AesGcmCodec(NEW).id if keys else "")
         with_keys(path, keys, read)
 
 
@@ -222,7 +222,7 @@ def test_an_old_key_decrypts_until_upkeep_has_written_everything_anew(tmp_path: 
 
     with_keys(path, [OLD], write)
     with_keys(path, [NEW, OLD], rotate)
-    assert codecs_in(path) == {Sealed(NEW).id}
+    assert codecs_in(path) == {AesGcmCodec(NEW).id}
     with_keys(path, [NEW], read)
 
 

@@ -274,7 +274,7 @@ def test_a_place_that_cannot_be_written_fails_as_a_store_does(tmp_path: Path) ->
 def test_a_lock_is_waited_for_only_so_long_and_the_store_goes_on_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.store.lane.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("proxy.store.sqlite_worker.BUSY_SECONDS", 0.05)
 
     async def test(store: SqliteStore) -> None:
         await store.put("t", "summary", "k", b"1", 60)

@@ -16,11 +16,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.limits.learned import Limits
-from proxy.server.maintenance import Upkeep
+from proxy.server.maintenance import Maintenance
 from proxy.store import StoreFailed
-from proxy.store.lane import rebuild
-from proxy.store.replicated_map import Shared
+from proxy.store.replicated_map import ReplicatedMap
 from proxy.store.sqlite import SqliteStore
+from proxy.store.sqlite_worker import rebuild
 
 CANARY, GONE = b"CANARY-7f3a9b", b"GONE-1c8e02"
 
@@ -195,7 +195,7 @@ def test_no_content_is_left_of_what_expired_in_a_file_that_keeps_its_pages(
 
 
 def test_a_log_that_is_read_without_a_pause_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.store.lane.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("proxy.store.sqlite_worker.BUSY_SECONDS", 0.05)
     monkeypatch.setattr("proxy.store.sqlite.PATIENCE", 0.3)
 
     async def test(store: SqliteStore) -> None:
@@ -216,7 +216,7 @@ def test_waiting_for_readers_does_not_write_the_file_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a gigabyte, each time takes seconds, and as long a log."""
-    monkeypatch.setattr("proxy.store.lane.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("proxy.store.sqlite_worker.BUSY_SECONDS", 0.05)
     readers: list[sqlite3.Connection] = []
 
     def rebuild_and_read(connection: sqlite3.Connection) -> None:
@@ -282,7 +282,7 @@ def test_many_small_entries_are_bounded_too(tmp_path: Path, monkeypatch: pytest.
 
 def test_upkeep_begins_no_file(tmp_path: Path) -> None:
     async def test(store: SqliteStore) -> None:
-        upkeep = Upkeep(store, [])
+        upkeep = Maintenance(store, [])
         await upkeep.once()
         assert await store.forget("t") == {}
         assert names(tmp_path) == []
@@ -309,7 +309,7 @@ def test_an_error_of_one_round_does_not_end_upkeep(tmp_path: Path, monkeypatch: 
         await store.put("t", "summary", "k", b"1", 60)
         place = (Path, "stat") if where == "folder" else (SqliteStore, "forgotten")
         monkeypatch.setattr(*place, fault(getattr(*place)))
-        upkeep = Upkeep(store, [])
+        upkeep = Maintenance(store, [])
         with capture_logs() as logs:
             upkeep.start()
             async with asyncio.timeout(10):
@@ -333,8 +333,8 @@ def test_an_error_of_one_round_does_not_end_upkeep(tmp_path: Path, monkeypatch: 
 
 def test_a_running_process_notices_that_a_tenant_was_forgotten(tmp_path: Path) -> None:
     async def test(store: SqliteStore) -> None:
-        shared = Shared(store, "limit", Limits, 10)
-        upkeep = Upkeep(store, [shared])
+        shared = ReplicatedMap(store, "limit", Limits, 10)
+        upkeep = Maintenance(store, [shared])
         await upkeep.once()
         for tenant in ("team:leaving", "team:a"):
             shared.put(tenant, "u", "m", Limits("u", "m"))
@@ -365,8 +365,8 @@ def test_who_starts_after_it_has_nothing_to_drop(tmp_path: Path) -> None:
     async def test(store: SqliteStore) -> None:
         await store.put("t", "summary", "k", b"1", 60)
         await store.forget("t")
-        shared = Shared(store, "limit", Limits, 10)
-        upkeep = Upkeep(store, [shared])
+        shared = ReplicatedMap(store, "limit", Limits, 10)
+        upkeep = Maintenance(store, [shared])
         shared.put("t", "u", "m", Limits("u", "m"))
         await upkeep.once()
         assert shared.get("t", "u", "m") is not None

@@ -11,7 +11,7 @@ import pytest
 
 from proxy.errors import UpstreamUnreachable
 from proxy.summary.chunking import SummaryFailed, SummaryTooLong
-from proxy.summary.model import LaneModel, output_limit
+from proxy.summary.model import UpstreamSummaryModel, output_limit
 from proxy.summary.quality import Written
 from proxy.upstream.transport import Answer, Outgoing
 
@@ -50,7 +50,7 @@ def completion(message: Any, reason: Any = "stop") -> bytes:
 
 
 def ask(lane: Any, model: str = "small", most: int = 1000, max_output: int | None = None) -> Written:
-    asked = LaneModel(
+    asked = UpstreamSummaryModel(
         lane, model, upstream="main", room=None, max_output=max_output, count=words, credential="key", timeout=5.0
     )  # fmt: skip
     return asyncio.run(asked.ask(ASKED, most))
@@ -195,7 +195,7 @@ def test_a_model_that_refuses_the_output_asked_for_writes_what_it_can() -> None:
 def test_what_a_refusal_says_of_the_limit_is_passed_on() -> None:
     refusal = b'{"error": {"code": 400, "type": "exceed_context_size_error", "n_prompt_tokens": 9000, "n_ctx": 8192}}'
     heard: list[tuple[int | None, int, int]] = []
-    asked = LaneModel(
+    asked = UpstreamSummaryModel(
         OneAnswer(refusal, 400),
         "small",
         upstream="main",

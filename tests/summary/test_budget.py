@@ -18,7 +18,7 @@ from proxy.store import StoreFailed, open_store
 from proxy.store import replicated_map as shared
 from proxy.summary.budget import DAY, Budget, Budgets, BudgetSpent, Spent
 from proxy.summary.chunking import SummaryFailed
-from proxy.summary.model import LaneModel
+from proxy.summary.model import UpstreamSummaryModel
 
 from .conversation import words
 from .test_asking import ASKED, OneAnswer
@@ -226,7 +226,7 @@ USAGE = {"prompt_tokens": 120, "completion_tokens": 30, "total_tokens": 150}
 def test_what_a_call_costs(lane: Any, cost: int | None) -> None:
     async def test() -> None:
         budgets = Budgets(None, Clock())
-        model = LaneModel(
+        model = UpstreamSummaryModel(
             lane, "small", upstream="main", room=None, max_output=None, count=words, credential=None, timeout=5.0,
             budget=budget(budgets, 10_000),
         )  # fmt: skip
@@ -243,7 +243,7 @@ def test_what_a_call_costs(lane: Any, cost: int | None) -> None:
 
 def test_a_call_that_is_not_covered_is_not_made() -> None:
     lane = OneAnswer(answered(usage=USAGE))
-    model = LaneModel(
+    model = UpstreamSummaryModel(
         lane, "small", upstream="main", room=None, max_output=None, count=words, credential=None, timeout=5.0,
         budget=budget(Budgets(None, Clock()), 1_500),
     )  # fmt: skip

@@ -14,13 +14,15 @@ from structlog.testing import capture_logs
 from proxy.store import Store, StoreFailed, open_store
 from proxy.summary import lease
 from proxy.summary import store as service
-from proxy.summary.store import KIND, Checkpoint, Entry, Make, Summaries
+from proxy.summary.store import KIND, Checkpoint, StoredSummary, Summaries, SummaryFactory
 
 FIRST, SECOND, THIRD = (Checkpoint(n, key) for n, key in ((10, "k10"), (20, "k20"), (30, "k30")))
 
 
-def entry(text: str, *, digest: bool = False) -> Entry:
-    return Entry(text, b'{"role":"user","content":"%s"}' % text.encode(), 7, {"path": ["/a/" + text]}, digest=digest)
+def entry(text: str, *, digest: bool = False) -> StoredSummary:
+    return StoredSummary(
+        text, b'{"role":"user","content":"%s"}' % text.encode(), 7, {"path": ["/a/" + text]}, digest=digest
+    )
 
 
 class Shelf:
@@ -79,7 +81,7 @@ class Maker:
         if not held:
             self.go.set()
 
-    async def __call__(self, previous: Entry | None, position: int) -> Entry:
+    async def __call__(self, previous: StoredSummary | None, position: int) -> StoredSummary:
         self.calls.append((previous.text if previous else None, position))
         self.began.set()
         try:
@@ -239,7 +241,7 @@ def test_a_fault_in_a_making_without_a_client_is_logged() -> None:
     async def test(summaries: Summaries, shelf: Shelf) -> None:
         go = asyncio.Event()
 
-        async def broken(previous: Entry | None, position: int) -> Entry:
+        async def broken(previous: StoredSummary | None, position: int) -> StoredSummary:
             await go.wait()
             raise LookupError("a fault of ours")
 
@@ -365,7 +367,7 @@ def test_an_entry_that_cannot_be_read_is_made_anew(value: bytes) -> None:
         make = Maker()
         assert await summaries.obtain("t", [FIRST, SECOND], make) == (entry("made"), "made")
         assert make.calls == [(None, 0)]
-        assert msgspec.msgpack.decode(shelf.kept["t", KIND, "k20"], type=Entry) == entry("made")
+        assert msgspec.msgpack.decode(shelf.kept["t", KIND, "k20"], type=StoredSummary) == entry("made")
 
     run(test)
 
@@ -420,7 +422,7 @@ def test_a_store_that_fails_for_an_earlier_summary_leaves_what_is_in_memory(
 
 def test_an_error_reaches_all_who_wait_and_the_next_one_tries_again() -> None:
     async def test(summaries: Summaries, shelf: Shelf) -> None:
-        async def broken(previous: Entry | None, position: int) -> Entry:
+        async def broken(previous: StoredSummary | None, position: int) -> StoredSummary:
             await asyncio.sleep(0)
             raise LookupError("a fault of ours")
 
@@ -560,11 +562,11 @@ def test_a_digest_without_a_failure_gives_nothing_up_and_a_success_forgets_them(
     monkeypatch.setattr(service, "DIGEST_LIFETIME", 0.0)
 
     async def test(summaries: Summaries, shelf: Shelf) -> None:
-        async def unasked(previous: Entry | None, position: int) -> Entry:
+        async def unasked(previous: StoredSummary | None, position: int) -> StoredSummary:
             return msgspec.structs.replace(entry("digest", digest=True), unasked=True)
 
         failing = Maker("digest", digest=True)
-        makes: list[Make] = [failing, failing, *[unasked] * 5]
+        makes: list[SummaryFactory] = [failing, failing, *[unasked] * 5]
         for make in makes:
             assert not (await summaries.obtain("t", [FIRST], make))[0].given_up
         assert (await summaries.obtain("t", [FIRST], Maker()))[1] == "made"

@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.compaction.message import TextCounter, Turn
-from proxy.summary.chunking import PARALLEL, SummaryFailed, SummaryTooLong, SummaryUnasked, Wish, chunks, newest, write
+from proxy.summary.chunking import (
+    PARALLEL,
+    SummaryFailed,
+    SummaryRequest,
+    SummaryTooLong,
+    SummaryUnasked,
+    chunks,
+    newest,
+    write,
+)
 from proxy.summary.quality import SummaryRejected, Written
 from proxy.summary.redaction import Redaction
 
@@ -52,7 +61,7 @@ def talk(number: int, each: int = 100) -> list[Turn]:
 
 
 def summary(turns: Sequence[Turn], model: Model, **fields: Any) -> str:
-    wish = Wish(turns, **{"previous": None, "max_tokens": 200, "template": None, "trim": None, **fields})
+    wish = SummaryRequest(turns, **{"previous": None, "max_tokens": 200, "template": None, "trim": None, **fields})
     return asyncio.run(write(wish, model))
 
 

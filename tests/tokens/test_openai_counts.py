@@ -8,7 +8,7 @@ import pytest
 
 from proxy.dialects.chat.counting import Counter
 from proxy.limits.profiles import Profiles
-from proxy.pipeline.facts_cache import Remembered
+from proxy.pipeline.facts_cache import FactsCache
 
 PROFILES = Profiles()
 
@@ -341,7 +341,7 @@ def test_reported_for_results_outside_ascii(calls: int, word: str, tokens: int) 
         *[{"role": "tool", "tool_call_id": "a", "content": word * 1_000}] * calls,
     ]
     raws = [json.dumps(message, ensure_ascii=False).encode() for message in messages]
-    counted = sum(turn.facts.tokens for turn in asyncio.run(Remembered().turns(raws, counter)))
+    counted = sum(turn.facts.tokens for turn in asyncio.run(FactsCache().turns(raws, counter)))
     assert tokens - 200 < counted <= tokens
 
 

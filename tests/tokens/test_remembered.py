@@ -9,7 +9,7 @@ import pytest
 from proxy.dialects.chat.counting import Counter
 from proxy.limits.profiles import Profile
 from proxy.pipeline import facts_cache as remembered
-from proxy.pipeline.facts_cache import Memory
+from proxy.pipeline.facts_cache import CounterFacts
 
 
 def results(count: int, id_length: int) -> list[bytes]:
@@ -18,13 +18,13 @@ def results(count: int, id_length: int) -> list[bytes]:
     return [json.dumps({"role": "tool", "tool_call_id": id_, "content": "ok"}).encode() for id_ in ids]
 
 
-def known(memory: Memory, message: bytes) -> bool:
+def known(memory: CounterFacts, message: bytes) -> bool:
     return memory.look_up([message])[0][0] is not None
 
 
-def taught(messages: list[bytes]) -> Memory:
+def taught(messages: list[bytes]) -> CounterFacts:
     """A memory that has seen messages, one after the other."""
-    memory = Memory(Counter(Profile("m")))
+    memory = CounterFacts(Counter(Profile("m")))
     for message in messages:
         _, keys = memory.look_up([message])
         memory.learn(message, keys[0])

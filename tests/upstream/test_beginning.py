@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from proxy.dialects.chat.first_bytes import Sight
+from proxy.dialects.chat.first_bytes import ContentDetector
 from proxy.dialects.chat.stream import beginning
 
 
@@ -32,7 +32,7 @@ WRITTEN = [
 
 def shown_after(body: bytes) -> int | None:
     """How many bytes, one by one, it takes to see an answer."""
-    sight = Sight()
+    sight = ContentDetector()
     return next((at for at in range(1, len(body) + 1) if sight.of(bytearray(body[:at])) == "answer"), None)
 
 
@@ -41,7 +41,7 @@ def test_an_answer_is_seen_as_soon_as_something_is_written(body: bytes) -> None:
     at = shown_after(body)
     assert at is not None
     for split in range(len(body)):
-        sight = Sight()
+        sight = ContentDetector()
         seen = sight.of(bytearray(body[:split])) or sight.of(bytearray(body))
         assert seen == "answer"
 
@@ -63,12 +63,12 @@ NOT_WRITTEN = [
 @pytest.mark.parametrize("body", NOT_WRITTEN)
 def test_what_may_be_a_refusal_is_waited_for(body: bytes) -> None:
     assert shown_after(body) is None
-    assert Sight().of(bytearray(body)) is None
+    assert ContentDetector().of(bytearray(body)) is None
 
 
 def test_a_long_beginning_is_looked_at_once() -> None:
     body = bytearray(b'{"echo":[' + b'{"content":"x"},' * 20_000)
-    sight = Sight()
+    sight = ContentDetector()
     for at in range(0, len(body), 7):
         assert sight.of(body[:at]) is None
     body += b'{}],"choices":[{"message":{"content":"hi"}}]}'
@@ -79,8 +79,8 @@ def test_a_long_beginning_is_looked_at_once() -> None:
 def test_events_under_another_name_are_seen(name: bytes) -> None:
     for blank in (b"", b"\n\n", b"\xef\xbb\xbf"):
         body = blank + name
-        assert Sight().of(bytearray(body)) == "events"
-        seen = [Sight().of(bytearray(body[:at])) for at in range(len(body))]
+        assert ContentDetector().of(bytearray(body)) == "events"
+        seen = [ContentDetector().of(bytearray(body[:at])) for at in range(len(body))]
         assert "answer" not in seen
 
 

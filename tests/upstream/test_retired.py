@@ -11,20 +11,20 @@ from proxy.config import UpstreamSettings
 from proxy.demo.replies import Reply
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
-from proxy.upstream.litellm.transport import TranslateLane
+from proxy.upstream.litellm.transport import LiteLLMTransport
 from proxy.upstream.registry import Upstreams
-from proxy.upstream.relay import RelayLane
-from proxy.upstream.transport import Answer, Lane
+from proxy.upstream.relay import RelayTransport
+from proxy.upstream.transport import Answer, Transport
 
 from .anthropic_server import AnthropicServer
 from .translate_exchange import outgoing
 
 
-def is_open(lane: Lane) -> bool:
+def is_open(lane: Transport) -> bool:
     """Whether a lane holds connections."""
-    if isinstance(lane, RelayLane):
+    if isinstance(lane, RelayTransport):
         return lane.connections._session is not None
-    assert isinstance(lane, TranslateLane)
+    assert isinstance(lane, LiteLLMTransport)
     return lane._client is not None
 
 
@@ -40,9 +40,9 @@ async def ended(answer: Answer) -> bytes:
     return content
 
 
-async def read_to_its_end(lane: Lane) -> None:
+async def read_to_its_end(lane: Transport) -> None:
     """Wait for what the translate lane still reads, which it does by itself."""
-    assert isinstance(lane, TranslateLane)
+    assert isinstance(lane, LiteLLMTransport)
     await asyncio.gather(*(stream._task for stream in lane._streams if stream._task is not None))
 
 
@@ -60,7 +60,7 @@ async def _outlived(before: Upstreams, settings: UpstreamSettings) -> None:
     stream, plain = await lane.send(outgoing({"stream": True})), await lane.send(outgoing({}))
     changed = settings.model_copy(update={"base_url": f"{settings.base_url}/other"})
     after = Upstreams({"main": changed, "same": settings}, before)
-    if isinstance(lane, TranslateLane):
+    if isinstance(lane, LiteLLMTransport):
         await read_to_its_end(lane)
     await before.retire(after)
     assert after.kept == {"same"}
@@ -68,7 +68,7 @@ async def _outlived(before: Upstreams, settings: UpstreamSettings) -> None:
     assert await after.lane("main") is not lane
     assert is_open(same)
     # What the translate lane has read to its end is no longer open, whoever still has to take it.
-    relayed = isinstance(lane, RelayLane)
+    relayed = isinstance(lane, RelayTransport)
     assert is_open(lane) is relayed, "two answers are open"
     assert json.loads(await ended(plain))["object"] == "chat.completion"
     assert is_open(lane) is relayed, "one is"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.overflow.error_fields import as_error, said
+from proxy.overflow.error_fields import as_error, message_site
 
 OWN = {"error": {"message": "Odd.", "type": "t", "param": None, "code": "c"}, "id": "1"}
 REPORT = {"choices": None, "base_resp": {"status_code": 1008, "status_msg": "Odd."}}
@@ -62,7 +62,7 @@ def test_an_error_under_status_200(value: Any, error: Any) -> None:
 )
 def test_what_is_no_error(value: Any) -> None:
     assert as_error(200, json.dumps(value).encode()) is None
-    assert said(value) is None
+    assert message_site(value) is None
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>Odd.</html>", b"Odd.", b'{"error": {"message": "Od'])

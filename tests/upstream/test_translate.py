@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.upstream.litellm.request import api_base
-from proxy.upstream.litellm.transport import TranslateLane
+from proxy.upstream.litellm.transport import LiteLLMTransport
 
 from .anthropic_server import Script
 from .translate_exchange import PROVIDERS, Result, Standin, drain, exchange, outgoing, send
@@ -143,7 +143,7 @@ def test_base_urls(provider: str, base_url: str | None, expected: str | None) ->
 @pytest.mark.parametrize(("provider", "end"), [("anthropic", "/v1"), ("anthropic", "/"), ("gemini", "/v1beta")])
 def test_a_base_url_with_a_version(provider: str, end: str) -> None:
     with PROVIDERS[provider]() as server:
-        lane = TranslateLane(provider, server.url + end, server.key, {})
+        lane = LiteLLMTransport(provider, server.url + end, server.key, {})
         assert asyncio.run(exchange(lane, outgoing({}))).status == 200
 
 
@@ -151,7 +151,7 @@ def test_requests_at_the_same_time(either: tuple[str, Standin]) -> None:
     provider, server = either
 
     async def scenario() -> list[int]:
-        lane = TranslateLane(provider, server.url, server.key, {})
+        lane = LiteLLMTransport(provider, server.url, server.key, {})
 
         async def one(stream: bool) -> int:
             answer = await lane.send(outgoing({"stream": stream}))

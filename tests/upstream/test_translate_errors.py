@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 
 from proxy.errors import UpstreamInterrupted, UpstreamTimeout, UpstreamUnreachable
 from proxy.overflow import recognise
-from proxy.upstream.litellm.transport import TranslateLane
+from proxy.upstream.litellm.transport import LiteLLMTransport
 
 from .anthropic_server import AnthropicServer, LocalServer
 from .gemini_server import GeminiServer
@@ -94,7 +94,7 @@ def test_a_stream_that_breaks(anthropic: AnthropicServer, cut: str) -> None:
     parts: list[bytes] = []
 
     async def scenario() -> None:
-        lane = TranslateLane("anthropic", anthropic.url, anthropic.key, {})
+        lane = LiteLLMTransport("anthropic", anthropic.url, anthropic.key, {})
         answer = await lane.send(outgoing({"stream": True}))
         assert answer.status == 200
         try:
@@ -130,7 +130,7 @@ def test_an_answer_that_is_not_the_providers(anthropic: AnthropicServer) -> None
 def test_nobody_listens(provider: str, stream: bool) -> None:
     with LocalServer() as server:
         url = server.url
-    lane = TranslateLane(provider, url, "made-up-key", {})
+    lane = LiteLLMTransport(provider, url, "made-up-key", {})
     with pytest.raises(UpstreamUnreachable) as raised:
         asyncio.run(exchange(lane, outgoing({"stream": stream})))
     assert "127.0.0.1" not in raised.value.message
@@ -150,7 +150,7 @@ def test_close_ends_the_upstreams_request(anthropic: AnthropicServer) -> None:
     anthropic.script.cut = "hang"
 
     async def scenario() -> None:
-        lane = TranslateLane("anthropic", anthropic.url, anthropic.key, {})
+        lane = LiteLLMTransport("anthropic", anthropic.url, anthropic.key, {})
         answer = await lane.send(outgoing({"stream": True}))
         body = aiter(answer.body)
         assert b"Hello" in await anext(body)
@@ -167,7 +167,7 @@ def test_closing_the_lane_ends_its_streams(anthropic: AnthropicServer) -> None:
     anthropic.script.cut = "hang"
 
     async def scenario() -> None:
-        lane = TranslateLane("anthropic", anthropic.url, anthropic.key, {})
+        lane = LiteLLMTransport("anthropic", anthropic.url, anthropic.key, {})
         answer = await lane.send(outgoing({"stream": True}))
         reader = asyncio.create_task(drain(answer.body))
         await asyncio.sleep(0.1)
@@ -182,7 +182,7 @@ def test_closing_the_lane_ends_its_streams(anthropic: AnthropicServer) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_cancelling_ends_the_upstreams_request(stream: bool) -> None:
     async def scenario(server: WatchedServer) -> None:
-        lane = TranslateLane("anthropic", server.url, server.key, {})
+        lane = LiteLLMTransport("anthropic", server.url, server.key, {})
         task = asyncio.create_task(lane.send(outgoing({"stream": stream})))
         assert await asyncio.to_thread(server.arrived.wait, 20)
         task.cancel()

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from proxy.http.headers import Credential
 from proxy.upstream.litellm.request import PARAMETERS
-from proxy.upstream.litellm.transport import TranslateLane
+from proxy.upstream.litellm.transport import LiteLLMTransport
 
 from .anthropic_server import AnthropicServer, LocalServer, Received
 from .translate_exchange import Standin, exchange, outgoing, send
@@ -23,7 +23,7 @@ from .translate_exchange import Standin, exchange, outgoing, send
 
 def test_which_key(anthropic: AnthropicServer) -> None:
     def status(configured: str | None, callers: str | None) -> tuple[int, int]:
-        lane = TranslateLane("anthropic", anthropic.url, configured, {})
+        lane = LiteLLMTransport("anthropic", anthropic.url, configured, {})
         before = len(anthropic.requests)
         result = asyncio.run(exchange(lane, outgoing({}, credential=callers and Credential(callers, "x-api-key"))))
         return result.status, len(anthropic.requests) - before
@@ -36,7 +36,7 @@ def test_which_key(anthropic: AnthropicServer) -> None:
 
 def test_no_key_says_what_to_do(anthropic: AnthropicServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", anthropic.key)  # the operator's, and not for everybody
-    lane = TranslateLane("anthropic", anthropic.url, None, {})
+    lane = LiteLLMTransport("anthropic", anthropic.url, None, {})
     result = asyncio.run(exchange(lane, outgoing({})))
     assert result.json["error"]["code"] == "invalid_api_key"
     assert "api_key" in result.json["error"]["message"]
@@ -44,7 +44,7 @@ def test_no_key_says_what_to_do(anthropic: AnthropicServer, monkeypatch: pytest.
 
 
 def test_headers(anthropic: AnthropicServer) -> None:
-    lane = TranslateLane("anthropic", anthropic.url, anthropic.key, {"x-team": "search"})
+    lane = LiteLLMTransport("anthropic", anthropic.url, anthropic.key, {"x-team": "search"})
     request = outgoing({}, headers=[("x-client", "secret"), ("openai-organization", "org")])
     asyncio.run(exchange(lane, request))
     sent = anthropic.requests[0].headers
@@ -147,7 +147,7 @@ def test_no_provider_is_followed_to_another_host(provider: str, stream: bool) ->
     """Neither by LiteLLM's own clients nor by OpenAI's: the words would go along, and a key in a header of its own."""
     with LocalServer() as decoy, Moved() as server:
         server.elsewhere = decoy.url
-        lane = TranslateLane(provider, f"{server.url}/v1", "made-up-key", {})
+        lane = LiteLLMTransport(provider, f"{server.url}/v1", "made-up-key", {})
         result = asyncio.run(exchange(lane, outgoing({"stream": stream})))
         assert (len(server.requests), decoy.requests) == (1, [])
     assert (result.status, result.json["error"]["type"]) == (502, "server_error")

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.upstream.litellm.transport import TranslateLane
+from proxy.upstream.litellm.transport import LiteLLMTransport
 from proxy.upstream.transport import Outgoing
 
 from .anthropic_server import AnthropicServer
@@ -42,7 +42,7 @@ def outgoing(body: dict[str, Any] | bytes, **fields: Any) -> Outgoing:
     return Outgoing(body=raw, stream=stream, **(defaults | fields))
 
 
-async def exchange(lane: TranslateLane, request: Outgoing) -> Result:
+async def exchange(lane: LiteLLMTransport, request: Outgoing) -> Result:
     try:
         answer = await lane.send(request)
         content = b"".join([part async for part in answer.body])
@@ -54,7 +54,7 @@ async def exchange(lane: TranslateLane, request: Outgoing) -> Result:
 
 
 def send(provider: str, server: Standin, body: dict[str, Any] | bytes, **fields: Any) -> Result:
-    lane = TranslateLane(provider, server.url, server.key, {})
+    lane = LiteLLMTransport(provider, server.url, server.key, {})
     return asyncio.run(exchange(lane, outgoing(body, **fields)))
 
 

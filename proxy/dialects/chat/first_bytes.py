@@ -29,7 +29,7 @@ _MARKS = re.compile(
 """In JSON, text is none of these: in a string, quotation marks are escaped."""
 
 
-def at_a_glance(first: bytes) -> bool:
+def fast_path(first: bytes) -> bool:
     """Whether the first bytes are an answer's as most servers write it: with a text, and without an error before it.
 
     The same as ``Sight`` would find out, for less.
@@ -40,7 +40,7 @@ def at_a_glance(first: bytes) -> bool:
     return choice > 0 and text > 0 and written not in (b"", b'"') and first.find(b'"error"', 0, text) < 0
 
 
-class Sight:
+class ContentDetector:
     """Looks at an answer while it comes; no byte is looked at more than a few times."""
 
     def __init__(self) -> None:

@@ -74,7 +74,7 @@ _LONE_SURROGATE = re.compile(
 )
 
 
-class ChatBody(msgspec.Struct, eq=False):
+class ChatRequest(msgspec.Struct, eq=False):
     """A request as it came. ``messages`` are the bytes of each message, spelled as the client spelled them.
 
     ``model`` is ``None`` where the field is missing or no string; ``max_output`` is what the request asks for at most,
@@ -133,7 +133,7 @@ class ChatBody(msgspec.Struct, eq=False):
         return msgspec.json.encode(fields)
 
 
-async def parsed(raw: bytes, *, chat: bool = True) -> ChatBody:
+async def parsed(raw: bytes, *, chat: bool = True) -> ChatRequest:
     """Parse a request of any size. Raises ``BadBody`` for more than ``MAX_VALUES`` values or ``MAX_MESSAGES`` messages.
 
     A body is measured before any of its values takes memory. Without ``chat``, a body without messages and
@@ -194,7 +194,7 @@ def _has_many_values(raw: bytes) -> bool:
     return commas + raw.count(b",", end) > MAX_VALUES
 
 
-def parse(raw: bytes) -> ChatBody:
+def parse(raw: bytes) -> ChatRequest:
     """The body. Where it is not a JSON object with a list of messages, it has none, and only what can be read of it.
 
     Such a body is for the upstream to judge: other parsers may take it.
@@ -207,7 +207,7 @@ def parse(raw: bytes) -> ChatBody:
     if wire is None:
         return _unread(raw)
     model = _value(wire.model)
-    return ChatBody(
+    return ChatRequest(
         raw=raw,
         model=model if isinstance(model, str) else None,
         stream=_value(wire.stream) is True,
@@ -243,7 +243,7 @@ def without_lone_surrogates(raw: bytes) -> bytes:
     return b"".join(pieces)
 
 
-def named(body: ChatBody, model: str) -> ChatBody:
+def named(body: ChatRequest, model: str) -> ChatRequest:
     """Return the body with `model` in it. Raises ``BadBody`` if it isn't a JSON object."""
     return body if body.model == model else parse(body.rewritten(model=model))
 
@@ -255,14 +255,14 @@ def _wire(raw: bytes) -> _Wire | None:
         return None
 
 
-def _unread(raw: bytes) -> ChatBody:
+def _unread(raw: bytes) -> ChatRequest:
     """A body of which no more than the model and whether it streams can be read, if that."""
     value = _leniently(raw)
     fields = value if isinstance(value, dict) else {}
     model = fields.get("model")
     # A name with half a character in it could not be written into an address or a log.
     named = model.encode("utf-8", "replace").decode() if isinstance(model, str) else None
-    return ChatBody(raw, named, fields.get("stream") is True, [], None, (b"", b"", b"", b""))
+    return ChatRequest(raw, named, fields.get("stream") is True, [], None, (b"", b"", b"", b""))
 
 
 def _value(raw: msgspec.Raw | bytes) -> Any:

@@ -25,7 +25,7 @@ _TRIED = 4
 _decoder = json.JSONDecoder()
 
 
-class Tail:
+class AnswerTail:
     """The last bytes of an answer, which tell how it ended."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Tail:
             finish_reason=reasons[-1] if reasons else None,
             prompt=prompt_tokens(usage),
             output=output_tokens(usage),
-            empty=whole and finished(body).empty,
+            empty=whole and read_usage(body).empty,
             cached=cached_tokens(usage),
         )
 
@@ -75,7 +75,7 @@ def _usage(text: str) -> Mapping[str, Any]:
     return {}
 
 
-def finished(body: bytes) -> Finished:
+def read_usage(body: bytes) -> Finished:
     """What a whole answer reports, be it a stream or not; what is no JSON in it is passed over."""
     usage: dict[str, object] = {}
     reason: str | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.config.providers import Reach
+from proxy.config.providers import TransportChoice
 from proxy.errors import ConfigurationError
 from proxy.upstream.litellm.library import load
 
@@ -10,7 +10,7 @@ from proxy.upstream.litellm.library import load
 NEEDS_TRANSLATION = frozenset({"azure_ai", "databricks", "watsonx", "github_copilot", "snowflake"})
 
 
-async def asked_litellm(provider: str, base_url: str | None) -> Reach:
+async def asked_litellm(provider: str, base_url: str | None) -> TransportChoice:
     """How LiteLLM's registry would reach a provider. The first call imports LiteLLM, in a thread, which takes seconds.
 
     Raises ``ConfigurationError`` for a provider that LiteLLM does not know.
@@ -19,8 +19,8 @@ async def asked_litellm(provider: str, base_url: str | None) -> Reach:
     if provider not in {known.value for known in litellm.LlmProviders}:
         raise ConfigurationError(f"provider {provider} is unknown to LiteLLM: correct its name")
     if provider not in litellm.openai_compatible_providers or provider in NEEDS_TRANSLATION:
-        return Reach("translate", base_url)
+        return TransportChoice("translate", base_url)
     if base_url is not None:
-        return Reach("relay", base_url)
+        return TransportChoice("relay", base_url)
     _, _, _, address = litellm.get_llm_provider("any", custom_llm_provider=provider)
-    return Reach("relay", address) if address else Reach("translate", None)
+    return TransportChoice("relay", address) if address else TransportChoice("translate", None)

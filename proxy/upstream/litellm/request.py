@@ -45,7 +45,7 @@ MESSAGE_FIELDS = frozenset(
 TOOL_TYPES = frozenset({"function"})
 """Other types start something at the provider or in LiteLLM (an MCP server by its URL, a shell)."""
 
-AMBIENT = frozenset(
+CREDENTIAL_FROM_ENVIRONMENT = frozenset(
     {
         *("bedrock", "bedrock_converse", "sagemaker", "sagemaker_chat"),  # AWS's own credentials
         *("vertex_ai", "vertex_ai_beta"),  # Google's

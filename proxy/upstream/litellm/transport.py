@@ -21,7 +21,7 @@ from proxy.errors import NotAuthenticated, RequestError, UpstreamError, Upstream
 from proxy.upstream.litellm import answer as translate_answer
 from proxy.upstream.litellm import errors as translate_errors
 from proxy.upstream.litellm import library as litellm_library
-from proxy.upstream.litellm.request import AMBIENT, api_base, arguments
+from proxy.upstream.litellm.request import CREDENTIAL_FROM_ENVIRONMENT, api_base, arguments
 from proxy.upstream.litellm.stream import Stream
 from proxy.upstream.transport import Answer, Outgoing
 
@@ -34,7 +34,7 @@ NO_KEY = (
 )
 
 
-class TranslateLane:
+class LiteLLMTransport:
     """One upstream behind LiteLLM. See ``Lane``.
 
     ``provider`` is LiteLLM's name for it. ``base_url`` may end in the API's version or not (``https://host``,
@@ -57,7 +57,7 @@ class TranslateLane:
         A streamed answer's first chunk is awaited, since some providers' refusals are raised only there.
         """
         key = self._key(request)
-        if key is None and self._provider not in AMBIENT:
+        if key is None and self._provider not in CREDENTIAL_FROM_ENVIRONMENT:
             return _refused(NotAuthenticated(NO_KEY))
         try:
             call = arguments(self._provider, request)
@@ -108,7 +108,7 @@ class TranslateLane:
     def _key(self, request: Outgoing) -> str | None:
         if self._api_key:
             return self._api_key
-        if self._provider in AMBIENT or request.credential is None:
+        if self._provider in CREDENTIAL_FROM_ENVIRONMENT or request.credential is None:
             return None
         return request.credential.key
 

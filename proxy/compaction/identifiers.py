@@ -49,7 +49,7 @@ Artefacts = dict[str, list[str]]
 """Artefacts by kind, each once, the one mentioned last coming last."""
 
 
-def artefacts(texts: Iterable[str], earlier: Artefacts | None = None, files: Iterable[str] = ()) -> Artefacts:
+def identifiers(texts: Iterable[str], earlier: Artefacts | None = None, files: Iterable[str] = ()) -> Artefacts:
     """The artefacts of the texts, after those of earlier texts. ``files`` are paths that calls named."""
     seen = {kind: dict.fromkeys((earlier or {}).get(kind, ())) for kind, _ in KINDS}
     for piece in (piece for text in texts for piece in _pieces(text)):

@@ -8,8 +8,8 @@ import pytest
 
 from proxy.compaction.conditions import Clause
 from proxy.compaction.message import Facts, Turn
-from proxy.compaction.rules import ROOM_TO_GROW, Frame, Rules, caps
-from proxy.compaction.scan import Frontier, Plan, scan
+from proxy.compaction.planning import Frontier, Plan, make_plan
+from proxy.compaction.rules import ROOM_TO_GROW, Envelope, Rules, caps
 
 from .conversations import Counting, assistant, call, result, turns, user
 from .sending import rules
@@ -22,7 +22,7 @@ def of(*sizes: tuple[str, int]) -> list[Turn]:
 
 
 def plan_of(body: list[Turn], policy: Rules = PLAIN, budget: int | None = 10_000, overhead: int = 0) -> Plan:
-    return scan(body, policy, Frame(budget, overhead, 1), Counting())
+    return make_plan(body, policy, Envelope(budget, overhead, 1), Counting())
 
 
 def steps(number: int, tokens: int) -> list[tuple[str, int]]:
@@ -68,7 +68,7 @@ def test_a_checkpoint_leaves_room_to_grow_even_if_less_than_keep_stays() -> None
     greedy = rules(keep=Clause(fraction=0.80), prepare=(), arguments=False, results=False)
     body = of(*steps(9, 1000))
     plan = plan_of(body, greedy)
-    limits = caps(greedy, Frame(10_000, 0, 1).rounded())
+    limits = caps(greedy, Envelope(10_000, 0, 1).rounded())
     kept = sum(turn.facts.tokens for turn in body[plan.cut :])
     assert plan.cut
     assert kept + limits.summary + limits.index <= ROOM_TO_GROW * 8486
@@ -144,7 +144,7 @@ def test_what_is_known_is_not_counted_again(number: int) -> None:
     long = turns([assistant(None, call("b", "t")), result("b", "word " * 2000)])
     counting = Counting()
     for _ in range(2):
-        scan([*long, *body], rules(), Frame(8000, 0, 0), counting)
+        make_plan([*long, *body], rules(), Envelope(8000, 0, 0), counting)
         assert counting.calls < 25
 
 
@@ -162,7 +162,7 @@ def test_the_work_grows_with_the_messages_and_no_faster() -> None:
     def reads(number: int) -> int:
         body = [Turn(b"{}", Watched(("assistant", "user")[n % 2], 60, b"")) for n in range(number)]
         Watched.reads = 0
-        assert len(scan(body, rules(), Frame(8000, 0, 0), Counting()).checkpoints) > number // 200
+        assert len(make_plan(body, rules(), Envelope(8000, 0, 0), Counting()).checkpoints) > number // 200
         return Watched.reads
 
     assert reads(10_000) <= 4.2 * reads(2500)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.artefacts import MOST, PIECE, artefacts, index
+from proxy.compaction.identifiers import MOST, PIECE, identifiers, index
 from proxy.compaction.summary_message import fenced
 from proxy.summary import transcript
 from proxy.summary.quality import Written, checked
@@ -33,35 +33,35 @@ from .conversations import result, text_tokens, turn
     ],
 )
 def test_what_is_found(text: str, kind: str, found: list[str]) -> None:
-    assert artefacts([text])[kind] == found
+    assert identifiers([text])[kind] == found
 
 
 def test_each_stands_once_in_the_order_of_its_last_mention() -> None:
-    earlier = artefacts(["/a/one /a/two"])
-    assert artefacts(["/a/three then /a/one"], earlier)["path"] == ["/a/two", "/a/three", "/a/one"]
+    earlier = identifiers(["/a/one /a/two"])
+    assert identifiers(["/a/three then /a/one"], earlier)["path"] == ["/a/two", "/a/three", "/a/one"]
 
 
 def test_of_very_many_the_newest_are_kept() -> None:
-    found = artefacts([" ".join(f"AB-{n}" for n in range(MOST + 50))])["ticket"]
+    found = identifiers([" ".join(f"AB-{n}" for n in range(MOST + 50))])["ticket"]
     assert (len(found), found[0], found[-1]) == (MOST, "AB-50", f"AB-{MOST + 49}")
 
 
 def test_the_index_puts_files_under_their_folder_and_takes_the_newest_first() -> None:
-    found = artefacts(["/src/a.py /src/b.py /lib/c.py AB-1 https://example.org/x"])
+    found = identifiers(["/src/a.py /src/b.py /lib/c.py AB-1 https://example.org/x"])
     assert index(found, 500, text_tokens).split("\n") == [
         "- AB-1",
         "- https://example.org/x",
         "- /src/: a.py, b.py",
         "- /lib/: c.py",
     ]
-    few = index(artefacts([" ".join(f"/src/file{n}.py" for n in range(100))]), 30, text_tokens)
+    few = index(identifiers([" ".join(f"/src/file{n}.py" for n in range(100))]), 30, text_tokens)
     assert "file99.py" in few
     assert "file0.py" not in few
 
 
 @pytest.mark.parametrize("folders", [1, 7, 400])
 def test_the_index_uses_its_tokens_up(folders: int) -> None:
-    found = artefacts([" ".join(f"/src/part{n % folders}/file{n}.py" for n in range(400))])
+    found = identifiers([" ".join(f"/src/part{n % folders}/file{n}.py" for n in range(400))])
     listed = index(found, 400, text_tokens)
     assert 330 < text_tokens(listed) <= 400
     # The newest are there, and nothing older than the first that is not.
@@ -74,7 +74,7 @@ def test_nothing_is_missed_where_a_long_text_is_parted(before: int) -> None:
     text = (
         "w" * (before % 50) + " word" * (before // 5) + " https://example.org/a/rather/long/address.html\n/a/b.py AB-1 "
     )
-    found = artefacts([text + "word " * 9000])
+    found = identifiers([text + "word " * 9000])
     assert found["url"] == ["https://example.org/a/rather/long/address.html"]
     assert (found["path"], found["ticket"]) == (["/a/b.py"], ["AB-1"])
 
@@ -84,7 +84,7 @@ words = st.sampled_from(("/a/b", "src/x.py", "AB-1", "https://e.org/", "01234567
 
 @given(st.lists(st.tuples(words, st.integers(0, 999)), max_size=200), st.integers(0, 400))
 def test_the_index_takes_no_more_than_its_tokens(items: list[tuple[str, int]], limit: int) -> None:
-    found = artefacts(f"{word}{number}" for word, number in items)
+    found = identifiers(f"{word}{number}" for word, number in items)
     assert text_tokens(index(found, limit, text_tokens)) <= limit
 
 
@@ -100,7 +100,7 @@ def regex_users() -> dict[str, Callable[[str], object]]:
         return checked(Written(text, "stop"), source_tokens=10**9, max_tokens=10**9, count=len)
 
     return {
-        "artefacts": lambda text: artefacts([text]),
+        "artefacts": lambda text: identifiers([text]),
         "summary fence": fenced,
         "transcript fence": transcript.fenced,
         "base64": lambda text: transcript.entries([turn(result("a", text))]),

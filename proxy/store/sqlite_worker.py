@@ -55,7 +55,7 @@ COMMIT;
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
-class Lane:
+class SqliteWorker:
     """Runs one piece of work after the other on a file's database, or on one in memory."""
 
     def __init__(self, path: Path | None, name: str) -> None:

@@ -18,14 +18,14 @@ from proxy.compaction.bounds import (
     SUMMARY_BYTES,
     ByteWeight,
     MessageWeight,
-    Weight,
+    Pressure,
     kept_sizes,
     part,
 )
 from proxy.compaction.conditions import Clause, Trigger, any_met, lowest_level, share_of
 from proxy.compaction.gains import Gains, LateGains, PlainGains
 from proxy.compaction.message import HEAD_ROLES, MessageCounter, Turn
-from proxy.compaction.rules import ROOM_TO_GROW, SUMMARY_FRAME_TOKENS, Caps, Frame, Rules, caps
+from proxy.compaction.rules import ROOM_TO_GROW, SUMMARY_FRAME_TOKENS, Envelope, Rules, SectionLimits, caps
 from proxy.compaction.sizes import Sizes
 from proxy.compaction.stages import arguments, cheap_stages, media, results
 from proxy.compaction.stages.stage import Stage
@@ -59,7 +59,7 @@ class Plan:
     may change. ``omitted`` are, for the last checkpoint and the upcoming one, the system messages that don't stay.
     """
 
-    caps: Caps
+    caps: SectionLimits
     checkpoints: tuple[int, ...] = ()
     frontiers: dict[str, Frontier] = field(default_factory=dict)
     clips: dict[int, int] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Plan:
     omitted: dict[int, tuple[int, ...]] = field(default_factory=dict)
     pinned: frozenset[int] = frozenset()
 
-    def caps_at(self, position: int) -> Caps:
+    def caps_at(self, position: int) -> SectionLimits:
         """The caps of the summary that stands for all before a checkpoint."""
         return self.caps.for_span(self.replaced[position])
 
@@ -85,7 +85,7 @@ class Plan:
         return not (self.checkpoints or self.clips or self.frontiers)
 
 
-def scan(body: Sequence[Turn], rules: Rules, frame: Frame, count: MessageCounter) -> Plan:
+def make_plan(body: Sequence[Turn], rules: Rules, frame: Envelope, count: MessageCounter) -> Plan:
     """The plan for a body under a policy. ``frame`` is rounded here."""
     frame = frame.rounded(lowest_level(rules.trigger, frame.budget))
     stages = cheap_stages(rules, body, count)
@@ -93,7 +93,7 @@ def scan(body: Sequence[Turn], rules: Rules, frame: Frame, count: MessageCounter
     pinned = rules.pins.among(body)
     sizes = Sizes(body, limits.group, pinned, Standing(limits.system, limits.newest))
     gains, lighter = _gains(stages, body, sizes, pinned)
-    walk = _Walk(rules, frame, limits, stages, sizes, gains)
+    walk = Planner(rules, frame, limits, stages, sizes, gains)
     if rules.bounds.bytes is not None:
         walk.weigh_bytes(rules.bounds.bytes, body, pinned, lighter)
     for end in range(1, len(sizes) + 1):
@@ -143,14 +143,14 @@ def _gains(
     return gains, lighter
 
 
-class _Walk:
+class Planner:
     """The state of the pass. Positions in here are group indexes."""
 
     def __init__(
         self,
         rules: Rules,
-        frame: Frame,
-        limits: Caps,
+        frame: Envelope,
+        limits: SectionLimits,
         stages: Sequence[Stage],
         sizes: Sizes,
         gains: dict[str, Gains],
@@ -223,7 +223,7 @@ class _Walk:
         bytes and that is enough, else by a checkpoint, which leaves room to grow. Ahead of the messages' bound the cut
         is fixed early."""
         crowd, heavy = self._crowd, self._bytes
-        weights: list[Weight] = []
+        weights: list[Pressure] = []
         if crowd is not None and self._at(crowd, end) >= part(PRESSING, crowd.most):
             weights.append(crowd)
         if heavy is not None and self._at(heavy, end) >= part(PRESSING, heavy.most):
@@ -248,10 +248,10 @@ class _Walk:
         if not self._summarise(end, self._base + self._sizes.total[end], weights) and moves:
             self._apply(moves, end)
 
-    def _at(self, weight: Weight, end: int) -> int:
+    def _at(self, weight: Pressure, end: int) -> int:
         return weight.at(self._cut, end)
 
-    def _worth(self, weight: Weight, now: int, after: int) -> bool:
+    def _worth(self, weight: Pressure, now: int, after: int) -> bool:
         """Whether a compaction takes enough off a bound: a tenth, or as much as it takes to be below it."""
         return now - after >= self._rules.least_gain * now or after <= weight.most < now
 
@@ -420,7 +420,7 @@ class _Walk:
         self._pending = None
         self._settle()
 
-    def _summarise(self, end: int, size: int, weights: Sequence[Weight] = ()) -> bool:
+    def _summarise(self, end: int, size: int, weights: Sequence[Pressure] = ()) -> bool:
         """Make a checkpoint, if it gains enough: at the cut fixed ahead, where that still serves, else anew.
 
         ``weights`` are the bounds for whose sake it is made, which then may gain in place of the tokens.
@@ -466,14 +466,14 @@ class _Walk:
         if cut > self._cut and size - after >= self._rules.least_gain * size:
             self._pending = cut
 
-    def _roomy(self, cut: int, end: int, *, growth: int = 0, weights: Sequence[Weight] = ()) -> int:
+    def _roomy(self, cut: int, end: int, *, growth: int = 0, weights: Sequence[Pressure] = ()) -> int:
         """The cut, moved on until what is kept leaves room to grow; the newest group always stays."""
         cut = max(cut, self._cut)
         while cut < end - 1 and not self._leaves_room(cut, end, growth=growth, weights=weights):
             cut += 1
         return cut
 
-    def _leaves_room(self, cut: int, end: int, *, growth: int = 0, weights: Sequence[Weight] = ()) -> bool:
+    def _leaves_room(self, cut: int, end: int, *, growth: int = 0, weights: Sequence[Pressure] = ()) -> bool:
         """Whether a cut leaves room to grow, in tokens and in the bounds for whose sake it is made."""
         roomy = all(weight.at(cut, end) <= part(ROOM, weight.most) for weight in weights)
         return roomy and self._enough(self._size(cut, end) + growth, cut)
