@@ -26,7 +26,7 @@ from e2e_harness import ROOT, chat, client, proxied
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
 from proxy.server import maintenance as upkeep
-from proxy.store import lane
+from proxy.store import sqlite_worker as lane
 from proxy.store.file import put_aside
 from proxy.store.replicated_map import name_of
 from proxy.store.sqlite import MARK

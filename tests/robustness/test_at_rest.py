@@ -22,7 +22,7 @@ import yaml
 from e2e_harness import wait_for_server
 
 from proxy.demo.serving import serve
-from proxy.store import lane
+from proxy.store import sqlite_worker as lane
 from proxy.store.file import put_aside
 from proxy.store.sqlite import SqliteStore
 from tests.e2e.test_store import CALLER, KEY, PROMPT, SUMMARY, configuration, conversation, encrypts, stand_in, until
