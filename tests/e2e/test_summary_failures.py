@@ -144,7 +144,7 @@ def test_a_summary_model_that_cannot_be_used_costs_a_digest(
 ) -> None:
     """An upstream without a lane, or an installation without a tokenizer: no client gets status 500."""
     upstream = StandIn(window=WINDOW, summariser=lambda body: Reply(content="Goal: SUMMARY-1."))
-    place, name = (messages, "check") if fault == "tokenizer" else (registry, "reach")
+    place, name = (messages, "check") if fault == "tokenizer" else (registry, "resolve_transport")
     real = getattr(place, name)
 
     def unusable(*given: Any, **named: Any) -> Any:

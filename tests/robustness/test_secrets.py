@@ -138,7 +138,7 @@ except RuntimeError as error:
 BROKEN = """
 import asyncio
 from proxy.endpoints.reply import send_answer
-from proxy import chat
+from proxy.endpoints import conversations as chat
 from proxy.upstream import connections
 
 Chunks, send = connections._Chunks, chat.send_answer
