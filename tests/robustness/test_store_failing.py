@@ -16,7 +16,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.server import maintenance as upkeep
-from proxy.store import guarded, lane
+from proxy.store import guarded
+from proxy.store import sqlite_worker as lane
 from proxy.store.file import put_aside
 from tests.e2e.test_store import get, metric, rows, running, summary_of, until
 
