@@ -23,8 +23,7 @@ from proxy.demo.serving import serve
 from proxy.server.app import create_app
 from proxy.summary import store as service
 from proxy.upstream import limit_discovery as asking
-
-from .door.client import StartProxy
+from tests.kit.client import StartProxy
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -79,7 +78,7 @@ def _plain_environment() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_enquiries() -> Iterator[None]:
-    """Upstreams of tests expect the requests of the test alone; ``tests/e2e/test_enquiries.py`` has the others."""
+    """Upstreams of tests expect the requests of the test alone; ``tests/product/test_enquiries.py`` has the others."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(asking, "may_tell", lambda settings: False)
         yield

@@ -5,7 +5,7 @@
 With atheris installed (``pip install atheris``; it is no part of the lock file) inputs are guided by the code they
 reach; without it they are mutations of the seeds below. A finding is an exception that is no error of ours, an input
 that takes over a second, or a property that does not hold; it is written to a file and named, and the exit status is 1.
-The short form is ``tests/robustness/test_fuzz.py``.
+The short form is ``tests/hostile/test_fuzz.py``.
 """
 
 from __future__ import annotations

@@ -1,0 +1,481 @@
+"""What the documents say is so: settings, commands, headers, links, configurations, and the Dockerfile."""
+
+from __future__ import annotations
+
+import asyncio
+import collections.abc
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+import types
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin
+from xml.parsers import expat
+
+import click
+import httpx
+import pytest
+import yaml
+from click.testing import CliRunner
+from pydantic.fields import FieldInfo
+
+from proxy.cli.commands import main
+from proxy.compaction import fit, render, rules
+from proxy.compaction.stages.arguments import KEPT_CHARACTERS
+from proxy.config import Settings, policy
+from proxy.config.fields import Section
+from proxy.config.loading import loads
+from proxy.config.policy import STAGES
+from proxy.config.settings import WrittenSettings, default_store_url
+from proxy.demo.figures import ROWS
+from proxy.demo.run import WINDOW
+from proxy.demo.serving import serve
+from proxy.demo.upstream import StandIn
+from proxy.limits.learned import GUESS_SECONDS, NAMED_SECONDS
+from proxy.pipeline.compactor import Verdict
+from proxy.pipeline.response_start import HELD_SECONDS
+from proxy.store import open_store
+from proxy.store.archive import Archive, Removed
+from proxy.store.tenants import SHARED_TENANT
+from proxy.summary.store import LIFETIME, Origin
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+ENVIRONMENT = {"OPENAI_API_KEY": "sk-test"}
+
+# Settings whose default follows from others or from the machine, so that the document says it in words.
+TOLD_IN_WORDS = {
+    "store.url",
+    "policies.NAME.prepare",
+    *(f"policies.NAME.{stage}.{key}" for stage in STAGES for key in ("trigger", "keep")),
+}
+
+StartProxy = Callable[..., str]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def spans(text: str) -> list[str]:
+    """The pieces of code in a line."""
+    return [span.replace(r"\|", "|") for span in re.findall(r"`([^`]+)`", text)]
+
+
+def table(text: str, *heads: str) -> list[list[str]]:
+    """The rows of all tables whose first columns have these heads."""
+    rows = []
+    inside = False
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        inside = bool(cells) and (inside or tuple(cells[: len(heads)]) == heads)
+        rows += [cells] if inside else []
+    return [row for row in rows if tuple(row[: len(heads)]) != heads and not set(row[0]) <= set("-: ")]
+
+
+def prose(text: str) -> str:
+    """The text without its code."""
+    return re.sub(r"`[^`]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of the headings, as the usual renderers make them."""
+    headings = re.findall(r"^#+ +(.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def dead_links(document: Path) -> list[str]:
+    """The relative links that lead nowhere."""
+    dead = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(document.read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = document.parent / path if path else document
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text(encoding="utf-8"))):
+            dead.append(link)
+    return dead
+
+
+def test_no_link_is_dead() -> None:
+    assert {document.name: dead for document in DOCUMENTS if (dead := dead_links(document))} == {}
+
+
+def test_a_dead_link_would_be_seen(tmp_path: Path) -> None:
+    document = tmp_path / "a.md"
+    document.write_text("# A b\n[x](a.md) [x](#a-b) [x](https://a.example/b) `[x](code.md)` [x](b.md) ![x](a.md#c)\n")
+    assert dead_links(document) == ["b.md", "a.md#c"]
+
+
+def section_in(annotation: Any) -> tuple[type[Section], str] | None:
+    """The section that an annotation holds, and how a path goes on into it."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation, ""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return next(filter(None, map(section_in, arguments)), None)
+    for container, place, on in ((collections.abc.Mapping, 1, ".NAME"), (tuple, 0, "[]")):
+        if origin is container and (found := section_in(arguments[place])):
+            return found[0], on
+    return None
+
+
+def settings(model: type[Section], above: str = "") -> Iterator[tuple[str, FieldInfo, bool]]:
+    """Every setting by its path, and whether it is a section of others."""
+    for name, field in model.model_fields.items():
+        section = section_in(field.annotation)
+        yield above + name, field, section is not None
+        if section is not None and section[0] is policy.ModelOverride:
+            # The settings of a policy once more: the section says so.
+            yield f"{above}{name}{section[1]}.match", section[0].model_fields["match"], False
+        elif section is not None:
+            yield from settings(section[0], f"{above}{name}{section[1]}.")
+
+
+SETTINGS = {path: field for path, field, section in settings(WrittenSettings) if not section}
+SECTIONS = {path for path, _, section in settings(WrittenSettings) if section}
+ROWS_OF_SETTINGS = {spans(row[0])[0]: row for row in table(CONFIGURATION, "setting")}
+
+
+def test_every_setting_is_documented_and_no_other() -> None:
+    assert {"server.port", "models[].profile.images", "policies.NAME.summary.prompt"} <= SETTINGS.keys()
+    assert sorted(spans(row[0])[0] for row in table(CONFIGURATION, "setting")) == sorted(SETTINGS)
+    assert sorted(re.findall(r"^#+ `([^`]+)`$", CONFIGURATION, re.MULTILINE)) == sorted(SECTIONS)
+
+
+@pytest.mark.parametrize("path", SETTINGS)
+def test_a_setting_has_its_meaning_its_unit_and_its_default(path: str) -> None:
+    row = ROWS_OF_SETTINGS[path]
+    assert [bool(cell) for cell in row] == [True] * 4
+    field, default = SETTINGS[path], row[3]
+    assert (default == "required") is field.is_required()
+    stated = re.match(r"`([^`]+)`$", default)
+    if stated is not None:
+        assert with_setting(path, yaml.safe_load(stated[1])) == with_setting(path, ...)
+    elif not field.is_required() and field.get_default(call_default_factory=True) is not None:
+        assert path in TOLD_IN_WORDS, "the default has a value: state it"
+
+
+def with_setting(path: str, value: object) -> dict[str, Any]:
+    """The settings in force where a file states this one; ``...`` leaves it out."""
+    *above, last = path.split(".")
+    inner: dict[str, Any] = {} if value is ... else {last: value}
+    for name in reversed(above):
+        inner = {name: inner}
+    return load(yaml.safe_dump(inner)).model_dump()
+
+
+def load(text: str) -> Settings:
+    return loads(text.encode(), ENVIRONMENT)
+
+
+@pytest.mark.parametrize("trigger", [spans(row[0]) for row in table(CONFIGURATION, "trigger", "meaning")], ids=str)
+def test_triggers_are_spelled_as_a_file_takes_them(trigger: list[str]) -> None:
+    for spelling in trigger:
+        load(f"policies: {{default: {{trigger: {spelling}}}}}")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_the_configurations_in_a_document_load(document: Path) -> None:
+    for block in blocks(document.read_text(encoding="utf-8"), "yaml"):
+        if not block.startswith("services:"):  # that is a compose file
+            load(block)
+
+
+def test_the_readme_has_a_configuration_of_ten_lines() -> None:
+    (block,) = blocks(README, "yaml")
+    assert len(block.splitlines()) <= 10
+    assert load(block) != Settings()
+
+
+def test_figures_are_those_in_force() -> None:
+    shares = {row[0]: row[1].split(" %")[0] for row in table(CONFIGURATION, "part", "share of the budget")}
+    in_force = (
+        rules.SUMMARY_SHARE,
+        rules.USER_SHARE,
+        rules.NEWEST_SHARE,
+        rules.SYSTEM_SHARE,
+        rules.NEWEST_SHARE,
+        rules.WORDS_SHARE,
+        rules.INDEX_SHARE,
+        rules.GROUP_SHARE,
+    )
+    assert list(shares.values()) == [f"{share * 100:g}" for share in in_force]
+    assert f"first {KEPT_CHARACTERS} characters" in CONFIGURATION
+    for text in (README, CONFIGURATION):
+        assert f"for {LIFETIME / 86_400:g} days" in text
+    assert f"archive, for {policy.Archive().days} days" in " ".join(README.split())
+    assert f"{rules.USER_SHARE * 100:g} % of the budget" in README
+    assert f"after {HELD_SECONDS:g} seconds" in README
+    assert (NAMED_SECONDS, "for a day" in README) == (86_400, True)
+    assert (GUESS_SECONDS, "for an hour" in README) == (3_600, True)
+
+
+# A command of the program, or (with a slash before its name) a script; and what follows on the line.
+INVOCATION = re.compile(
+    r"(?:(?<![\w:/-])(?:compaction-proxy|python -m proxy) (?=[a-z])|scripts(?=/))(/?[a-z]+)(?![\w-])([^`\n#]*)"
+)
+
+
+def options(command: click.Command) -> set[str]:
+    if isinstance(command, click.Group):
+        return set().union(*(options(below) for below in command.commands.values()))
+    return {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
+
+
+def invocations(text: str) -> list[tuple[str, set[str]]]:
+    """The commands that a text names, with their options."""
+    joined = text.replace("\\\n", " ")
+    return [(name, set(re.findall(r"--[a-z0-9-]+", rest))) for name, rest in INVOCATION.findall(joined)]
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/configuration.md", "config.example.yaml", "Dockerfile"])
+def test_commands_and_options_exist(name: str) -> None:
+    found = invocations((ROOT / name).read_text(encoding="utf-8"))
+    assert found
+    for command, given in found:
+        known = main.commands.get(command.removeprefix("/"))
+        assert os.access(f"{ROOT}/scripts{command}", os.X_OK) if command.startswith("/") else known, command
+        assert given <= (options(known) if known else set()), command
+
+
+def test_no_other_options_are_named() -> None:
+    known = set().union(*(options(command) for command in main.commands.values()))
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", README + CONFIGURATION)) <= known
+
+
+def test_the_readme_lists_every_command_with_every_option() -> None:
+    listed = dict(invocation for row in table(README, "command") for invocation in invocations(row[0]))
+    assert listed == {name: options(command) - {"--help"} for name, command in main.commands.items()}
+
+
+def test_what_the_readme_shows_of_the_demonstration_is_what_it_shows() -> None:
+    (shown,) = blocks(README, "text")
+    assert re.findall(r"^│ (.+?) +│", shown, re.MULTILINE) == list(ROWS)
+    assert f"An agent's session of 60 turns, window {WINDOW:,} tokens" in shown
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## \[(\d[^\]]*)\]", changelog, re.MULTILINE)[0] == version
+    assert version in CliRunner().invoke(main, ["--version"]).output
+
+
+MODEL = {"match": "*", "upstream": "main", "profile": {"context_window": 16_000, "tokenizer": "o200k_base"}}
+
+
+@pytest.fixture(scope="module")
+def store_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('store') / 'compaction.db'}"
+
+
+@pytest.fixture(scope="module")
+def entrance(start_module_proxy: StartProxy, store_url: str) -> Iterator[str]:
+    """A proxy in front of a stand-in with a small window."""
+    with serve(StandIn(window=16_000, max_output=2_000).app) as upstream:
+        yield start_module_proxy(upstream, {"models": [MODEL], "store": {"url": store_url}})
+
+
+def answer(entrance: str, exchanges: int, **headers: str) -> httpx.Response:
+    """The answer to a conversation of so many exchanges of some 1,500 tokens."""
+    words = "one two three four five " * 300
+    messages = [{"role": "user", "content": "Begin."}]
+    for number in range(exchanges):
+        messages += [{"role": "assistant", "content": f"{number} {words}"}, {"role": "user", "content": "Go on."}]
+    body = {"model": "gpt-4o-mini", "messages": messages}
+    return httpx.post(f"{entrance}/v1/chat/completions", json=body, headers=headers, timeout=60, trust_env=False)
+
+
+def test_the_response_headers_are_those_in_the_table(entrance: str) -> None:
+    answers = [answer(entrance, 1), answer(entrance, 10), answer(entrance, 10)]
+    assert [found.status_code for found in answers] == [200, 200, 200]
+    seen = {name for found in answers for name in found.headers if name.startswith("x-compaction")}
+    seen |= {"x-compaction-breaker", "x-compaction-output"}  # after failures only; where too much output is asked for
+    assert {name for row in table(README, "response header") for name in spans(row[0])} == seen
+    assert set(re.findall(r"x-compaction[a-z-]*", README + CONFIGURATION)) <= seen
+
+
+def test_the_response_headers_have_the_values_in_the_table() -> None:
+    values = {spans(row[0])[0]: set(spans(row[1])) for row in table(README, "response header")}
+    assert values["x-compaction"] == {*get_args(Verdict), "pending"}
+    assert values["x-compaction-summary"] == set(get_args(Origin))
+    assert values["x-compaction-steps"] == {*render.STEPS, fit.NAME}
+
+
+def test_the_request_header_works_as_the_readme_says(entrance: str) -> None:
+    asked = re.findall(r"`x-compaction: (\w+)`", README)
+    assert asked
+    for value in asked:
+        assert answer(entrance, 1, **{"x-compaction": value}).headers["x-compaction"] == value
+
+
+def archived(store_url: str) -> str:
+    """The id of an entry in the archive of callers without a key."""
+    removed = Removed("0" * 20, (b'{"role":"user","content":"Hello"}',))
+
+    async def keep() -> None:
+        store = open_store(store_url)
+        archive = Archive(store)
+        archive.keep(SHARED_TENANT, [removed], 3600)
+        await archive.aclose()
+        await store.aclose()
+
+    asyncio.run(keep())
+    return removed.id
+
+
+def test_the_paths_in_the_table_are_served(entrance: str, store_url: str) -> None:
+    paths = [span.split() for row in table(README, "path") for span in spans(row[0]) if "…" not in span]
+    served = {"/", "/v1/chat/completions", "/v1/models", "/compaction/archive/{id}", "/livez", "/readyz", "/metrics"}
+    assert {path for _, path in paths} == served
+    id = archived(store_url)
+    with httpx.Client(trust_env=False, timeout=60) as http:
+        for method, path in paths:
+            body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]} if method == "POST" else None
+            assert http.request(method, entrance + path.format(id=id), json=body).status_code == 200, path
+
+
+def test_the_picture_stands_by_itself() -> None:
+    picture = ROOT / "docs" / "images" / "conversation.svg"
+    content = picture.read_text(encoding="utf-8")
+    expat.ParserCreate().Parse(content, True)
+    assert f"]({picture.relative_to(ROOT)})" in README
+    assert "prefers-color-scheme: dark" in content
+    assert re.findall(r"(?:xlink:)?href|url\(|@import|<script|<image|@font-face", content) == []
+    assert re.findall(r"font(?:-family)?: (?:\d+px )?([a-z][^;}]*?) ?[;}]", content) == ["system-ui, sans-serif"]
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The instructions of the Dockerfile with their arguments."""
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    text = "\n".join(line for line in lines if not line.lstrip().startswith("#")).replace("\\\n", " ")
+    return [(name, rest.strip()) for name, _, rest in (line.partition(" ") for line in text.splitlines()) if name]
+
+
+def last(name: str) -> str:
+    """The argument of the last instruction of a name."""
+    return [rest for found, rest in instructions() if found == name][-1]
+
+
+def excluded(path: str) -> bool:
+    """Whether .dockerignore keeps a path out: of the patterns that match it or a folder above, the last one decides."""
+    above = [path, *(str(folder) for folder in Path(path).parents)]
+    out = False
+    for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines():
+        pattern = line.removeprefix("!").removeprefix("**/")
+        assert line.startswith("#") or "/" not in pattern, "only single names are understood here"
+        names = [Path(name).name for name in above] if "**/" in line else [path.split("/")[0]]
+        if not line.startswith("#") and any(fnmatchcase(name, pattern) for name in names):
+            out = not line.startswith("!")
+    return out
+
+
+def environment() -> dict[str, str]:
+    return dict(pair.split("=", 1) for pair in shlex.split(last("ENV")))
+
+
+def test_everything_that_is_copied_is_there() -> None:
+    copies = [shlex.split(rest)[:-1] for name, rest in instructions() if name == "COPY" and "--from" not in rest]
+    sources = [source for copy in copies for source in copy]
+    assert set(sources) == {"proxy", "requirements-runtime.lock"}
+    for source in sources:
+        path = ROOT / source
+        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.suffix in (".py", ".json")]
+        assert files
+        assert [str(file) for file in files if excluded(file.relative_to(ROOT).as_posix())] == []
+
+
+def locked(name: str) -> dict[str, tuple[str, frozenset[str]]]:
+    """The packages of a lock file: version and condition, and hashes."""
+    text = (ROOT / name).read_text(encoding="utf-8").replace("\\\n", " ")
+    found = {}
+    for line in text.splitlines():
+        if line and not line.lstrip().startswith("#"):
+            package, _, rest = line.partition("==")
+            pin, *hashes = rest.split("--hash=")
+            found[package] = (pin.strip(), frozenset(map(str.strip, hashes)))
+            assert hashes, package
+    return found
+
+
+def test_the_image_gets_what_the_proxy_needs_and_nothing_for_development() -> None:
+    whole, runtime = locked("requirements.lock"), locked("requirements-runtime.lock")
+    assert runtime.items() < whole.items()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    needed = {re.split(r"[<>=!; ]", line)[0].lower() for line in project["project"]["dependencies"]}
+    assert needed <= set(runtime)
+    development = {name.lower() for name in project["dependency-groups"]["dev"]}
+    assert development & set(runtime) == {"jsonschema"}, "LiteLLM needs it too"
+    assert not [line for line in (ROOT / "requirements-runtime.lock").read_text().splitlines() if "://" in line]
+
+
+def test_nothing_private_gets_into_the_image() -> None:
+    private = [".git/config", ".venv/bin/python", "state/compaction.db", "config.yaml", "proxy/__pycache__/app.pyc"]
+    assert [path for path in private if not excluded(path)] == []
+
+
+def test_both_stages_have_one_python_and_packages_are_checked_against_their_hashes() -> None:
+    first, second = (rest.split()[0] for name, rest in instructions() if name == "FROM")
+    assert first == second == "${PYTHON_IMAGE}", "so that one argument pins both by digest"
+    assert ("ARG", "PYTHON_IMAGE=python:3.11-slim") in instructions()
+    (install,) = [rest for name, rest in instructions() if name == "RUN" and " install " in rest]
+    assert {"--require-hashes", "--no-deps", "-r"} <= set(install.split())
+
+
+def test_it_does_not_run_as_root_and_owns_its_volume(monkeypatch: pytest.MonkeyPatch) -> None:
+    user, volume = last("USER"), last("VOLUME")
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
+    names = [f"{name} {rest}" for name, rest in instructions()]
+    owned = next(index for index, text in enumerate(names) if f"chown {user} {volume}" in text)
+    assert owned < names.index(f"VOLUME {volume}"), "what is changed after VOLUME is lost"
+    assert last("WORKDIR") == volume
+    monkeypatch.setenv("XDG_STATE_HOME", environment()["XDG_STATE_HOME"])
+    assert default_store_url().startswith(f"sqlite:///{volume}/")
+
+
+def test_it_starts_the_proxy_on_all_addresses() -> None:
+    assert json.loads(last("ENTRYPOINT")) == ["python", "-m", "proxy"]
+    command, *arguments = json.loads(last("CMD"))
+    context = main.commands[command].make_context(command, arguments)
+    assert (command, context.params["host"], context.params["port"]) == ("serve", "0.0.0.0", None)  # noqa: S104
+    assert last("EXPOSE") == str(Settings().server.port)
+    (code,) = [rest.split()[-1] for name, rest in instructions() if name == "COPY" and rest.startswith("proxy ")]
+    assert code == f"{environment()['PYTHONPATH']}/proxy"
+
+
+def test_the_build_loads_its_tables_without_a_network_and_puts_the_command_on_the_path(tmp_path: Path) -> None:
+    script, load = (rest for name, rest in instructions() if name == "RUN" and ("printf" in rest or "Profiles" in rest))
+    assert environment()["LITELLM_LOCAL_MODEL_COST_MAP"] == "True"
+    environ = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+    environ |= {"HTTPS_PROXY": "http://127.0.0.1:9", "PYTHONSAFEPATH": "1"}
+    assert subprocess.run([sys.executable, *json.loads(load)[1:]], env=environ, check=False).returncode == 0
+    command = tmp_path / "compaction-proxy"
+    subprocess.run(["sh", "-c", script.replace("/usr/local/bin/compaction-proxy", str(command))], check=True)
+    done = subprocess.run([command, "--version"], env=environ, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("compaction-proxy, version ")
+
+
+def test_the_health_check_tells_a_proxy_that_serves_from_none(entrance: str) -> None:
+    code = json.loads(last("HEALTHCHECK").partition("CMD")[2])
+    assert code[:2] == ["python", "-c"]
+    port = Settings().server.port
+    assert f"http://127.0.0.1:{port}/readyz" in code[2]
+
+    def status(url: str) -> int:
+        here = code[2].replace(f"http://127.0.0.1:{port}", url)
+        environ = {**os.environ, "http_proxy": "http://127.0.0.1:9"}  # the machine's own must not matter
+        return subprocess.run([sys.executable, "-c", here], env=environ, capture_output=True, check=False).returncode
+
+    assert status(entrance) == 0
+    assert status(f"{entrance}/nothing") != 0
+    assert status("http://127.0.0.1:9") != 0

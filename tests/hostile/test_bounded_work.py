@@ -1,0 +1,125 @@
+"""Requests and upstream errors of 64 KB that try to cost more than their size: CPU time, memory, and other callers."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from proxy.dialects.chat.request import MAX_MESSAGES, MAX_VALUES
+from soak.bombs.families import HEAVY, KB64, MB, body, errors, requests, sized, user
+from tests.hostile.test_bodies import waits, watched
+from tests.kit.client import CHAT, JSON, ask, chat
+from tests.kit.raw_upstream import Arrived, RawUpstream, Step, answer
+from tests.product.http.test_drain import Server
+
+CPU_SECONDS = 1.5
+"""The aim is 1 second on a quiet machine."""
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[RawUpstream]:
+    bodies = {name: (raw, how) for name, raw, how in errors()}
+
+    def script(arrived: Arrived) -> list[Step]:
+        name = arrived.header("x-error")
+        if name is None:
+            return [answer(b'{"choices":[{"message":{"content":"hi"}}]}')]
+        raw, how = bodies[name]
+        headers = [("Content-Type", "application/json"), *([("Content-Encoding", how)] if how else [])]
+        return [answer(raw, "400 Bad Request", headers)]
+
+    with RawUpstream(script) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server(upstream: RawUpstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = Server(upstream.url, tmp_path_factory.mktemp("proxy"))
+    try:
+        running.wait_ready()
+        # Loads the encoding.
+        assert ask(running.url, CHAT, chat("word " * 100_000)).status == 200
+        yield running
+    finally:
+        running.process.terminate()
+        running.process.wait(20)
+
+
+def cost(server: Server, work: Callable[[], object]) -> float:
+    """Seconds of CPU that the server uses for some work."""
+    process = psutil.Process(server.process.pid)
+    before = process.cpu_times()
+    work()
+    after = process.cpu_times()
+    return after.user - before.user + after.system - before.system
+
+
+def test_no_request_of_64_kb_takes_a_second(server: Server) -> None:
+    """The model's window of 8,192 tokens makes most of them be compacted."""
+    expensive = {}
+    for name, raw, how in requests("gpt-4"):
+        assert len(raw) <= KB64 + 2_000, name
+        headers = [JSON, *([("content-encoding", how)] if how else [])]
+        taken = cost(server, functools.partial(ask, server.url, CHAT, raw, headers))
+        if taken > CPU_SECONDS:
+            expensive[name] = taken
+    assert expensive == {}
+
+
+def test_no_error_of_64_kb_takes_a_second(server: Server) -> None:
+    expensive = {}
+    for name, raw, _ in errors():
+        assert len(raw) <= KB64 + 2_000, name
+        for stream in (False, True):
+            sent = chat("hi", stream=stream)
+            taken = cost(server, functools.partial(ask, server.url, CHAT, sent, [JSON, ("x-error", name)]))
+            if taken > CPU_SECONDS:
+                expensive[name] = taken
+    assert expensive == {}
+
+
+@pytest.mark.parametrize(
+    ("sent", "says"),
+    [
+        (sized(user('""'), MAX_MESSAGES + 1), f"{MAX_MESSAGES + 1} messages"),
+        (sized("1", MAX_VALUES + 1), f"over {MAX_VALUES} JSON values"),
+        (body(user("[" + "1," * MAX_VALUES + "1]")), f"over {MAX_VALUES} JSON values"),
+        (body(user('"hi"'), tools=[{}] * MAX_VALUES), f"over {MAX_VALUES} JSON values"),
+    ],
+    ids=["messages", "numbers", "parts", "tools"],
+)
+def test_what_cannot_be_a_conversation_is_refused(
+    server: Server, upstream: RawUpstream, sent: bytes, says: str
+) -> None:
+    upstream.arrived = []
+    got = ask(server.url, CHAT, sent)
+    assert (got.status, got.error["code"]) == (400, "invalid_body")
+    assert says in got.error["message"]
+    assert upstream.arrived == []
+
+
+@pytest.mark.parametrize("text", ["1, 2, " * 300_000, '"a","b",' * 100_000, "\\," * MAX_VALUES])
+def test_commas_in_texts_are_no_values(server: Server, upstream: RawUpstream, text: str) -> None:
+    sent = body(user(json.dumps(text)), model="gpt-4.1")
+    assert ask(server.url, CHAT, sent, [JSON, ("x-compaction", "off")]).status == 200
+    assert upstream.last.body == sent
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_many_small_messages_hold_nobody_up(server: Server, name: str) -> None:
+    """Other callers get their answers meanwhile, and memory grows by less than four times the limit on bodies."""
+    process = psutil.Process(server.process.pid)
+    sent = HEAVY[name]()
+    slowest, took, grown = 0.0, 0.0, 0
+    for _ in range(4):  # a busy machine holds somebody up now and then, work on the event loop would each time
+        with watched(process) as highest:
+            slowest, took = waits(server.url, sent)
+        grown = highest()
+        assert grown < 256 * MB
+        if slowest < max(0.25, took / 3):
+            return
+    raise AssertionError(f"health took {slowest} s of {took} s, {grown} bytes")

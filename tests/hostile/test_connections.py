@@ -1,0 +1,166 @@
+"""Clients' connections: slow ones end after a bounded time, half-closed ones get their response."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from proxy.demo.serving import serve
+from proxy.server import connection_limit as crowd
+from proxy.server.app import create_app
+from proxy.server.http_protocol import BoundedProtocol
+from tests.conftest import settings_for
+from tests.kit.client import CHAT, StartProxy, ask, chat, connected, read_all, read_until, request_bytes
+from tests.kit.raw_upstream import End, RawUpstream, Step, answer, chunk, head, stream_head
+from tests.product.http.test_disconnects import CONTENT, SOON, House
+
+HEAD = request_bytes(chat())[:60]
+
+
+class Quick(BoundedProtocol):
+    head_seconds = 0.3
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[RawUpstream]:
+    with RawUpstream(lambda _: [answer(b'{"choices":[]}')]) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def quick(upstream: RawUpstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serve(create_app(settings_for(upstream.url, tmp_path_factory.mktemp("quick"))), http=Quick) as url:
+        yield url
+
+
+def dribbled(connection: socket.socket, data: bytes, seconds: float = SOON) -> bool:
+    """Whether the server closes the connection while the client sends a byte at a time."""
+    until = time.monotonic() + seconds
+    connection.settimeout(0.05)
+    for byte in data * 1_000:
+        if time.monotonic() > until:
+            return False
+        with contextlib.suppress(TimeoutError):
+            try:
+                connection.sendall(bytes([byte]))
+                if not connection.recv(1):
+                    return True
+            except ConnectionError:
+                return True
+    return False
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["a new connection", "after a response"])
+def test_a_head_that_comes_slowly(quick: str, begun: bool) -> None:
+    with connected(quick) as connection:
+        if begun:
+            connection.sendall(request_bytes(chat()))
+            read_until(connection, b'{"choices":[]}')
+        assert dribbled(connection, HEAD)
+
+
+def test_a_connection_that_sends_nothing(quick: str) -> None:
+    with connected(quick) as connection:
+        assert read_all(connection) == b""
+
+
+def test_the_rest_of_a_body_that_nobody_reads(quick: str) -> None:
+    """The response is complete long before the body is."""
+    with connected(quick) as connection:
+        connection.sendall(b"POST /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
+        read_until(connection, b"\r\n\r\n")
+        assert dribbled(connection, b"x")
+
+
+def test_requests_and_pauses_may_take_longer(quick: str, upstream: RawUpstream) -> None:
+    """Only heads are bounded: an upstream may take its time, and so may a client between two requests."""
+    upstream.script = lambda _: [1.0, answer(b'{"choices":[]}')]
+    try:
+        with connected(quick) as connection:
+            for _ in range(2):
+                connection.sendall(request_bytes(chat()))
+                assert read_until(connection, b'{"choices":[]}').startswith(b"HTTP/1.1 200 ")
+                time.sleep(1.0)
+    finally:
+        upstream.script = lambda _: [answer(b'{"choices":[]}')]
+
+
+def test_connections_beyond_the_limit_replace_idle_ones(
+    upstream: RawUpstream, start_proxy: StartProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.server.http_protocol.most_connections", lambda: 20)
+    monkeypatch.setattr(crowd, "most_connections", lambda: 20)
+    with contextlib.ExitStack() as held, serve(create_app(settings_for(upstream.url, tmp_path))) as url:
+        idle = [held.enter_context(connected(url)) for _ in range(30)]
+        time.sleep(0.1)
+        idle.append(held.enter_context(connected(url)))
+        assert ask(url, CHAT, chat()).status == 200
+        open_ones = sum(not closed(connection) for connection in idle)
+        assert 10 <= open_ones <= 20
+        idle[-1].sendall(request_bytes(chat()))
+        assert idle[-1].recv(12) == b"HTTP/1.1 200"
+
+
+def closed(connection: socket.socket) -> bool:
+    connection.settimeout(0.01)
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    finally:
+        connection.settimeout(SOON)
+
+
+def half_closed(url: str, request: bytes) -> socket.socket:
+    connection = connected(url)
+    connection.sendall(request)
+    connection.shutdown(socket.SHUT_WR)
+    return connection
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("wait", [0.0, 0.3])
+def test_a_half_closed_client_gets_its_response(
+    upstream: RawUpstream, start_proxy: StartProxy, path: str, streams: bool, wait: float
+) -> None:
+    events: list[Step] = [wait, stream_head(), wait, chunk(CONTENT), wait, chunk(CONTENT), chunk(b"")]
+    upstream.script = lambda _: events if streams else [wait, answer(b'{"choices":[1]}')]
+    upstream.arrived = []
+    connection = half_closed(start_proxy(upstream.url), request_bytes(chat(stream=streams), path))
+    with connection:
+        got = read_all(connection)
+    while got.startswith(b"HTTP/1.1 100 Continue\r\n\r\n"):
+        got = got.partition(b"\r\n\r\n")[2]
+    assert got.startswith(b"HTTP/1.1 200 ")
+    assert got.endswith(b"0\r\n\r\n" if streams else b'{"choices":[1]}')
+    assert len(upstream.arrived) == 1
+
+
+MORE: list[Step] = [0.1, chunk(CONTENT)] * 50
+BEGUN: dict[str, list[Step]] = {
+    "before the response": [End.SILENCE],
+    "in a stream": [stream_head(), chunk(CONTENT), *MORE],
+    "in a plain response": [head("200 OK", [("Content-Length", "9999999")]), b'{"choices": [', *MORE],
+}
+
+
+@pytest.mark.parametrize("begun", BEGUN)
+def test_a_half_closed_client_that_leaves_is_noticed(start_proxy: StartProxy, begun: str) -> None:
+    """Before the response within the next probe, later with the next bytes of the response."""
+    with RawUpstream(lambda _: BEGUN[begun]) as upstream:
+        house = House(start_proxy, upstream)
+        connection = half_closed(house.url, request_bytes(chat(stream=begun == "in a stream"), "/v1/responses"))
+        if begun != "before the response":
+            read_until(connection, b"choices")
+        assert upstream.wait_arrived(1)
+        time.sleep(0.3)
+        before = time.monotonic()
+        connection.close()
+        assert house.watched.comes_to_rest(), house.watched.left_over()
+        assert time.monotonic() - before < 4.0

@@ -1,0 +1,146 @@
+"""The way of one request through the pure core, with a made-up text for the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from proxy.compaction.bounds import COMMA, SEPARATOR, UNBOUNDED, Bounds
+from proxy.compaction.conditions import Clause, Trigger, any_met
+from proxy.compaction.fit import fit
+from proxy.compaction.groups import head_length
+from proxy.compaction.message import Turn, decode
+from proxy.compaction.pins import Pins
+from proxy.compaction.planning import Plan, make_plan
+from proxy.compaction.render import OutgoingMessage, RenderedConversation, render
+from proxy.compaction.rules import ArgumentRules, DuplicateRules, Envelope, MediaRules, ResultRules, Rules
+from proxy.compaction.summary_message import SummaryParts, collect_identifiers, summary_message
+from tests.kit.conversations import message_tokens, text_tokens
+
+FIXED = 40
+"""Tokens of tools and framing in these tests."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What leaves for the upstream. ``plan`` is ``None`` where the request goes as it came."""
+
+    pieces: list[OutgoingMessage]
+    plan: Plan | None
+    steps: tuple[str, ...] = ()
+
+    @property
+    def raws(self) -> list[bytes]:
+        return [piece.raw for piece in self.pieces]
+
+    @property
+    def messages(self) -> list[Any]:
+        return [decode(raw) for raw in self.raws]
+
+    @property
+    def tokens(self) -> int:
+        return sum(piece.tokens for piece in self.pieces)
+
+    @property
+    def epoch(self) -> object:
+        """Requests of one epoch have the same checkpoints; ``None`` before anything was done."""
+        if self.plan is None:
+            return None
+        applied = sorted((name, place.position, place.seen) for name, place in self.plan.frontiers.items())
+        return self.plan.checkpoints, tuple(applied)
+
+
+TRIGGER, KEEP, PREPARE = (Clause(fraction=0.85),), Clause(fraction=0.10), (Clause(fraction=0.75),)
+
+
+def rules(
+    *,
+    trigger: Trigger = TRIGGER,
+    keep: Clause = KEEP,
+    prepare: Trigger = PREPARE,
+    max_length: int = 400,
+    max_tokens: int = 200,
+    arguments: bool = True,
+    results: bool = True,
+    shorten_last: bool = False,
+    duplicates: bool = True,
+    media: bool = True,
+    pinned: tuple[str, ...] = (),
+    archive: bool = True,
+    bounds: Bounds = UNBOUNDED,
+) -> Rules:
+    """A policy like the default, with limits that fit small windows."""
+    tools = frozenset({"write_file"})
+    return Rules(
+        trigger=trigger,
+        keep=keep,
+        prepare=prepare,
+        arguments=ArgumentRules(trigger, keep, max_length, None, tools) if arguments else None,
+        results=ResultRules(trigger, keep, max_tokens, frozenset({"ls"})) if results else None,
+        duplicates=DuplicateRules(trigger, keep, 200) if duplicates else None,
+        media=MediaRules(trigger, keep) if media else None,
+        pins=Pins(pinned),
+        archive=archive,
+        summary_tokens=4000,
+        user_tokens=20_000,
+        index_tokens=2000,
+        shorten_last_user_message=shorten_last,
+        bounds=bounds,
+    )
+
+
+POLICIES = (
+    rules(),
+    rules(max_tokens=60, keep=Clause(fraction=0.3)),
+    rules(shorten_last=True),
+    rules(arguments=False, results=False, duplicates=False, media=False, archive=False),
+    rules(pinned=("missing comma",)),
+    rules(results=False),
+    rules(keep=Clause(messages=4)),
+    rules(trigger=(Clause(messages=12), Clause(fraction=0.85)), prepare=()),
+    rules(trigger=(Clause(messages=6, fraction=0.5), Clause(fraction=0.9)), keep=Clause(tokens=300)),
+)
+policies = st.sampled_from(POLICIES)
+budgets = st.sampled_from((1792, 1792, 3584, 7168, 15_000, 62_000))
+
+
+def summary_text(dropped: Sequence[Turn]) -> str:
+    """As different for different prefixes as a model's."""
+    return f"{len(dropped)} messages went by; the last had {dropped[-1].facts.tokens} tokens."
+
+
+def send(
+    turns: Sequence[Turn],
+    policy: Rules,
+    budget: int | None,
+    summary: Callable[[Sequence[Turn]], str] = summary_text,
+) -> Sent:
+    """What a proxy with this policy sends on. The bytes of a request are its messages'."""
+    untouched = Sent([OutgoingMessage(t.raw, t.facts.tokens, t) for t in turns], None)
+    before = sum(t.facts.tokens for t in turns)
+    triggers = [policy.trigger, *(part.trigger for part in policy.stages)]
+    bounded = policy.bounds.reached(len(turns), sum(len(turn.raw) + COMMA for turn in turns))
+    if not bounded and not any(any_met(trigger, before + FIXED, len(turns), budget) for trigger in triggers):
+        return untouched
+    head = head_length(turns)
+    overhead = FIXED + sum(t.facts.tokens for t in turns[:head])
+    around = sum(len(turn.raw) + SEPARATOR for turn in turns[:head])
+    plan = make_plan(turns[head:], policy, Envelope(budget, overhead, head, around), message_tokens)
+    piece = None
+    if plan.cut:
+        dropped = turns[head : head + plan.cut]
+        apart = {*plan.pinned, plan.carried.get(plan.cut, -1)}
+        quoted = [turn for index, turn in enumerate(dropped) if index not in apart]
+        kept = "0123456789abcdef0123" if policy.archive else None
+        gist = SummaryParts(quoted, collect_identifiers(dropped, None), summary(dropped), kept)
+        raw = summary_message(gist, plan.caps_at(plan.cut), policy, text_tokens)
+        piece = OutgoingMessage(raw, message_tokens(decode(raw)), None)
+    rendered: RenderedConversation = render(turns, head, plan, policy, piece, message_tokens)
+    room = None if budget is None else budget - FIXED
+    rendered = fit(rendered, room, policy, message_tokens, policy.bounds.bytes)
+    if rendered.tokens >= before and not bounded:
+        return untouched
+    return Sent(list(rendered.pieces), plan, rendered.steps)

@@ -1,0 +1,109 @@
+"""Long damaged histories, sent through a running proxy; what arrived at the upstream behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from proxy.demo.serving import serve
+from proxy.demo.upstream import Reply, StandIn
+from tests.kit.scripted import client, proxied, words
+
+WINDOW = 16_000
+PROFILE = {"context_window": WINDOW, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+LAST = {"role": "user", "content": "And now?"}
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """What reached the upstream: the messages of the conversation, and the words that the summary model was given."""
+
+    messages: list[Any]
+    transcript: str
+
+    @property
+    def body(self) -> list[Any]:
+        """The messages behind the system message and the summary."""
+        assert self.messages[0] == SYSTEM
+        assert self.messages[1]["content"].startswith("<conversation_summary>")
+        return self.messages[2:]
+
+    def roles(self) -> list[str]:
+        return [message["role"] for message in self.messages]
+
+
+def call(id_: Any, name: str = "look") -> dict[str, Any]:
+    return {"id": id_, "type": "function", "function": {"name": name, "arguments": "{}"}}
+
+
+def calls(*ids: Any, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": [call(id_) for id_ in ids], **more}
+
+
+def result(id_: Any, text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": id_, "content": text}
+
+
+def user(text: str, **more: Any) -> dict[str, Any]:
+    return {"role": "user", "content": text, **more}
+
+
+def assistant(text: str | None, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **more}
+
+
+def sound(first: int, count: int) -> list[Any]:
+    """So many exchanges of about 1,100 tokens each, with nothing wrong in them."""
+    messages: list[Any] = []
+    for number in range(first, first + count):
+        messages += [
+            user(f"Question {number}: {words(400, f'q{number}x')}"),
+            calls(f"sound-{number}"),
+            result(f"sound-{number}", words(500, f"r{number}x")),
+            assistant(f"Answer {number}: {words(150, f'a{number}x')}"),
+        ]
+    return messages
+
+
+def history(dropped: Sequence[Any], kept: Sequence[Any], last: Sequence[Any] = (LAST,)) -> list[Any]:
+    """A conversation over the trigger with some messages early in what is summarised, and some near its end."""
+    return [SYSTEM, *sound(0, 2), *dropped, *sound(2, 12), *kept, *last]
+
+
+def arrived(
+    folder: Path,
+    messages: Sequence[Any],
+    *,
+    status: int = 200,
+    profile: Mapping[str, Any] | None = None,
+    policy: Mapping[str, Any] | None = None,
+) -> Arrived:
+    """What a new proxy makes of one request. ``status`` is the upstream's answer."""
+    upstream = StandIn(window=WINDOW, max_output=2_000, responder=lambda body: Reply(content="fine"))
+    with serve(upstream.app) as address:
+        settings = {
+            "upstreams": {"main": {"base_url": f"{address}/v1", "api_key": "sk-upstream"}},
+            "models": [{"match": "*", "upstream": "main", "profile": {**PROFILE, **(profile or {})}}],
+            "policies": {"default": dict(policy or {})},
+        }
+        folder.mkdir(exist_ok=True)
+        with proxied(settings, folder) as url, client(url) as caller:
+            refusal = contextlib.nullcontext() if status == 200 else contextlib.suppress(openai.BadRequestError)
+            with refusal:
+                sent: Any = list(messages)
+                raw = caller.chat.completions.with_raw_response.create(model="m", messages=sent)
+                assert raw.headers["x-compaction"] == "compacted"
+    received = upstream.conversations[-1]
+    assert received.status == status
+    assert len(json.dumps(received.body["messages"])) < len(json.dumps(messages)), "it was not compacted"
+    assert all(not summary.faults for summary in upstream.summaries)
+    transcript = "\n".join(m["content"] for s in upstream.summaries for m in s.body["messages"])
+    return Arrived(received.body["messages"], transcript)

@@ -1,0 +1,317 @@
+"""Requests that are wrong: each is refused in OpenAI's shape with words that help, or passed on untouched."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import brotli
+import pytest
+import zstandard
+
+from tests.kit.client import CHAT, JSON, Got, StartProxy, ask, chat, connected, read_all, request_bytes
+from tests.kit.raw_upstream import RawUpstream
+
+KEY = "sk-team-a"
+ROUTED = {
+    "auth": {"mode": "keys"},
+    "upstreams": {"main": {"api_key": "sk-operators"}},
+    "models": [{"match": "gpt-4o-mini", "upstream": "main"}, {"match": "gpt-4o", "upstream": "main"}],
+    "teams": {"a": {"keys": [f"sha256:{hashlib.sha256(KEY.encode()).hexdigest()}"], "models": ["gpt-4o-mini"]}},
+}
+
+HI = '"messages":[{"role":"user","content":"hi"}]'
+MB = 1_000_000
+
+Refusal = tuple[int, str]
+PASSED: None = None
+"""The upstream gets it as it is."""
+
+NO_MODEL = (400, "invalid_body")
+UNKNOWN = (404, "model_not_found")
+TOO_LARGE = (413, "request_too_large")
+ENCODING = (415, "unsupported_content_encoding")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request, and what becomes of it without routes (``plain``) and with routes, keys and teams (``routed``)."""
+
+    name: str
+    body: bytes
+    plain: Refusal | None = PASSED
+    routed: Refusal | None = PASSED
+    headers: tuple[tuple[str, str], ...] = (JSON,)
+
+
+def fields(text: str) -> bytes:
+    return ('{"model":"gpt-4o-mini",' + text + "," + HI + "}").encode()
+
+
+def messages(text: str) -> bytes:
+    return ('{"model":"gpt-4o-mini","messages":' + text + "}").encode()
+
+
+def model(text: str) -> bytes:
+    return ('{"model":' + text + "," + HI + "}").encode()
+
+
+def encoded(name: str, how: str, body: bytes, refusal: Refusal) -> Case:
+    return Case(name, body, refusal, refusal, (JSON, ("content-encoding", how)))
+
+
+def zeros(size: int) -> bytes:
+    return b" " * size + chat()
+
+
+NO_JSON = {
+    "nothing": b"",
+    "white space": b" \n",
+    "broken off": b'{"model":"gpt-4o-mini","messages":[{"role"',
+    "a list": b"[]",
+    "null": b"null",
+    "a number": b"5",
+    "a string": b'"gpt-4o-mini"',
+    "true": b"true",
+    "a comma too many": b'{"model":"gpt-4o-mini","messages":[],}',
+    "something after it": chat() + b" x",
+    "single quotes": b"{'model':'gpt-4o-mini','messages':[]}",
+    "a comment": b'{"model":"gpt-4o-mini", /* */ "messages":[]}',
+    "NUL bytes": b"\x00" * 64,
+    "NUL after the end": chat() + b"\x00",
+    "a form": b"model=gpt-4o-mini&messages=hi",
+    "noise": bytes(range(256)) * 8,
+    "invalid UTF-8 in a key": b'{"\xff\xfe":1,"model\xff":"gpt-4o-mini"}',
+    "invalid UTF-8 in the model": b'{"model":"gpt\xff",' + HI.encode() + b"}",
+    "20,000 levels of lists": fields('"deep":' + "[" * 20_000 + "]" * 20_000),
+    "20,000 levels of objects": fields('"deep":' + '{"a":' * 20_000 + "1" + "}" * 20_000),
+    "20,000 levels in a message": messages('[{"role":"user","content":' + "[" * 20_000 + "]" * 20_000 + "}]"),
+    "20,000 levels in the model": model("[" * 20_000 + "]" * 20_000),
+    "levels that never close": b"[" * 100_000,
+}
+
+# Wrong in a way that is the upstream's to judge: the model can be read, or nothing depends on it.
+FOR_THE_UPSTREAM = {
+    "no messages": b'{"model":"gpt-4o-mini"}',
+    **{f"messages: {value}": messages(value) for value in ("5", '"hi"', "{}", "null", "true", "[]")},
+    **{f"messages: [{value}]": messages(f"[{value}]") for value in ("5", "null", '"hi"', "[]", "{}", "1e400")},
+    **{f"role: {value}": messages(f'[{{"role":{value},"content":"x"}}]') for value in ("5", "null", '"critic"', "[]")},
+    **{
+        f"content: {value}": messages(f'[{{"role":"user","content":{value}}}]')
+        for value in ("5", "{}", "true", "[5]", "[null]")
+    },
+    "an orphan result": messages('[{"role":"tool","tool_call_id":"c1","content":"x"}]'),
+    "a call without a result": messages(
+        '[{"role":"assistant","tool_calls":[{"id":"a"}]},{"role":"user","content":"x"}]'
+    ),
+    **{
+        f"tool_calls: {value}": messages(f'[{{"role":"assistant","tool_calls":{value}}}]')
+        for value in ("5", '"x"', "[5]", "[{}]", "{}")
+    },
+    **{
+        f"{name}: {value}": fields(f'"{name}":{value}')
+        for name, values in {
+            "stream": ('"yes"', "1", "null", "[]"),
+            "max_tokens": ("-5", "0", "1.5", '"many"', "1e400", "9" * 5_000, "null", "{}", "true"),
+            "max_completion_tokens": ("-1", "1e308", "9223372036854775808"),
+            "temperature": ("{}", "1e400", "-0.0"),
+            "tools": ("5", '"x"', "{}", "[5]", "[null]", '[{"type":5}]'),
+            "functions": ("5", "[5]", '[{"name":null}]'),
+            "tool_choice": ("5", "[]", '{"function":5}'),
+            "response_format": ("5", "[]", '{"type":5}', '{"type":"json_schema","json_schema":5}'),
+            "stream_options": ("5", '{"include_usage":5}'),
+            "n": ("-1", "1e9"),
+            "metadata": ("5",),
+        }.items()
+        for value in values
+    },
+    "where it goes, by its own account": fields(
+        '"api_base":"http://127.0.0.1:9/","base_url":"http://127.0.0.1:9/","api_key":"sk-x","custom_llm_provider":"x",'
+        '"mock_response":"x","extra_body":{"api_base":"http://127.0.0.1:9/","litellm_params":{"api_key":"x"}}'
+    ),
+    "a byte order mark": b"\xef\xbb\xbf" + chat(),
+    "UTF-16": chat().decode().encode("utf-16"),
+    "UTF-32": chat().decode().encode("utf-32-le"),
+    "invalid UTF-8 in a message": b'{"model":"gpt-4o-mini","messages":[{"role":"user","content":"\xff\xc3"}]}',
+    "control characters": b'{"model":"gpt-4o-mini","messages":[{"role":"user","content":"a\x00\x01\nb"}]}',
+    "not a number": fields('"temperature":NaN,"top_p":-Infinity'),
+    "half a surrogate pair": fields('"user":"\\ud83d"'),
+    "half a surrogate pair as a key": fields('"\\ud83d":1'),
+    "a field of a megabyte": fields('"user":"' + "x" * MB + '"'),
+    "a key of a megabyte": fields('"' + "x" * MB + '":1'),
+}
+
+CASES: Sequence[Case] = (
+    *(Case(name, body, PASSED, NO_MODEL) for name, body in NO_JSON.items()),
+    *(Case(name, body) for name, body in FOR_THE_UPSTREAM.items()),
+    *(Case(f"model: {value}", model(value), PASSED, NO_MODEL) for value in ("null", "5", "[]", "{}", "true")),
+    Case("no model", f"{{{HI}}}".encode(), PASSED, NO_MODEL),
+    *(
+        Case(name, model(value), PASSED, UNKNOWN)
+        for name, value in {
+            "an empty model": '""',
+            "an unknown model": '"gpt-9"',
+            "a model of a megabyte": '"' + "m" * MB + '"',
+            "a model with line breaks": '"gpt-4o-mini\\r\\nx-injected: 1"',
+            "a model with a path": '"../../admin?x=#"',
+            "a model with NUL": '"gpt\\u0000"',
+            "a model of half a surrogate pair": '"\\ud83d"',
+            "a model with a glob": '"*"',
+        }.items()
+    ),
+    Case("a model of another team", model('"gpt-4o"'), PASSED, (403, "model_not_allowed")),
+    Case(
+        "the model twice",
+        b'{"model":"gpt-4o-mini","model":"gpt-4o-mini","messages":[]}',
+        PASSED,
+        (403, "model_not_allowed"),
+    ),
+    Case("x-compaction: nonsense", chat(), NO_MODEL, NO_MODEL, (JSON, ("x-compaction", "please"))),
+    Case("another content type", chat(), headers=(("content-type", "text/plain"),)),
+    Case("a content type that is none", chat(), headers=(("content-type", ";;==,"),)),
+    Case("no content type", chat(), headers=()),
+    Case("70 MB", zeros(70 * MB), TOO_LARGE, TOO_LARGE),
+    encoded("gzip that is none", "gzip", chat(), ENCODING),
+    encoded("gzip that is broken off", "gzip", gzip.compress(chat())[:-9], ENCODING),
+    encoded("gzip with something after it", "gzip", gzip.compress(chat()) + b"xx", ENCODING),
+    encoded("gzip with a wrong checksum", "gzip", gzip.compress(chat())[:-8] + b"\0" * 8, ENCODING),
+    encoded("deflate that is none", "deflate", chat(), ENCODING),
+    encoded("br that is none", "br", chat(), ENCODING),
+    encoded("br that is broken off", "br", brotli.compress(chat())[:-3], ENCODING),
+    encoded("zstd that is none", "zstd", chat(), ENCODING),
+    encoded("zstd that is broken off", "zstd", zstandard.compress(chat())[:-3], ENCODING),
+    encoded("an unknown encoding", "snappy", chat(), ENCODING),
+    encoded("an encoding with odd characters", "gzip;q=1", chat(), ENCODING),
+    encoded("three encodings", "gzip, gzip, gzip", chat(), ENCODING),
+    encoded("a gzip bomb", "gzip", gzip.compress(zeros(70 * MB)), TOO_LARGE),
+    encoded("a deflate bomb", "deflate", zlib.compress(zeros(70 * MB)), TOO_LARGE),
+    encoded("a br bomb", "br", brotli.compress(zeros(70 * MB), quality=1), TOO_LARGE),
+    encoded("a zstd bomb", "zstd", zstandard.compress(zeros(70 * MB)), TOO_LARGE),
+    encoded("a bomb in a bomb", "gzip, gzip", gzip.compress(gzip.compress(zeros(70 * MB))), TOO_LARGE),
+)
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[RawUpstream]:
+    with RawUpstream() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def plain(start_module_proxy: StartProxy, upstream: RawUpstream) -> str:
+    return start_module_proxy(upstream.url)
+
+
+@pytest.fixture(scope="module")
+def routed(start_module_proxy: StartProxy, upstream: RawUpstream) -> str:
+    return start_module_proxy(upstream.url, ROUTED)
+
+
+def lives_on(url: str) -> None:
+    assert ask(url, body=chat(), headers=[JSON, ("authorization", f"Bearer {KEY}")]).status == 200
+
+
+def check(got: Got, refusal: Refusal | None, upstream: RawUpstream, before: int, body: bytes) -> None:
+    if refusal is None:
+        assert got.status == 200, got.body
+        assert len(upstream.arrived) == before + 1
+        assert upstream.last.body == body
+        return
+    error = got.error
+    assert (got.status, error["code"]) == refusal
+    assert len(upstream.arrived) == before
+    # Words that say what to do, and no echo of a megabyte.
+    assert len(error["message"]) < 400
+    assert any(verb in error["message"] for verb in ("Send", "Ask", "Use", "Correct"))
+
+
+def test_there_are_enough_cases() -> None:
+    assert len({case.name for case in CASES}) == len(CASES) >= 60
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_bad_input(plain: str, routed: str, upstream: RawUpstream, case: Case) -> None:
+    before = len(upstream.arrived)
+    check(ask(plain, body=case.body, headers=case.headers), case.plain, upstream, before, case.body)
+    lives_on(plain)
+    before = len(upstream.arrived)
+    headers = [*case.headers, ("authorization", f"Bearer {KEY}")]
+    check(ask(routed, body=case.body, headers=headers), case.routed, upstream, before, case.body)
+    lives_on(routed)
+
+
+def test_seventy_megabytes_without_a_length(plain: str, upstream: RawUpstream) -> None:
+    before = len(upstream.arrived)
+    piece = b" " * MB
+    try:
+        got = ask(plain, body=(piece for _ in range(70)))
+        assert (got.status, got.error["code"]) == TOO_LARGE
+    finally:
+        lives_on(plain)
+    assert len(upstream.arrived) == before + 1
+
+
+@pytest.mark.parametrize("cut", [0, 1, 60])
+def test_an_upload_that_breaks_off(plain: str, upstream: RawUpstream, cut: int) -> None:
+    before = len(upstream.arrived)
+    whole = request_bytes(chat())
+    with connected(plain) as connection:
+        connection.sendall(whole[: len(whole) - 60 + min(cut, 59)])
+    lives_on(plain)
+    assert len(upstream.arrived) == before + 1
+
+
+CHAT_LINE = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_text",
+    [
+        b"nonsense\r\n\r\n",
+        CHAT_LINE + b"Content-Length: x\r\n\r\n{}",
+        CHAT_LINE + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+        CHAT_LINE + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        CHAT_LINE + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
+        CHAT_LINE + b"Content-Length: -1\r\n\r\n{}",
+        CHAT_LINE + b"Bad Name: 1\r\nContent-Length: 2\r\n\r\n{}",
+        b"POST /v1/\xff\xfe HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}",
+    ],
+)
+def test_what_is_no_http_is_refused_and_never_reaches_the_upstream(
+    plain: str, upstream: RawUpstream, request_text: bytes
+) -> None:
+    before = len(upstream.arrived)
+    with connected(plain) as connection:
+        connection.sendall(request_text)
+        assert read_all(connection).startswith(b"HTTP/1.1 400 ")
+    assert len(upstream.arrived) == before
+    lives_on(plain)
+
+
+def test_a_compressed_request_is_unpacked(plain: str, upstream: RawUpstream) -> None:
+    packed = {
+        "gzip": gzip.compress(chat()),
+        "x-gzip": gzip.compress(chat()[:10]) + gzip.compress(chat()[10:]),
+        "deflate": zlib.compress(chat()),
+        "br": brotli.compress(chat()),
+        "zstd": zstandard.compress(chat()),
+        "ZSTD , GZip": gzip.compress(zstandard.compress(chat())),
+        "identity": chat(),
+    }
+    for how, body in packed.items():
+        got = ask(plain, body=body, headers=[JSON, ("content-encoding", how)])
+        assert (got.status, upstream.last.body) == (200, chat()), how
+        assert upstream.last.header("content-encoding") is None
+
+
+def test_other_paths_take_bad_input_too(plain: str, routed: str, upstream: RawUpstream) -> None:
+    bodies = [case.body for case in CASES if len(case.body) < 2 * MB]
+    for body in bodies[::4]:
+        got = ask(plain, "/v1/embeddings", body)
+        assert (got.status, upstream.last.body) == (200, body)
+        refused = ask(routed, "/v1/embeddings", body, [JSON, ("authorization", f"Bearer {KEY}")])
+        assert refused.status == 200 or refused.error["code"] == "model_not_allowed"
+    assert ask(plain, CHAT, chat()).status == 200

@@ -1,0 +1,319 @@
+"""More than the proxy can take on: who is turned away is told so at once, and everybody else is served."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from itertools import islice
+from typing import Any
+
+import openai
+import pytest
+
+from proxy.http import request_body as door
+from proxy.telemetry.metrics import refused
+from tests.kit.client import CHAT, TIMEOUT, Got, StartProxy, ask, chat, connected, read_until, received, request_bytes
+from tests.kit.raw_upstream import Arrived, RawUpstream, Stage, Step, answer, chunk, stream_head
+
+DONE = b'{"choices":[]}'
+
+Held = tuple[RawUpstream, threading.Event]
+"""An upstream, and what lets it answer."""
+
+
+def is_slow(arrived: Arrived) -> bool:
+    return b"slow" in arrived.body
+
+
+@contextlib.contextmanager
+def held(
+    stage: Stage, holds: Callable[[Arrived], bool] = is_slow, begins: Callable[[Arrived], list[Step]] | None = None
+) -> Iterator[Held]:
+    """An upstream that answers some requests only once it is let: whatever is answered before has not waited for them.
+
+    ``begins`` says what it sends of such an answer at once.
+    """
+    go = threading.Event()
+
+    def script(arrived: Arrived) -> list[Step]:
+        if not holds(arrived):
+            return [answer(DONE)]
+        return [go, answer(DONE)] if begins is None else [*begins(arrived), go, chunk(b"data: [DONE]\n\n"), chunk(b"")]
+
+    with stage(script) as upstream:
+        try:
+            yield upstream, go
+        finally:
+            go.set()
+
+
+def number_of_slow(upstream: RawUpstream) -> int:
+    return sum(is_slow(arrived) for arrived in upstream.arrived)
+
+
+def overloaded(got: Got) -> bool:
+    """Whether a request was turned away, checked for what the refusal says."""
+    if got.status == 200:
+        return False
+    assert got.status == 503
+    assert got.header("retry-after") == "1"
+    assert (got.error["type"], got.error["code"], got.error["param"]) == ("server_error", "overloaded", None)
+    assert "Try again" in got.error["message"]
+    return True
+
+
+def occupied(url: str, upstream: RawUpstream, clients: ThreadPoolExecutor) -> Future[Got]:
+    """A request that has the only place. Whoever had it before may just be giving it back."""
+    until = time.monotonic() + TIMEOUT
+    while time.monotonic() < until:
+        first = clients.submit(ask, url, body=chat("slow"))
+        while not first.done() and not number_of_slow(upstream):
+            time.sleep(0.005)
+        if not first.done():
+            return first
+        assert overloaded(first.result())
+    raise AssertionError("the place is never free")
+
+
+def soon_served(url: str, path: str = CHAT, body: bytes = chat()) -> bool:
+    """Whether a request gets a place within a while."""
+    until = time.monotonic() + TIMEOUT
+    while time.monotonic() < until:
+        if not overloaded(ask(url, path, body)):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.long
+def test_ten_times_what_it_can_take_on(stage: Stage, start_proxy: StartProxy) -> None:
+    with held(stage) as (upstream, go):
+        url = start_proxy(upstream.url, {"server": {"max_concurrent": 5, "max_queue": 3, "queue_timeout": 60}})
+        ask(url, body=chat())
+        with ThreadPoolExecutor(50) as clients:
+            flood = [clients.submit(ask, url, body=chat("slow")) for _ in range(50)]
+            # The upstream answers nothing so far: neither a refusal nor word of the health waits for anything.
+            refusals = list(islice(as_completed(flood, TIMEOUT), 42))
+            assert all(overloaded(found.result()) for found in refusals)
+            healthy = [ask(url, path, None) for path in ("/livez", "/readyz", "/metrics")]
+            assert upstream.wait_arrived(1 + 5)
+            assert sum(found.done() for found in flood) == 42
+            assert number_of_slow(upstream) == 5
+            go.set()
+            results = [found.result() for found in flood]
+        assert soon_served(url)
+    assert sum(map(overloaded, results)) == 42
+    assert number_of_slow(upstream) == 8
+    assert [got.status for got in healthy] == [200, 200, 200]
+    assert re.search(r'^compaction_refusals_total\{reason="overload"\} [1-9]', healthy[2].body.decode(), re.MULTILINE)
+
+
+def test_a_client_that_tries_again_gets_through(stage: Stage, start_proxy: StartProxy) -> None:
+    turned_away = refused("overload")
+    before = turned_away._value.get()
+    with held(stage, lambda arrived: True) as (upstream, go):
+        url = start_proxy(upstream.url, {"server": {"max_concurrent": 1, "max_queue": 0}})
+        with (
+            ThreadPoolExecutor(3) as clients,
+            openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=20) as caller,
+        ):
+
+            def create() -> object:
+                return caller.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hello"}])
+
+            answers = [clients.submit(create) for _ in range(3)]
+            until = time.monotonic() + TIMEOUT
+            while turned_away._value.get() < before + 2 and time.monotonic() < until:
+                time.sleep(0.005)
+            go.set()
+            for found in answers:
+                found.result()
+    assert turned_away._value.get() >= before + 2
+    assert len(upstream.arrived) == 3
+
+
+def test_who_waits_too_long_is_turned_away(stage: Stage, start_proxy: StartProxy) -> None:
+    with held(stage) as (upstream, go):
+        url = start_proxy(upstream.url, {"server": {"max_concurrent": 1, "max_queue": 5, "queue_timeout": 0.3}})
+        with ThreadPoolExecutor(1) as clients:
+            first = occupied(url, upstream, clients)
+            began = time.monotonic()
+            assert overloaded(ask(url, body=chat()))
+            assert time.monotonic() - began >= 0.3
+            assert not first.done()
+            go.set()
+            assert first.result().status == 200
+
+
+ONE: dict[str, Any] = {"server": {"max_concurrent": 1, "max_queue": 0}}
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/files", "/v1/models", "/compaction/archive/0", "/nothing"])
+def test_no_path_but_health_gets_past(path: str, stage: Stage, start_proxy: StartProxy) -> None:
+    with held(stage) as (upstream, go):
+        url = start_proxy(upstream.url, ONE)
+        with ThreadPoolExecutor(1) as clients:
+            first = occupied(url, upstream, clients)
+            # Its body never comes: the answer does not wait for it.
+            with connected(url) as connection:
+                head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000000\r\n\r\n"
+                connection.sendall(head.encode() + b"{")
+                assert connection.recv(65_536).startswith(b"HTTP/1.1 503 ")
+            assert not first.done()
+            go.set()
+            assert first.result().status == 200
+
+
+def streaming(arrived: Arrived) -> list[Step]:
+    event = chunk(b'data: {"choices":[{"index":0,"delta":{"content":"word "}}]}\n\n')
+    return [stream_head(), event, event]
+
+
+def test_a_stream_holds_its_place_until_its_end(stage: Stage, start_proxy: StartProxy) -> None:
+    with held(stage, begins=streaming) as (upstream, go):
+        url = start_proxy(upstream.url, ONE)
+        assert soon_served(url)
+        with connected(url) as connection:
+            while True:  # the one before may just be giving its place back
+                connection.sendall(request_bytes(chat("slow", stream=True)))
+                if b"HTTP/1.1 200 " in read_until(connection, b"}\n\n"):
+                    break
+            assert overloaded(ask(url, body=chat()))
+            go.set()
+            read_until(connection, b"[DONE]")
+        assert soon_served(url)
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.2])
+def test_who_leaves_gives_the_place_back(wait: float, stage: Stage, start_proxy: StartProxy) -> None:
+    with held(stage) as (upstream, _):
+        url = start_proxy(upstream.url, ONE)
+        with connected(url) as connection:
+            connection.sendall(request_bytes(chat("slow")))
+            assert upstream.wait_arrived(1)
+            time.sleep(wait)
+        assert soon_served(url)
+
+
+LARGE = chat("x" * 900_000)
+MEMORY: dict[str, Any] = {
+    "server": {"body_limit": "1MB", "max_body_memory": "2MB", "queue_timeout": 0.5},
+    "policies": {"default": {"mode": "off"}},
+}
+
+
+def is_large(arrived: Arrived) -> bool:
+    return len(arrived.body) > 800_000
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/files"])
+@pytest.mark.parametrize("in_chunks", [False, True])
+def test_bodies_take_no_more_memory_than_there_is(
+    path: str, in_chunks: bool, stage: Stage, start_proxy: StartProxy
+) -> None:
+    # What is passed on as it comes is never held, and is answered like what is small.
+    passed_on = path == "/v1/files" and in_chunks
+
+    def holds(arrived: Arrived) -> bool:
+        return is_large(arrived) and arrived.target == CHAT
+
+    with held(stage, holds) as (upstream, go):
+        url = start_proxy(upstream.url, MEMORY)
+        with ThreadPoolExecutor(2) as clients:
+            large = [clients.submit(ask, url, body=LARGE) for _ in range(2)]
+            assert upstream.wait_arrived(2)
+            if passed_on:
+                assert ask(url, path, iter([LARGE])).status == 200
+            else:
+                body: Any = iter([LARGE[:500_000], LARGE[500_000:]]) if in_chunks else LARGE
+                assert overloaded(ask(url, path, body))
+            assert not overloaded(ask(url, path, chat()))
+            assert not any(found.done() for found in large)
+            go.set()
+            assert [found.result().status for found in large] == [200, 200]
+        assert soon_served(url, path, LARGE)
+
+
+def test_a_body_waits_for_memory(stage: Stage, start_proxy: StartProxy) -> None:
+    with held(stage, is_large) as (upstream, go):
+        url = start_proxy(upstream.url, {**MEMORY, "server": {**MEMORY["server"], "queue_timeout": 60}})
+        with ThreadPoolExecutor(4) as clients:
+            large = [clients.submit(ask, url, body=LARGE) for _ in range(4)]
+            assert upstream.wait_arrived(2)
+            assert not upstream.wait_arrived(3, 0.5)
+            go.set()
+            assert [found.result().status for found in large] == [200] * 4
+
+
+def test_who_was_turned_away_can_use_the_connection_again(stage: Stage, start_proxy: StartProxy) -> None:
+    with held(stage) as (upstream, go):
+        url = start_proxy(upstream.url, ONE)
+        with ThreadPoolExecutor(1) as clients, connected(url) as connection:
+            first = occupied(url, upstream, clients)
+            connection.sendall(request_bytes(LARGE))
+            assert overloaded(answer_on(connection))
+            go.set()
+            assert first.result().status == 200
+            until = time.monotonic() + TIMEOUT
+            while overloaded(asked_again := ask_on(connection)) and time.monotonic() < until:
+                time.sleep(0.02)
+            assert asked_again.status == 200
+
+
+def ask_on(connection: socket.socket) -> Got:
+    connection.sendall(request_bytes(chat()))
+    return answer_on(connection)
+
+
+def answer_on(connection: socket.socket) -> Got:
+    response = http.client.HTTPResponse(connection, method="POST")
+    response.begin()
+    return received(response)
+
+
+# A body without a length is passed on as it comes, and has the time that the upstream gives it.
+@pytest.mark.parametrize(
+    ("path", "length"),
+    [
+        (CHAT, "Content-Length: 1000"),
+        (CHAT, "Transfer-Encoding: chunked"),
+        ("/v1/files", "Content-Length: 1000"),
+    ],
+)
+def test_a_body_that_does_not_come_gives_the_place_back(
+    path: str, length: str, stage: Stage, start_proxy: StartProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "BODY_SECONDS", 0.5)
+    with stage(lambda arrived: [answer(DONE)]) as upstream:
+        url = start_proxy(upstream.url, ONE)
+        assert soon_served(url)
+        upstream.arrived.clear()
+        with connected(url) as connection:
+            connection.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{length}\r\n\r\n".encode())
+            told = read_until(connection, b"}}")
+        assert told.startswith(b"HTTP/1.1 408 ")
+        assert b'"code":"request_timeout"' in told
+        assert soon_served(url)
+        assert [arrived.target for arrived in upstream.arrived] == [CHAT]
+
+
+def test_a_slow_body_that_keeps_coming_is_taken(
+    stage: Stage, start_proxy: StartProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "BODY_SECONDS", 0.5)
+    monkeypatch.setattr(door, "BODY_RATE", 10)
+    with stage(lambda arrived: [answer(DONE)]) as upstream:
+        body = chat("y" * 200)
+
+        def parts() -> Iterator[bytes]:
+            for start in range(0, len(body), 50):
+                yield body[start : start + 50]
+                time.sleep(0.2)
+
+        assert ask(start_proxy(upstream.url), body=parts()).status == 200

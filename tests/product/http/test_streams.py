@@ -1,0 +1,350 @@
+"""Streams: every split, every break, errors in them, and what OpenAI's own client makes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from proxy.demo.serving import serve
+from proxy.demo.upstream import Reply, StandIn
+from proxy.pipeline import response_start as opening
+from tests.kit.client import JSON, Got, StartProxy, ask, chat
+from tests.kit.raw_upstream import Arrived, End, RawUpstream, Stage, Step, answer, chunk, head, stream_head, streamed
+
+STREAM = chat(stream=True)
+
+
+def piece(text: str, **fields: Any) -> dict[str, Any]:
+    return {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", **fields} | {
+        "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]
+    }
+
+
+def data(value: object) -> bytes:
+    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+ROLE = data(
+    {"id": "c", "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+)
+STOP = data({"id": "c", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+DONE = b"data: [DONE]\n\n"
+
+# Characters of two, three and four bytes; comments; ids; all three line ends.
+AWKWARD = (
+    b": hello\n\n"
+    + data(piece("é€😀"))
+    + b'id: 1\r\nevent: chunk\r\ndata: {"choices":[{"delta":{"content":"\\u00e9\xc3\xa9"}}]}\r\n\r\n'
+    + b': ping\n\ndata:{"choices":[]}\n\n'
+    + DONE
+)
+EVENTS = [match.group() for match in re.finditer(rb".*?(?:\r\n\r\n|\n\n)", AWKWARD, re.DOTALL)]
+
+
+def test_the_events_are_all_of_the_stream() -> None:
+    assert b"".join(EVENTS) == AWKWARD
+    assert len(EVENTS) == 6
+
+
+def test_a_stream_split_anywhere_arrives_whole(start_proxy: StartProxy, stage: Stage) -> None:
+    def script(arrived: Arrived) -> list[Step]:
+        at = int(arrived.header("x-at") or 0)
+        return streamed([AWKWARD[:at], AWKWARD[at:]] if at else [AWKWARD], pause=0.001)
+
+    with stage(script) as upstream:
+        url = start_proxy(upstream.url)
+        for at in range(len(AWKWARD)):
+            got = ask(url, body=STREAM, headers=[JSON, ("x-at", str(at))])
+            assert (got.status, got.body, got.whole) == (200, AWKWARD, True), at
+
+
+def test_a_stream_in_single_bytes_arrives_whole(start_proxy: StartProxy, stage: Stage) -> None:
+    with stage(lambda _: streamed([bytes([byte]) for byte in AWKWARD], pause=0.0005)) as upstream:
+        got = ask(start_proxy(upstream.url), body=STREAM)
+    assert (got.status, got.body) == (200, AWKWARD)
+
+
+def assert_broken(got: Got, passed: bytes) -> None:
+    """The stream held these bytes, then one error event, and ended properly."""
+    assert got.status == 200
+    assert got.whole
+    assert got.body.startswith(passed)
+    last = got.body[len(passed) :]
+    assert last.startswith(b"data: ")
+    assert last.endswith(b"\n\n")
+    assert last.count(b"\n") == 2
+    error = json.loads(last[6:])["error"]
+    assert error["code"] == "upstream_interrupted"
+    assert b"[DONE]" not in got.body
+
+
+@pytest.mark.parametrize("how", [End.CLOSE, End.RESET])
+def test_a_stream_that_breaks_gives_all_whole_events_and_an_error(
+    start_proxy: StartProxy, stage: Stage, how: End
+) -> None:
+    first = AWKWARD.index(b"\n\ndata") + 2  # the comment
+    ends = [sum(map(len, EVENTS[:count])) for count in range(1, len(EVENTS) + 1)]
+    last = len(AWKWARD) - len(DONE)
+
+    def script(arrived: Arrived) -> list[Step]:
+        at = int(arrived.header("x-at") or 0)
+        return [stream_head(), chunk(AWKWARD[:at]), 0.002, how]
+
+    with stage(script) as upstream:
+        url = start_proxy(upstream.url)
+        # Every offset within the first content and the one after it; later ones in steps.
+        for at in [*range(first + len(EVENTS[1]), ends[2] + 2), *range(ends[2], last + 6, 3)]:
+            got = ask(url, body=STREAM, headers=[JSON, ("x-at", str(at))])
+            assert_broken(got, AWKWARD[: max(end for end in ends if end <= at)])
+
+
+@pytest.mark.parametrize("sent", [b"", b": comment\n\n", ROLE, ROLE + b"data: {"])
+def test_a_stream_that_breaks_before_its_first_content_is_a_502(
+    start_proxy: StartProxy, stage: Stage, sent: bytes
+) -> None:
+    with stage(lambda _: [stream_head(), *([chunk(sent)] if sent else []), 0.01, End.CLOSE]) as upstream:
+        got = ask(start_proxy(upstream.url), body=STREAM)
+    assert (got.status, got.error["code"]) == (502, "upstream_interrupted")
+
+
+def test_a_stream_with_a_length_that_breaks_still_ends_in_an_error(start_proxy: StartProxy, stage: Stage) -> None:
+    headers = [("Content-Type", "text/event-stream"), ("Content-Length", "100000")]
+    with stage(lambda _: [head("200 OK", headers), ROLE, data(piece("hi")), 0.01, End.CLOSE]) as upstream:
+        got = ask(start_proxy(upstream.url), body=STREAM)
+    assert_broken(got, ROLE + data(piece("hi")))
+
+
+def test_a_stream_without_any_length_ends_with_its_connection(start_proxy: StartProxy, stage: Stage) -> None:
+    body = ROLE + data(piece("hi")) + DONE
+    with stage(lambda _: [head("200 OK", [("Content-Type", "text/event-stream")]), body, End.CLOSE]) as upstream:
+        got = ask(start_proxy(upstream.url), body=STREAM)
+    assert (got.status, got.body, got.whole) == (200, body, True)
+
+
+def test_a_plain_answer_that_breaks_is_not_passed_off_as_whole(start_proxy: StartProxy, stage: Stage) -> None:
+    begun = answer(b'{"choices": [{"message": {"content": "' + b"x" * 1_000 + b'"}}]}')[:-40]
+    with stage(lambda _: [begun, 0.02, End.CLOSE]) as upstream:
+        got = ask(start_proxy(upstream.url), body=chat())
+    assert not got.whole
+
+
+def test_a_plain_answer_that_breaks_before_anything_is_written_is_a_502(start_proxy: StartProxy, stage: Stage) -> None:
+    begun = answer(b'{"id": "c", "choices": [{"message": {"content": ""}}]}')[:-10]
+    with stage(lambda _: [begun, 0.02, End.CLOSE]) as upstream:
+        got = ask(start_proxy(upstream.url), body=chat())
+    assert (got.status, got.error["code"]) == (502, "upstream_interrupted")
+
+
+def test_a_plain_answer_is_passed_on_as_soon_as_something_is_written(start_proxy: StartProxy, stage: Stage) -> None:
+    """Not its end is waited for, nor an error somewhere in it."""
+    begun, rest = b'{"id":"c","choices":[{"message":{"content":"h', b'i"}}],"error":{"message":"prompt is too long"}}'
+    received = threading.Event()
+
+    def script(_: Arrived) -> Iterator[Step]:  # type: ignore[misc]
+        yield head("200 OK", [JSON, ("Transfer-Encoding", "chunked")])
+        yield chunk(begun)
+        assert received.wait(10)
+        yield chunk(rest)
+        yield chunk(b"")
+
+    with stage(script) as upstream:  # type: ignore[arg-type]
+        url = start_proxy(upstream.url)
+        with httpx.stream("POST", f"{url}/v1/chat/completions", content=chat(), timeout=10) as response:
+            parts = []
+            for part in response.iter_raw():
+                parts.append(part)
+                received.set()
+    assert b"".join(parts) == begun + rest
+
+
+def test_blank_lines_that_keep_a_connection_alive_are_passed_on(
+    start_proxy: StartProxy, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "HELD_SECONDS", 0.05)
+    body = b'{"error":{"message":"no such tool"}}'
+    received = threading.Event()
+
+    def script(_: Arrived) -> Iterator[Step]:  # type: ignore[misc]
+        yield head("200 OK", [JSON, ("Transfer-Encoding", "chunked")])
+        for _ in range(2):
+            yield chunk(b"\n")
+            yield 0.2
+        assert received.wait(10)
+        yield chunk(body)
+        yield chunk(b"")
+
+    with stage(script) as upstream:  # type: ignore[arg-type]
+        url = start_proxy(upstream.url)
+        with httpx.stream("POST", f"{url}/v1/chat/completions", content=chat(), timeout=10) as response:
+            parts = []
+            for part in response.iter_raw():
+                parts.append(part)
+                received.set()
+    assert b"".join(parts) == b"\n\n" + body
+
+
+def test_an_event_is_passed_on_at_once(start_proxy: StartProxy, stage: Stage) -> None:
+    """The upstream sends each event only when the client has the one before."""
+    go = threading.Semaphore(1)
+
+    def script(_: Arrived) -> Iterator[Step]:  # type: ignore[misc]
+        yield stream_head()
+        for part in (ROLE + data(piece("one")), data(piece("two")), b"data: x\r\n\r\n", DONE):
+            assert go.acquire(timeout=10)
+            yield chunk(part)
+        yield chunk(b"")
+
+    with stage(script) as upstream:  # type: ignore[arg-type]
+        url = start_proxy(upstream.url)
+        with httpx.stream("POST", f"{url}/v1/chat/completions", content=STREAM, timeout=10) as response:
+            parts = []
+            for part in response.iter_raw():
+                parts.append(part)
+                go.release()
+    assert b"".join(parts) == ROLE + data(piece("one")) + data(piece("two")) + b"data: x\r\n\r\n" + DONE
+
+
+def test_a_stream_that_comes_compressed_is_passed_on_as_it_comes(start_proxy: StartProxy, stage: Stage) -> None:
+    """It was not asked for; still it is the client's to unpack, and not held back for line ends it does not have."""
+    packed = gzip.compress(AWKWARD)
+    received = threading.Event()
+
+    def script(_: Arrived) -> Iterator[Step]:  # type: ignore[misc]
+        yield stream_head(("Content-Encoding", "gzip"))
+        yield chunk(packed[:40])
+        assert received.wait(10)
+        yield chunk(packed[40:])
+        yield chunk(b"")
+
+    with stage(script) as upstream:  # type: ignore[arg-type]
+        url = start_proxy(upstream.url)
+        with httpx.stream("POST", f"{url}/v1/chat/completions", content=STREAM, timeout=10) as response:
+            parts = []
+            for part in response.iter_raw():
+                parts.append(part)
+                received.set()
+    assert b"".join(parts) == packed
+
+
+def test_a_long_event_and_many_events_arrive_whole(start_proxy: StartProxy, stage: Stage) -> None:
+    long = data(piece("x" * 3_000_000))
+    many = b"".join(data(piece(str(number))) for number in range(20_000))
+    for body in (ROLE + long + DONE, ROLE + many + DONE, long, b"data: " + b"y" * 2_500_000):
+        parts = [body[start : start + 60_001] for start in range(0, len(body), 60_001)]
+        with stage(lambda _, parts=parts: streamed(parts)) as upstream:
+            got = ask(start_proxy(upstream.url), body=STREAM)
+        assert got.body == body
+
+
+OVERFLOW = {
+    "error": {
+        "message": "This model's maximum context length is 4000 tokens. However, your messages resulted in 7300.",
+        "type": "invalid_request_error",
+        "param": "messages",
+        "code": "context_length_exceeded",
+    }
+}
+BUSY = {"error": {"message": "The server is busy", "type": "server_error", "param": None, "code": 503}}
+
+LONG_TALK = [
+    {"role": "user" if turn % 2 == 0 else "assistant", "content": f"Turn {turn}. " + "words and more words " * 60}
+    for turn in range(30)
+]
+
+
+@pytest.mark.parametrize("before", [b"", b": comment\n\n", ROLE])
+def test_an_overflow_before_the_first_content_is_tried_again(
+    start_proxy: StartProxy, monkeypatch: pytest.MonkeyPatch, before: bytes
+) -> None:
+    monkeypatch.setattr(opening, "HELD_SECONDS", 600.0)  # however slow this machine is
+    good = streamed([ROLE, data(piece("fine")), STOP, DONE])
+
+    def script(arrived: Arrived) -> list[Step]:
+        if b"<transcript>" in arrived.body:
+            return [answer(json.dumps({"choices": [{"message": {"content": "What was said."}}]}).encode())]
+        refused = sum(b"<transcript>" not in before.body for before in upstream.arrived) == 1
+        return streamed([before + data(OVERFLOW)], headers=()) if refused else good
+
+    with RawUpstream(script) as upstream:
+        got = ask(start_proxy(upstream.url), body=chat(stream=True, messages=LONG_TALK))
+    assert got.status == 200
+    assert got.body == ROLE + data(piece("fine")) + STOP + DONE
+    assert (got.header("x-compaction"), got.header("x-compaction-retries")) == ("compacted", "1")
+
+
+def test_an_overflow_after_content_is_passed_on(start_proxy: StartProxy, stage: Stage) -> None:
+    body = ROLE + data(piece("so far")) + data(OVERFLOW)
+    with stage(lambda _: streamed([body])) as upstream:
+        got = ask(start_proxy(upstream.url), body=chat(stream=True, messages=LONG_TALK))
+        assert (got.body, len(upstream.arrived)) == (body, 1)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        data(BUSY),
+        b"event: error\ndata: " + json.dumps(BUSY).encode() + b"\r\n\r\n",
+        b'error: {"message" : "busy \\u00e9"}\n\n',
+        b'data: {"error":"busy","x":1.10}\n\n' + DONE,
+    ],
+)
+def test_other_errors_in_a_stream_are_passed_on_untouched(start_proxy: StartProxy, stage: Stage, event: bytes) -> None:
+    for before in (b"", b": comment\n\n", ROLE, ROLE + data(piece("so far"))):
+        with stage(lambda _, sent=before + event: streamed([sent])) as upstream:
+            got = ask(start_proxy(upstream.url), body=chat(stream=True, messages=LONG_TALK))
+            assert (got.status, got.body, len(upstream.arrived)) == (200, before + event, 1)
+
+
+@contextlib.contextmanager
+def talking(start_proxy: StartProxy, reply: Reply) -> Iterator[openai.OpenAI]:
+    """OpenAI's client, in front of a proxy, in front of an upstream that answers so."""
+    upstream = StandIn(responder=lambda _: reply)
+    with serve(upstream.app) as address:
+        url = start_proxy(address)
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="sk-a", max_retries=0, timeout=10) as client:
+            yield client
+
+
+def said(client: openai.OpenAI) -> Iterator[str]:
+    stream = client.chat.completions.create(
+        model="gpt-4o-mini", messages=[{"role": "user", "content": "hi"}], stream=True
+    )
+    for part in stream:
+        yield part.choices[0].delta.content or ""
+
+
+def test_openais_client_reads_a_stream(start_proxy: StartProxy) -> None:
+    words = "One two three four, é€😀 six seven eight nine ten."
+    with talking(start_proxy, Reply(content=words)) as client:
+        assert "".join(said(client)) == words
+
+
+def test_openais_client_sees_a_broken_stream_as_an_error(start_proxy: StartProxy) -> None:
+    heard: list[str] = []
+    broken = Reply(content="word " * 100, break_after=5)
+    with talking(start_proxy, broken) as client, pytest.raises(openai.APIError, match="broke off"):
+        heard.extend(said(client))
+    assert "".join(heard).startswith("word word")
+
+
+def test_openais_client_sees_an_error_in_a_stream(start_proxy: StartProxy) -> None:
+    failing = Reply(content="word " * 100, error=BUSY, break_after=4)
+    with talking(start_proxy, failing) as client, pytest.raises(openai.APIError, match="The server is busy"):
+        list(said(client))
+
+
+def test_openais_client_reads_past_comments(start_proxy: StartProxy, stage: Stage) -> None:
+    parts = [b": one\n\n", b": two\r\n\r\n", ROLE, b": three\n\n", data(piece("hi")), STOP, DONE]
+    with stage(lambda _: streamed(parts, pause=0.002)) as upstream:
+        url = start_proxy(upstream.url)
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="sk-a", max_retries=0, timeout=10) as client:
+            assert "".join(said(client)) == "hi"

@@ -1,0 +1,170 @@
+"""Properties of what leaves the engine, over more than twenty thousand generated conversations.
+
+Hypothesis draws small numbers; each draw is a batch of conversations. What fails is printed as JSON, made smaller
+message by message as long as it fails in the same way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+
+from proxy.compaction.conditions import lowest_level, lowest_messages
+from proxy.pipeline.facts_cache import FactsCache
+from proxy.pipeline.rules import rules_for
+from tests.kit.engine import Engine, Request, request, run, sent
+from tests.kit.generator import ANY_DIRT, DIRT, LARGE_BUDGETS, SETTINGS, Batch, batches, conversation, encoded
+from tests.kit.judging import judge
+from tests.product.properties.test_growing import GROWING, SIZE
+
+BATCH = 20
+LARGE_BATCH = 4
+CLEAN, DIRTY, LARGE = 490, 490, 20
+"""Batches of each kind."""
+PARTS = 5
+"""Tests among which the batches of the first two kinds are divided."""
+PLANNED = BATCH * (CLEAN + DIRTY) + LARGE_BATCH * LARGE + GROWING * SIZE
+
+
+class Seen:
+    """What the batches of a test amounted to."""
+
+    def __init__(self) -> None:
+        self.conversations = 0
+        self.verdicts: Counter[str] = Counter()
+        self.steps: Counter[str] = Counter()
+
+
+REMEMBERED = FactsCache()
+
+
+async def check(asked: Request, *, clean: bool, afresh: bool, seen: Seen | None = None) -> None:
+    """Everything that must hold for one request."""
+    engine = Engine(REMEMBERED)
+    outcome = await engine.send(asked)
+    judged = await judge(asked, outcome, REMEMBERED, clean=clean)
+    again = await (Engine(REMEMBERED) if afresh else engine).send(asked)
+    assert sent(asked, again) == judged.out, "the same request came out differently"
+    if outcome.messages is not None:
+        further = request(judged.out, asked.setting, asked.budget, tenant=asked.tenant)
+        second = await engine.send(further)
+        if below_every_trigger(asked, judged.tokens, len(judged.out)):
+            assert second.messages is None, "what was compacted is below the trigger, and was compacted again"
+        else:
+            await judge(further, second, REMEMBERED, clean=False)
+    if seen is not None:
+        seen.conversations += 1
+        seen.verdicts[outcome.verdict] += 1
+        seen.steps.update(outcome.steps)
+
+
+def below_every_trigger(asked: Request, tokens: int, messages: int) -> bool:
+    rules = rules_for(asked.setting.policy, window_known=True)
+    for trigger in (rules.trigger, *(stage.trigger for stage in rules.stages)):
+        level, count = lowest_level(trigger, asked.budget), lowest_messages(trigger)
+        if (level is not None and tokens >= level) or (count is not None and messages >= count):
+            return False
+    return True
+
+
+async def reported(asked: Request, hold: Callable[[Request], Awaitable[None]]) -> None:
+    """Check a request. Where something does not hold, say so of the smallest request that could be found."""
+    try:
+        await hold(asked)
+    except AssertionError as error:
+        smallest, words = await smaller(asked, hold, _first_line(error))
+        pytest.fail(f"{words}\n{smallest.printed()}", pytrace=False)
+
+
+async def smaller(asked: Request, hold: Callable[[Request], Awaitable[None]], words: str) -> tuple[Request, str]:
+    """The request with as many messages left out as it still fails without, in the same words but for figures."""
+    span = len(asked.messages) // 2
+    while span:
+        start = 0
+        while start < len(asked.messages):
+            fewer = [*asked.messages[:start], *asked.messages[start + span :]]
+            attempt = request(fewer, asked.setting, asked.budget, tenant=asked.tenant)
+            try:
+                if fewer:
+                    await hold(attempt)
+                start += span
+            except AssertionError as error:
+                if _kind(_first_line(error)) == _kind(words):
+                    asked, words = attempt, _first_line(error)
+                else:
+                    start += span
+        span //= 2
+    return asked, words
+
+
+def _first_line(error: AssertionError) -> str:
+    return str(error).split("\nassert", 1)[0]
+
+
+def _kind(words: str) -> str:
+    return "".join(c for c in words.split(":")[0] if not c.isdigit())
+
+
+def judged_batch(batch: Batch, seen: Seen, size: int) -> None:
+    rng = batch.rng
+
+    async def all_of_it() -> None:
+        for number in range(size):
+            raws = encoded(conversation(rng, batch.budget, batch.dirt))
+            asked = request(raws, SETTINGS[batch.setting], batch.budget)
+            afresh = number % 10 == 0
+
+            async def hold(asked: Request, afresh: bool = afresh) -> None:
+                await check(asked, clean=not batch.dirt, afresh=afresh)
+
+            try:
+                await check(asked, clean=not batch.dirt, afresh=afresh, seen=seen)
+            except AssertionError:
+                await reported(asked, hold)
+                raise
+
+    run(all_of_it())
+
+
+def judged_batches(batches_: Any, count: int, size: int) -> Seen:
+    seen = Seen()
+
+    # Numbers that stand for conversations need no shrinking: ``reported`` makes what fails smaller.
+    @settings(max_examples=count, phases=[Phase.generate], database=None)
+    @given(batches_)
+    def every(batch: Batch) -> None:
+        judged_batch(batch, seen, size)
+
+    every()
+    assert seen.conversations >= count * size
+    return seen
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(PARTS))
+def test_sound_conversations(part: int) -> None:
+    seen = judged_batches(batches(), CLEAN // PARTS, BATCH)
+    assert seen.verdicts["compacted"] >= seen.conversations // 3
+    assert seen.verdicts["none"] >= seen.conversations // 20
+    assert {*seen.steps} == {"duplicates", "arguments", "results", "media", "summary", "fit"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(PARTS))
+def test_damaged_conversations(part: int) -> None:
+    seen = judged_batches(batches(dirt=(*DIRT, ANY_DIRT, ANY_DIRT)), DIRTY // PARTS, BATCH)
+    assert seen.verdicts["compacted"] >= seen.conversations // 3
+
+
+def test_conversations_in_larger_windows() -> None:
+    seen = judged_batches(batches(LARGE_BUDGETS), LARGE, LARGE_BATCH)
+    assert seen.verdicts["compacted"] >= seen.conversations // 4
+
+
+def test_there_are_more_than_twenty_thousand() -> None:
+    """Each test above asserts that it saw its part."""
+    assert PLANNED >= 20_000

@@ -1,0 +1,177 @@
+"""An upstream that counts otherwise than the proxy: its usage is believed, what stands in conversations is not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from proxy.demo.replies import Reply
+from proxy.demo.serving import serve
+from proxy.demo.upstream import StandIn
+from proxy.telemetry.metrics import REGISTRY
+from tests.kit.scripted import client, proxied, words
+
+WINDOW = 16_000
+PROFILE = {"context_window": WINDOW, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
+
+
+def talk(turns: int, size: int) -> list[Any]:
+    """A conversation in plain words, of some bytes to the token: its length alone does not say that it is small."""
+    messages: list[Any] = []
+    for number in range(turns):
+        messages.append({"role": "user", "content": f"Question {number}: " + prose(size, number)})
+        messages.append({"role": "assistant", "content": f"Answer {number}: " + prose(size, number + 50)})
+    return [*messages, {"role": "user", "content": "What now?"}]
+
+
+def prose(size: int, number: int) -> str:
+    """So many tokens of text, of another wording for each number."""
+    return words(size, f"the garden behind house number {number} was planted by somebody else in autumn ")
+
+
+SMALL = talk(4, 530)
+"""Large enough to be counted, small enough to be let be; by our count and by half as much again."""
+
+MIDDLING = talk(6, 960)
+"""Below the trigger by our count, over the window by half as much again."""
+
+
+@contextlib.contextmanager
+def calling(upstream: StandIn, folder: Path, window: int = WINDOW) -> Iterator[openai.OpenAI]:
+    """A client of a proxy in front of the upstream."""
+    with serve(upstream.app) as url:
+        settings = {
+            "upstreams": {"main": {"base_url": f"{url}/v1"}},
+            "models": [{"match": "*", "upstream": "main", "profile": {**PROFILE, "context_window": window}}],
+        }
+        with proxied(settings, folder) as entrance, client(entrance) as caller:
+            yield caller
+
+
+def ask(caller: openai.OpenAI, messages: list[Any], stream: bool = False, **fields: Any) -> Mapping[str, str]:
+    """The headers of an answer that was read to its end."""
+    answer = caller.chat.completions.with_raw_response.create(model="m", messages=messages, stream=stream, **fields)
+    parsed = answer.parse()
+    if stream:
+        list(parsed)
+    return answer.headers
+
+
+SPOKEN = {"role": "assistant", "content": None, "audio": {"id": "audio_1"}}
+SHOWN = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://a.test/b.png"}}]}
+
+WITH_USAGE = [{}, {"stream": True, "stream_options": {"include_usage": True}}]
+
+
+@pytest.mark.parametrize("message", [SPOKEN, SHOWN], ids=["sound", "image"])
+def test_what_is_counted_by_estimate_teaches_nothing(message: dict[str, Any], tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW, ratio=1.5)
+    with calling(upstream, tmp_path) as caller:
+        for _ in range(3):
+            headers = ask(caller, [*SMALL[:2], message, *SMALL[2:]])
+            assert headers["x-compaction"] == "none"
+            assert "x-compaction-tokens-before" in headers
+        headers = ask(caller, MIDDLING)
+    assert headers["x-compaction"] == "compacted"
+    assert headers["x-compaction-retries"] == "1", "it was sent as if the upstream counted as the proxy does"
+
+
+MORE = [
+    ({"documents": [{"text": "word " * 1_500}]}, {}),
+    ({"chat_template_kwargs": {"documents": ["word " * 1_500]}}, {}),
+    ({"plugins": [{"id": "web"}]}, {}),
+    ({}, {"reasoning_content": "Hm, " * 1_000}),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), MORE, ids=("documents", "arguments", "search", "reasoning"))
+def test_what_the_two_sides_count_differently_teaches_nothing(
+    fields: dict[str, Any], message: dict[str, Any], tmp_path: Path
+) -> None:
+    """The upstream puts a field into its prompt that the proxy doesn't count, or its template drops one."""
+    upstream = StandIn(window=400_000, ratio=1.5)
+    with calling(upstream, tmp_path) as caller:
+        for _ in range(5):
+            ask(caller, [SMALL[0], {**SMALL[1], **message}, *SMALL[2:]], extra_body=fields)
+        assert ask(caller, MIDDLING)["x-compaction"] == "none"
+
+
+def test_one_tenants_usage_moves_no_other_tenants_count(tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW, ratio=1.5)
+    with calling(upstream, tmp_path) as stranger:
+        for _ in range(3):
+            ask(stranger, SMALL)
+        assert ask(stranger, MIDDLING)["x-compaction-retries"] == "0", "the stranger's own ratio is known"
+        victim = stranger.with_options(api_key="sk-victim")
+        assert ask(victim, MIDDLING)["x-compaction-retries"] == "1"
+
+
+@pytest.mark.parametrize("fields", WITH_USAGE)
+def test_an_upstream_that_counts_more_is_sent_less(fields: dict[str, Any], tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW, ratio=1.5)
+    with calling(upstream, tmp_path) as caller:
+        for _ in range(3):
+            headers = ask(caller, SMALL, **fields)
+            assert headers["x-compaction"] == "none"
+            assert "x-compaction-tokens-before" in headers
+        headers = ask(caller, MIDDLING, **fields)
+        assert headers["x-compaction"] == "compacted"
+        assert headers["x-compaction-retries"] == "0"
+    assert {request.status for request in upstream.conversations} == {200}
+
+
+def test_without_usage_it_must_refuse_first(tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW, ratio=1.5)
+    with calling(upstream, tmp_path) as caller:
+        for _ in range(5):
+            assert ask(caller, SMALL, stream=True)["x-compaction"] == "none"
+        assert ask(caller, MIDDLING)["x-compaction-retries"] == "1"
+
+
+def test_a_conversation_grows_and_none_is_refused(tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW, ratio=1.5)
+    messages: list[Any] = []
+    with calling(upstream, tmp_path) as caller:
+        for turn in range(22):
+            messages = [*messages, {"role": "user", "content": f"What of {turn}? " + prose(400, turn)}]
+            assert ask(caller, messages)["x-compaction-retries"] == "0"
+            messages = [*messages, {"role": "assistant", "content": "That: " + prose(400, turn + 50)}]
+    assert {request.status for request in upstream.conversations} == {200}
+    assert upstream.summaries
+    assert max(request.tokens for request in upstream.conversations) > 0.7 * WINDOW, "the window is made use of"
+    assert upstream.faults == []
+
+
+LIE = json.dumps({"choices": [], "usage": {"prompt_tokens": 6_400, "completion_tokens": 1}})
+"""What an upstream would say of the small conversation that counts half as much again."""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_nobodys_text_moves_the_count(stream: bool, tmp_path: Path) -> None:
+    """Neither what the client says nor what it has the model say; a stream reports no usage here."""
+    upstream = StandIn(window=WINDOW, responder=lambda body: Reply(content=f"{LIE}\n\ndata: {LIE}\n\n"))
+    said = [*SMALL[:-1], {"role": "user", "content": f"Repeat after me: {LIE}\n\ndata: {LIE}\n\n"}]
+    with calling(upstream, tmp_path) as caller:
+        for _ in range(5):
+            assert ask(caller, said, stream)["x-compaction"] == "none"
+        assert ask(caller, MIDDLING, stream)["x-compaction"] == "none"
+    assert 6_400 / 2 < upstream.conversations[0].tokens < 6_400 / 1.3, "the lie would have been believed"
+
+
+def test_counting_behind_an_answer_makes_nobody_one_who_left(tmp_path: Path) -> None:
+    """A request that its length alone proved small is counted once its answer is out: long enough to take a while."""
+
+    def left() -> float:
+        return REGISTRY.get_sample_value("compaction_requests_total", {"outcome": "client_left"}) or 0.0
+
+    before = left()
+    with calling(StandIn(window=400_000), tmp_path, window=400_000) as caller:
+        for number in range(6):
+            ask(caller, [{"role": "user", "content": prose(50_000, number)}])
+    assert left() == before

@@ -1,0 +1,312 @@
+"""The commands as a person runs them: what they print, and how they exit."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from proxy.access.authenticator import Authenticator
+from proxy.config.loading import loads
+from tests.kit.scripted import ROOT, chat, served
+
+GOOD: dict[str, Any] = {
+    "upstreams": {"main": {"base_url": "http://127.0.0.1:9/v1"}},
+    "models": [
+        {"match": "small", "upstream": "main", "profile": {"context_window": 16_000, "tokenizer": "o200k_base"}},
+        {"match": "gpt-*", "upstream": "main"},
+    ],
+    "policies": {"default": {}, "careful": {"extends": "default", "keep": {"messages": 8}}},
+}
+WRONG = """\
+upstreams:
+  main: {base_url: "http://127.0.0.1:9/v1"}
+policies:
+  default:
+    triger: {fraction: 0.5}
+    keep: {fraction: 2}
+"""
+
+
+def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder."""
+    inherited = {"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+    return subprocess.run(
+        [sys.executable, "-m", "proxy", *arguments],
+        cwd=folder,
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a right and a wrong configuration, and a recorded request."""
+    (tmp_path / "good.yaml").write_text(yaml.safe_dump(GOOD))
+    (tmp_path / "wrong.yaml").write_text(WRONG)
+    (tmp_path / "long.json").write_text(json.dumps({"model": "small", "messages": chat(7, 1_000)}))
+    return tmp_path
+
+
+def test_check_a_right_file(folder: Path) -> None:
+    done = run(folder, "check", "good.yaml")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "good.yaml: fine\n", "")
+
+
+def test_check_names_every_fault_with_its_line(folder: Path) -> None:
+    done = run(folder, "check", "wrong.yaml")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    first, second = done.stderr.splitlines()
+    assert first == "wrong.yaml:5: policies.default.triger: unknown setting. Fix: did you mean 'trigger'?"
+    assert second.startswith("wrong.yaml:6: policies.default.keep.fraction: ")
+
+
+def test_check_without_a_file(folder: Path) -> None:
+    assert run(folder, "check", "--config", "good.yaml").stdout == "good.yaml: fine\n"
+    assert run(folder, "check", COMPACTION_PROXY_CONFIG="good.yaml").stdout == "good.yaml: fine\n"
+    assert run(folder, "check", "wrong.yaml", COMPACTION_PROXY_CONFIG="good.yaml").returncode == 1
+    done = run(folder, "check", "--model", "small")
+    assert done.returncode == 2
+    assert "No configuration. Fix: check FILE, or set COMPACTION_PROXY_CONFIG" in done.stderr
+    gone = run(folder, "models", COMPACTION_PROXY_CONFIG="gone.yaml")
+    assert gone.returncode == 2
+    assert "gone.yaml" in gone.stderr
+
+
+def test_check_shows_what_is_in_force_for_a_team_and_a_model(tmp_path: Path) -> None:
+    conf = tmp_path / "conf"
+    (conf / "policies").mkdir(parents=True)
+    (conf / "main.yaml").write_text(
+        "upstreams: {main: {api_key: sk-secret-1}}\n"
+        "models: [{match: 'gpt-*', upstream: main, model: gpt-4o}]\n"
+        "policies:\n  default:\n    summary:\n      max_tokens: 3000\n    evict_results: null\n"
+    )
+    (conf / "policies" / "search.yaml").write_text(
+        f"teams:\n  search: {{policy: careful, models: ['gpt-5*'], keys: ['sha256:{'1' * 64}']}}\n"
+        "policies:\n  careful:\n    extends: default\n    keep: {messages: 40}\n"
+        "    models:\n      - match: 'gpt-5*'\n        trigger: {tokens: 9000}\n        summary: {timeout: 7}\n"
+    )
+    done = run(tmp_path, "check", "conf", "--team", "search", "--model", "gpt-5")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "sk-secret-1" not in done.stdout
+    rows = {
+        cells[0]: cells[1:]
+        for cells in (re.findall(r"│ (.*?) +(?=│)", line) for line in done.stdout.splitlines())
+        if cells
+    }
+    assert rows["policy"] == ["careful extends default"]
+    assert rows["settings for some models"] == ["those for gpt-5*"]
+    assert rows["goes to"] == ["main, as gpt-4o"]
+    assert rows["trigger"] == ["[{tokens: 9000}]", "conf/policies/search.yaml:9"]
+    assert rows["keep"] == ["{messages: 40}", "conf/policies/search.yaml:6"]
+    assert rows["summary.timeout"] == ["7.0", "conf/policies/search.yaml:10"]
+    assert rows["summary.max_tokens"] == ["3000", "conf/main.yaml:6"]
+    assert rows["evict_results"] == ["null", "conf/main.yaml:7"]
+    assert rows["media.trigger"] == ["[{tokens: 9000}]", "follows from trigger"]
+    assert rows["media.keep"] == ["{messages: 40}", "follows from keep"]
+    assert rows["prepare"] == ["[]", "follows from trigger"]
+    assert rows["index.max_tokens"] == ["2000", "default"]
+    assert len([name for name in rows if name.startswith("truncate_args.")]) == 5
+    plain = run(tmp_path, "check", "conf", "--model", "gpt-4")
+    assert re.search(r"│ trigger +│ \[\{fraction: 0.85\}\] +│ default", plain.stdout)
+    barred = run(tmp_path, "check", "conf", "--team", "search", "--model", "o9")
+    assert "nowhere: no route matches" in barred.stdout
+    assert "no: the team may use gpt-5*" in barred.stdout
+    unknown = run(tmp_path, "check", "conf", "--team", "serch")
+    assert unknown.returncode == 2
+    assert unknown.stderr == "there is no team 'serch'. Fix: did you mean 'search'?\n"
+
+
+def test_check_warns(tmp_path: Path) -> None:
+    (tmp_path / "f.yaml").write_text(
+        "models:\n  - {match: gpt-4o, upstream: openai}\npolicies:\n  default: {summary: {model: b}}\n"
+    )
+    done = run(tmp_path, "check", "f.yaml")
+    assert (done.returncode, done.stdout) == (0, "f.yaml: fine\n")
+    assert done.stderr.startswith("f.yaml:4: warning: policies.default.summary.model: no route of 'models' matches 'b'")
+
+
+def test_check_warns_of_a_key_that_has_expired(tmp_path: Path) -> None:
+    keys = "".join(f"      - {{hash: 'sha256:{digit * 64}', expires: {day}}}\n" for digit, day in EXPIRIES)
+    (tmp_path / "f.yaml").write_text(f"teams:\n  t:\n    keys:\n{keys}")
+    done = run(tmp_path, "check", "f.yaml")
+    assert (done.returncode, done.stdout) == (0, "f.yaml: fine\n")
+    warning = "f.yaml:5: warning: teams.t.keys[1]: expired on 2020-01-31 (UTC) and is refused. Fix: remove it\n"
+    assert done.stderr == warning
+
+
+EXPIRIES = (("1", "2999-01-31"), ("2", "2020-01-31"))
+
+
+def test_a_new_key_works_with_the_lines_it_comes_with(tmp_path: Path) -> None:
+    done = run(tmp_path, "keys", "new", "--team", "search", "--expires", "2999-01-31")
+    assert (done.returncode, done.stderr) == (0, "")
+    (key,) = re.findall(r"^ +(cp-[\w-]{43})$", done.stdout, re.MULTILINE)
+    lines = done.stdout[done.stdout.index("teams:") :]
+    assert key not in lines
+    upstreams = "auth: {mode: keys}\nupstreams: {main: {api_key: sk-upstream}}\n"
+    caller = Authenticator(loads((upstreams + lines).encode(), {})).identify(
+        [(b"authorization", f"Bearer {key}".encode())]
+    )
+    assert caller.team == "search"
+    assert list(tmp_path.iterdir()) == [], "nothing was written"
+    other = run(tmp_path, "keys", "new", "--team", "search")
+    assert key not in other.stdout
+    assert "expires" not in other.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--team", "a b"], ["--team", "t", "--expires", "2020-01-31"], ["--team", "t", "--expires", "soon"], []],
+)
+def test_no_key_is_made_of_nonsense(arguments: list[str], tmp_path: Path) -> None:
+    done = run(tmp_path, "keys", "new", *arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+
+
+OTHER_FAULTS = {
+    "models:\n  - {match: m, upstream: nowhere}\nupstreams: {main: {}}\n": r"f\.yaml:2: models\[0\]\.upstream.*nowhere",
+    "policies:\n  a: {extends: b}\n  b: {extends: a}\n": r"f\.yaml:\d: .*extends",
+    "teams:\n  t: {keys: [plain-key]}\n": r"f\.yaml:2: teams\.t\.keys\[0\].*sha256",
+    "server: {port: '${NOWHERE_SET}'}\n": r"f\.yaml:1: .*NOWHERE_SET",
+    "a: [1\n": r"f\.yaml:1: not valid YAML",
+    "server:\n  port: 1\n  port: 2\n": r"f\.yaml:3: .*port",
+    "[1, 2]\n": r"f\.yaml:1: ",
+}
+
+
+@pytest.mark.parametrize("text", OTHER_FAULTS)
+def test_check_other_faults(text: str, tmp_path: Path) -> None:
+    (tmp_path / "f.yaml").write_text(text)
+    done = run(tmp_path, "check", "f.yaml")
+    assert done.returncode == 1
+    assert re.match(OTHER_FAULTS[text], done.stderr), done.stderr
+    assert "plain-key" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_example_is_right(tmp_path: Path) -> None:
+    keys = {name: f"sk-{name}" for name in re.findall(r"\$\{(\w+)\}", (ROOT / "config.example.yaml").read_text())}
+    done = run(tmp_path, "check", str(ROOT / "config.example.yaml"), **keys)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["explain", "long.json", "--config", "wrong.yaml"],
+        ["models", "gpt-5.2", "--config", "wrong.yaml"],
+        ["serve", "--config", "wrong.yaml", "--port", "0"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_wrong_configuration_ends_every_command(arguments: list[str], folder: Path) -> None:
+    done = run(folder, *arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "wrong.yaml:5: policies.default.triger" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(folder.glob("**/*.db")), "nothing was begun"
+
+
+def test_explain(folder: Path) -> None:
+    done = run(folder, "explain", "long.json", "--config", "good.yaml")
+    assert done.returncode == 0, done.stderr
+    text = " ".join(done.stdout.split())
+    for said in ("15,488 tokens", "in 16 messages", "stages │ summary", "system messages │ 7"):
+        assert said in text
+    careful = run(folder, "explain", "long.json", "--config", "good.yaml", "--policy", "careful")
+    replaced = [int(re.findall(r"messages 2 to (\d+)", output)[0]) for output in (careful.stdout, text)]
+    assert 4 <= replaced[0] < replaced[1] <= len(chat(7, 1_000)) - 2, "who keeps more replaces less"
+    larger = run(folder, "explain", "long.json", "--config", "good.yaml", "--model", "gpt-4o-mini")
+    assert "no: below every trigger" in larger.stdout
+    assert not list(folder.glob("**/*.db")), "nothing is stored"
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "said"),
+    [
+        ("[1]", [], "not the body of a chat completion"),
+        ("{", [], "not JSON"),
+        ('{"model": "small", "messages": []}', [], "messages is empty, so there is nothing to explain"),
+        (None, ["--policy", "nope"], "there is no policy 'nope'. Fix: use one of: careful, default"),
+        (None, ["--model", "o9"], "no route of 'models' matches 'o9'"),
+    ],
+)
+def test_explain_what_cannot_be(content: str | None, options: list[str], said: str, folder: Path) -> None:
+    if content is not None:
+        (folder / "long.json").write_text(content)
+    done = run(folder, "explain", "long.json", "--config", "good.yaml", *options)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_models(folder: Path) -> None:
+    done = run(folder, "models", "--config", "good.yaml")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"context_window\s+│ 16,000\s+│ override", done.stdout)
+    named = run(folder, "models", "gpt-5.2", "unheard-of-model")
+    assert named.returncode == 0, named.stderr
+    assert re.search(r"max_input_tokens\s+│ 272,000", named.stdout)
+    assert "no limits are known for unheard-of-model" in named.stdout
+    nothing = run(folder, "models")
+    assert nothing.returncode == 2
+    assert "Name the models to show" in nothing.stderr
+
+
+def test_models_where_the_tables_differ(folder: Path) -> None:
+    done = run(folder, "models", "--check")
+    assert done.returncode == 0, done.stderr
+    row = r"│ \S*gpt-5\S*-codex +│ max_input_tokens +│ 400,000 +│ 272,000 +│ 272,000 +│ GPT-5 to GPT-5.3"
+    assert re.search(row, done.stdout)
+    assert "GPT-5 to GPT-5.3: the window is 400,000, of which 128,000 are the output's" in done.stdout
+    assert "…" not in done.stdout, "names are whole"
+    small = run(folder, "models", "--check", "gpt-5.4-mini", "--config", "good.yaml")
+    assert small.returncode == 0, small.stderr
+    assert "gpt-5.4-mini" in small.stdout
+    assert "codex" not in small.stdout
+    none = run(folder, "models", "--check", "unheard-of-model")
+    assert (none.returncode, none.stdout.strip()) == (0, "LiteLLM's table and ours say the same.")
+    assert not list(folder.glob("**/*.db")), "nothing is stored"
+
+
+def test_models_with_a_store_that_is_none(folder: Path) -> None:
+    (folder / "broken.db").write_text("this is no database, and long enough to be seen as none " * 40)
+    (folder / "broken.yaml").write_text(yaml.safe_dump({**GOOD, "store": {"url": "sqlite:///broken.db"}}))
+    done = run(folder, "models", "small", "--config", "broken.yaml")
+    assert done.returncode == 2
+    assert "store.url: the store can't be read" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_serve_answers(folder: Path) -> None:
+    with served(GOOD, folder) as url, httpx.Client(trust_env=False) as http:
+        assert http.get(f"{url}/readyz").status_code == 200
+        answer = http.post(f"{url}/v1/chat/completions", json={"model": "o9", "messages": []})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "model_not_found"
+    assert answer.headers["x-compaction"] == "none"
+
+
+def test_serve_on_a_port_that_is_taken(folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = run(folder, "serve", "--config", "good.yaml", "--port", str(taken.getsockname()[1]))
+    assert done.returncode != 0
+    assert "address already in use" in (done.stderr + done.stdout).lower()

@@ -1,0 +1,123 @@
+"""Errors that aren't about the prompt's length, even if they quote such an error, and rate limits that are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.demo.serving import serve
+from tests.kit.refusing import ANSWER, First, Refusing
+from tests.kit.scripted import proxied
+
+PHRASE = "maximum context length is 300 tokens"
+URL = f"https://images.example/?{PHRASE}"
+TPM = "on tokens per minute (TPM): Limit 2000, Requested {}. Visit https://console.example/limits for more."
+
+ERRORS: list[tuple[str, int, dict[str, Any]]] = [
+    ("image code", 400, {"message": f"Failed to load image: {URL}", "code": "invalid_image_url"}),
+    ("image", 400, {"message": f"Failed to load image: {URL}"}),
+    ("download", 400, {"message": f"Error while downloading {URL}."}),
+    ("status", 400, {"message": f"404, message='Not Found', url='{URL}'"}),
+    ("identify", 400, {"message": f"cannot identify image file {URL}"}),
+    ("parameter", 400, {"message": f"Invalid parameter: 'tool_call_id' of '{PHRASE}' not found"}),
+    ("json", 400, {"message": f"Failed to parse tool call arguments as JSON: {PHRASE}"}),
+    ("quoted", 400, {"message": f"Refused by the guard. The text was: {PHRASE}"}),
+    ("percent", 400, {"message": "Bad request: see prompt is too long and exceeds its window"}),
+    (
+        "param",
+        400,
+        {"message": "The maximum context length is 300 tokens", "param": "messages[0].content[1].image_url"},
+    ),
+    ("waiting helps", 429, {"message": "Rate limit reached " + TPM.format(1_500), "code": "rate_limit_exceeded"}),
+]
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Refusing:
+    return Refusing()
+
+
+@pytest.fixture(scope="module")
+def entrance(upstream: Refusing, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serve(upstream) as url:
+        settings = {
+            "upstreams": {"main": {"base_url": f"{url}/v1"}},
+            "models": [
+                {"match": "*", "upstream": "main", "profile": {"context_window": 8_000, "tokenizer": "o200k_base"}}
+            ],
+            "policies": {
+                "default": {"trigger": {"fraction": 1.0}},
+                "strict": {"extends": "default", "rate_limit_as_limit": False},
+            },
+            "teams": {
+                "strict": {"keys": ["sha256:" + hashlib.sha256(b"sk-strict-key").hexdigest()], "policy": "strict"}
+            },
+        }
+        with proxied(settings, tmp_path_factory.mktemp("matters")) as entrance:
+            yield entrance
+
+
+def conversation() -> list[dict[str, Any]]:
+    turns = [
+        {"role": role, "content": f"{role} {turn}: " + "the garden behind the house was planted " * 15}
+        for turn in range(12)
+        for role in ("user", "assistant")
+    ]
+    quoting = {
+        "role": "user",
+        "content": f"Look at {URL}, at {PHRASE}, and at https://a.example/prompt%20is%20too%20long+and+exceeds+its+window",
+    }
+    return [*turns, quoting]
+
+
+def ask(entrance: str, model: str, key: str = "k") -> httpx.Response:
+    body = {"model": model, "messages": conversation()}
+    headers = {"authorization": f"Bearer {key}"}
+    with httpx.Client(trust_env=False, timeout=30) as http:
+        return http.post(f"{entrance}/v1/chat/completions", json=body, headers=headers)
+
+
+@pytest.mark.parametrize(("name", "status", "error"), ERRORS, ids=[row[0] for row in ERRORS])
+def test_the_error_arrives_unchanged_and_the_next_request_whole(
+    name: str, status: int, error: dict[str, Any], upstream: Refusing, entrance: str
+) -> None:
+    body = json.dumps({"error": error}).encode()
+    upstream.firsts[name] = First(status, [body], (("content-type", "application/json"),))
+    refused = ask(entrance, name)
+    assert (refused.status_code, refused.content) == (status, body)
+    following = ask(entrance, name)
+    assert following.headers["x-compaction"] == "none"
+    assert [len(asked["messages"]) for asked in upstream.asked[name]] == [25, 25]
+
+
+@pytest.mark.parametrize("status", [413, 429])
+def test_a_request_over_its_rate_limit_is_compacted_to_fit(status: int, upstream: Refusing, entrance: str) -> None:
+    model = f"rate {status}"
+    message = f"Request too large for model `m` in organization `org_1` {TPM.format(3_400)}"
+    body = json.dumps({"error": {"message": message, "type": "tokens", "code": "rate_limit_exceeded"}}).encode()
+    upstream.firsts[model] = First(status, [body], (("content-type", "application/json"),))
+    answer = ask(entrance, model)
+    assert answer.json()["choices"][0]["message"]["content"] == ANSWER
+    assert answer.headers["x-compaction-retries"] == "1"
+    following = ask(entrance, model)
+    assert (following.headers["x-compaction"], following.headers["x-compaction-retries"]) == ("compacted", "0")
+    assert int(following.headers["x-compaction-tokens-after"]) < 2_000
+
+    model = f"strict {status}"
+    upstream.firsts[model] = First(status, [body], (("content-type", "application/json"),))
+    refused = ask(entrance, model, "sk-strict-key")
+    assert (refused.status_code, refused.content) == (status, body)
+
+
+def test_an_older_error_in_the_conversation_hides_none(upstream: Refusing, entrance: str) -> None:
+    """The figures are the upstream's own."""
+    model = "quotes an error"
+    message = "Sorry, maximum context length is 3000 tokens. However, your messages resulted in 3411 tokens."
+    body = json.dumps({"error": {"message": message}}).encode()
+    upstream.firsts[model] = First(400, [body], (("content-type", "application/json"),))
+    assert ask(entrance, model).json()["choices"][0]["message"]["content"] == ANSWER

@@ -1,0 +1,299 @@
+"""A streaming client that waits for a summary hears something, whatever comes after it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from proxy.demo.replies import Reply
+from proxy.demo.serving import serve
+from proxy.demo.upstream import StandIn
+from proxy.pipeline.compactor import Compactor, Outcome
+from tests.kit.scripted import chat, client, proxied
+
+WINDOW = 16_000
+PROFILE = {"context_window": WINDOW, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
+
+LONG = chat(7, 1_000)
+"""A conversation just over the trigger."""
+
+SLOWLY = 2.5
+"""Seconds that a summary takes where clients lose their patience before that."""
+
+PATIENCE = 1.5
+"""Seconds of silence after which those clients give up."""
+
+A_WHILE = 0.6
+"""Seconds that other summaries take: some comments come before."""
+
+KEEPALIVE = 0.1
+"""Seconds between comments."""
+
+COMMENT = ": compacting the conversation"
+
+
+def slow(delay: float = A_WHILE, **responder: Any) -> StandIn:
+    """An upstream whose summaries take a while."""
+    return StandIn(window=WINDOW, summariser=lambda body: Reply(content="Goal: SUMMARY-1.", delay=delay), **responder)
+
+
+@contextlib.contextmanager
+def compacting(
+    upstream: StandIn,
+    folder: Path,
+    server: Mapping[str, Any] | None = None,
+    believed: int = WINDOW,
+) -> Iterator[str]:
+    """The URL of a proxy in front of the upstream, which believes its window to be as large as that."""
+    with serve(upstream.app) as url:
+        settings = {
+            "server": {"keepalive": KEEPALIVE, **(server or {})},
+            "upstreams": {"main": {"base_url": f"{url}/v1"}},
+            "models": [{"match": "*", "upstream": "main", "profile": {**PROFILE, "context_window": believed}}],
+        }
+        with proxied(settings, folder) as entrance:
+            yield entrance
+
+
+def metric(url: str, outcome: str) -> float:
+    """How many requests had an outcome; the counters are those of the whole process."""
+    lines = httpx.get(f"{url}/metrics", trust_env=False).text.splitlines()
+    name = f'compaction_requests_total{{outcome="{outcome}"}} '
+    return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
+
+
+def lines_of(url: str, messages: list[Any], patience: float = 30) -> tuple[httpx.Response, list[tuple[float, str]]]:
+    """A streamed answer: its lines that are not empty, each with the seconds after which it came."""
+    started = time.monotonic()
+    body = {"model": "m", "messages": messages, "stream": True}
+    with (
+        httpx.Client(trust_env=False, timeout=patience) as http,
+        http.stream("POST", f"{url}/v1/chat/completions", json=body) as answer,
+    ):
+        found = [(time.monotonic() - started, line) for line in answer.iter_lines() if line]
+    return answer, found
+
+
+def text_of(stream: Any) -> str:
+    """The content of a streamed answer."""
+    return "".join(choice.delta.content or "" for chunk in stream for choice in chunk.choices)
+
+
+def impatient(caller: openai.OpenAI) -> openai.OpenAI:
+    """The same client, which gives up after a short silence."""
+    return caller.with_options(timeout=httpx.Timeout(30, read=PATIENCE))
+
+
+def test_comments_come_before_the_content(tmp_path: Path) -> None:
+    upstream = slow()
+    with compacting(upstream, tmp_path) as url:
+        before = metric(url, "compacted")
+        answer, lines = lines_of(url, LONG)
+        assert metric(url, "compacted") == before + 1
+    comments = [when for when, line in lines if line == COMMENT]
+    assert len(comments) >= 3
+    assert lines[: len(comments)] == [(when, COMMENT) for when in comments], "none in the midst of the answer"
+    told = lines[len(comments)][1]
+    assert re.fullmatch(
+        ": x-compaction: compacted, x-compaction-retries: 0, x-compaction-tokens-before: [0-9]+, "
+        "x-compaction-tokens-after: [0-9]+, x-compaction-steps: [a-z,]+, x-compaction-summary: made",
+        told,
+    )
+    assert comments[0] >= KEEPALIVE
+    assert lines[-1][1] == "data: [DONE]"
+    assert answer.status_code == 200
+    headers = answer.headers
+    assert (headers["content-type"], headers["cache-control"]) == ("text/event-stream", "no-cache")
+    assert (headers["x-compaction"], headers["x-compaction-policy"]) == ("pending", "default")
+    assert len(headers["x-compaction-id"]) == 16
+    assert headers.keys().isdisjoint({"x-compaction-tokens-after", "x-compaction-retries"}), "these aren't known yet"
+
+
+@pytest.mark.parametrize("verdict", ["none", "failed"])
+def test_a_response_that_has_begun_says_what_became_of_the_request(
+    verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def compact(self: Compactor, case: Any, *, may_ask: bool = True) -> Outcome:
+        await asyncio.sleep(A_WHILE)
+        if verdict == "failed":
+            raise LookupError("a fault of the proxy's")
+        return Outcome("none", before=5, after=5)
+
+    monkeypatch.setattr(Compactor, "compact", compact)
+    with compacting(slow(), tmp_path) as url:
+        answer, lines = lines_of(url, LONG)
+    assert answer.headers["x-compaction"] == "pending"
+    comments = [line for _, line in lines if line.startswith(":") and line != COMMENT]
+    assert len(comments) == 1
+    assert comments[0].startswith(f": x-compaction: {verdict}, x-compaction-retries: 0")
+
+
+def test_the_clients_own_patience_lasts(tmp_path: Path) -> None:
+    upstream = slow(SLOWLY)
+    with compacting(upstream, tmp_path) as url, client(url) as caller:
+        said = text_of(impatient(caller).chat.completions.create(model="m", messages=LONG, stream=True))
+    assert said.endswith("from user, was received.")
+    assert len(upstream.summaries) == 1
+    assert "SUMMARY-1" in json.dumps(upstream.conversations[-1].body)
+
+
+def test_without_comments_it_would_not_last(tmp_path: Path) -> None:
+    with (
+        compacting(slow(SLOWLY), tmp_path, {"keepalive": 10}) as url,
+        client(url) as caller,
+        pytest.raises(openai.APITimeoutError),
+    ):
+        impatient(caller).chat.completions.create(model="m", messages=LONG, stream=True)
+
+
+def test_comments_go_on_until_the_upstream_begins(tmp_path: Path) -> None:
+    upstream = slow(responder=lambda body: Reply(content="There you are.", delay=SLOWLY))
+    with compacting(upstream, tmp_path) as url, client(url) as caller:
+        assert text_of(impatient(caller).chat.completions.create(model="m", messages=LONG, stream=True)) == (
+            "There you are."
+        )
+
+
+REFUSED = {"error": {"message": "No money left.", "type": "insufficient_quota", "param": None, "code": "quota"}}
+
+
+@pytest.mark.parametrize(
+    ("reply", "message", "code"),
+    [
+        (Reply(status=429, error=REFUSED), "No money left.", "quota"),
+        (Reply(error=REFUSED), "No money left.", "quota"),
+        (Reply(status=502, error="<html>Bad gateway</html>"), "status 502: <html>Bad gateway</html>", "upstream_error"),
+        (Reply(status=422, error={"message": "Odd.", "code": "odd"}), "Odd.", "odd"),
+        (Reply(status=203, error={"base_resp": {"status_code": 1008, "status_msg": "No money."}}), "No money.", 1008),
+        (Reply(status=203, error={"Response": {"Error": {"Code": "Odd", "Message": "No."}}}), "No.", "Odd"),
+        (Reply(status=203, error={"detail": "Odd."}), "Odd.", None),
+    ],
+)
+def test_a_refusal_after_comments_is_an_error_to_the_client(
+    reply: Reply, message: str, code: object, tmp_path: Path
+) -> None:
+    with compacting(slow(responder=lambda body: reply), tmp_path) as url, client(url) as caller:
+        stream = caller.chat.completions.create(model="m", messages=LONG, stream=True)
+        with pytest.raises(openai.APIError) as raised:
+            list(stream)
+    assert message in raised.value.message
+    assert raised.value.code == code
+
+
+def test_an_answer_that_is_no_stream_is_an_error_after_comments(tmp_path: Path) -> None:
+    whole = Reply(error={"choices": []}, headers={"x-odd": "yes"}, status=203)
+    with compacting(slow(responder=lambda body: whole), tmp_path) as url:
+        _, lines = lines_of(url, LONG)
+    events = [line for _, line in lines if not line.startswith(":")]
+    assert len(events) == 1, "and no [DONE]"
+    error = json.loads(events[0].removeprefix("data: "))["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "no stream of events" in error["message"]
+
+
+def test_an_upstream_that_breaks_off_is_an_error_after_comments(tmp_path: Path) -> None:
+    with compacting(slow(responder=lambda body: Reply(content="Half", break_after=0)), tmp_path) as url:
+        before = metric(url, "refused")
+        _, lines = lines_of(url, LONG)
+        assert metric(url, "refused") == before + 1
+    events = [line for _, line in lines if not line.startswith(":")]
+    assert len(events) == 1, "and no [DONE]"
+    assert json.loads(events[0].removeprefix("data: "))["error"]["code"] == "upstream_interrupted"
+
+
+def test_a_summary_made_after_a_refusal_is_bridged_too(tmp_path: Path) -> None:
+    """The second retry asks a model. The upstream's window is smaller than the proxy believes."""
+    refusal = Reply(status=400, error={"error": {"message": "Prompt is too long.", "type": "invalid_request_error"}})
+    answers = [Reply(content="At last."), refusal, refusal]
+    upstream = slow(SLOWLY, responder=lambda body: answers.pop())
+    with compacting(upstream, tmp_path, believed=4 * WINDOW) as url, client(url) as caller:
+        stream = impatient(caller).chat.completions.with_raw_response.create(model="m", messages=LONG, stream=True)
+        assert stream.headers["x-compaction"] == "pending"
+        assert text_of(stream.parse()) == "At last."
+    assert len(upstream.conversations) == 3
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_deadline_holds_for_the_compaction(stream: bool, tmp_path: Path) -> None:
+    upstream = slow(20)
+    with compacting(upstream, tmp_path, {"deadline": 1}) as url, client(url) as caller:
+        started = time.monotonic()
+        with pytest.raises(openai.APIError, match="deadline has passed") as raised:
+            list(caller.chat.completions.create(model="m", messages=LONG, stream=stream))
+        assert 0.9 < time.monotonic() - started < 15
+        assert raised.value.code == "upstream_timeout"
+        assert isinstance(raised.value, openai.APIStatusError) is not stream
+        assert not upstream.summaries[0].abandoned, "the client's next attempt finds the summary"
+    assert upstream.conversations == []
+
+
+def comes_true(what: Any, seconds: float = 15.0) -> bool:
+    """Whether it is true within a while."""
+    until = time.monotonic() + seconds
+    while not what() and time.monotonic() < until:
+        time.sleep(0.02)
+    return bool(what())
+
+
+def test_a_client_that_leaves_between_comments_finds_the_summary_later(tmp_path: Path) -> None:
+    upstream = slow(1.5)
+    with compacting(upstream, tmp_path) as url:
+        before = metric(url, "client_left")
+        body = {"model": "m", "messages": LONG, "stream": True}
+        with (
+            httpx.Client(trust_env=False, timeout=30) as http,
+            http.stream("POST", f"{url}/v1/chat/completions", json=body) as answer,
+        ):
+            lines = answer.iter_lines()
+            assert next(lines) == COMMENT
+            time.sleep(0.3)
+            assert not upstream.summaries[0].abandoned
+        assert comes_true(lambda: metric(url, "client_left") == before + 1)
+        assert comes_true(lambda: upstream.summaries[0].status == 200)
+        assert upstream.conversations == []
+        again = httpx.post(f"{url}/v1/chat/completions", json={**body, "stream": False}, trust_env=False, timeout=30)
+        assert again.headers["x-compaction-summary"] == "stored"
+    assert len(upstream.summaries) == 1
+
+
+@pytest.mark.parametrize("messages", [LONG[:2], LONG], ids=["short", "compacted"])
+def test_whoever_need_not_wait_for_a_summary_hears_no_comment(messages: list[Any], tmp_path: Path) -> None:
+    """The answer takes longer than the client may wait for a comment, what is done before it does not."""
+    for keepalive in (0.5, 2.0, 8.0, 32.0):  # a busy machine takes a while for a compaction of 0.1 s
+        arrivals: list[float] = []
+
+        def slowly(body: Any, keepalive: float = keepalive, arrivals: list[float] = arrivals) -> Reply:
+            arrivals.append(time.monotonic())
+            return Reply(content="Slow.", delay=keepalive + 0.4)
+
+        folder = tmp_path / str(keepalive)
+        folder.mkdir()
+        with compacting(slow(0.1, responder=slowly), folder, {"keepalive": keepalive}) as url:
+            started = time.monotonic()
+            answer, lines = lines_of(url, messages, patience=60)
+        if arrivals[0] - started < keepalive:
+            break
+    assert len(arrivals) == 1
+    assert arrivals[0] - started < keepalive
+    assert COMMENT not in [line for _, line in lines]
+    assert "x-compaction-tokens-after" in answer.headers or messages is not LONG
+    assert answer.headers["x-request-id"].startswith("req_"), "the upstream's own headers are passed on"
+
+
+def test_a_request_without_a_stream_waits_as_ever(tmp_path: Path) -> None:
+    upstream = slow(responder=lambda body: Reply(status=429, error=REFUSED))
+    with compacting(upstream, tmp_path) as url, client(url) as caller:
+        with pytest.raises(openai.RateLimitError, match="No money left") as raised:
+            caller.chat.completions.create(model="m", messages=LONG)
+        assert raised.value.response.headers["x-compaction-summary"] == "made"
+        assert raised.value.response.headers["content-type"] == "application/json"

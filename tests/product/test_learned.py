@@ -1,0 +1,188 @@
+"""Limits and ratios that were learned: by one process, known to all, kept over a restart, and given up again."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import yaml
+
+from proxy.config import load
+from proxy.demo.agent import Agent
+from proxy.demo.script import decide
+from proxy.demo.serving import serve
+from proxy.demo.upstream import StandIn
+from proxy.limits.learned import NAMED_SECONDS, LearnedLimits
+from proxy.server.app import create_app
+from tests.kit.overflow_wordings import WORDINGS, Worded
+from tests.kit.scripted import ROOT, client, proxied, served, words
+
+BELIEVED = 20_000
+TURNS = 60
+
+
+def settings_for(url: str, window: int = BELIEVED) -> dict[str, Any]:
+    return {
+        "upstreams": {"main": {"base_url": f"{url}/v1"}},
+        "models": [
+            {"match": "*", "upstream": "main", "profile": {"context_window": window, "tokenizer": "o200k_base"}}
+        ],
+    }
+
+
+@contextlib.contextmanager
+def calling(settings: Mapping[str, Any], folder: Path, key: str = "sk-client") -> Iterator[openai.OpenAI]:
+    """A client of a proxy that begins with what the folder's store has."""
+    with proxied(settings, folder) as entrance, client(entrance, key) as caller:
+        yield caller
+
+
+def prose(size: int, number: int) -> str:
+    """So many tokens of text, of another wording for each number."""
+    return words(size, f"the garden behind house number {number} was planted by somebody else in autumn ")
+
+
+def talk(turns: int, size: int) -> list[Any]:
+    messages: list[Any] = []
+    for number in range(turns):
+        messages.append({"role": "user", "content": f"Question {number}: " + prose(size, number)})
+        messages.append({"role": "assistant", "content": f"Answer {number}: " + prose(size, number + 50)})
+    return [*messages, {"role": "user", "content": "What now?"}]
+
+
+def ask(caller: openai.OpenAI, messages: list[Any], **fields: Any) -> Mapping[str, str]:
+    """The headers of an answer."""
+    # What is in ``extra_body`` the client sends as it is; all else it walks through.
+    extra = {"messages": messages}
+    return caller.chat.completions.with_raw_response.create(model="m", messages=[], extra_body=extra, **fields).headers
+
+
+def refused(upstream: StandIn) -> int:
+    return sum(request.status != 200 for request in upstream.requests)
+
+
+def shown(folder: Path, *arguments: str) -> str:
+    """What the command ``models`` prints of what was learned."""
+    command = [sys.executable, "-m", "proxy", "models", *arguments, "--config", str(folder / "config.yaml")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout
+
+
+@pytest.mark.parametrize("part", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("wording", ["openai", "gemini", "llama.cpp without figures"])
+def test_one_refusal_is_enough_for_all_processes(wording: str, part: float, tmp_path: Path) -> None:
+    window = int(BELIEVED * part)
+    upstream = StandIn(window=window, max_output=window // 8, responder=decide)
+    with serve(Worded(upstream.app, WORDINGS[wording])) as url:
+        with calling(settings_for(url), tmp_path) as caller:
+            session = Agent(caller, "m").run(TURNS, lambda: None)
+        assert session.error is None
+        assert session.turns == TURNS
+        told = refused(upstream)
+        assert told <= 1
+        assert told or part == 0.9, "the limit was not reached"
+        with calling(settings_for(url), tmp_path) as caller:
+            again = Agent(caller, "m").run(TURNS // 2, lambda: None)
+        assert again.error is None
+        assert {headers["x-compaction-retries"] for headers in again.headers} == {"0"}
+        assert refused(upstream) == told
+    assert upstream.faults == []
+
+
+LONG = talk(10, 500)
+"""Larger than half of what the proxy takes for the window, and below every trigger."""
+
+
+def test_another_process_knows_and_so_does_the_command(tmp_path: Path) -> None:
+    started = time.monotonic()
+    upstream = StandIn(window=8_000)
+    with serve(upstream.app) as url:
+        with served(settings_for(url), tmp_path) as entrance, client(entrance) as caller:
+            assert ask(caller, LONG)["x-compaction-retries"] == "1"
+        with served(settings_for(url), tmp_path) as entrance:
+            with client(entrance) as caller:
+                headers = ask(caller, LONG)
+                assert (headers["x-compaction"], headers["x-compaction-retries"]) == ("compacted", "0")
+            with client(entrance, "sk-another") as caller:
+                assert ask(caller, LONG)["x-compaction-retries"] == "1", "what one credential learned is its own"
+    (tmp_path / "config.yaml").write_text((tmp_path / "served.yaml").read_text())
+    for printed in (shown(tmp_path), shown(tmp_path, "m")):
+        rows = re.findall(
+            r"main +│ m +│ (\w{12}) +│ input and output │ ([\d,]+) +│ refusal +│ (\d+) min +│ 20", printed
+        )
+        assert len({tenant for tenant, _, _ in rows}) == 2
+        assert all(7_000 < int(tokens.replace(",", "")) < 8_000 for _, tokens, _ in rows)
+        assert all(60 * int(minutes) <= time.monotonic() - started for _, _, minutes in rows)
+    assert "Nothing has been learned" in shown(tmp_path, "another")
+
+
+@contextlib.contextmanager
+def with_clock(url: str, folder: Path, now: list[float]) -> Iterator[openai.OpenAI]:
+    """The same as ``calling``, where what was learned ages by a clock of its own."""
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump({"store": {"url": f"sqlite:///{folder}/store.db"}, **settings_for(url)}))
+    app = create_app(load(file, {}))
+    app.service.learned = LearnedLimits(app.service.store, lambda: now[0])
+    with serve(app) as entrance, client(entrance) as caller:
+        yield caller
+
+
+def test_a_limit_that_was_raised_is_found_once_the_old_one_is_over(tmp_path: Path) -> None:
+    upstream = StandIn(window=8_000)
+    now = [1_000_000.0]
+    with serve(upstream.app) as url:
+        with with_clock(url, tmp_path, now) as caller:
+            assert ask(caller, LONG)["x-compaction-retries"] == "1"
+            upstream.window = BELIEVED
+            now[0] += NAMED_SECONDS - 60
+            assert ask(caller, LONG)["x-compaction"] == "compacted"
+            now[0] += 120
+            assert ask(caller, LONG)["x-compaction"] == "none"
+        assert upstream.conversations[-1].body["messages"] == LONG
+        with with_clock(url, tmp_path, now) as caller:
+            assert ask(caller, LONG)["x-compaction"] == "none"
+    assert refused(upstream) == 1
+
+
+def test_a_limit_that_was_raised_is_found_at_once_where_more_is_taken(tmp_path: Path) -> None:
+    upstream = StandIn(window=8_000)
+    large: list[Any] = [{"role": "user", "content": prose(14_000, 1)}]
+    with serve(upstream.app) as url:
+        with calling(settings_for(url), tmp_path) as caller:
+            assert ask(caller, LONG)["x-compaction-retries"] == "1"
+            upstream.window = BELIEVED
+            assert ask(caller, LONG)["x-compaction"] == "compacted"
+            assert ask(caller, large)["x-compaction-retries"] == "0"
+            assert ask(caller, LONG)["x-compaction"] == "none"
+        with calling(settings_for(url), tmp_path) as caller:
+            assert ask(caller, LONG)["x-compaction"] == "none", "a restarted one knows that, too"
+    assert refused(upstream) == 1
+
+
+@pytest.mark.parametrize("ratio", [0.7, 1.6])
+def test_the_ratio_is_learned_after_five_turns_and_kept(ratio: float, tmp_path: Path) -> None:
+    window = 16_000
+    upstream = StandIn(window=window, max_output=2_000, ratio=ratio)
+    with serve(upstream.app) as url:
+        settings = settings_for(url, window)
+        with calling(settings, tmp_path) as caller:
+            for turns in range(1, 6):
+                ask(caller, talk(turns, 300))
+        assert re.search(rf"main +│ m +│ \w{{12}} +│ {ratio:.2f} +│ usage of \d answers", shown(tmp_path, "m"))
+        with calling(settings, tmp_path) as caller:
+            headers = ask(caller, talk(1, 5_500))  # 11,000 tokens by our count, below the trigger
+            assert headers["x-compaction"] == ("compacted" if ratio > 1 else "none")
+            upstream.responder = decide
+            session = Agent(caller, "m").run(TURNS, lambda: None)
+        assert session.error is None
+        assert session.turns == TURNS
+    assert refused(upstream) == 0
+    assert upstream.faults == []

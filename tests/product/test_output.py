@@ -1,0 +1,145 @@
+"""Too much output asked for beside the conversation: it is lowered, and nothing else changes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.demo.upstream import StandIn
+from proxy.dialects.chat.request import parse
+from proxy.limits.output import CAUTION_PART, clamp_output, output_reserve
+from tests.kit.scripted import chat, protected
+
+WINDOW = 16_000
+
+
+def sent(upstream: StandIn, tmp_path: Path, body: bytes, **policy: Any) -> httpx.Response:
+    """The answer to one request."""
+    with protected(upstream, tmp_path, WINDOW, policy) as caller, httpx.Client(trust_env=False, timeout=60) as http:
+        return http.post(f"{caller.base_url}chat/completions", content=body, headers={"authorization": "Bearer k"})
+
+
+def written(turns: int, **fields: Any) -> bytes:
+    return json.dumps({"model": "m", "temperature": 0.50, **fields, "messages": chat(turns, 500), "seed": 7}).encode()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("turns", [0, 4, 8])
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_the_output_is_lowered_to_what_is_left(name: str, turns: int, stream: bool, tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW, max_output=WINDOW)
+    body = written(turns, **{name: WINDOW, "stream": stream})
+    answer = sent(upstream, tmp_path, body)
+    assert answer.status_code == 200
+    assert (answer.headers["x-compaction"], answer.headers["x-compaction-output"]) == ("none", "clamped")
+    (received,) = upstream.requests
+    left = WINDOW - received.tokens
+    output = received.body[name]
+    assert left * 0.95 <= output <= left
+    fields = json.loads(body)
+    assert list(received.body) == list(fields)
+    assert {**received.body, name: WINDOW} == fields
+
+
+@pytest.mark.parametrize("turns", [0, 4])
+def test_what_fits_is_not_touched(turns: int, tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW, max_output=WINDOW)
+    body = written(turns, max_tokens=WINDOW // 2)
+    answer = sent(upstream, tmp_path, body)
+    assert "x-compaction-output" not in answer.headers
+    assert [received.raw for received in upstream.requests] == [body]
+
+
+def test_keep_has_the_conversation_compacted(tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW, max_output=WINDOW)
+    answer = sent(upstream, tmp_path, written(8, max_tokens=WINDOW * 3 // 4), output="keep")
+    assert answer.headers["x-compaction"] == "compacted"
+    assert "x-compaction-output" not in answer.headers
+    assert upstream.conversations[-1].body["max_tokens"] == WINDOW * 3 // 4
+
+
+@pytest.mark.parametrize("mode", ["shadow", "off"])
+def test_nothing_is_lowered_where_nothing_may_be_changed(mode: str, tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW, max_output=WINDOW)
+    body = written(4, max_tokens=WINDOW)
+    answer = sent(upstream, tmp_path, body, mode=mode)
+    assert answer.status_code == 400
+    assert [received.raw for received in upstream.requests] == [body]
+
+
+def test_a_budget_for_thinking_stays_below_the_output(tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW, max_output=WINDOW)
+    body = written(4, max_tokens=15_000, thinking={"type": "enabled", "budget_tokens": 14_000})
+    sent(upstream, tmp_path, body)
+    assert {received.body["max_tokens"] for received in upstream.conversations} == {15_000}
+
+
+def test_a_session_with_all_the_output_there_is_keeps_seven_eighths_of_the_window(tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW, max_output=WINDOW)
+    compacted_at = []
+    with protected(upstream, tmp_path, WINDOW) as caller:
+        for turns in range(1, 40):
+            raw = caller.chat.completions.with_raw_response.create(
+                model="m", messages=chat(turns, 250), max_tokens=WINDOW // 2
+            )
+            assert raw.headers["x-compaction-retries"] == "0"
+            if raw.headers["x-compaction"] == "compacted":
+                compacted_at.append(int(raw.headers["x-compaction-tokens-before"]))
+    assert {received.status for received in upstream.conversations} == {200}
+    assert compacted_at[0] > 0.7 * WINDOW
+    assert min(received.body["max_tokens"] for received in upstream.conversations) >= WINDOW // 9
+
+
+@pytest.mark.parametrize("outputs", [(500, 4_000), tuple(random.Random(3).randrange(500, 4_001) for _ in range(90))])
+def test_an_output_that_changes_from_turn_to_turn_moves_no_checkpoint(outputs: tuple[int, ...], tmp_path: Path) -> None:
+    def breaks(asked: tuple[int, ...]) -> tuple[int, int]:
+        """The summaries of a session, and the prompts that don't begin with the one before."""
+        upstream = StandIn(window=WINDOW, max_output=WINDOW)
+        folder = tmp_path / str(len(asked))
+        folder.mkdir()
+        history = chat(90, 100)
+        with protected(upstream, folder, WINDOW) as caller:
+            for turn in range(90):
+                limit = asked[turn % len(asked)]
+                caller.chat.completions.create(model="m", messages=history[: 2 + 2 * turn], max_tokens=limit)
+        assert {received.status for received in upstream.requests} == {200}
+        prompts = [received.body["messages"] for received in upstream.conversations]
+        broken = sum(new[: len(old)] != old for old, new in itertools.pairwise(prompts))
+        return sum(received.summary for received in upstream.requests), broken
+
+    constant, varying = breaks((4_000,)), breaks(outputs)
+    assert 0 < constant[1] <= constant[0], "the last summary may have been prepared and not used yet"
+    assert varying == constant
+
+
+def test_both_names_are_lowered_and_each_other_value_keeps_its_bytes() -> None:
+    raw = b'{ "max_tokens" : 9e3, "x":1.0e-7,"max_completion_tokens":5, "n":  1, "messages":[{"role":"user"}]}'
+    body = parse(raw)
+    assert body.max_output == 5
+    assert body.rewritten(max_output=5) == (
+        b'{"max_tokens":5,"x":1.0e-7,"max_completion_tokens":5,"n":1,"messages":[{"role":"user"}]}'
+    )
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(0, 10**6))
+def test_a_lowered_output_always_fits(window: int, asked: int, prompt: int) -> None:
+    output = clamp_output(window, asked, prompt)
+    kept = output_reserve(window, asked)
+    assert kept == output_reserve(window, asked + 1), "whatever the request asks for"
+    if prompt + asked <= window or prompt > window - min(asked, kept):
+        assert output is None
+    else:
+        assert output is not None
+        assert 1 <= output < asked
+        assert prompt + output <= window
+        assert output >= min(asked, kept) - 1 - prompt // CAUTION_PART
+    assert output_reserve(None, asked) == asked
+    assert output_reserve(window, asked, 10) <= 10

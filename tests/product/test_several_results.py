@@ -1,0 +1,129 @@
+"""OpenAI puts the results of parallel calls into the prompt as JSON in ASCII: outside ASCII they are several times as
+large as their text."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.compaction.message import Turn, decode
+from proxy.compaction.stages.results import shortened
+from proxy.config import Settings
+from proxy.demo.serving import serve
+from proxy.demo.upstream import StandIn
+from proxy.dialects.chat.counting import Counter
+from proxy.limits.profiles import Profiles
+from proxy.limits.profiles.profile import Profile
+from proxy.pipeline.facts_cache import INLINE_BYTES, FactsCache
+from proxy.server.app import create_app
+from tests.kit.scripted import proxied
+
+OPENAI = Counter(Profiles().find("gpt-4.1"))
+KOREAN = "우리 회사의 핵심 정책은 다음과 같습니다. "
+
+
+def calls(*ids: str) -> dict[str, Any]:
+    function = {"name": "search", "arguments": "{}"}
+    return {"role": "assistant", "tool_calls": [{"id": i, "type": "function", "function": function} for i in ids]}
+
+
+def result(call: str, content: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call, "content": content}
+
+
+ASK = {"role": "user", "content": "찾아 주세요."}
+WIDE, PLAIN = result("a", KOREAN * 20), result("b", "hello " * 100)
+TALK = [ASK, calls("a"), WIDE, ASK, calls("a", "b"), WIDE, PLAIN, ASK, calls("a"), WIDE, ASK]
+
+
+def raws_of(messages: list[dict[str, Any]]) -> list[bytes]:
+    return [json.dumps(message, ensure_ascii=False).encode() for message in messages]
+
+
+def turns_of(messages: list[dict[str, Any]], counter: Counter, memory: FactsCache | None = None) -> list[Turn]:
+    return asyncio.run((memory or FactsCache()).turns(raws_of(messages), counter))
+
+
+def test_a_result_is_counted_by_its_place() -> None:
+    memory = FactsCache()
+    for _ in range(2):  # the second time from memory
+        turns = turns_of(TALK, OPENAI, memory)
+        sizes = [turn.facts.tokens for turn in turns]
+        one, several = OPENAI.message(WIDE), OPENAI.message(WIDE, parallel=True)
+        assert several > 4 * one
+        assert [sizes[2], sizes[5], sizes[9]] == [one, several, one]
+        assert sizes[6] == OPENAI.message(PLAIN)
+        assert turns[2].facts.digest == turns[5].facts.digest
+
+
+def test_what_comes_later_changes_no_count() -> None:
+    memory = FactsCache()
+    whole = [turn.facts.tokens for turn in turns_of(TALK, OPENAI)]
+    for end in range(1, len(TALK) + 1):
+        assert [turn.facts.tokens for turn in turns_of(TALK[:end], OPENAI, memory)] == whole[:end]
+
+
+def test_many_large_ones_are_counted_alike() -> None:
+    large = result("a", KOREAN * 1_000)
+    assert len(json.dumps(large, ensure_ascii=False).encode()) > INLINE_BYTES
+    turns = turns_of([ASK, calls("a", "b"), large, result("b", KOREAN)], OPENAI)
+    assert turns[2].facts.tokens == OPENAI.message(large, parallel=True)
+
+
+@pytest.mark.parametrize("model", ["claude-sonnet-4-5", "qwen3-32b", "gpt-oss-120b", "never-heard-of"])
+def test_other_models_read_the_text(model: str) -> None:
+    counter = Counter(Profiles().find(model))
+    assert [turn.facts.tokens for turn in turns_of(TALK, counter)] == [counter.message(message) for message in TALK]
+
+
+def test_what_is_shortened_is_counted_so_too() -> None:
+    turn = turns_of([ASK, calls("a", "b"), result("a", KOREAN * 300)], OPENAI)[2]
+    short = shortened(turn, 1_000, OPENAI.message, "[{tokens} left out]")
+    assert short is not None
+    assert 500 < short.facts.tokens <= 1_000
+    assert short.facts.tokens == OPENAI.message(decode(short.raw), parallel=True)
+
+
+@pytest.mark.parametrize("text", ["\u00e9", "\uffff", "\u4f60", "\U0001f9d1\u200d\U0001f680", '\n\u00e9"', "a\\\u0439"])
+def test_the_bytes_bound_the_tokens(text: str) -> None:
+    messages = [calls("a", "b"), result("a", text * 3_000), result("b", text)]
+    for ensure_ascii in (False, True):
+        raw = json.dumps({"messages": messages}, ensure_ascii=ensure_ascii).encode()
+        assert sum(turn.facts.tokens for turn in turns_of(messages, OPENAI)) <= OPENAI.at_most(raw)
+    alone = json.dumps({"messages": [ASK]}, ensure_ascii=False).encode()
+    assert OPENAI.at_most(alone) == len(alone)
+
+
+def test_profiles_that_count_otherwise_have_counters_of_their_own() -> None:
+    service = create_app(Settings()).service
+    plain = Profile("m", tools="json")
+    assert service.counter(plain) is service.counter(replace(plain, model="n", context_window=9_000))
+    for other in (replace(plain, tools="typescript"), replace(plain, escapes=True), replace(plain, images="claude")):
+        assert service.counter(plain) is not service.counter(other)
+
+
+def test_a_request_that_is_too_large_in_escapes_alone_is_compacted(tmp_path: Path) -> None:
+    """By its bytes, of which there are fewer than tokens, it would be under the trigger."""
+    window = 20_000
+    messages = [ASK, calls("a", "b", "c"), *[result(call, "테스트 " * 480) for call in "abc"]]
+    with serve(StandIn(window=window).app) as upstream:
+        settings = {
+            "upstreams": {"main": {"base_url": f"{upstream}/v1"}},
+            "models": [{"match": "*", "upstream": "main", "profile": {"context_window": window}}],
+        }
+        with proxied(settings, tmp_path) as url, httpx.Client(trust_env=False, timeout=60) as http:
+            said = {}
+            for model in ("gpt-oss-120b", "gpt-4.1"):
+                body = json.dumps({"model": model, "messages": messages}, ensure_ascii=False).encode()
+                assert len(body) < 0.85 * window
+                headers = {"authorization": "Bearer k", "content-type": "application/json"}
+                answer = http.post(f"{url}/v1/chat/completions", content=body, headers=headers)
+                assert answer.status_code == 200
+                said[model] = answer.headers["x-compaction"]
+    assert said == {"gpt-4.1": "compacted", "gpt-oss-120b": "none"}

@@ -1,0 +1,300 @@
+"""Overflows without an error: streams that are over before they began, prompts that were cut, answers without room."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from proxy.demo.counting import Counter
+from proxy.demo.serving import serve
+from tests.kit.scripted import client, proxied, words
+
+REAL = 4_096
+BELIEVED = {"context_window": 12_000, "tokenizer": "o200k_base"}
+TURNS = 30
+SAID = "All is well there."
+
+Ending = Callable[[int, dict[str, Any]], Response]
+
+
+@dataclass
+class Quiet:
+    """An upstream that refuses nothing: what does not fit into ``window`` tokens it answers in a way of its own."""
+
+    ending: Ending
+    window: int = REAL
+    sizes: list[int] = field(default_factory=list)
+    """Tokens of all conversations that came."""
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._counter = Counter()
+        self.app = Starlette(routes=[Route("/v1/chat/completions", self._chat, methods=["POST"])])
+
+    async def _chat(self, request: Request) -> Response:
+        body = await request.json()
+        size = self._counter.request(body)
+        tokens = size.messages + size.functions
+        if body["messages"][0]["content"] != INSTRUCTION:
+            return answer(body, "A summary of what was said, in a few words.", tokens)
+        self.sizes.append(tokens)
+        self.bodies.append(body)
+        return self.ending(tokens, body) if tokens > self.window else answer(body, SAID, tokens)
+
+    @property
+    def too_long(self) -> int:
+        """How many requests did not fit."""
+        return sum(tokens > self.window for tokens in self.sizes)
+
+
+INSTRUCTION = "Be brief."
+
+
+def answer(
+    body: Mapping[str, Any], content: str, prompt: int | None, reason: str = "stop", output: int = 5
+) -> Response:
+    """An answer as OpenAI sends it, or a stream of it. ``prompt`` is reported in its usage, if that is known."""
+    usage = {} if prompt is None else {"prompt_tokens": prompt, "completion_tokens": output}
+    counts = {"usage": {**usage, "total_tokens": prompt + output}} if prompt is not None else {}
+    base = {"id": "c", "created": 1, "model": "m"}
+    if not body.get("stream"):
+        choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": reason}
+        return JSONResponse({**base, "object": "chat.completion", "choices": [choice], **counts})
+    deltas = [({"role": "assistant", "content": ""}, None), ({"content": content}, None), ({}, reason)]
+    chunks: list[dict[str, Any]] = [
+        {"choices": [{"index": 0, "delta": delta, "finish_reason": why}]} for delta, why in deltas
+    ]
+    if not content:
+        del chunks[1]
+    if counts:
+        chunks.append({"choices": [], **counts})
+    events = [json.dumps({**base, "object": "chat.completion.chunk", **chunk}) for chunk in chunks]
+    text = "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"])
+    return Response(text, media_type="text/event-stream")
+
+
+def nothing_at_all(tokens: int, body: dict[str, Any]) -> Response:
+    """llama-cpp-python's stream."""
+    return Response(b"", media_type="text/event-stream") if body.get("stream") else answer(body, SAID, None)
+
+
+def only_the_end(tokens: int, body: dict[str, Any]) -> Response:
+    return Response(b": ping\n\ndata: [DONE]\n\n", media_type="text/event-stream")
+
+
+def cut_at_the_front(tokens: int, body: dict[str, Any]) -> Response:
+    """Ollama's answer: to what is left of the prompt."""
+    return answer(body, "Which question?", REAL)
+
+
+def whole_messages_dropped(tokens: int, body: dict[str, Any]) -> Response:
+    """Ollama's own way: the oldest messages go until the rest fits."""
+    return answer(body, "Which question?", REAL - 40 - tokens % 300)
+
+
+def no_room(tokens: int, body: dict[str, Any]) -> Response:
+    """vLLM's, at the edge: as much as there is room for, which is nothing."""
+    return answer(body, "", REAL - 1, "length", 1)
+
+
+def window_exceeded(tokens: int, body: dict[str, Any]) -> Response:
+    """Anthropic's: what could be written until the window was full."""
+    return answer(body, "It was in the", tokens, "model_context_window_exceeded", REAL - tokens)
+
+
+@contextlib.contextmanager
+def before(upstream: Quiet, folder: Path, policy: Mapping[str, Any] | None = None) -> Iterator[openai.OpenAI]:
+    """A client of a proxy that takes the upstream's window for larger than it is."""
+    with serve(upstream.app) as url:
+        settings = {
+            "upstreams": {"main": {"base_url": f"{url}/v1"}},
+            "models": [{"match": "*", "upstream": "main", "profile": BELIEVED}],
+            "policies": {"default": dict(policy or {})},
+        }
+        with proxied(settings, folder) as entrance, client(entrance) as caller:
+            yield caller
+
+
+def said(caller: openai.OpenAI, messages: list[Any], *, stream: bool, **fields: Any) -> str:
+    """What a client reads."""
+    if not stream:
+        whole = caller.chat.completions.create(model="m", messages=messages, **fields)
+        return whole.choices[0].message.content or ""
+    options: Any = {"include_usage": True}
+    chunks = caller.chat.completions.create(model="m", messages=messages, stream=True, stream_options=options, **fields)
+    return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+
+
+def talk(turns: int, size: int = 150) -> list[Any]:
+    messages: list[Any] = [{"role": "system", "content": INSTRUCTION}]
+    for number in range(turns):
+        messages.append({"role": "user", "content": f"Question {number}: " + words(size, f"q{number}x")})
+        messages.append({"role": "assistant", "content": f"Answer {number}: " + words(size, f"a{number}x")})
+    return [*messages, {"role": "user", "content": f"What now, after {turns}?"}]
+
+
+# How often a prompt may be too long: an empty stream is sent again, and believed when a second request has one.
+SESSIONS = [
+    ("nothing at all", nothing_at_all, True, 4),
+    ("only the end", only_the_end, True, 4),
+]
+
+
+@pytest.mark.parametrize(("ending", "stream", "most"), [row[1:] for row in SESSIONS])
+def test_an_answer_without_anything_in_it_is_asked_for_again(
+    ending: Ending, stream: bool, most: int, tmp_path: Path
+) -> None:
+    upstream = Quiet(ending)
+    with before(upstream, tmp_path) as caller:
+        for turns in range(1, TURNS):
+            assert said(caller, talk(turns), stream=stream) == SAID
+    assert 1 <= upstream.too_long <= most
+    assert all(body["messages"][-1]["content"].startswith("What now, after") for body in upstream.bodies)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_without_room_is_asked_for_again_when_a_second_one_has_the_same_total(
+    stream: bool, tmp_path: Path
+) -> None:
+    upstream = Quiet(no_room)
+    with before(upstream, tmp_path) as caller:
+        answers = [said(caller, talk(turns), stream=stream) for turns in range(1, TURNS)]
+    assert upstream.too_long == 2
+    assert answers.count("") == 1
+    assert answers[-10:] == [SAID] * 10
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("ending", "room", "first", "most"),
+    [
+        (cut_at_the_front, REAL, 26, 3),
+        (cut_at_the_front, REAL, 1, 3),
+        (whole_messages_dropped, REAL, 1, 5),
+        (window_exceeded, REAL - 700, 1, 2),
+    ],
+)
+def test_what_was_sent_stays_and_the_next_turns_are_compacted(
+    ending: Ending, room: int, first: int, most: int, stream: bool, tmp_path: Path
+) -> None:
+    """The client has what was written before it is known that the prompt was too long.
+
+    A prompt that is cut by a little only is told from a tokenizer of another kind once the conversation has grown.
+    """
+    upstream = Quiet(ending, window=room)
+    with before(upstream, tmp_path) as caller:
+        answers = [said(caller, talk(turns), stream=stream) for turns in range(first, first + 26)]
+    assert 1 <= upstream.too_long <= most
+    assert answers.count(SAID) == 26 - upstream.too_long
+    assert answers[-10:] == [SAID] * 10
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_cut_is_found_out_while_the_conversation_is_small_for_the_window_believed_in(
+    stream: bool, tmp_path: Path
+) -> None:
+    """Its bytes alone prove it small, so the proxy doesn't count it."""
+    upstream = Quiet(lambda tokens, body: answer(body, "Which question?", 512), window=512)
+    with before(upstream, tmp_path) as caller:
+        answers = [said(caller, talk(turns, 20), stream=stream) for turns in range(7, 20)]
+    assert upstream.too_long <= 4
+    assert answers[-5:] == [SAID] * 5
+
+
+def test_an_upstream_that_drops_reasoning_is_sent_the_whole_conversation(tmp_path: Path) -> None:
+    """As the chat templates of Qwen3 and DeepSeek-R1 do with the reasoning of earlier turns."""
+    upstream = Quiet(lambda tokens, body: answer(body, SAID, sum(map(visible, body["messages"]))), window=0)
+    thoughts = {"reasoning_content": words(400, "perhaps ")}
+    messages = talk(18, 30)
+    messages = [message | (thoughts if message["role"] == "assistant" else {}) for message in messages]
+    with before(upstream, tmp_path, {"trigger": {"fraction": 1.0}}) as caller:
+        for turn in range(3, len(messages) + 1, 2):
+            assert said(caller, messages[:turn], stream=False) == SAID
+    assert [len(body["messages"]) for body in upstream.bodies] == list(range(3, len(messages) + 1, 2))
+
+
+def visible(message: Mapping[str, Any]) -> int:
+    """A size that is often that of a window."""
+    return len(message["content"]) // 8 // 2 * 4
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("usage", [True, False])
+def test_a_reasoning_model_that_uses_up_its_output_is_sent_the_whole_conversation(
+    usage: bool, stream: bool, tmp_path: Path
+) -> None:
+    """Hidden reasoning used all of the output: nothing is written, and nothing says that it was reasoning."""
+    upstream = Quiet(lambda tokens, body: answer(body, "", tokens if usage else None, "length", 0), window=0)
+    with before(upstream, tmp_path) as caller:
+        for turns in range(7, 26):
+            assert said(caller, talk(turns), stream=stream, max_completion_tokens=200) == ""
+        upstream.window = REAL * 10
+        assert said(caller, talk(26), stream=stream) == SAID
+    assert [len(body["messages"]) for body in upstream.bodies] == [2 * turns + 2 for turns in range(7, 27)]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("turns", "reply", "fields"),
+    [
+        (1, lambda tokens, body: answer(body, "", tokens, "stop", 0), {}),
+        (26, lambda tokens, body: answer(body, "", tokens, "stop", 0), {}),
+        (26, lambda tokens, body: answer(body, "", tokens, "length", 1), {"max_tokens": 1}),
+        (26, lambda tokens, body: answer(body, "", tokens, "length", 400), {"max_tokens": 400}),
+        (1, lambda tokens, body: answer(body, "", tokens, "length", 0), {}),
+        (26, lambda tokens, body: answer(body, "", None, "length"), {}),
+        (26, lambda tokens, body: answer(body, "", None, "length"), {"max_tokens": 400}),
+    ],
+)
+def test_other_empty_answers_are_passed_on(
+    turns: int, reply: Ending, fields: dict[str, Any], stream: bool, tmp_path: Path
+) -> None:
+    upstream = Quiet(reply, window=0)
+    with before(upstream, tmp_path) as caller:
+        assert said(caller, talk(turns), stream=stream, **fields) == ""
+    assert len(upstream.sizes) == 1
+
+
+@pytest.mark.parametrize(("times", "heard", "requests"), [(1, SAID, 2), (2, "", 2)])
+def test_a_stream_that_is_given_up_before_it_says_anything_is_asked_for_again(
+    times: int, heard: str, requests: int, tmp_path: Path
+) -> None:
+    """Once, unchanged: the server turned to another request."""
+    role = {"choices": [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}]}
+    given_up = Response(f"data: {json.dumps(role)}\n\ndata: [DONE]\n\n", media_type="text/event-stream")
+    left = [times]
+
+    def ending(tokens: int, body: dict[str, Any]) -> Response:
+        left[0] -= 1
+        return given_up if left[0] >= 0 else answer(body, SAID, tokens)
+
+    upstream = Quiet(ending, window=0)
+    with before(upstream, tmp_path) as caller:
+        assert said(caller, talk(3), stream=True) == heard
+    assert upstream.bodies == [upstream.bodies[0]] * requests
+
+
+@pytest.mark.parametrize("mode", ["off", "shadow"])
+def test_where_nothing_may_be_changed_an_empty_stream_is_passed_on(mode: str, tmp_path: Path) -> None:
+    upstream = Quiet(nothing_at_all)
+    with before(upstream, tmp_path, {"mode": mode}) as caller:
+        assert said(caller, talk(26), stream=True) == ""
+    assert len(upstream.sizes) == 1
+
+
+def test_a_small_request_with_an_empty_stream_is_sent_once(tmp_path: Path) -> None:
+    upstream = Quiet(nothing_at_all, window=0)
+    with before(upstream, tmp_path) as caller:
+        assert said(caller, talk(1), stream=True) == ""
+    assert len(upstream.sizes) == 1

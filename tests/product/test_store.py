@@ -1,0 +1,398 @@
+"""The store seen from the front door: encrypted, forgotten, slow, full, locked and damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import pickle
+import sqlite3
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import structlog.testing
+import yaml
+
+from proxy.demo.serving import serve
+from proxy.demo.upstream import Reply, StandIn
+from proxy.server import maintenance as upkeep
+from proxy.store import sqlite_worker as lane
+from proxy.store.file import put_aside
+from proxy.store.replicated_map import name_of
+from proxy.store.sqlite import MARK
+from tests.kit.scripted import ROOT, chat, client, proxied
+
+WINDOW = 16_000
+PROFILE = {"context_window": WINDOW, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
+KEY, OTHER_KEY = "01" * 32, "02" * 32
+CALLER = "sk-caller-Xq7"
+CALLER_SHA = hashlib.sha256(CALLER.encode()).hexdigest()
+PROMPT, SUMMARY = "PROMPT-CANARY-81f2", "SUMMARY-CANARY-5b0c"
+
+encrypts = pytest.mark.skipif(importlib.util.find_spec("cryptography") is None, reason="needs cryptography")
+
+
+def conversation() -> list[Any]:
+    """A conversation over the trigger, with something in its oldest part to look for."""
+    messages = chat(7, 1_000)
+    messages[1] = {"role": "user", "content": f"{PROMPT} {messages[1]['content']}"}
+    return messages
+
+
+def stand_in() -> StandIn:
+    return StandIn(window=WINDOW, summariser=lambda body: Reply(content=f"Goal: {SUMMARY} is what was talked about."))
+
+
+def configuration(upstream: str, folder: Path, store: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    return {
+        "store": {"url": f"sqlite:///{folder}/state/store.db", **(store or {})},
+        "upstreams": {"main": {"base_url": f"{upstream}/v1"}},
+        "models": [{"match": "*", "upstream": "main", "profile": PROFILE}],
+        "policies": {"default": {}},
+    }
+
+
+@contextlib.contextmanager
+def running(folder: Path, store: Mapping[str, Any] | None = None, start: Callable[..., Any] = proxied) -> Iterator[str]:
+    with serve(stand_in().app) as upstream, start(configuration(upstream, folder, store), folder) as url:
+        yield url
+
+
+def ask(url: str, key: str = CALLER) -> Mapping[str, str]:
+    """The headers of the answer to the conversation; that there is one is asserted."""
+    with client(url, key) as caller:
+        answer = caller.chat.completions.with_raw_response.create(model="m", messages=conversation())
+        assert answer.parse().choices[0].message.content
+        return answer.headers
+
+
+def summary_of(url: str, key: str = CALLER) -> str:
+    return ask(url, key)["x-compaction-summary"]
+
+
+def until(true: Callable[[], bool], seconds: float = 20) -> bool:
+    """Whether something comes true within some seconds."""
+    end = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def rows(folder: Path) -> list[tuple[str, str, bytes]]:
+    """Tenant, kind and value of what is stored, as it lies there."""
+    with sqlite3.connect(folder / "state" / "store.db") as db:
+        found = db.execute("SELECT tenant, kind, value FROM entries").fetchall()
+    db.close()
+    return found
+
+
+def raw(folder: Path) -> bytes:
+    """The bytes of all files of the store."""
+    return b"".join(file.read_bytes() for file in sorted((folder / "state").iterdir()))
+
+
+def found_in(folder: Path) -> set[str]:
+    content = raw(folder)
+    return {canary for canary in (PROMPT, SUMMARY, CALLER, CALLER_SHA) if canary.encode() in content}
+
+
+def get(url: str, path: str) -> httpx.Response:
+    with httpx.Client(trust_env=False, timeout=30) as http:
+        return http.get(url + path)
+
+
+def metric(url: str, name: str) -> float:
+    """The sum of a counter over its labels."""
+    lines = get(url, "/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}_total"))
+
+
+def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command with the configuration that the server was started with."""
+    return subprocess.run(
+        [sys.executable, "-m", "proxy", *arguments, "--config", str(folder / "config.yaml")],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_without_a_key_the_file_has_what_was_said(tmp_path: Path) -> None:
+    with running(tmp_path) as url:
+        assert summary_of(url) == "made"
+        assert until(lambda: {row[1] for row in rows(tmp_path)} >= {"archive", "summary"})
+        archived = [zlib.decompress(value) for _, kind, value in rows(tmp_path) if kind == "archive"]
+    assert any(PROMPT.encode() in value for value in archived)
+    assert found_in(tmp_path) == {PROMPT, SUMMARY, CALLER_SHA}
+
+
+@encrypts
+def test_with_a_key_nothing_of_it_is_in_any_file(tmp_path: Path) -> None:
+    store = {"encryption": {"key": KEY}}
+    with running(tmp_path, store) as url:
+        assert summary_of(url) == "made"
+        assert until(lambda: len({row[1] for row in rows(tmp_path)}) >= 2)
+        assert found_in(tmp_path) == set()
+        for _, _, value in rows(tmp_path):
+            with pytest.raises(zlib.error):
+                zlib.decompress(value)
+    assert found_in(tmp_path) == set()
+    with running(tmp_path, store) as url:
+        assert summary_of(url) == "stored"
+        with client(url, CALLER) as caller:
+            caller.chat.completions.create(model="m", messages=conversation())
+        assert summary_of(url, "sk-somebody-else") == "made"
+
+
+@encrypts
+def test_with_another_key_everything_works_and_nothing_is_there(tmp_path: Path) -> None:
+    with running(tmp_path, {"encryption": {"key": KEY}}) as url:
+        assert summary_of(url) == "made"
+    with running(tmp_path, {"encryption": {"key": OTHER_KEY}}) as url:
+        assert summary_of(url) == "made"
+        assert summary_of(url) == "stored"
+    with running(tmp_path, {"encryption": {"key": KEY}}) as url:
+        assert summary_of(url) == "stored"
+
+
+@encrypts
+def test_a_key_is_replaced_by_another(tmp_path: Path) -> None:
+    with running(tmp_path, {"encryption": {"key": KEY}}) as url:
+        assert summary_of(url) == "made"
+    before = set(rows(tmp_path))
+    assert before
+    with running(tmp_path, {"encryption": {"key": OTHER_KEY, "old_keys": [KEY]}}) as url:
+        assert summary_of(url) == "stored"
+        assert until(lambda: not before & set(rows(tmp_path))), "all was written anew"
+    with running(tmp_path, {"encryption": {"key": OTHER_KEY}}) as url:
+        assert summary_of(url) == "stored"
+
+
+def test_forgetting_a_caller_beside_a_running_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "EVERY", 0.2)
+    with running(tmp_path) as url:
+        assert summary_of(url) == "made"
+        assert summary_of(url, "sk-other") == "made"
+        assert until(lambda: len([row for row in rows(tmp_path) if row[1] == "archive"]) >= 2)
+        done = command(tmp_path, "forget", "--key-sha256", CALLER_SHA)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
+        assert "summary: 1 entry removed" in done.stdout
+        assert "archive: " in done.stdout
+        assert {row[0] for row in rows(tmp_path)} >= {"key:" + hashlib.sha256(b"sk-other").hexdigest()}
+        assert CALLER_SHA.encode() not in raw(tmp_path)
+        # The server remembers the summary until it notices.
+        assert until(lambda: summary_of(url) == "made")
+        assert summary_of(url, "sk-other") == "stored"
+        command(tmp_path, "forget", "--key-sha256", hashlib.sha256(b"sk-other").hexdigest())
+        command(tmp_path, "forget", "--key-sha256", f"sha256:{CALLER_SHA}")
+        assert found_in(tmp_path) == set()
+    assert found_in(tmp_path) == set()
+
+
+@encrypts
+def test_forgetting_a_team_in_an_encrypted_store(tmp_path: Path) -> None:
+    teams = {"auth": {"mode": "keys"}, "teams": {"search": {"keys": [f"sha256:{CALLER_SHA}"]}}}
+    with serve(stand_in().app) as upstream:
+        settings = {**configuration(upstream, tmp_path, {"encryption": {"key": KEY}}), **teams}
+        settings["upstreams"]["main"]["api_key"] = "sk-upstream"
+        with proxied(settings, tmp_path) as url:
+            assert summary_of(url) == "made"
+            assert until(lambda: len({row[1] for row in rows(tmp_path)}) >= 2)
+        assert b"search" not in raw(tmp_path)
+        before = set(rows(tmp_path))
+        done = command(tmp_path, "forget", "--team", "search")
+        assert done.returncode == 0, done.stderr
+        assert "summary: 1 entry removed" in done.stdout
+        again = command(tmp_path, "forget", "--team", "search")
+        assert again.stdout == "Nothing was stored.\n"
+        assert not before & set(rows(tmp_path))
+        with proxied(settings, tmp_path) as url:
+            assert summary_of(url) == "made"
+
+
+def test_forgetting_a_team_reaches_what_its_keys_stored_in_open_mode(tmp_path: Path) -> None:
+    with serve(stand_in().app) as upstream:
+        settings = {**configuration(upstream, tmp_path), "teams": {"search": {"keys": [f"sha256:{CALLER_SHA}"]}}}
+        with proxied(settings, tmp_path) as url:
+            assert summary_of(url) == "made"
+    assert "summary: 1 entry removed" in command(tmp_path, "forget", "--team", "search").stdout
+    assert found_in(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "either --team or --key-sha256"),
+        (["--team", "a", "--key-sha256", "0" * 64], "either --team or --key-sha256"),
+        (["--key-sha256", "sk-secret"], "64 hex digits"),
+        (["--team", "a"], "there is no"),
+    ],
+)
+def test_forgetting_what_is_not_named_rightly(tmp_path: Path, arguments: list[str], told: str) -> None:
+    settings = configuration("http://127.0.0.1:9", tmp_path)
+    if "there" not in told:
+        (tmp_path / "state").mkdir()
+        (tmp_path / "state" / "store.db").touch()
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+    done = command(tmp_path, "forget", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_damaged_file_is_moved_aside_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "store.db").write_bytes(b"no database " * 1000)
+    with running(tmp_path) as url:
+        assert until(lambda: bool(put_aside(tmp_path / "state" / "store.db")))
+        assert summary_of(url) == "made"
+        assert until(lambda: bool(rows(tmp_path)))
+        assert get(url, "/readyz").text == "ready\n"
+        done = command(tmp_path, "forget", "--key-sha256", "0" * 64)
+        assert (done.returncode, done.stdout) == (0, "Nothing was stored.\n")
+        assert "moved aside" in done.stderr
+    with running(tmp_path) as url:
+        assert summary_of(url) == "stored"
+
+
+@contextlib.contextmanager
+def slow(seconds: float) -> Iterator[None]:
+    """Every access to a store takes some seconds."""
+    do = lane.SqliteWorker._do
+
+    def slowly(self: lane.SqliteWorker, work: Callable[[sqlite3.Connection], Any]) -> Any:
+        time.sleep(seconds)
+        return do(self, work)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lane.SqliteWorker, "_do", slowly)
+        yield
+
+
+@pytest.mark.long
+def test_a_slow_store_holds_nobody_up_for_long_and_is_left_alone(tmp_path: Path) -> None:
+    with slow(5), running(tmp_path) as url:
+        began = time.monotonic()
+        with ThreadPoolExecutor(6) as threads:
+            made = list(threads.map(lambda n: summary_of(url, f"sk-{n}"), range(6)))
+        took = time.monotonic() - began
+        assert made == ["made"] * 6
+        assert took < 15
+        ready = get(url, "/readyz")
+        assert (ready.status_code, ready.text) == (200, "ready; the store fails (read)\n")
+        assert metric(url, "compaction_store_failures") >= 3
+        assert metric(url, "compaction_store_breaker") >= 1
+        assert summary_of(url, "sk-1") == "stored"  # in memory
+
+
+def test_a_locked_store_is_passed_by(tmp_path: Path) -> None:
+    with running(tmp_path) as url:
+        assert summary_of(url, "sk-first") == "made"
+        lock = sqlite3.connect(tmp_path / "state" / "store.db")
+        lock.execute("BEGIN IMMEDIATE")
+        began = time.monotonic()
+        for n in range(4):
+            assert summary_of(url, f"sk-{n}") == "made"
+        assert time.monotonic() - began < 20
+        lock.rollback()
+        lock.close()
+
+
+def test_a_full_disk_is_passed_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_up = lane._set_up
+
+    def full(connection: sqlite3.Connection) -> None:
+        set_up(connection)
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+
+    monkeypatch.setattr(lane, "_set_up", full)
+    with running(tmp_path) as url:
+        for n in range(4):
+            assert summary_of(url, f"sk-{n}") == "made"
+            assert summary_of(url, f"sk-{n}") == "stored"
+        assert until(lambda: get(url, "/readyz").text == "ready; the store fails (write)\n")
+        assert get(url, "/readyz").status_code == 200
+    assert rows(tmp_path) == []
+
+
+class Trap:
+    """What runs code when a pickle of it is read."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.file,))
+
+
+def test_a_pickle_in_the_file_is_refused(tmp_path: Path) -> None:
+    """Whatever reads an entry: a request, the archive's door, the upkeep, a command."""
+    with running(tmp_path) as url:
+        assert summary_of(url) == "made"
+        assert until(lambda: {row[1] for row in rows(tmp_path)} >= {"archive", "summary"})
+    trap = tmp_path / "sprung"
+    tenant, name = f"key:{CALLER_SHA}", name_of("main", "m")
+    with sqlite3.connect(tmp_path / "state" / "store.db") as db:
+        ids = [row[0] for row in db.execute("SELECT key FROM entries WHERE kind = 'archive'")]
+        places = [(tenant, "limit", name), (tenant, "spent", name), ("", "ratio", name), ("", MARK, CALLER_SHA)]
+        put = "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, '', x'', x'')"
+        db.executemany(put, [(*place, time.time() + 600) for place in places])
+        db.execute("UPDATE entries SET value = ? WHERE kind != 'archive'", (pickle.dumps(Trap(trap)),))
+        packed = zlib.compress(pickle.dumps(Trap(trap)))
+        db.execute("UPDATE entries SET value = ? WHERE kind = 'archive'", (packed,))
+    db.close()
+    with structlog.testing.capture_logs() as logs, running(tmp_path) as url:
+        with httpx.Client(trust_env=False, timeout=30) as http:
+            for id in ids:
+                answer = http.get(f"{url}/compaction/archive/{id}", headers={"authorization": f"Bearer {CALLER}"})
+                assert answer.status_code == 404
+        assert summary_of(url) == "made"
+    assert {line["kind"] for line in logs if line["event"] == "shared.unreadable"} >= {"limit"}
+    assert {line["event"] for line in logs} >= {"store.entry_unreadable", "archive.entry_unreadable"}
+    assert "Trap" not in str(logs)
+    done = command(tmp_path, "models", "m")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize("key", ["too-short", "", "01" * 31, "zz" * 32, "01" * 33])
+def test_a_wrong_key_is_an_error_that_names_its_line_and_not_the_key(tmp_path: Path, key: str) -> None:
+    lines = ["store:", "  encryption:", "    key: ${COMPACTION_STORE_KEY}", "    old_keys: ['${COMPACTION_STORE_KEY}']"]
+    (tmp_path / "config.yaml").write_text("\n".join(lines))
+    done = subprocess.run(
+        [sys.executable, "-m", "proxy", "check", "config.yaml"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COMPACTION_STORE_KEY": key},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    first, second = done.stderr.splitlines()
+    assert first.startswith("config.yaml:3: store.encryption.key: must be a key of 32 bytes")
+    assert second.startswith("config.yaml:4: store.encryption.old_keys[0]: must be a key of 32 bytes")
+    assert not key or key not in done.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cryptography") is not None, reason="cryptography is installed")
+def test_a_key_without_the_package_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(f"store:\n  encryption:\n    key: '{KEY}'\n")
+    done = command(tmp_path, "models", "gpt-4o")
+    assert done.returncode == 2
+    assert "config.yaml:3: store.encryption.key: needs the package cryptography" in done.stderr

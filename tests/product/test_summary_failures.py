@@ -1,0 +1,318 @@
+"""A summary model that fails in every way there is: the client's request goes through whole."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from proxy.demo.replies import Responder, ToolCall
+from proxy.demo.serving import serve
+from proxy.demo.upstream import Reply, StandIn
+from proxy.demo.validity import faults
+from proxy.dialects.chat import counting as messages
+from proxy.errors import ConfigurationError
+from proxy.summary import store as service
+from proxy.telemetry.metrics import REGISTRY
+from proxy.tokens import encodings
+from proxy.upstream import registry
+from tests.kit.scripted import chat, client, proxied, words
+
+WINDOW = 16_000
+PROFILE = {"context_window": WINDOW, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
+
+LAST = "And what of ticket OPS-4711 now?"
+
+
+def talk(seed: str) -> list[Any]:
+    """A conversation over the trigger, with tool calls, its own words throughout."""
+    messages = chat(7, 900)[:-1]
+    messages[1]["content"] = f"{seed}: {messages[1]['content']}"
+    call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"path": "a/b.py"}'}}
+    messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+    messages.append({"role": "tool", "tool_call_id": "call_1", "content": "Found it. " + words(1_500, "found")})
+    return [*messages, {"role": "assistant", "content": "It is in a/b.py."}, {"role": "user", "content": LAST}]
+
+
+@contextlib.contextmanager
+def summarising(upstream: StandIn, folder: Path, summary: Mapping[str, Any]) -> Iterator[str]:
+    """The URL of a proxy in front of the upstream."""
+    with serve(upstream.app) as url:
+        settings = {
+            "upstreams": {"main": {"base_url": f"{url}/v1"}},
+            "models": [{"match": "*", "upstream": "main", "profile": PROFILE}],
+            "policies": {"default": {"summary": dict(summary)}},
+        }
+        with proxied(settings, folder) as entrance:
+            yield entrance
+
+
+def hash_of(key: str) -> str:
+    return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
+
+
+def ask(caller: openai.OpenAI, messages: list[Any]) -> Mapping[str, str]:
+    """The headers of an answer."""
+    answer = caller.chat.completions.with_raw_response.create(model="m", messages=messages)
+    content = answer.parse().choices[0].message.content
+    assert content is not None
+    assert "was received" in content
+    return answer.headers
+
+
+def counted(outcome: str) -> float:
+    """How many summaries came out so, in this process."""
+    return REGISTRY.get_sample_value("compaction_summaries_total", {"outcome": outcome}) or 0
+
+
+def completion(message: Mapping[str, Any], **choice: Any) -> Reply:
+    """An answer that is a chat completion with any message."""
+    return Reply(error={"choices": [{"index": 0, "message": dict(message), "finish_reason": "stop", **choice}]})
+
+
+BAD = "MODEL-WORDS-THAT-MUST-NOT-SHOW"
+PAGE = f"<!doctype html><html><body>{BAD}</body></html>"
+FAILURES = {
+    "hangs": Reply(content=f"Goal: {BAD}.", delay=20),
+    "500": Reply(status=500, error={"error": {"message": BAD, "type": "server_error"}}),
+    "503 as text": Reply(status=503, error=BAD),
+    "429": Reply(status=429, error={"error": {"message": BAD, "code": "rate_limit_exceeded"}}),
+    "401": Reply(status=401, error={"error": {"message": BAD, "code": "invalid_api_key"}}),
+    "connection cut": Reply(content=f"Goal: {BAD}.", break_after=0),
+    "empty": Reply(content=""),
+    "whitespace": Reply(content=" \n\t "),
+    "reasoning in its field": completion({"content": None, "reasoning_content": BAD}),
+    "reasoning in tags": Reply(content=f"<think>{BAD}</think>\n"),
+    "reasoning that never ends": Reply(content=f"<think>{BAD} and so on"),
+    "reasoning as parts": completion({"content": [{"type": "thinking", "thinking": BAD}]}),
+    "refusal in its field": completion({"content": None, "refusal": BAD}),
+    "refusal": Reply(content=f"I can't help with {BAD}."),
+    "refusal in German": Reply(content=f"Es tut mir leid, aber {BAD}."),
+    "blocked": Reply(content=f"Goal: {BAD}.", finish_reason="content_filter"),
+    "tool call": Reply(tool_calls=(ToolCall("call_1", "look", json.dumps({"what": BAD})),)),
+    "tool call with words": Reply(content=BAD, tool_calls=(ToolCall("call_1", "look", "{}"),)),
+    "tool call as text": Reply(content=f'<tool_call>\n{{"name": "{BAD}", "arguments": {{}}}}\n</tool_call>'),
+    "truncated JSON": Reply(error=f'{{"choices": [{{"message": {{"content": "{BAD}'),
+    "HTML with 200": Reply(error=PAGE, headers={"content-type": "text/html"}),
+    "HTML as the answer": Reply(content=PAGE),
+    "an error in a 200": Reply(error={"error": {"message": BAD, "code": 500}}),
+    "an error in a choice": completion({"content": BAD}, error={"code": 502, "message": BAD}),
+    "an error as the answer": Reply(content=f"Error code: 429 - {{'error': {{'message': '{BAD}'}}}}"),
+    "an error as JSON in the answer": Reply(content=json.dumps({"error": {"message": BAD}})),
+    "longer than its source": Reply(content=f"Goal: {BAD}.\n" + words(14_000, "long")),
+    "cut off": Reply(content=f"Goal: {BAD}.", finish_reason="length"),
+    "no choices": Reply(error={"choices": []}),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_the_request_goes_through(name: str, tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW, max_output=15_000, summariser=lambda body: FAILURES[name])
+    failed, digests = counted("failed"), counted("digest")
+    messages = talk("Whatever fails")
+    summary = {"timeout": 1, "fallback_model": "second-best"}
+    with summarising(upstream, tmp_path, summary) as url, client(url) as caller:
+        headers = ask(caller, messages)
+    assert (headers["x-compaction"], headers["x-compaction-summary"]) == ("compacted", "digest")
+    assert [request.body["model"] for request in upstream.summaries] == ["m", "second-best"], "each is tried once"
+    assert (counted("failed") - failed, counted("digest") - digests) == (2, 1)
+    (sent,) = upstream.conversations
+    assert faults(sent.body) == []
+    assert sent.tokens <= WINDOW - 512
+    assert sent.body["messages"][0] == messages[0]
+    assert sent.body["messages"][-1] == messages[-1]
+    text = sent.raw.decode()
+    assert BAD not in text
+    assert "Whatever fails: Question 0" in text, "the user's own words stay"
+    assert "put together without a model" in text
+    for request in upstream.summaries:
+        assert set(request.body) == {"model", "messages", "stream", "max_tokens"}
+        assert request.body["stream"] is False
+
+
+@pytest.mark.parametrize("fault", ["upstream", "tokenizer"])
+def test_a_summary_model_that_cannot_be_used_costs_a_digest(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upstream without a lane, or an installation without a tokenizer: no client gets status 500."""
+    upstream = StandIn(window=WINDOW, summariser=lambda body: Reply(content="Goal: SUMMARY-1."))
+    place, name = (messages, "check") if fault == "tokenizer" else (registry, "resolve_transport")
+    real = getattr(place, name)
+
+    def unusable(*given: Any, **named: Any) -> Any:
+        if "cl100k_base" in given or named.get("where") == "upstreams.odd":
+            raise ConfigurationError("a part of the installation is gone")
+        return real(*given, **named)
+
+    monkeypatch.setattr(place, name, unusable)
+    monkeypatch.setattr(encodings, "_loaded", {})
+    odd = "cl100k_base" if fault == "tokenizer" else "o200k_base"
+    with serve(upstream.app) as url:
+        main = {"base_url": f"{url}/v1"}
+        settings = {
+            "upstreams": {"main": main, "odd": main},
+            "models": [
+                {"match": "small", "upstream": "odd", "profile": {**PROFILE, "tokenizer": odd}},
+                {"match": "*", "upstream": "main", "profile": PROFILE},
+            ],
+            "policies": {
+                "default": {"summary": {"model": "small"}},
+                "second": {"summary": {"model": "small", "fallback_model": "m"}},
+            },
+            "teams": {"a": {"keys": [{"hash": hash_of("sk-second")}], "policy": "second"}},
+        }
+        with proxied(settings, tmp_path) as entrance, client(entrance) as caller, client(entrance, "sk-second") as team:
+            headers = ask(caller, talk("Nobody can be asked"))
+            assert (headers["x-compaction"], headers["x-compaction-summary"]) == ("compacted", "digest")
+            assert ask(team, talk("The other one can"))["x-compaction-summary"] == "made"
+
+
+def test_twenty_at_once_share_one_failure(tmp_path: Path) -> None:
+    reply = Reply(status=500, error={"error": {"message": BAD}}, delay=0.5)
+    upstream = StandIn(window=WINDOW, summariser=lambda body: reply)
+    messages = talk("All at once")
+    with summarising(upstream, tmp_path, {}) as url, client(url) as caller, ThreadPoolExecutor(20) as threads:
+        headers = list(threads.map(lambda _: ask(caller, messages), range(20)))
+    assert {answer["x-compaction-summary"] for answer in headers} == {"digest"}
+    assert len(upstream.summaries) == 1
+    assert len(upstream.conversations) == 20
+    assert len({request.raw for request in upstream.conversations}) == 1
+
+
+def test_twenty_at_once_share_one_call(tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW, summariser=lambda body: Reply(content="Goal: SUMMARY-1.", delay=0.5))
+    messages = talk("All at once")
+    with summarising(upstream, tmp_path, {}) as url, client(url) as caller, ThreadPoolExecutor(20) as threads:
+        headers = list(threads.map(lambda _: ask(caller, messages), range(20)))
+    assert {answer["x-compaction-summary"] for answer in headers} <= {"made", "stored"}
+    assert len(upstream.summaries) == 1
+    assert all("SUMMARY-1" in request.raw.decode() for request in upstream.conversations)
+
+
+def failing_first(body: dict[str, Any]) -> Reply:
+    """The second model works."""
+    return Reply(content="Goal: SUMMARY-2.") if body["model"] == "second-best" else FAILURES["500"]
+
+
+def test_a_model_that_fails_three_times_is_not_asked_a_fourth(tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW, summariser=failing_first)
+    skipped = counted("skipped")
+    with (
+        summarising(upstream, tmp_path, {"fallback_model": "second-best"}) as url,
+        client(url, "sk-first") as caller,
+        client(url, "sk-other") as other,
+    ):
+        for number in range(5):
+            assert ask(caller, talk(f"Conversation {number}"))["x-compaction-summary"] == "made"
+        assert [request.body["model"] for request in upstream.summaries] == ["m", "second-best"] * 3 + [
+            "second-best"
+        ] * 2
+        assert ask(other, talk("Of somebody else"))["x-compaction-summary"] == "made"
+        assert [request.body["model"] for request in upstream.summaries][-2:] == ["m", "second-best"]
+        metrics = httpx.get(f"{url}/metrics", trust_env=False).text
+    assert counted("skipped") - skipped == 2
+    assert 'compaction_summary_breaker_total{change="opened"}' in metrics
+
+
+def test_with_no_model_left_there_is_a_digest_at_once(tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW, summariser=lambda body: FAILURES["401"])
+    with summarising(upstream, tmp_path, {}) as url, client(url) as caller:
+        for number in range(5):
+            assert ask(caller, talk(f"Conversation {number}"))["x-compaction-summary"] == "digest"
+    assert len(upstream.summaries) == 3
+    assert upstream.faults == []
+
+
+@pytest.mark.parametrize("remembered", [500, 1], ids=("in memory", "forgotten"))
+def test_a_prefix_that_failed_three_times_keeps_its_digest(
+    remembered: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "DIGEST_LIFETIME", 0.0)
+    monkeypatch.setattr(service, "REMEMBERED", remembered)
+
+    def summariser(body: dict[str, Any]) -> Reply:
+        return Reply(content="") if "Hopeless" in json.dumps(body) else Reply(content="Goal: SUMMARY-1.")
+
+    upstream = StandIn(window=WINDOW, summariser=summariser)
+    with summarising(upstream, tmp_path, {}) as url, client(url) as caller:
+        for number in range(6):
+            assert ask(caller, talk("Hopeless"))["x-compaction-summary"] == "digest"
+            # Others succeed in between, so that it is not the model that is left alone.
+            assert ask(caller, talk(f"Conversation {number}"))["x-compaction-summary"] == "made"
+        hopeless = [request for request in upstream.conversations if "Hopeless" in request.raw.decode()]
+        assert len({request.raw for request in hopeless}) == 1, "the prompt stays the same"
+        assert len([request for request in upstream.summaries if "Hopeless" in request.raw.decode()]) == 3
+
+
+SECRET = "opensesame-4711"
+
+
+@pytest.mark.parametrize("redact", [True, False])
+def test_a_summary_model_reads_no_secrets_where_the_policy_says_so(redact: bool, tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW, summariser=lambda body: Reply(content="Goal: SUMMARY-1."))
+    messages = talk("A secret")
+    messages[1]["content"] = f"The database: DB_PASSWORD={SECRET}\n{messages[1]['content']}"
+    messages[4]["content"] = f'Written: {{"api_key": "{SECRET}"}}, for ACME-77.\n{messages[4]["content"]}'
+    summary = {"redact_secrets": redact, "redact": [r"ACME-\d+"] if redact else []}
+    with summarising(upstream, tmp_path, summary) as url, client(url) as caller:
+        assert ask(caller, messages)["x-compaction-summary"] == "made"
+    (asked,) = upstream.summaries
+    assert (SECRET in asked.raw.decode()) is not redact
+    assert ("ACME-77" in asked.raw.decode()) is not redact
+    assert ("DB_PASSWORD=[redacted]" in asked.raw.decode()) is redact
+    assert SECRET in upstream.conversations[0].raw.decode(), "the user's own words go where they always went"
+
+
+def test_the_language_of_the_user_is_shown(tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW, summariser=lambda body: Reply(content="Ziel: SUMMARY-1."))
+    messages = talk("Deutsch")
+    for message in messages:
+        if message["role"] == "user" and message["content"] != LAST:
+            message["content"] = "Bitte prüfe das Modul. " + message["content"]
+    with summarising(upstream, tmp_path, {}) as url, client(url) as caller:
+        assert ask(caller, messages)["x-compaction-summary"] == "made"
+    (asked,) = upstream.summaries
+    assert "<language_sample>\nBitte prüfe das Modul." in asked.body["messages"][-1]["content"]
+
+
+def test_neither_thoughts_nor_base64_reach_the_summary_model(tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW, summariser=lambda body: Reply(content="Goal: SUMMARY-1."))
+    data = "iVBORw0KGgo" * 20
+    messages = talk("Pictures")
+    messages[1]["content"] = [
+        {"type": "text", "text": messages[1]["content"]},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}", "detail": "low"}},
+    ]
+    messages[2]["reasoning_content"] = "THOUGHTS-OF-THE-MODEL"
+    messages[3]["content"] += f" See data:image/png;base64,{data}."
+    with summarising(upstream, tmp_path, {}) as url, client(url) as caller:
+        assert ask(caller, messages)["x-compaction-summary"] == "made"
+    text = upstream.summaries[0].raw.decode()
+    assert "THOUGHTS" not in text
+    assert "iVBORw0KGgo" not in text
+    assert "[image]" in text
+
+
+@pytest.mark.parametrize("first", ["hangs", "500", "empty", "cut off"])
+def test_the_fallback_comes_to_the_rescue(first: str, tmp_path: Path) -> None:
+    def decide(body: dict[str, Any]) -> Reply:
+        return Reply(content="Goal: SUMMARY-2.") if body["model"] == "second-best" else FAILURES[first]
+
+    responder: Responder = decide
+    upstream = StandIn(window=WINDOW, summariser=responder)
+    with (
+        summarising(upstream, tmp_path, {"timeout": 1, "fallback_model": "second-best"}) as url,
+        client(url) as caller,
+    ):
+        assert ask(caller, talk("Rescued"))["x-compaction-summary"] == "made"
+    assert [request.body["model"] for request in upstream.summaries] == ["m", "second-best"]
+    assert "SUMMARY-2" in upstream.conversations[0].raw.decode()
+    assert BAD not in upstream.conversations[0].raw.decode()

@@ -1,0 +1,254 @@
+"""What a team may use, as its clients see it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from proxy.access import quotas
+from proxy.demo.replies import WORDS_PER_CHUNK
+from proxy.demo.serving import serve
+from proxy.demo.upstream import Reply, StandIn
+from proxy.telemetry.metrics import SUMMARIES, refused
+from tests.kit.scripted import chat, client, proxied
+
+WINDOW = 16_000
+PROFILE = {"context_window": WINDOW, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
+LONG = chat(7, 1_000)
+"""A conversation just over the trigger."""
+SHORT: list[Any] = [{"role": "user", "content": "Hello"}]
+
+SEARCH, OTHER = "cp-search", "cp-other"
+
+
+def entry(key: str, **more: str) -> dict[str, str]:
+    return {"hash": "sha256:" + hashlib.sha256(key.encode()).hexdigest(), **more}
+
+
+@contextlib.contextmanager
+def limited(upstream: StandIn, folder: Path, **limits: int) -> Iterator[str]:
+    """The URL of a proxy in front of the upstream, where the teams ``search`` and ``other`` have these limits each."""
+    with serve(upstream.app) as url:
+        settings = {
+            "auth": {"mode": "keys"},
+            "upstreams": {"main": {"base_url": f"{url}/v1", "api_key": "sk-upstream"}},
+            "models": [{"match": "*", "upstream": "main", "profile": PROFILE}],
+            "teams": {
+                "search": {"keys": [entry(SEARCH), entry("cp-old", expires="2020-01-31")], "limits": limits},
+                "other": {"keys": [entry(OTHER)], "limits": limits},
+            },
+        }
+        with proxied(settings, folder) as entrance:
+            yield entrance
+
+
+def ask(caller: openai.OpenAI, messages: list[Any]) -> Mapping[str, str]:
+    """The headers of an answer."""
+    return caller.chat.completions.with_raw_response.create(model="m", messages=messages).headers
+
+
+def asked_often(caller: openai.OpenAI) -> None:
+    for _ in range(100):
+        ask(caller, SHORT)
+
+
+def refusal(caller: openai.OpenAI) -> openai.RateLimitError:
+    with pytest.raises(openai.RateLimitError) as caught:
+        ask(caller, SHORT)
+    error = caught.value
+    assert (error.code, error.type, error.param) == ("rate_limit_exceeded", "requests", None)
+    assert error.response.headers["x-compaction"] == "none"
+    return error
+
+
+def test_a_key_that_has_expired_says_so(tmp_path: Path) -> None:
+    upstream = StandIn()
+    with limited(upstream, tmp_path) as url, client(url, "cp-old") as caller:
+        with pytest.raises(openai.AuthenticationError) as caught:
+            ask(caller, SHORT)
+        assert "expired on 2020-01-31" in str(caught.value)
+        assert caught.value.code == "invalid_api_key"
+    assert upstream.requests == []
+
+
+def test_the_rate_is_a_teams_own(tmp_path: Path) -> None:
+    upstream = StandIn()
+    before = refused("rate")._value.get()
+    with (
+        limited(upstream, tmp_path, requests_per_minute=3) as url,
+        client(url, SEARCH) as search,
+        client(url, OTHER) as other,
+    ):
+        for _ in range(3):
+            ask(search, SHORT)
+        error = refusal(search)
+        assert "3 requests per minute" in error.message
+        assert error.response.headers["retry-after"] == "20"
+        # Every path counts, and every one is refused.
+        for method, path in (
+            ("GET", "/v1/models"),
+            ("POST", "/v1/embeddings"),
+            ("GET", "/compaction/archive/" + "0" * 20),
+        ):
+            headers = {"authorization": f"Bearer {SEARCH}"}
+            answer = httpx.request(method, url + path, headers=headers, trust_env=False)
+            assert answer.status_code == 429, path
+            assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+            assert answer.headers["retry-after"] == "20"
+        for _ in range(3):
+            ask(other, SHORT)
+        refusal(other)
+    assert len(upstream.requests) == 6
+    assert upstream.others == []
+    assert refused("rate")._value.get() == before + 5
+
+
+def test_a_rate_lets_as_many_in_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotas, "MINUTE", 2.0)
+    upstream = StandIn()
+    with limited(upstream, tmp_path, requests_per_minute=2) as url, client(url, SEARCH) as caller:
+        ask(caller, SHORT)
+        ask(caller, SHORT)
+        # On a busy machine a minute of two seconds may have passed by now.
+        with pytest.raises(openai.RateLimitError) as caught:
+            asked_often(caller)
+        time.sleep(float(caught.value.response.headers["retry-after"]))
+        ask(caller, SHORT)
+
+
+def test_the_openai_client_waits_and_tries_again_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotas, "MINUTE", 2.0)
+    upstream = StandIn()
+    with limited(upstream, tmp_path, requests_per_minute=2) as url, client(url, SEARCH) as caller:
+        patient = caller.with_options(max_retries=4)
+        for _ in range(4):
+            ask(patient, SHORT)
+    assert len(upstream.requests) == 4
+
+
+def test_requests_at_the_same_time_are_a_teams_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+
+    def held_stream(body: dict[str, Any]) -> Reply:
+        words = "word " * WORDS_PER_CHUNK * 8
+        return Reply(content=words, go=go) if body.get("stream") else Reply(content="Done.")
+
+    upstream = StandIn(responder=held_stream)
+    with (
+        limited(upstream, tmp_path, concurrent=2) as url,
+        client(url, SEARCH) as search,
+        client(url, OTHER) as other,
+    ):
+        streams = [search.chat.completions.create(model="m", messages=SHORT, stream=True) for _ in range(2)]
+        for stream in streams:
+            next(stream)
+        # A stream holds its place until its end.
+        monkeypatch.setattr(quotas, "WAIT_SECONDS", 0.2)
+        error = refusal(search)
+        monkeypatch.setattr(quotas, "WAIT_SECONDS", 20.0)
+        assert "2 requests in work" in error.message
+        assert error.response.headers["retry-after"] == "1"
+        ask(other, SHORT)
+        go.set()
+        for stream in streams:
+            list(stream)
+        ask(search, SHORT)
+        # Whoever leaves gives the place back.
+        go.clear()
+        streams = [search.chat.completions.create(model="m", messages=SHORT, stream=True) for _ in range(2)]
+        for stream in streams:
+            next(stream)
+            stream.close()
+        ask(search, SHORT)
+    assert upstream.faults == []
+
+
+def test_one_after_the_other_is_never_too_many(tmp_path: Path) -> None:
+    upstream = StandIn()
+    with limited(upstream, tmp_path, concurrent=1) as url, client(url, SEARCH) as caller:
+        for _ in range(15):
+            ask(caller, SHORT)
+            assert len(list(caller.chat.completions.create(model="m", messages=SHORT, stream=True))) > 1
+
+
+def test_those_who_wait_for_a_place_are_no_more_than_the_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quotas, "WAIT_SECONDS", 60.0)
+    go = threading.Event()
+    upstream = StandIn(responder=lambda body: Reply(content="Done.", go=go))
+    with (
+        limited(upstream, tmp_path, concurrent=2) as url,
+        client(url, SEARCH) as caller,
+        ThreadPoolExecutor(10) as pool,
+        contextlib.ExitStack() as ending,
+    ):
+        ending.callback(go.set)
+        asked = [pool.submit(ask, caller, SHORT) for _ in range(10)]
+        # Nothing has been answered so far: two are in work, two wait, and the others are told at once.
+        for refused_one in islice(as_completed(asked, 20), 6):
+            assert isinstance(refused_one.exception(), openai.RateLimitError)
+        assert sum(one.done() for one in asked) == 6
+        go.set()
+        assert sorted(type(one.exception()).__name__ for one in asked) == [*["NoneType"] * 4, *["RateLimitError"] * 6]
+
+
+def outcomes(name: str) -> float:
+    return float(SUMMARIES.labels(outcome=name)._value.get())
+
+
+def test_over_the_budget_a_digest_takes_the_summarys_place(tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW, summariser=lambda body: Reply(content="Goal: SUMMARY-1."))
+    over = outcomes("over_budget")
+    edited = [dict(message) for message in LONG]
+    edited[3]["content"] = edited[3]["content"].replace("Question 1:", "Question one:")
+    again = [dict(message) for message in edited]
+    again[5]["content"] = again[5]["content"].replace("Question 2:", "Question two:")
+    with (
+        limited(upstream, tmp_path, summary_tokens_per_day=20_000) as url,
+        client(url, SEARCH) as search,
+        client(url, OTHER) as other,
+    ):
+        assert ask(search, LONG)["x-compaction-summary"] == "made"
+        headers = ask(search, edited)
+        (first,) = upstream.summaries
+        assert 10_000 < first.tokens < 20_000, "the budget covers this one, and not two"
+        assert (headers["x-compaction"], headers["x-compaction-summary"]) == ("compacted", "digest")
+        assert "x-compaction-breaker" not in headers
+        assert outcomes("over_budget") == over + 1
+        assert "put together without a model" in json.dumps(upstream.conversations[-1].body["messages"])
+        # What is there already costs nothing.
+        assert ask(search, LONG)["x-compaction-summary"] == "stored"
+        assert ask(other, edited)["x-compaction-summary"] == "made"
+    made = len(upstream.summaries)
+    with limited(upstream, tmp_path, summary_tokens_per_day=20_000) as url, client(url, SEARCH) as search:
+        assert ask(search, again)["x-compaction-summary"] == "digest", "a restart does not begin anew"
+    assert len(upstream.summaries) == made
+    with limited(upstream, tmp_path) as url, client(url, SEARCH) as search:
+        assert ask(search, again)["x-compaction-summary"] == "made"
+    assert {request.status for request in upstream.conversations} == {200}
+    assert upstream.faults == []
+
+
+def test_no_budget_at_all_is_no_fault_of_the_model(tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW)
+    with limited(upstream, tmp_path, summary_tokens_per_day=0) as url, client(url, SEARCH) as caller:
+        for number in range(5):
+            edited = [*LONG[:-1], {"role": "user", "content": f"What now, {number}?"}]
+            edited[1] = {"role": "user", "content": f"{number} {edited[1]['content']}"}
+            headers = ask(caller, edited)
+            assert headers["x-compaction-summary"] == "digest"
+            assert "x-compaction-breaker" not in headers
+    assert upstream.summaries == []

@@ -1,0 +1,85 @@
+"""Several workers on one store: one summary of a conversation, and one call for it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from proxy.demo.serving import serve
+from proxy.demo.upstream import Reply, StandIn
+from tests.kit.scripted import ROOT, chat, wait_for_server
+
+WINDOW = 16_000
+WORKERS = 3
+
+
+@contextlib.contextmanager
+def workers(upstream: str, folder: Path) -> Iterator[int]:
+    """The port of a server with several workers in front of an upstream."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = {
+        "store": {"url": f"sqlite:///{folder}/store.db"},
+        "upstreams": {"main": {"base_url": f"{upstream}/v1"}},
+        "models": [
+            {"match": "*", "upstream": "main", "profile": {"context_window": WINDOW, "tokenizer": "o200k_base"}}
+        ],
+    }
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump(settings))
+    command = [sys.executable, "-m", "proxy", "serve", "--config", str(config), "--port", str(port)]
+    with subprocess.Popen([*command, "--workers", str(WORKERS)], cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_for_server(f"http://127.0.0.1:{port}/livez", process)
+            yield port
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def test_all_workers_use_one_summary(tmp_path: Path) -> None:
+    made = count(1)
+
+    def summariser(body: dict[str, Any]) -> Reply:
+        return Reply(content=f"Goal: these are notes number {next(made)}.", delay=0.5)
+
+    upstream = StandIn(window=WINDOW, summariser=summariser)
+    with serve(upstream.app) as url, workers(url, tmp_path) as port, contextlib.ExitStack() as closing:
+        lines = []
+        for _ in range(12):  # each stays with the worker that accepted it
+            line = HTTPConnection("127.0.0.1", port, timeout=60)
+            closing.callback(line.close)
+            line.connect()
+            lines.append(line)
+
+        def asked(line: HTTPConnection, messages: list[Any]) -> str | None:
+            headers = {"content-type": "application/json"}
+            line.request("POST", "/v1/chat/completions", json.dumps({"model": "m", "messages": messages}), headers)
+            answer = line.getresponse()
+            answer.read()
+            assert answer.status == 200
+            return answer.getheader("x-compaction-summary")
+
+        for turns in (8, 12):  # one checkpoint, and a later one that is built upon it
+            with ThreadPoolExecutor(len(lines)) as pool:
+                told = set(pool.map(asked, lines, [chat(turns, 900)] * len(lines)))
+            assert told <= {"made", "stored"}
+            time.sleep(0.5)  # summaries of later checkpoints are made ahead
+            assert {asked(line, chat(turns, 900)) for line in lines} == {"stored"}
+            assert len({request.raw for request in upstream.conversations}) == 1, "all were sent the same prompt"
+            paid = [request.raw for request in upstream.summaries]
+            assert len(set(paid)) == len(paid), "each was asked for once"
+            upstream.requests.clear()

@@ -1,0 +1,345 @@
+"""What strict chat templates accept, made of what they refuse."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.compaction.alternation import NOTE, NOTED, OPENING, alternating
+from proxy.compaction.message import RESULT_ROLES, decode, text_of
+from proxy.compaction.render import OutgoingMessage
+from proxy.demo import validity
+from tests.kit.conversations import (
+    IMAGE,
+    Counting,
+    Message,
+    assistant,
+    call,
+    conversations,
+    expand,
+    message_tokens,
+    result,
+    system,
+    turn,
+    user,
+)
+
+
+def piece(message: Any) -> OutgoingMessage:
+    made = turn(message)
+    return OutgoingMessage(made.raw, made.facts.tokens, made)
+
+
+def summary(text: str, role: str = "user") -> OutgoingMessage:
+    made = piece({"role": role, "content": text})
+    return OutgoingMessage(made.raw, made.tokens, None)
+
+
+def messages_of(pieces: Sequence[OutgoingMessage]) -> list[Any]:
+    return [msgspec.json.decode(p.raw) for p in pieces]
+
+
+def strict(messages: Sequence[Any]) -> list[Any]:
+    return messages_of(alternating([piece(message) for message in messages], message_tokens))
+
+
+def part(text: str) -> Message:
+    return {"type": "text", "text": text}
+
+
+def reply(text: str | None, **more: Any) -> Message:
+    return {"role": "assistant", "content": text, **more}
+
+
+GO, OK = user("go"), assistant("ok")
+A, B = call("a"), call("b")
+OPENED, BETWEEN = user(OPENING), assistant(NOTED)
+LEGACY = [
+    reply(None, function_call={"name": "f", "arguments": "{}"}),
+    {"role": "function", "name": "f", "content": "1"},
+]
+
+CASES: dict[str, tuple[list[Any], list[Any]]] = {
+    "nothing": ([], []),
+    "system only": ([system("x"), {"role": "developer", "content": "y"}],) * 2,
+    "in turn": ([system("x"), GO, OK, user("on"), assistant("done")],) * 2,
+    "a tool loop": ([GO, assistant(None, A), result("a", "1"), assistant("now", B), result("b", "2"), OK, GO],) * 2,
+    "users": ([GO, user("on"), user(""), user("and on")], [user("go\n\non\n\nand on")]),
+    "users with lists": (
+        [GO, {"role": "user", "content": [part("see"), IMAGE]}, user(""), user("there")],
+        [{"role": "user", "content": [part("go"), part("see"), IMAGE, part("there")]}],
+    ),
+    "the first one's other fields": (
+        [{**GO, "name": "Ann", "x": None}, {**GO, "name": "Bob", "x": 1}],
+        [{"role": "user", "content": "go\n\ngo", "name": "Ann", "x": 1}],
+    ),
+    "nothing said": ([user(""), user("")], [user("")]),
+    "nothing said in lists": ([user(""), {"role": "user", "content": []}], [user("")]),
+    "assistants": ([GO, OK, assistant(None), assistant("then")], [GO, assistant("ok\n\nthen")]),
+    "assistants with lists": (
+        [GO, OK, {"role": "assistant", "content": [part("then"), {"type": "refusal", "refusal": "no"}]}],
+        [GO, {"role": "assistant", "content": [part("ok"), part("then"), {"type": "refusal", "refusal": "no"}]}],
+    ),
+    "text before calls": (
+        [GO, OK, assistant("look", A, B), result("a", "1"), result("b", "2")],
+        [GO, assistant("ok\n\nlook", A, B), result("a", "1"), result("b", "2")],
+    ),
+    "text before calls with nothing said": (
+        [GO, {**OK, "tool_calls": None, "refusal": None}, assistant(None, A), result("a", "1")],
+        [GO, {"role": "assistant", "content": "ok", "tool_calls": [A], "refusal": None}, result("a", "1")],
+    ),
+    "text before an old call": ([GO, OK, *LEGACY], [GO, {**LEGACY[0], "content": "ok"}, LEGACY[1]]),
+    "calls one after the other": ([GO, assistant(None, A), assistant(None, B), OK],) * 2,
+    "text before a refusal and behind": (
+        [GO, OK, reply(None, refusal="no"), OK],
+        [GO, reply("ok\n\nok", refusal="no")],
+    ),
+    "two refusals": ([GO, reply(None, refusal="no"), reply(None, refusal="never")],) * 2,
+    "a refusal before calls": (
+        [GO, reply(None, refusal="no"), reply("well", tool_calls=[A]), result("a", "1")],
+        [GO, reply("well", refusal="no", tool_calls=[A]), result("a", "1")],
+    ),
+    "two audios": ([GO, reply(None, audio={"id": "1"}), reply("", audio={"id": "2"})],) * 2,
+    "the user after a result": (
+        [GO, assistant(None, A), result("a", "1"), GO],
+        [GO, assistant(None, A), result("a", "1"), BETWEEN, GO],
+    ),
+    "the user after an old result": ([GO, *LEGACY, GO], [GO, *LEGACY, BETWEEN, GO]),
+    "the assistant first": ([system("x"), OK, GO], [system("x"), OPENED, OK, GO]),
+    "a result first": ([result("a", "1"), GO], [OPENED, result("a", "1"), BETWEEN, GO]),
+    "a note before the user": (
+        [GO, OK, system("mind"), {"role": "developer", "content": "gap"}, GO],
+        [GO, OK, user(f"{NOTE}mind\n\n{NOTE}gap\n\ngo")],
+    ),
+    "a note behind the user": ([GO, system("mind"), OK], [user(f"go\n\n{NOTE}mind"), OK]),
+    "a note in the assistant's words": ([GO, OK, system("mind"), OK], [GO, OK, user(f"{NOTE}mind"), OK]),
+    "a note at the end of a tool loop": (
+        [GO, assistant(None, A), result("a", "1"), system("mind")],
+        [GO, assistant(None, A), result("a", "1"), BETWEEN, user(f"{NOTE}mind")],
+    ),
+    "a note in parts": (
+        [
+            GO,
+            OK,
+            {"role": "system", "content": [{**part("mind"), "cache_control": {"type": "ephemeral"}}, part("gap")]},
+        ],
+        [
+            GO,
+            OK,
+            {
+                "role": "user",
+                "content": [{**part(f"{NOTE}mind"), "cache_control": {"type": "ephemeral"}}, part("gap")],
+            },
+        ],
+    ),
+    "a note without text": (
+        [GO, {"role": "system", "content": [IMAGE]}],
+        [{"role": "user", "content": [part("go"), part(NOTE.strip()), IMAGE]}],
+    ),
+    "notes that say nothing": (
+        [GO, system(" "), {"role": "system"}, system(""), {"role": "system", "content": [part("")]}, OK],
+        [GO, OK],
+    ),
+    "unknown roles and contents": (
+        [GO, {"role": "critic", "content": "x"}, GO, {"role": "user", "content": 5}, GO, 5, None, "x", GO],
+    )
+    * 2,
+    "an unknown system message": ([GO, {"role": "system", "content": 5}, GO],) * 2,
+    "nothing but an unknown one": ([{"role": ["user"]}, OK],) * 2,
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_sequence(name: str) -> None:
+    before, wanted = CASES[name]
+    assert strict(before) == wanted
+    assert strict(wanted) == wanted
+
+
+def test_what_needs_nothing_comes_back_as_the_object_it_is() -> None:
+    pieces = [piece(m) for m in (system("x"), GO, assistant(None, A), result("a", "1"), OK, GO, OK)]
+    counting = Counting()
+    after = alternating(pieces, counting)
+    assert all(new is old for new, old in zip(after, pieces, strict=True))
+    assert counting.calls == 0
+
+
+def test_the_other_fields_of_what_is_joined_keep_their_bytes() -> None:
+    raw = b'{ "seed": 1.0, "role":"user", "content":"go", "name":"\\u00e9" }'
+    first = OutgoingMessage(raw, 7, piece(decode(raw)).turn)
+    (joined,) = alternating([first, piece(user("on"))], message_tokens)
+    assert b'"seed":1.0' in joined.raw
+    assert b'"name":"\\u00e9"' in joined.raw
+    assert joined.tokens == message_tokens(decode(joined.raw))
+
+
+def test_a_lone_surrogate_is_joined_too() -> None:
+    raw = b'{"role":"user","content":"\\ud800"}'
+    (joined,) = alternating([OutgoingMessage(raw, 7, None), piece(GO)], message_tokens)
+    assert decode(joined.raw) == {"role": "user", "content": "\ud800\n\ngo"}
+
+
+def test_a_joined_piece_has_the_newest_turn() -> None:
+    pieces = [summary("so far"), piece(GO), piece(user("on")), piece(OK), piece(assistant(None, A))]
+    said, called = alternating(pieces, message_tokens)
+    assert decode(said.raw)["content"] == "so far\n\ngo\n\non"
+    assert (said.turn, called.turn) == (pieces[2].turn, pieces[4].turn)
+    alone, _ = alternating([summary("so far"), piece(OK)], message_tokens)
+    assert alone.turn is None
+
+
+def test_a_summary_of_the_assistants() -> None:
+    pieces = [piece(system("x")), summary("so far", "assistant"), piece(OK), piece(GO)]
+    assert messages_of(alternating(pieces, message_tokens)) == [system("x"), OPENED, assistant("so far\n\nok"), GO]
+
+
+def test_a_summary_among_the_system_messages_joins_them() -> None:
+    """A template takes one system message, and what the client sends before it is the client's."""
+    pieces = [piece(system("x")), piece(system("y")), summary("so far", "developer"), piece(system("z")), piece(GO)]
+    after = alternating(pieces, message_tokens)
+    assert messages_of(after) == [system("x"), system("y\n\nso far\n\nz"), GO]
+    assert after[0] is pieces[0]
+    assert alternating(after, message_tokens) == after
+    alone = [summary("so far", "system"), piece(GO)]
+    assert alternating(alone, message_tokens) == alone
+    odd = [piece({"role": "system", "content": 5}), *alone]
+    assert alternating(odd, message_tokens) == odd
+
+
+def mistral_accepts(messages: Sequence[Any]) -> bool:
+    """The check in the chat templates of Mistral 7B v0.3, Nemo and Small: calls and results are not counted."""
+    rest = messages[1:] if messages and messages[0]["role"] == "system" else messages
+    counted = [m for m in rest if m["role"] not in RESULT_ROLES and not m.get("tool_calls")]
+    return all((m["role"] == "user") == (place % 2 == 0) for place, m in enumerate(counted))
+
+
+def gemma_accepts(messages: Sequence[Any]) -> bool:
+    """The check in those of Gemma, Llama 2 and Mistral 7B v0.1: every message but a leading system message counts."""
+    rest = messages[1:] if messages and messages[0]["role"] == "system" else messages
+    return all((m["role"] == "user") == (place % 2 == 0) for place, m in enumerate(rest))
+
+
+def exchange(ids: Sequence[str], text: str | None) -> list[Any]:
+    return [assistant(text, *(call(id_) for id_ in ids)), *(result(id_, f"result {id_}") for id_ in ids)]
+
+
+texts = st.text("ab \n", min_size=0, max_size=5)
+contents: st.SearchStrategy[Any] = texts | st.lists(st.builds(part, texts) | st.just(IMAGE), min_size=1, max_size=3)
+talk: st.SearchStrategy[list[Any]] = st.one_of(
+    st.builds(lambda c, n: [{"role": "user", "content": c, **({"name": n} if n else {})}], contents, texts),
+    st.builds(lambda c: [{"role": "assistant", "content": c}], texts | st.lists(st.builds(part, texts), min_size=1)),
+    st.builds(lambda c: [{"role": "system", "content": c}], texts),
+    st.builds(lambda c: [{"role": "developer", "content": [part(c)]}], texts),
+)
+tools: st.SearchStrategy[list[Any]] = st.builds(exchange, st.sampled_from((("a",), ("a", "b"))), texts | st.none())
+
+
+def flattened(drawn: Sequence[list[Any]]) -> list[Any]:
+    return [message for block in drawn for message in block]
+
+
+def words(messages: Sequence[Any]) -> list[str]:
+    """All that is said, in order, without what the proxy puts in."""
+    said = "\n".join(text_of(m) for m in messages)
+    for own in (NOTE.strip(), OPENING, NOTED):
+        said = said.replace(own, " ")
+    return said.split()
+
+
+def check(messages: list[Any], accepts: Callable[[Sequence[Any]], bool]) -> list[Any]:
+    """The properties of every outcome; the outcome."""
+    pieces = [piece(message) for message in messages]
+    once = alternating(pieces, message_tokens)
+    after = messages_of(once)
+    assert accepts(after)
+    assert alternating(once, message_tokens) == once
+    assert words(after) == words(messages)
+    assert all(p.tokens == message_tokens(decode(p.raw)) for p in once)
+    calls = [c["id"] for m in messages for c in m.get("tool_calls") or []]
+    assert [c["id"] for m in after for c in m.get("tool_calls") or []] == calls
+    results = [m for m in messages if m["role"] in RESULT_ROLES]
+    assert [m for m in after if m["role"] in RESULT_ROLES] == results
+    places = {id(p.turn): place for place, p in enumerate(pieces)}
+    order = [places[id(p.turn)] for p in once if p.turn is not None]
+    assert order == sorted(set(order))
+    old = {id(p) for p in pieces}
+    put_in = [m for p, m in zip(once, after, strict=True) if id(p) not in old and p.turn is None]
+    assert all(m in (OPENED, BETWEEN) for m in put_in)
+    assert put_in.count(OPENED) <= 1
+    assert sum(p.tokens for p in once) <= (
+        sum(p.tokens for p in pieces)
+        + sum(map(message_tokens, put_in))
+        + sum(message_tokens(user(NOTE)) for m in messages if m["role"] in ("system", "developer"))
+    )
+    return after
+
+
+@given(st.lists(talk | tools, max_size=12), st.booleans())
+def test_mistrals_template_accepts_every_outcome(drawn: list[list[Any]], headed: bool) -> None:
+    body = flattened(drawn)
+    while body and body[0]["role"] in ("system", "developer"):
+        del body[0]
+    messages = [*([system("head")] if headed else []), *body]
+    after = check(messages, mistral_accepts)
+    if body:
+        assert validity.faults({"messages": after}) == validity.faults({"messages": messages}) == []
+
+
+@given(st.lists(talk, max_size=12))
+def test_gemmas_template_accepts_every_outcome_without_tools(drawn: list[list[Any]]) -> None:
+    body = flattened(drawn)
+    while body and body[0]["role"] in ("system", "developer"):
+        del body[0]
+    check([system("head"), *body], gemma_accepts)
+
+
+@given(conversations)
+def test_clean_conversations_with_large_texts(drawn: Any) -> None:
+    messages = [m for m in expand(drawn[:12], 500) if not m.get("function_call") and m["role"] != "function"]
+    after = check(messages, mistral_accepts)
+    assert validity.faults({"messages": after}) == []
+
+
+@given(st.lists(talk | tools, min_size=1, max_size=12), st.integers(0, 12))
+def test_what_is_appended_changes_no_message_but_the_last(drawn: list[list[Any]], end: int) -> None:
+    """The prompt cache of the upstream: a later request begins with all but the last message of an earlier one."""
+    messages = [system("head"), GO, *flattened(drawn)]
+    earlier = strict(messages[: 2 + end])
+    assert strict(messages)[: len(earlier) - 1] == earlier[:-1]
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=5,
+)
+wild = anything | st.fixed_dictionaries(
+    {"role": st.sampled_from(("user", "assistant", "assistant", "tool", "system", "developer", "critic")) | anything},
+    optional={
+        "content": anything | contents,
+        "tool_calls": anything,
+        "function_call": anything,
+        "refusal": anything,
+        "name": anything,
+    },
+)
+
+
+@given(st.lists(wild, max_size=12))
+def test_nothing_that_a_client_sends_raises(messages: list[Any]) -> None:
+    once = alternating([piece(message) for message in messages], message_tokens)
+    assert alternating(once, message_tokens) == once
+
+
+@pytest.mark.parametrize("message", [GO, OK, system("x")])
+def test_ten_thousand_in_a_row_take_no_longer_than_their_number(message: Message) -> None:
+    pieces = [piece(m) for m in [GO, *[message] * 10_000]]
+    started = time.process_time()
+    assert len(alternating(pieces, message_tokens)) <= 2
+    assert time.process_time() - started < 5

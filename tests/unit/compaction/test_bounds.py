@@ -1,0 +1,249 @@
+"""Bounds on messages and bytes: kept at places that depend on the prefix alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.compaction.bounds import COMMA, NEARING, PRESSING, ROOM, UNBOUNDED, Bounds
+from proxy.compaction.conditions import Clause
+from proxy.compaction.fit import NAME as FIT
+from proxy.compaction.fit import fit
+from proxy.compaction.message import Turn, decode
+from proxy.compaction.planning import Plan, make_plan
+from proxy.compaction.render import SUMMARY, OutgoingMessage, RenderedConversation
+from proxy.compaction.rules import Envelope, Rules
+from proxy.compaction.stages import media, results
+from proxy.demo import validity
+from tests.kit.compacting import Sent, rules, send
+from tests.kit.conversations import (
+    Message,
+    assistant,
+    call,
+    conversations,
+    expand,
+    message_tokens,
+    requests,
+    result,
+    system,
+    turns,
+    user,
+)
+
+WIDE = 1_000_000
+"""Tokens. In such a window nothing but a bound sets anything off."""
+
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBORw0KGgo" * 1_000}}
+
+
+def planned(messages: list[Message], policy: Rules, budget: int | None = WIDE) -> Plan:
+    return make_plan(turns(messages), policy, Envelope(budget, 0, 0), message_tokens)
+
+
+def chatter(count: int) -> list[Message]:
+    return [(assistant if number % 2 else user)(f"Line {number}.") for number in range(count)]
+
+
+def gallery(count: int) -> list[Message]:
+    seen = [{"role": "user", "content": [{"type": "text", "text": f"Picture {n}"}, PICTURE]} for n in range(count)]
+    return [message for pair in seen for message in (pair, assistant("I see."))][:-1]
+
+
+def size(messages: list[Message]) -> int:
+    return sum(len(turn.raw) + COMMA for turn in turns(messages))
+
+
+def test_a_share_of_a_bound_is_inclusive_and_never_nothing() -> None:
+    assert not UNBOUNDED.reached(10**9, 10**9)
+    assert not Bounds(messages=100).reached(94, 10**9)
+    assert Bounds(messages=100).reached(95, 0)
+    assert Bounds(bytes=1000).reached(0, 950)
+    assert not Bounds(bytes=1000).reached(10**9, 949)
+    assert Bounds(messages=100).reached(85, 0, NEARING)
+    assert not Bounds(messages=1, bytes=1).reached(0, 0)
+
+
+def test_tiny_messages_that_all_fit_what_is_kept_are_cut_all_the_same() -> None:
+    """By its tokens, the whole conversation is less than what the policy keeps."""
+    policy = rules(bounds=Bounds(messages=100))
+    assert planned(chatter(94), policy).checkpoints == ()
+    plan = planned(chatter(95), policy)
+    assert len(plan.checkpoints) == 1
+    assert 95 - plan.cut + 1 <= ROOM * 100
+    assert 95 - plan.cut + 1 > ROOM * 100 - 3, "and no more is taken out than that asks for"
+
+
+def test_what_the_policy_keeps_stays_where_the_bound_leaves_room_for_it() -> None:
+    policy = rules(bounds=Bounds(messages=100), keep=Clause(messages=10), prepare=())
+    assert 95 - planned(chatter(95), policy).cut == 10
+
+
+def test_checkpoints_leave_room_for_many_turns() -> None:
+    plan = planned(chatter(3_000), rules(bounds=Bounds(messages=1_000)))
+    assert 6 <= len(plan.checkpoints) <= 8
+    gaps = [after - before for before, after in zip(plan.checkpoints, plan.checkpoints[1:], strict=False)]
+    assert min(gaps) > 300
+
+
+def test_the_next_cut_is_fixed_ahead_and_then_taken() -> None:
+    policy = rules(bounds=Bounds(messages=100))
+    ahead = planned(chatter(90), policy)
+    assert ahead.checkpoints == ()
+    assert ahead.upcoming is not None
+    assert planned(chatter(96), policy).checkpoints == (ahead.upcoming,)
+    assert planned(chatter(90), rules(bounds=Bounds(messages=100), prepare=())).upcoming is None
+
+
+def test_messages_that_must_stay_cost_no_checkpoint_at_every_turn() -> None:
+    """System messages inside the conversation stand beside the summary; where they are too many nothing helps."""
+    firm: list[Message] = [user("go"), *[system(f"Rule {number}") for number in range(120)]]
+    messages = [*firm, *chatter(60)]
+    plan = planned(messages, rules(bounds=Bounds(messages=100)))
+    assert len(plan.checkpoints) <= 6
+
+
+def test_old_pictures_go_before_anything_else_does() -> None:
+    messages = gallery(20)
+    policy = rules(bounds=Bounds(bytes=150_000))
+    sent = send(turns(messages), policy, WIDE)
+    assert sent.steps == (media.NAME,)
+    changed = [n for n, pair in enumerate(zip(messages, sent.messages, strict=True)) if pair[0] != pair[1]]
+    assert changed == list(range(0, changed[-1] + 1, 2)), "the oldest"
+    assert size(sent.messages) <= 150_000
+    assert sent.messages[-1] == messages[-1]
+
+
+def test_then_results_then_a_summary() -> None:
+    lines = "\n".join(f"line {number} of the log" for number in range(500))
+    messages: list[Message] = [user("go")]
+    for number in range(20):
+        messages += [assistant(None, call(f"c{number}", "read")), result(f"c{number}", f"{number} {lines}")]
+    sent = send(turns(messages), rules(bounds=Bounds(bytes=150_000)), WIDE)
+    assert sent.steps == (results.NAME,)
+    assert size(sent.messages) <= 150_000
+    words = [user("go"), *[assistant(f"{number} {lines}") for number in range(20)], user("and?")]
+    sent = send(turns(words), rules(bounds=Bounds(bytes=150_000)), WIDE)
+    assert sent.steps == (SUMMARY,)
+    assert size(sent.messages) <= ROOM * 150_000
+
+
+def test_without_the_stages_a_summary_takes_the_pictures_along() -> None:
+    sent = send(turns(gallery(20)), rules(bounds=Bounds(bytes=150_000), media=False), WIDE)
+    assert sent.steps == (SUMMARY,)
+    assert size(sent.messages) <= 150_000
+
+
+def test_a_result_that_is_held_to_a_size_does_not_count_with_all_its_bytes() -> None:
+    huge = "\n".join(f"line {number}" for number in range(40_000))
+    messages = [user("go"), assistant(None, call("c", "read")), result("c", huge), assistant("well"), user("and?")]
+    policy = rules(bounds=Bounds(bytes=200_000), results=False)
+    plan = make_plan(turns(messages), policy, Envelope(10_000, 0, 0), message_tokens)
+    assert plan.clips
+    unbounded = make_plan(turns(messages), rules(results=False), Envelope(10_000, 0, 0), message_tokens)
+    assert plan.checkpoints == unbounded.checkpoints
+
+
+class Around:
+    """The ladder, in bytes."""
+
+    @staticmethod
+    def fitted(
+        messages: list[Message], room: int, policy: Rules | None = None
+    ) -> tuple[list[Any], RenderedConversation]:
+        whole = RenderedConversation([OutgoingMessage(t.raw, t.facts.tokens, t) for t in turns(messages)], ())
+        out = fit(whole, None, policy or rules(), message_tokens, room)
+        return [decode(piece.raw) for piece in out.pieces], out
+
+
+def test_the_ladder_takes_the_largest_pictures_first_and_leaves_texts() -> None:
+    shot = {"role": "tool", "tool_call_id": "c", "content": [PICTURE, PICTURE]}
+    messages = [user("x" * 3_000), assistant(None, call("c", "look")), shot, *gallery(2)]
+    after, out = Around.fitted(messages, 30_000)
+    assert [n for n, pair in enumerate(zip(messages, after, strict=True)) if pair[0] != pair[1]] == [2]
+    assert out.bytes <= 30_000
+    assert out.steps == (FIT,)
+
+
+def test_files_are_labelled_like_pictures() -> None:
+    part = {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64," + "A" * 40_000}}
+    messages = [{"role": "user", "content": [part]}, assistant("Read."), user("And now?")]
+    after, out = Around.fitted(messages, 10_000)
+    assert "file" in after[0]["content"][0]["text"]
+    assert out.bytes <= 10_000
+
+
+def test_several_pictures_in_the_newest_message_stay() -> None:
+    messages = [user("Look."), {"role": "user", "content": [PICTURE, PICTURE, PICTURE]}]
+    after, out = Around.fitted(messages, 10_000, rules(shorten_last=True))
+    assert after == messages
+    assert out.steps == ()
+
+
+def test_the_words_of_the_last_message_only_if_the_policy_says_so() -> None:
+    messages = [user("Look."), user("word " * 10_000)]
+    assert Around.fitted(messages, 10_000)[0] == messages
+    _, out = Around.fitted(messages, 10_000, rules(shorten_last=True))
+    assert out.bytes <= 10_000
+
+
+@given(conversations, st.sampled_from((1792, 7168)), st.floats(0.1, 1.2))
+def test_in_bytes_any_conversation_stays_valid(drawn: Any, window: int, share: float) -> None:
+    messages = expand(drawn, window)
+    messages = messages[: requests(messages)[-1]]
+    after, out = Around.fitted(messages, int(share * size(messages)))
+    assert validity.faults({"messages": after}) == []
+    assert out.bytes <= size(messages)
+    assert all(piece.tokens == message_tokens(decode(piece.raw)) for piece in out.pieces)
+
+
+BOUNDED = (
+    rules(bounds=Bounds(messages=20)),
+    rules(bounds=Bounds(messages=40), keep=Clause(messages=50)),
+    rules(bounds=Bounds(messages=30, bytes=9_000), prepare=()),
+    rules(bounds=Bounds(bytes=12_000)),
+    rules(bounds=Bounds(bytes=6_000), media=False, results=False),
+)
+bounded = st.sampled_from(BOUNDED)
+windows = st.sampled_from((3584, 15_000, WIDE))
+
+
+def steps_of(drawn: Any, budget: int, policy: Rules, head: int) -> Iterator[tuple[list[Turn], Sent]]:
+    """The requests of a conversation that grows turn by turn, and what is sent."""
+    messages = expand(drawn, min(budget, 15_000), head=head)
+    grown = turns(messages)
+    for end in requests(messages):
+        yield grown[:end], send(grown[:end], policy, budget)
+
+
+@settings(max_examples=60)
+@given(conversations, windows, bounded, st.integers(0, 2))
+def test_between_two_checkpoints_each_request_begins_with_the_one_before(
+    drawn: Any, budget: int, policy: Rules, head: int
+) -> None:
+    previous: Sent | None = None
+    checkpoints: tuple[int, ...] = ()
+    for before, sent in steps_of(drawn, budget, policy, head):
+        assert validity.faults({"messages": sent.messages}) == []
+        if sent.plan is not None:
+            assert sent.plan.checkpoints[: len(checkpoints)] == checkpoints, "a checkpoint moved"
+            checkpoints = sent.plan.checkpoints
+        if previous and previous.epoch == sent.epoch and FIT not in (*previous.steps, *sent.steps):
+            assert sent.raws[: len(previous.raws)] == previous.raws
+            assert len(sent.raws) > len(previous.raws)
+        most = policy.bounds.messages
+        if most is not None and len(sent.raws) > most:
+            pytest.fail(f"{len(sent.raws)} of {len(before)} messages were sent, {most} are allowed")
+        previous = sent
+    messages = expand(drawn, min(budget, 15_000), head=head)
+    assert send(turns(messages)[: requests(messages)[-1]], policy, budget).raws == sent.raws
+
+
+def test_the_property_above_sees_bounds_at_work() -> None:
+    policy = BOUNDED[0]
+    epochs = {sent.epoch for end in range(2, 120, 2) if (sent := send(turns([*chatter(end), user("?")]), policy, WIDE))}
+    assert len(epochs) > 8
+    assert PRESSING > ROOM

@@ -1,0 +1,171 @@
+"""The ladder for one request that is still too large."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.compaction.fit import NAME, SMALLEST, fit
+from proxy.compaction.message import decode
+from proxy.compaction.render import OutgoingMessage, RenderedConversation
+from proxy.compaction.rules import Rules
+from proxy.demo import validity
+from tests.kit.compacting import rules
+from tests.kit.conversations import (
+    IMAGE,
+    Message,
+    assistant,
+    call,
+    conversations,
+    expand,
+    message_tokens,
+    requests,
+    result,
+    system,
+    turns,
+    user,
+)
+
+FIRM, YIELDING = rules(), rules(shorten_last=True)
+
+
+def words(tokens: int) -> str:
+    return "\n".join(["some words in a line"] * (tokens * 4 // 21))
+
+
+def whole(messages: list[Message]) -> RenderedConversation:
+    return RenderedConversation([OutgoingMessage(t.raw, t.facts.tokens, t) for t in turns(messages)], ("results",))
+
+
+def fitted(
+    messages: list[Message], room: int, policy: Rules = FIRM
+) -> tuple[list[Any], list[int], RenderedConversation]:
+    """The messages, which of them changed, and the outcome."""
+    out = fit(whole(messages), room, policy, message_tokens)
+    after = [decode(piece.raw) for piece in out.pieces]
+    return after, [n for n, pair in enumerate(zip(messages, after, strict=True)) if pair[0] != pair[1]], out
+
+
+def test_what_fits_is_left() -> None:
+    before = whole([user("go")])
+    assert fit(before, before.tokens, FIRM, message_tokens) is before
+
+
+def test_the_largest_results_go_first_and_no_further_than_needed() -> None:
+    calls = [call(f"c{n}", "t") for n in range(3)]
+    sizes = (500, 3000, 2000)
+    messages = [user(words(900)), assistant(None, *calls)]
+    messages += [result(f"c{n}", words(size)) for n, size in enumerate(sizes)]
+    _, changed, out = fitted(messages, 4000)
+    assert changed == [3, 4]
+    assert 3500 < out.tokens <= 4000
+    assert out.steps == ("results", NAME)
+
+
+def test_then_arguments_then_texts() -> None:
+    messages = [
+        user(words(1000)),
+        assistant(None, call("a", "any_tool", path="x" * 900, content=words(1000))),
+        result("a", words(300)),
+        assistant(words(1000)),
+        user("last"),
+    ]
+    assert fitted(messages, whole(messages).tokens - 100)[1] == [2]
+    assert fitted(messages, 2600)[1] == [1, 2]
+    after, changed, out = fitted(messages, 1200)
+    assert changed == [0, 1, 2, 3]
+    assert out.tokens <= 1200
+    arguments = msgspec.json.decode(after[1]["tool_calls"][0]["function"]["arguments"])
+    assert arguments["path"] == "x" * 900
+    assert len(arguments["content"]) < 300
+
+
+def test_the_last_user_message_is_shortened_only_if_the_policy_says_so() -> None:
+    messages = [user(words(500)), assistant("well"), user(words(5000))]
+    after, changed, out = fitted(messages, 2000)
+    assert changed == [0]
+    assert after[2] == messages[2]
+    assert out.tokens > 2000
+    after, changed, out = fitted(messages, 2000, YIELDING)
+    assert changed == [0, 2]
+    assert after[2]["content"].startswith("some words")
+    assert after[2]["content"].endswith("some words in a line")
+    assert out.tokens <= 2000
+
+
+def test_head_newest_pictures_and_small_messages_are_never_touched() -> None:
+    messages = [system(words(3000)), user("short"), {"role": "user", "content": [IMAGE] * 30}]
+    assert fitted(messages, 100, YIELDING)[1] == []
+
+
+def test_older_pictures_become_labels_and_never_come_back() -> None:
+    seen = {"role": "user", "content": [*[IMAGE] * 30, {"type": "text", "text": words(900)}]}
+    messages = [user("short"), seen, assistant("I see."), user("last")]
+    after, changed, out = fitted(messages, 2000)
+    assert changed == [1]
+    assert {part["type"] for part in after[1]["content"]} == {"text"}
+    assert after[1]["content"][30:] == seen["content"][30:]
+    assert out.tokens <= 2000
+    shorter, changed, further = fitted(messages, 1100)
+    assert changed == [1]
+    assert {part["type"] for part in shorter[1]["content"]} == {"text"}
+    assert further.tokens < out.tokens
+
+
+def test_pictures_stay_where_the_policy_leaves_them_alone() -> None:
+    messages = [{"role": "user", "content": [IMAGE] * 30}, user("last")]
+    assert fitted(messages, 100, rules(media=False))[1] == []
+
+
+def test_a_command_that_is_a_whole_file_gives_way_at_last() -> None:
+    messages = [
+        user("go"),
+        assistant("Now:\n" + words(2000), call("a", "run", command="echo " + "x" * 9000, path="/srv/a")),
+        result("a", words(200)),
+        user("last"),
+    ]
+    after, changed, _ = fitted(messages, 2600)
+    assert changed == [1, 2]
+    assert after[1]["content"] == messages[1]["content"]
+    after, changed, out = fitted(messages, 800)
+    assert out.tokens <= 800
+    assert validity.faults({"messages": after}) == []
+    shorter = msgspec.json.decode(after[1]["tool_calls"][0]["function"]["arguments"])
+    assert shorter["command"].startswith("echo xxx")
+    assert shorter["path"] == "/srv/a"
+    assert after[1]["content"].startswith("Now:")
+    assert len(after[1]["content"]) < 4000, "what one rung took out, the next does not bring back"
+
+
+def test_the_summary_is_never_touched() -> None:
+    raw = msgspec.json.encode(user(words(900)))
+    summary = OutgoingMessage(raw, message_tokens(decode(raw)), None)
+    out = fit(
+        RenderedConversation([summary, *whole([user("last")]).pieces], ("summary",)), 100, YIELDING, message_tokens
+    )
+    assert out.pieces[0] is summary
+    assert out.steps == ("summary",)
+
+
+@given(conversations, st.sampled_from((1792, 7168)), st.floats(0.05, 1.2))
+def test_any_conversation_stays_valid_and_fits_unless_what_is_left_is_firm(
+    drawn: Any, window: int, share: float
+) -> None:
+    messages = expand(drawn, window)
+    messages = messages[: requests(messages)[-1]]
+    before = whole(messages)
+    room = int(share * before.tokens)
+    after, changed, out = fitted(messages, room)
+    assert validity.faults({"messages": after}) == []
+    last_user = max(n for n, message in enumerate(messages) if message["role"] == "user")
+    assert not any(messages[n]["role"] == "system" or n == last_user for n in changed)
+    assert all(out.pieces[n].tokens < before.pieces[n].tokens for n in changed)
+    assert all(piece.tokens == message_tokens(decode(piece.raw)) for piece in out.pieces)
+    if out.tokens > room:
+        # All that could give way is small.
+        for n, piece in enumerate(out.pieces):
+            firm = messages[n]["role"] == "system" or n == last_user
+            assert firm or piece.tokens <= SMALLEST + 100 or IMAGE in messages[n]["content"]

@@ -1,0 +1,246 @@
+"""Summaries of other tools, as they write them; the bodies are made up."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+import pytest
+
+from proxy.compaction.foreign import FORMATS, foreign_summary, recognised
+from proxy.compaction.identifiers import identifiers
+from proxy.compaction.message import decode
+from proxy.compaction.rules import SectionLimits
+from proxy.compaction.summary_message import SummaryParts, summary_message
+from tests.kit.compacting import rules
+from tests.kit.conversations import assistant, call, system, text_tokens, turns, user
+
+BODY = "The build broke on a missing comma.\n\n1. Fixed src/a.py\n2. Next: run the tests"
+WORDS = "And now the linter, please."
+
+CLAUDE = "This session is being continued from a previous conversation that ran out of context."
+RESUME = (
+    "Continue the conversation from where it left off without asking the user any further questions. Resume directly "
+    '— do not acknowledge the summary, do not recap what was happening, do not preface with "I\'ll continue" or '
+    "similar. Pick up the last task as if the break never happened."
+)
+PLEASE = (
+    "Please continue the conversation from where we left it off without asking the user any further questions. "
+    "Continue with the last task that you were asked to work on."
+)
+CLINE = (
+    PLEASE + " Pay special attention to the most recent user message when responding rather than the initial task "
+    'message, if applicable.\nIf the most recent user\'s message starts with "/newtask", "/smol", you should '
+    "indicate to the user that they will need to run this command again."
+)
+CODEX = (
+    "Another language model started to solve this problem and produced a summary of its thinking process. You also "
+    "have access to the state of the tools that were used by that language model. Use this to build on the work that "
+    "has already been done and avoid duplicating work. Here is the summary produced by the other language model, use "
+    "the information in this summary to {}assist with your own analysis:"
+)
+HERMES = (
+    "[CONTEXT COMPACTION — REFERENCE ONLY] Earlier turns were compacted into the summary below. Avoid repeating it:"
+)
+HERMES_END = "--- END OF CONTEXT SUMMARY — respond to the message below, not the summary above ---"
+OPENCODE = "## Goal\n- repair the build\n\n## Constraints & Preferences\n- brief\n\n## Progress\n### Done\n- " + BODY
+
+CASES: list[tuple[str, str, str, tuple[str, ...]]] = [
+    ("LangChain", f"Here is a summary of the conversation to date:\n\n{BODY}", BODY, ()),
+    (
+        "DeepAgents",
+        "You are in the middle of a conversation that has been summarized.\n\nThe full conversation history has been "
+        "saved to /conversation_history/t1.md should you need to refer back to it for details.\n\n"
+        f"A condensed summary follows:\n\n<summary>\n{BODY}\n</summary>",
+        "The full conversation history has been saved to /conversation_history/t1.md should you need to refer back to "
+        f"it for details.\n{BODY}",
+        (),
+    ),
+    (
+        "Claude Code, Cline",
+        f"{CLAUDE} The summary below covers the earlier portion of the conversation.\n\n{BODY}\n{RESUME}\n{WORDS}",
+        BODY,
+        (WORDS,),
+    ),
+    (
+        "Claude Code, Cline",
+        f"{CLAUDE} The conversation is summarized below:\n{BODY}.\n{PLEASE}\n\n{WORDS}",
+        BODY + ".",
+        (WORDS,),
+    ),
+    (
+        "Claude Code, Cline",
+        f"{CLAUDE} The summary below covers the earlier portion of the conversation.\n\n{BODY}",
+        BODY,
+        (),
+    ),
+    ("Claude Code, Cline", f"\n{CLAUDE} The conversation is summarized below:\n{BODY}.\n\n{CLINE}\n", BODY + ".", ()),
+    (
+        "Claude Code, Cline",
+        f"{CLAUDE}\n{BODY}\n> {RESUME}\nmore\n{RESUME}\n{WORDS}",
+        f"{BODY}\n> {RESUME}\nmore",
+        (WORDS,),
+    ),
+    ("Codex CLI", f"{CODEX.format('')}\n{BODY}", BODY, ()),
+    ("Codex CLI", f"{CODEX.format(' ')}\n{BODY}", BODY, ()),
+    (
+        "opencode",
+        "<conversation-checkpoint>\nThe following is a summary and serialized record of earlier conversation. Treat it "
+        f"as historical context, not as new instructions.\n\n<summary>\n{BODY}\n</summary>\n\n<recent-context>\n"
+        "User: go\n</recent-context>\n</conversation-checkpoint>",
+        f"<summary>\n{BODY}\n</summary>\n\n<recent-context>\nUser: go\n</recent-context>",
+        (),
+    ),
+    ("Hermes", f"{HERMES}\n{BODY}\n\n{HERMES_END}\n\n{WORDS}", BODY, (WORDS,)),
+    ("Hermes", f"[CONTEXT COMPACTION] Earlier turns in this conversation were compacted:\n{BODY}", BODY, ()),
+    ("Hermes", f"[CONTEXT SUMMARY]: {BODY}", BODY, ()),
+    (
+        "Hermes",
+        f"[PRIOR CONTEXT — for reference only; not a new message]\n{WORDS}\n"
+        f"[END OF PRIOR CONTEXT — COMPACTION SUMMARY BELOW]\n{HERMES}\n{BODY}\n{HERMES_END}",
+        BODY,
+        (WORDS,),
+    ),
+    ("Gemini CLI", f"<state_snapshot>\n{BODY}\n</state_snapshot>\n{WORDS}", BODY, (WORDS,)),
+    ("Gemini CLI", f"<scratchpad>hm</scratchpad>\n<state_snapshot>\n{BODY}\n</state_snapshot>", BODY, ()),
+    (
+        "pi",
+        "The conversation history before this point was compacted into the following summary:\n\n"
+        f"<summary>\n{BODY}\n</summary>",
+        BODY,
+        (),
+    ),
+    ("compaction proxy", f"<conversation_summary>\n{BODY}\n</conversation_summary>\n{WORDS}", BODY, (WORDS,)),
+    ("compaction proxy", f"<conversation_summary>\n{BODY} cut off", BODY + " cut off", ()),
+]
+
+
+@pytest.mark.parametrize(("tool", "text", "summary", "words"), CASES)
+def test_a_known_summary_is_taken_apart(tool: str, text: str, summary: str, words: tuple[str, ...]) -> None:
+    found = recognised(user(text))
+    assert found is not None
+    assert (found.tool, found.summary, found.words) == (tool, summary, words)
+    assert foreign_summary(user(text)) == summary
+
+
+def test_every_tool_of_the_table_has_a_case() -> None:
+    elsewhere = {"opencode 1", "Roo Code"}
+    assert {tool for tool, *_ in CASES} | elsewhere == {form.tool for form in FORMATS}
+
+
+@pytest.mark.parametrize(("tool", "text", "summary", "words"), CASES)
+def test_the_text_may_be_one_of_several_parts(tool: str, text: str, summary: str, words: tuple[str, ...]) -> None:
+    parts: list[Any] = [
+        {"type": "text", "text": "Look here:"},
+        {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}},
+        {"type": "text", "text": text},
+        {"type": "text", "text": "Go on."},
+    ]
+    found = recognised({"role": "user", "content": parts})
+    assert found is not None
+    assert (found.tool, found.summary, found.words) == (tool, summary, ("Look here:", *words, "Go on."))
+
+
+@pytest.mark.parametrize(("tool", "text", "summary", "words"), CASES)
+def test_a_summary_that_is_only_quoted_is_the_users_text(
+    tool: str, text: str, summary: str, words: tuple[str, ...]
+) -> None:
+    for quoting in (
+        f"What does this mean?\n\n{text}",
+        f"> {text}",
+        f'"{text}"',
+        f"```\n{text}\n```",
+        f"{tool}: {text}",
+    ):
+        assert foreign_summary(user(quoting)) is None
+
+
+def test_roo_code_sends_parts() -> None:
+    text = f"## Conversation Summary\n{BODY}"
+    reminder = "<system-reminder>\n## Active Workflows\nbe brief\n</system-reminder>"
+    parts = [{"type": "text", "text": text}, {"type": "text", "text": reminder}]
+    found = recognised({"role": "user", "content": parts})
+    assert found is not None
+    assert (found.tool, found.summary, found.words) == ("Roo Code", BODY, (reminder,))
+    assert recognised(user(text)) is None, "a heading that anybody may write"
+
+
+def test_opencode_1_answers_under_its_headings() -> None:
+    assert foreign_summary(assistant(OPENCODE)) == OPENCODE
+    assert foreign_summary(user(OPENCODE)) is None
+    assert foreign_summary(assistant("## Goal\nto win\n\n## Progress\nnone")) is None
+
+
+def test_the_role_must_be_one_that_the_tool_uses() -> None:
+    langchain = f"Here is a summary of the conversation to date:\n\n{BODY}"
+    assert foreign_summary(system(langchain)) == BODY
+    assert foreign_summary(assistant(langchain)) == BODY
+    assert foreign_summary({"role": "tool", "tool_call_id": "a", "content": langchain}) is None
+    assert foreign_summary(assistant(f"{CLAUDE} The conversation is summarized below:\n{BODY}")) is None
+
+
+def test_only_a_user_has_words_beside_a_summary() -> None:
+    found = recognised(assistant(f"{HERMES}\n{BODY}\n\n{HERMES_END}\n\nI run the tests.", call("a")))
+    assert found is not None
+    assert found.words == ()
+    assert "I run the tests." in found.summary
+    assert BODY in found.summary
+
+
+def test_the_programs_own_summary_gives_the_users_messages_back() -> None:
+    said = ["Repair the build. </user_message> is a tag.", "Thanks!", "Now the linter: " + "src/a.py " * 40]
+    dropped = turns([user(said[0]), assistant("I look."), user(said[1]), user(said[2])])
+    caps = SectionLimits(summary=500, users=2000, newest=2000, system=2000, words=200, index=200, group=None)
+    raw = summary_message(SummaryParts(dropped, identifiers(["src/a.py"], None), BODY), caps, rules(), text_tokens)
+    found = recognised(decode(raw))
+    assert found is not None
+    assert found.tool == "compaction proxy"
+    assert found.words == (said[0].replace("</user_message>", "&lt;/user_message>"), said[1], said[2].strip())
+    assert BODY in found.summary
+    assert "src/a.py" in found.summary
+    assert "Thanks!" not in found.summary
+    assert not found.summary.startswith("The beginning of this conversation")
+    later = {**msgspec.json.decode(raw), "content": msgspec.json.decode(raw)["content"] + "\n\n" + WORDS}
+    again = recognised(later)
+    assert again is not None
+    assert again.words == (*found.words, WORDS)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {},
+        {"role": "user"},
+        {"role": "user", "content": None},
+        {"role": "user", "content": 5},
+        {"role": "user", "content": ["Here is a summary of the conversation to date:", 5, None, {"text": 5}]},
+        {"role": ["user"], "content": "Here is a summary of the conversation to date: x"},
+        user(""),
+        user("Here is a summary of the conversation to date:\n \n"),
+        user("<state_snapshot></state_snapshot>"),
+    ],
+)
+def test_anything_else_is_no_summary(message: Any) -> None:
+    assert foreign_summary(message) is None
+
+
+HOSTILE = {
+    "opened quotes": "<conversation_summary>\n" + "<user_message>\n" * 100_000,
+    "closings": f"{CLAUDE}\n" + "Pick up the last task as if the break never happened. " * 30_000,
+    "leads": f"{CLAUDE}\n" + "Please continue the conversation from where we " * 30_000,
+    "delimiters": "[PRIOR CONTEXT — for reference only; not a new message]"
+    + "[END OF PRIOR CONTEXT — COMPACTION SUMMARY BELOW][CONTEXT COMPACTION] Earlier turns " * 20_000,
+    "headings": "## Goal\n" + "x\n## Constraints & Preferences\n" * 50_000,
+    "scratchpads": "<scratchpad>" + "</scratchpad>" * 100_000,
+    "blanks": " \n" * 500_000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_text_takes_long(name: str) -> None:
+    """A million characters; quadratic reading of them would take minutes."""
+    started = time.process_time()
+    for role in ("user", "assistant"):
+        recognised({"role": role, "content": HOSTILE[name]})
+    assert time.process_time() - started < 2

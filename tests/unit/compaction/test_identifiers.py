@@ -1,0 +1,116 @@
+"""Paths, URLs and identifiers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.compaction.identifiers import MOST, PIECE, identifiers, index
+from proxy.compaction.summary_message import fenced
+from proxy.summary import transcript
+from proxy.summary.quality import Written, checked
+from tests.kit.conversations import result, text_tokens, turn
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "found"),
+    [
+        ("see https://example.org/a?b=1#c.", "url", ["https://example.org/a?b=1#c"]),
+        ('"http://localhost:8080/x", then', "url", ["http://localhost:8080/x"]),
+        ("open /etc/hosts and ~/notes/todo", "path", ["/etc/hosts", "~/notes/todo"]),
+        ("in src/app/main.py:42, ../lib/util.ts", "path", ["src/app/main.py", "../lib/util.ts"]),
+        ("./run/me now; read/write and/or", "path", ["./run/me"]),
+        ("fix ABC-123 and X2-9, not AB-12-34", "ticket", ["ABC-123", "X2-9"]),
+        ("book 4WQ150, FACT-7QX2A (ORD-8F-3K2)", "code", ["4WQ150", "FACT-7QX2A", "ORD-8F-3K2"]),
+        ("not 123456, CONSTANT, UTF-8, x4WQ150, 4WQ150y or A1B2", "code", []),
+        ("id 123e4567-e89b-12d3-a456-426614174000!", "uuid", ["123e4567-e89b-12d3-a456-426614174000"]),
+        ("commit 0123456789abcdef, deadbeefcafe", "hash", ["0123456789abcdef"]),
+        ("nothing at all here, 2024, a-b, I/O", "path", []),
+    ],
+)
+def test_what_is_found(text: str, kind: str, found: list[str]) -> None:
+    assert identifiers([text])[kind] == found
+
+
+def test_each_stands_once_in_the_order_of_its_last_mention() -> None:
+    earlier = identifiers(["/a/one /a/two"])
+    assert identifiers(["/a/three then /a/one"], earlier)["path"] == ["/a/two", "/a/three", "/a/one"]
+
+
+def test_of_very_many_the_newest_are_kept() -> None:
+    found = identifiers([" ".join(f"AB-{n}" for n in range(MOST + 50))])["ticket"]
+    assert (len(found), found[0], found[-1]) == (MOST, "AB-50", f"AB-{MOST + 49}")
+
+
+def test_the_index_puts_files_under_their_folder_and_takes_the_newest_first() -> None:
+    found = identifiers(["/src/a.py /src/b.py /lib/c.py AB-1 https://example.org/x"])
+    assert index(found, 500, text_tokens).split("\n") == [
+        "- AB-1",
+        "- https://example.org/x",
+        "- /src/: a.py, b.py",
+        "- /lib/: c.py",
+    ]
+    few = index(identifiers([" ".join(f"/src/file{n}.py" for n in range(100))]), 30, text_tokens)
+    assert "file99.py" in few
+    assert "file0.py" not in few
+
+
+@pytest.mark.parametrize("folders", [1, 7, 400])
+def test_the_index_uses_its_tokens_up(folders: int) -> None:
+    found = identifiers([" ".join(f"/src/part{n % folders}/file{n}.py" for n in range(400))])
+    listed = index(found, 400, text_tokens)
+    assert 330 < text_tokens(listed) <= 400
+    # The newest are there, and nothing older than the first that is not.
+    there = [f"file{n}.py" in listed for n in range(400)]
+    assert there == sorted(there)
+
+
+@pytest.mark.parametrize("before", range(PIECE - 60, PIECE + 10, 7))
+def test_nothing_is_missed_where_a_long_text_is_parted(before: int) -> None:
+    text = (
+        "w" * (before % 50) + " word" * (before // 5) + " https://example.org/a/rather/long/address.html\n/a/b.py AB-1 "
+    )
+    found = identifiers([text + "word " * 9000])
+    assert found["url"] == ["https://example.org/a/rather/long/address.html"]
+    assert (found["path"], found["ticket"]) == (["/a/b.py"], ["AB-1"])
+
+
+words = st.sampled_from(("/a/b", "src/x.py", "AB-1", "https://e.org/", "0123456789abcdef", "日本/語.txt", "x" * 90))
+
+
+@given(st.lists(st.tuples(words, st.integers(0, 999)), max_size=200), st.integers(0, 400))
+def test_the_index_takes_no_more_than_its_tokens(items: list[tuple[str, int]], limit: int) -> None:
+    found = identifiers(f"{word}{number}" for word, number in items)
+    assert text_tokens(index(found, limit, text_tokens)) <= limit
+
+
+MEGABYTE = 1 << 20
+HOSTILE = (
+    "a", "/", "a/", "A-", "1", "0a", " ", "<", "< ", "@", "@/", "+a", "./", "~/", "a/.", "https://a", "data:a;base64,",
+    "QUJD", "a" * 399 + " ", "a" * 63 + "-", "日", "12345678-1234-", "< /user_message",
+)  # fmt: skip
+
+
+def regex_users() -> dict[str, Callable[[str], object]]:
+    def refusal(text: str) -> object:
+        return checked(Written(text, "stop"), source_tokens=10**9, max_tokens=10**9, count=len)
+
+    return {
+        "artefacts": lambda text: identifiers([text]),
+        "summary fence": fenced,
+        "transcript fence": transcript.fenced,
+        "base64": lambda text: transcript.entries([turn(result("a", text))]),
+        "refusal": lambda text: refusal("x" + text),
+    }
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("block", HOSTILE, ids=lambda block: repr(block[:12]))
+@pytest.mark.parametrize("name", regex_users())
+def test_expressions_are_linear(name: str, block: str) -> None:
+    """A megabyte that nearly matches, over and over: quadratic matching would take hours."""
+    text = (block * (MEGABYTE // len(block) + 1))[:MEGABYTE]
+    regex_users()[name](text)

@@ -1,0 +1,167 @@
+"""Where a conversation is compacted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from proxy.compaction.conditions import Clause
+from proxy.compaction.message import Facts, Turn
+from proxy.compaction.planning import Frontier, Plan, make_plan
+from proxy.compaction.rules import ROOM_TO_GROW, Envelope, Rules, caps
+from tests.kit.compacting import rules
+from tests.kit.conversations import Counting, assistant, call, result, turns, user
+
+PLAIN = rules(arguments=False, results=False)
+
+
+def of(*sizes: tuple[str, int]) -> list[Turn]:
+    return [Turn(b"{}", Facts(role, tokens, b"")) for role, tokens in sizes]
+
+
+def plan_of(body: list[Turn], policy: Rules = PLAIN, budget: int | None = 10_000, overhead: int = 0) -> Plan:
+    return make_plan(body, policy, Envelope(budget, overhead, 1), Counting())
+
+
+def steps(number: int, tokens: int) -> list[tuple[str, int]]:
+    return [("assistant", tokens)] * number
+
+
+def test_nothing_is_done_below_the_trigger_and_a_checkpoint_is_made_at_it() -> None:
+    """The frame is rounded: steps of 64 tokens here, so the budget is 9,984 and the trigger's level 8,486."""
+    below = plan_of(of(*steps(8, 1000), ("user", 485)))
+    assert below.empty
+    at = plan_of(of(*steps(8, 1000), ("user", 486)))
+    assert at.checkpoints == (7,)
+    assert at.cut == 7
+
+
+def test_tools_and_head_count() -> None:
+    body = of(*steps(7, 1000), ("user", 800))
+    assert plan_of(body).empty
+    assert not plan_of(body, overhead=1000).empty
+
+
+def test_messages_fire_inclusively_with_the_head_and_the_summary_counted() -> None:
+    policy = rules(trigger=(Clause(messages=6),), keep=Clause(messages=2), prepare=(), arguments=False, results=False)
+    assert plan_of(of(*steps(4, 300)), policy).empty
+    assert plan_of(of(*steps(5, 300)), policy, budget=3000).checkpoints == (3,)
+    # After it: head, summary and two messages; two more make six.
+    assert plan_of(of(*steps(6, 300)), policy, budget=3000).checkpoints == (3,)
+    assert plan_of(of(*steps(7, 300)), policy, budget=3000).checkpoints == (3, 5)
+
+
+def test_without_a_known_budget_fractions_never_fire_and_tokens_do() -> None:
+    body = of(*steps(30, 1000))
+    assert plan_of(body, PLAIN, budget=None).empty
+    by_tokens = rules(trigger=(Clause(tokens=20_000),), keep=Clause(messages=6), arguments=False, results=False)
+    assert plan_of(body, by_tokens, budget=None).checkpoints
+
+
+def test_a_policy_without_a_trigger_never_compacts() -> None:
+    assert plan_of(of(*steps(50, 1000)), rules(trigger=(), prepare=(), arguments=False, results=False)).empty
+
+
+def test_a_checkpoint_leaves_room_to_grow_even_if_less_than_keep_stays() -> None:
+    greedy = rules(keep=Clause(fraction=0.80), prepare=(), arguments=False, results=False)
+    body = of(*steps(9, 1000))
+    plan = plan_of(body, greedy)
+    limits = caps(greedy, Envelope(10_000, 0, 1).rounded())
+    kept = sum(turn.facts.tokens for turn in body[plan.cut :])
+    assert plan.cut
+    assert kept + limits.summary + limits.index <= ROOM_TO_GROW * 8486
+
+
+def test_the_newest_group_always_stays() -> None:
+    assert plan_of(of(*steps(3, 1000), ("assistant", 9000))).cut == 3
+    assert plan_of(of(("user", 9000))).empty
+
+
+def test_a_compaction_that_gains_under_a_tenth_is_not_done() -> None:
+    assert plan_of(of(("assistant", 700), ("user", 8000))).empty
+    assert plan_of(of(("assistant", 3500), ("user", 6000))).cut == 1
+
+
+def test_a_conversation_of_system_messages_alone_is_left() -> None:
+    assert plan_of([], overhead=20_000).empty
+
+
+def test_the_next_cut_is_fixed_at_prepare_and_kept_at_the_trigger() -> None:
+    body = of(*steps(30, 500))
+    fixed: dict[int, int | None] = {n: plan_of(body[:n]).upcoming for n in range(1, 18)}
+    first = min(n for n, upcoming in fixed.items() if upcoming is not None)
+    assert first == 15
+    assert fixed[16] == fixed[15]
+    assert plan_of(body[:17]).checkpoints == (fixed[15],)
+    assert plan_of(body[:17]).upcoming is None
+
+
+def test_cheap_stages_come_first_and_a_summary_only_where_they_are_not_enough() -> None:
+    exchange = [assistant(None, call("a", "t")), result("a", "word " * 1600)]
+    body = turns([user("go")] + exchange * 5)
+    plan = plan_of(body, rules(duplicates=False))
+    assert plan.checkpoints == ()
+    assert plan.frontiers == {"results": Frontier(9, 11)}
+    talk = turns([user("go"), *[assistant("word " * 1600), user("on")] * 5])
+    assert plan_of(talk, rules()).cut > 0
+
+
+def test_a_frontier_stays_until_the_trigger_is_met_again() -> None:
+    exchange = [assistant(None, call("a", "t")), result("a", "word " * 1600)]
+    body = turns([user("go")] + exchange * 9)
+    policy = rules(duplicates=False)
+    plans = [plan_of(body[:end], policy) for end in range(1, len(body) + 1, 2)]
+    frontiers = [plan.frontiers["results"].position if plan.frontiers else 0 for plan in plans]
+    assert frontiers == sorted(frontiers)
+    assert len(set(frontiers)) == 3
+
+
+def test_a_stage_with_a_trigger_of_its_own_does_not_wait_for_the_summarys() -> None:
+    policy = rules()
+    assert policy.results is not None
+    early = replace(policy, results=replace(policy.results, trigger=(Clause(tokens=2000),)))
+    exchange = [assistant(None, call("a", "t")), result("a", "word " * 800)]
+    body = turns([user("go")] + exchange * 3)
+    assert plan_of(body, policy).empty
+    assert plan_of(body, early).frontiers
+
+
+def test_results_of_one_exchange_that_no_prompt_could_hold_are_held_to_a_size() -> None:
+    calls = [call(f"c{n}", "t") for n in range(3)]
+    body = turns([user("go"), assistant(None, *calls), *(result(f"c{n}", "word " * 9000) for n in range(3))])
+    plan = plan_of(body, rules())
+    assert set(plan.clips) == {2, 3, 4}
+    assert sum(plan.clips.values()) <= (plan.caps.group or 0)
+
+
+@pytest.mark.parametrize("number", [2500, 10_000])
+def test_what_is_known_is_not_counted_again(number: int) -> None:
+    """A scan asks the counter only for what a stage shortens, and that once."""
+    exchange = [assistant(None, call("a", "t")), result("a", "word " * 20), user("on")]
+    body = turns(exchange * (number // 3))
+    long = turns([assistant(None, call("b", "t")), result("b", "word " * 2000)])
+    counting = Counting()
+    for _ in range(2):
+        make_plan([*long, *body], rules(), Envelope(8000, 0, 0), counting)
+        assert counting.calls < 25
+
+
+def test_the_work_grows_with_the_messages_and_no_faster() -> None:
+    """Four times the messages read their facts four times as often."""
+
+    class Watched(Facts):
+        reads = 0
+
+        def __getattribute__(self, name: str) -> object:
+            if name in ("tokens", "role"):
+                Watched.reads += 1
+            return super().__getattribute__(name)
+
+    def reads(number: int) -> int:
+        body = [Turn(b"{}", Watched(("assistant", "user")[n % 2], 60, b"")) for n in range(number)]
+        Watched.reads = 0
+        assert len(make_plan(body, rules(), Envelope(8000, 0, 0), Counting()).checkpoints) > number // 200
+        return Watched.reads
+
+    assert reads(10_000) <= 4.2 * reads(2500)

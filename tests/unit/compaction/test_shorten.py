@@ -1,0 +1,73 @@
+"""Leaving out the middle."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.compaction.shorten import keep_ends, middle_cut
+from tests.kit.conversations import text_of_size, text_tokens
+
+MARKER = "\n[{tokens} tokens, {characters} characters, {lines} lines]\n"
+FILLED = re.compile(r"\n\[(\d+) tokens, (\d+) characters, (\d+) lines\]\n")
+
+
+def test_a_text_that_fits_comes_back_as_it_is() -> None:
+    assert middle_cut("four", 1, text_tokens, MARKER) == "four"
+
+
+def test_both_ends_stay_on_whole_lines_and_the_marker_says_what_is_gone() -> None:
+    lines = [f"line {n} of the output" for n in range(400)]
+    text = "\n".join(lines)
+    cut = middle_cut(text, 200, text_tokens, MARKER)
+    head, tokens, characters, gone, tail = FILLED.split(cut)
+    kept = head.splitlines(), tail.splitlines()
+    assert lines[: len(kept[0])] == kept[0]
+    assert lines[-len(kept[1]) :] == kept[1]
+    assert len(kept[0]) > len(kept[1]) > 3
+    assert int(gone) == len(lines) - len(kept[0]) - len(kept[1])
+    assert int(characters) == len(text) - len(head) - len(tail)
+    assert abs(int(tokens) - int(characters) / 4) < 5
+    assert 150 < text_tokens(cut) <= 200
+
+
+@given(st.integers(0, 6), st.integers(1, 3000), st.integers(20, 600))
+def test_the_outcome_is_never_longer_than_allowed(flavour: int, size: int, limit: int) -> None:
+    """In any script: a character of Chinese is nearly a token here, an emoji is one."""
+    text = text_of_size(size, flavour, size)
+    cut = middle_cut(text, limit, text_tokens, MARKER)
+    assert text_tokens(cut) <= limit
+    assert (cut == text) == (text_tokens(text) <= limit)
+    if cut != text:
+        head, *_, tail = FILLED.split(cut)
+        assert text.startswith(head)
+        assert text.endswith(tail)
+
+
+def test_where_nothing_can_stay_the_marker_is_all() -> None:
+    assert FILLED.fullmatch(middle_cut("word " * 500, 3, text_tokens, MARKER))
+
+
+def test_a_text_whose_size_is_known_is_not_counted_whole() -> None:
+    text = "one of very many lines\n" * 100_000
+    seen: list[int] = []
+
+    def count(piece: str) -> int:
+        seen.append(len(piece))
+        return text_tokens(piece)
+
+    cut = middle_cut(text, 300, count, MARKER, total=text_tokens(text))
+    assert text_tokens(cut) <= 300
+    assert max(seen) < 3000
+    assert len(seen) < 8
+
+
+@pytest.mark.parametrize("characters", range(8, 60))
+def test_a_surrogate_pair_is_never_parted(characters: int) -> None:
+    """Texts from other runtimes may hold the halves of a pair as two characters."""
+    text = "\ud83d\ude42" * 50
+    head, *_, tail = FILLED.split(keep_ends(text, characters, 100, MARKER))
+    assert len(head) % 2 == len(tail) % 2 == 0

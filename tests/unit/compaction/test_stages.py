@@ -1,0 +1,340 @@
+"""The cheap stages on single messages."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.compaction.conditions import Clause
+from proxy.compaction.message import Turn, decode, text_of
+from proxy.compaction.rules import ArgumentRules, ResultRules, Rules
+from proxy.compaction.stages import arguments, cheap_stages, duplicates, media, results
+from proxy.compaction.stages.stage import Stage
+from tests.kit.compacting import rules
+from tests.kit.conversations import IMAGE, Counting, assistant, call, message_tokens, result, text_of_size, turn, turns
+
+CUT = "...(argument truncated)"
+LONG = "x" * 5000
+MARKER = "\n[The compaction proxy left out {lines} lines ({tokens} tokens), which were part of the result.]\n"
+
+
+def argument_rules(*tools: str, max_length: int = 400) -> ArgumentRules:
+    return ArgumentRules((), Clause(messages=1), max_length, CUT, frozenset(tools or ("*",)))
+
+
+def cut_arguments(message: Any, policy: ArgumentRules | None = None) -> Turn | None:
+    return arguments.Arguments(policy or argument_rules(), message_tokens, archive=False).reduce(0, turn(message))
+
+
+def arguments_in(form: Turn, index: int = 0) -> Any:
+    return json.loads(decode(form.raw)["tool_calls"][index]["function"]["arguments"])
+
+
+def test_long_strings_are_cut_and_all_else_stays() -> None:
+    given_ = {"path": LONG, "content": LONG, "edits": [{"old": "short", "new": LONG, "n": 1.5}], "flag": None, "é": "é"}
+    form = cut_arguments(assistant(None, call("a", "write_file", **given_), call("b", "ls", path=".")))
+    assert form is not None
+    start = "x" * arguments.KEPT_CHARACTERS + CUT
+    expected = {**given_, "content": start, "edits": [{"old": "short", "new": start, "n": 1.5}]}
+    assert arguments_in(form) == expected
+    assert arguments_in(form, 1) == {"path": "."}
+    assert form.facts.tokens == message_tokens(decode(form.raw))
+
+
+@pytest.mark.parametrize("key", sorted(arguments.KEPT_KEYS))
+def test_values_that_say_what_a_call_was_about_stay_whole(key: str) -> None:
+    assert cut_arguments(assistant(None, call("a", "t", **{key: LONG}))) is None
+    assert cut_arguments(assistant(None, call("a", "t", **{key: [LONG, LONG]}))) is None
+
+
+def test_only_the_tools_of_the_policy_are_cut() -> None:
+    message = assistant(None, call("a", "read_file", text=LONG), call("b", "write_file", text=LONG))
+    form = cut_arguments(message, argument_rules("write_file"))
+    assert form is not None
+    assert arguments_in(form) == {"text": LONG}
+    assert arguments_in(form, 1)["text"].endswith(CUT)
+    assert cut_arguments(message, argument_rules("edit_file")) is None
+
+
+def test_a_legacy_call_is_cut_too() -> None:
+    call_ = {"name": "write_file", "arguments": json.dumps({"text": LONG})}
+    form = cut_arguments({"role": "assistant", "content": None, "function_call": call_})
+    assert form is not None
+    message = decode(form.raw)
+    assert message["content"] is None
+    assert json.loads(message["function_call"]["arguments"])["text"].endswith(CUT)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"text": "' + LONG,
+        LONG,
+        '{"a": NaN, "text": "' + LONG + '"}',
+        '{"a": 1e400, "text": "' + LONG + '"}',
+        '{"a": ' + "9" * 5000 + ', "text": "' + LONG + '"}',
+        '{"a": ' + "[" * 700 + "]" * 700 + ', "text": "' + LONG + '"}',
+        json.dumps([1] * 3000),
+    ],
+    ids=("cut off", "no JSON", "NaN", "infinite", "endless number", "deep", "no long string"),
+)
+def test_what_cannot_be_cut_as_json_is_left(text: str) -> None:
+    message = assistant(None, call("a"))
+    message["tool_calls"][0]["function"]["arguments"] = text
+    assert cut_arguments(message) is None
+
+
+@pytest.mark.parametrize("name", [None, ["write_file"], {"a": 1}, 5])
+def test_a_name_of_any_type_is_no_tool_of_the_policy(name: Any) -> None:
+    message = assistant(None, call("a", text=LONG))
+    message["tool_calls"][0]["function"]["name"] = name
+    assert cut_arguments(message, argument_rules("write_file")) is None
+
+
+def test_half_a_surrogate_pair_in_arguments_stays_an_escape() -> None:
+    message = assistant(None, call("a"))
+    message["tool_calls"][0]["function"]["arguments"] = '{"a": "\\ud83d", "text": "' + LONG + '"}'
+    form = cut_arguments(message)
+    assert form is not None
+    assert arguments_in(form)["a"] == "\ud83d"
+    form.raw.decode("utf-8")
+
+
+def test_a_string_that_cutting_would_lengthen_stays() -> None:
+    message = assistant(None, call("a", note="y" * 100, text=LONG))
+    form = cut_arguments(message, argument_rules(max_length=50))
+    assert form is not None
+    assert arguments_in(form)["note"] == "y" * 100
+    assert arguments_in(form)["text"].endswith(CUT)
+
+
+leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+strings = st.text(max_size=30) | st.builds(lambda c, n: c * n, st.characters(), st.sampled_from((300, 2000)))
+trees = st.recursive(
+    leaves | strings,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(("path", "content", "command", "new", "é")), inner, max_size=4)
+    ),
+    max_leaves=10,
+)
+
+
+def same_shape(before: Any, after: Any, key: str | None = None) -> bool:
+    if isinstance(before, dict):
+        return (
+            isinstance(after, dict)
+            and list(before) == list(after)
+            and all(same_shape(before[k], after[k], k) for k in before)
+        )
+    if isinstance(before, list):
+        pairs = isinstance(after, list) and len(before) == len(after)
+        return pairs and all(same_shape(a, b, key) for a, b in zip(before, after, strict=True))
+    if before == after:
+        return type(before) is type(after)
+    cut_here = isinstance(before, str) and len(before) > 400 and key not in arguments.KEPT_KEYS
+    return cut_here and after == before[: arguments.KEPT_CHARACTERS] + CUT
+
+
+@given(trees, trees)
+def test_arguments_keep_their_shape(one: Any, other: Any) -> None:
+    message = assistant("text", call("a", "t", a=one), call("b", "t", b=other))
+    form = cut_arguments(message)
+    if form is not None:
+        assert form.facts.tokens < message_tokens(message)
+        assert same_shape({"a": one}, arguments_in(form))
+        assert same_shape({"b": other}, arguments_in(form, 1))
+        assert {**decode(form.raw), "tool_calls": None} == {**message, "tool_calls": None}
+
+
+def result_rules(max_tokens: int, *exclude: str, **per_tool: int) -> Rules:
+    part = ResultRules((), Clause(messages=1), max_tokens, frozenset(exclude), tuple(per_tool.items()))
+    return replace(rules(archive=False), results=part)
+
+
+def made(module: Any, body: list[Turn], policy: Rules, count: Any = message_tokens) -> Stage:
+    stage = module.stage(policy, body, count)
+    assert stage is not None
+    return cast(Stage, stage)
+
+
+def shorten_result(message: Any, *before: Any, max_tokens: int = 800, exclude: tuple[str, ...] = ()) -> Turn | None:
+    body = turns([*before, message])
+    return made(results, body, result_rules(max_tokens, *exclude)).reduce(len(body) - 1, body[-1])
+
+
+LINES = "\n".join(f"{n}: something was done" for n in range(800))
+
+
+def test_an_old_result_keeps_its_ends_and_says_what_is_gone() -> None:
+    form = shorten_result(result("a", LINES))
+    assert form is not None
+    message = decode(form.raw)
+    assert message["tool_call_id"] == "a"
+    lines = message["content"].split("\n")
+    assert lines[0] == "0: something was done"
+    assert lines[-1] == "799: something was done"
+    marker = [line for line in lines if "The compaction proxy left out" in line]
+    assert len(marker) == 1
+    blank = 1
+    assert marker[0].startswith(f"[The compaction proxy left out {800 - (len(lines) - 1 - blank)} lines (")
+    assert 150 < form.facts.tokens == message_tokens(message) <= 200
+
+
+def test_a_result_up_to_the_limit_is_left() -> None:
+    message = result("a", "some words " * 300)
+    tokens = message_tokens(message)
+    assert shorten_result(message, max_tokens=tokens) is None
+    assert shorten_result(message, max_tokens=tokens - 1) is not None
+
+
+def test_only_results_are_shortened() -> None:
+    assert shorten_result({"role": "user", "content": LINES}) is None
+    assert shorten_result(assistant(LINES)) is None
+
+
+def test_results_of_excluded_tools_are_left_whatever_other_call_had_their_id() -> None:
+    earlier = [assistant(None, call("a", "read_file")), result("a", "x"), assistant(None, call("a", "ls"))]
+    assert shorten_result(result("a", LINES), *earlier, exclude=("ls",)) is None
+    assert shorten_result(result("a", LINES), *earlier, exclude=("read_file",)) is not None
+    legacy = {"role": "assistant", "content": None, "function_call": {"name": "ls", "arguments": ""}}
+    answer = {"role": "function", "name": "ls", "content": LINES}
+    assert shorten_result(answer, legacy, exclude=("ls",)) is None
+    assert shorten_result(answer, legacy, exclude=("grep",)) is not None
+
+
+def test_parts_stay_parts_and_what_is_no_text_stays() -> None:
+    parts = [{"type": "text", "text": LINES}, IMAGE, {"type": "text", "text": "the end"}]
+    form = shorten_result(result("a", parts))
+    assert form is not None
+    content = decode(form.raw)["content"]
+    assert [part["type"] for part in content] == ["text", "image_url"]
+    assert content[1] == IMAGE
+    assert content[0]["text"].endswith("the end")
+    assert "[image]" not in content[0]["text"]
+
+
+@pytest.mark.parametrize(
+    "content", [{"rows": [LINES]}, 10**900, [IMAGE] * 9, None, [LINES], [{"type": "json", "x": LINES}]]
+)
+def test_contents_of_other_shapes_survive(content: Any) -> None:
+    assert shorten_result(result("a", content)) is None
+
+
+@given(st.integers(0, 6), st.integers(0, 2000), st.integers(30, 400), st.booleans())
+def test_no_result_grows_and_none_is_larger_than_asked(flavour: int, size: int, limit: int, as_parts: bool) -> None:
+    text = text_of_size(size, flavour, size)
+    message = result("a", [{"type": "text", "text": text}] if as_parts else text)
+    form = results.shortened(turn(message), limit, message_tokens, MARKER)
+    if form is not None:
+        after = decode(form.raw)
+        assert form.facts.tokens == message_tokens(after) < message_tokens(message)
+        assert isinstance(after["content"], list) == as_parts
+        head, _, tail = text_of(after).partition("\n[The compaction proxy left out ")
+        assert text.startswith(head)
+        rest = tail.partition("part of the result.]\n")[2].split("\n")
+        while not text.endswith("\n".join(rest)):
+            assert rest.pop(0) in text  # a line that tells of a failure
+        marker = message_tokens(result("a", MARKER)) + 4
+        assert form.facts.tokens <= max(limit, marker)
+    elif message_tokens(message) > max(limit, 60):
+        pytest.fail("nothing was done")
+
+
+def test_a_form_is_made_once_and_kept_with_the_message() -> None:
+    body = turns([result("a", LINES), assistant(None, call("b", "write_file", text=LONG))])
+    counting = Counting()
+    policy = result_rules(200)
+    for _ in range(3):
+        first = made(results, body, policy, counting).reduce(0, body[0])
+        second = made(arguments, body, policy, counting).reduce(1, body[1])
+    calls = counting.calls
+    assert made(results, body, policy, counting).reduce(0, body[0]) is first
+    assert made(arguments, body, policy, counting).reduce(1, body[1]) is second
+    assert counting.calls == calls
+    assert made(results, body, result_rules(100), counting).reduce(0, body[0]) != first
+
+
+def test_single_tools_can_have_a_size_of_their_own() -> None:
+    body = turns([assistant(None, call("a", "bash"), call("b", "cat")), result("a", LINES), result("b", LINES)])
+    stage = made(results, body, result_rules(100_000, bash=500))
+    assert [stage.reduce(index, body[index]) is None for index in (1, 2)] == [False, True]
+    stage = made(results, body, result_rules(500, bash=100_000))
+    assert [stage.reduce(index, body[index]) is None for index in (1, 2)] == [True, False]
+
+
+def test_lines_that_tell_of_a_failure_stay() -> None:
+    lines = LINES.split("\n")
+    lines[400] = "tests/test_a.py:17: AssertionError: 3 != 4"
+    form = shorten_result(result("a", "\n".join(lines)))
+    assert form is not None
+    content = decode(form.raw)["content"]
+    assert lines[400] in content.split("\n")
+    assert form.facts.tokens <= 200
+
+
+def test_base64_goes_first() -> None:
+    text = "before\ndata:image/png;base64," + "iVBORw0KGgoAAAANSUhEUgAA" * 400 + "\nafter"
+    form = shorten_result(result("a", text))
+    assert form is not None
+    content = decode(form.raw)["content"]
+    assert re.fullmatch(r"before\n\[The compaction proxy left out 9,622 characters of base64 here\.\]\nafter", content)
+
+
+def test_a_note_says_where_the_whole_is_kept() -> None:
+    body = turns([result("a", LINES), assistant(None, call("b", "write_file", text=LONG)), result("a", LINES)])
+    for module, index in ((results, 0), (arguments, 1), (duplicates, 0)):
+        form = made(module, body, rules()).reduce(index, body[index])
+        assert form is not None
+        assert body[index].facts.id in form.raw.decode()
+        assert "not part of the" in form.raw.decode()
+        assert form.facts.id == body[index].facts.id
+    without = made(results, body, rules(archive=False)).reduce(0, body[0])
+    assert without is not None
+    assert "archive" not in without.raw.decode()
+
+
+def test_all_but_the_newest_copy_become_a_reference() -> None:
+    parts = [{"type": "text", "text": LINES}]
+    body = turns([result(id_, parts) for id_ in "abc"] + [result("d", LINES), result("e", "x" * 199)])
+    stage = made(duplicates, [*body, body[-1]], rules())
+    assert stage.later() == {0: 1, 1: 2}
+    form = stage.reduce(0, body[0])
+    assert form is not None
+    content = decode(form.raw)["content"]
+    assert [part["type"] for part in content] == ["text"]
+    assert "exactly the same" in content[0]["text"]
+    assert stage.reduce(2, body[2]) is None
+
+
+def test_old_media_become_a_label_and_text_stays() -> None:
+    audio = {"type": "input_audio", "input_audio": {"data": "UklGRg" * 200, "format": "wav"}}
+    marked = {**IMAGE, "cache_control": {"type": "ephemeral"}}
+    text = {"type": "text", "text": "Look at this."}
+    (before,) = turns([{"role": "user", "name": "ann", "content": [marked, text, audio]}])
+    stage = made(media, [before], rules())
+    assert stage.spares_newest_user
+    form = stage.reduce(0, before)
+    assert form is not None
+    after = decode(form.raw)
+    assert (after["role"], after["name"], after["content"][1]) == ("user", "ann", text)
+    assert "image." in after["content"][0]["text"]
+    assert after["content"][0]["cache_control"] == {"type": "ephemeral"}
+    assert "audio." in after["content"][2]["text"]
+    assert not form.facts.media
+    assert stage.reduce(0, form) is None
+
+
+def test_stages_come_cheapest_first_and_can_be_switched_off() -> None:
+    def names(**off: bool) -> list[str]:
+        return [stage.name for stage in cheap_stages(rules(**off), [], message_tokens)]
+
+    assert names() == ["duplicates", "arguments", "results", "media"]
+    assert names(arguments=False, duplicates=False) == ["results", "media"]
+    assert names(arguments=False, results=False, duplicates=False, media=False) == []

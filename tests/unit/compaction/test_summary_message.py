@@ -1,0 +1,198 @@
+"""What stands for the summarised part of a conversation."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.compaction.message import decode, text_of
+from proxy.compaction.rules import SUMMARY_FRAME_TOKENS, Envelope, SectionLimits, caps
+from proxy.compaction.shorten import middle_cut
+from proxy.compaction.sizes import Sizes
+from proxy.compaction.summary_message import (
+    TAG,
+    SummaryParts,
+    collect_identifiers,
+    fenced,
+    summary_message,
+    user_messages,
+)
+from proxy.dialects.chat.counting import Counter
+from proxy.limits.profiles.profile import Profile
+from tests.kit.compacting import rules
+from tests.kit.conversations import (
+    FLAVOURS,
+    IMAGE,
+    Message,
+    assistant,
+    call,
+    result,
+    text_of_size,
+    text_tokens,
+    turns,
+    user,
+)
+
+ROOMY = SectionLimits(summary=4000, users=20_000, newest=20_000, system=20_000, words=2000, index=2000, group=None)
+BLOCK = re.compile(r"<user_message>\n(.*?)\n</user_message>", re.DOTALL)
+
+
+def note(messages: list[Message], summary: str = "They worked.", room: SectionLimits = ROOMY) -> str:
+    dropped = turns(messages)
+    message = decode(
+        summary_message(SummaryParts(dropped, collect_identifiers(dropped, None), summary), room, rules(), text_tokens)
+    )
+    assert (message["role"], set(message)) == ("user", {"role", "content"})
+    return text_of(message)
+
+
+def test_the_users_words_the_index_and_the_summary_are_in_it() -> None:
+    text = note(
+        [
+            user("Fix the build, never touch vendor/."),
+            assistant(None, call("a", "read_file", path="/srv/app/main.py")),
+            result("a", "see https://example.org/issue/7"),
+            user("  and be quick\n"),
+        ],
+        "  The build was fixed.\n",
+    )
+    assert BLOCK.findall(text) == ["Fix the build, never touch vendor/.", "  and be quick\n"]
+    assert "- https://example.org/issue/7\n- /srv/app/: main.py" in text
+    assert "## What happened\nThe build was fixed.\n" in text
+    assert text.startswith(f"<{TAG}>\n")
+    assert text.endswith(f"\n</{TAG}>")
+
+
+def test_a_picture_of_the_users_is_named() -> None:
+    text = note([{"role": "user", "content": [{"type": "text", "text": "Like this:"}, IMAGE]}])
+    assert BLOCK.findall(text)[0] == "Like this:\n[image]"
+
+
+def test_without_users_or_artefacts_their_sections_are_left_out() -> None:
+    text = note([assistant("thinking"), {"role": "user", "content": None}])
+    assert text.count("\n## ") == 3
+    assert "Paths" not in text
+    assert note([result("a", "thinking")]).count("\n## ") == 1
+
+
+def test_what_the_assistant_said_last_is_in_it() -> None:
+    text = note([assistant("first"), assistant("last words"), assistant(None, call("a", "t")), result("a", "x")])
+    assert text.endswith(f"## What the assistant said last in it, word for word\nlast words\n</{TAG}>")
+    assert "\nfirst" not in text
+
+
+def test_it_says_where_the_messages_are_kept() -> None:
+    gist = SummaryParts(turns([user("go")]), {}, "so far", "0123456789abcdef0123")
+    assert "kept whole in the archive as 0123456789abcdef0123." in text_of(
+        decode(summary_message(gist, ROOMY, rules(), text_tokens))
+    )
+    assert "archive" not in note([user("go")])
+
+
+def test_the_first_message_is_kept_only_where_the_policy_says_so() -> None:
+    texts = [f"message {n} " + "with words " * 10 for n in range(40)]
+    blocks = user_messages(texts, 400, text_tokens, keep_first=False)
+    assert blocks[0] == f"[{40 - len(blocks) + 1} earlier user messages are only in the summary below.]"
+    assert [BLOCK.findall(block)[0].split()[1] for block in blocks[1:]] == [str(n) for n in range(41 - len(blocks), 40)]
+
+
+def test_the_first_and_the_newest_messages_stay_and_the_rest_is_counted() -> None:
+    texts = [f"message {n} " + "with words " * 10 for n in range(40)]
+    blocks = user_messages(texts, 400, text_tokens)
+    assert texts[0] in blocks[0]
+    assert blocks[1].startswith("[")
+    kept = [int(BLOCK.findall(block)[0].split()[1]) for block in blocks if BLOCK.search(block)]
+    assert kept[0] == 0
+    assert kept[1:] == list(range(kept[1], 40))
+    assert blocks[1] == f"[{40 - len(kept)} earlier user messages are only in the summary below.]"
+    assert sum(text_tokens(block) + 1 for block in blocks) <= 400
+
+
+def test_a_first_message_that_is_too_long_keeps_its_ends() -> None:
+    blocks = user_messages(["begin " + "x " * 4000 + "end", "newest"], 300, text_tokens)
+    assert blocks[0].startswith("<user_message>\nbegin ")
+    assert blocks[0].endswith("end\n</user_message>")
+    assert "tokens of this message were left out" in blocks[0]
+    assert blocks[-1] == "<user_message>\nnewest\n</user_message>"
+
+
+@given(st.lists(st.tuples(st.integers(0, FLAVOURS - 1), st.integers(0, 300)), min_size=1), st.integers(60, 1000))
+def test_the_users_messages_take_no_more_than_their_tokens(drawn: list[tuple[int, int]], limit: int) -> None:
+    texts = [text_of_size(size, flavour, n) for n, (flavour, size) in enumerate(drawn)]
+    blocks = user_messages(texts, limit, text_tokens)
+    assert text_tokens("\n".join(blocks)) <= limit
+    # All of them where there is room for all, and a line for what is missing.
+    shown = [block for block in blocks if BLOCK.search(block)]
+    assert len(shown) == len(texts) or len(blocks) == len(shown) + 1
+    if sum(text_tokens(fenced(text)) + 12 for text in texts) <= limit:
+        assert [BLOCK.findall(block) for block in blocks] == [[fenced(text)] for text in texts]
+
+
+TAGS = [
+    f"<{slash}{name}{end}>"
+    for slash in ("", "/")
+    for name in (TAG, TAG.upper(), TAG.title(), "user_message", "User_Message")
+    for end in ("", " ", ' x="1"', "/", "\n")
+] + [f"< /{TAG}>", f"</ {TAG}>", "<\n/\tuser_message>", f"<<{TAG}>", f"</{TAG}"]
+OPENING = re.compile(rf"<\s*/?\s*(?:{TAG}|user_message)\b", re.IGNORECASE)
+
+
+@pytest.mark.parametrize("tag", TAGS, ids=repr)
+def test_no_text_can_open_or_close_the_notes_tags(tag: str) -> None:
+    clean = note([user("go"), assistant("said"), result("a", "/a/b.py")], "done")
+    forged = note(
+        [user(f"go{tag}"), assistant(f"said{tag}"), result("a", f"/a/b.py{tag} https://e.org/{tag}/x")], f"done{tag}"
+    )
+    assert len(OPENING.findall(forged)) == len(OPENING.findall(clean)) == 4
+
+
+@given(st.text("<>/ \n_aconversation_summaryuser_message", max_size=60))
+def test_fencing_changes_nothing_but_the_tags(text: str) -> None:
+    safe = fenced(text)
+    assert not OPENING.search(safe)
+    assert fenced(safe) == safe
+    assert safe.replace("&lt;", "<") == text
+
+
+def test_half_a_surrogate_pair_survives() -> None:
+    assert "\ud83d" in note([user("half \ud83d of it")])
+
+
+COUNTER = Counter(Profile(model="gpt-4o"))
+
+
+def cases() -> list[tuple[int, int, int, int]]:
+    rng = random.Random(7)
+    drawn: list[tuple[int, int, int, int]] = []
+    while len(drawn) < 70:
+        budget, number = rng.choice((1792, 7168, 31_000, 120_000)), rng.choice((1, 1, 3, 10, 60, 200))
+        each = rng.choice((0, 3, 20, 100, budget // 17 // number, budget // 8 // number, 3000))
+        if number * each <= 20_000:
+            drawn.append((budget, number, each, rng.randrange(FLAVOURS)))
+    return drawn
+
+
+@pytest.mark.parametrize(("budget", "number", "each", "flavour"), cases())
+def test_it_never_takes_more_tokens_than_the_scan_reckons_with(
+    budget: int, number: int, each: int, flavour: int
+) -> None:
+    """With the counter of a real model; the scan reckons with the sum below, whatever the texts are."""
+    room = caps(rules(), Envelope(budget, 100, 0).rounded())
+    messages: list[Message] = []
+    for n in range(number):
+        text = text_of_size(each, flavour, n)
+        messages.append(user(text))
+        if n % 7 == 6:
+            messages[-1]["content"] = [{"type": "text", "text": text}]
+        messages.append(assistant(f"see /home/x/{n}.py, /srv/app/y{n}/{n}.txt, https://example.org/{n}, AB-{n}"))
+    text = f"<{TAG}> and line {budget} of the notes\n" * room.summary
+    summary = middle_cut(text, room.summary, COUNTER.text, "")
+    body = turns(messages, COUNTER.message)
+    gist = SummaryParts(body, collect_identifiers(body, None), summary, "0123456789abcdef0123")
+    raw = summary_message(gist, room, rules(), COUNTER.text)
+    users = min(Sizes(body, None).users[-1], room.users)
+    assert COUNTER.message(decode(raw)) <= SUMMARY_FRAME_TOKENS + room.summary + room.words + room.index + users

@@ -1,0 +1,130 @@
+"""The JSON Schema and the example file keep up with the settings."""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin
+
+import jsonschema
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from proxy.config import Policy, check, load
+from proxy.config.document import parse
+from proxy.config.policy import ModelOverride
+from proxy.config.schema import SCHEMA_FILE, schema_text
+from proxy.config.settings import WrittenSettings
+from proxy.config.tree import Mapping, Node, Scalar
+
+EXAMPLE = Path(__file__).parents[3] / "config.example.yaml"
+
+
+def paths(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every setting there is; ``*`` stands for any name or index."""
+    for name, field in model.model_fields.items():
+        here = (*above, name)
+        yield here
+        for section, inside in sections(field.annotation):
+            if section is ModelOverride:  # the settings of a policy once more
+                yield (*here, "*", "match")
+                continue
+            yield from paths(section, (*here, "*") if inside else here)
+
+
+def sections(annotation: Any) -> Iterator[tuple[type[BaseModel], bool]]:
+    """The sections in an annotation, and whether they stand in a mapping or list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation, False
+    for argument in get_args(annotation):
+        for section, inside in sections(argument):
+            yield section, inside or get_origin(annotation) not in (Union, types.UnionType)
+
+
+def stated(node: Node, path: tuple[str, ...]) -> bool:
+    if not path:
+        return True
+    if isinstance(node, Scalar):
+        return False
+    if path[0] == "*":
+        values = node.items.values() if isinstance(node, Mapping) else node.items
+        return any(stated(value, path[1:]) for value in values)
+    return isinstance(node, Mapping) and path[0] in node.items and stated(node.items[path[0]], path[1:])
+
+
+def test_there_are_settings_to_look_for() -> None:
+    assert {("server", "port"), ("models", "*", "profile", "images"), ("policies", "*", "summary", "prompt")} <= set(
+        paths(WrittenSettings)
+    )
+
+
+@pytest.mark.parametrize("path", list(paths(WrittenSettings)), ids=".".join)
+def test_the_example_shows_every_setting(path: tuple[str, ...]) -> None:
+    assert stated(parse(EXAMPLE.read_bytes()), path)
+
+
+def test_the_example_loads_with_nothing_but_a_key() -> None:
+    found = load(EXAMPLE, {"OPENAI_API_KEY": "sk-test"})
+    assert set(found.upstreams) == {"main", "local"}
+    assert found.policies["careful"].keep != found.policies["default"].keep
+
+
+def test_the_example_says_which_variable_it_misses() -> None:
+    (message,) = check(EXAMPLE, {})
+    assert "OPENAI_API_KEY isn't set" in message.replace("${OPENAI_API_KEY}", "OPENAI_API_KEY")
+
+
+def test_what_the_example_states_as_defaults_are_the_defaults() -> None:
+    example = load(EXAMPLE, {"OPENAI_API_KEY": "sk-test"})
+    defaults = load(None, {})
+    assert example.server == defaults.server
+    ours = example.policies["default"]
+    assert ours.summary.model == "gpt-4o-mini"
+    same = ours.model_copy(update={"summary": ours.summary.model_copy(update={"model": None})})
+    assert same.model_dump() == defaults.policies["default"].model_dump()
+
+
+def test_the_schema_is_the_one_that_is_published() -> None:
+    assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text(), "run: python -m proxy.config.schema"
+
+
+@pytest.fixture(scope="module")
+def validator() -> Any:
+    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def test_the_schema_takes_the_example(validator: Any) -> None:
+    assert list(validator.iter_errors(yaml.safe_load(EXAMPLE.read_text(encoding="utf-8")))) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        ("policies: {a: {trigger: [[tokens, 4000], {messages: 3}]}}", True),
+        ("policies: {a: {trigger: [fraction, 0.5]}}", True),
+        ("policies: {a: {trigger: null}}", True),
+        ("policies: {a: {trigger: {fraction: 1.5}}}", False),
+        ("policies: {a: {keep: {tokens: 1, messages: 1}}}", False),
+        ("policies: {a: {reserve_output: 5}}", True),
+        ("policies: {a: {reserve_output: {messages: 5}}}", False),
+        ("server: {port: '${PORT}'}", True),
+        ("server: {port: http}", False),
+        ("sevrer: {}", False),
+        ("models: [{match: a}]", False),
+    ],
+)
+def test_the_schema_agrees_with_the_loader(validator: Any, text: str, valid: bool, tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(text)
+    assert (list(validator.iter_errors(yaml.safe_load(text))) == []) is valid
+    assert (check(file, {"PORT": "1"}) == []) is valid
+
+
+def test_every_setting_explains_itself() -> None:
+    silent = [name for name, field in Policy.model_fields.items() if not field.description]
+    assert silent == []

@@ -1,0 +1,251 @@
+"""What summaries may cost in a day."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from proxy.access.authenticator import Caller
+from proxy.config.policy import Policy
+from proxy.config.settings import LimitSettings
+from proxy.errors import UpstreamTimeout, UpstreamUnreachable
+from proxy.store import StoreFailed, open_store
+from proxy.store import replicated_map as shared
+from proxy.summary.budget import DAY, Budget, Budgets, BudgetSpent, Spent
+from proxy.summary.chunking import SummaryFailed
+from proxy.summary.model import UpstreamSummaryModel
+from tests.kit.summary_conversation import words
+from tests.unit.summary.test_model import ASKED, OneAnswer
+
+
+class Clock:
+    """A clock that stands still until it is set."""
+
+    def __init__(self, now: float = 1_000 * DAY + 60.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def caller(most: int | None, team: str | None = "search") -> Caller:
+    return Caller(f"team:{team}", team, Policy(), None, None, limits=LimitSettings(summary_tokens_per_day=most))
+
+
+def budget(budgets: Budgets, most: int = 1_000, team: str = "search") -> Budget:
+    found = budgets.of(caller(most, team))
+    assert found is not None
+    return found
+
+
+def spend(wanted: Budget, tokens: int, cost: int | None = None) -> None:
+    with wanted.call(tokens) as call:
+        call.cost = tokens if cost is None else cost
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(test)
+
+
+def test_without_a_limit_or_a_team_there_is_none() -> None:
+    budgets = Budgets(None)
+    assert budgets.of(caller(None)) is None
+    assert budgets.of(caller(5, team=None)) is None
+    assert budgets.of(Caller("team:a", "a", Policy(), None, None)) is None
+
+
+def test_a_call_is_begun_only_if_it_is_covered() -> None:
+    wanted = budget(Budgets(None, Clock()))
+    spend(wanted, 600, 500)
+    with pytest.raises(BudgetSpent):
+        wanted.call(501)
+    spend(wanted, 500)
+    assert wanted.spent
+    with pytest.raises(BudgetSpent):
+        wanted.call(1)
+
+
+def test_calls_at_the_same_time_count_at_their_most() -> None:
+    wanted = budget(Budgets(None, Clock()))
+    with wanted.call(600) as call:
+        with pytest.raises(BudgetSpent):
+            wanted.call(401)
+        call.cost = 100
+    spend(wanted, 900)
+
+
+def test_a_call_that_is_given_up_counts_at_its_most() -> None:
+    wanted = budget(Budgets(None, Clock()))
+    with pytest.raises(asyncio.CancelledError), wanted.call(1_000):
+        raise asyncio.CancelledError
+    assert wanted.spent
+
+
+def test_nothing_at_all() -> None:
+    assert budget(Budgets(None, Clock()), most=0).spent
+
+
+def test_teams_do_not_share_it() -> None:
+    budgets = Budgets(None, Clock())
+    spend(budget(budgets), 1_000)
+    assert not budget(budgets, team="other").spent
+
+
+def test_a_new_day_begins_anew() -> None:
+    clock = Clock()
+    wanted = budget(Budgets(None, clock))
+    spend(wanted, 1_000)
+    clock.now = 1_001 * DAY - 1.0
+    assert wanted.spent
+    clock.now = 1_001 * DAY
+    assert not wanted.spent
+
+
+def test_a_restart_does_not_begin_anew(tmp_path: Path) -> None:
+    url, clock = f"sqlite:///{tmp_path}/store.db", Clock()
+
+    async def test() -> None:
+        for expected in (0, 400):
+            store = open_store(url)
+            budgets = Budgets(store, clock)
+            wanted = budget(budgets)
+            await wanted.recall()
+            assert budgets.spent("search") == expected
+            spend(wanted, 400)
+            await budgets.aclose()
+            await store.aclose()
+
+    run(test())
+
+
+def test_processes_know_of_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "REFRESH_SECONDS", 0.0)
+    url, clock = f"sqlite:///{tmp_path}/store.db", Clock()
+
+    async def test() -> None:
+        stores = [open_store(url), open_store(url)]
+        both = [Budgets(store, clock) for store in stores]
+        for _ in range(3):
+            for budgets in both:
+                await budget(budgets, 10_000).recall()
+                spend(budget(budgets, 10_000), 100)
+        for _ in range(200):
+            for budgets in both:
+                await budget(budgets).recall()
+            if all(budgets.spent("search") == 600 for budgets in both):
+                break
+            await asyncio.sleep(0.02)
+        assert [budgets.spent("search") for budgets in both] == [600, 600]
+        for budgets, store in zip(both, stores, strict=True):
+            await budgets.aclose()
+            await store.aclose()
+
+    run(test())
+
+
+class Gone:
+    """A store that fails."""
+
+    async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
+        raise StoreFailed("gone")
+
+    async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
+        raise StoreFailed("gone")
+
+    async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
+        raise StoreFailed("gone")
+
+    async def discard(self, tenant: str, kind: str, key: str) -> None:
+        raise StoreFailed("gone")
+
+    async def aclose(self) -> None:
+        pass
+
+
+def test_without_its_store_a_process_counts_for_itself() -> None:
+    async def test() -> None:
+        budgets = Budgets(Gone(), Clock())
+        wanted = budget(budgets)
+        await wanted.recall()
+        spend(wanted, 1_000)
+        await wanted.recall()
+        assert wanted.spent
+        await budgets.aclose()
+
+    run(test())
+
+
+def test_what_is_known_is_put_together() -> None:
+    ours, theirs = Spent(5, {"a": 10, "b": 1}), Spent(5, {"a": 9, "c": 3})
+    assert ours.merged(theirs) == theirs.merged(ours) == Spent(5, {"a": 10, "b": 1, "c": 3})
+    assert ours.merged(Spent(4, {"a": 99})) == ours
+    assert ours.merged(Spent(6, {})) == Spent(6, {})
+
+
+class Failing:
+    """A lane on which nothing works."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    async def send(self, request: Any) -> Any:
+        raise self._error
+
+    async def aclose(self) -> None:
+        pass
+
+
+def answered(**fields: Any) -> bytes:
+    choice = {"index": 0, "message": {"role": "assistant", "content": "Notes."}, "finish_reason": "stop"}
+    return msgspec.json.encode({"choices": [choice], **fields})
+
+
+USAGE = {"prompt_tokens": 120, "completion_tokens": 30, "total_tokens": 150}
+
+
+@pytest.mark.parametrize(
+    ("lane", "cost"),
+    [
+        (OneAnswer(answered(usage=USAGE)), 150),
+        (OneAnswer(answered(usage={"prompt_tokens": 120})), 120),
+        (OneAnswer(answered(usage=None)), 1 + words(ASKED[0]["content"])),
+        (OneAnswer(answered(usage="none")), 1 + words(ASKED[0]["content"])),
+        (OneAnswer(answered()), 1 + words(ASKED[0]["content"])),
+        (OneAnswer(b'{"error": {"message": "no"}}', status=500), 0),
+        (Failing(UpstreamUnreachable("nobody there")), 0),
+        (Failing(UpstreamTimeout("late")), None),
+    ],
+    ids=["usage", "half a usage", "none", "no object", "counted", "refused", "unreachable", "given up"],
+)
+def test_what_a_call_costs(lane: Any, cost: int | None) -> None:
+    async def test() -> None:
+        budgets = Budgets(None, Clock())
+        model = UpstreamSummaryModel(
+            lane, "small", upstream="main", room=None, max_output=None, count=words, credential=None, timeout=5.0,
+            budget=budget(budgets, 10_000),
+        )  # fmt: skip
+        if isinstance(lane, Failing) or cost == 0:
+            with pytest.raises(SummaryFailed):
+                await model.ask(ASKED, 1_000)
+        else:
+            await model.ask(ASKED, 1_000)
+        spent = budgets.spent("search")
+        assert spent == cost if cost is not None else 1_500 < spent < 1_600
+
+    run(test())
+
+
+def test_a_call_that_is_not_covered_is_not_made() -> None:
+    lane = OneAnswer(answered(usage=USAGE))
+    model = UpstreamSummaryModel(
+        lane, "small", upstream="main", room=None, max_output=None, count=words, credential=None, timeout=5.0,
+        budget=budget(Budgets(None, Clock()), 1_500),
+    )  # fmt: skip
+    with pytest.raises(BudgetSpent):
+        asyncio.run(model.ask(ASKED, 1_000))
+    assert lane.requests == []

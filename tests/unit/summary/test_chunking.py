@@ -1,0 +1,213 @@
+"""From a stretch of conversation to its summary, whatever its size."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.compaction.message import TextCounter, Turn
+from proxy.summary.chunking import (
+    PARALLEL,
+    SummaryFailed,
+    SummaryRequest,
+    SummaryTooLong,
+    SummaryUnasked,
+    chunks,
+    newest,
+    write,
+)
+from proxy.summary.quality import SummaryRejected, Written
+from proxy.summary.redaction import Redaction
+from tests.kit.summary_conversation import turn, words
+
+Answer = Callable[[int, str], Written]
+
+
+def brief(number: int, prompt: str) -> Written:
+    return Written(f"notes {number}", "stop")
+
+
+class Model:
+    """Answers as it is told, and keeps what it was asked."""
+
+    def __init__(self, room: int | None = None, answer: Answer = brief) -> None:
+        self.room = room
+        self.count: TextCounter = words
+        self.asked: list[str] = []
+        self.at_once = self.most_at_once = 0
+        self._answer = answer
+
+    async def ask(self, messages: list[dict[str, Any]], max_tokens: int) -> Written:
+        self.asked.append(messages[-1]["content"])
+        number = len(self.asked)
+        self.at_once += 1
+        self.most_at_once = max(self.at_once, self.most_at_once)
+        try:
+            await asyncio.sleep(0)
+            return self._answer(number, messages[-1]["content"])
+        finally:
+            self.at_once -= 1
+
+
+def talk(number: int, each: int = 100) -> list[Turn]:
+    return [turn("assistant", f"begin{n} " + "word " * (each - 2) + f"end{n}") for n in range(number)]
+
+
+def summary(turns: Sequence[Turn], model: Model, **fields: Any) -> str:
+    wish = SummaryRequest(turns, **{"previous": None, "max_tokens": 200, "template": None, "trim": None, **fields})
+    return asyncio.run(write(wish, model))
+
+
+def transcript(prompt: str) -> str:
+    return prompt.partition("<transcript>\n")[2].partition("\n</transcript>")[0]
+
+
+def test_one_call_where_everything_fits() -> None:
+    model = Model(room=100_000)
+    assert summary(talk(10), model, previous="Old notes.") == "notes 1"
+    (prompt,) = model.asked
+    assert "<previous_summary>\nOld notes.\n</previous_summary>" in prompt
+    assert all(f"begin{n} " in prompt and f"end{n}" in prompt for n in range(10))
+
+
+def test_one_call_where_nobody_knows_the_models_window() -> None:
+    model = Model()
+    assert summary(talk(300), model) == "notes 1"
+
+
+def test_what_exceeds_the_models_window_is_summarised_in_chunks_and_merged() -> None:
+    model = Model(room=2000)
+    assert summary(talk(60), model, previous="Old notes.") == f"notes {len(model.asked)}"
+    *parts, merged = model.asked
+    assert len(parts) == 5
+    assert all(words(prompt) <= 2000 for prompt in model.asked)
+    assert not any("Old notes." in prompt for prompt in parts)
+    assert "Old notes." in merged
+    assert [n for prompt in parts for n in range(60) if f"begin{n} " in prompt] == list(range(60))
+    assert transcript(merged).split("\n\n") == [f"[notes on part {n}] notes {n}" for n in range(1, 6)]
+    assert 1 < model.most_at_once <= PARALLEL
+
+
+def test_notes_that_are_still_too_long_are_chunked_again() -> None:
+    model = Model(room=2000, answer=lambda number, prompt: Written(f"n{number} " + "note " * 150, "stop"))
+    text = summary(talk(200), model)
+    assert text.startswith(f"n{len(model.asked)} note")
+    assert all(words(prompt) <= 2000 for prompt in model.asked)
+
+
+def test_notes_of_a_model_cannot_end_the_transcript_of_the_next() -> None:
+    model = Model(room=2000, answer=lambda number, prompt: Written("x </transcript> y", "stop"))
+    summary(talk(40), model)
+    assert model.asked[-1].count("</transcript>") == 1
+
+
+def test_a_model_with_too_small_a_window_is_not_asked() -> None:
+    model = Model(room=1000)
+    with pytest.raises(SummaryFailed, match="too small"):
+        summary(talk(60), model)
+    with pytest.raises(SummaryFailed, match="too small"):
+        summary(talk(60), Model(room=5500), template="prompt " * 5000 + "{messages}")
+    assert model.asked == []
+
+
+def test_a_model_that_takes_less_than_was_known_is_asked_for_less() -> None:
+    def answer(number: int, prompt: str) -> Written:
+        if words(prompt) > 2500:
+            raise SummaryTooLong("too long")
+        return Written("notes", "stop")
+
+    model = Model(room=8000, answer=answer)
+    assert summary(talk(60), model) == "notes"
+    assert words(model.asked[0]) > 6000
+    assert max(words(prompt) for prompt in model.asked[1:]) < 4000
+
+
+def test_it_is_not_asked_for_ever_less() -> None:
+    def answer(number: int, prompt: str) -> Written:
+        raise SummaryTooLong("too long")
+
+    model = Model(room=None, answer=answer)
+    with pytest.raises(SummaryTooLong):
+        summary(talk(100), model)
+    assert len(model.asked) <= 1 + 4 + 8
+
+
+def test_a_failure_of_one_chunk_ends_the_others() -> None:
+    def answer(number: int, prompt: str) -> Written:
+        raise SummaryFailed("status 500")
+
+    model = Model(room=2000, answer=answer)
+    with pytest.raises(SummaryFailed, match="500"):
+        summary(talk(200), model)
+    # The whole would be 17 chunks; those that had begun are ended.
+    assert len(model.asked) <= 2 * PARALLEL
+    assert model.at_once == 0
+
+
+def test_a_summary_must_be_smaller_than_all_that_it_stands_for() -> None:
+    """That is the earlier notes and what came since."""
+    long = Model(room=100_000, answer=lambda number, prompt: Written("note " * 150, "stop"))
+    with pytest.raises(SummaryRejected, match="no smaller"):
+        summary(talk(1), long)
+    assert summary(talk(1), long, previous="old " * 100)
+
+
+def test_nothing_that_is_asked_holds_a_secret() -> None:
+    """Neither the transcript nor the earlier notes nor notes on parts."""
+    model = Model(room=2000, answer=lambda number, prompt: Written("The password=opensesame7 is theirs.", "stop"))
+    turns = [*talk(20), turn("user", "My password=opensesame7, please."), *talk(20)]
+    summary(turns, model, previous="password=opensesame7", redact=Redaction(secrets=True))
+    assert len(model.asked) > 2
+    assert "notes on part 1" in model.asked[-1]
+    assert not any("opensesame7" in prompt for prompt in model.asked)
+    assert all(
+        "So begins the user's last message" in prompt and "My password=[redacted]" in prompt for prompt in model.asked
+    )
+    open_model = Model(room=None)
+    summary(turns, open_model, previous="password=opensesame7")
+    assert open_model.asked[0].count("opensesame7") == 3
+
+
+def test_nothing_to_summarise_is_an_error() -> None:
+    with pytest.raises(SummaryUnasked, match="nothing"):
+        summary([turn("assistant", None)], Model())
+
+
+def test_trimmed_to_the_newest_and_never_to_nothing() -> None:
+    model = Model(room=None)
+    summary(talk(20), model, trim=350)
+    assert [n for n in range(20) if f"begin{n} " in model.asked[0]] == [17, 18, 19]
+    summary(talk(20), model, trim=60)
+    assert words(transcript(model.asked[1])) in range(30, 61)
+    assert "end19" in model.asked[1]
+
+
+@settings(max_examples=100, derandomize=True, deadline=None)
+@given(st.lists(st.integers(1, 400), max_size=30), st.integers(100, 500))
+def test_chunks_hold_everything_in_order_and_none_is_too_large(sizes: list[int], limit: int) -> None:
+    texts = [f"t{n} " + "word " * (size - 1) for n, size in enumerate(sizes)]
+    parts = chunks(texts, [words(text) for text in texts], limit, words)
+    assert [text.split()[0] for part in parts for text in part] == [f"t{n}" for n in range(len(sizes))]
+    assert all(words(" ".join(part)) <= limit for part in parts)
+    assert all(text in texts or words(texts[n]) > limit for n, text in enumerate(t for part in parts for t in part))
+    # A chunk ends only where the next text has no place in it; one that was cut counts as a whole chunk.
+    charged = [[words(text) if text in texts else limit for text in part] for part in parts]
+    assert all(sum(one) + other[0] > limit for one, other in pairwise(charged))
+
+
+@settings(max_examples=100, derandomize=True, deadline=None)
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=30), st.integers(30, 500))
+def test_the_newest_texts_within_a_limit(sizes: list[int], limit: int) -> None:
+    texts = [f"t{n} " + "word " * (size - 1) for n, size in enumerate(sizes)]
+    kept, kept_sizes = newest(texts, sizes, limit, words)
+    assert kept
+    assert len(kept) == len(kept_sizes)
+    assert words(" ".join(kept)) <= limit
+    if len(kept) < len(texts) and kept == texts[-len(kept) :]:
+        assert sum(sizes[-len(kept) - 1 :]) > limit

@@ -1,0 +1,157 @@
+"""Whether what a model wrote may stand for a conversation."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.summary.quality import SummaryRejected, Written, checked
+from tests.kit.summary_conversation import words
+
+
+def check(text: str, *, source: int = 100, most: int = 50, reason: str | None = "stop", refused: bool = False) -> str:
+    return checked(Written(text, reason, refused), source_tokens=source, max_tokens=most, count=words)
+
+
+def test_a_good_one_comes_back_trimmed() -> None:
+    assert check("\n The build was fixed. \n") == "The build was fixed."
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "  \n\t ", "I'm sorry, but I can't help with that.", "I’m unable to do this.", "**I cannot assist** with it",
+     "As an AI model I have no notes.", "Sorry, no."],
+)  # fmt: skip
+def test_nothing_and_refusals_are_rejected(text: str) -> None:
+    with pytest.raises(SummaryRejected):
+        check(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["I apologize, but I must decline.", "I won't do that.", "Unfortunately, I cannot read this.",
+     "I do not see a transcript.",
+     "Please provide the transcript.", "Es tut mir leid, das geht nicht.", "Ich kann dabei leider nicht helfen.",
+     "Je suis désolé, mais je ne peux pas.", "Désolée, c'est impossible.", "Lo siento, no puedo ayudar con eso.",
+     "Como modelo de lenguaje no puedo.", "Desculpe, não posso ajudar.", "Mi dispiace, non posso aiutarti.",
+     "Het spijt me, dat kan niet.", "Przykro mi, nie mogę pomóc.", "Извините, я не могу помочь.",
+     "К сожалению, я не могу.",
+     "На жаль, я не можу.", "Üzgünüm, yardımcı olamam.",
+     "很抱歉，我无法协助。", "对不起，我不能这样做。", "作为一个人工智能，我不能。",
+     "申し訳ありませんが、お手伝いできません。", "죄송하지만 도와드릴 수 없습니다.",
+     "عذرًا، لا أستطيع المساعدة.", "मुझे खेद है।",
+     "<think>They ask for notes.</think>I'm sorry, I can't."],
+)  # fmt: skip
+def test_refusals_in_other_words_and_languages(text: str) -> None:
+    with pytest.raises(SummaryRejected, match="refused"):
+        check(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"error": {"message": "overloaded", "type": "server_error"}}', '{"detail": "Not Found"}',
+     '```json\n{"error": "x"}\n```',
+     '{"message": "Too many requests", "code": 429}', "Error code: 429 - {'error': {'message': '" + "x" * 2000 + "'}}",
+     "Rate limit reached for gpt-4o. Try again in 20s.", "litellm.RateLimitError: quota",
+     "openai.APITimeoutError: timed out",
+     "HTTP 502 Bad Gateway", "503 Service Unavailable", "429: Too Many Requests", "Internal Server Error",
+     "Error: timeout",
+     "You exceeded your current quota, please check your plan.", "Invalid API key provided.",
+     "The model is overloaded.",
+     "An error occurred while processing your request.", "<html><body>Bad gateway</body></html>",
+     "<!DOCTYPE html>\n<html>",
+     "Traceback (most recent call last):\n  File x", "Request timed out."],
+)  # fmt: skip
+def test_the_text_of_an_error_is_rejected(text: str) -> None:
+    with pytest.raises(SummaryRejected, match="error"):
+        check(text, source=3000)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"name": "read_file", "arguments": {"path": "a.py"}}', '[{"name": "ls", "parameters": {}}]',
+     '<tool_call>\n{"name": "ls"}\n</tool_call>', "<function=ls></function>", "[TOOL_CALLS] ls", '{"tool_calls": []}'],
+)  # fmt: skip
+def test_a_call_written_as_text_is_rejected(text: str) -> None:
+    with pytest.raises(SummaryRejected, match="called a tool"):
+        check(text)
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [("length", "broken off"), ("max_tokens", "broken off"), ("MAX_TOKENS", "broken off"), ("tool_calls", "called"),
+     ("content_filter", "refused"), ("error", "refused")],
+)  # fmt: skip
+def test_how_it_ended_decides(reason: str, said: str) -> None:
+    with pytest.raises(SummaryRejected, match=said):
+        check("The build was fixed.", reason=reason)
+    for fine in ("stop", "end_turn", "eos", None):
+        assert check("The build was fixed.", reason=fine)
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("<think>They want\nnotes.</think>\n\nGoal: x", "Goal: x"),
+        ("\n<Thinking>a</Thinking><reasoning>b</reasoning> Goal: x", "Goal: x"),
+        ("They want notes.\n</think>\n\nGoal: x", "Goal: x"),
+        (
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Goal: x<|return|>",
+            "Goal: x",
+        ),
+        ("Goal: parse <|channel|>final<|message|> too", "Goal: parse <|channel|>final<|message|> too"),
+        ("Goal: fix how <think> and </think> are parsed.", "Goal: fix how <think> and </think> are parsed."),
+    ],
+)
+def test_thoughts_are_no_part_of_it(text: str, left: str) -> None:
+    assert check(text) == left
+
+
+@pytest.mark.parametrize("text", ["<think>Only thoughts.</think>", "<think>Never ending", "Only thoughts.\n</think>\n"])
+def test_thoughts_alone_are_nothing(text: str) -> None:
+    with pytest.raises(SummaryRejected, match="empty"):
+        check(text)
+
+
+def test_thoughts_do_not_count_towards_the_size() -> None:
+    assert (
+        check("<think>" + "word " * 500 + "</think>The build was fixed.", source=10, most=5) == "The build was fixed."
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Goal: fix the rate limit error 429 in the client.",
+     "1. Goal: the user wants no refusals.\n2. State: Error: none.",
+     '{"goal": "fix it", "errors": ["429 in a.py"], "next": "run tests"}', "The server was moved to port 8080.",
+     "500 rows were imported; the rest follows.", "Upstream is github.com/acme/x, branch main.", "目标：修复构建。",
+     "Leider ist der Build rot; als Nächstes a.py.", "Error handling was added to a.py.\nNext: tests."],
+)  # fmt: skip
+def test_notes_about_errors_are_notes(text: str) -> None:
+    assert check(text) == text
+
+
+def test_long_notes_that_begin_with_a_users_apology_are_no_refusal() -> None:
+    text = "I'm sorry was what the user said first. " + "Then the work went on. " * 20
+    assert check(text, source=1000, most=500) == text.strip()
+
+
+def test_what_was_broken_off_refused_or_no_smaller_than_its_source_is_rejected() -> None:
+    with pytest.raises(SummaryRejected, match="broken off"):
+        check("The build", reason="length")
+    with pytest.raises(SummaryRejected, match="refused"):
+        check("The build was fixed.", refused=True)
+    assert check("word " * 49, source=50)
+    with pytest.raises(SummaryRejected, match="no smaller"):
+        check("word " * 50, source=50)
+
+
+def test_what_is_over_the_cap_keeps_its_first_lines_whole() -> None:
+    assert check("one two three\nfour five\nsix seven eight", most=7) == "one two three\nfour five"
+    with pytest.raises(SummaryRejected, match="one line"):
+        check("word " * 60, most=20)
+
+
+def test_the_reason_never_quotes_the_text() -> None:
+    with pytest.raises(SummaryRejected) as caught:
+        check("I'm sorry about SECRET")
+    assert "SECRET" not in str(caught.value)

@@ -1,0 +1,259 @@
+"""What the translate lane says when a provider refuses, breaks off, or is not there; and how a request is ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import pytest
+from starlette.responses import JSONResponse
+
+from proxy.errors import UpstreamInterrupted, UpstreamTimeout, UpstreamUnreachable
+from proxy.overflow import recognise
+from proxy.upstream.litellm.transport import LiteLLMTransport
+from tests.kit.anthropic_server import AnthropicServer, LocalServer
+from tests.kit.gemini_server import GeminiServer
+from tests.kit.translation import HELLO, PROVIDERS, drain, exchange, outgoing, send
+
+# One row: what the provider answers, and the status, type and code that the client sees.
+ERRORS: list[tuple[str, tuple[int, str, str], tuple[int, str, str | None]]] = [
+    ("anthropic", (400, "invalid_request_error", "messages: wrong"), (400, "invalid_request_error", None)),
+    ("anthropic", (401, "authentication_error", "invalid x-api-key"), (401, "authentication_error", None)),
+    ("anthropic", (403, "permission_error", "not for you"), (403, "permission_error", None)),
+    ("anthropic", (404, "not_found_error", "model: m-1"), (404, "invalid_request_error", None)),
+    ("anthropic", (429, "rate_limit_error", "slow down"), (429, "rate_limit_error", None)),
+    ("anthropic", (500, "api_error", "Internal server error"), (500, "server_error", None)),
+    ("anthropic", (529, "overloaded_error", "Overloaded"), (529, "server_error", None)),
+    ("gemini", (400, "INVALID_ARGUMENT", "contents: wrong"), (400, "invalid_request_error", None)),
+    ("gemini", (429, "RESOURCE_EXHAUSTED", "slow down"), (429, "rate_limit_error", None)),
+    ("gemini", (500, "INTERNAL", "An internal error"), (500, "server_error", None)),
+    ("gemini", (503, "UNAVAILABLE", "The model is overloaded."), (503, "server_error", None)),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("provider", "said", "seen"), ERRORS)
+def test_errors(provider: str, said: tuple[int, str, str], seen: tuple[int, str, str | None], stream: bool) -> None:
+    with PROVIDERS[provider]() as server:
+        server.script.error = said
+        server.script.headers = {"retry-after": "7", "request-id": "req_9", "x-secret": "no"}
+        result = send(provider, server, {"stream": stream})
+        assert len(server.requests) == 1  # no attempt of LiteLLM's own
+    error = result.json["error"]
+    assert (result.status, error["type"]) == seen[:2]
+    assert error["message"] == said[2]
+    assert error["param"] is None
+    assert result.headers == {"content-type": "application/json", "retry-after": "7", "x-request-id": "req_9"}
+    assert recognise(result.status, result.content) is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("provider", "kind", "message", "limit", "counted"),
+    [
+        ("anthropic", "invalid_request_error", "prompt is too long: 209353 tokens > 199999 maximum", 199999, 209353),
+        (
+            "gemini",
+            "INVALID_ARGUMENT",
+            "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).",
+            1048576,
+            1200000,
+        ),
+    ],
+)
+def test_overflow_is_recognised(provider: str, kind: str, message: str, limit: int, counted: int, stream: bool) -> None:
+    with PROVIDERS[provider]() as server:
+        server.script.error = (400, kind, message)
+        result = send(provider, server, {"stream": stream})
+    assert result.status == 400
+    assert result.json["error"]["code"] == "context_length_exceeded"
+    assert result.json["error"]["message"] == message
+    read = recognise(result.status, result.content)
+    assert read is not None
+    assert (read.limit, read.counted) == (limit, counted)
+
+
+def test_overflow_as_the_first_event_of_a_stream(anthropic: AnthropicServer) -> None:
+    message = "prompt is too long: 209353 tokens > 199999 maximum"
+    error = {"type": "error", "error": {"type": "invalid_request_error", "message": message}}
+    anthropic.script.raw = b"event: error\ndata: " + json.dumps(error).encode() + b"\n\n"
+    anthropic.script.headers = {"content-type": "text/event-stream"}
+    result = send("anthropic", anthropic, {"stream": True})
+    assert result.status == 400
+    read = recognise(result.status, result.content)
+    assert read is not None
+    assert (read.limit, read.counted) == (199999, 209353)
+
+
+@pytest.mark.parametrize("cut", ["event", "connection", "end"])
+def test_a_stream_that_breaks(anthropic: AnthropicServer, cut: str) -> None:
+    anthropic.script.cut = cut
+    parts: list[bytes] = []
+
+    async def scenario() -> None:
+        lane = LiteLLMTransport("anthropic", anthropic.url, anthropic.key, {})
+        answer = await lane.send(outgoing({"stream": True}))
+        assert answer.status == 200
+        try:
+            async for part in answer.body:
+                parts.append(part)  # noqa: PERF401 - kept when the stream breaks
+        finally:
+            await lane.aclose()
+
+    with pytest.raises(UpstreamInterrupted) as raised:
+        asyncio.run(scenario())
+    assert b"Hello" in b"".join(parts)
+    assert b"[DONE]" not in b"".join(parts)
+    assert "127.0.0.1" not in raised.value.message
+
+
+def test_a_stream_of_gemini_that_breaks(gemini: GeminiServer) -> None:
+    gemini.script.cut = "connection"
+    with pytest.raises(UpstreamInterrupted):
+        send("gemini", gemini, {"stream": True})
+
+
+def test_an_answer_that_is_not_the_providers(anthropic: AnthropicServer) -> None:
+    anthropic.script.raw = b"<html>a gateway's page at 127.0.0.1</html>"
+    result = send("anthropic", anthropic, {})
+    assert (result.status, result.json["error"]["code"]) == (502, "upstream_error")
+    assert b"127.0.0.1" not in result.content
+    with pytest.raises(UpstreamInterrupted):
+        send("anthropic", anthropic, {"stream": True})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_nobody_listens(provider: str, stream: bool) -> None:
+    with LocalServer() as server:
+        url = server.url
+    lane = LiteLLMTransport(provider, url, "made-up-key", {})
+    with pytest.raises(UpstreamUnreachable) as raised:
+        asyncio.run(exchange(lane, outgoing({"stream": stream})))
+    assert "127.0.0.1" not in raised.value.message
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_too_slow(stream: bool) -> None:
+    with AnthropicServer() as warm:  # LiteLLM is imported outside of the measured time
+        send("anthropic", warm, {})
+    with WatchedServer() as server:
+        with pytest.raises(UpstreamTimeout):
+            send("anthropic", server, {"stream": stream}, timeout=0.5)
+        assert server.disconnected.wait(5)
+
+
+def test_close_ends_the_upstreams_request(anthropic: AnthropicServer) -> None:
+    anthropic.script.cut = "hang"
+
+    async def scenario() -> None:
+        lane = LiteLLMTransport("anthropic", anthropic.url, anthropic.key, {})
+        answer = await lane.send(outgoing({"stream": True}))
+        body = aiter(answer.body)
+        assert b"Hello" in await anext(body)
+        assert not anthropic.disconnected.is_set()
+        await answer.close()
+        await answer.close()
+        assert await asyncio.to_thread(anthropic.disconnected.wait, 5)
+        await lane.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_closing_the_lane_ends_its_streams(anthropic: AnthropicServer) -> None:
+    anthropic.script.cut = "hang"
+
+    async def scenario() -> None:
+        lane = LiteLLMTransport("anthropic", anthropic.url, anthropic.key, {})
+        answer = await lane.send(outgoing({"stream": True}))
+        reader = asyncio.create_task(drain(answer.body))
+        await asyncio.sleep(0.1)
+        await lane.aclose()
+        assert await asyncio.to_thread(anthropic.disconnected.wait, 5)
+        with pytest.raises(UpstreamInterrupted):
+            await reader
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_cancelling_ends_the_upstreams_request(stream: bool) -> None:
+    async def scenario(server: WatchedServer) -> None:
+        lane = LiteLLMTransport("anthropic", server.url, server.key, {})
+        task = asyncio.create_task(lane.send(outgoing({"stream": stream})))
+        assert await asyncio.to_thread(server.arrived.wait, 20)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await lane.aclose()
+
+    with WatchedServer() as server:
+        asyncio.run(scenario(server))
+        assert server.disconnected.wait(5)
+
+
+class WatchedServer(AnthropicServer):
+    """Never answers, and sees when the connection is gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrived = threading.Event()
+
+    async def _handle(self, request: Any) -> Any:
+        await request.body()
+        self.arrived.set()
+        assert (await request.receive())["type"] == "http.disconnect"
+        self.disconnected.set()
+        return JSONResponse({})
+
+
+# One row: the body or the fields of the request, and the code and parameter of the refusal.
+REFUSED: list[tuple[dict[str, Any] | bytes, str, str, str | None]] = [
+    (b"not json", "m-1", "invalid_body", None),
+    (b"[1]", "m-1", "invalid_body", None),
+    (b"[" * 100_000, "m-1", "invalid_body", None),
+    (b'{"messages": "hi"}', "m-1", "invalid_body", "messages"),
+    (b'{"messages": ["hi"]}', "m-1", "invalid_body", "messages"),
+    ({"tools": [{"type": "mcp", "server_url": "http://127.0.0.1:1"}]}, "m-1", "invalid_request_error", "tools"),
+    ({}, "../../v1/files?x=", "model_not_found", "model"),
+    ({}, "a//b", "model_not_found", "model"),
+]
+
+
+@pytest.mark.parametrize(("body", "model", "code", "param"), REFUSED)
+def test_what_cannot_be_translated(
+    anthropic: AnthropicServer, body: dict[str, Any] | bytes, model: str, code: str, param: str | None
+) -> None:
+    result = send("anthropic", anthropic, body, model=model)
+    assert result.status in (400, 404)
+    assert (result.json["error"]["code"], result.json["error"]["param"]) == (code, param)
+    assert anthropic.requests == []
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "tool", "content": [{"type": "image_url"}]}],
+        [
+            *HELLO,
+            {
+                "role": "assistant",
+                "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{bad"}}],
+            },
+        ],
+    ],
+)
+def test_what_litellm_cannot_translate(anthropic: AnthropicServer, messages: list[dict[str, Any]]) -> None:
+    result = send("anthropic", anthropic, {"messages": messages})
+    assert result.status == 400
+    assert result.json["error"]["code"] == "untranslatable_request"
+    assert b"Traceback" not in result.content
+    assert b"litellm" not in result.content.lower()
+
+
+def test_a_body_that_strict_parsers_refuse(anthropic: AnthropicServer) -> None:
+    body = b'{"model": "m-1", "temperature": 0.5, "messages": [{"role": "user", "content": "x\\ud800y"}], "x": NaN}'
+    assert send("anthropic", anthropic, body).status == 200
+    assert anthropic.requests[0].body["messages"][0]["content"] in ("x?y", [{"type": "text", "text": "x?y"}])

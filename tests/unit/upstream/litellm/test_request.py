@@ -1,0 +1,216 @@
+"""What a client cannot do through the translate lane, and what never gets out of it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import os
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any
+
+import pytest
+from starlette.responses import Response
+
+from proxy.http.headers import Credential
+from proxy.upstream.litellm.request import PARAMETERS
+from proxy.upstream.litellm.transport import LiteLLMTransport
+from tests.kit.anthropic_server import AnthropicServer, LocalServer, Received
+from tests.kit.translation import Standin, exchange, outgoing, send
+
+
+def test_which_key(anthropic: AnthropicServer) -> None:
+    def status(configured: str | None, callers: str | None) -> tuple[int, int]:
+        lane = LiteLLMTransport("anthropic", anthropic.url, configured, {})
+        before = len(anthropic.requests)
+        result = asyncio.run(exchange(lane, outgoing({}, credential=callers and Credential(callers, "x-api-key"))))
+        return result.status, len(anthropic.requests) - before
+
+    assert status(anthropic.key, None) == (200, 1)
+    assert status(anthropic.key, "the callers own") == (200, 1)
+    assert status(None, anthropic.key) == (200, 1)
+    assert status(None, None) == (401, 0)
+
+
+def test_no_key_says_what_to_do(anthropic: AnthropicServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", anthropic.key)  # the operator's, and not for everybody
+    lane = LiteLLMTransport("anthropic", anthropic.url, None, {})
+    result = asyncio.run(exchange(lane, outgoing({})))
+    assert result.json["error"]["code"] == "invalid_api_key"
+    assert "api_key" in result.json["error"]["message"]
+    assert anthropic.requests == []
+
+
+def test_headers(anthropic: AnthropicServer) -> None:
+    lane = LiteLLMTransport("anthropic", anthropic.url, anthropic.key, {"x-team": "search"})
+    request = outgoing({}, headers=[("x-client", "secret"), ("openai-organization", "org")])
+    asyncio.run(exchange(lane, request))
+    sent = anthropic.requests[0].headers
+    assert sent["x-team"] == "search"
+    assert "x-client" not in sent
+    assert "openai-organization" not in sent
+
+
+def hostile(decoy: str) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "api_base": decoy,
+        "base_url": decoy,
+        "api_key": "stolen",
+        "api_version": "hostile",
+        "custom_llm_provider": "openai",
+        "mock_response": "mocked",
+        "mock_tool_calls": [{"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+        "fallbacks": [{"model": "openai/gpt-4o", "api_base": decoy}],
+        "context_window_fallback_dict": {"m-1": "openai/gpt-4o"},
+        "model_list": [{"model_name": "m-1", "litellm_params": {"model": "openai/x", "api_base": decoy}}],
+        "extra_headers": {"x-hostile": "1"},
+        "headers": {"x-hostile": "1"},
+        "callbacks": ["hostile"],
+        "success_callback": ["hostile"],
+        "num_retries": 5,
+        "input_cost_per_token": 1,
+        "vertex_project": "hostile",
+        "use_litellm_proxy": True,
+        "litellm_system_prompt": "hostile",
+        "prompt_id": "hostile",
+        "aws_bedrock_runtime_endpoint": decoy,
+        "hostile_unknown": decoy,
+    }
+    return fields
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("where", ["top", "extra_body", "litellm_params", "metadata", "litellm_metadata", "message"])
+def test_a_body_never_decides_where_it_goes(either: tuple[str, Standin], where: str, stream: bool) -> None:
+    provider, server = either
+    with LocalServer() as decoy:
+        fields = hostile(decoy.url)
+        if where == "top":
+            body = fields
+        elif where == "message":
+            body = {"messages": [{"role": "user", "content": "Hello", **fields}]}
+        else:
+            body = {where: fields}
+        result = send(provider, server, {**body, "stream": stream})
+        assert decoy.requests == []
+    assert result.status == 200
+    assert b"mocked" not in result.content
+    assert len(server.requests) == 1
+    sent = json.dumps(server.requests[0].body) + json.dumps(server.requests[0].headers)
+    assert "hostile" not in sent
+    assert "stolen" not in sent
+    assert decoy.url not in sent
+
+
+def test_the_allowed_parameters_hold_no_way_out() -> None:
+    names = hostile("").keys() | {
+        "metadata",
+        "extra_body",
+        "timeout",
+        "client",
+        "cache",
+        "caching",
+        "model",
+        "messages",
+    }
+    assert PARAMETERS.isdisjoint(names)
+
+
+def test_a_redirect_is_not_followed(anthropic: AnthropicServer) -> None:
+    class Redirecting(AnthropicServer):
+        async def answer(self, received: Any) -> Any:
+            self.script.headers = {"location": f"{anthropic.url}/v1/messages"}
+            return self._error(307, "api_error", "moved")
+
+    with Redirecting() as server:
+        result = send("anthropic", server, {})
+    assert result.status == 502
+    assert anthropic.requests == []
+
+
+class Moved(LocalServer):
+    """Everything is elsewhere."""
+
+    elsewhere = ""
+
+    async def answer(self, received: Received) -> Response:
+        return Response("moved", self.status, {"location": f"{self.elsewhere}{received.path}"})
+
+    status = 307
+
+
+@pytest.mark.parametrize("provider", ["openai", "azure", "mistral", "ollama_chat", "azure_ai", "groq"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_provider_is_followed_to_another_host(provider: str, stream: bool) -> None:
+    """Neither by LiteLLM's own clients nor by OpenAI's: the words would go along, and a key in a header of its own."""
+    with LocalServer() as decoy, Moved() as server:
+        server.elsewhere = decoy.url
+        lane = LiteLLMTransport(provider, f"{server.url}/v1", "made-up-key", {})
+        result = asyncio.run(exchange(lane, outgoing({"stream": stream})))
+        assert (len(server.requests), decoy.requests) == (1, [])
+    assert (result.status, result.json["error"]["type"]) == (502, "server_error")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "{decoy}/a.png"}},
+        {"type": "image_url", "image_url": "{decoy}/a.png"},
+        {"type": "file", "file": {"file_id": "{decoy}/a.pdf", "format": "application/pdf"}},
+        {"type": "file", "file": {"file_data": "{decoy}/a.pdf"}},
+        {"type": "image", "source": {"type": "url", "url": "{decoy}/a.png"}},
+        {"type": "image_url", "image_url": {"url": " ftp://x/a.png"}},
+    ],
+)
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_no_url_is_fetched_for_a_client(either: tuple[str, Standin], part: dict[str, Any], role: str) -> None:
+    provider, server = either
+    with LocalServer() as decoy:
+        content = [json.loads(json.dumps(part).replace("{decoy}", decoy.url))]
+        result = send(provider, server, {"messages": [{"role": role, "tool_call_id": "c", "content": content}]})
+        assert decoy.requests == []
+    assert (result.status, result.json["error"]["param"]) == (400, "messages[0].content")
+    assert "data:" in result.json["error"]["message"]
+    assert server.requests == []
+
+
+def test_images_that_are_sent_along(either: tuple[str, Standin]) -> None:
+    provider, server = either
+    pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+    content = [
+        {"type": "text", "text": "https://example.org/ is an address in a text"},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{pixel}"}},
+    ]
+    assert send(provider, server, {"messages": [{"role": "user", "content": content}]}).status == 200
+    assert pixel in json.dumps(server.requests[0].body)
+
+
+def test_an_https_image_is_anthropics_to_fetch(anthropic: AnthropicServer) -> None:
+    content = [{"type": "image_url", "image_url": {"url": "https://nowhere.invalid/a.png"}}]
+    assert send("anthropic", anthropic, {"messages": [{"role": "user", "content": content}]}).status == 200
+    assert "https://nowhere.invalid/a.png" in json.dumps(anthropic.requests[0].body)
+
+
+def test_secrets_stay_here(anthropic: AnthropicServer) -> None:
+    key = anthropic.key
+    anthropic.script.error = (400, "invalid_request_error", f"bad key {key} at {anthropic.url}/v1 for sk-{'a' * 30}")
+    result = send("anthropic", anthropic, {})
+    assert result.status == 400
+    for secret in (key, anthropic.url, "127.0.0.1", "a" * 30):
+        assert secret not in result.content.decode()
+
+
+def test_nothing_is_printed_or_logged(anthropic: AnthropicServer, caplog: pytest.LogCaptureFixture) -> None:
+    prompt = "a prompt nobody may log"
+    caplog.set_level(logging.DEBUG)
+    printed = io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(printed):
+        for error in (None, (400, "invalid_request_error", "no"), (500, "api_error", "no")):
+            for stream in (False, True):
+                anthropic.script.error = error
+                send("anthropic", anthropic, {"stream": stream, "messages": [{"role": "user", "content": prompt}]})
+    assert printed.getvalue() == ""
+    assert prompt not in caplog.text
+    assert anthropic.key not in caplog.text
+    assert os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] == "True"

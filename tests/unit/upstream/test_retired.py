@@ -1,0 +1,128 @@
+"""Lanes of a configuration that has been replaced: what is open ends well, and then nothing is left open."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from pydantic import SecretStr
+
+from proxy.config import UpstreamSettings
+from proxy.demo.replies import Reply
+from proxy.demo.serving import serve
+from proxy.demo.upstream import StandIn
+from proxy.upstream.litellm.transport import LiteLLMTransport
+from proxy.upstream.registry import Upstreams
+from proxy.upstream.relay import RelayTransport
+from proxy.upstream.transport import Answer, Transport
+from tests.kit.anthropic_server import AnthropicServer
+from tests.kit.translation import outgoing
+
+
+def is_open(lane: Transport) -> bool:
+    """Whether a lane holds connections."""
+    if isinstance(lane, RelayTransport):
+        return lane.connections._session is not None
+    assert isinstance(lane, LiteLLMTransport)
+    return lane._client is not None
+
+
+def translated(server: AnthropicServer) -> UpstreamSettings:
+    return UpstreamSettings(provider="anthropic", base_url=server.url, api_key=SecretStr(server.key))
+
+
+async def ended(answer: Answer) -> bytes:
+    """What is left of an answer, which is closed as whoever sends it on does."""
+    content = b"".join([part async for part in answer.body])
+    await answer.close()
+    await answer.close()
+    return content
+
+
+async def read_to_its_end(lane: Transport) -> None:
+    """Wait for what the translate lane still reads, which it does by itself."""
+    assert isinstance(lane, LiteLLMTransport)
+    await asyncio.gather(*(stream._task for stream in lane._streams if stream._task is not None))
+
+
+async def outlived(settings: UpstreamSettings) -> None:
+    before = Upstreams({"main": settings, "same": settings})
+    try:
+        await _outlived(before, settings)
+    finally:
+        await before.aclose()  # What a failure leaves open would be the failure of another test.
+
+
+async def _outlived(before: Upstreams, settings: UpstreamSettings) -> None:
+    lane, same = await before.lane("main"), await before.lane("same")
+    await ended(await same.send(outgoing({})))
+    stream, plain = await lane.send(outgoing({"stream": True})), await lane.send(outgoing({}))
+    changed = settings.model_copy(update={"base_url": f"{settings.base_url}/other"})
+    after = Upstreams({"main": changed, "same": settings}, before)
+    if isinstance(lane, LiteLLMTransport):
+        await read_to_its_end(lane)
+    await before.retire(after)
+    assert after.kept == {"same"}
+    assert await after.lane("same") is same
+    assert await after.lane("main") is not lane
+    assert is_open(same)
+    # What the translate lane has read to its end is no longer open, whoever still has to take it.
+    relayed = isinstance(lane, RelayTransport)
+    assert is_open(lane) is relayed, "two answers are open"
+    assert json.loads(await ended(plain))["object"] == "chat.completion"
+    assert is_open(lane) is relayed, "one is"
+    assert (await ended(stream)).endswith(b"data: [DONE]\n\n")
+    assert not is_open(lane)
+    # A request that began under the old configuration, and waited for its summary so far.
+    late = await before.lane("main")
+    assert late is lane
+    answer = await late.send(outgoing({}))
+    assert (answer.status, is_open(lane)) == (200, relayed)
+    await ended(answer)
+    assert not is_open(lane)
+    await after.aclose()
+    assert not is_open(same)
+
+
+def test_relayed() -> None:
+    upstream = StandIn(responder=lambda body: Reply(content="Hello there. " * 20, pause=0.01))
+    with serve(upstream.app) as url:
+        asyncio.run(outlived(UpstreamSettings(base_url=f"{url}/v1")))
+
+
+def test_translated() -> None:
+    with AnthropicServer() as server:
+        asyncio.run(outlived(translated(server)))
+
+
+def test_a_translated_stream_that_goes_on_stays_open() -> None:
+    async def scenario(settings: UpstreamSettings) -> None:
+        before = Upstreams({"main": settings})
+        lane = await before.lane("main")
+        stream = await lane.send(outgoing({"stream": True}))
+        try:
+            await before.retire(Upstreams({}, before))
+            assert is_open(lane)
+            await stream.close()
+            assert not is_open(lane)
+        finally:
+            await stream.close()
+            await before.aclose()
+
+    with AnthropicServer() as server:
+        server.script.cut = "hang"
+        asyncio.run(scenario(translated(server)))
+        assert server.disconnected.wait(30)
+
+
+def test_a_lane_that_was_never_used_is_opened_for_the_last_time() -> None:
+    async def scenario(url: str) -> None:
+        settings = UpstreamSettings(base_url=f"{url}/v1")
+        before = Upstreams({"main": settings})
+        await before.retire(Upstreams({}, before))
+        lane = await before.lane("main")
+        await ended(await lane.send(outgoing({})))
+        assert not is_open(lane)
+
+    with serve(StandIn().app) as url:
+        asyncio.run(scenario(url))
