@@ -121,13 +121,6 @@ class Assembly:
             known.items[name], known.lines[name] = inner, value.lines[name]
 
 
-def _joined(known: Node, value: Node) -> Node:
-    """Two lists as one; or the one that is none, which is refused with all other values."""
-    if isinstance(known, Sequence) and isinstance(value, Sequence):
-        return Sequence(known.line, (*known.items, *value.items))
-    return value if isinstance(known, Sequence) else known
-
-
 def _moved(node: Mapping, by: int) -> Mapping:
     """A tree whose lines are so much further down."""
     items = {key: _moved_node(value, by) for key, value in node.items.items()}

@@ -1,0 +1,122 @@
+"""The section `upstreams`: the services that requests go to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
+
+from proxy.config.fields import Section, Text, wrong
+from proxy.http.headers import CREDENTIALS
+
+_KNOWN_BASE_URLS = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com/v1"}
+# Their credentials come from the machine's own environment; a key would be the exception.
+_OWN_CREDENTIALS = frozenset(
+    {"bedrock", "bedrock_converse", "sagemaker", "sagemaker_chat", "vertex_ai", "vertex_ai_beta"}
+)
+_ADDRESS_EXAMPLE = "base_url: https://api.openai.com/v1"
+_API_PATH = re.compile(r"(/(?:chat/completions|completions|responses|embeddings|models|messages))/*$")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_AS_KEY = 'api_key: "${OPENAI_API_KEY}"'
+_RESERVED_HEADERS = {
+    "authorization": _AS_KEY,
+    "api-key": _AS_KEY,
+    **dict.fromkeys(
+        ("host", "content-length", "content-type", "content-encoding", "transfer-encoding", "connection", "te"),
+        "remove it. The proxy sets it for each request",
+    ),
+}
+
+
+def _header_value(value: SecretStr) -> SecretStr:
+    secret = value.get_secret_value()
+    if not secret:
+        raise wrong("is empty", fix="set the variable it comes from, or remove the line")
+    if not secret.isascii() or not secret.isprintable() or secret != secret.strip():
+        raise wrong(
+            "has outer spaces, line breaks or other characters that a header can't hold", fix="correct the value"
+        )
+    return value
+
+
+Secret = Annotated[SecretStr, AfterValidator(_header_value)]
+"""Text that is sent in a header and never shown."""
+
+
+class UpstreamSettings(Section):
+    """A service that answers."""
+
+    provider: Text = "openai"
+    """The provider, as LiteLLM names it."""
+    base_url: str | None = None
+    """The address up to, not including, /chat/completions. Left out: the provider's own, as LiteLLM knows it."""
+    api_key: Secret | None = None
+    """The key. Left out: the caller's own is passed on."""
+    lane: Literal["auto", "relay", "translate"] = "auto"
+    """relay: the bytes go as they are; translate: by way of LiteLLM; auto: relay wherever the provider allows."""
+    api_version: Text | None = None
+    """The `api-version` of Azure."""
+    headers: Mapping[str, Secret] = Field(default_factory=dict)
+    """Headers added to each request."""
+    ask_limits: bool = True
+    """Whether the upstream is asked for its models' limits, now and then and in the background."""
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_plain_address(cls, url: str | None, info: ValidationInfo) -> str | None:
+        if url is None:
+            # Set here because OPENAI_BASE_URL and ANTHROPIC_BASE_URL may point clients at this very proxy.
+            return _KNOWN_BASE_URLS.get(info.data.get("provider", ""))
+        return _checked_address(url)
+
+    @field_validator("headers", mode="before")
+    @classmethod
+    def _has_header_names(cls, headers: object) -> object:
+        seen = set()
+        for name in headers if isinstance(headers, Mapping) else ():
+            lower = str(name).lower()
+            if not _HEADER_NAME.fullmatch(lower):
+                raise wrong("isn't a header name", name, fix="use letters, digits and -", shows=False)
+            if lower in _RESERVED_HEADERS:
+                raise wrong("can't be set here", name, fix=_RESERVED_HEADERS[lower], shows=False)
+            if lower in seen:
+                raise wrong("is a duplicate; case doesn't matter", name, fix="keep one of them", shows=False)
+            seen.add(lower)
+        return headers
+
+    @property
+    def has_credential(self) -> bool:
+        """Whether requests are authorised without the caller's key."""
+        return self.api_key is not None or self.provider in _OWN_CREDENTIALS
+
+    @property
+    def spends(self) -> bool:
+        """Whether requests carry a credential of the operator, in a configured header or otherwise."""
+        return self.has_credential or any(name.lower() in CREDENTIALS for name in self.headers)
+
+
+def _checked_address(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        parts = urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable() or " " in url:
+        raise wrong("must be an http or https URL", fix=_ADDRESS_EXAMPLE)
+    if parts.username is not None or parts.password is not None:
+        raise wrong("must not hold a user name or password", fix=_AS_KEY)
+    if "?" in url or "#" in url:
+        raise wrong(
+            "must not hold a query or fragment", fix=f'{_ADDRESS_EXAMPLE}. For Azure, add api_version: "2024-10-21"'
+        )
+    if (path := _API_PATH.search(url)) is not None:
+        raise wrong(f"must end before {path[1]}, which the proxy appends", fix=f"{_ADDRESS_EXAMPLE}, without {path[1]}")
+    return url.rstrip("/")
+
+
+def default_upstreams() -> dict[str, UpstreamSettings]:
+    """Return the upstreams of a configuration that names none."""
+    return {"openai": UpstreamSettings(), "anthropic": UpstreamSettings(provider="anthropic")}
