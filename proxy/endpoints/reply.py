@@ -14,7 +14,7 @@ from proxy.dialects.chat.stream import EventBuffer
 from proxy.dialects.chat.usage import AnswerTail
 from proxy.errors import ErrorShape, ProxyError, UpstreamInterrupted, error_body
 from proxy.http.headers import encoded
-from proxy.overflow.error_fields import as_error, message_site
+from proxy.overflow.error_message import as_error, message_site
 from proxy.pipeline.response_start import ResponseStart, readable
 from proxy.upstream.transport import Headers
 

@@ -1,6 +1,6 @@
 """Whether an upstream's answer says that the prompt was too long, and what it says about sizes.
 
-    answer → envelope.faults     which errors are in it: codes, numbers, sentences
+    answer → error_fields.faults     which errors are in it: codes, numbers, sentences
            → vetoes.vetoed       those that are about something else
            → patterns.ROWS       known sentences → kind, limit, size
            → general.read        others, by their words and the words around their numbers
@@ -21,7 +21,9 @@ from proxy.overflow import general, rates
 from proxy.overflow.echo import Request
 from proxy.overflow.error_fields import COUNT_FIELDS, LIMIT_FIELDS, ErrorInfo, faults
 from proxy.overflow.exclusions import DENIED_STATUS, NEVER_STATUS, RATE_STATUS, WARY_STATUS, vetoed
-from proxy.overflow.patterns import CODE_SHAPE, CODES, ROWS, Row, read
+from proxy.overflow.figures import amounts
+from proxy.overflow.matching import Row, read
+from proxy.overflow.patterns import CODE_SHAPE, CODES, ROWS
 from proxy.overflow.reading import Overflow, Reading
 
 __all__ = ["Overflow", "recognise"]
@@ -110,7 +112,7 @@ def _sentence(text: str, rows: tuple[Row, ...], *, certain: bool, wary: bool) ->
 
 def _confirmed(reading: Reading, own: str) -> Reading | None:
     """Return the reading if the upstream's own words have one of its figures: conversations quote older errors."""
-    figures = general.amounts(general.prepared(own))
+    figures = amounts(general.prepared(own))
     return reading if {reading.limit, reading.counted} & figures else None
 
 

@@ -16,11 +16,9 @@ Numbers are matched possessively and gaps are bounded, so that a search stays li
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-from proxy.overflow import general
-from proxy.overflow.reading import Kind, Reading, Remedy, Scope
+from proxy.overflow.matching import Row, row
 
 CODES: Mapping[str, str] = {
     "context_length_exceeded": "OpenAI, Azure, Groq, Cerebras, llama-cpp-python, LiteLLM",
@@ -63,225 +61,183 @@ CODE_SHAPE = re.compile(
 )
 """What codes of overflow errors look like that nobody has seen, in lower case with underscores."""
 
-_NUMBER = r"\d++(?:[,_]\d{3}(?!\d))*+(?:\.\d++)?+(?![km]\b)"
-_MACROS = {
-    "<limit>": rf"(?P<limit>{_NUMBER})",
-    "<counted>": rf"(?P<counted>{_NUMBER})",
-    "<output>": rf"(?P<output>{_NUMBER})",
-    "<over>": rf"(?P<over>{_NUMBER})",
-    "<n>": _NUMBER,
-    # "maximum context length is 8192 tokens. However, ", "… of some-model is 32768. However, "
-    "<window>": (
-        r"maximum (?:context|model) length (?:of [\w./:-]{1,80} )?(?:is|of) "
-        rf"(?P<limit>{_NUMBER})(?: tokens)?\W{{1,3}}"
-    ),
-    "<context>": r"(?:context|prompt|model)[ _-]?(?:length|window|size|limit)",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One family of messages. ``figures``: its numbers are read by the words around them."""
-
-    source: str
-    pattern: re.Pattern[str]
-    kind: Kind = "input"
-    scope: Scope = "total"
-    remedy: Remedy | None = None
-    figures: bool = False
-
-
-def _row(
-    source: str,
-    pattern: str,
-    kind: Kind = "input",
-    scope: Scope = "total",
-    remedy: Remedy | None = None,
-    *,
-    figures: bool = False,
-) -> Row:
-    for name, expression in _MACROS.items():
-        pattern = pattern.replace(name, expression)
-    return Row(source, re.compile(pattern), kind, scope, remedy, figures)
-
-
 ROWS: tuple[Row, ...] = (
     # The OpenAI sentence and its many heirs.
-    _row(
+    row(
         "vLLM",
         r"<window>however, you requested <output> output tokens "
         r"and your prompt contains (?P<least>at least )?<counted> input",
         "input_plus_output",
     ),
-    _row(
+    row(
         "vLLM",
         r"<window>however, you requested <output> output tokens and your prompt contains <n> characters",
         "input_plus_output",
     ),
     # Of so many characters it does not count the tokens: the next number is the limit once more.
-    _row("vLLM", r"<window>however, your (?:prompt|request|input) contains <n> characters"),
-    _row(
+    row("vLLM", r"<window>however, your (?:prompt|request|input) contains <n> characters"),
+    row(
         "OpenAI, Azure, DeepSeek, llama-cpp-python, OpenRouter",
         r"<window>however,? you requested (?:about )?<n> tokens \((?P<parts>[^)]{1,300})\)",
         "input_plus_output",
     ),
-    _row("vLLM before 0.6", r"<window>however, you requested <counted> tokens in the (?:messages|input|prompt)"),
-    _row(
+    row("vLLM before 0.6", r"<window>however, you requested <counted> tokens in the (?:messages|input|prompt)"),
+    row(
         "OpenAI, vLLM",
         r"<window>however, your (?:messages|prompt|request|input) (?:resulted in|has|contains|contain) "
         r"(?P<least>at least )?<counted>(?: input)? tokens",
     ),
-    _row("SambaNova", r"<window>however, answering your request will take <n>", "input_plus_output"),
-    _row(
+    row("SambaNova", r"<window>however, answering your request will take <n>", "input_plus_output"),
+    row(
         "SGLang",
         r"<window>you requested a total of <n> tokens: <counted> tokens from the input messages and <output> tokens",
         "input_plus_output",
     ),
-    _row(
+    row(
         "Volcengine",
         r"requested token count exceeds the model's maximum context length of <limit>",
         "input_plus_output",
         figures=True,
     ),
-    _row(
+    row(
         "vLLM",
         r"you passed (?P<least>at least )?<counted> input tokens and requested <output> output tokens\. however, "
         r"the model's context length is only <limit> tokens",
         "input_plus_output",
     ),
     # OpenAI's own, newer.
-    _row(
+    row(
         "OpenAI, Azure",
         r"exceed the configured limit of <limit> tokens\W{1,3}your messages resulted in <counted>",
         scope="input",
     ),
-    _row("GitHub Models", r"too large for [\w./:-]{1,80} model\W{1,3}max size: <limit> tokens", scope="input"),
-    _row("GitHub Copilot", r"prompt token count of <counted> exceeds the limit of <limit>", scope="input"),
+    row("GitHub Models", r"too large for [\w./:-]{1,80} model\W{1,3}max size: <limit> tokens", scope="input"),
+    row("GitHub Copilot", r"prompt token count of <counted> exceeds the limit of <limit>", scope="input"),
     # Anthropic, and Bedrock and gateways in front of it.
-    _row("Anthropic", r"prompt is too long: <counted> tokens > <limit> maximum"),
-    _row("Anthropic", r"exceed context limit: <counted> \+ <output> > <limit>", "input_plus_output"),
-    _row("Anthropic", r"max_tokens: <output> > context_window: <limit> - input_tokens: <counted>", "input_plus_output"),
-    _row("Anthropic", r"input and output tokens exceed your context limit", "input_plus_output"),
-    _row("Bedrock", r"max input tokens: <limit>, request input token count: <counted>", scope="input"),
-    _row("Bedrock", r"#/(?:inputtext|prompt|inputs?): expected maxlength: <n>"),
+    row("Anthropic", r"prompt is too long: <counted> tokens > <limit> maximum"),
+    row("Anthropic", r"exceed context limit: <counted> \+ <output> > <limit>", "input_plus_output"),
+    row("Anthropic", r"max_tokens: <output> > context_window: <limit> - input_tokens: <counted>", "input_plus_output"),
+    row("Anthropic", r"input and output tokens exceed your context limit", "input_plus_output"),
+    row("Bedrock", r"max input tokens: <limit>, request input token count: <counted>", scope="input"),
+    row("Bedrock", r"#/(?:inputtext|prompt|inputs?): expected maxlength: <n>"),
     # Google.
-    _row(
+    row(
         "Gemini, Vertex",
         r"input token count (?:is )?\(?<counted>\)?,? (?:but (?:the )?model only supports up to"
         r"|exceeds the maximum number of(?: input)? tokens allowed|exceeds the maximum) \(?<limit>",
         scope="input",
     ),
-    _row(
+    row(
         "Gemini",
         r"token count exceeds the maximum number of(?: input)? tokens allowed(?: of)? ?\(?<limit>",
         scope="input",
     ),
-    _row("Gemini", r"cannot truncate to <limit>, required <counted>", scope="input"),
-    _row(
+    row("Gemini", r"cannot truncate to <limit>, required <counted>", scope="input"),
+    row(
         "Vertex",
         r"(?:request|prompt|input) contains <counted> tokens, which exceeds the (?:limit|maximum) of <limit>",
         scope="input",
     ),
     # Mistral.
-    _row(
+    row(
         "Mistral",
         r"prompt contains <counted> tokens and max_tokens is <output>, too large for model with <limit>",
         "input_plus_output",
     ),
-    _row("Mistral", r"prompt contains <counted> tokens(?: and <n> draft tokens)?, too large for model with <limit>"),
-    _row("Mistral", r"prompt <counted> > <limit> maximum context length"),
+    row("Mistral", r"prompt contains <counted> tokens(?: and <n> draft tokens)?, too large for model with <limit>"),
+    row("Mistral", r"prompt <counted> > <limit> maximum context length"),
     # Cohere.
-    _row("Cohere", r"size limit exceeded by <over> tokens.{1,120}limit for this model is <limit>"),
-    _row("Cohere", r"tokens in the prompt cannot exceed <limit> - received <counted>", scope="input"),
+    row("Cohere", r"size limit exceeded by <over> tokens.{1,120}limit for this model is <limit>"),
+    row("Cohere", r"tokens in the prompt cannot exceed <limit> - received <counted>", scope="input"),
     # Text Generation Inference, and Together, Hugging Face, Predibase behind it.
-    _row(
+    row(
         "TGI",
         r"inputs` tokens \+ `max_new_tokens` must be <= <limit>\W{1,3}given: <counted> `?inputs`? tokens and <output>",
         "input_plus_output",
     ),
-    _row("TGI", r"inputs` must have less than <limit> tokens\W{1,3}given: <counted>", scope="input"),
+    row("TGI", r"inputs` must have less than <limit> tokens\W{1,3}given: <counted>", scope="input"),
     # Servers of open models.
-    _row(
+    row(
         "vLLM",
         r"decoder prompt \(length <counted>\) plus the number of requested output tokens \(at least <output>\) "
         r"is longer than the maximum model length of <limit>",
         "input_plus_output",
     ),
-    _row(
+    row(
         "vLLM",
         r"prompt \((?:total )?length <counted>\) is "
         r"(?:longer than the maximum model length of|too long to fit into the model \(context length) <limit>",
     ),
-    _row("vLLM", r"input prompt \(<counted> tokens\) is too long and exceeds (?:the )?(?:limit|capacity) of <limit>"),
-    _row("vLLM", r"input length \(<counted>\) exceeds (?:the )?model's maximum context length \(<limit>"),
-    _row("SGLang", r"input \(<counted> tokens\) is longer than the model's context length \(<limit>"),
-    _row("SGLang", r"input length \(<counted> tokens\) exceeds the maximum allowed length \(<limit>", scope="input"),
-    _row("SGLang", r"multimodal prompt is too long.{1,120}=> <counted> >= <limit>", scope="input"),
-    _row(
+    row("vLLM", r"input prompt \(<counted> tokens\) is too long and exceeds (?:the )?(?:limit|capacity) of <limit>"),
+    row("vLLM", r"input length \(<counted>\) exceeds (?:the )?model's maximum context length \(<limit>"),
+    row("SGLang", r"input \(<counted> tokens\) is longer than the model's context length \(<limit>"),
+    row("SGLang", r"input length \(<counted> tokens\) exceeds the maximum allowed length \(<limit>", scope="input"),
+    row("SGLang", r"multimodal prompt is too long.{1,120}=> <counted> >= <limit>", scope="input"),
+    row(
         "llama.cpp",
         r"(?:request|input|prompt) \(<counted> tokens\) (?:exceeds|is larger than) the "
         r"(?:available |max )?context size \(<limit>",
     ),
-    _row("LocalAI", r"request \(<counted> tokens\) exceeds (?:the )?context size \(<limit>"),
-    _row("llama.cpp", r"exceeds the available context size"),
-    _row("llama.cpp, LM Studio", r"context size has been exceeded", "input_plus_output", remedy="compact"),
-    _row("llama.cpp", r"input \(<counted> tokens\) is too large to process"),
-    _row("llama-cpp-python", r"requested tokens \(<counted>\) exceed context window of <limit>"),
-    _row("LM Studio", r"keep the (?P<least>first) <counted> tokens.{1,120}context length of only <limit> tokens"),
-    _row("LM Studio", r"n_(?P<least>keep): <counted> >= n_ctx: <limit>"),
-    _row("LM Studio", r"tokens to keep from the initial prompt is greater than the context length"),
-    _row(
+    row("LocalAI", r"request \(<counted> tokens\) exceeds (?:the )?context size \(<limit>"),
+    row("llama.cpp", r"exceeds the available context size"),
+    row("llama.cpp, LM Studio", r"context size has been exceeded", "input_plus_output", remedy="compact"),
+    row("llama.cpp", r"input \(<counted> tokens\) is too large to process"),
+    row("llama-cpp-python", r"requested tokens \(<counted>\) exceed context window of <limit>"),
+    row("LM Studio", r"keep the (?P<least>first) <counted> tokens.{1,120}context length of only <limit> tokens"),
+    row("LM Studio", r"n_(?P<least>keep): <counted> >= n_ctx: <limit>"),
+    row("LM Studio", r"tokens to keep from the initial prompt is greater than the context length"),
+    row(
         "TensorRT-LLM",
         r"prompt length \(<counted>\), query length \(<n>\) and max_tokens \(<output>\) "
         r"should not exceed \w{1,30} \(<limit>",
         "input_plus_output",
     ),
-    _row(
+    row(
         "TensorRT-LLM",
         r"prompt length \(<counted>\), query length \(<n>\)[^(]{1,40}max_num_tokens \(<limit>",
         scope="input",
     ),
-    _row(
+    row(
         "TensorRT-LLM, DeepInfra, Hugging Face",
         r"(?:prompt|input) length \(?<counted>\)? exceeds (?:the )?maximum input length \(?<limit>",
         scope="input",
     ),
-    _row(
+    row(
         "SiliconFlow", r"length of prompt_tokens \(<counted>\) must be less than max_(?:seq_len|total_tokens) \(<limit>"
     ),
-    _row("TabbyAPI", r"prompt length <counted> is greater than (?:max_seq_len|the context length) <limit>"),
-    _row("Ollama", r"prompt too long; exceeded max context length by <n> tokens"),
-    _row(
+    row("TabbyAPI", r"prompt length <counted> is greater than (?:max_seq_len|the context length) <limit>"),
+    row("Ollama", r"prompt too long; exceeded max context length by <n> tokens"),
+    row(
         "MLC", r"prompt has <counted> tokens in total, larger than the model input length limit <limit>", scope="input"
     ),
-    _row("Xinference", r"token budget <n> exceeds context limit <limit>", "input_plus_output"),
-    _row(
+    row("Xinference", r"token budget <n> exceeds context limit <limit>", "input_plus_output"),
+    row(
         "Xinference", r"prompt has <counted> tokens, but (?:the )?(?:configured )?context[ _](?:size|length) is <limit>"
     ),
-    _row("Kronk", r"input tokens \[<counted>\] exceed context window \[<limit>"),
-    _row("Kronk", r"context window is full"),
+    row("Kronk", r"input tokens \[<counted>\] exceed context window \[<limit>"),
+    row("Kronk", r"context window is full"),
     # Other providers.
-    _row("xAI", r"maximum prompt length is <limit> but the request contains <counted> tokens"),
-    _row(
+    row("xAI", r"maximum prompt length is <limit> but the request contains <counted> tokens"),
+    row(
         "Cerebras",
         r"reduce the length of the messages or completion\W{1,3}current length is <counted> while limit is <limit>",
     ),
-    _row("Fireworks", r"prompt is too long: <counted>, model maximum context length: <limit>"),
-    _row("watsonx", r"number of input tokens <counted> cannot exceed the total tokens limit <limit>"),
-    _row(
+    row("Fireworks", r"prompt is too long: <counted>, model maximum context length: <limit>"),
+    row("watsonx", r"number of input tokens <counted> cannot exceed the total tokens limit <limit>"),
+    row(
         "Cloudflare",
         r"input and maximum output tokens \(<n>\) exceeded this model context window limit \(<limit>",
         "input_plus_output",
     ),
-    _row("DeepSeek", r"prompt tokens \+ max_tokens exceeds? the model context limit", "input_plus_output"),
-    _row("Vercel", r"input too long: <counted> input tokens, limit is <limit>", scope="input"),
-    _row("Moonshot", r"exceeded model token limit ?: ?<limit> \(requested: <counted>"),
-    _row("Moonshot", r"exceeded model token limit ?: ?<limit>", "input_plus_output"),
-    _row("Moonshot", r"input token length too long"),
-    _row("Qwen", r"range of input length should be \[<n>, ?<limit>\]", scope="input"),
-    _row("Hunyuan", r"prompt tokens <counted> exceed max input tokens <limit>", scope="input"),
-    _row("Hunyuan", r"输入.{0,12}(?:过长|超).{0,30}限制 ?<limit> ?tokens?", scope="input"),
-    _row(
+    row("DeepSeek", r"prompt tokens \+ max_tokens exceeds? the model context limit", "input_plus_output"),
+    row("Vercel", r"input too long: <counted> input tokens, limit is <limit>", scope="input"),
+    row("Moonshot", r"exceeded model token limit ?: ?<limit> \(requested: <counted>"),
+    row("Moonshot", r"exceeded model token limit ?: ?<limit>", "input_plus_output"),
+    row("Moonshot", r"input token length too long"),
+    row("Qwen", r"range of input length should be \[<n>, ?<limit>\]", scope="input"),
+    row("Hunyuan", r"prompt tokens <counted> exceed max input tokens <limit>", scope="input"),
+    row("Hunyuan", r"输入.{0,12}(?:过长|超).{0,30}限制 ?<limit> ?tokens?", scope="input"),
+    row(
         "Chinese services",
         r"(?:输入|上下文|提示词?|对话|历史|会话|消息|文本|内容|请求长度|(?<![a-z_])prompt|(?<![a-z_])tokens?)[^。;，,]{0,16}"
         r"(?:过长|太长|超长|超出|超过|超限|大于)"
@@ -289,7 +245,7 @@ ROWS: tuple[Row, ...] = (
         r"|(?:压缩|缩短|精简|减少)(?:上下文|输入|对话|提示)",
         figures=True,
     ),
-    _row(
+    row(
         "general, in other languages",
         r"(?:コンテキスト|プロンプト|入力|トークン)[^。]{0,16}(?:超え|超過|長すぎ)"
         r"|(?:컨텍스트|프롬프트|입력|토큰)[^.]{0,16}(?:초과|너무 (?:길|깁)|넘)"
@@ -297,66 +253,66 @@ ROWS: tuple[Row, ...] = (
         r"|(?:запрос|промпт|контекст|токенов)[^.]{0,30}(?:превыша|превышен|слишком длин)",
         figures=True,
     ),
-    _row("Volcengine", r"exceed max message tokens"),
-    _row("Z.ai", r"prompt exceeds max length|tokens? in (?:the )?request more than max tokens? allowed"),
-    _row("MiniMax", r"context window exceeds limit"),
-    _row("Replicate", r"max input length is <limit> tokens, but you supplied <counted>", scope="input"),
-    _row("AI21", r"too many tokens\W{1,3}total tokens: <counted>, maximum: <limit>"),
-    _row(
+    row("Volcengine", r"exceed max message tokens"),
+    row("Z.ai", r"prompt exceeds max length|tokens? in (?:the )?request more than max tokens? allowed"),
+    row("MiniMax", r"context window exceeds limit"),
+    row("Replicate", r"max input length is <limit> tokens, but you supplied <counted>", scope="input"),
+    row("AI21", r"too many tokens\W{1,3}total tokens: <counted>, maximum: <limit>"),
+    row(
         "Aleph Alpha",
         r"request has <counted> tokens\W{1,3}this is longer than the model's maximum context length of <limit>",
     ),
-    _row("Perplexity", r"total length of all messages is too long"),
-    _row("LiteLLM", r"max input tokens=<limit>, got=<counted>", scope="input"),
-    _row("YandexGPT", r"number of input tokens must be no more than <limit>(?:, got <counted>)?", scope="input"),
-    _row("Anyscale", r"rec(?:ei|ie)ved <counted> tokens, but the maximum input length is <limit>", scope="input"),
-    _row(
+    row("Perplexity", r"total length of all messages is too long"),
+    row("LiteLLM", r"max input tokens=<limit>, got=<counted>", scope="input"),
+    row("YandexGPT", r"number of input tokens must be no more than <limit>(?:, got <counted>)?", scope="input"),
+    row("Anyscale", r"rec(?:ei|ie)ved <counted> tokens, but the maximum input length is <limit>", scope="input"),
+    row(
         "SiliconFlow",
         r"number of input tokens \(<counted>\) has exceeded max_prompt_tokens \(<limit>",
         scope="input",
     ),
-    _row("Snowflake", r"^max tokens of <limit> exceeded"),
-    _row("Apple", r"provided <counted> tokens, but the maximum allowed is <limit>", scope="input"),
-    _row("Bedrock", r"^[^#]{0,60}expected maxlength: <n>, actual"),
-    _row("LM Studio", r"reached context length of <limit> tokens", "input_plus_output", remedy="compact"),
-    _row("Qianfan, YandexGPT", r"\binput characters?(?: limit)?(?: is|:)|\btext length is <n>, which is outside"),
-    _row("Qianfan", r"\binput token limit is <limit>", scope="input"),
+    row("Snowflake", r"^max tokens of <limit> exceeded"),
+    row("Apple", r"provided <counted> tokens, but the maximum allowed is <limit>", scope="input"),
+    row("Bedrock", r"^[^#]{0,60}expected maxlength: <n>, actual"),
+    row("LM Studio", r"reached context length of <limit> tokens", "input_plus_output", remedy="compact"),
+    row("Qianfan, YandexGPT", r"\binput characters?(?: limit)?(?: is|:)|\btext length is <n>, which is outside"),
+    row("Qianfan", r"\binput token limit is <limit>", scope="input"),
     # General: the words of an overflow, with a number where its place says what it is.
-    _row("general", r"maximum context length (?:is|of) <limit>(?: tokens)?\W{0,3}(?:$|please reduce)", figures=True),
-    _row("general", r"^[^.;]{0,40}\bmodel's maximum context length is <limit>(?: tokens)?\b", figures=True),
-    _row(
+    row("general", r"maximum context length (?:is|of) <limit>(?: tokens)?\W{0,3}(?:$|please reduce)", figures=True),
+    row("general", r"^[^.;]{0,40}\bmodel's maximum context length is <limit>(?: tokens)?\b", figures=True),
+    row(
         "Databricks, general",
         r"(?:prompt|input) tokens? count \(<counted>\) (?:cannot exceed|exceeds)[^\d.;]{1,40}<limit>",
         scope="input",
     ),
-    _row("general", r"tokens in the prompt exceeds? the model's maximum context length of <limit>"),
-    _row(
+    row("general", r"tokens in the prompt exceeds? the model's maximum context length of <limit>"),
+    row(
         "general",
         r"(?:combined length|sum|total) of (?:the )?(?:prompt|input)[^.;]{1,30} max_(?:new_)?tokens[^.;]{0,30}exceed",
         "input_plus_output",
         figures=True,
     ),
-    _row(
+    row(
         "Together, general",
         r"(?:inputs?|prompt)`?(?: tokens?)?(?: count)?`? ?\+ ?`?max_(?:new_|completion_|output_)?tokens`?[^.;]{0,30}"
         r"(?:exceed|must be|larger than|greater than|longer than)",
         "input_plus_output",
         figures=True,
     ),
-    _row(
+    row(
         "general",
         r"\b(?:input|prompt) (?:tokens? )?(?:count )?(?:limit )?exceed(?:s|ed)?\b|too many (?:input|prompt) tokens"
         r"|number of tokens in (?:the |your )?(?:prompt|input|request)[^.;]{0,30}exceed",
         scope="input",
         figures=True,
     ),
-    _row(
+    row(
         "general",
         r"(?:exceed|larger than|longer than|greater than|overflow|surpass|too (?:long|large) for)[^.;]{0,50}"
         r"(?:<context>|max_model_len|n_ctx|max_seq_len|maximum input length|maximum number of (?:input )?tokens)",
         figures=True,
     ),
-    _row(
+    row(
         "general",
         r"\b(?:context[ _-]?(?:length|window|size|limit)|n_ctx|max_model_len|max_seq_len)[^.;]{0,30}"
         r"(?:exceeded|overflow|too (?:small|long|large)|reached)|context[_ ]?(?:length|window)[_ ]?exceeded"
@@ -368,7 +324,7 @@ ROWS: tuple[Row, ...] = (
         r"(?:requested|sent|provided|passed|has|have|needs?)\b",
         figures=True,
     ),
-    _row(
+    row(
         "general",
         r"\b(?:prompt|input|conversation|context|messages)(?: tokens| length)? (?:(?:is|are|was) )?too (?:long|large)\b"
         r"|\b(?:prompt|input)s?(?: tokens?)?[ _]?too[ _]?(?:long|large)\b|\b(?:query|text|message)s? too long\b"
@@ -382,57 +338,9 @@ ROWS: tuple[Row, ...] = (
         r"|\brequest (?:is )?too long: <n> tokens|too many tokens: <n> > <n>",
         figures=True,
     ),
-    _row(
+    row(
         "general",
         r"\b(?:reduce|shorten) (?:the )?(?:length of )?(?:the |your )?(?:prompt|messages|input|conversation)\b",
         figures=True,
     ),
 )
-
-_PART = re.compile(
-    rf"(?P<size>{_NUMBER}) (?:tokens )?(?:of |in |for |from )?(?:the |your )?(?P<what>[a-z]{{1,20}}(?: [a-z]{{1,20}})?)"
-)
-_OUTPUT_WORDS = ("completion", "output")
-
-
-def read(text: str, rows: Iterable[Row] = ROWS) -> Reading | None:
-    """What a cleaned message in lower case says of an overflow; ``None`` if no row knows its wording."""
-    for row in rows:
-        if (found := row.pattern.search(text)) and not (row.figures and general.only_output(text)):
-            return _reading(row, found, text)
-    return None
-
-
-def _reading(row: Row, found: re.Match[str], text: str) -> Reading:
-    groups = found.groupdict()
-    limit, counted, output = (_number(groups.get(name)) for name in ("limit", "counted", "output"))
-    if parts := groups.get("parts"):
-        counted, output = _sum(parts)
-    if limit is not None and (over := _number(groups.get("over"))) is not None:
-        counted = limit + over
-    if row.figures:
-        said = general.reading(text)
-        kind: Kind = "input_plus_output" if "input_plus_output" in (row.kind, said.kind) else "input"
-        of_input = row.scope == "input" and kind == "input" and not general.names_a_window(text)
-        scope = row.scope if of_input else said.scope
-        return Reading(kind, said.limit, scope, said.counted, said.output, row.remedy, at_least=said.at_least)
-    return Reading(row.kind, limit, row.scope, counted, output, row.remedy, at_least=bool(groups.get("least")))
-
-
-def _number(digits: str | None) -> int | None:
-    """``300,000`` is 300000, ``50857.0`` is 50857."""
-    if not digits:
-        return None
-    return int(digits.partition(".")[0].replace(",", "").replace("_", "")[:12] or 0)
-
-
-def _sum(parts: str) -> tuple[int | None, int | None]:
-    """The input and the output of ``122163 of text input, 58582 of tool input, 32000 in the output``."""
-    counted, output = None, None
-    for part in _PART.finditer(parts):
-        size = _number(part["size"]) or 0
-        if any(word in part["what"] for word in _OUTPUT_WORDS):
-            output = (output or 0) + size
-        else:
-            counted = (counted or 0) + size
-    return counted, output

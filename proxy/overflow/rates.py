@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from proxy.overflow.general import NUMBER, amount
+from proxy.overflow.figures import NUMBER, amount
 from proxy.overflow.reading import SMALLEST_LIMIT, Reading
 
 _PER_TIME = re.compile(

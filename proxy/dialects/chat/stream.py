@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from proxy.overflow.error_fields import names_error, says_error
+from proxy.overflow.error_detection import names_error, says_error
 from proxy.overflow.silent import ABORT_REASONS, LENGTH_REASONS, WINDOW_REASONS
 
 LONGEST_EVENT = 1_000_000

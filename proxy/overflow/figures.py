@@ -1,0 +1,172 @@
+"""The numbers of tokens in an error message, and the part that the words around each number give it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
+
+from proxy.overflow.reading import LARGEST_LIMIT, SMALLEST_LIMIT
+
+Role = Literal["limit", "counted", "output", "over", "none"]
+
+MAX_NUMBERS = 24
+BEFORE, AFTER = 60, 40
+"""Characters around a number that are looked at."""
+
+NUMBER = r"\d++(?:[,_']\d{3}(?!\d))*+(?:\.\d++)?+(?!\.?\d|[km]\b)"
+_NUMBER = re.compile(rf"(?<![\w.$€#/-])(?P<n>{NUMBER})(?![\w%/]|-\d|:\d)")
+
+_STATUSES = frozenset({400, 403, 404, 408, 413, 416, 422, 424, 429, 499, 500, 502, 503, 504, 529})
+_LEAST = re.compile(r"(?:\bat least|\bfirst|\bkeep:?|\bmore than|\bin over) \(?$")
+
+_UNIT = re.compile(
+    r"[ -]?(?:utf-?8 |raw )?(?:characters?|chars|bytes?|[kmgt]i?b|items|messages|images?|tools|seconds?|secs?|s|ms|"
+    r"minutes?|hours?|days?|pages?|pixels?|px|requests?|times|percent|usd|words|files|turns|entries)\b"
+    r"|[ -]?(?:个?字符?|张|次|条|秒|分钟|文字)"
+)
+_NO_SIZE = re.compile(
+    r"(?:\b(?:code|status|http|error|id|line|column|position|index|port|version|batch(?: size)?|query length|rank|"
+    r"worker|year|chunk)\b[\W_]{0,3}|http/)$"
+)
+_ROLES_BEFORE: tuple[tuple[Role, re.Pattern[str]], ...] = (
+    ("over", re.compile(r"\bby (?:about |approximately )?$")),
+    (
+        "output",
+        re.compile(
+            r"(?:max_?(?:new_|completion_|output_)?tokens|\bcompletion|\boutput(?: tokens)?|\bto generate|"
+            r"\bnew tokens)[`'\")]{0,2}"
+            r"\W{0,3}(?:is |of |= ?|: ?|\()?(?:at least )?$"
+        ),
+    ),
+    (
+        "limit",
+        re.compile(
+            r"(?:\bmax(?:imum)?\b|\bmax_\w{1,20}|\blimit(?:ed|s)?\b|\bcap(?:acity|ped)?\b|\bceiling\b|\ballow(?:s|"
+            r"ed)?\b|"
+            r"\bsupport(?:s|ed)?\b|\baccepts?\b|\btakes\b|\bat most\b|\bup to\b|\bonly\b|\bwindow\b|"
+            r"\bcontext(?: |_)?(?:length|size|len)?\b|"
+            r"\b(?:n_)?ctx\b|"
+            r"\b(?:less|fewer|smaller|shorter|longer|larger|greater|bigger|more|higher) than(?: or equal to)?\b|"
+            r"\bunder\b|"
+            r"\bbelow\b|\bwithin\b|\bover\b|\babove\b|\bbeyond\b|\bexceed(?:s|ed|ing)?\b|\bmust be\b|<=?|(?<!=)>=?|≤|≥|"
+            r"\[\d{1,3}, ?|限制|上限|最大|超过|超出|大于|不超|最多|最长"
+            r"|コンテキスト長|上下文(?:长度|窗口)|컨텍스트 길이|최대|한도|лимит|максим|предел)"
+            r"[^\d.;]{0,24}$"
+        ),
+    ),
+    (
+        "counted",
+        re.compile(
+            r"\b(?:got|given|gave|received|found|has|have|had|contains?|containing|results? in|resulted in|requested|"
+            r"requests?|"
+            r"were|was|used|uses|using|actual(?:ly)?|provided|supplied|counted|count|sent|current(?:ly)?|required?s?|"
+            r"needs?|"
+            r"needed|length|len|prompt|prompt_tokens|inputs?|input_tokens|messages?|request|tokens|total|estimated|"
+            r"size|of|is)\b"
+            r"[^\d.;]{0,16}$"
+        ),
+    ),
+)
+_SURELY_BEFORE = re.compile(
+    r"(?:\b(?:got|given|gave|received|requested|used|contains?|supplied|sent|passed|yours|resulted in)\b[^\d.;]{0,8}"
+    r"|\b(?:needs|requires) (?:about |at least )?|(?:请求|输入|序列|提示词?)(?:长度|的?长度为?)\W{0,2}"
+    r"|\b(?:has|have|had|needed)[ =](?:about |approximately )?|(?<!max )(?<!maximum )(?<!max_)(?:prompt|"
+    r"input)[ _]tokens?\W{0,2})$"
+)
+_SURELY_AFTER = re.compile(
+    r"[)\]]? ?(?:tokens )?(?:>|(?:were |was )?(?:given|provided|requested|supplied|received|sent)\b)"
+)
+_ROLES_AFTER: tuple[tuple[Role, re.Pattern[str]], ...] = (
+    ("over", re.compile(r" ?(?:tokens? )?(?:over|too many|too long|beyond|above)\b")),
+    (
+        "output",
+        re.compile(
+            r"[)\]]? ?(?:tokens )?(?:for|in|of|from) (?:the |your )?(?:completion|output|response|generation|answer|"
+            r"reply)"
+            r"|[)\]]? ?(?:max_?(?:new_|output_|completion_)?tokens|(?:new|output|completion|generated|"
+            r"requested output) tokens)"
+        ),
+    ),
+    (
+        "limit",
+        re.compile(
+            r"[)\]]?[ -]?(?:tokens?[ -])?(?:max(?:imum)?\b|limit\b|context|window|allowed|cap\b|ceiling|"
+            r"is the (?:max|limit)|(?:is |are )?available\b|"
+            r"or (?:fewer|less))|[)\]]?[ -]tokens? (?:max|limit|context|window|allowed)"
+        ),
+    ),
+    (
+        "counted",
+        re.compile(
+            r"[)\]]? ?(?:(?:input|prompt|message|context|total)[ -])?(?:tokens?\b)?[)\]]? ?(?:in (?:the |"
+            r"your )?(?:prompt|messages?|"
+            r"input|request|conversation)|from the|were|was|(?:which )?(?:exceed|surpass|overflow)|(?:is|are) (?:too|"
+            r"longer|larger|greater|"
+            r"more|over|above)|given|provided|requested|supplied|received|of input|>|does(?:n't| not)|cannot|can't)"
+            r"|[)\]]? ?(?:input|prompt|message)[ -]tokens?\b"
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number of tokens and its part in the sentence; ``least``: it is a lower bound only."""
+
+    value: int
+    role: Role
+    least: bool = False
+
+
+def figures(text: str) -> list[Figure]:
+    """The numbers in a message that may be tokens, and their parts."""
+    found = []
+    end = 0
+    numbers = list(islice(_NUMBER.finditer(text), MAX_NUMBERS))
+    for index, number in enumerate(numbers):
+        following = numbers[index + 1].start() if index + 1 < len(numbers) else len(text)
+        before = text[max(end, number.start() - BEFORE) : number.start()]
+        after = text[number.end() : min(following, number.end() + AFTER)]
+        end = number.end()
+        value = amount(number["n"])
+        if value in _STATUSES:
+            continue
+        role = _role(before, after)
+        if _UNIT.match(after) or _NO_SIZE.search(before):
+            continue
+        if SMALLEST_LIMIT <= value <= LARGEST_LIMIT or (role == "output" and value < SMALLEST_LIMIT):
+            found.append(Figure(value, role, bool(_LEAST.search(before))))
+        elif value < SMALLEST_LIMIT:
+            end = max(number.start() - BEFORE, 0)  # "[1, 8192]": a small number doesn't part the words.
+    return found
+
+
+def _role(before: str, after: str) -> Role:
+    if _SURELY_BEFORE.search(before) or _SURELY_AFTER.match(after):
+        return "counted"
+    left = {role: match.start() for role, pattern in _ROLES_BEFORE if (match := pattern.search(before))}
+    right = next((role for role, pattern in _ROLES_AFTER if pattern.match(after)), None)
+    if "over" in left or right == "over":
+        return "over"
+    if "output" in left or right == "output":
+        return "output"
+    if right == "limit" and "limit" not in left:
+        return "limit"
+    if "limit" in left:
+        return "limit"
+    if right is not None:
+        return right
+    return "counted" if "counted" in left else "none"
+
+
+def amounts(text: str) -> set[int]:
+    """Return the numbers in a text."""
+    return {amount(found["n"]) for found in _NUMBER.finditer(text)}
+
+
+def amount(digits: str) -> int:
+    """``300,000`` is 300000, ``50857.0`` is 50857."""
+    whole = digits.partition(".")[0]
+    return int(re.sub(r"[,_']", "", whole)[:12] or 0)
