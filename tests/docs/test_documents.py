@@ -48,6 +48,7 @@ from proxy.summary.store import LIFETIME, Origin
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 ENVIRONMENT = {"OPENAI_API_KEY": "sk-test"}
 
@@ -238,7 +239,9 @@ def invocations(text: str) -> list[tuple[str, set[str]]]:
     return [(name, set(re.findall(r"--[a-z0-9-]+", rest))) for name, rest in INVOCATION.findall(joined)]
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/configuration.md", "config.example.yaml", "Dockerfile"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/configuration.md", "docs/reference.md", "config.example.yaml", "Dockerfile"]
+)
 def test_commands_and_options_exist(name: str) -> None:
     found = invocations((ROOT / name).read_text(encoding="utf-8"))
     assert found
@@ -250,11 +253,11 @@ def test_commands_and_options_exist(name: str) -> None:
 
 def test_no_other_options_are_named() -> None:
     known = set().union(*(options(command) for command in main.commands.values()))
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", README + CONFIGURATION)) <= known
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", README + CONFIGURATION + REFERENCE)) <= known
 
 
-def test_the_readme_lists_every_command_with_every_option() -> None:
-    listed = dict(invocation for row in table(README, "command") for invocation in invocations(row[0]))
+def test_the_reference_lists_every_command_with_every_option() -> None:
+    listed = dict(invocation for row in table(REFERENCE, "command") for invocation in invocations(row[0]))
     assert listed == {name: options(command) - {"--help"} for name, command in main.commands.items()}
 
 
@@ -301,19 +304,19 @@ def test_the_response_headers_are_those_in_the_table(entrance: str) -> None:
     assert [found.status_code for found in answers] == [200, 200, 200]
     seen = {name for found in answers for name in found.headers if name.startswith("x-compaction")}
     seen |= {"x-compaction-breaker", "x-compaction-output"}  # after failures only; where too much output is asked for
-    assert {name for row in table(README, "response header") for name in spans(row[0])} == seen
-    assert set(re.findall(r"x-compaction[a-z-]*", README + CONFIGURATION)) <= seen
+    assert {name for row in table(REFERENCE, "response header") for name in spans(row[0])} == seen
+    assert set(re.findall(r"x-compaction[a-z-]*", README + CONFIGURATION + REFERENCE)) <= seen
 
 
 def test_the_response_headers_have_the_values_in_the_table() -> None:
-    values = {spans(row[0])[0]: set(spans(row[1])) for row in table(README, "response header")}
+    values = {spans(row[0])[0]: set(spans(row[1])) for row in table(REFERENCE, "response header")}
     assert values["x-compaction"] == {*get_args(Verdict), "pending"}
     assert values["x-compaction-summary"] == set(get_args(Origin))
     assert values["x-compaction-steps"] == {*render.STEPS, fit.NAME}
 
 
-def test_the_request_header_works_as_the_readme_says(entrance: str) -> None:
-    asked = re.findall(r"`x-compaction: (\w+)`", README)
+def test_the_request_header_works_as_documented(entrance: str) -> None:
+    asked = re.findall(r"`x-compaction: (\w+)`", README + REFERENCE)
     assert asked
     for value in asked:
         assert answer(entrance, 1, **{"x-compaction": value}).headers["x-compaction"] == value
@@ -335,7 +338,7 @@ def archived(store_url: str) -> str:
 
 
 def test_the_paths_in_the_table_are_served(entrance: str, store_url: str) -> None:
-    paths = [span.split() for row in table(README, "path") for span in spans(row[0]) if "…" not in span]
+    paths = [span.split() for row in table(REFERENCE, "path") for span in spans(row[0]) if "…" not in span]
     served = {"/", "/v1/chat/completions", "/v1/models", "/compaction/archive/{id}", "/livez", "/readyz", "/metrics"}
     assert {path for _, path in paths} == served
     id = archived(store_url)

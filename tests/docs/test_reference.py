@@ -1,0 +1,94 @@
+"""docs/reference.md: every error code, log event, and metric of the program, and no other."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from proxy.errors import ConfigurationError, ProxyError
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
+
+
+def rows(heading: str) -> dict[str, list[str]]:
+    """Return the cells of each row under a heading, by the name in the first cell."""
+    section = DOCUMENT.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    found: dict[str, list[str]] = {}
+    for line in section.splitlines():
+        if named := re.match(r"\| `([^`]+)` \|", line):
+            assert named[1] not in found, f"{named[1]} is listed twice"
+            found[named[1]] = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[2:-1]]
+    return found
+
+
+def errors(root: type[ProxyError] = ProxyError) -> Iterator[type[ProxyError]]:
+    """Yield every error class that a client may receive."""
+    yield root
+    for below in root.__subclasses__():
+        if below is not ConfigurationError:
+            yield from errors(below)
+
+
+def calls(path: Path) -> list[ast.Call]:
+    """Return the calls in a module."""
+    return [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+
+
+def names(event: ast.expr, module: list[ast.Call]) -> list[str]:
+    """Return the events of an expression: a literal, a prefix and a state, or an argument of ``_report``."""
+    if isinstance(event, ast.Constant):
+        return [str(event.value)]
+    if isinstance(event, ast.JoinedStr):
+        (prefix, _) = event.values
+        assert isinstance(prefix, ast.Constant)
+        return [f"{prefix.value}{state}" for state in ("opened", "closed")]
+    reports = [call for call in module if isinstance(call.func, ast.Attribute) and call.func.attr == "_report"]
+    assert reports, ast.dump(event)
+    return [name for call in reports for name in names(call.args[0], [])]
+
+
+def logged() -> dict[str, set[str]]:
+    """Return the levels of each log event in the source."""
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "proxy").rglob("*.py"):
+        module = calls(path)
+        for call in module:
+            match call.func:
+                case ast.Attribute(value=ast.Name(id="log"), attr=level) if level in LEVELS:
+                    for name in names(call.args[0], module):
+                        found.setdefault(name, set()).add("error" if level == "exception" else level)
+    return found
+
+
+def metrics() -> dict[str, list[str]]:
+    """Return the labels of each metric by the name that Prometheus reads."""
+    found = {}
+    for call in calls(ROOT / "proxy" / "telemetry" / "metrics.py"):
+        match call.func:
+            case ast.Name(id="Counter" | "Gauge" as kind):
+                name, _, *labels = [ast.literal_eval(argument) for argument in call.args]
+                found[f"{name}_total" if kind == "Counter" else name] = labels[0] if labels else []
+    return found
+
+
+def test_every_error_code_is_documented_with_its_status_and_no_other() -> None:
+    assert {code: int(cells[0]) for code, cells in rows("Error codes").items()} == {
+        error.code: error.status for error in errors()
+    }
+    assert all(all(cells) for cells in rows("Error codes").values())
+
+
+def test_every_log_event_is_documented_with_its_level_and_no_other() -> None:
+    documented = {event: set(cells[0].split(", ")) for event, cells in rows("Log events").items()}
+    assert {"store.breaker_opened", "task.crashed"} <= documented.keys()
+    assert documented == logged()
+
+
+def test_every_metric_is_documented_with_its_labels_and_no_other() -> None:
+    documented = {name: re.findall(r"`(\w+)`:", cells[0]) for name, cells in rows("Metrics").items()}
+    assert "compaction_tasks" in documented
+    assert documented == metrics()
