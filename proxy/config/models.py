@@ -12,25 +12,25 @@ from proxy.config.fields import Count, Name, Section, Size, Text, wrong
 
 
 class ProfileSettings(Section):
-    """What is known of a model, where the built-in tables are wrong or silent. Limits are in tokens."""
+    """A model's limits, if the built-in tables are wrong or don't list it. Limits are in tokens."""
 
     context_window: Count | None = None
-    """Input and output together."""
+    """Maximum tokens of input and output together."""
     max_input_tokens: Count | None = None
-    """The input alone."""
+    """Maximum tokens of the input."""
     max_output_tokens: Count | None = None
-    """The output alone."""
+    """Maximum tokens of the output."""
     max_bytes: Size | None = None
-    """What the upstream takes as the body of a request, in bytes or as text such as 32MB."""
+    """Maximum size of a request body that the upstream accepts: bytes, or text like 32MB."""
     max_messages: Count | None = None
-    """How many messages it takes in a request."""
-    # The encodings that can be had without a download.
+    """Maximum messages in a request that the upstream accepts."""
+    # The encodings that need no download.
     tokenizer: Literal["o200k_base", "o200k_harmony", "cl100k_base", "p50k_base", "p50k_edit"] | None = None
-    """The tokenizer, or the one that comes nearest."""
+    """The model's tokenizer, or the most similar one."""
     images: Text | None = None
-    """The rule by which images are counted."""
+    """The rule for counting the tokens of images: the name of a model with the same rule."""
     strict_alternation: bool | None = None
-    """Whether the upstream wants the user and the assistant to speak in turn, the user first."""
+    """Whether the upstream requires user and assistant messages to alternate, starting with the user."""
 
     @field_validator("images")
     @classmethod
@@ -53,21 +53,21 @@ class ProfileSettings(Section):
 
 
 class RouteSettings(Section):
-    """Which models go where. The first match wins."""
+    """Send matching models to an upstream. The first match wins."""
 
     match: Text
-    """The model a request names; *, ? and [seq] as in file names; case matters."""
+    """The model in the request. *, ?, and [seq] work as in file names. Case-sensitive."""
     upstream: Name
     """The name of the upstream."""
     model: Text | None = None
-    """The name the upstream knows. Left out: as requested."""
+    """The model's name at the upstream. Default: the name in the request."""
     profile: ProfileSettings | None = None
-    """The model's limits. Left out: from the built-in tables, or as the upstream tells."""
+    """The model's limits. Default: from the upstream or the built-in tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a model goes: the upstream's name, the model's name there, and what the file says of its limits."""
+    """The upstream of a model, its name there, and its limits in the configuration."""
 
     upstream: str
     model: str

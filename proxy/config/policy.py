@@ -1,7 +1,7 @@
-"""What a team wants done to its conversations.
+"""The section `policies`: how the proxy compacts conversations.
 
-Names and meanings are those of LangChain's ``SummarizationMiddleware`` and of DeepAgents. Sizes are in tokens unless
-a field says otherwise.
+Names and meanings come from LangChain's ``SummarizationMiddleware`` and of DeepAgents. Sizes are in tokens unless a
+field says otherwise.
 """
 
 from __future__ import annotations
@@ -50,37 +50,37 @@ WRITING_TOOLS = (
     "MultiEdit",
     "NotebookEdit",
 )
-"""Tools of well-known agents whose arguments carry whole files."""
+"""Tools of well-known agents whose arguments contain whole files."""
 
 LISTING_TOOLS = ("ls", "glob", "grep", "write_todos")
 """Tools whose results DeepAgents never evicts."""
 
 
 STAGES = ("duplicates", "truncate_args", "evict_results", "media")
-"""The sections of a policy that have a trigger and a keep of their own, or else the policy's."""
+"""The sections of a policy with their own `trigger` and `keep`. The policy's are the defaults."""
 
 
 class Summary(Section):
-    """The call that makes a summary."""
+    """The call to the summary model."""
 
     model: Text | None = None
-    """The model that summarises, by a name that `models` routes. Left out: the model of the conversation itself."""
+    """The model that writes summaries: a name that `models` routes. Default: the conversation's own model."""
     fallback_model: Text | None = None
-    """Tried once where the first one fails. Left out: none."""
+    """The model to try once if the first one fails. Default: none."""
     prompt: Text | None = None
-    """The instruction to the model, with `{messages}` where the conversation goes. Left out: the built-in one."""
+    """The instruction to the model. The conversation replaces `{messages}`. Default: the built-in instruction."""
     trim_tokens_to_summarize: Count | None = None
-    """Summarise only this many of the newest tokens. Left out: everything, in chunks that fit the model."""
+    """Summarize only this many of the newest tokens. Default: everything, in chunks that fit the model."""
     max_tokens: Count = 4000
-    """The most that a summary may take."""
+    """Maximum tokens of a summary."""
     timeout: Seconds = 45
-    """Seconds that one model has for a summary, all its chunks together; then the fallback, then a digest."""
+    """Seconds that one model has for a summary, all chunks together. Then the fallback, then a digest."""
     role: Literal["user", "assistant", "system", "developer"] = "user"
-    """The role of the message that stands for the summarised part."""
+    """The role of the message that contains the summary."""
     redact_secrets: bool = False
-    """Whether what looks like a key, a token or a password is blacked out in what the summary model reads."""
+    """Remove keys, tokens, and passwords from the text that the summary model receives."""
     redact: tuple[Pattern, ...] = ()
-    """Further expressions to black out there."""
+    """Regular expressions for more text to remove."""
 
     @field_validator("prompt")
     @classmethod
@@ -95,86 +95,86 @@ class Summary(Section):
 
 
 class Duplicates(Section):
-    """Older exact copies of a tool result become a reference to the newest one."""
+    """Replace older exact copies of a tool result with a reference to the newest one."""
 
     trigger: TriggerField = TRIGGER
-    """When. Left out: the policy's own trigger."""
+    """When this stage runs. Default: the policy's trigger."""
     keep: KeepField = KEEP
-    """How much recent conversation is spared. Left out: the policy's own keep."""
+    """How much recent conversation this stage doesn't change. Default: the policy's keep."""
     min_length: Count = 200
-    """Characters from which a result is looked at."""
+    """Minimum characters of a result to compare."""
 
 
 class Media(Section):
-    """Old images, audio and files become a label. The user's newest message keeps its own."""
+    """Replace old images, audio, and files with labels. The user's newest message doesn't change."""
 
     trigger: TriggerField = TRIGGER
-    """When. Left out: the policy's own trigger."""
+    """When this stage runs. Default: the policy's trigger."""
     keep: KeepField = KEEP
-    """How much recent conversation is spared. Left out: the policy's own keep."""
+    """How much recent conversation this stage doesn't change. Default: the policy's keep."""
 
 
 class TruncateArgs(Section):
-    """Long strings in the arguments of old tool calls are cut; the JSON keeps its shape."""
+    """Cut long strings in the arguments of old tool calls. The JSON keeps its structure."""
 
     trigger: TriggerField = TRIGGER
-    """When. Left out: the policy's own trigger."""
+    """When this stage runs. Default: the policy's trigger."""
     keep: KeepField = KEEP
-    """How much recent conversation is spared. Left out: the policy's own keep."""
+    """How much recent conversation this stage doesn't change. Default: the policy's keep."""
     max_length: Count = 2000
-    """Characters from which a string is cut."""
+    """Maximum characters of a string."""
     truncation_text: Text | None = None
-    """What stands where text was cut; {characters} in it becomes their number, {id} where the whole is kept. Left out:
-    a note that says so, and that it is no part of the value."""
+    """The note that replaces the cut text. {characters} becomes the number of characters, {id} the archive's id of the
+    original. Default: a note that says that it isn't part of the value."""
     tools: tuple[Text, ...] = WRITING_TOOLS
-    """The tools whose arguments are cut; "*" for all of them."""
+    """The tools whose arguments may be cut; "*" for all tools."""
 
 
 class EvictResults(Section):
-    """Large old tool results are replaced by their beginning and end."""
+    """Shorten large old tool results to their beginning and end."""
 
     trigger: TriggerField = TRIGGER
-    """When. Left out: the policy's own trigger."""
+    """When this stage runs. Default: the policy's trigger."""
     keep: KeepField = KEEP
-    """How much recent conversation is spared. Left out: the policy's own keep."""
+    """How much recent conversation this stage doesn't change. Default: the policy's keep."""
     max_tokens: Count = 2000
-    """Tokens from which a result is shortened."""
+    """Maximum tokens of a result."""
     max_tokens_per_tool: Mapping[Text, Count] = Field(default_factory=dict)
-    """The same for single tools, by name."""
+    """Maximum tokens of a result for single tools, by name."""
     exclude: tuple[Text, ...] = LISTING_TOOLS
-    """The tools whose results are never touched."""
+    """Tools whose results this stage doesn't change."""
 
 
 class UserMessages(Section):
-    """The user's own words, which stay verbatim beside a summary."""
+    """The user's earlier messages, which stay verbatim next to a summary."""
 
     max_tokens: Count = 20_000
-    """Newest first, after the first one."""
+    """Maximum tokens of these messages: the first one, then the newest."""
     keep_first: bool = True
-    """Whether the user's first message stays, whatever came after it."""
+    """Always keep the user's first message."""
 
 
 class Index(Section):
-    """The list of paths, URLs and ids that a summary replaces."""
+    """The list of paths, URLs, and ids from the summarized messages."""
 
     max_tokens: Count = 2000
-    """The most that the list may take."""
+    """Maximum tokens of the list."""
 
 
 class Archive(Section):
-    """What is taken out of a conversation is kept whole, for whoever sent it."""
+    """Store the originals of removed content, for the caller who sent them."""
 
     days: Count = 30
-    """How long."""
+    """Days to store the originals."""
 
 
 class UnknownModel(Section):
-    """What applies where nobody knows the model's window, so that fractions mean nothing."""
+    """Conditions for models whose context window is unknown, so fractions have no meaning."""
 
     trigger: TriggerField = (Clause(tokens=170_000),)
-    """When to compact; tokens or messages."""
+    """When to compact, in tokens or messages."""
     keep: KeepField = Clause(messages=6)
-    """How much recent conversation stays; tokens or messages."""
+    """Minimum recent conversation to keep, in tokens or messages."""
 
     @field_validator("trigger")
     @classmethod
@@ -196,84 +196,85 @@ class UnknownModel(Section):
 
 
 def _off(value: object) -> object:
-    """A plain ``off`` is YAML 1.1's false, and here can only be the mode of that name."""
+    """Return "off" for false, because YAML 1.1 reads a plain ``off`` as false."""
     return "off" if value is False else value
 
 
 class _PolicyFields(Section):
     mode: Annotated[Literal["enforce", "shadow", "off"], BeforeValidator(_off)] = "enforce"
-    """enforce; shadow: measure and report, change nothing; off."""
+    """enforce: compact. shadow: measure and report, change nothing. off: do neither."""
     allow_header: bool = True
-    """Whether the request header `x-compaction: off | shadow` is obeyed."""
+    """Obey the request header `x-compaction: off | shadow`."""
     trigger: TriggerField = TRIGGER
     """When to compact."""
     keep: KeepField = KEEP
-    """How much recent conversation stays at least."""
+    """Minimum recent conversation to keep."""
     prepare: TriggerField = (Clause(fraction=PREPARE_FRACTION),)
-    """When to begin making the summary in the background. Left out: 0.75 where the trigger is a larger fraction,
+    """When to start the summary in the background. Default: at fraction 0.75 if the trigger is a larger fraction, at
     15/17 of a smaller one, and never for other triggers."""
     reserve_output: ReserveField = None
-    """Room for the answer where a request names none: tokens, or {fraction: F} of the window. Left out: automatic."""
+    """Tokens, or {fraction: F} of the window, to reserve for an answer if the request doesn't set a maximum. Default:
+    automatic."""
     output: Literal["clamp", "keep"] = "clamp"
-    """What becomes of an output (`max_tokens`) that does not fit beside the conversation: clamp lowers it, keep has the
-    conversation compacted until it fits."""
+    """How to handle an output (`max_tokens`) that doesn't fit next to the conversation. clamp: lower it. keep: compact
+    the conversation until it fits."""
     shorten_last_user_message: bool = False
-    """Whether, as the last resort, the middle of the last user message may be left out to make a request fit."""
+    """As a last resort, cut the middle of the last user message to make a request fit."""
     overflow_retries: Annotated[CountOrZero, Field(le=5)] = 2
-    """How often a request that the upstream refuses as too long is compacted harder and sent again."""
+    """How often to compact a request harder and retry it if the upstream rejects it as too long."""
     rate_limit_as_limit: bool = True
-    """Whether to compact a request that alone exceeds a limit on tokens per minute, and send it again. Waiting never
-    helps such a request."""
+    """Compact and retry a request that alone exceeds a limit on tokens per minute. Waiting never helps such a
+    request."""
     repair: bool = True
-    """Whether damaged histories are put right where a request is compacted."""
+    """Repair damaged histories when the proxy compacts a request."""
     pinned: tuple[SearchedPattern, ...] = ()
-    """Messages in which one of these expressions is found are never changed nor summarised."""
+    """Regular expressions. The proxy never changes or summarizes messages that contain a match."""
     summary: Summary = Summary()
-    """The call that makes a summary."""
+    """The call to the summary model."""
     duplicates: Duplicates | None = Duplicates()
-    """Copies of tool results; null to leave them alone."""
+    """Replace copies of tool results; null turns this off."""
     truncate_args: TruncateArgs | None = TruncateArgs()
-    """Arguments of old tool calls; null to leave them alone."""
+    """Cut arguments of old tool calls; null turns this off."""
     evict_results: EvictResults | None = EvictResults()
-    """Old tool results; null to leave them alone."""
+    """Shorten old tool results; null turns this off."""
     media: Media | None = Media()
-    """Old images, audio and files; null to leave them alone."""
+    """Replace old images, audio, and files; null turns this off."""
     archive: Archive | None = Archive()
-    """The originals of what is taken out; null to keep none."""
+    """Store the originals of removed content; null turns this off."""
     user_messages: UserMessages = UserMessages()
-    """The user's own words."""
+    """The user's earlier messages, which stay verbatim next to a summary."""
     index: Index = Index()
-    """Paths, URLs and ids."""
+    """The list of paths, URLs, and ids from the summarized messages."""
     unknown_model: UnknownModel = UnknownModel()
-    """Where the model's window is unknown."""
+    """Conditions for models whose context window is unknown."""
 
 
 class ModelOverride(_PolicyFields):
-    """What is different for some models: any setting of a policy. The rest is as the policy has it."""
+    """Override settings of a policy for some models."""
 
     match: Text
-    """The model that a request names; *, ? and [seq] as in file names; case matters."""
+    """The model in the request. *, ?, and [seq] work as in file names. Case-sensitive."""
 
 
 class WrittenPolicy(_PolicyFields):
-    """A policy as the file states it. What it leaves out comes from the policy it extends, or is the default."""
+    """A policy as written in the file. Omitted settings come from the policy it extends, or are the defaults."""
 
     extends: Name | None = None
-    """The policy whose settings are taken where this one states none."""
+    """The policy that provides the settings that this one omits."""
     models: tuple[ModelOverride, ...] = ()
-    """What is different for some models; the first match wins. Those of the policy it extends come after its own."""
+    """Overrides for some models; the first match wins. Overrides of the extended policy come after its own."""
 
 
 _NOT_OF_SUMMARIES = {"name", "models", "mode", "allow_header", "overflow_retries", "rate_limit_as_limit", "output"}
 
 
 class ForModels(Section):
-    """What is in force in place of a policy, for the models that a glob matches."""
+    """The policy in force for models that a glob matches."""
 
     match: str
-    """The glob."""
+    """The glob, in the syntax of ``fnmatchcase``."""
     policy: Policy
-    """The whole policy."""
+    """The complete policy for these models."""
 
 
 class Policy(_PolicyFields):
@@ -282,11 +283,13 @@ class Policy(_PolicyFields):
     name: str = "default"
     """The name in the file."""
     models: tuple[ForModels, ...] = ()
-    """What is in force in its place for some models; the first match wins."""
+    """Policies that replace this one for some models; the first match wins."""
 
     @classmethod
     def build(cls, name: str, stated: Mapping[str, Any]) -> Self:
-        """The policy of all that was stated (by it and by its parents), completed with what follows from that.
+        """Return the complete policy from the settings that it and its parents state.
+
+        Derive the omitted triggers and keeps of the stages, and an omitted ``prepare``.
 
         Raises ``pydantic.ValidationError``.
         """
@@ -302,7 +305,7 @@ class Policy(_PolicyFields):
         return policy.model_copy(update=derived)
 
     def for_model(self, name: str) -> Policy:
-        """What is in force for a model, by the name that the request gives. Case matters."""
+        """Return the policy for a model in a request. Case-sensitive."""
         return next((own.policy for own in self.models if fnmatchcase(name, own.match)), self)
 
     def __hash__(self) -> int:
@@ -310,23 +313,23 @@ class Policy(_PolicyFields):
 
     @cached_property
     def unarchived(self) -> Policy:
-        """The same without an archive."""
+        """Return this policy without an archive."""
         policy = self.model_copy(update={"archive": None})
         for name in ("fingerprint", "unarchived"):
-            policy.__dict__.pop(name, None)  # a copy has what was made of the original
+            policy.__dict__.pop(name, None)  # the copy has the cached values of the original
         return policy
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of what affects checkpoints and summaries, a few fields apart."""
+        """Return the SHA-256 (hex) of the settings that affect checkpoints and summaries."""
         fields = self.model_dump(mode="json", exclude=_NOT_OF_SUMMARIES)
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def _prepare_before(trigger: Trigger) -> Trigger:
-    """When to prepare for a trigger, where the policy does not say.
+    """Return the default of ``prepare`` for a trigger.
 
-    Only fractions have a default: the lowest one decides. 0.75 : 0.85 is also the ratio below smaller triggers.
+    Only fractions have a default, and the lowest one decides. Smaller triggers use the ratio 0.75 : 0.85, too.
     """
     fractions = [
         clause.fraction

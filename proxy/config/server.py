@@ -40,35 +40,35 @@ Host = Annotated[Text, AfterValidator(_host)]
 
 
 class ServerSettings(Section):
-    """Where to listen, and how much to take."""
+    """Where to listen, and limits on requests."""
 
     host: Host = "127.0.0.1"
-    """The address to listen on; 0.0.0.0 for all of them."""
+    """The address to listen on; 0.0.0.0 for all addresses."""
     port: Port = 8787
-    """The port; 0 for any free one."""
+    """The port to listen on; 0 for any free port."""
     body_limit: Size = 64_000_000
-    """The largest request body, in bytes or as text such as 64MB; also after decompression."""
+    """Maximum size of a request body, also after decompression: bytes, or text like 64MB."""
     deadline: Seconds = 600
-    """Seconds for a request until its answer begins, all attempts together."""
+    """Seconds until the response must start, all attempts together."""
     drain: Grace = 30
-    """Seconds that open answers have to end after a signal to stop."""
+    """Seconds that open responses have to finish after a signal to stop."""
     keepalive: Seconds = 10
-    """Seconds that a streaming client hears nothing while a summary is made; then comments keep it connected."""
+    """Seconds of silence in a stream while the proxy makes a summary. Then it sends heartbeat comments."""
     max_concurrent: Count = 1_000
-    """Requests in work at the same time, streams until their end. Health and metrics don't count."""
+    """Maximum concurrent requests. A stream counts until it ends. Health checks and metrics don't count."""
     max_queue: CountOrZero = 100
-    """Requests that may wait for one of those places; further ones are answered with 503 at once."""
+    """Maximum requests that wait for a free slot. Further requests get 503 immediately."""
     queue_timeout: Seconds = 5
-    """Seconds that a request waits for a place, or for memory for its body; then it is answered with 503."""
+    """Seconds that a request waits for a slot, or for memory for its body. Then it gets 503."""
     max_body_memory: Size | None = None
-    """Bytes that the bodies of all requests in work may take together; twice body_limit at least. Left out: 1GB, or
-    twice body_limit where that is more."""
+    """Maximum bytes of all request bodies together, at least twice body_limit. Default: 1GB, or twice body_limit if
+    that is more."""
     cors_origins: tuple[Origin, ...] = ()
-    """Origins of web pages that may call the proxy from a browser, such as https://app.example; * for all of them."""
+    """Origins of web pages that may call the proxy from a browser, like https://app.example; * for all origins."""
     hosts: tuple[HostName, ...] = ()
-    """Further host names that callers may use in the Host header. localhost and 127.0.0.1 are always served."""
+    """Additional host names to accept in the Host header. localhost and 127.0.0.1 are always accepted."""
 
     @property
     def body_memory(self) -> int:
-        """Bytes for all bodies."""
+        """Return the maximum bytes of all request bodies together."""
         return self.max_body_memory or max(1_000_000_000, 2 * self.body_limit)

@@ -36,18 +36,18 @@ __all__ = [
 
 class _SettingsFields(Section):
     server: ServerSettings = ServerSettings()
-    """Where to listen, and how much to take."""
+    """Where to listen, and limits on requests."""
     store: StoreSettings = Field(default_factory=StoreSettings)
-    """Where summaries and the archive are kept."""
+    """Where to store summaries and the archive."""
     auth: AuthSettings = AuthSettings()
-    """Who may call."""
+    """Which callers the proxy accepts."""
     upstreams: Mapping[Name, UpstreamSettings] = Field(default_factory=default_upstreams)
-    """The services that answer, by name. Left out: OpenAI, and Anthropic for requests in its format, each with the
-    caller's own key."""
+    """The services that the proxy sends requests to, by name. Default: OpenAI, and Anthropic for requests in its
+    format, each with the caller's own key."""
     models: tuple[RouteSettings, ...] = ()
-    """Which models go where; the first match wins. Left out: every model goes to the first upstream."""
+    """Which models go to which upstream; the first match wins. Default: all models go to the first upstream."""
     teams: Mapping[Name, TeamSettings] = Field(default_factory=dict)
-    """Callers who share a policy, by name."""
+    """Callers that share a policy, by name."""
 
     @field_validator("upstreams")
     @classmethod
@@ -65,16 +65,16 @@ class WrittenSettings(_SettingsFields):
     """Configuration of compaction-proxy."""
 
     include: tuple[Text, ...] = ()
-    """Further files, relative to this one, with policies and teams; *, ? and ** as in file names."""
+    """More files with policies and teams, relative to this one. *, ?, and ** work as in file names."""
     policies: Mapping[Name, WrittenPolicy] = Field(default_factory=dict)
-    """What is done to conversations, by name. `default` applies to callers without a team."""
+    """How to compact conversations, by name. `default` applies to callers without a team."""
 
 
 class Settings(_SettingsFields):
     """A configuration in force: every policy is complete."""
 
     policies: Mapping[str, Policy] = Field(default_factory=lambda: {"default": Policy()})
-    """By name; `default` is always there."""
+    """Policies by name. `default` always exists."""
 
     @field_validator("policies")
     @classmethod
@@ -82,7 +82,7 @@ class Settings(_SettingsFields):
         return policies if "default" in policies else {"default": Policy(), **policies}
 
     def route(self, model: str) -> Route | None:
-        """Where a model goes; ``None`` where routes are listed and none matches."""
+        """Return the route of a model, or ``None`` if the configuration lists routes and none matches."""
         if not self.models:
             return Route(next(iter(self.upstreams)), model, None)
         for route in self.models:

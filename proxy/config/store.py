@@ -18,7 +18,7 @@ _STORE_EXAMPLE = "url: sqlite:///path/to/compaction.db"
 
 
 def default_store_url() -> str:
-    """A file in the user's state folder."""
+    """Return the URL of a file in the user's state folder."""
     return f"{_SQLITE}{platformdirs.user_state_path('compaction-proxy') / 'compaction.db'}"
 
 
@@ -26,7 +26,7 @@ _STORE_KEY_BYTES = 32
 
 
 def _key_bytes(text: str) -> bytes | None:
-    """The 32 bytes that a text spells in hexadecimal or base64; ``None`` if it spells no such thing."""
+    """Return 32 bytes from hexadecimal or base64 text, or ``None`` if the text isn't such a key."""
     try:
         if len(text) == 2 * _STORE_KEY_BYTES:
             return bytes.fromhex(text)
@@ -48,16 +48,16 @@ def _store_key(value: SecretStr) -> SecretStr:
 
 
 StoreKey = Annotated[SecretStr, AfterValidator(_store_key)]
-"""A key of 32 bytes that is never shown."""
+"""A key of 32 bytes. The proxy never prints it."""
 
 
 class EncryptionSettings(Section):
-    """What the store is encrypted with. Left out: it is not."""
+    """Encryption of the store. Default: not encrypted."""
 
     key: StoreKey | None = None
-    """32 bytes in base64 or hexadecimal (openssl rand -base64 32). Left out: the store is not encrypted."""
+    """The key: 32 bytes in base64 or hexadecimal (openssl rand -base64 32). Default: not encrypted."""
     old_keys: tuple[StoreKey, ...] = ()
-    """Former keys: they still decrypt, and what they encrypted is written anew with `key`."""
+    """Former keys. They still decrypt entries, which the proxy encrypts again with `key`."""
 
     @model_validator(mode="after")
     def _has_a_key(self) -> EncryptionSettings:
@@ -67,21 +67,21 @@ class EncryptionSettings(Section):
 
     @property
     def keys(self) -> tuple[bytes, ...]:
-        """The key that encrypts, then the former ones; empty where nothing is encrypted."""
+        """Return the current key, then the former ones. Empty if the store isn't encrypted."""
         stated = (*([self.key] if self.key is not None else []), *self.old_keys)
         return tuple(filter(None, (_key_bytes(key.get_secret_value()) for key in stated)))
 
 
 class StoreSettings(Section):
-    """Where summaries and the archive are kept."""
+    """Where to store summaries and the archive."""
 
     url: str = Field(default_factory=default_store_url)
-    """sqlite:///relative/path, sqlite:////absolute/path, or sqlite:// for memory only. Left out: a file in the user's
-    state folder."""
+    """The database: sqlite:///relative/path, sqlite:////absolute/path, or sqlite:// for memory only. Default: a file in
+    the user's state folder."""
     max_bytes: Size = 10_000_000_000
-    """The size that the file is kept to, in bytes or as text such as 10GB. What expires first goes first."""
+    """Maximum size of the file: bytes, or text like 10GB. The proxy removes the entries that expire first."""
     encryption: EncryptionSettings = EncryptionSettings()
-    """What the store is encrypted with. Left out: it is not."""
+    """Encryption of the store. Default: not encrypted."""
 
     @field_validator("url")
     @classmethod
@@ -97,5 +97,5 @@ class StoreSettings(Section):
 
     @property
     def path(self) -> Path | None:
-        """The file, relative to the working directory unless absolute; ``None`` for memory only."""
+        """Return the path of the file, or ``None`` for memory only. A relative path starts in the working directory."""
         return None if self.url == _SQLITE_IN_MEMORY else Path(self.url.removeprefix(_SQLITE))

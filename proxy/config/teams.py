@@ -14,13 +14,13 @@ from proxy.config.fields import Count, CountOrZero, Date, Name, Section, Text, w
 
 
 class AuthSettings(Section):
-    """Who may call."""
+    """Which callers the proxy accepts."""
 
     mode: Literal["open", "keys"] = "open"
-    """open: anybody, with their own key, which is passed on. keys: only callers with a key listed under a team."""
+    """open: accept all callers and forward their own keys. keys: accept only callers with a key listed under a team."""
     keyless: Literal["shared", "separate"] | None = None
-    """Callers without any key, in open mode. shared: they are one caller; separate: nothing of theirs is stored, and
-    digests take the place of summaries. Left out: shared where the server listens on loopback alone."""
+    """How to treat callers without a key in open mode. shared: as one caller. separate: store nothing and use digests
+    instead of summaries. Default: shared if the server listens only on loopback, else separate."""
 
 
 _KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}")
@@ -40,14 +40,14 @@ KeyHash = Annotated[str, AfterValidator(_key_hash), Field(json_schema_extra={"pa
 
 
 class KeySettings(Section):
-    """A key of a team, known by its hash. The hash alone may stand in its place."""
+    """A key of a team, identified by its hash. Also accepts the hash alone."""
 
     hash: KeyHash
-    """The SHA-256 of the key: `printf %s "$KEY" | sha256sum`, or as `keys new` prints it."""
+    """The SHA-256 of the key, as `keys new` or `printf %s "$KEY" | sha256sum` prints it."""
     expires: Date | None = None
-    """The day from whose beginning (UTC) the key is refused. Left out: never."""
+    """The first day (UTC) on which the proxy rejects the key. Default: never."""
     name: Text | None = None
-    """What the key is for; for whoever reads the file."""
+    """A note for readers of the file."""
 
     @model_validator(mode="before")
     @classmethod
@@ -62,37 +62,38 @@ class KeySettings(Section):
 
     @property
     def ends(self) -> float:
-        """When it expires, in seconds since 1970; infinite where it never does."""
+        """Return when the key expires, in seconds since 1970, or infinity."""
         if self.expires is None:
             return math.inf
         return datetime(self.expires.year, self.expires.month, self.expires.day, tzinfo=UTC).timestamp()
 
 
 class LimitSettings(Section):
-    """What a team may use. What is left out is not limited."""
+    """Limits of a team. Default of each: no limit."""
 
     requests_per_minute: Count | None = None
-    """Requests per minute, on all paths together; so many may come at once."""
+    """Requests per minute on all paths together, also the maximum burst. Further requests get 429."""
     concurrent: Count | None = None
-    """Requests in work at the same time, streams until their end."""
+    """Maximum concurrent requests. A stream counts until it ends."""
     summary_tokens_per_day: CountOrZero | None = None
-    """Tokens that summaries may cost in a day (UTC), prompts and answers; then digests take their place."""
+    """Maximum tokens for summaries per day (UTC), prompts and answers. Then the proxy uses digests instead."""
 
 
 class TeamSettings(Section):
-    """Callers who share a policy."""
+    """Callers that share a policy."""
 
     keys: tuple[KeySettings, ...] = ()
-    """The keys that the team calls with; several for a change of keys."""
+    """The team's keys. List two while you rotate keys."""
     limits: LimitSettings | None = None
-    """What the team may use. Left out: no limits."""
+    """Limits of the team. Default: no limits."""
     policy: Name = "default"
-    """The name of the policy."""
+    """The name of the team's policy."""
     models: tuple[Text, ...] | None = None
-    """The models it may use, as globs. Left out: all of them; an empty list: none."""
+    """The models that the team may use, as globs. An empty list allows none. Default: all models."""
     paths: Literal["all", "models", "chat"] | None = None
-    """The paths it may use. all: every path under /v1; models: those that name a model, and the list of models; chat:
-    chat completions and the list of models. Left out: models if the team has a list of models, else all."""
+    """The paths that the team may use. all: every path under /v1. models: paths that name a model, and the list of
+    models. chat: chat completions and the list of models. Default: models if the team has a list of models, else
+    all."""
 
     @model_validator(mode="after")
     def _lists_hold(self) -> TeamSettings:

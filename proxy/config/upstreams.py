@@ -13,7 +13,7 @@ from proxy.config.fields import Section, Text, wrong
 from proxy.http.headers import CREDENTIALS
 
 _KNOWN_BASE_URLS = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com/v1"}
-# Their credentials come from the machine's own environment; a key would be the exception.
+# LiteLLM reads their credentials from the machine's environment.
 _OWN_CREDENTIALS = frozenset(
     {"bedrock", "bedrock_converse", "sagemaker", "sagemaker_chat", "vertex_ai", "vertex_ai_beta"}
 )
@@ -43,26 +43,26 @@ def _header_value(value: SecretStr) -> SecretStr:
 
 
 Secret = Annotated[SecretStr, AfterValidator(_header_value)]
-"""Text that is sent in a header and never shown."""
+"""Text that the proxy sends in a header and never prints."""
 
 
 class UpstreamSettings(Section):
-    """A service that answers."""
+    """A service that the proxy sends requests to."""
 
     provider: Text = "openai"
-    """The provider, as LiteLLM names it."""
+    """The provider, by its name in LiteLLM."""
     base_url: str | None = None
-    """The address up to, not including, /chat/completions. Left out: the provider's own, as LiteLLM knows it."""
+    """The URL before /chat/completions. Default: the provider's URL in LiteLLM."""
     api_key: Secret | None = None
-    """The key. Left out: the caller's own is passed on."""
+    """The key for the upstream. Default: the proxy forwards the caller's key."""
     lane: Literal["auto", "relay", "translate"] = "auto"
-    """relay: the bytes go as they are; translate: by way of LiteLLM; auto: relay wherever the provider allows."""
+    """relay: forward the bytes unchanged. translate: convert with LiteLLM. auto: relay if the provider supports it."""
     api_version: Text | None = None
-    """The `api-version` of Azure."""
+    """The `api-version` for Azure."""
     headers: Mapping[str, Secret] = Field(default_factory=dict)
-    """Headers added to each request."""
+    """Headers to add to each request."""
     ask_limits: bool = True
-    """Whether the upstream is asked for its models' limits, now and then and in the background."""
+    """Ask the upstream for its models' limits in the background, every 15 minutes."""
 
     @field_validator("base_url")
     @classmethod
@@ -89,12 +89,12 @@ class UpstreamSettings(Section):
 
     @property
     def has_credential(self) -> bool:
-        """Whether requests are authorised without the caller's key."""
+        """Return whether the upstream accepts requests without the caller's key."""
         return self.api_key is not None or self.provider in _OWN_CREDENTIALS
 
     @property
     def spends(self) -> bool:
-        """Whether requests carry a credential of the operator, in a configured header or otherwise."""
+        """Return whether requests contain a credential of the operator, in a configured header or otherwise."""
         return self.has_credential or any(name.lower() in CREDENTIALS for name in self.headers)
 
 
