@@ -1,0 +1,141 @@
+"""One version as a running server with an upstream and a store of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.compare.setup import configuration
+from bench.compare.traffic import Case
+from bench.compare.upstream import Answers, is_summary
+from bench.servers import free_port
+from tests.kit.client import Got, ask
+from tests.kit.raw_upstream import Arrived, RawUpstream
+
+START_SECONDS = 60.0
+SETTLE_SECONDS = 30.0
+"""Longest wait for work that the proxy does after its response."""
+
+QUIET_SAMPLES = 3
+SAMPLE_SECONDS = 0.003
+QUIET_CPU_SECONDS = 0.0004
+"""A process that uses less CPU between two samples runs its timers only."""
+
+_PER_RUN = {"x-compaction-id", "date"}
+_PER_UPSTREAM = (b"host:", b"x-compaction-via:")
+
+Seen = list[tuple[str, bytes]]
+"""The parts of a case to compare, each with a name."""
+
+
+class NotSettled(Exception):
+    """A proxy still works, long after its response."""
+
+
+class Side:
+    """A version under test. ``process`` is its server."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int, upstream: RawUpstream, answers: Answers) -> None:
+        self._process = process
+        self._url = f"http://127.0.0.1:{port}"
+        self._upstream = upstream
+        self._answers = answers
+
+    def take(self, case: Case) -> Seen:
+        """Send a request. Return everything that the upstream and the client received."""
+        self._answers.begin(case)
+        got = ask(self._url, body=case.body, headers=case.headers)
+        self._settle()
+        arrived = self._upstream.arrived[:]
+        self._upstream.arrived.clear()
+        return _seen(got, arrived)
+
+    def wait_ready(self) -> None:
+        """Wait until the server responds. Raises ``RuntimeError`` if it doesn't."""
+        until = time.monotonic() + START_SECONDS
+        while time.monotonic() < until and self._process.poll() is None:
+            with contextlib.suppress(OSError):
+                if ask(self._url, "/livez", None).status == 200:
+                    return
+            time.sleep(0.05)
+        raise RuntimeError("the server did not start")
+
+    def _settle(self) -> None:
+        """Wait until the proxy has nothing left to do, such as a summary in the background."""
+        until = time.monotonic() + SETTLE_SECONDS
+        quiet, before = 0, self._state()
+        while quiet < QUIET_SAMPLES:
+            time.sleep(SAMPLE_SECONDS)
+            now = self._state()
+            still = not now[2] and now[1] == before[1] and now[0] - before[0] < QUIET_CPU_SECONDS
+            quiet, before = quiet + 1 if still else 0, now
+            if time.monotonic() > until:
+                raise NotSettled(f"{self._url} still works {SETTLE_SECONDS:.0f} s after a response")
+
+    def _state(self) -> tuple[float, int, bool]:
+        """Return the server's CPU seconds, the number of requests it sent upstream, and whether a thread runs."""
+        pid = self._process.pid
+        # This clock id is the one of clock_getcpuclockid(3) for another process.
+        return time.clock_gettime((~pid << 3) | 2), len(self._upstream.arrived), _runs(pid)
+
+
+@contextlib.contextmanager
+def running(checkout: Path, folder: Path) -> Iterator[Side]:
+    """Start the version in ``checkout``. ``folder`` is empty and takes its configuration, store, and log."""
+    answers = Answers()
+    with RawUpstream(answers) as upstream, (folder / "log").open("wb") as log:
+        file = folder / "config.yaml"
+        file.write_text(configuration(upstream.url, folder / "store.db"), encoding="utf-8")
+        port = free_port()
+        command = [sys.executable, "-m", "proxy", "serve", "--config", str(file), "--port", str(port)]
+        environment = {**os.environ, "PYTHONPATH": str(checkout)}
+        process = subprocess.Popen(command, cwd=checkout, env=environment, stdout=log, stderr=log)
+        try:
+            side = Side(process, port, upstream, answers)
+            side.wait_ready()
+            yield side
+        except BaseException:
+            sys.stderr.write(f"{checkout}:\n" + (folder / "log").read_text(errors="replace")[-2_000:])
+            raise
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _seen(got: Got, arrived: list[Arrived]) -> Seen:
+    headers = [f"{name}: {value}\n" for name, value in got.headers if name not in _PER_RUN]
+    seen = [
+        ("response status", f"{got.status}{'' if got.whole else ', cut off'}".encode()),
+        ("response headers", "".join(headers).encode("latin-1", "surrogateescape")),
+        ("response body", got.body),
+    ]
+    sent = [(_head(request), request.body) for request in arrived if not is_summary(request)]
+    # Parts of a long conversation are summarized at the same time, in any order.
+    summaries = sorted((_head(request), request.body) for request in arrived if is_summary(request))
+    for name, requests in (("upstream request", sent), ("summary request", summaries)):
+        for number, (head, body) in enumerate(requests, 1):
+            seen += [(f"{name} {number}, head", head), (f"{name} {number}, body", body)]
+    return seen
+
+
+def _head(arrived: Arrived) -> bytes:
+    lines = arrived.head.split(b"\r\n")
+    return b"\n".join(line for line in lines if not line.lower().startswith(_PER_UPSTREAM))
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a thread of a process runs, waits for a core, or waits for the disk."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            if (task / "stat").read_bytes().rpartition(b") ")[2][:1] in b"RD":
+                return True
+    return False
