@@ -21,8 +21,8 @@ BUDGETS = (1_500, 3_000, 8_000)
 """Input tokens of the models for generated conversations: ``small_model(budget)``."""
 
 NOTHING_AHEAD = "nothing-ahead"
-"""The policy for requests that the proxy sends again. A summary in the background would compete with the next attempt, so the
-result would depend on timing."""
+"""The policy for requests that the proxy sends again. A summary in the background would compete with the next
+attempt, so the result would depend on timing."""
 
 POLICIES: Mapping[str, Mapping[str, Any]] = {
     "default": {},
