@@ -78,7 +78,7 @@ class Pressure(ABC):
         return part(share, self.most) - self.beside(cut) + self.grown[cut]
 
 
-class MessageWeight(Pressure):
+class MessagePressure(Pressure):
     """The messages of a request. ``standing`` says of each cut how many stand beside the kept ones in its body."""
 
     def __init__(self, most: int, head: int, ends: Sequence[int], standing: Callable[[int], int]) -> None:
@@ -91,7 +91,7 @@ class MessageWeight(Pressure):
         return self._head + self._standing(cut)
 
 
-class ByteWeight(Pressure):
+class BytePressure(Pressure):
     """The bytes of a request.
 
     ``sizes`` are the bytes of each message as it is kept at most, ``gains`` what each stage takes off a group in bytes.

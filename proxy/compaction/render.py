@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from proxy.compaction.bounds import COMMA
 from proxy.compaction.message import RESULT_ROLES, MessageCounter, Turn
-from proxy.compaction.planning import Plan
+from proxy.compaction.plan import Plan
 from proxy.compaction.rules import Rules
 from proxy.compaction.stages import NAMES, cheap_stages, media, results
 from proxy.compaction.stages.stage import kept_as

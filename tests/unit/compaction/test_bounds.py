@@ -14,7 +14,8 @@ from proxy.compaction.conditions import Clause
 from proxy.compaction.fit import NAME as FIT
 from proxy.compaction.fit import fit
 from proxy.compaction.message import Turn, decode
-from proxy.compaction.planning import Plan, make_plan
+from proxy.compaction.plan import Plan
+from proxy.compaction.planning import make_plan
 from proxy.compaction.render import SUMMARY, OutgoingMessage, RenderedConversation
 from proxy.compaction.rules import Envelope, Rules
 from proxy.compaction.stages import media, results

@@ -8,7 +8,8 @@ import pytest
 
 from proxy.compaction.conditions import Clause
 from proxy.compaction.message import Facts, Turn
-from proxy.compaction.planning import Frontier, Plan, make_plan
+from proxy.compaction.plan import Frontier, Plan
+from proxy.compaction.planning import make_plan
 from proxy.compaction.rules import ROOM_TO_GROW, Envelope, Rules, caps
 from tests.kit.compacting import rules
 from tests.kit.conversations import Counting, assistant, call, result, turns, user

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from proxy.compaction.conditions import share_of
 from proxy.compaction.groups import head_length
 from proxy.compaction.message import Turn, read
-from proxy.compaction.planning import Frontier, Plan
+from proxy.compaction.plan import Frontier, Plan
 from proxy.compaction.render import SUMMARY
 from proxy.compaction.rules import SUMMARY_FRAME_TOKENS, Rules
 from proxy.compaction.summary_message import TAG

@@ -1,0 +1,130 @@
+"""The plan for one body: where it's cut, and how far each cheap stage is applied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from proxy.compaction.gains import Gains
+from proxy.compaction.message import HEAD_ROLES, Turn
+from proxy.compaction.rules import SectionLimits
+from proxy.compaction.sizes import Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """How far a stage is applied: to the messages before ``position``.
+
+    ``seen`` is the number of messages that the body had when the planner decided this.
+    """
+
+    position: int
+    seen: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The changes to make to a body. Positions are message indexes in the body.
+
+    - ``checkpoints``: every position up to which the conversation was summarized. The last one applies now.
+    - ``frontiers``: how far each cheap stage is applied, by stage name.
+    - ``clips``: the token limits of messages that are too large, by index.
+    - ``upcoming``: the next checkpoint, if the planner chose it before the trigger fired.
+    - ``replaced``: the tokens before each checkpoint, including the upcoming one.
+    - ``carried``: for each checkpoint, the user message before it that is sent unchanged after the summary.
+    - ``standing``: the messages before the last checkpoint that are kept.
+    - ``omitted``: the system messages that aren't kept, for the last checkpoint and the upcoming one.
+    - ``pinned``: the messages that no stage may change.
+    """
+
+    caps: SectionLimits
+    checkpoints: tuple[int, ...] = ()
+    frontiers: dict[str, Frontier] = field(default_factory=dict)
+    clips: dict[int, int] = field(default_factory=dict)
+    upcoming: int | None = None
+    replaced: dict[int, int] = field(default_factory=dict)
+    carried: dict[int, int] = field(default_factory=dict)
+    standing: tuple[int, ...] = ()
+    omitted: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    pinned: frozenset[int] = frozenset()
+
+    def caps_at(self, position: int) -> SectionLimits:
+        """Return the limits of the summary that replaces the messages before a checkpoint."""
+        return self.caps.for_span(self.replaced[position])
+
+    @property
+    def cut(self) -> int:
+        """Return the index before which a summary replaces all messages. 0 means that there is no summary."""
+        return self.checkpoints[-1] if self.checkpoints else 0
+
+    @property
+    def empty(self) -> bool:
+        """Return whether the plan changes nothing."""
+        return not (self.checkpoints or self.clips or self.frontiers)
+
+
+def assemble_plan(
+    body: Sequence[Turn],
+    sizes: Sizes,
+    gains: Mapping[str, Gains],
+    limits: SectionLimits,
+    pinned: frozenset[int],
+    checkpoints: Sequence[int],
+    pending: int | None,
+) -> Plan:
+    """Convert checkpoints and frontiers from group indexes to message indexes, and look up the messages to keep.
+
+    ``pending`` is the next checkpoint if it was chosen early.
+    """
+    starts = [*sizes.starts, sizes.ends[-1] if len(sizes) else 0]
+    cut = checkpoints[-1] if checkpoints else 0
+    first = starts[cut]
+    places = [g for g in (*checkpoints, pending) if g is not None]
+    carried = {starts[g]: _newest_user(body, starts[g], pinned) for g in places if sizes.carries(g)}
+    standing = _standing(sizes, cut)
+    clips = {i: tokens for i, tokens in sizes.clips.items() if i >= first or i in standing}
+    held = [i for i in standing if body[i].facts.role in HEAD_ROLES and i not in pinned]
+    held += [carried[first]] if cut and first in carried else []
+    for index in held:
+        if body[index].facts.text_tokens > limits.newest:
+            clips[index] = limits.newest + body[index].facts.apart
+    return Plan(
+        caps=limits,
+        checkpoints=tuple(starts[g] for g in checkpoints),
+        frontiers={
+            name: Frontier(starts[gain.frontier], sizes.ends[gain.seen - 1])
+            for name, gain in gains.items()
+            if gain.frontier > cut
+        },
+        clips=clips,
+        upcoming=None if pending is None else starts[pending],
+        replaced={starts[g]: sizes.total[g] for g in places},
+        carried=carried,
+        standing=tuple(standing),
+        omitted={starts[g]: _omitted(sizes, g, body) for g in places[-2:]},
+        pinned=pinned,
+    )
+
+
+def _standing(sizes: Sizes, cut: int) -> list[int]:
+    return [i for g in sizes.standing.groups(cut) for i in range(sizes.starts[g], sizes.ends[g])]
+
+
+def _omitted(sizes: Sizes, cut: int, body: Sequence[Turn]) -> tuple[int, ...]:
+    """Return the system messages before a cut whose content no kept message repeats.
+
+    Of identical messages, only the last one counts.
+    """
+    system = (sizes.starts[group] for group in sizes.standing.system if group < cut)
+    last = {body[index].facts.digest: index for index in system}
+    staying = {body[index].facts.digest for index in _standing(sizes, cut)} if last else set()
+    return tuple(sorted(index for digest, index in last.items() if digest not in staying))
+
+
+def _newest_user(body: Sequence[Turn], position: int, pinned: frozenset[int]) -> int:
+    """Return the newest user message before a position. Skip pinned messages and other tools' summaries."""
+    for index in range(position - 1, -1, -1):
+        facts = body[index].facts
+        if facts.role == "user" and not facts.foreign and index not in pinned:
+            return index
+    raise ValueError(f"no user message before position {position}")
