@@ -112,19 +112,21 @@ def running(checkout: Path, folder: Path) -> Iterator[Side]:
 
 
 def _seen(got: Got, arrived: list[Arrived]) -> Seen:
-    headers = [f"{name}: {value}\n" for name, value in got.headers if name not in _PER_RUN]
-    seen = [
-        ("response status", f"{got.status}{'' if got.whole else ', cut off'}".encode()),
-        ("response headers", "".join(headers).encode("latin-1", "surrogateescape")),
-        ("response body", got.body),
-    ]
-    sent = [(_head(request), request.body) for request in arrived if not is_summary(request)]
+    # Causes come before effects, so that the first difference is the most telling one.
+    seen: Seen = []
     # Parts of a long conversation are summarized at the same time, in any order.
     summaries = sorted((_head(request), request.body) for request in arrived if is_summary(request))
-    for name, requests in (("upstream request", sent), ("summary request", summaries)):
+    sent = [(_head(request), request.body) for request in arrived if not is_summary(request)]
+    for name, requests in (("summary request", summaries), ("upstream request", sent)):
         for number, (head, body) in enumerate(requests, 1):
-            seen += [(f"{name} {number}, head", head), (f"{name} {number}, body", body)]
-    return seen
+            seen += [(f"{name} {number}, body", body), (f"{name} {number}, head", head)]
+    headers = "".join(f"{name}: {value}\n" for name, value in got.headers if name not in _PER_RUN)
+    return [
+        *seen,
+        ("response status", f"{got.status}{'' if got.whole else ', cut off'}".encode()),
+        ("response headers", headers.encode("latin-1", "surrogateescape")),
+        ("response body", got.body),
+    ]
 
 
 def _head(arrived: Arrived) -> bytes:
