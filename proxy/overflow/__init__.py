@@ -1,15 +1,15 @@
-"""Whether an upstream's answer says that the prompt was too long, and what it says about sizes.
+"""Recognize responses that report a prompt as too long, and read the token counts in them.
 
-    answer → error_fields.faults     which errors are in it: codes, numbers, sentences
-           → vetoes.vetoed       those that are about something else
-           → patterns.ROWS       known sentences → kind, limit, size
-           → general.read        others, by their words and the words around their numbers
-           → echo.Request        not those that repeat the client's own request
-           → rates.read          or a rate limit that the request alone exceeds
-           → recognise           the reading that knows most
+    response → error_fields.faults   list the errors: codes, numbers, sentences
+             → exclusions.vetoed     drop errors about other problems
+             → patterns.ROWS         match known sentences: kind, limit, size
+             → general.read          read other sentences by their words and the words around their numbers
+             → echo.Request          drop words that repeat the client's request
+             → rates.read            accept a rate limit that the request alone exceeds
+             → recognise             choose the reading with the most figures
 
-Codes decide first, words second. An overflow that is no error, a prompt that was cut or an answer that had no room, is
-found by ``silent.silent_overflow`` once the answer is finished.
+Codes decide first, words second. ``silent.silent_overflow`` finds overflows without an error: the upstream cut the
+prompt, or the response had no room.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["Overflow", "recognise"]
 _INPUT_FIELDS = ("max_input", "max_prompt")
 _CODE_HEADERS = ("x-amzn-errortype", "x-ms-error-code")
 MOST_TEXT = 65_536
-"""Characters of error messages after which no further error of an answer is read."""
+"""Characters of error messages after which ``recognise`` reads no further error of a response."""
 
 _WINDOW_NAMED = re.compile(r"context (?:length|window|size|limit)")
 _WAIT_HEADERS = ("retry-after", "retry-after-ms")
@@ -47,12 +47,12 @@ def recognise(
     request: Request | None = None,
     rate_limits: bool = False,
 ) -> Overflow | None:
-    """Read an error answer, or the first events of a stream (status 200); ``None`` if it is not an overflow.
+    """Read an error response, or the first events of a stream (status 200); ``None`` if it isn't an overflow.
 
-    ``body`` is decompressed; ``headers`` have lower case names. Only error fields are read, never what a provider
-    echoes. Rate limits, quotas, byte limits, limits on output alone, on images and on other fields are not overflows.
-    ``rows`` and ``codes`` are the tables that it is read with. Sentences that repeat the ``request`` aren't evidence.
-    ``rate_limits``: a limit on tokens per minute that the request alone exceeds is an overflow, too.
+    ``body`` is decompressed; ``headers`` have lower case names. Reads error fields only, never text that a provider
+    echoes. Rate limits, quotas, byte limits, and limits on output alone, images, or other fields aren't overflows.
+    ``rows`` and ``codes`` are the tables of known wordings. Sentences that repeat the ``request`` aren't evidence.
+    With ``rate_limits``, a limit on tokens per minute that the request alone exceeds is an overflow, too.
     """
     if rate_limits and status in RATE_STATUS:
         for fault in faults(status, body):
@@ -111,7 +111,7 @@ def _sentence(text: str, rows: tuple[Row, ...], *, certain: bool, wary: bool) ->
 
 
 def _confirmed(reading: Reading, own: str) -> Reading | None:
-    """Return the reading if the upstream's own words have one of its figures: conversations quote older errors."""
+    """Return the reading if the upstream's own words contain one of its figures. Conversations quote older errors."""
     figures = amounts(general.prepared(own))
     return reading if {reading.limit, reading.counted} & figures else None
 
@@ -121,7 +121,7 @@ def _names_a_window(fault: ErrorInfo) -> bool:
 
 
 def _told(numbers: Mapping[str, int]) -> Reading:
-    """What an error says in fields of its own."""
+    """Read the limit and the prompt's size from an error's numeric fields."""
     limit = next(((name, numbers[name]) for name in LIMIT_FIELDS if name in numbers), None)
     counted = next((numbers[name] for name in COUNT_FIELDS if name in numbers), None)
     if limit is None:

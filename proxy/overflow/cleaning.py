@@ -1,4 +1,4 @@
-"""An error's sentence as it is searched: one line of bounded length, without what was quoted."""
+"""Prepare an error's sentence for searching: one line of bounded length, without quoted values."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import html
 import re
 
 PREFIX = 65_536
-"""Characters of a long text that are looked at."""
+"""Characters of a long text that are read."""
 SENTENCE = 8_192
-"""Characters of one error message that are looked at."""
+"""Characters of one error message that are read."""
 SHORT_QUOTE = 16
-"""Characters under which a quoted value is a name ("middle-out"), not somebody's text."""
+"""Characters. A shorter quoted value is a name ("middle-out"), not a user's text."""
 MOST_HIDDEN = 8
-"""Parts of a page that a browser does not show, and that are looked for."""
+"""Hidden parts of a page that ``page_text`` removes, at most, for each tag."""
 
 _HIDDEN = ("style", "script")
 _QUOTED = re.compile(r"""(?P<key>['"]?\w{1,20}['"]?\s?[:=]\s?)?"(?P<text>[^"]*)["]""")
@@ -27,12 +27,12 @@ _NARROW: dict[int, int | str] = {
     0x2009: "\u202f",
     0xA0: "\u202f",
 }
-"""The wide forms of East Asian texts, but for the ends of sentences, and the spaces within numbers."""
+"""Full-width East Asian characters, except the ends of sentences, and the spaces within numbers."""
 _ONE_NUMBER = re.compile(r"(?<=\d)\u202f(?=\d{3}(?!\d))")
 
 
 def page_text(page: str) -> str:
-    """The first part of a page as text, without what a browser does not show."""
+    """Return the first part of a page as text, without styles and scripts."""
     page = page[:PREFIX]
     for name in _HIDDEN:
         parts = re.split(rf"<{name}\b", page, maxsplit=MOST_HIDDEN, flags=re.I)
@@ -41,7 +41,7 @@ def page_text(page: str) -> str:
 
 
 def cleaned(text: str) -> str:
-    """One line of bounded length, without long quoted values that are not themselves an error's message."""
+    """Return one line of bounded length, without long quoted values, unless they are an error's message."""
     text = _ONE_NUMBER.sub("", unescaped(text[:SENTENCE]).translate(_NARROW))
     text = " ".join(text.split())
     return _QUOTED_ECHO.sub(" ", _QUOTED.sub(_unquote, text))
@@ -53,7 +53,7 @@ def _unquote(found: re.Match[str]) -> str:
 
 
 def unescaped(text: str) -> str:
-    """JSON's escapes in a text that was cut off, or was escaped once too often."""
+    """Replace JSON's escapes in a text that was truncated, or was escaped twice."""
     if "\\" in text:
         for escape, plain in _ESCAPES.items():
             text = text.replace(escape, plain)

@@ -14,7 +14,7 @@ from urllib.parse import unquote_plus
 import msgspec
 
 RUN = 3
-"""Consecutive words that must also stand in the request for them to count as repeated."""
+"""Consecutive words that must also be in the request to count as repeated."""
 
 _WORD = re.compile(r"[a-z]+|\d+|[^\W\d_a-z]")
 _ENCODED = re.compile(r"%[0-9a-fA-F]{2}|\+")
@@ -23,7 +23,7 @@ _Run = tuple[str, ...]
 
 
 class Request:
-    """The words of a request that an error may repeat; they are read only when an error asks for it."""
+    """The words of a request that an error may repeat. They are read only when an error is checked."""
 
     def __init__(self, raw: bytes) -> None:
         """``raw`` is the request's body."""
@@ -49,7 +49,7 @@ class Request:
         return "".join(kept)
 
     def _repeated(self, wanted: frozenset[_Run]) -> set[_Run]:
-        """Return those of these runs of words that stand in the request."""
+        """Return the runs of words that are in the request."""
         if wanted not in self._runs:
             found: set[_Run] = set()
             for text in _texts(self._raw):

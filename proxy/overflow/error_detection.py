@@ -11,17 +11,18 @@ from itertools import islice
 import msgspec
 
 WHOLE_BODY = 1_000_000
-"""Bytes up to which a body is parsed. Of a longer one only the first ``PREFIX`` bytes are looked at, as text."""
+"""Bytes up to which a body is parsed. Only the first ``PREFIX`` bytes of a longer body are read, as text."""
 MAX_ITEMS = 8
 MAX_DEPTH = 10
 MAX_EVENTS = 64
 
 ENVELOPES = ("error", "Error", "Response", "ResponseMetadata", "response", "base_resp", "fault", "header")
 _EXCEPTION_KEY = re.compile(r"\w{0,40}[a-z]Exception")
-"""``validationException``: the name of an event of Bedrock's is the error's."""
-# In an answer that did not fail, an error is only where one of these says so, ...
+"""Bedrock names the event for the error, such as ``validationException``."""
+
+# A successful response contains an error only if it has one of these fields, ...
 _ERROR_IN_SUCCESS = ("error", "Error", "errors", "base_resp", "Response", "ResponseMetadata", "fault", "header")
-# ... or where nothing was answered (none of _ANSWERED) and the answer is a message about itself.
+# ... or if it has none of _ANSWERED and its fields describe an error.
 _ANSWERED = ("choices", "output", "content", "candidates")
 _SURELY_ERROR = ("detail", "error_msg", "error_message", "errorMessage", "errmsg", "exception")
 _SAID = ("message", "Message", "msg", "title")
@@ -42,7 +43,7 @@ class StreamEvent:
 
 
 def events(text: str) -> Iterator[StreamEvent]:
-    """The first events of a stream. ``error:`` as a field of its own is an old llama.cpp server's."""
+    """Yield the first events of a stream. Old llama.cpp servers send ``error:`` as a separate field."""
     if not text.startswith(("data:", "event:", "error:", ":", "id:", "retry:")):
         return
     blocks = text.replace("\r\n", "\n").replace("\r", "\n").split("\n\n", MAX_EVENTS)
@@ -60,17 +61,17 @@ def events(text: str) -> Iterator[StreamEvent]:
 
 
 def names_error(event: str) -> bool:
-    """Whether an event of this name is an error as a whole."""
+    """Return whether an event with this name is an error."""
     return "error" in event or "exception" in event
 
 
 def says_error(value: object) -> bool:
-    """Whether a successful answer, or an event, says that it is an error. One that is no JSON is a text."""
+    """Return whether a successful response or an event is an error. ``value`` is a string if it isn't JSON."""
     return bool((isinstance(value, str) and _ERROR_TEXT.match(value)) or error_part(value))
 
 
 def error_part(value: object) -> object:
-    """What of a successful answer, or of an event, is an error: its ``error``, or itself if it says that it is one."""
+    """Return the error in a successful response or an event: its ``error`` field, or the value if it is an error."""
     if isinstance(value, list):
         return [part for item in value[:4] if (part := error_part(item))]
     if isinstance(value, str) and value.startswith("{"):
@@ -97,12 +98,12 @@ def _is_about_itself(value: dict[str, object]) -> bool:
 
 
 def is_well(value: object) -> bool:
-    """Whether a report on a request says that nothing is wrong: MiniMax and Spark add one to every answer."""
+    """Return whether a status report shows success. MiniMax and Spark add a report to every response."""
     return isinstance(value, dict) and (value.get("status_code") in _WELL or value.get("code") in _WELL)
 
 
 def errors_of_choices(choices: object) -> object:
-    """The errors of choices in which nothing was written."""
+    """Return the errors in a list of choices."""
     if not isinstance(choices, list):
         return None
     return [choice["error"] for choice in choices[:4] if isinstance(choice, dict) and choice.get("error")]

@@ -1,9 +1,9 @@
-"""Where the error is in an answer: its codes, its own numbers and its sentences, and nothing else.
+"""Read the errors of a response: their codes, numeric fields, and sentences.
 
-Providers and the hops before them wrap errors in many ways: an object, an array of one, a JSON text inside a
-``message``, a JSON text behind some words of a gateway, an event of a stream, an error inside a 200, a page of HTML.
-Here all of them become a list of ``Fault``. Only fields that carry errors are followed. Whatever a provider echoes of
-the request (messages, excerpts, quoted values) is not evidence of anything.
+Providers and gateways wrap errors in many ways: an object, an array of one, a JSON text inside a ``message``, a JSON
+text after a gateway's words, an event of a stream, an error inside a 200, a page of HTML. ``faults`` turns all of them
+into a list of ``ErrorInfo``. It follows only fields that carry errors. Parts of the request that a provider echoes
+(messages, excerpts, quoted values) aren't evidence.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from proxy.overflow.error_detection import (
 )
 
 MAX_FAULTS = 16
-# Fields whose value is a sentence about the error, or holds an error further in.
+# Fields whose value is a sentence about the error, or contains a nested error.
 _TEXT_FIELDS = (
     "message",
     "Message",
@@ -65,9 +65,9 @@ _NESTED_FIELDS = (
     *("response_body", "fieldViolations", "violations", "invalid-params", "invalid_params"),
 )
 _FIELDS_OF_REQUEST = ("errors", "param_errors", "validation_errors")
-"""Here a field of the request may have a sentence, or a list of them."""
+"""Objects that map a field of the request to a sentence, or to a list of sentences."""
 _LAST_TEXTS = ("hint", "info", "data", "text", "messages")
-"""Read where an error has no sentence of its own: beside one they may hold what was sent."""
+"""Read only if an error has no other sentence. Next to another sentence, they may contain the request."""
 _CODE_FIELDS = (
     *("code", "type", "Code", "error_code", "error_type", "errorCode", "status", "status_code", "reason", "__type"),
 )
@@ -87,7 +87,7 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """One error object: what it calls itself, the numbers it carries as fields, and its sentences.
+    """The codes, numeric fields, and sentences of one error object.
 
     ``codes`` are lower case. ``texts`` are bounded, on one line, without embedded JSON and without quoted values.
     """
@@ -98,10 +98,10 @@ class ErrorInfo:
 
 
 def faults(status: int, body: bytes) -> list[ErrorInfo]:
-    """The errors in an answer, outermost first; empty where there is none.
+    """Return the errors in a response, outermost first; empty if there is none.
 
-    ``body`` is a whole decompressed body, or the start of a stream of server-sent events. A body that is no JSON, no
-    event and no HTML counts as one sentence where the status says that the request failed.
+    ``body`` is a whole decompressed body, or the start of a stream of server-sent events. If the status is an error, a
+    body that isn't JSON, an event, or HTML counts as one sentence.
     """
     text = body[: WHOLE_BODY if len(body) <= WHOLE_BODY else PREFIX].decode("utf-8", "replace").lstrip("\ufeff \r\n\t")
     failed = status >= 400
@@ -123,7 +123,7 @@ def _of_event(event: StreamEvent) -> list[ErrorInfo]:
 
 
 def _of_text(text: str) -> list[ErrorInfo]:
-    """A body that is not JSON as a whole: HTML, words with JSON behind them, or JSON that was cut off."""
+    """Read a body that isn't JSON as a whole: HTML, words followed by JSON, or truncated JSON."""
     if text.startswith("<"):
         return [ErrorInfo(frozenset(), {}, (cleaned(page_text(text)),))]
     if text.startswith("{") and not text.startswith("{'"):
@@ -196,7 +196,7 @@ def _object(value: dict[str, object], depth: int) -> Iterator[ErrorInfo]:
 
 
 def _last_texts(value: dict[str, object]) -> list[str]:
-    """The sentences of an error that has none where they usually are."""
+    """Return the sentences of an error that has none in the usual fields."""
     if any(value.get(key) for key in ENVELOPES):
         return []
     found: list[str] = []
@@ -210,7 +210,7 @@ def _last_texts(value: dict[str, object]) -> list[str]:
 
 
 def _names(code: str) -> tuple[str, ...]:
-    """A code in lower case, and as it would be in OpenAI's style: ``context_length_exceeded``."""
+    """Return a code in lower case, and in OpenAI's style: ``context_length_exceeded``."""
     return code.lower(), _CODE_END.sub("", _CODE_BREAK.sub("_", code)).lower()
 
 
@@ -224,7 +224,7 @@ def _sentences(text: str, depth: int) -> list[ErrorInfo]:
 
 
 def _split(text: str, depth: int) -> tuple[str, list[ErrorInfo]]:
-    """A sentence without the JSON in it, and the errors that this JSON holds."""
+    """Return a sentence without the JSON in it, and the errors in that JSON."""
     text = text[:PREFIX]
     rest, start = "", 0
     embedded: list[ErrorInfo] = []
@@ -246,7 +246,7 @@ def _split(text: str, depth: int) -> tuple[str, list[ErrorInfo]]:
 
 
 def _of_repr(text: str) -> object:
-    """What Python prints of an error's body: ``{'error': {'message': "..."}}``; ``None`` for anything else."""
+    """Parse an error's body as Python prints it: ``{'error': {'message': "..."}}``; ``None`` for other text."""
     if not _REPR.match(text):
         return None
     try:

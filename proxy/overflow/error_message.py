@@ -18,7 +18,7 @@ from proxy.overflow.error_detection import (
     says_error,
 )
 
-# Where an error's sentence stands: in one of the envelopes, in the first of the words that is a text, or further in.
+# An error's sentence is in one of ENVELOPES, in the first of _WORDS that is a string, or in one of _FURTHER_IN.
 _WORDS = (
     *("message", "Message", "msg", "error_message", "errorMessage", "error_msg", "errmsg", "status_msg", "detail"),
     *("error", "faultstring", "exception", "title"),
@@ -30,20 +30,20 @@ _CODES = ("Code", "error_code", "errorCode", "errcode", "status_code", "statusCo
 
 @dataclass(frozen=True, slots=True)
 class MessageSite:
-    """An upstream's sentence about an error: ``holder[key]``, within the value that it was found in."""
+    """The place of an upstream's sentence about an error: ``holder[key]``, within the value that was searched."""
 
     holder: dict[str, Any]
     key: str
 
     @property
     def text(self) -> str:
-        """The sentence, as it was written."""
+        """Return the sentence, unchanged."""
         text: str = self.holder[self.key]
         return text
 
 
 def message_site(value: object, depth: int = 0) -> MessageSite | None:
-    """Where the sentence of an error stands; ``None`` where there is none that is a text."""
+    """Return the place of an error's sentence; ``None`` if no sentence is a string."""
     if depth > MAX_DEPTH:
         return None
     if isinstance(value, list):
@@ -54,7 +54,7 @@ def message_site(value: object, depth: int = 0) -> MessageSite | None:
         inner = value.get(key)
         if not (key in _REPORTS and is_well(inner)) and (found := _further_in(inner, depth)):
             return found
-    # The text of a choice is an answer.
+    # A choice's text is the model's output, not an error.
     words = ("error",) if any(key in value for key in ("delta", "finish_reason")) else _WORDS
     for key in words:
         if isinstance(text := value.get(key), str) and text.strip():
@@ -67,9 +67,9 @@ def _further_in(inner: object, depth: int) -> MessageSite | None:
 
 
 def as_error(status: int, body: bytes) -> dict[str, Any] | None:
-    """The error in an answer, in OpenAI's envelope and in the upstream's words; ``None`` where it has none.
+    """Return the error in a response, in OpenAI's envelope and the upstream's words; ``None`` if there is none.
 
-    ``body`` as for ``faults``. What has OpenAI's form already is left as it is.
+    ``body`` is a whole decompressed body, or the start of a stream. An error in OpenAI's envelope stays unchanged.
     """
     text = body[:WHOLE_BODY].decode("utf-8", "replace").lstrip("\ufeff \r\n\t")
     value = parse(text)

@@ -1,4 +1,4 @@
-"""What sounds like an overflow and is none."""
+"""Errors whose wording resembles an overflow but that have another cause."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import re
 from collections.abc import Iterable
 
 NEVER_STATUS = frozenset({401, 402, 404, 405, 408, 504})
-"""Key, credit, name, method, time: never the length of a prompt."""
+"""Statuses for keys, credit, names, methods, and timeouts. They never mean a long prompt."""
 
 DENIED_STATUS = frozenset({403})
-"""Permission; Together says it of prompts, too, and then names the context."""
+"""Permission errors. Together also uses this status for long prompts and then names the context."""
 
 WARY_STATUS = frozenset({429, 499, 503, 529})
-"""Rate, load, a client that left: a message has to name a context window here."""
+"""Statuses for rates, load, and disconnected clients. They mean an overflow only if a message names a window."""
 
 RATE_STATUS = frozenset({413, 429})
 """Statuses of rate limits."""
 
-# What errors about something else call themselves.
+# Codes of errors about other problems.
 _CODES = frozenset(
     {
         "rate_limit_exceeded",
@@ -109,13 +109,13 @@ _MATTER = re.compile(
     r"(?:image|media|audio|video|file|url|download|fetch|json|pars(?:e|ing)|decod|schema|function|regex|grammar)"
     r"|(?<![a-z])tools?(?![a-z])"
 )
-"""Another matter in a code of an error, or in the name of the parameter that it is about."""
+"""Words for other problems in an error's code, or in the name of the parameter that the error is about."""
 
 _VETO = tuple((name, re.compile(pattern)) for name, pattern in _WORDS)
 
 
 def vetoed(codes: Iterable[str], texts: Iterable[str]) -> str | None:
-    """Why an error with these codes (lower case) and sentences is about something else; ``None`` if it may not be."""
+    """Return why an error is about another problem; ``None`` if it may be an overflow. ``codes`` are lower case."""
     for code in codes:
         if code in _CODES or _MATTER.search(code):
             return code

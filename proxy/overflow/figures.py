@@ -1,4 +1,4 @@
-"""The numbers of tokens in an error message, and the part that the words around each number give it."""
+"""Find the token counts in an error message, and decide each one's role by the words around it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Role = Literal["limit", "counted", "output", "over", "none"]
 
 MAX_NUMBERS = 24
 BEFORE, AFTER = 60, 40
-"""Characters around a number that are looked at."""
+"""Characters before and after a number that decide its role."""
 
 NUMBER = r"\d++(?:[,_']\d{3}(?!\d))*+(?:\.\d++)?+(?!\.?\d|[km]\b)"
 _NUMBER = re.compile(rf"(?<![\w.$€#/-])(?P<n>{NUMBER})(?![\w%/]|-\d|:\d)")
@@ -113,7 +113,7 @@ _ROLES_AFTER: tuple[tuple[Role, re.Pattern[str]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number of tokens and its part in the sentence; ``least``: it is a lower bound only."""
+    """A token count and its role in the sentence. ``least`` says that it is only a lower bound."""
 
     value: int
     role: Role
@@ -121,7 +121,7 @@ class Figure:
 
 
 def figures(text: str) -> list[Figure]:
-    """The numbers in a message that may be tokens, and their parts."""
+    """Return the numbers in a message that may be token counts, and their roles."""
     found = []
     end = 0
     numbers = list(islice(_NUMBER.finditer(text), MAX_NUMBERS))
@@ -139,7 +139,7 @@ def figures(text: str) -> list[Figure]:
         if SMALLEST_LIMIT <= value <= LARGEST_LIMIT or (role == "output" and value < SMALLEST_LIMIT):
             found.append(Figure(value, role, bool(_LEAST.search(before))))
         elif value < SMALLEST_LIMIT:
-            end = max(number.start() - BEFORE, 0)  # "[1, 8192]": a small number doesn't part the words.
+            end = max(number.start() - BEFORE, 0)  # "[1, 8192]": a small number doesn't separate the words.
     return found
 
 
@@ -167,6 +167,6 @@ def amounts(text: str) -> set[int]:
 
 
 def amount(digits: str) -> int:
-    """``300,000`` is 300000, ``50857.0`` is 50857."""
+    """Parse a number: ``300,000`` is 300000, ``50857.0`` is 50857."""
     whole = digits.partition(".")[0]
     return int(re.sub(r"[,_']", "", whole)[:12] or 0)

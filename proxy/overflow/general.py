@@ -1,8 +1,9 @@
-"""Overflow errors that no row of the table knows: read by their words and by what stands around their numbers.
+"""Read overflow errors that no row of the table matches, by their words and the words around their numbers.
 
-Sentences of this kind say three things, in any order: what was too long (``_SUBJECT``), that it was (``_EXCESS``), and
-for what (``_WINDOW``, or a limit on tokens). Numbers get their part from the words next to them: a limit follows
-"maximum" or "exceeds", a size follows "contains" or precedes "tokens in the prompt". What has another unit has none.
+Such a sentence has three elements, in any order: the text that is too long (``_SUBJECT``), the excess (``_EXCESS``),
+and the bound (``_WINDOW``, or a limit on tokens). The words next to a number decide its role: a limit follows
+"maximum" or "exceeds", a size follows "contains" or precedes "tokens in the prompt". A number with another unit has no
+role.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from proxy.overflow.reading import SMALLEST_LIMIT, Kind, Reading
 _SIZED: tuple[Role, Role, Role] = ("limit", "counted", "output")
 _URL = re.compile(r"https?://\S+")
 _ABOUT_ITSELF = re.compile(r"\b(?:input )?validation error\b|\b(?:invalid|malformed) input\b|\buser input error\b")
-"""What an error calls itself, and not what is too long."""
+"""Names of the error that contain "input" but don't describe the prompt."""
 _GLUED = re.compile(r"(?<=\d)(?=tokens?\b)")
 _EAST_ASIAN = "\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af"
 _NO_SPACE = re.compile(rf"(?<=[{_EAST_ASIAN}])(?=\d)|(?<=\d)(?=[{_EAST_ASIAN}])")
@@ -35,7 +36,7 @@ _PART_OF = (
         rf"(?P<limit>{NUMBER})"
     ),
 )
-"""Two numbers of which the first is the prompt's, if it is the larger one."""
+"""Two numbers. The first one is the prompt's size if it is the larger one."""
 _CHARACTERS = re.compile(r"\d (?:characters?|chars)\b")
 _SENTENCE_END = re.compile(r"[.;!?。；！](?=\s|$)|(?<=[。；！])")
 _SUBJECT = re.compile(
@@ -101,25 +102,25 @@ _OTHER = re.compile(
     r"nest\w+|"
     r"iterations?|turns|steps|items|entries|elements|arguments?|parameters?|regex|grammar|deadline|beta|adapter|lora)\b"
 )
-"""Words of errors about other things. A sentence that has one is read by the table or not at all."""
+"""Words of errors about other problems. Only a row of the table can match a sentence with one of them."""
 _MEDIA = re.compile(r"\b(?:images?|pixels?|pages?|pdfs?|files?|audio|videos?|frames?|attachments?|documents?)\b")
-"""The same, unless the sentence counts tokens."""
+"""Words of errors about media. They exclude a sentence unless it counts tokens."""
 
 
 def prepared(text: str) -> str:
-    """A cleaned message as it is searched: in lower case, and with numbers that can be told apart from words.
+    """Return a cleaned message in lower case, with numbers separated from words.
 
-    ``4104tokens`` is 4104 tokens, and ``200.000 tokens`` are as many as 200,000.
+    ``4104tokens`` becomes ``4104 tokens``, and ``200.000 tokens`` becomes ``200000 tokens``.
     """
     text = _NO_SPACE.sub(" ", _ABOUT_ITSELF.sub(" ", text.lower()))
     return _DOTTED.sub(lambda found: found[0].replace(".", ""), _GLUED.sub(" ", text))
 
 
 def read(text: str, *, certain: bool = False, wary: bool = False) -> Reading | None:
-    """What a cleaned message in lower case says of an overflow; ``None`` if it does not speak of one.
+    """Read a cleaned message in lower case; ``None`` if it doesn't describe an overflow.
 
-    ``certain``: that it is one is known already, only its figures are asked for. ``wary``: the answer's status speaks
-    against it, so the message has to name a context window.
+    ``certain`` says that the message is known to be an overflow, so only its figures are read. ``wary`` says that the
+    status suggests another cause, so the message must name a context window.
     """
     if certain:
         return reading(text)
@@ -145,12 +146,12 @@ def _speaks_of_overflow(text: str, wary: bool) -> bool:
 
 
 def only_output(text: str) -> bool:
-    """Whether a sentence in lower case speaks of the answer's length and not of the prompt's."""
+    """Return whether a sentence in lower case is about the length of the output and not of the prompt."""
     return bool(_OUTPUT.search(text) and not _ASKED.search(text))
 
 
 def _pair(text: str) -> tuple[int, int] | None:
-    """The prompt's tokens and the limit, where they stand as a pair."""
+    """Return the prompt's tokens and the limit if a sentence has them as a pair."""
     for form in _PART_OF:
         if (found := form.search(text)) is None:
             continue
@@ -166,13 +167,13 @@ def _is_over(found: Sequence[Figure]) -> bool:
 
 
 def reading(text: str) -> Reading:
-    """The figures of a message that speaks of an overflow, as far as they agree with each other."""
+    """Return the figures of a message that describes an overflow, without those that contradict each other."""
     text = _URL.sub(" ", text)
     if both := _SUM.search(text):
         told = {name: amount(digits) for name, digits in both.groupdict().items()}
         return Reading("input_plus_output", told["limit"], "total", told["counted"], told["output"])
     if _CHARACTERS.search(text) and not _TOKENS.search(text):
-        return Reading()  # None of them is a number of tokens.
+        return Reading()  # The numbers count characters.
     if (pair := _pair(text)) is not None:
         return Reading("input", pair[1], _scope(text), pair[0])
     found = figures(text)
@@ -182,7 +183,7 @@ def reading(text: str) -> Reading:
     summed = bool(_BOTH.search(text) or (_OUTPUT.search(text) and _ASKED.search(text) and _JOINED.search(text)))
     kind: Kind = "input_plus_output" if summed else "input"
     if not limits and len(found) == 2 and not outputs and found[0].value != found[1].value:
-        # Two numbers without a word for either: the prompt is what is larger.
+        # No word gives either number a role: the larger one is the prompt.
         return Reading(kind, min(found[0].value, found[1].value), _scope(text), _larger(found) if not summed else None)
     limit: int | None = limits[0] if len(limits) == 1 else None
     if limit is not None and (over := _of(found, "over")):
@@ -195,7 +196,7 @@ def reading(text: str) -> Reading:
     if limit is not None and counted is not None and counted + (output or 0) < limit:
         counted = None
     if summed and output is None:
-        counted = None  # Of the prompt alone, or of both: nobody says.
+        counted = None  # The message doesn't say whether the number includes the output.
     scope = "total" if summed else _scope(text)
     least = any(figure.least and figure.value == counted and figure.role == "counted" for figure in found)
     return Reading(kind, limit, scope if limit else "total", counted, output, at_least=least)
@@ -206,7 +207,7 @@ def _larger(found: Sequence[Figure]) -> int:
 
 
 def _without_totals(counts: list[int], outputs: list[int]) -> list[int]:
-    """The counts without what is the sum of others: "9100 tokens (5100 in the messages, 4000 in the completion)"."""
+    """Drop a count that is the sum of others: "9100 tokens (5100 in the messages, 4000 in the completion)"."""
     if len(counts) < 2:
         return counts
     rest = sum(counts) + sum(outputs)
@@ -223,12 +224,12 @@ _OF_INPUT = re.compile(r"\b(?:prompt|input|messages|request body|request contain
 
 
 def _scope(text: str) -> Literal["input", "total"]:
-    """A limit that no window is named for, in a message about the prompt, bounds the prompt."""
+    """Return ``input`` if the message is about the prompt and doesn't name a window."""
     return "input" if _OF_INPUT.search(text) and not _SHARED_LIMIT.search(text) else "total"
 
 
 def names_a_window(text: str) -> bool:
-    """Whether a message in lower case speaks of a window, which input and output share."""
+    """Return whether a message in lower case names a window, which input and output share."""
     return bool(_SHARED_LIMIT.search(text))
 
 

@@ -1,4 +1,4 @@
-"""The text of a conversation that every chat template keeps.
+"""Extract the text of a conversation that every chat template keeps.
 
 Chat templates and gateways drop parts of a history: the reasoning of earlier turns (Qwen3, DeepSeek-R1), tools and
 their results (templates without them), fields that they don't support, images. A reported size without such a part

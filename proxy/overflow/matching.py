@@ -27,7 +27,7 @@ _MACROS = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One family of messages. ``figures``: its numbers are read by the words around them."""
+    """One family of messages. With ``figures``, the words around a number decide its role."""
 
     source: str
     pattern: re.Pattern[str]
@@ -58,7 +58,7 @@ _OUTPUT_WORDS = ("completion", "output")
 
 
 def read(text: str, rows: Iterable[Row]) -> Reading | None:
-    """What a cleaned message in lower case says of an overflow; ``None`` if no row knows its wording."""
+    """Read a cleaned message in lower case; ``None`` if no row matches it."""
     for known in rows:
         if (found := known.pattern.search(text)) and not (known.figures and general.only_output(text)):
             return _reading(known, found, text)
@@ -82,14 +82,14 @@ def _reading(row: Row, found: re.Match[str], text: str) -> Reading:
 
 
 def _number(digits: str | None) -> int | None:
-    """``300,000`` is 300000, ``50857.0`` is 50857."""
+    """Parse a number: ``300,000`` is 300000, ``50857.0`` is 50857."""
     if not digits:
         return None
     return int(digits.partition(".")[0].replace(",", "").replace("_", "")[:12] or 0)
 
 
 def _sum(parts: str) -> tuple[int | None, int | None]:
-    """The input and the output of ``122163 of text input, 58582 of tool input, 32000 in the output``."""
+    """Return input and output of ``122163 of text input, 58582 of tool input, 32000 in the output``."""
     counted, output = None, None
     for part in _PART.finditer(parts):
         size = _number(part["size"]) or 0

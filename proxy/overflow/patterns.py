@@ -1,16 +1,16 @@
-"""The wordings of overflow errors: one row per family of messages.
+"""The wordings of overflow errors: one row for each family of messages.
 
-A pattern is matched against a message in lower case, on one line, with its embedded JSON and quoted values removed.
-The first row that matches is taken, so the exact ones stand before the general ones. In a pattern
+Each pattern matches a message in lower case, on one line, without embedded JSON and quoted values. The first matching
+row counts, so exact rows come before general ones. Placeholders in a pattern:
 
-    <limit> <counted> <output>   are the numbers of tokens that ``Reading`` has under the same names,
-    <over>                       is by how much the prompt is over the limit,
-    <n>                          is a number that means nothing here,
-    (?P<least>...)               matches where the counted size is only a lower bound,
-    (?P<parts>...)               is a list of sizes by what they were counted for.
+    <limit> <counted> <output>   the token counts that ``Reading`` has under the same names
+    <over>                       the tokens by which the prompt exceeds the limit
+    <n>                          a number without a role
+    (?P<least>...)               matches if the counted size is only a lower bound
+    (?P<parts>...)               a list of sizes with their purposes
 
-Numbers are matched possessively and gaps are bounded, so that a search stays linear in the length of the message.
-``source`` names the servers whose wording it is; "general" rows cover servers that were not seen.
+Numbers match possessively and gaps are bounded, so a search takes linear time in the length of the message.
+``source`` names the servers with this wording. "general" rows cover other servers.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ CODES: Mapping[str, str] = {
     "prompt_tokens_exceeded": "general",
     "input_tokens_exceeded": "general",
 }
-"""What overflow errors call themselves, in lower case, and who does; Mistral's 3051 and MiniMax's 2013 stand for other
-errors too."""
+"""Codes of overflow errors, in lower case, and the servers that send them. Mistral's 3051 and MiniMax's 2013 aren't
+listed because these servers also send them for other errors."""
 
 CODE_SHAPE = re.compile(
     r"^(?!.*(?:rate|quota|output|completion|minute|day|image|file|audio|video|usage|budget|credit|deadline|batch|"
@@ -59,10 +59,10 @@ CODE_SHAPE = re.compile(
     r"|(?:tokens?|characters?|messages?)_too_long"
     r"|(?:content|message)_length_exceed)"
 )
-"""What codes of overflow errors look like that nobody has seen, in lower case with underscores."""
+"""The form of unlisted codes of overflow errors, in lower case with underscores."""
 
 ROWS: tuple[Row, ...] = (
-    # The OpenAI sentence and its many heirs.
+    # OpenAI's sentence and its variants.
     row(
         "vLLM",
         r"<window>however, you requested <output> output tokens "
@@ -74,7 +74,7 @@ ROWS: tuple[Row, ...] = (
         r"<window>however, you requested <output> output tokens and your prompt contains <n> characters",
         "input_plus_output",
     ),
-    # Of so many characters it does not count the tokens: the next number is the limit once more.
+    # vLLM doesn't tokenize such a long text. The next number repeats the limit.
     row("vLLM", r"<window>however, your (?:prompt|request|input) contains <n> characters"),
     row(
         "OpenAI, Azure, DeepSeek, llama-cpp-python, OpenRouter",
@@ -105,7 +105,7 @@ ROWS: tuple[Row, ...] = (
         r"the model's context length is only <limit> tokens",
         "input_plus_output",
     ),
-    # OpenAI's own, newer.
+    # OpenAI's newer sentences.
     row(
         "OpenAI, Azure",
         r"exceed the configured limit of <limit> tokens\W{1,3}your messages resulted in <counted>",
@@ -113,7 +113,7 @@ ROWS: tuple[Row, ...] = (
     ),
     row("GitHub Models", r"too large for [\w./:-]{1,80} model\W{1,3}max size: <limit> tokens", scope="input"),
     row("GitHub Copilot", r"prompt token count of <counted> exceeds the limit of <limit>", scope="input"),
-    # Anthropic, and Bedrock and gateways in front of it.
+    # Anthropic, also through Bedrock and gateways.
     row("Anthropic", r"prompt is too long: <counted> tokens > <limit> maximum"),
     row("Anthropic", r"exceed context limit: <counted> \+ <output> > <limit>", "input_plus_output"),
     row("Anthropic", r"max_tokens: <output> > context_window: <limit> - input_tokens: <counted>", "input_plus_output"),
@@ -149,7 +149,7 @@ ROWS: tuple[Row, ...] = (
     # Cohere.
     row("Cohere", r"size limit exceeded by <over> tokens.{1,120}limit for this model is <limit>"),
     row("Cohere", r"tokens in the prompt cannot exceed <limit> - received <counted>", scope="input"),
-    # Text Generation Inference, and Together, Hugging Face, Predibase behind it.
+    # Text Generation Inference, which Together, Hugging Face, and Predibase use.
     row(
         "TGI",
         r"inputs` tokens \+ `max_new_tokens` must be <= <limit>\W{1,3}given: <counted> `?inputs`? tokens and <output>",
@@ -277,7 +277,7 @@ ROWS: tuple[Row, ...] = (
     row("LM Studio", r"reached context length of <limit> tokens", "input_plus_output", remedy="compact"),
     row("Qianfan, YandexGPT", r"\binput characters?(?: limit)?(?: is|:)|\btext length is <n>, which is outside"),
     row("Qianfan", r"\binput token limit is <limit>", scope="input"),
-    # General: the words of an overflow, with a number where its place says what it is.
+    # General: the words of an overflow, and a number if its place shows its role.
     row("general", r"maximum context length (?:is|of) <limit>(?: tokens)?\W{0,3}(?:$|please reduce)", figures=True),
     row("general", r"^[^.;]{0,40}\bmodel's maximum context length is <limit>(?: tokens)?\b", figures=True),
     row(

@@ -1,4 +1,4 @@
-"""Limits on tokens per minute that one request exceeds alone: waiting never helps, only a smaller request does.
+"""Read limits on tokens per minute that one request alone exceeds. Only a smaller request helps, not waiting.
 
 OpenAI (429) and Groq (413): "Request too large for … on tokens per minute (TPM): Limit 6000, Requested 18000". If the
 request is smaller than the limit, the error is an ordinary rate limit.
@@ -22,7 +22,7 @@ _REQUESTED = re.compile(rf"\brequested(?: tokens)?\W{{0,3}}(?P<n>{NUMBER})")
 def read(text: str) -> Reading | None:
     """Return the limit if the text states that one request exceeds a rate limit on tokens; ``None`` otherwise.
 
-    The requested size includes the output, so it isn't taken for the size of the prompt.
+    The requested size includes the output, so it isn't the size of the prompt.
     """
     lowered = text.lower()
     if not _PER_TIME.search(lowered) or _OUTPUT.search(lowered):

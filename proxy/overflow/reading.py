@@ -1,4 +1,4 @@
-"""What one error message says, and what follows from it."""
+"""The figures of one error message, and the overflow that follows from them."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ Scope = Literal["input", "total"]
 Remedy = Literal["compact", "lower_output", "either"]
 
 SMALLEST_LIMIT = 256
-"""Tokens. A smaller number is not a model's limit; the smallest window in use, a llama.cpp default, is 512."""
+"""Tokens. A smaller number isn't a model's limit. The smallest window in use, a llama.cpp default, is 512."""
 LARGEST_LIMIT = 100_000_000
-"""Tokens. A larger number is bytes, an account or a time."""
+"""Tokens. A larger number is a byte count, an account number, or a time."""
 SMALL_OUTPUT = 0.01
-"""Share of the limit under which asking for less output gains nothing worth an attempt."""
+"""Share of the limit. If the requested output is smaller, lowering it isn't worth an attempt."""
 ROOMY = 0.5
-"""Share of the limit under which the prompt is not what is too large: there is as much room again for an answer."""
+"""Share of the limit. If the prompt is smaller, the requested output is too large, not the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overflow:
-    """A prompt that is too long, by an upstream's refusal or by its answer.
+    """A prompt that is too long, as an error or a successful response shows.
 
-    ``kind`` is ``input`` if the prompt alone is too long, ``input_plus_output`` if it is with the requested output, and
-    ``silent`` if nothing was refused: the upstream cut the prompt, or its answer, at the window's end (``silent.py``).
-    ``limit`` is the number of tokens that the upstream named: of the input alone or of input and output together, as
-    ``scope`` says. ``counted`` is the prompt's size in tokens as the upstream counted it, ``None`` where it named none
-    or a lower bound only. ``output`` is the requested output in tokens, where named. ``remedy`` is what would help.
+    ``kind`` is ``input`` if the prompt alone is too long, ``input_plus_output`` if it is too long with the requested
+    output, and ``silent`` if the upstream returned no error but cut the prompt or its response (``silent.py``).
+    ``limit`` is the limit in tokens that the upstream named. ``scope`` says whether it covers the input alone or input
+    and output together. ``counted`` is the prompt's size in tokens by the upstream's count, ``None`` if the upstream
+    named none or only a lower bound. ``output`` is the requested output in tokens, if named. ``remedy`` is the change
+    that would help.
     """
 
     kind: Kind
@@ -40,7 +41,7 @@ class Overflow:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The same before judgement; ``counted`` may be a lower bound here, and then ``at_least`` is true."""
+    """The figures of one message, unchecked. If ``counted`` is a lower bound, ``at_least`` is true."""
 
     kind: Kind = "input"
     limit: int | None = None
@@ -52,16 +53,16 @@ class Reading:
 
     @property
     def known(self) -> int:
-        """How much it says: the number of figures it knows, the limit counting most."""
+        """Return a score for the number of known figures. The limit counts most."""
         return 4 * (self.limit is not None) + 2 * (self.counted is not None) + (self.output is not None)
 
     def judge(self) -> Overflow:
-        """Check the figures against each other, and say which kind it is and what helps."""
+        """Check the figures against each other, and decide the kind and the remedy."""
         limit = self.limit if self.limit and SMALLEST_LIMIT <= self.limit <= LARGEST_LIMIT else None
         kind, remedy = self._kind_and_remedy(limit)
         counted = None if self.at_least else self.counted
         if limit and counted and kind == "input" and counted + (self.output or 0) < limit:
-            counted = None  # A prompt under the limit can't be what was refused: the number is something else.
+            counted = None  # An upstream doesn't refuse a prompt under the limit, so the number is something else.
         return Overflow(kind, limit, self.scope if limit else None, counted, self.output, remedy)
 
     def _kind_and_remedy(self, limit: int | None) -> tuple[Kind, Remedy]:

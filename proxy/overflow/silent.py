@@ -1,17 +1,17 @@
-"""Overflows without an error: the upstream cut the prompt and answered the rest, or its answer had no room.
+"""Detect overflows without an error: the upstream cut the prompt, or its answer had no room.
 
-Some servers cut a prompt at its beginning and answer the rest (Ollama, KoboldCpp, text-generation-webui). Their usage
-then reports fewer tokens than were sent. Others answer until the window is full and report that in the finish reason,
-write nothing, or end a stream before its first event (llama-cpp-python).
+Some servers drop the beginning of a prompt and answer the rest (Ollama, KoboldCpp, text-generation-webui). Their usage
+then reports fewer tokens than the proxy sent. Others answer until the window is full and report that in the finish
+reason, write nothing, or end a stream before its first event (llama-cpp-python).
 
-An answer states no limit, so each rule here concludes nothing unless two independent signs agree:
+An answer states no limit, so each rule needs two independent signs:
 
-    the window is full      the finish reason, or nothing written though more was asked for
+    the window is full      the finish reason, or an empty answer although the request asked for more
                             and the known window, or the same total for a prompt of another size
-    the prompt was cut      the reported size stands still while the conversation grows
+    the prompt was cut      the reported size stays the same while the conversation grows
                             and it has the size of a window, or the upstream counted an earlier prompt in full
 
-A limit is at most the largest size that the upstream took, never a larger number that it may have.
+A limit is at most the largest size that the upstream accepted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OTHER = 1.03
 GROWN = 1.1
 """Times by which our own count must have grown for an unchanged reported size to mean something."""
 GROWN_PAST_MESSAGES = 1.25
-"""The same when the reported size wavers."""
+"""Like ``GROWN``, if the reported size varies because the upstream drops whole messages."""
 PAST_CACHE = 1.6
 """Times the newest text that a reported size must exceed. A smaller one may be the part that no cache held."""
 CACHE_BLOCK = 128
@@ -53,7 +53,7 @@ CACHE_BLOCK = 128
 HALF = 0.5
 """Share of a published window below which one sign never proves a smaller window."""
 NOTHING_WRITTEN = 16
-"""Output tokens up to which an answer that stopped for its length had no room."""
+"""Output tokens. An answer that stopped for its length and has at most this many had no room."""
 SNAP = 0.0001
 """Share of a full window that some models leave unused. A total this close to a multiple of 1,000 or 1,024 is one."""
 
@@ -142,8 +142,8 @@ def silent_overflow(
 ) -> Overflow | None:
     """Return the overflow that one finished answer shows; ``None`` if it shows none.
 
-    ``counted`` is our own count of the prompt in the upstream's tokens. ``window`` is the window that we believe in,
-    ``asked`` the output that was asked for. ``filled`` are earlier answers of the same upstream, model, and tenant that
+    ``counted`` is our own count of the prompt in the upstream's tokens. ``window`` is the known window, ``asked``
+    the requested output. ``filled`` are earlier answers of the same upstream, model, and tenant that
     seemed to fill their window (see ``seems_full``).
     """
     if seems_full(answer, asked):
@@ -156,7 +156,7 @@ def silent_overflow(
 def seems_full(answer: Finished, asked: int | None) -> bool:
     """Return whether an answer seems to have filled its window, by its finish reason or because it wrote nothing.
 
-    Reasoning that nobody sees fills a small output, too. So an answer that wrote nothing proves nothing alone.
+    Hidden reasoning fills a small output, too. So an empty answer alone proves nothing.
     """
     if answer.finish_reason in WINDOW_REASONS:
         return True
@@ -180,7 +180,7 @@ def cut_prompt(
     if answer.cached and reported + answer.cached > FAR_BELOW * counted:
         return None  # the reported size may exclude the cached tokens
     if reported <= PAST_CACHE * newest + min(CACHE_BLOCK, reported // 8):
-        return None  # nor does every upstream report its cached tokens
+        return None  # some upstreams don't report their cached tokens
     agreed = any(sent.full and sent.reported <= reported * (1 + WAVERING) for sent in before)
     stood = _unchanged(reported, before, SAME)
     if stood and stood[0].grown >= (GROWN - 1) * reported:
@@ -209,9 +209,9 @@ def counts_in_full(counted: int, reported: int) -> bool:
 
 
 def empty_stream(counted: int, *, window: int | None = None) -> Overflow | None:
-    """Return the overflow that a stream of status 200 without any event may stand for; ``None`` for a small prompt.
+    """Return the overflow that may explain a stream of status 200 without events; ``None`` for a small prompt.
 
-    It teaches no limit. If no ``window`` is known, every prompt larger than the smallest windows may be the reason.
+    The overflow has no limit. If no ``window`` is known, any prompt larger than the smallest windows may be the cause.
     """
     least = SMALLEST_LIMIT if window is None else window * WORTH_A_DOUBT
     return _silent(None, None) if counted >= least else None
@@ -240,7 +240,7 @@ def _full(
 
 
 def _no_usage(answer: Finished, counted: int, window: int | None) -> Overflow | None:
-    """Judge an answer without usage to far more than fits: the upstream can only have read a part."""
+    """Judge an answer without usage to a prompt far over the window: the upstream can only have read a part."""
     if answer.prompt or window is None or counted < FAR_ABOVE * window:
         return None
     return _silent(window, None)

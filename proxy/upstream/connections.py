@@ -1,4 +1,4 @@
-"""One pool of connections per upstream, kept for life."""
+"""Send requests to one upstream over a pool of connections that lasts as long as the upstream's configuration."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from proxy.upstream.pool import Pool
 from proxy.upstream.transport import Answer, Headers
 
 CONNECT_SECONDS = 15.0
-"""For the name, the network and TLS together."""
+"""Time for name lookup, connection, and TLS handshake together."""
 
 READ_BYTES = 32_768
-"""Reading from an upstream pauses where a slow client leaves twice so many bytes lying. What comes in one read, 256 KB
-at most, is taken whole: with more than this a stream that is held back takes over a megabyte, and none gets faster."""
+"""Reading from an upstream pauses when a slow client leaves twice this many bytes unread. One read takes up to 256 KB.
+With a larger value a paused stream takes over a megabyte, and no stream gets faster."""
 
 WHOLE_BYTES = 1_000_000
-"""A larger body is written piece by piece, as the upstream takes it: others have their turn in between."""
+"""A larger body is written in pieces, so that other requests run in between."""
 
 _MADE_UP = ("user-agent", "content-type")
 
 
 class _Request(aiohttp.ClientRequest):
-    """A request that accepts what the client accepts, and says nothing of it where the client does not."""
+    """A request without aiohttp's default ``accept`` headers. The client's own headers are sent unchanged."""
 
-    DEFAULT_HEADERS = {}  # noqa: RUF012 - as it is there
+    DEFAULT_HEADERS = {}  # noqa: RUF012 - aiohttp's attribute
 
 
 class Connections:
-    """Sends requests to one upstream. Made on the event loop that uses it."""
+    """Sends requests to one upstream. Create it on the event loop that uses it."""
 
     def __init__(self, base_url: str, upstream: str) -> None:
         """``upstream`` is the name in the configuration, for error messages."""
@@ -58,7 +58,7 @@ class Connections:
     ) -> Answer:
         """Send a request and wait for the response's head, for at most ``within`` seconds (``None``: without a limit).
 
-        Redirects are answers like any other: following one could carry a key to another host. Raises
+        Redirects aren't followed, because following one could send a key to another host. Raises
         ``UpstreamUnreachable``, ``UpstreamTimeout`` or ``UpstreamInterrupted``.
         """
         self._busy += 1
@@ -79,7 +79,7 @@ class Connections:
         if not 200 <= response.status <= 599:
             response.close()
             await self._done()
-            raise UpstreamInterrupted(f"The upstream answered with status {response.status}, which is none.")
+            raise UpstreamInterrupted(f"The upstream answered with status {response.status}, which isn't valid.")
         return Answer(
             status=response.status,
             headers=for_client(response.headers.items()),
@@ -92,7 +92,7 @@ class Connections:
 
         async def close() -> None:
             nonlocal closed
-            # An answer that was read to its end has given its connection back; any other connection is closed.
+            # A response that was read to its end has already released its connection. Others close theirs here.
             response.close()
             if not closed:
                 closed = True
@@ -106,7 +106,7 @@ class Connections:
             await self.aclose()
 
     async def retire(self) -> None:
-        """Close all connections once no answer is open. What is sent after that closes its own."""
+        """Close all connections once no answer is open. Later requests close their own."""
         self._retired = True
         if not self._busy:
             await self.aclose()
@@ -119,12 +119,12 @@ class Connections:
         options: dict[str, Any] = {
             "headers": given,
             "allow_redirects": False,
-            # What the client did not send is not made up; said only where there is something to say: it is dear.
+            # Don't add headers that the client didn't send. An empty list is slower than ``None``.
             "skip_auto_headers": [name for name in _MADE_UP if name not in given] or None,
             "proxy": self._proxy,
         }
-        # A request is sent once. aiohttp repeats an idempotent one (GET, HEAD, OPTIONS, PUT, DELETE) whose connection
-        # closes before the response begins, never a POST.
+        # aiohttp retries idempotent requests (GET, HEAD, OPTIONS, PUT, DELETE) if the connection closes before the
+        # response begins. It never retries a POST.
         return session.request(method, URL(url, encoded=True), data=_data(body), **options)
 
     async def aclose(self) -> None:
@@ -201,9 +201,9 @@ def _reason(error: OSError) -> str:
 
 
 class _Chunks:
-    """An answer's body as it comes; ``UpstreamInterrupted`` where it breaks off.
+    """The body of an answer as it arrives. Raises ``UpstreamInterrupted`` if the upstream breaks off.
 
-    No generator: one that is not read to its end costs a task of the event loop to be put away.
+    This isn't a generator, because closing an unfinished generator takes an event loop task.
     """
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
@@ -216,7 +216,7 @@ class _Chunks:
         try:
             chunk = await self._read()
         except (aiohttp.ClientError, OSError) as error:
-            # aiohttp keeps the error with the answer: by its traceback that would hold itself, and whoever reads it.
+            # aiohttp keeps the error with the response. With its traceback, that would be a reference cycle.
             raise UpstreamInterrupted(
                 f"The upstream broke off in the middle of its answer ({type(error).__name__})."
             ) from error.with_traceback(None)
@@ -226,7 +226,7 @@ class _Chunks:
 
 
 def environment_proxy(base_url: str) -> str | None:
-    """The proxy that the environment names for an address (``HTTPS_PROXY``, ``NO_PROXY`` …), looked up once."""
+    """Return the HTTP proxy that the environment names for an address (``HTTPS_PROXY``, ``NO_PROXY`` …)."""
     parts = urlsplit(base_url)
     host = parts.hostname or ""
     proxies: Mapping[str, str] = getproxies()

@@ -1,7 +1,7 @@
-"""What an upstream tells of its models' limits: asked at first use and now and then, never on the way of a request.
+"""Ask upstreams for their models' limits in the background, at first use and at intervals. No request waits for it.
 
-Servers that people run themselves have the window they were started with, which no table knows. Most of them say so,
-each in a place of its own: in the list of models, or where only its own clients look.
+The window of a self-hosted server depends on how it was started, so no table lists it. Most servers report it, some in
+the list of models and others on an endpoint of their own.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from proxy.upstream.relay import RelayTransport
 log = structlog.get_logger(__name__)
 
 EVERY = 900.0
-"""Seconds after which an upstream is asked again, ..."""
+"""Seconds until the proxy asks an upstream again."""
 
 SOON = 60.0
-"""... and while a model may not have been loaded yet, so that nobody knows which window it will have."""
+"""Seconds until the proxy asks again if a model may not be loaded yet, because its window isn't known until then."""
 
 WITHIN = 5.0
-"""Seconds that an upstream has for an answer."""
+"""Timeout for each response, in seconds."""
 
 MOST_BYTES = 1_000_000
 MOST_NAMES = 64
-"""Names of models, which come from clients, that are kept before the upstream has said which it has."""
+"""Model names kept before the upstream has listed its models. Clients choose these names, so there is a limit."""
 
 SMALLEST, LARGEST = 256, 20_000_000
-"""Tokens. Figures beyond are no windows."""
+"""Tokens. Other figures aren't windows."""
 
-# They don't say, and the tables know their models.
+# Their APIs don't report limits, and the tables list their models.
 _SILENT_HOSTS = (
     "api.openai.com",
     "azure.com",
@@ -52,7 +52,7 @@ _SILENT_HOSTS = (
     "api.x.ai",
 )
 
-# In the order of authority: what is in force comes before what the model could do.
+# In order of authority: the limit in force comes before the model's maximum.
 _WINDOW_FIELDS = (
     "max_model_len",  # vLLM, SGLang
     "loaded_context_length",  # LM Studio
@@ -64,7 +64,7 @@ _WINDOW_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class StatedLimit:
-    """A window in tokens, input and output together, and where the upstream says so."""
+    """A window in tokens, input and output together, and the field that reports it."""
 
     context_window: int
     source: str
@@ -72,7 +72,7 @@ class StatedLimit:
 
 @dataclass(slots=True)
 class UpstreamModels:
-    """What one upstream told. ``due`` is when to ask again, ``names`` are the models that were asked for."""
+    """The limits that one upstream reported. ``due`` is when to ask again, ``names`` are the requested models."""
 
     due: float = 0.0
     names: set[str] = field(default_factory=set)
@@ -91,11 +91,11 @@ class UpstreamModels:
 
     @property
     def waits(self) -> bool:
-        """Whether a model that was asked for has not been seen loaded."""
+        """Return whether a requested model isn't known to be loaded."""
         return self.shows and any(name not in self.loaded for name in self.shown)
 
     def wants(self, model: str, now: float) -> bool:
-        """Whether to ask now, for this model too."""
+        """Return whether to ask the upstream now. Adds the model to ``names``."""
         if len(self.names) < MOST_NAMES:
             self.names.add(model)
         if self.task is not None:
@@ -106,7 +106,7 @@ class UpstreamModels:
 
 
 class LimitDiscovery:
-    """Asks upstreams in the background, with their own key or none, and keeps what they told."""
+    """Asks upstreams in the background, with their configured key or none, and keeps the reported limits."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class LimitDiscovery:
         before: LimitDiscovery | None = None,
         kept: Collection[str] = (),
     ) -> None:
-        """``before`` are those of the configuration that this one replaces; what was told by ``kept`` still holds."""
+        """``before`` belongs to the previous configuration. The limits of the upstreams in ``kept`` stay valid."""
         known = {} if before is None else {name: book for name, book in before._books.items() if name in kept}
         self._books: dict[str, UpstreamModels] = {
             name: known.get(name) or UpstreamModels(due=clock())
@@ -130,7 +130,7 @@ class LimitDiscovery:
         self._clock = clock
 
     def told(self, upstream: str, model: str) -> StatedLimit | None:
-        """What is known by now. Where it is time to ask, that is begun; nobody waits for it."""
+        """Return the known limit. If it is time to ask, start a background task."""
         book = self._books.get(upstream)
         if book is None:
             return None
@@ -139,12 +139,12 @@ class LimitDiscovery:
         return book.find(model)
 
     async def settled(self) -> None:
-        """Wait for the answers to what was asked."""
+        """Wait for the running tasks."""
         running = [book.task for book in self._books.values() if book.task is not None]
         await asyncio.gather(*running, return_exceptions=True)
 
     async def retire(self, successor: LimitDiscovery) -> None:
-        """Stop asking those that the successor does not ask. What was told stays."""
+        """Stop asking upstreams that the successor doesn't share. Keep their reported limits."""
         mine = [book for name, book in self._books.items() if successor._books.get(name) is not book]
         running = [book.task for book in mine if book.task is not None]
         for task in running:
@@ -162,15 +162,15 @@ class LimitDiscovery:
         try:
             await self._ask(upstream, book)
         except NotFound:
-            self._books.pop(upstream, None)  # its lane turned out to be none that could be asked
-        except Exception as error:  # whatever it is, no request depends on it
+            self._books.pop(upstream, None)  # LiteLLM translates for this provider, so there is no endpoint to ask
+        except Exception as error:  # no request depends on it
             log.exception("limits.asking_failed", upstream=upstream, error=type(error).__name__)
         finally:
             book.due = self._clock() + (SOON if book.waits else EVERY)
             book.task = None
 
     async def _ask(self, upstream: str, book: UpstreamModels) -> None:
-        """One round. What was told before stays where an upstream says nothing now."""
+        """Ask once. Keep earlier limits if the upstream reports none now."""
         lane = await self._relay(upstream)
         root = lane.base_url.removesuffix("/v1")
         reasons: list[str] = []
@@ -201,7 +201,7 @@ class LimitDiscovery:
     async def _shown(
         self, book: UpstreamModels, answer: Callable[[str, str, bytes | None], Awaitable[dict[str, Any]]], root: str
     ) -> dict[str, StatedLimit]:
-        """What Ollama shows of the models that were asked for, of those that it has."""
+        """Return the windows that Ollama reports for the requested models that it has."""
         book.names = {name for name in book.names if _listed_as(name, book.ids) in book.ids}
         for name in sorted(book.names):
             shown = await answer("POST", f"{root}/api/show", msgspec.json.encode({"model": name}))
@@ -215,7 +215,7 @@ class LimitDiscovery:
         return {name: told for name, told in book.shown.items() if told is not None}
 
     async def _answer(self, lane: RelayTransport, method: str, url: str, body: bytes | None) -> dict[str, Any]:
-        """The JSON object that an address answers with. Raises ``_NoAnswerError``."""
+        """Return the JSON object at an address. Raises ``_NoAnswerError``."""
         headers = [("accept", "application/json"), (VIA, self._instance)]
         if body is not None:
             headers.append(("content-type", "application/json"))
@@ -236,16 +236,16 @@ class LimitDiscovery:
         except (ProxyError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _NoAnswerError(type(error).__name__) from error
         if isinstance(value, list):
-            return {"data": value}  # Together's list of models is a bare one
+            return {"data": value}  # Together returns a plain array
         return value if isinstance(value, dict) else {}
 
 
 class _NoAnswerError(Exception):
-    """An address does not answer, or with nothing that could be read."""
+    """An address returns no response, or one that isn't readable."""
 
 
 def may_tell(settings: UpstreamSettings) -> bool:
-    """Whether an upstream is to be asked, and worth it: relayed to, and not one that never says."""
+    """Return whether to ask an upstream: it is relayed to, and its API may report limits."""
     if not settings.ask_limits:
         return False
     address = settings.base_url or SPEAKS_OPENAI.get(settings.provider)
@@ -256,7 +256,7 @@ def may_tell(settings: UpstreamSettings) -> bool:
 
 
 def windows(entries: list[dict[str, Any]], where: str) -> dict[str, StatedLimit]:
-    """The windows that a list of models tells, by the model's id."""
+    """Return the windows in a list of models, by model id."""
     found = {}
     for entry in entries:
         for name in _WINDOW_FIELDS:
@@ -264,7 +264,7 @@ def windows(entries: list[dict[str, Any]], where: str) -> dict[str, StatedLimit]
                 found[entry["id"]] = StatedLimit(tokens, f"upstream: {name} in {where}")
                 break
     for entry in entries:
-        # vLLM lists adapters without a window, and names the model that they adapt.
+        # vLLM lists adapters without a window, but with their base model.
         parent = entry.get("parent")
         if entry["id"] not in found and isinstance(parent, str) and parent in found:
             found[entry["id"]] = found[parent]
@@ -272,14 +272,14 @@ def windows(entries: list[dict[str, Any]], where: str) -> dict[str, StatedLimit]
 
 
 def props(answer: Mapping[str, Any]) -> StatedLimit | None:
-    """The window of each of llama.cpp's slots."""
+    """Return the window of each llama.cpp slot."""
     generation = answer.get("default_generation_settings")
     tokens = _window(generation.get("n_ctx")) if isinstance(generation, Mapping) else None
     return None if tokens is None else StatedLimit(tokens, "upstream: n_ctx in /props")
 
 
 def show(answer: Mapping[str, Any]) -> StatedLimit | None:
-    """The window of a model of Ollama's: the one set for it, else the one that the model was made for."""
+    """Return an Ollama model's window: the configured one, or else the model's maximum."""
     parameters = answer.get("parameters")
     for line in parameters.splitlines() if isinstance(parameters, str) else ():
         name, _, value = line.strip().partition(" ")
@@ -293,7 +293,7 @@ def show(answer: Mapping[str, Any]) -> StatedLimit | None:
 
 
 def loaded(answer: Mapping[str, Any]) -> dict[str, StatedLimit]:
-    """The windows with which Ollama has loaded models, by their names. What the server sets by default shows here only.
+    """Return the windows of Ollama's loaded models, by name. Only this endpoint shows the server's default window.
 
     Source: https://docs.ollama.com/api/ps
     """
@@ -323,5 +323,5 @@ def _named(data: object) -> Iterator[dict[str, Any]]:
 
 
 def _listed_as(model: str, ids: frozenset[str]) -> str:
-    """The name under which a model is listed: Ollama's have a tag, which requests may leave out."""
+    """Return the name that lists a model. Ollama's names have a tag, which requests may omit."""
     return f"{model}:latest" if model not in ids and f"{model}:latest" in ids else model

@@ -1,7 +1,7 @@
 """The pool of connections to one upstream. It never hands out a connection that the upstream has already closed.
 
-A POST must not run twice, so nothing sends it again after a connection failed under it. That is only bearable if a
-pooled connection rarely fails: upstreams close idle ones whenever they like, some after two seconds.
+A POST must not run twice, so the proxy doesn't retry it after its connection failed. Upstreams close idle connections
+at any time, some after two seconds. So the pool checks each connection before it reuses it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
 KEEPALIVE_SECONDS = 50.0
-"""The time an idle connection is kept. Load balancers often close theirs after 60 seconds, or 75."""
+"""Keep an idle connection this long. Load balancers often close theirs after 60 or 75 seconds."""
 
 
 class Pool(aiohttp.TCPConnector):
@@ -29,14 +29,14 @@ class Pool(aiohttp.TCPConnector):
 
 class _Handler(ResponseHandler):
     def is_connected(self) -> bool:
-        """Return whether the connection can be used. aiohttp asks when it takes one from the pool."""
+        """Return whether the connection is usable. aiohttp calls this when it takes one from the pool."""
         return super().is_connected() and not (self.transport is None or _readable(self.transport))
 
 
 def _readable(transport: asyncio.BaseTransport) -> bool:
-    """Return whether an idle connection has something to read: its end, or bytes that nobody asked for.
+    """Return whether an idle connection has something to read: its end, or unexpected bytes.
 
-    The event loop only sees that in its next turn. Asking the system takes 1 to 2 microseconds.
+    The event loop would only notice in its next turn. The system call takes 1 to 2 microseconds.
     """
     connection = transport.get_extra_info("socket")
     if sys.platform == "win32":

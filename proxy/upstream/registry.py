@@ -1,4 +1,4 @@
-"""The upstreams of a configuration, and the lane to each."""
+"""The upstreams of a configuration, and the transport to each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ANTHROPIC = "anthropic"
 
 
 class _Place:
-    """One upstream, and the lane to it, which is opened when it is first used."""
+    """One upstream, and its transport, which is created at first use."""
 
     def __init__(self, name: str, settings: UpstreamSettings) -> None:
         self.name = name
@@ -29,7 +29,7 @@ class _Place:
         self._retired = False
 
     async def lane(self) -> Transport:
-        """The lane. Raises ``ConfigurationError`` if there is no way to the provider."""
+        """Return the transport. Raises ``ConfigurationError`` for an unknown provider."""
         if self._lane is None:
             async with self._opening:
                 if self._lane is None:
@@ -40,7 +40,7 @@ class _Place:
         return self._lane
 
     async def relay(self) -> RelayTransport:
-        """Return the lane for requests in the provider's own format. Raises ``NotFound`` if there is none."""
+        """Return the transport for requests in the provider's own format. Raises ``NotFound`` if there is none."""
         if self.settings.provider == ANTHROPIC:
             if self._native is None:
                 self._native = _anthropic(self.name, self.settings)
@@ -77,33 +77,33 @@ class Upstreams:
         # Requests that began under an earlier configuration may still use its lanes; nobody else holds these.
         self._retired: weakref.WeakSet[_Place] = weakref.WeakSet() if before is None else before._retired
         self.kept = frozenset(name for name, place in self._places.items() if place is known.get(name))
-        """The names of the upstreams that are as they were."""
+        """The names of the upstreams that didn't change."""
 
     async def lane(self, name: str) -> Transport:
-        """The lane to an upstream. Raises ``ConfigurationError`` if there is no way to its provider."""
+        """Return the transport to an upstream. Raises ``ConfigurationError`` for an unknown provider."""
         return await self._places[name].lane()
 
     async def retire(self, successor: Upstreams) -> None:
-        """Close what the successor does not use, each lane when its last answer has ended."""
+        """Close transports that the successor doesn't use, each when its last answer has ended."""
         mine = [place for place in self._places.values() if place is not successor._places.get(place.name)]
         self._retired.update(mine)
         for place in mine:
             await place.retire()
 
     async def relay(self, name: str) -> RelayTransport:
-        """Return the lane for requests in an upstream's own format: OpenAI's, or Anthropic's for its API.
+        """Return the transport for requests in an upstream's own format: OpenAI's, or Anthropic's for its API.
 
-        Raises ``NotFound`` for providers that are only translated.
+        Raises ``NotFound`` for providers that need translation.
         """
         return await self._places[name].relay()
 
     def first(self, *, anthropic: bool) -> str:
-        """Return the first upstream that speaks Anthropic's API, or OpenAI's; without one, the first of all."""
+        """Return the first upstream with Anthropic's API, or with OpenAI's. Without one, return the first upstream."""
         speaking = (n for n, place in self._places.items() if (place.settings.provider == ANTHROPIC) is anthropic)
         return next(speaking, next(iter(self._places)))
 
     async def aclose(self) -> None:
-        """Close all lanes, also those of configurations that were replaced."""
+        """Close all transports, including those of replaced configurations."""
         for place in (*self._places.values(), *self._retired):
             await place.aclose()
 
@@ -114,7 +114,7 @@ async def _opened(upstream: str, settings: UpstreamSettings) -> Transport:
         found = await asked_litellm(settings.provider, settings.base_url)
     key, headers = _key(settings), _headers(settings)
     if found.lane == "translate":
-        # Imported here: a deployment that only relays never pays for it.
+        # Imported here so that a deployment that only relays doesn't load it.
         from proxy.upstream.litellm.transport import LiteLLMTransport
 
         return LiteLLMTransport(settings.provider, found.base_url, key, headers)
@@ -122,7 +122,7 @@ async def _opened(upstream: str, settings: UpstreamSettings) -> Transport:
 
 
 def _anthropic(upstream: str, settings: UpstreamSettings) -> RelayTransport:
-    """Return the lane to Anthropic's own API. Its `base_url` may end in the version or not."""
+    """Return the transport to Anthropic's own API. Its `base_url` may end in the version or not."""
     address = Address(f"{api_base(ANTHROPIC, settings.base_url)}/v1", key_header="x-api-key", known=True)
     return RelayTransport(address, upstream=upstream, api_key=_key(settings), headers=_headers(settings))
 

@@ -1,4 +1,4 @@
-"""The relay lane: the upstream speaks the client's format, so bytes travel as they are."""
+"""Relay requests unchanged to an upstream that uses the client's format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proxy.upstream.transport import Answer, Headers, Outgoing
 KeyHeader = Literal["authorization", "api-key", "x-api-key"]
 
 ANTHROPIC_VERSION = "2023-06-01"
-"""The version that Anthropic is asked for if the client names none; https://docs.claude.com/en/api/versioning."""
+"""The ``anthropic-version`` to send if the client sends none; https://docs.claude.com/en/api/versioning."""
 
 # Operations that Azure's older addresses have below a deployment. All other paths are below /openai itself.
 _OF_A_DEPLOYMENT = frozenset(
@@ -38,8 +38,8 @@ class Address:
 
     ``key_header`` is ``authorization`` (with "Bearer "), Azure's ``api-key`` or Anthropic's ``x-api-key``.
     ``deployments`` says that operations on a model have the path ``/deployments/{model}/…``. ``known`` says that the
-    address is the provider's own, so that its ways are known; any other may be of a server that takes keys as Anthropic
-    does on Anthropic's paths.
+    address is the provider's own. A server at any other address may take keys in Anthropic's header on Anthropic's
+    paths.
     """
 
     base_url: str
@@ -50,13 +50,16 @@ class Address:
 
     @property
     def prefix(self) -> str:
-        """The path under which the proxy serves this address to its own clients."""
+        """Return the path under which the proxy serves this address to its clients."""
         return "/openai" if self.deployments else "/v1"
 
 
 def azure_address(base_url: str, api_version: str | None) -> Address:
-    """Azure's address: the newer one ends in ``/openai/v1`` and is as OpenAI's; the older one names the deployment
-    in the path and the version in the query."""
+    """Return Azure's address.
+
+    The newer one ends in ``/openai/v1`` and works like OpenAI's. The older one has the deployment in the path and the
+    version in the query.
+    """
     if base_url.endswith("/v1"):
         return Address(base_url, key_header="api-key")
     query = urlencode({"api-version": api_version}) if api_version else ""
@@ -65,7 +68,7 @@ def azure_address(base_url: str, api_version: str | None) -> Address:
 
 
 class RelayTransport:
-    """Sends bodies to one upstream as they are."""
+    """Sends bodies to one upstream unchanged."""
 
     def __init__(self, address: Address, *, upstream: str, api_key: str | None, headers: Mapping[str, str]) -> None:
         """``upstream`` is the name in the configuration, for error messages."""
@@ -78,12 +81,12 @@ class RelayTransport:
 
     @property
     def base_url(self) -> str:
-        """The address up to, not including, the paths of the API."""
+        """Return the address without the API's paths."""
         return self._address.base_url
 
     @property
     def azure(self) -> bool:
-        """Whether the upstream is Azure's, so that `api-version` in a query is meant for it."""
+        """Return whether the upstream is Azure's, so that `api-version` in a query is for it."""
         return self._address.key_header == "api-key"
 
     def names_model(self, path: str) -> bool:
@@ -91,7 +94,7 @@ class RelayTransport:
         return self._address.deployments and path in _OF_A_DEPLOYMENT
 
     async def send(self, request: Outgoing) -> Answer:
-        """See ``Lane``."""
+        """Send the request to the chat completions path."""
         url = self._chat_url or self.url("/chat/completions", model=request.model)
         headers = self.headers(request.headers, request.credential)
         within = None if request.bounded else request.timeout
@@ -117,11 +120,11 @@ class RelayTransport:
         return answer
 
     async def retire(self) -> None:
-        """See ``Lane``."""
+        """Close the connections once no answer is open."""
         await self.connections.retire()
 
     async def aclose(self) -> None:
-        """See ``Lane``."""
+        """Close the connections."""
         await self.connections.aclose()
 
     def url(self, path: str, query: str = "", *, model: str | None = None) -> str:
@@ -135,7 +138,7 @@ class RelayTransport:
             path = f"/deployments/{quote(model, safe='')}{path}"
         own = self._address.query
         if own:
-            # The configured version counts: clients send theirs on every request.
+            # The configured version overrides the one that clients send on every request.
             query = without_api_version(query)
         queries = "&".join(filter(None, (own, query)))
         return f"{self._address.base_url}{path}{'?' if queries else ''}{queries}"
@@ -171,10 +174,10 @@ class RelayTransport:
                 return "x-api-key" if own else "authorization"
 
     def _at_proxy(self, url: str, location: str) -> str | None:
-        """Return where a client finds at the proxy what the upstream calls ``location``.
+        """Return the proxy's address for the upstream's ``location``.
 
         Addresses of other hosts stay. An address of the upstream's host outside its API has no equivalent: ``None``.
-        Following it would take the client past the proxy.
+        Following it would bypass the proxy.
         """
         try:
             target, base = urlsplit(urljoin(url, location)), urlsplit(self._address.base_url)

@@ -1,4 +1,4 @@
-"""What the two lanes have in common: a request goes in, an answer comes out as bytes in OpenAI's format."""
+"""The interface of both transports: a request goes in, an answer comes out as bytes in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from proxy.http.headers import Headers as Headers
 class Outgoing(msgspec.Struct, eq=False):
     """A chat completion on its way to an upstream.
 
-    ``body`` is the JSON in OpenAI's format, whole; ``model`` the name the upstream knows (already in ``body``).
-    ``headers`` are the client's, less hop-by-hop ones and less its credentials. ``credential`` is the caller's own key,
-    used only where the upstream is configured without one. ``timeout`` is in seconds, for the whole attempt up to the
-    first byte of the answer. ``bounded`` says that the sender cancels the attempt then.
+    ``body`` is the whole JSON in OpenAI's format. ``model`` is the upstream's name for the model (already in ``body``).
+    ``headers`` are the client's, without hop-by-hop ones and credentials. ``credential`` is the caller's own key, used
+    only if the upstream has no configured key. ``timeout`` is in seconds, for the whole attempt up to the first byte of
+    the answer. ``bounded`` says that the sender itself cancels the attempt after ``timeout``.
     """
 
     body: bytes
@@ -32,9 +32,9 @@ class Outgoing(msgspec.Struct, eq=False):
 class Answer(msgspec.Struct, eq=False):
     """An upstream's answer, on its way back.
 
-    ``body`` yields the bytes as they come; it raises ``errors.UpstreamInterrupted`` if the upstream breaks off.
-    ``headers`` are lower case, without hop-by-hop ones. ``close`` ends the upstream's request at once; it may be
-    called at any time, and twice. ``keeps_request`` says that the request stays in memory until the answer ends.
+    ``body`` yields the bytes as they arrive. It raises ``errors.UpstreamInterrupted`` if the upstream breaks off.
+    ``headers`` are lower case, without hop-by-hop ones. ``close`` ends the upstream's request immediately. You may call
+    it at any time, and twice. ``keeps_request`` says that the request stays in memory until the answer ends.
     """
 
     status: int
@@ -45,20 +45,20 @@ class Answer(msgspec.Struct, eq=False):
 
 
 class Transport(Protocol):
-    """How requests reach one upstream."""
+    """Sends requests to one upstream."""
 
     async def send(self, request: Outgoing) -> Answer:
         """Send the request and wait for the head of the answer.
 
-        An error status is an answer like any other. Raises ``errors.UpstreamUnreachable``,
-        ``errors.UpstreamTimeout`` or ``errors.UpstreamInterrupted`` where there is no answer.
+        Returns error statuses as answers, too. Raises ``errors.UpstreamUnreachable``, ``errors.UpstreamTimeout``, or
+        ``errors.UpstreamInterrupted`` if there is no answer.
         """
         ...
 
     async def retire(self) -> None:
-        """Close the lane's connections as soon as no answer is open; it may be used all the same, for a last time."""
+        """Close the connections once no answer is open. Requests that still hold this transport may send once more."""
         ...
 
     async def aclose(self) -> None:
-        """Close the lane's connections."""
+        """Close the connections."""
         ...

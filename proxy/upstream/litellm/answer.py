@@ -1,4 +1,4 @@
-"""LiteLLM's answers as OpenAI writes them: the fields OpenAI has, and none of LiteLLM's own."""
+"""Convert LiteLLM's answers to OpenAI's format, without LiteLLM's own fields."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _MESSAGE = (
 _TOOL_CALL = ("index", "id", "type", "function")
 _USAGE = ("prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "completion_tokens_details")
 
-# What OpenAI always writes, even as null.
+# Fields that OpenAI always writes, even as null.
 _KEPT_NULLS = frozenset({"content", "finish_reason"})
 
 
 def completion(response: Any) -> dict[str, Any]:
-    """A ``chat.completion`` of a LiteLLM ``ModelResponse``."""
+    """Convert a LiteLLM ``ModelResponse`` to a ``chat.completion``."""
     return _clean(response.model_dump(warnings=False), part="message")
 
 
 def chunk(response: Any) -> dict[str, Any]:
-    """A ``chat.completion.chunk`` of a LiteLLM ``ModelResponseStream``."""
+    """Convert a LiteLLM ``ModelResponseStream`` to a ``chat.completion.chunk``."""
     cleaned = _clean(response.model_dump(warnings=False), part="delta")
     if "usage" in cleaned and not any(choice["delta"] or choice["finish_reason"] for choice in cleaned["choices"]):
-        cleaned["choices"] = []  # The chunk that carries the usage: OpenAI's has no choices.
+        cleaned["choices"] = []  # OpenAI's usage chunk has no choices.
     return cleaned
 
 
 def request_id(response: Any) -> Headers:
-    """``x-request-id``: the provider's number of the request, from LiteLLM's copy of its headers."""
+    """Return ``x-request-id``, the provider's request id, from LiteLLM's copy of the headers."""
     copied = getattr(response, "_hidden_params", {}).get("additional_headers") or {}
     headers = {name.removeprefix("llm_provider-"): str(value) for name, value in copied.items() if value}
     return [header for header in translate_errors.answer_headers(headers) if header[0] == "x-request-id"]
@@ -45,7 +45,7 @@ def _clean(answer: Mapping[str, Any], *, part: str) -> dict[str, Any]:
     cleaned = _only(answer, _TOP)
     cleaned["choices"] = [_choice(choice, part) for choice in answer.get("choices") or ()]
     usage = answer.get("usage")
-    # A prompt of no tokens is LiteLLM's stand-in for a provider that reported nothing.
+    # LiteLLM reports a prompt of 0 tokens if the provider reported nothing.
     if usage and usage.get("prompt_tokens"):
         cleaned["usage"] = {key: _present(value) for key, value in _only(usage, _USAGE).items()}
     else:
@@ -73,7 +73,7 @@ def _only(value: Mapping[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _present(value: Any) -> Any:
-    """The same without nulls, which LiteLLM writes for every field that it knows and the provider did not fill."""
+    """Remove nulls, which LiteLLM writes for every field that the provider omits."""
     if isinstance(value, dict):
         return {key: _present(item) for key, item in value.items() if item is not None or key in _KEPT_NULLS}
     if isinstance(value, list):

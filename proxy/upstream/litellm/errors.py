@@ -1,8 +1,8 @@
-"""LiteLLM's exceptions as the answers that the provider gave.
+"""Convert LiteLLM's exceptions to the provider's error responses.
 
-LiteLLM changes statuses (529 becomes 500), wraps the provider's JSON in words of its own, and raises the same class for
-a refused connection as for a bug. The chain of exceptions behind it still holds the provider's status and headers, or
-the network's own error; that is what is read here.
+LiteLLM changes statuses (529 becomes 500), wraps the provider's JSON in its own words, and raises the same class for a
+refused connection as for a bug. This module reads the provider's status and headers, or the network's error, from the
+chain of causes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _KINDS: Mapping[int, tuple[str, str | None]] = {
 _SERVER_KIND = ("server_error", None)
 _CLIENT_KIND = ("invalid_request_error", None)
 
-# Under which names providers send the number of a request.
+# Headers in which providers send the request id.
 _REQUEST_IDS = ("x-request-id", "request-id", "x-amzn-requestid")
 
 _LONGEST_MESSAGE = 4_000
@@ -57,7 +57,7 @@ _SECRETS = re.compile(r"\b(?:sk|key|AIza)[-_]?[A-Za-z0-9_-]{16,}")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error status and what goes with it, in OpenAI's form."""
+    """An error status with headers and body, in OpenAI's format."""
 
     status: int
     headers: Headers
@@ -65,10 +65,10 @@ class Refusal:
 
 
 def refusal(error: Exception, *, hidden: tuple[str, ...]) -> Refusal:
-    """The provider's refusal in an exception of LiteLLM's.
+    """Return the provider's error response in a LiteLLM exception.
 
-    ``hidden`` are texts that must not be shown: keys and addresses. Raises ``UpstreamUnreachable``,
-    ``UpstreamTimeout`` or ``UpstreamInterrupted`` where the provider did not answer.
+    ``hidden`` are texts to hide from clients: keys and addresses. Raises ``UpstreamUnreachable``, ``UpstreamTimeout``,
+    or ``UpstreamInterrupted`` if the provider sent no response.
     """
     if (broken := network_error(error)) is not None:
         raise broken from error
@@ -79,7 +79,7 @@ def refusal(error: Exception, *, hidden: tuple[str, ...]) -> Refusal:
 
 
 def network_error(error: BaseException) -> UpstreamError | None:
-    """What the network did, if an exception comes from it."""
+    """Return the network error behind an exception; ``None`` if it has another cause."""
     for cause in _chain(error):
         if isinstance(cause, TimeoutError | httpx.TimeoutException) or type(cause).__name__ == "Timeout":
             return UpstreamTimeout(TIMEOUT)
@@ -101,7 +101,7 @@ def _of_provider(error: Exception, status: int, headers: Mapping[str, str], hidd
 
 
 def _without_provider(error: Exception, hidden: tuple[str, ...]) -> Refusal:
-    """LiteLLM failed by itself: on the request (400), or on an answer that is not the provider's usual one (502)."""
+    """Return the response if LiteLLM itself failed: on the request (400), or on the provider's response (502)."""
     if getattr(error, "status_code", 500) in (400, 422):
         reason = _hide(_said(error).message, hidden)[:200]
         message = f"{UNTRANSLATABLE}: {reason}" if " " in reason else f"{UNTRANSLATABLE}. Check its messages and tools."
@@ -113,7 +113,7 @@ _JSON = ("content-type", "application/json")
 
 
 def answer_headers(headers: Mapping[str, str]) -> Headers:
-    """Of a provider's headers, those that mean something to an OpenAI client."""
+    """Return those of a provider's headers that OpenAI's clients use."""
     kept: Headers = [_JSON]
     if retry_after := headers.get("retry-after"):
         kept.append(("retry-after", retry_after))
@@ -134,10 +134,10 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _head(error: Exception) -> tuple[int | None, Mapping[str, str]]:
-    """Status and headers of the provider's answer; no status where there was none, or where it was no refusal.
+    """Return status and headers of the provider's error response; no status if there was none.
 
-    LiteLLM's own status stands for an error event in a stream (the answer's status was 200), and for a 400 that LiteLLM
-    knows to be a bad key. A provider's 5xx is kept.
+    LiteLLM's own status replaces the 200 of a stream with an error event, and a 400 that LiteLLM recognizes as a bad
+    key. A provider's 5xx stays.
     """
     own = getattr(error, "status_code", None)
     for cause in _chain(error):
@@ -157,7 +157,7 @@ class _Said:
 
 
 def _said(error: Exception) -> _Said:
-    """The provider's message and its name for the error, without what LiteLLM wrote around them."""
+    """Return the provider's message and error code, without LiteLLM's additions."""
     text = str(getattr(error, "message", None) or error)
     while found := _PREFIX.match(text):
         text = text[found.end() :]
@@ -174,7 +174,7 @@ def _said(error: Exception) -> _Said:
 
 
 def _json_in(text: str) -> dict[str, Any] | None:
-    """The first JSON object in a text, also in an array or as the text of Python's ``bytes``."""
+    """Return the first JSON object in a text, also within an array or the repr of Python's ``bytes``."""
     start = text.find("{")
     if start < 0 or start > 200:
         return None
@@ -202,7 +202,7 @@ def _hide(message: str, hidden: tuple[str, ...]) -> str:
 
 
 def hidden_texts(base_url: str | None, *keys: str | None) -> tuple[str, ...]:
-    """What to keep out of messages: the keys, the base URL, its host with and without the port. Longest first."""
+    """Return the texts to hide in messages: keys, base URL, host with and without the port. Longest first."""
     parts = urlsplit(base_url or "")
     texts = {base_url, parts.netloc, parts.hostname, *keys}
     return tuple(sorted((text for text in texts if text), key=len, reverse=True))

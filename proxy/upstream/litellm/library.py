@@ -1,8 +1,8 @@
-"""LiteLLM, imported when it is first needed, and kept quiet.
+"""Import LiteLLM at first use, and turn off everything except sending requests.
 
-The import takes four seconds of CPU and 200 MB, so it happens in a thread, once. Everything that LiteLLM would do
-besides carrying a request is turned off here: its price list from the network, its callbacks, caches, retries, token
-counts and fetches of images, the following of redirects, its printed advice and its log lines, which can hold prompts.
+The import takes four seconds of CPU and 200 MB, so it happens once, in a thread. This module turns off LiteLLM's
+download of the price list, callbacks, caches, retries, token counts, image downloads, redirects, printed advice, and
+log lines, which can contain prompts.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 # Read by LiteLLM while it is imported.
 _ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else the price list is downloaded
-        "LITELLM_MODE": "PRODUCTION",  # else a .env file in the working folder is loaded
-        "MAX_IMAGE_URL_DOWNLOAD_SIZE_MB": "0",  # no image is fetched on behalf of a client
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # otherwise LiteLLM downloads the price list
+        "LITELLM_MODE": "PRODUCTION",  # otherwise LiteLLM loads a .env file in the working directory
+        "MAX_IMAGE_URL_DOWNLOAD_SIZE_MB": "0",  # LiteLLM downloads no images for a client
     }
 )
 
@@ -35,11 +35,11 @@ _FLAGS: Mapping[str, object] = MappingProxyType(
         "turn_off_message_logging": True,
         "redact_messages_in_exceptions": True,
         "disable_streaming_logging": True,
-        # LiteLLM makes up a usage where the provider gave none; with this it is zeros, which are taken out again.
+        # LiteLLM invents a usage if the provider reports none. With this flag it writes zeros, which `answer` removes.
         "disable_token_counter": True,
         "drop_params": True,
-        # A conversation whose form the provider would refuse (an assistant speaks first, tools were used but are not
-        # listed) gets a placeholder in place of a 400 that no OpenAI client expects.
+        # LiteLLM adds a placeholder to a conversation that the provider would reject (an assistant message comes first,
+        # or tools were used but aren't listed). OpenAI's clients don't expect that 400.
         "modify_params": True,
         "num_retries": 0,
         "cache": None,
@@ -59,7 +59,7 @@ _loaded: list[Any] = []
 
 
 async def load() -> Any:
-    """The ``litellm`` module; the first caller waits for its import, off the event loop. Raises ``ImportError``."""
+    """Return the ``litellm`` module. The first caller waits for the import, in a thread. Raises ``ImportError``."""
     return _loaded[0] if _loaded else await asyncio.to_thread(_load)
 
 
@@ -76,7 +76,7 @@ def _load() -> Any:
                 logging.getLogger(name).disabled = True
             _follow_no_redirects()
             _send_once()
-            # Else they are built at first use, on the event loop, with warnings that the import has just silenced.
+            # Otherwise pydantic builds them at first use, on the event loop, with warnings.
             for name in _ANSWER_TYPES:
                 getattr(litellm.types.utils, name).model_rebuild()
             _loaded.append(litellm)
@@ -84,23 +84,23 @@ def _load() -> Any:
 
 
 def _follow_no_redirects() -> None:
-    """Have every client that LiteLLM makes for itself answer with a redirect instead of following it.
+    """Make each of LiteLLM's own clients return a redirect instead of following it.
 
-    Following one takes the prompt to another host, and the key too where it travels in a header of its own.
+    Following one would send the prompt to another host, and also the key if it has a header of its own.
     """
     handlers = importlib.import_module("litellm.llms.custom_httpx.http_handler")
     for handler in (handlers.AsyncHTTPHandler, handlers.HTTPHandler):
         handler.__init__ = _with(handler.__init__, follow_redirects=False)
-    # What is handed to OpenAI's own client, for OpenAI, Azure and all that LiteLLM reaches through it.
+    # The HTTP clients given to OpenAI's SDK, for OpenAI, Azure, and all providers that LiteLLM reaches through it.
     common = importlib.import_module("litellm.llms.openai.common_utils").BaseOpenAILLM
     for name in ("_get_async_http_client", "_get_sync_http_client"):
         setattr(common, name, staticmethod(_staying(getattr(common, name))))
 
 
 def _send_once() -> None:
-    """Have LiteLLM report a connection that failed, instead of sending the request once more on a new one.
+    """Make LiteLLM report a failed connection instead of retrying on a new one.
 
-    Its own parameters against retries don't cover this. A provider that resets the connection may have done the work.
+    LiteLLM's retry parameters don't cover this. A provider that resets the connection may have run the request.
     """
     handlers = importlib.import_module("litellm.llms.custom_httpx.http_handler")
 
@@ -112,7 +112,7 @@ def _send_once() -> None:
 
 
 def _with(function: Callable[..., Any], **fixed: object) -> Callable[..., Any]:
-    """The function with arguments that are what they are here, whatever it is called with."""
+    """Return a function with fixed arguments, which override the caller's."""
 
     @functools.wraps(function)
     def called(*args: Any, **given: Any) -> Any:
@@ -122,7 +122,7 @@ def _with(function: Callable[..., Any], **fixed: object) -> Callable[..., Any]:
 
 
 def _staying(made: Callable[..., Any]) -> Callable[..., Any]:
-    """What makes a client, as one that follows no redirects."""
+    """Wrap a client factory so that its clients don't follow redirects."""
 
     @functools.wraps(made)
     def called(*args: Any, **given: Any) -> Any:
@@ -134,5 +134,5 @@ def _staying(made: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def http_client() -> Any:
-    """A client of LiteLLM's own kind that belongs to whoever asks for it. LiteLLM must have been loaded."""
+    """Return a new LiteLLM HTTP client. The caller closes it. Call ``load`` first."""
     return importlib.import_module("litellm.llms.custom_httpx.http_handler").AsyncHTTPHandler()

@@ -1,4 +1,4 @@
-"""The providers that LiteLLM knows."""
+"""Choose the transport for a provider by LiteLLM's registry."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ NEEDS_TRANSLATION = frozenset({"azure_ai", "databricks", "watsonx", "github_copi
 
 
 async def asked_litellm(provider: str, base_url: str | None) -> TransportChoice:
-    """How LiteLLM's registry would reach a provider. The first call imports LiteLLM, in a thread, which takes seconds.
+    """Return the transport for a provider by LiteLLM's registry. The first call imports LiteLLM, which takes seconds.
 
-    Raises ``ConfigurationError`` for a provider that LiteLLM does not know.
+    Raises ``ConfigurationError`` for a provider that LiteLLM doesn't have.
     """
     litellm = await load()
     if provider not in {known.value for known in litellm.LlmProviders}:

@@ -1,7 +1,7 @@
-"""What of a client's body reaches LiteLLM, and where LiteLLM is told to send it.
+"""Build LiteLLM's arguments from a client's body.
 
-LiteLLM's ``acompletion`` takes the address, the key, mocks, fallbacks and callbacks in the same breath as the
-temperature. So a body is never handed over: the fields below are copied from it, and nothing else is.
+LiteLLM's ``acompletion`` takes the address, the key, mocks, fallbacks, and callbacks as arguments like the temperature.
+So this module copies only the fields listed below from the body.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ PARAMETERS = frozenset(
         *("reasoning_effort", "verbosity", "service_tier", "user", "safety_identifier", "prompt_cache_key"),
         "stream_options",
         "web_search_options",
-        "thinking",  # not OpenAI's, but the way to Anthropic's reasoning through every LiteLLM; it holds numbers only
+        "thinking",  # not OpenAI's, but LiteLLM's parameter for Anthropic's reasoning; it contains only numbers
     }
 )
-"""Passed on as they are. Left out on purpose, of what OpenAI knows: ``metadata`` (LiteLLM reads keys, callbacks and
-prompts' names in it) and ``store`` (nobody but OpenAI stores)."""
+"""Copied unchanged. The list omits two of OpenAI's parameters: ``metadata``, because LiteLLM reads keys, callbacks, and
+prompt names from it, and ``store``, because other providers don't store answers."""
 
 MESSAGE_FIELDS = frozenset(
     {
@@ -52,13 +52,13 @@ CREDENTIAL_FROM_ENVIRONMENT = frozenset(
         *("ollama", "ollama_chat"),  # none
     }
 )
-"""Providers that need no key here. A caller's key is never sent to them."""
+"""Providers that don't need a key from the configuration. The proxy never sends them a caller's key."""
 
 FETCHED_BY_PROVIDER: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"anthropic": ("https://",), "vertex_ai": ("gs://",), "vertex_ai_beta": ("gs://",)}
 )
-"""URLs of images and files that the provider fetches itself. For all others LiteLLM would fetch them from here, and so
-a client could reach what this machine reaches; such a request is refused."""
+"""URLs of images and files that the provider fetches itself. LiteLLM would fetch all others from this machine, so a
+client could reach the local network. The proxy rejects such a request."""
 
 _REMOTE = re.compile(r"\s*[a-z][a-z0-9+.-]{1,20}://", re.I)
 _MODEL = re.compile(r"[A-Za-z0-9][\w.:@+-]*(?:/[A-Za-z0-9][\w.:@+-]*)*")
@@ -66,7 +66,7 @@ _MODEL = re.compile(r"[A-Za-z0-9][\w.:@+-]*(?:/[A-Za-z0-9][\w.:@+-]*)*")
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """Which end LiteLLM wants on a base URL: ``removed`` ends are cut off, ``version`` is added if there is none."""
+    """The end of a base URL that LiteLLM expects: remove ``removed``, and add ``version`` if there is none."""
 
     removed: tuple[str, ...] = ()
     version: str = ""
@@ -82,7 +82,7 @@ _VERSION = re.compile(r"/v\d+\w*$")
 
 
 def api_base(provider: str, base_url: str | None) -> str | None:
-    """The configured ``base_url``, with or without a version at its end, as LiteLLM wants it for this provider."""
+    """Return the ``base_url`` that LiteLLM expects for this provider. The configured one may end in a version."""
     if base_url is None:
         return None
     url = base_url.rstrip("/")
@@ -97,7 +97,7 @@ def api_base(provider: str, base_url: str | None) -> str | None:
 
 
 def arguments(provider: str, request: Outgoing) -> dict[str, Any]:
-    """The client's part of ``acompletion``'s arguments. Raises ``RequestError`` for what can't be translated."""
+    """Return the client's part of ``acompletion``'s arguments. Raises ``RequestError`` for untranslatable parts."""
     if not _MODEL.fullmatch(request.model):
         raise UnknownModel("The model's name holds characters that no provider has in a name.", param="model")
     body = _parsed(request.body)
@@ -122,7 +122,7 @@ def _parsed(body: bytes) -> dict[str, Any]:
         try:
             value = msgspec.json.decode(body)
         except msgspec.DecodeError:
-            # Half a surrogate pair, NaN and the like: a question mark takes the place of what is no character.
+            # Lone surrogates, NaN, and similar values: a question mark replaces each invalid character.
             lenient = json.dumps(json.loads(body), ensure_ascii=False)
             value = json.loads(lenient.encode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
@@ -152,7 +152,7 @@ def _refuse_remote_media(provider: str, messages: list[dict[str, Any]]) -> None:
 
 
 def _urls(value: object, depth: int) -> list[str]:
-    """Every string of a content part that is an address. A part's ``text`` is what somebody says, and is none."""
+    """Return the strings of a content part that are URLs. Skip its ``text``, which is prose."""
     if isinstance(value, str):
         return [value] if _REMOTE.match(value) else []
     if depth > 4:

@@ -1,4 +1,4 @@
-"""A streamed answer of the translate lane."""
+"""Stream an answer through LiteLLM."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from proxy.upstream.transport import Headers
 
 _EVENTS: Headers = [("content-type", "text/event-stream; charset=utf-8")]
 _AHEAD = 8
-"""Chunks that are read before the client has taken them."""
+"""Chunks to read ahead of the client."""
 
 
 class Stream:
-    """A streamed answer. One task owns the upstream's request from start to end, so cancelling it ends the request."""
+    """A streamed answer. One task owns the upstream's request from start to end, so canceling it ends the request."""
 
     def __init__(self, litellm: Any, call: dict[str, Any], open_streams: set[Stream]) -> None:
         self._litellm = litellm
@@ -30,7 +30,7 @@ class Stream:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> Headers:
-        """The answer's headers, once the first chunk is there. Raises what LiteLLM raised before it."""
+        """Wait for the first chunk, and return the headers. Raises LiteLLM's exception if one comes first."""
         self._open.add(self)
         self._task = asyncio.create_task(self._run())
         return await self._head
@@ -42,17 +42,17 @@ class Stream:
             self._task.cancel()
             await asyncio.wait([self._task])
         if self._head.done() and not self._head.cancelled():
-            self._head.exception()  # Nobody waits for it any more: it counts as seen.
+            self._head.exception()  # Mark the exception as retrieved, because no caller awaits it now.
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Server-sent events up to ``[DONE]``. Raises ``UpstreamInterrupted`` where the provider breaks off."""
+        """Yield server-sent events up to ``[DONE]``. Raises ``UpstreamInterrupted`` if the provider breaks off."""
         try:
             while (event := await self._chunks.get()) is not None:
                 if isinstance(event, UpstreamInterrupted):
                     try:
                         raise event
                     finally:
-                        del event  # else it would know itself, by its traceback
+                        del event  # avoid a reference cycle through its traceback
                 yield event
         finally:
             await self.close()
@@ -63,14 +63,14 @@ class Stream:
             response = await self._litellm.acompletion(**self._call)
             await self._read(response)
         except asyncio.CancelledError:
-            self._cut()  # and this is the end: a task that was cancelled keeps the error, which knows this stream
-        except Exception as error:  # noqa: BLE001 - every one is handed on, see below
-            # Before the first chunk the caller judges it. After it, whatever it is, the answer is broken.
+            self._cut()  # don't reraise: a canceled task would keep the error, which refers to this stream
+        except Exception as error:  # noqa: BLE001 - each one is passed on below
+            # Before the first chunk, the caller handles the error. After it, the answer is broken.
             if not self._head.done():
                 self._head.set_exception(error)
                 return
             broken = UpstreamInterrupted(translate_errors.INTERRUPTED)
-            broken.__cause__ = error.with_traceback(None)  # that knows this stream, too
+            broken.__cause__ = error.with_traceback(None)  # the traceback refers to this stream, too
             await self._chunks.put(broken)
         finally:
             self._open.discard(self)
@@ -92,7 +92,7 @@ class Stream:
         await self._chunks.put(None)
 
     def _cut(self) -> None:
-        """Tell a reader that still waits that the stream was cut; what it has not taken yet is dropped."""
+        """Report the interruption to a waiting reader, and drop the chunks that it hasn't read."""
         self._head.cancel()
         while not self._chunks.empty():
             self._chunks.get_nowait()

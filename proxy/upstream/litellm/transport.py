@@ -1,12 +1,11 @@
-"""The translate lane: a provider that does not speak OpenAI's wire format, through ``litellm.acompletion``.
+"""Translate requests for providers that don't use OpenAI's wire format, through ``litellm.acompletion``.
 
-What goes out: the fields of ``translate_request.PARAMETERS`` and the messages, nothing else of the body, and none of
-the client's headers (they were meant for OpenAI's API; another provider's would be told who the client is and
-nothing useful). The configured headers go out as they are. OpenAI's parameters that a provider does not have are
-dropped by LiteLLM (``drop_params``) rather than refused: an application that sets ``seed`` still works with Anthropic.
+Of the body, the transport sends the fields of ``request.PARAMETERS`` and the messages. It sends the configured headers
+but none of the client's, which are for OpenAI's API and would only identify the client. LiteLLM drops OpenAI's
+parameters that a provider doesn't have (``drop_params``), so an application that sets ``seed`` works with Anthropic.
 
-What comes back: OpenAI's JSON or server-sent events. What LiteLLM adds is taken out again.
-A stream that ends without the provider's own end is an interruption here, although LiteLLM would say ``stop``.
+The answer is OpenAI's JSON or server-sent events, without LiteLLM's additions. A stream that ends without the
+provider's own end is an interruption, although LiteLLM reports ``stop``.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from proxy.upstream.litellm.stream import Stream
 from proxy.upstream.transport import Answer, Outgoing
 
 OWN_CLIENT = frozenset({"anthropic", "gemini", "vertex_ai", "vertex_ai_beta"})
-"""Providers that LiteLLM reaches through a client that we may give it. Ours lives as long as the lane."""
+"""Providers for which LiteLLM accepts an HTTP client. The proxy's client lives as long as the transport."""
 
 NO_KEY = (
     "No key for this model's provider. Send one as 'Authorization: Bearer …', or set 'api_key' of the upstream in the "
@@ -35,7 +34,7 @@ NO_KEY = (
 
 
 class LiteLLMTransport:
-    """One upstream behind LiteLLM. See ``Lane``.
+    """Sends requests to one upstream through LiteLLM.
 
     ``provider`` is LiteLLM's name for it. ``base_url`` may end in the API's version or not (``https://host``,
     ``https://host/v1``); ``None`` is the provider's own address. ``headers`` are added to each request.
@@ -52,9 +51,9 @@ class LiteLLMTransport:
         self._retired = False
 
     async def send(self, request: Outgoing) -> Answer:
-        """Send the request; a refusal, also one that LiteLLM or this lane utters, is an answer with an error status.
+        """Send the request. Errors of the provider, of LiteLLM, and of this transport are answers with an error status.
 
-        A streamed answer's first chunk is awaited, since some providers' refusals are raised only there.
+        Waits for a stream's first chunk, because LiteLLM raises some providers' errors only there.
         """
         key = self._key(request)
         if key is None and self._provider not in CREDENTIAL_FROM_ENVIRONMENT:
@@ -65,7 +64,7 @@ class LiteLLMTransport:
             return _refused(error)
         call |= {"api_base": api_base(self._provider, self._base_url), "api_key": key, "timeout": request.timeout}
         call |= {"extra_headers": dict(self._headers), "max_retries": 0, "num_retries": 0, "drop_params": True}
-        # Else LiteLLM imports its own server's MCP client for every request with tools, and fails where it is missing.
+        # Otherwise LiteLLM imports its server's MCP client for each request with tools, and fails if it is missing.
         call["_skip_mcp_handler"] = True
         litellm = await litellm_library.load()
         self._busy += 1
@@ -78,9 +77,9 @@ class LiteLLMTransport:
             raise UpstreamTimeout(translate_errors.TIMEOUT) from error
         except UpstreamError:
             raise
-        except Exception as error:  # noqa: BLE001 - every one becomes an answer, see below
-            # LiteLLM raises anything, from OpenAI's classes to a bare KeyError. None of it is lost: what is not the
-            # provider's refusal becomes a 400 or 502 that says so.
+        except Exception as error:  # noqa: BLE001 - each one becomes an answer below
+            # LiteLLM raises anything from OpenAI's classes to a bare KeyError. If the provider didn't return an error,
+            # the client gets a 400 or 502.
             refusal = translate_errors.refusal(
                 error, hidden=translate_errors.hidden_texts(self._base_url, self._api_key, key)
             )
@@ -90,7 +89,7 @@ class LiteLLMTransport:
             await self._close_if_done()
 
     async def retire(self) -> None:
-        """See ``Lane``."""
+        """Close the client once no answer is open."""
         self._retired = True
         await self._close_if_done()
 
@@ -99,7 +98,7 @@ class LiteLLMTransport:
             await self.aclose()
 
     async def aclose(self) -> None:
-        """End what is still streaming, and close the connections that are this lane's own."""
+        """End open streams, and close this transport's own connections."""
         await asyncio.gather(*(stream.close() for stream in tuple(self._streams)))
         if self._client is not None:
             client, self._client = self._client, None
@@ -129,7 +128,7 @@ class LiteLLMTransport:
             await stream.close()
             await self._close_if_done()
 
-        # LiteLLM refers to the messages from its own stream and from its log entry.
+        # LiteLLM's stream and its log entry refer to the messages.
         return Answer(200, headers, stream.events(), close, keeps_request=True)
 
 
@@ -150,4 +149,4 @@ async def _once(body: bytes) -> AsyncIterator[bytes]:
 
 
 async def _nothing() -> None:
-    """Nothing is open: the answer was read whole."""
+    """Do nothing, because the answer was read whole."""
