@@ -1,4 +1,4 @@
-"""Everything that can go wrong, and what the client is told.
+"""The proxy's exceptions, with the status and code that the client gets.
 
     ProxyError                       500  proxy_error
     ├── ConfigurationError           (never reaches a client: a command prints it)
@@ -12,8 +12,6 @@
     │   ├── ModelNotAllowed          403  model_not_allowed
     │   ├── HostNotAllowed           403  host_not_allowed
     │   ├── OriginNotAllowed         403  origin_not_allowed
-
-
     │   ├── PathNotAllowed           403  path_not_allowed
     │   ├── UnknownModel             404  model_not_found
     │   ├── NotFound                 404  not_found
@@ -55,10 +53,10 @@ _ANTHROPIC_TYPES = {
 
 
 class ProxyError(Exception):
-    """The root of the tree.
+    """The base class of the proxy's errors.
 
-    ``message`` is shown to the client: it says what to do, and never holds a key or an upstream's address.
-    ``retry_after`` is in seconds; ``None`` where trying again after a while would change nothing.
+    The client sees ``message``. It says what to do, and never contains a key or an upstream's address. ``retry_after``
+    is in seconds; ``None`` if a later retry wouldn't help.
     """
 
     status = 500
@@ -80,11 +78,11 @@ class ProxyError(Exception):
 
 
 class ConfigurationError(ProxyError):
-    """The configuration is wrong; the message names file and line."""
+    """The configuration is invalid. The message names file and line."""
 
 
 class RequestError(ProxyError):
-    """The caller's request cannot be served as it is."""
+    """The proxy rejects the client's request."""
 
     status = 400
     type = "invalid_request_error"
@@ -98,13 +96,13 @@ class Malformed(RequestError):
 
 
 class BadBody(RequestError):
-    """The body is not what its path takes, in a way that no upstream could judge."""
+    """The body isn't valid for its path, and no upstream could accept it."""
 
     code = "invalid_body"
 
 
 class BodyTooSlow(RequestError):
-    """The body does not come, or hardly."""
+    """The body arrives too slowly."""
 
     status = 408
     code = "request_timeout"
@@ -118,14 +116,14 @@ class BodyTooLarge(RequestError):
 
 
 class UnsupportedEncoding(RequestError):
-    """A content encoding that is unknown, or a body that is not of its encoding."""
+    """The content encoding is unknown, or the body doesn't match it."""
 
     status = 415
     code = "unsupported_content_encoding"
 
 
 class NotAuthenticated(RequestError):
-    """No key, or one that belongs to no team, where keys are required."""
+    """The request has no key, or its key belongs to no team, although the configuration requires keys."""
 
     status = 401
     type = "authentication_error"
@@ -172,14 +170,14 @@ class UnknownModel(RequestError):
 
 
 class NotFound(RequestError):
-    """A path that is not served here."""
+    """The proxy doesn't serve this path."""
 
     status = 404
     code = "not_found"
 
 
 class MethodNotAllowed(RequestError):
-    """The path is known, the method is not."""
+    """The path doesn't support this method."""
 
     status = 405
     code = "method_not_allowed"
@@ -193,7 +191,7 @@ class UpgradeRequired(RequestError):
 
 
 class TooManyRequests(RequestError):
-    """The team has used up what it may use, for now."""
+    """The team has exceeded a rate limit or a quota."""
 
     status = 429
     type = "requests"
@@ -205,7 +203,7 @@ class TooManyRequests(RequestError):
 
 
 class Overloaded(ProxyError):
-    """The proxy has more in work than it can take on."""
+    """The proxy has too many requests in progress."""
 
     status = 503
     code = "overloaded"
@@ -213,33 +211,33 @@ class Overloaded(ProxyError):
 
 
 class ContextLengthExceeded(RequestError):
-    """The request cannot be made to fit; the message names the parts and their sizes in tokens."""
+    """The request doesn't fit, even compacted. The message names the parts and their sizes in tokens."""
 
     code = "context_length_exceeded"
 
 
 class LoopDetected(RequestError):
-    """The request has been through this proxy before."""
+    """The request has already passed through this proxy."""
 
     status = 508
     code = "loop_detected"
 
 
 class UpstreamError(ProxyError):
-    """The upstream gave no usable answer."""
+    """The upstream returned no usable answer."""
 
     status = 502
     code = "upstream_error"
 
 
 class UpstreamUnreachable(UpstreamError):
-    """No connection could be made: name, network or TLS."""
+    """The proxy can't connect to the upstream: name, network, or TLS."""
 
     code = "upstream_unreachable"
 
 
 class UpstreamTimeout(UpstreamError):
-    """The upstream did not answer within the deadline."""
+    """The upstream didn't answer before the deadline."""
 
     status = 504
     code = "upstream_timeout"
@@ -252,5 +250,5 @@ class UpstreamInterrupted(UpstreamError):
 
 
 def error_body(message: str, *, type: str, code: str | None, param: str | None = None) -> bytes:
-    """An error as OpenAI writes it."""
+    """Return an error body in OpenAI's format."""
     return msgspec.json.encode({"error": {"message": message, "type": type, "param": param, "code": code}})

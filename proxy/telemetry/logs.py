@@ -1,4 +1,4 @@
-"""Logs: one JSON object a line on standard error, or readable lines where a person watches. Never prompts or keys."""
+"""Write logs to standard error: one JSON object per line, or readable lines on a terminal. Never prompts or keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def configure() -> None:
             structlog.dev.ConsoleRenderer() if person else structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        # A line is one write: with print, those of several workers run together where output is not buffered.
+        # Write each line at once. With print, lines of several workers mix if output isn't buffered.
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )

@@ -1,4 +1,4 @@
-"""Counters for Prometheus. Labels take few values: never a model, a team or a key."""
+"""Prometheus metrics. Labels have few values: never a model, a team, or a key."""
 
 from __future__ import annotations
 
@@ -9,67 +9,71 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 
 REGISTRY = CollectorRegistry()
 
-REQUESTS = Counter("compaction_requests", "Chat completions, by what was done to them.", ["outcome"], registry=REGISTRY)
-TOKENS_REMOVED = Counter("compaction_tokens_removed", "Input tokens taken off requests.", registry=REGISTRY)
-SUMMARIES = Counter("compaction_summaries", "Summaries, by how they came out.", ["outcome"], registry=REGISTRY)
-ARCHIVED = Counter(
-    "compaction_archive_entries", "Entries of the archive, by what became of them.", ["outcome"], registry=REGISTRY
-)
+REQUESTS = Counter("compaction_requests", "Chat completions by outcome.", ["outcome"], registry=REGISTRY)
+TOKENS_REMOVED = Counter("compaction_tokens_removed", "Input tokens removed from requests.", registry=REGISTRY)
+SUMMARIES = Counter("compaction_summaries", "Summaries by outcome.", ["outcome"], registry=REGISTRY)
+ARCHIVED = Counter("compaction_archive_entries", "Archive entries by outcome.", ["outcome"], registry=REGISTRY)
 BREAKER = Counter(
-    "compaction_summary_breaker", "Summary models left alone, and asked again.", ["change"], registry=REGISTRY
+    "compaction_summary_breaker",
+    "Times that the circuit breaker of a summary model opened or closed.",
+    ["change"],
+    registry=REGISTRY,
 )
 GIVEN_UP = Counter(
-    "compaction_summaries_given_up", "Prefixes for which no summary will be asked for any more.", registry=REGISTRY
+    "compaction_summaries_given_up", "Prefixes for which the proxy stopped requesting a summary.", registry=REGISTRY
 )
 STORE_FAILURES = Counter(
     "compaction_store_failures",
-    "Reads and writes that the store failed or was too slow for.",
+    "Store reads and writes that failed or timed out.",
     ["what"],
     registry=REGISTRY,
 )
 STORE_BREAKER = Counter(
-    "compaction_store_breaker", "The store left alone, and asked again.", ["what", "change"], registry=REGISTRY
+    "compaction_store_breaker",
+    "Times that the circuit breaker of the store opened or closed.",
+    ["what", "change"],
+    registry=REGISTRY,
 )
 STORE_REMOVED = Counter(
-    "compaction_store_removed", "Entries removed from the store in its upkeep.", ["reason"], registry=REGISTRY
+    "compaction_store_removed", "Entries that maintenance removed from the store.", ["reason"], registry=REGISTRY
 )
 STORE_UNREADABLE = Counter(
-    "compaction_store_undecryptable", "Entries that could not be decrypted, and count as absent.", registry=REGISTRY
+    "compaction_store_undecryptable", "Entries that the proxy can't decrypt. They count as missing.", registry=REGISTRY
 )
 RELOADS = Counter(
     "compaction_configuration_reloads",
-    "Changed configurations, by what became of them.",
+    "Configuration reloads by outcome.",
     ["outcome"],
     registry=REGISTRY,
 )
-RETRIES = Counter("compaction_retries", "Requests sent again after an overflow.", registry=REGISTRY)
+RETRIES = Counter("compaction_retries", "Requests retried after an overflow.", registry=REGISTRY)
 
-REFUSED = Counter("compaction_refusals", "Requests that were turned away, by reason.", ["reason"], registry=REGISTRY)
+REFUSED = Counter("compaction_refusals", "Rejected requests by reason.", ["reason"], registry=REGISTRY)
 
 SILENT = Counter(
     "compaction_silent_overflows",
-    "Answers that show that the prompt, or the output with it, did not fit, though nothing was refused.",
+    "Successful answers which show that the prompt didn't fit, alone or with the output.",
     registry=REGISTRY,
 )
 
-TASKS = Gauge("compaction_tasks", "Tasks of the event loop.", registry=REGISTRY)
+TASKS = Gauge("compaction_tasks", "Tasks on the event loop.", registry=REGISTRY)
 ProcessCollector(registry=REGISTRY)
-"""Memory, CPU and open files of the process, under Prometheus' own names."""
+"""Memory, CPU, and open files of the process, under Prometheus' standard names."""
 
 
 @cache
 def requests(outcome: str) -> Counter:
-    """The counter of requests with an outcome, looked up by its label once."""
+    """Return the counter of requests with an outcome. Looks up each label once."""
     return REQUESTS.labels(outcome=outcome)
 
 
 @cache
 def refused(reason: str) -> Counter:
-    """The counter of refusals for a reason: key, rate, concurrency, overload, memory."""
+    """Return the counter of rejected requests for a reason: key, rate, concurrency, overload, memory."""
     return REFUSED.labels(reason=reason)
 
 
 def exposition() -> bytes:
-    """All counters in Prometheus' text format. Called on the event loop, whose tasks are counted."""
+    """Return all metrics in Prometheus' text format. Call it on the event loop, whose tasks it counts."""
     TASKS.set(len(asyncio.all_tasks()))
     return generate_latest(REGISTRY)

@@ -1,4 +1,4 @@
-"""What the log says of a fault: its kind and its place, and its words only where they can't quote what came in."""
+"""Format exceptions for the log: type and traceback, and the message only if it can't quote a request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = structlog.get_logger(__name__)
 
 LEFT_OUT = "[left out: it could quote a request]"
 
-# Of Python's own, those whose words name types, files and code; a ValueError or a KeyError quotes a value.
+# Built-in exceptions whose messages name types, files, and code. A ValueError or a KeyError quotes a value.
 _SPEAKING = (
     ArithmeticError,
     AssertionError,
@@ -33,13 +33,13 @@ _frames = ExceptionDictTransformer(show_locals=False)
 
 
 def words_of(error: BaseException) -> str:
-    """A fault's own words, unless they could quote a value."""
+    """Return an exception's message, or ``LEFT_OUT`` if it could quote a value."""
     own = type(error).__module__ == "builtins" and isinstance(error, _SPEAKING)
     return str(error) if own else LEFT_OUT
 
 
 def as_data(exc_info: ExcInfo) -> list[dict[str, Any]]:
-    """A fault, and those that led to it, for a line of JSON."""
+    """Return an exception and its causes as data for a JSON line."""
     stacks = _frames(exc_info)
     silent = {type(error).__name__ for error in _all(exc_info[1]) if words_of(error) == LEFT_OUT}
     _silenced(stacks, silent)
@@ -47,7 +47,7 @@ def as_data(exc_info: ExcInfo) -> list[dict[str, Any]]:
 
 
 def as_text(error: BaseException) -> str:
-    """The same for a person."""
+    """Return an exception and its causes as readable text."""
     parts = []
     for one in reversed(_all(error)):
         notice = f"{type(one).__qualname__}: {words_of(one)}"
@@ -56,21 +56,21 @@ def as_text(error: BaseException) -> str:
 
 
 class Formatter(logging.Formatter):
-    """Lines of libraries, with the faults that they tell of."""
+    """Formats log lines of libraries and their exceptions."""
 
     def formatException(self, ei: Any) -> str:
-        """See ``logging.Formatter``."""
+        """Format without messages that could quote a request."""
         return as_text(ei[1])
 
 
 def unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """A fault that nobody waits for: the event loop's own report would show the task with all that it has."""
+    """Log an unhandled exception of a task. The event loop's own report would print the task's arguments."""
     error = context.get("exception")
     task = context.get("task") or context.get("future")
     coroutine = task.get_coro() if isinstance(task, asyncio.Task) else None
     log.error(
         "task.crashed",
-        # What follows shows a function with its arguments.
+        # The rest of the message shows a function with its arguments.
         what=str(context.get("message", "")).partition(" callback ")[0],
         task=getattr(coroutine, "__qualname__", None),
         error=None if error is None else type(error).__name__,
@@ -79,7 +79,7 @@ def unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 def _all(error: BaseException) -> list[BaseException]:
-    """A fault, what led to it, and what it is a group of; each once."""
+    """Return an exception, its causes, and the members of groups, each once."""
     found: list[BaseException] = []
     waiting = [error]
     while waiting:
@@ -94,7 +94,7 @@ def _all(error: BaseException) -> list[BaseException]:
 
 
 def _silenced(part: Any, silent: set[str]) -> None:
-    """Take the words of some kinds of fault out of what was made for a line."""
+    """Remove the messages of some exception types from log data."""
     if isinstance(part, dict):
         if part.get("exc_type") in silent:
             part |= {"exc_value": LEFT_OUT, "exc_notes": []}

@@ -1,7 +1,7 @@
-"""The tiktoken encodings that are at hand without a network.
+"""Load tiktoken's encodings without a network.
 
-LiteLLM's package carries some of tiktoken's files under the names tiktoken's cache gives them (the SHA-1 of their
-address). They are read from there; an encoding that is not carried is an error in the configuration, never a download.
+LiteLLM's package contains some of tiktoken's files under their names in tiktoken's cache (the SHA-1 of their URL). The
+proxy reads them from there. A missing encoding is a configuration error, never a download.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _loaded: dict[str, tiktoken.Encoding] = {}
 
 
 def encoding(name: str) -> tiktoken.Encoding:
-    """The encoding, loaded at its first use (0.2 to 0.4 s, 30 to 60 MB) and kept.
+    """Return the encoding. The first use loads it (0.2 to 0.4 s, 30 to 60 MB).
 
-    Raises ``ConfigurationError`` for a name that is unknown, not carried, or whose file is damaged.
+    Raises ``ConfigurationError`` if the name is unknown, or the file is missing or damaged.
     """
     if found := _loaded.get(name):
         return found
@@ -67,12 +67,12 @@ def encoding(name: str) -> tiktoken.Encoding:
 
 
 def loaded(name: str) -> bool:
-    """Whether ``encoding`` answers at once."""
+    """Return whether ``encoding`` returns immediately."""
     return name in _loaded
 
 
 def check(name: str) -> Path:
-    """The file of an encoding, without loading it. Raises ``ConfigurationError`` if there is none."""
+    """Return the file of an encoding, without loading it. Raises ``ConfigurationError`` if there is none."""
     file = FILES.get(name)
     folder = _carried_folder()
     if file and folder and (folder / file.name).is_file():
@@ -86,21 +86,21 @@ def check(name: str) -> Path:
 
 
 def available() -> list[str]:
-    """Names of the encodings that can be had here."""
+    """Return the names of the encodings that can be loaded."""
     folder = _carried_folder()
     return [name for name, file in FILES.items() if folder and (folder / file.name).is_file()]
 
 
 @cache
 def _carried_folder() -> Path | None:
-    # Found without an import: importing LiteLLM costs seconds.
+    # Don't import LiteLLM, which takes seconds.
     spec = find_spec("litellm")
     folders = list(spec.submodule_search_locations or ()) if spec else []
     return Path(folders[0]) / "litellm_core_utils" / "tokenizers" if folders else None
 
 
 def _verify(name: str, path: Path) -> None:
-    # tiktoken would delete a file whose content is not as expected, and fetch it anew.
+    # tiktoken would delete a file with unexpected content, and download it again.
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -115,7 +115,7 @@ def _verify(name: str, path: Path) -> None:
 
 @contextmanager
 def _cache_folder(folder: Path) -> Iterator[None]:
-    """Have tiktoken read from ``folder``; it knows no other way than the environment."""
+    """Make tiktoken read from ``folder``. It only takes the folder from the environment."""
     before = os.environ.get("TIKTOKEN_CACHE_DIR")
     os.environ["TIKTOKEN_CACHE_DIR"] = str(folder)
     try:

@@ -1,7 +1,7 @@
-"""Tokens of an image by the rule of its model's family, from its size in pixels.
+"""Count an image's tokens by the rule of its model's family, from its size in pixels.
 
 The rules are the providers' own, from OpenAI's guide "Images and vision", Anthropic's "Vision" and Google's
-"Understand and count tokens". Where what is billed was measured above the guide, the higher figure is taken.
+"Understand and count tokens". If measured bills are above the guide, the rule uses the higher figure.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from proxy.errors import ConfigurationError
 Size = tuple[int, int]
 """Width and height in pixels, each at least 1."""
 
-# A file's header can claim any size.
+# A file's header can state any size.
 LARGEST_SIDE = 100_000
 
 
 class Rule(Protocol):
-    """Tokens of one image; ``detail`` is OpenAI's: low, high, auto, original, or anything a client wrote.
+    """Counts one image. ``detail`` is OpenAI's: low, high, auto, original, or any other string from a client.
 
-    An image of unknown size (``None``) costs as much as one can.
+    An image of unknown size (``None``) counts as the largest one.
     """
 
     def tokens(self, size: Size | None, detail: str) -> int: ...
@@ -31,7 +31,7 @@ class Rule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """OpenAI's older rule: shrunk into 2048 square, then to 768 on the short side, then cut in tiles of 512."""
+    """OpenAI's older rule: scale to fit 2048 x 2048, then to 768 on the short side, then count tiles of 512 pixels."""
 
     base: int
     tile: int
@@ -48,9 +48,9 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Patches:
-    """OpenAI's newer rule: patches of 32 pixels, shrunk to at most ``cap`` of them, times the model's factor.
+    """OpenAI's newer rule: scale to at most ``cap`` patches of 32 pixels, then multiply by the model's factor.
 
-    ``detail: low`` saves nothing there by what is billed, and ``original`` allows 10,000 where the model knows it.
+    By OpenAI's bills, ``detail: low`` saves nothing. ``original`` allows 10,000 patches if the model supports it.
     """
 
     factor: float
@@ -66,7 +66,7 @@ class Patches:
         if patches > cap:
             shrink = math.sqrt(32 * 32 * cap / (width * height))
             across, down = width * shrink / 32, height * shrink / 32
-            # Shrunk a little more, so that one side is whole patches.
+            # Scale down a little more, so that one side is a whole number of patches.
             shrink = min(max(1, math.floor(across)) / across, max(1, math.floor(down)) / down)
             patches = min(cap, math.ceil(across * shrink - 1e-9) * math.ceil(down * shrink - 1e-9))
         return math.ceil(patches * self.factor)
@@ -74,7 +74,7 @@ class Patches:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """Tokens by area, after shrinking to a longest side, with a cap (Anthropic; Qwen's patches come to the same)."""
+    """Tokens by area, after scaling to a longest side, with a cap (Anthropic; Qwen's patches give the same count)."""
 
     pixels_per_token: int
     longest: int
@@ -89,7 +89,7 @@ class Area:
 
 @dataclass(frozen=True, slots=True)
 class Crops:
-    """Google's rule: small images whole, others cut into crops of 768 pixels at most, each of the same tokens."""
+    """Google's rule: a small image is one crop, others are cut into crops of at most 768 pixels."""
 
     crop: int = 258
     cap: int = 6192
@@ -105,7 +105,7 @@ class Crops:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """The same for every image."""
+    """A fixed number of tokens for every image."""
 
     each: int
 
@@ -138,13 +138,13 @@ RULES: Mapping[str, Rule] = {
     "gemini-3": Fixed(1120),
     # Patches of 28 pixels, 16,384 at most.
     "qwen-vl": Area(28 * 28, 8192, 16_384),
-    # About what a large picture costs with most models.
+    # About the tokens of a large picture with most models.
     "unknown": Fixed(2000),
 }
 
 
 def image_rule(name: str) -> Rule:
-    """The rule of that name. Raises ``ConfigurationError`` if there is none."""
+    """Return the rule with this name. Raises ``ConfigurationError`` if there is none."""
     if name not in RULES:
         raise ConfigurationError(f"there is no rule {name!r} for images. Use one of {', '.join(RULES)}.")
     return RULES[name]
@@ -156,5 +156,5 @@ def _fit(size: Size, longest: int) -> tuple[float, float]:
 
 
 def _pieces(length: float, piece: int) -> int:
-    # A billionth is taken off so that 1024.0000001 is two pieces of 512.
+    # Subtract a billionth so that 1024.0000001 is two pieces of 512.
     return max(1, math.ceil(length / piece - 1e-9))

@@ -1,8 +1,8 @@
-"""Tokens of the parts of a message that are not text: images, sound, video, files.
+"""Count the tokens of images, audio, video, and files in messages.
 
-What they cost has nothing to do with their bytes in the request: a picture of 5 MB costs its tiles. Sizes are read
-from the first bytes; nothing is ever fetched. What can't be known (an address, a file's id, damaged data) counts as
-much as its kind can cost, so every part is bounded.
+Their tokens don't depend on their bytes in the request: a 5 MB picture costs its tiles. The proxy reads sizes from the
+first bytes and never fetches a URL. If the size isn't known (a URL, a file's id, damaged data), a part counts as the
+maximum for its kind.
 """
 
 from __future__ import annotations
@@ -20,51 +20,51 @@ import imagesize
 from proxy.compaction.parts import MEDIA_LABELS
 from proxy.tokens.images import LARGEST_SIDE, Size, image_rule
 
-# A picture's size stands in its first bytes; in a JPEG after metadata of up to 64 KB and a preview.
+# A picture's size is in its first bytes, in a JPEG after metadata of up to 64 KB and a preview.
 _HEADER_CHARACTERS = 256 * 1024
-# What models take. imagesize reads others as well, among them SVG, whose XML could be a bomb.
+# The formats that models accept. imagesize also reads others, such as SVG, whose XML could be an attack.
 _MAGIC = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8", b"GIF87a", b"GIF89a", b"RIFF", b"BM")
 _ISO_BRANDS = (b"heic", b"heix", b"mif1", b"avif", b"msf1")
 
 # Tokens per second of sound: OpenAI one per 100 ms of input, Google 32 per second.
 _SOUND_TOKENS: Mapping[str, int] = {"gemini": 32, "gemini-3": 32}
 _SOUND_TOKENS_OTHERS = 10
-# Bytes per second at the low end of what is usual, so that the length is rather too long than too short. A WAV file
-# states its own rate.
+# The lowest usual bytes per second, so that the estimated length is rather too long than too short. A WAV file states
+# its own rate.
 _BYTES_PER_SECOND: Mapping[str, int] = {"wav": 32_000, "pcm16": 48_000, "flac": 30_000, "g711": 8_000}
 _BYTES_PER_SECOND_OTHERS = 6_000
-# 25 MB, OpenAI's bound on a sound, at 64 kbit/s are close to an hour.
+# OpenAI's limit of 25 MB is about an hour at 64 kbit/s.
 _LONGEST_SOUND = 3600.0
-# Google samples a frame per second: 258 for it, and the sound.
+# Google samples a frame per second: 258 tokens for the frame, and the sound.
 _VIDEO_TOKENS = 300
 _VIDEO_BYTES_PER_SECOND = 100_000
 
-# Anthropic gives 1,500 to 3,000 tokens per page of a PDF; pages are 50 KB or so, and 100 are the providers' bound.
+# Anthropic states 1,500 to 3,000 tokens per page of a PDF. A page has about 50 KB. Providers accept up to 100 pages.
 _PAGE_TOKENS = 2_500
 _PAGE_BYTES = 50_000
 _MOST_PAGES = 100
-# A file that is only named: as much as a report of ten pages.
+# A file given by its id counts as a report of ten pages.
 _UNSEEN_FILE = 10 * _PAGE_TOKENS
 
-# An answer's sound that the conversation refers to by its id: two minutes.
+# An answer's audio, given by its id, counts as two minutes.
 SPOKEN_ANSWER = 120 * _SOUND_TOKENS_OTHERS
 
-# Searching for one literal and then the value is seven times as fast as searching for each value.
+# Searching for the key first is seven times as fast as searching for each value.
 _MEDIA_PART = re.compile(rb'"type"\s*:\s*"(?:%s)"' % "|".join(MEDIA_LABELS).encode())
 _SPOKEN = re.compile(rb'"audio"\s*:\s*\{')
 
 
 def has_remote_media(raw: bytes) -> bool:
-    """Whether the JSON may hold parts whose tokens are not bounded by its bytes.
+    """Return whether the JSON may contain parts whose tokens can exceed their bytes.
 
-    A cheap look for the types of such parts (1 ms per MB). If it says no, a token is at least one byte of ``raw``,
-    as ``Counter`` counts. What is written inside a string, where quotation marks are escaped, is not taken for a part.
+    Searches for the types of such parts (1 ms per MB). If there are none, ``Counter`` counts at most one token per byte
+    of ``raw``. Text inside strings never matches, because strings escape quotation marks.
     """
     return _MEDIA_PART.search(raw) is not None or _SPOKEN.search(raw) is not None
 
 
 class _Data(NamedTuple):
-    """Base64 in a request: what it is, where its text starts, and how many bytes it stands for."""
+    """Base64 data in a request: its media type, and the text from ``start``."""
 
     mime: str
     text: str
@@ -75,7 +75,7 @@ class _Data(NamedTuple):
         return (len(self.text) - self.start) * 3 // 4
 
     def head(self) -> bytes:
-        """The first bytes, however many can be had; empty if it is no base64."""
+        """Return the first bytes; empty if the text isn't base64."""
         text = self.text[self.start : self.start + _HEADER_CHARACTERS]
         if any(space in text for space in "\r\n\t "):
             text = "".join(text.split())
@@ -93,7 +93,7 @@ class Media:
         self._sound = _SOUND_TOKENS.get(family, _SOUND_TOKENS_OTHERS)
 
     def tokens(self, kind: str, part: Mapping[str, Any], text: Callable[[str], int]) -> int:
-        """Tokens of a content part whose ``type`` is ``kind``, one of ``MEDIA``. ``text`` counts text."""
+        """Return the tokens of a content part with the type ``kind``, one of ``MEDIA``. ``text`` counts text."""
         return MEDIA[kind](self, part.get(kind, part), part, text)
 
     def image(self, value: object, part: Mapping[str, Any], text: Callable[[str], int]) -> int:
@@ -186,18 +186,18 @@ def _size(head: bytes) -> Size | None:
 
 
 def _sound_rate(data: _Data, form: str) -> int:
-    """Bytes per second."""
+    """Return the bytes per second."""
     head = data.text[data.start : data.start + 64]
     if form == "wav" or "wav" in data.mime or head.startswith("UklGR"):
         riff = _Data("", head, 0).head()
         stated = int.from_bytes(riff[28:32], "little") if riff[:4] == b"RIFF" and riff[12:16] == b"fmt " else 0
-        # A header that states a rate no sound has would make an hour of nothing, or nothing of an hour.
+        # An impossible rate in a header would make the estimated length far too long or too short.
         return stated if 8_000 <= stated <= 1_600_000 else _BYTES_PER_SECOND["wav"]
     return _BYTES_PER_SECOND.get(form, _BYTES_PER_SECOND_OTHERS)
 
 
 def _plain_text(value: object, part: Mapping[str, Any]) -> str | None:
-    """The text of a document that is given as text: {"source": {"type": "text", "data": …}}."""
+    """Return the text of a document: {"source": {"type": "text", "data": …}}."""
     for holder in (value, part):
         source = holder.get("source") if isinstance(holder, Mapping) else None
         if isinstance(source, Mapping) and source.get("type") == "text" and isinstance(source.get("data"), str):

@@ -1,4 +1,4 @@
-"""Tokens of text, and of JSON as text."""
+"""Count the tokens of text, and convert values to text."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ import json
 
 import tiktoken
 
-# Where the encoding's expression gives up on a long run of white space (o200k_base at about a million), the text is
-# counted in pieces of this many characters; a cut costs a token or two.
+# Characters. If the encoding's regular expression fails on a long run of white space (o200k_base at about a million),
+# the text is counted in pieces of this size. Each cut adds a token or two.
 PIECE = 200_000
 
 
 def count(encoding: tiktoken.Encoding, text: str) -> int:
-    """Tokens of ``text``. Special tokens spelled out in it are ordinary text; lone surrogates are no error."""
+    """Return the tokens of ``text``. Special tokens count as ordinary text. Lone surrogates are allowed."""
     if not text:
         return 0
     try:
         return len(encoding.encode(text, disallowed_special=()))
     except ValueError:
         if len(text) <= PIECE:
-            # Never more tokens than bytes.
+            # A text never has more tokens than bytes.
             return len(text.encode("utf-8", "surrogatepass"))
     return sum(count(encoding, text[start : start + PIECE]) for start in range(0, len(text), PIECE))
 
 
 def dump(value: object) -> str:
-    """``value`` as JSON, text as it is; what JSON can't hold is taken leaf by leaf, so that this never raises."""
+    """Return a string unchanged, and other values as JSON, or as their leaves if that fails. Never raises."""
     if isinstance(value, str):
         return value
     try:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
-        # No JSON type, a circle, a number of thousands of digits, or too deep.
+        # A type that JSON doesn't have, a cycle, a number of thousands of digits, or too deep.
         return _leaves(value)
 
 
 def escaped(text: str) -> str:
-    """``text`` as the inside of a JSON string in ASCII."""
+    """Return ``text`` as the inside of a JSON string in ASCII."""
     return json.dumps(text)[1:-1]
 
 
 def _leaves(value: object) -> str:
-    """The strings and keys of nested data, each container once, with a mark for every other leaf."""
+    """Return the strings and keys of nested data, each container once, with a placeholder for other leaves."""
     texts: list[str] = []
     seen: set[int] = set()
     waiting = [value]
@@ -56,7 +56,7 @@ def _leaves(value: object) -> str:
             waiting.extend(item.keys() if isinstance(item, dict) else ())
             waiting.extend(item.values() if isinstance(item, dict) else item)
         elif isinstance(item, int):
-            # Three digits are a token; nine bits are nearly that many.
+            # Three digits are a token. Nine bits are nearly three digits.
             texts.append("000" * (item.bit_length() // 9 + 1))
         else:
             texts.append("null")

@@ -1,7 +1,7 @@
-"""What tools, response format and tool choice add to a prompt.
+"""Render tools as providers put them into the prompt, and list the tokens that their frames add.
 
-OpenAI does not put the JSON of the tools into the prompt but TypeScript declarations made from it. Nobody has published
-that form; it was worked out from reported usage by github.com/hmarr/openai-chat-tokens and
+OpenAI puts TypeScript declarations of the tools into the prompt instead of their JSON. Their form isn't published. It
+was derived from reported usage by github.com/hmarr/openai-chat-tokens and
 github.com/pamelafox/openai-messages-token-helper, and gives OpenAI's own counts for the example in the cookbook "How to
 count tokens with tiktoken" (105 and 101). For nested objects it is up to three tokens over. Keywords that those
 sources don't cover (patterns, bounds, defaults, definitions) are added as comments, so that the count is rather too
@@ -15,13 +15,13 @@ from typing import Any
 
 from proxy.tokens.text import dump
 
-# Tokens around the declarations, once a request has any.
+# Tokens around the declarations, if a request has any.
 DECLARATIONS = 9
-# Functions come in a system message: where there already is one it is shared.
+# Functions are in a system message. An existing system message shares its frame with them.
 SHARED_SYSTEM = -4
 
-# Tokens around the tools, by ``Profile.tools``. Anthropic's page on tool use gives 346 for its prompt; the frame of a
-# template for open models is some tens of tokens.
+# Tokens around the tools, by ``Profile.tools``. Anthropic's page on tool use states 346 for its prompt. The frame
+# in a template for open models has some tens of tokens.
 PROMPT: Mapping[str, int] = {"json": 40, "claude": 346}
 
 # Tokens of tool_choice (none 1, a named tool 7 and its name) and of the older function_call (none 1, named 4 and its
@@ -30,10 +30,10 @@ CHOICE_NONE = 1
 CHOICE_TOOL = 7
 CHOICE_FUNCTION = 4
 
-# The header under which a schema for the response is put, and the marks around its name.
+# The header above a response format's schema, and the marks around its name.
 RESPONSE_FORMAT = 15
 
-# JSON Schema's keywords that the declaration itself expresses, or that are known to be left out.
+# JSON Schema keywords that the declaration expresses or omits.
 _EXPRESSED = frozenset(
     {
         *("type", "properties", "required", "items", "prefixItems", "enum", "const", "description", "nullable"),
@@ -42,12 +42,12 @@ _EXPRESSED = frozenset(
     }
 )
 _TYPES = {"integer": "number", "number": "number", "string": "string", "boolean": "boolean", "null": "null"}
-# Schemas are trees of a client's making: deeper ones are taken as their JSON.
+# Clients can nest schemas without limit. Deeper ones count as JSON.
 _DEEPEST = 40
 
 
 def functions(body: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[Any]]:
-    """The request's functions, from ``tools`` and the older ``functions``, and what else is listed there."""
+    """Return the request's functions, from ``tools`` and the older ``functions``, and all other tools."""
     found: list[Mapping[str, Any]] = []
     others: list[Any] = []
     for tool in _listed(body.get("tools")):
@@ -68,7 +68,7 @@ def _listed(value: object) -> list[Any]:
 
 
 def typescript(functions: list[Mapping[str, Any]]) -> str:
-    """The declarations of ``functions`` as OpenAI puts them into the prompt."""
+    """Return the declarations of ``functions`` as OpenAI puts them into the prompt."""
     lines = ["namespace functions {", ""]
     for function in functions:
         lines.extend(_comment(function.get("description"), ""))
@@ -115,7 +115,7 @@ def _properties(schema: Mapping[str, Any], indent: int, depth: int) -> Iterator[
 
 
 def _type(schema: Any, indent: int, depth: int) -> str:
-    """A schema as a TypeScript type."""
+    """Return a schema as a TypeScript type."""
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
         return dump(schema)
     if "enum" in schema or "const" in schema:
@@ -127,7 +127,7 @@ def _type(schema: Any, indent: int, depth: int) -> str:
         return dump(schema["$ref"]).rpartition("/")[2]
     kind = schema.get("type")
     if isinstance(kind, list):
-        # Each kind once: lists within lists of kinds would grow with every level.
+        # Each kind once, because nested lists of kinds would grow with every level.
         kinds = dict.fromkeys(dump(inner) for inner in kind)
         return " | ".join(_type({**schema, "type": inner}, indent, depth + 1) for inner in kinds) or "any"
     if kind == "array" or (kind is None and ("items" in schema or "prefixItems" in schema)):
@@ -138,7 +138,7 @@ def _type(schema: Any, indent: int, depth: int) -> str:
 
 
 def _variant(schema: Any, indent: int, depth: int) -> str:
-    """One of several types; its description has no line of its own to stand on."""
+    """Return one of several types, with its description as a comment before it."""
     text = _type(schema, indent, depth + 1)
     description = schema.get("description") if isinstance(schema, Mapping) else None
     return f"// {dump(description)}\n{text}" if description else text

@@ -175,7 +175,7 @@ def _told(error: aiohttp.ClientError | OSError, within: float | None, upstream: 
         case aiohttp.ClientConnectorError():
             return _unreachable(upstream, _reason(error.os_error))
         case aiohttp.ClientResponseError():
-            return UpstreamInterrupted("The upstream's answer is not HTTP.")
+            return UpstreamInterrupted("The upstream's answer isn't valid HTTP.")
         case _:
             return UpstreamInterrupted(
                 f"The upstream closed the connection before it answered ({type(error).__name__})."

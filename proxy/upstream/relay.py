@@ -134,7 +134,7 @@ class RelayTransport:
         """
         if model is not None and self.names_model(path):
             if model in ("", ".", ".."):
-                raise UnknownModel("The model's name isn't a deployment's. Correct 'model'.", param="model")
+                raise UnknownModel("The model's name isn't valid for a deployment. Correct 'model'.", param="model")
             path = f"/deployments/{quote(model, safe='')}{path}"
         own = self._address.query
         if own:

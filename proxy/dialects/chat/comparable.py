@@ -1,4 +1,4 @@
-"""Whether the proxy and an upstream count the same parts of a request.
+"""Decide whether the proxy and an upstream count the same parts of a request.
 
 Upstreams put fields into the prompt that the proxy doesn't count, such as ``documents``. Their templates drop parts
 that the proxy does count, such as the ``reasoning_content`` of earlier turns. The usage of such a request says nothing
@@ -30,7 +30,7 @@ _MESSAGE = frozenset(
 _PART = frozenset({"type", "text", "cache_control"})
 
 _FORMAT_PART = 20
-"""The most that a response format may take of a body: not every upstream puts its schema into the prompt."""
+"""Divide a body's bytes by this for the most that a response format may take. Not every upstream counts its schema."""
 
 _PLAIN_VALUE = 200
 """Bytes that an unknown field may have if it adds no text."""
@@ -65,7 +65,7 @@ def comparable(raw: bytes) -> bool:
 
 
 def adds_text(raw: bytes) -> bool:
-    """Return whether a body has a field beside the messages that may add text to the prompt, such as ``documents``.
+    """Return whether a body has a field that may add text to the prompt besides the messages, such as ``documents``.
 
     Unknown fields with a few plain values, such as the ``options`` of Ollama, add none.
     """
@@ -83,7 +83,7 @@ def _known(fields: Mapping[str, msgspec.Raw], known: frozenset[str]) -> bool:
 
 
 def _plain(message: Mapping[str, msgspec.Raw]) -> bool:
-    """Return whether the content is a text, or parts that are texts."""
+    """Return whether the content is text only."""
     content = bytes(message.get("content", b""))
     if not content.startswith(b"["):
         return not content.startswith(b"{")

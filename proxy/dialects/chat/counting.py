@@ -1,7 +1,7 @@
-"""The one place here that knows what a chat message looks like.
+"""Count the tokens of chat messages and requests.
 
 The frame of a message (3 tokens, 1 more for a name, 3 to prime the reply) is OpenAI's own, from the cookbook "How to
-count tokens with tiktoken". What tool calls and results add is nowhere published; the figures below are fitted to
+count tokens with tiktoken". OpenAI publishes no figures for tool calls and results. The figures below are fitted to
 usage that OpenAI reported:
 
 - one call and its result: github.com/forestwanglin/openai-java issue 5 (35 tokens, gpt-4) and
@@ -9,7 +9,7 @@ usage that OpenAI reported:
 - one, two and three calls in one message: community.openai.com topic 538914 (40, 89 and 114 tokens, gpt-3.5-turbo),
   the first over by two, the others met
 
-Whatever is not understood is counted as its JSON: rather too high than too low.
+Unknown values count as their JSON, which is rather too high than too low.
 """
 
 from __future__ import annotations
@@ -30,33 +30,32 @@ MESSAGE = 3
 NAME = 1
 REPLY = 3
 CALL = 3
-# Several calls in one message are wrapped into a call of their own.
+# OpenAI wraps several calls in one message into another call.
 SEVERAL_CALLS = 19
 EACH_OF_SEVERAL = 3
-# A result has a header of its own in place of part of the message's. The name of its tool stands there even where the
-# message does not have it: names are four tokens or so.
+# A result's header replaces part of the message's. It has the name of the tool even if the message doesn't, and names
+# have about four tokens.
 RESULT = -2
 UNNAMED_RESULT = 5
 
 ESCAPED_BYTE = 3
-"""Tokens that a byte of a character outside ASCII stands for at most where it is escaped: \\u00e9 has six for two."""
+"""The most tokens per byte of an escaped non-ASCII character: \\u00e9 has six for two bytes."""
 
 _RESULT_ROLES = ("tool", "function")
-# Fields that don't reach the model, or (ids) only in a form that the frame already holds.
+# Fields that don't reach the model, or that the frame already counts (ids).
 _SILENT = frozenset({"tool_call_id", "id", "index", "cache_control", "annotations", "type"})
 
 
 def key_of(profile: Profile) -> Hashable:
-    """What of a profile decides how it is counted."""
+    """Return the parts of a profile that decide how to count."""
     return (profile.tokenizer, profile.token_ratio, profile.images, profile.tools, profile.escapes)
 
 
 class Counter:
-    """Counts what one model's provider would count.
+    """Counts tokens as one model's provider does.
 
-    The tokens of a request are ``overhead(body)`` plus ``message(m)`` for each of its messages. Nothing here raises on
-    odd input: a body is any JSON. The encoding is loaded at the first count (0.2 to 0.4 s). Safe to use from several
-    threads.
+    The tokens of a request are ``overhead(body)`` plus ``message(m)`` for each of its messages. No method raises
+    for unusual input: a body is any JSON. The first count loads the encoding (0.2 to 0.4 s). Thread-safe.
 
     Raises ``ConfigurationError`` if the profile names an encoding that isn't installed, or an unknown rule for images.
     """
@@ -69,12 +68,12 @@ class Counter:
 
     @property
     def key(self) -> Hashable:
-        """Counters with the same key count alike."""
+        """Return the key. Counters with the same key count alike."""
         return key_of(self.profile)
 
     @property
     def ready(self) -> bool:
-        """Whether the encoding is loaded, so that a count starts at once."""
+        """Return whether the encoding is loaded, so that a count starts immediately."""
         return loaded(self.profile.tokenizer)
 
     @property
@@ -82,14 +81,14 @@ class Counter:
         return encoding(self.profile.tokenizer)
 
     def text(self, text: str) -> int:
-        """Tokens of bare text."""
+        """Return the tokens of text without a frame."""
         return self._scaled(count(self._encoding, text))
 
     def message(self, message: Mapping[str, Any], *, parallel: bool = False) -> int:
-        """Tokens of one message with its frame.
+        """Return the tokens of one message with its frame.
 
-        ``parallel`` is for the result of one of several calls that were made in one message: OpenAI puts those into
-        the prompt as JSON in ASCII, where a Korean or Chinese character takes four or five tokens
+        ``parallel`` is for the result of one of several calls in one message. OpenAI puts these results into the prompt
+        as JSON in ASCII, in which a Korean or Chinese character takes four or five tokens
         (community.openai.com topic 1375117: 252 tokens of text became 1,200).
         """
         if not isinstance(message, Mapping):
@@ -106,13 +105,13 @@ class Counter:
         return self._scaled(tokens) + media
 
     def one_of_several(self, message: Mapping[str, Any]) -> int:
-        """Tokens of the result of one of several calls that were made in one message."""
+        """Return the tokens of the result of one of several calls in one message."""
         return self.message(message, parallel=self.profile.escapes)
 
     def at_most(self, raw: bytes) -> float:
-        """Tokens that a body has at most, by its bytes: each token is one, and each byte of an escaped character three.
+        """Return an upper bound for a body's tokens: one per byte, three per byte of an escaped character.
 
-        Nothing is counted.
+        This doesn't tokenize.
         """
         tokens = len(raw) * self.profile.token_ratio
         if self.profile.escapes and not raw.isascii() and b"tool_call_id" in raw:
@@ -120,10 +119,10 @@ class Counter:
         return tokens
 
     def overhead(self, body: Mapping[str, Any]) -> int:
-        """Tokens of a request beside its messages: tools, response format, tool choice, the reply's first tokens.
+        """Return a request's tokens without its messages: tools, response format, tool choice, the reply's start.
 
-        Where ``body`` has its ``messages`` as mappings, the system message that tools share with them is seen;
-        otherwise the overhead of a request with tools and a system message is four tokens higher.
+        If ``body`` has its ``messages`` as mappings, tools share their system message. Otherwise the overhead of a
+        request with tools and a system message is four tokens higher.
         """
         return self._scaled(
             REPLY
@@ -134,7 +133,7 @@ class Counter:
         )
 
     def _scaled(self, tokens: int) -> int:
-        # A billionth is taken off so that 1.1 times 10 is 11 and not 12.
+        # Subtract a billionth so that 1.1 times 10 is 11 and not 12.
         return max(0, math.ceil(tokens * self.profile.token_ratio - 1e-9))
 
     def _count(self, value: object) -> int:
@@ -150,7 +149,7 @@ class Counter:
         return SPOKEN_ANSWER if isinstance(value, Mapping) else self._count(value)
 
     def _content(self, content: object, *, parallel: bool = False) -> tuple[int, int]:
-        """Tokens of the content's text, and of its pictures, sounds and files."""
+        """Return the tokens of the content's text, and those of its images, audio, and files."""
         if content is None:
             return 0, 0
         tokens = media = 0
@@ -162,7 +161,7 @@ class Counter:
                 continue
             text = _part_text(part)
             if (found := counts.get(text)) is None:
-                # A bomb repeats one short part; a conversation seldom repeats any.
+                # An attack may repeat one short part very often.
                 found = counts[text] = count(self._encoding, escaped(text) if parallel else text)
             tokens += found
         return tokens, media
@@ -193,7 +192,7 @@ class Counter:
         return tokens
 
     def _shared_system(self, messages: object) -> int:
-        """The first system message takes the functions up; a line break then ends its text."""
+        """Return the tokens to add because the first system message includes the functions, after a line break."""
         for message in messages if isinstance(messages, list) else ():
             if isinstance(message, Mapping) and message.get("role") in ("system", "developer"):
                 content = message.get("content")
@@ -217,7 +216,7 @@ class Counter:
         return tools.RESPONSE_FORMAT + self._count(schema if isinstance(schema, Mapping) else wanted)
 
 
-# How the fields of a message are counted; any other as its text or JSON.
+# The methods that count a message's fields. Other fields count as text or JSON.
 _FIELDS: Mapping[str, Callable[[Counter, object], int]] = {
     "name": Counter._name,
     "audio": Counter._spoken,
@@ -229,7 +228,7 @@ _TEXT_FIELDS = ("text", "refusal", "input_text", "output_text", "thinking", "con
 
 
 def _part_text(part: object) -> str:
-    """The text of a content part; its JSON where it is none we know."""
+    """Return the text of a content part, or its JSON if its form is unknown."""
     if isinstance(part, Mapping):
         texts = [part[field] for field in _TEXT_FIELDS if isinstance(part.get(field), str)]
         known = part.keys() <= _KNOWN_PART

@@ -1,4 +1,4 @@
-"""The body of a chat completion request: read as it is, and written again with nothing changed but what must be."""
+"""Parse the body of a chat completion request, and rewrite it with the fewest changes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SLICE = 1_000_000
 _COUNTED_SLICE = 65_536
 _MOST_COUNTED = 20_000
 _counted: dict[bytes, int] = {}
-"""The commas of slices of bodies, by digest, so that they are counted once in a conversation: about 3 MB."""
+"""The commas of slices of bodies, by digest, so that each slice is counted once in a conversation. Takes about 3 MB."""
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _TOO_MANY_MESSAGES = "The request has {count} messages, and this proxy takes {most} at most. Send fewer messages."
@@ -40,7 +40,7 @@ _NOTHING = msgspec.Raw()
 
 
 class _Wire(msgspec.Struct):
-    """The fields that matter here, undecoded; all others are passed over."""
+    """The fields that the proxy uses, undecoded."""
 
     model: msgspec.Raw = _NOTHING
     stream: msgspec.Raw = _NOTHING
@@ -66,8 +66,8 @@ _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 OUTPUT_FIELDS = ("max_completion_tokens", "max_tokens")
 OVERHEAD_FIELDS = ("tools", "functions", "tool_choice", "response_format")
 
-# Half of a surrogate pair, as JavaScript leaves it where a text is cut within an emoji. Python's parser takes it, the
-# strict one here does not. An even number of backslashes before it belongs to other escapes.
+# A lone surrogate, as JavaScript writes it after cutting a text within an emoji. Python's parser accepts it, msgspec
+# doesn't. An even number of backslashes before it belongs to other escapes.
 _LONE_SURROGATE = re.compile(
     rb"(?<!\\)((?:\\\\)*)\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
@@ -75,10 +75,10 @@ _LONE_SURROGATE = re.compile(
 
 
 class ChatRequest(msgspec.Struct, eq=False):
-    """A request as it came. ``messages`` are the bytes of each message, spelled as the client spelled them.
+    """A request as the client sent it. ``messages`` are the bytes of each message, unchanged.
 
-    ``model`` is ``None`` where the field is missing or no string; ``max_output`` is what the request asks for at most,
-    in tokens. ``strict`` is the body as strict parsers take it, where they refuse ``raw``.
+    ``model`` is ``None`` if the field is missing or isn't a string. ``max_output`` is the requested limit on output, in
+    tokens. ``strict`` is a body that strict parsers accept, if they reject ``raw``.
     """
 
     raw: bytes
@@ -91,7 +91,7 @@ class ChatRequest(msgspec.Struct, eq=False):
 
     @property
     def size(self) -> int:
-        """The bytes of memory that the body takes."""
+        """Return the bytes of memory that the body takes."""
         return len(self.raw) + (0 if self.strict is None else len(self.strict))
 
     def release(self) -> None:
@@ -102,7 +102,7 @@ class ChatRequest(msgspec.Struct, eq=False):
         self.strict = None
 
     def overhead_fields(self) -> dict[str, Any]:
-        """Tools, functions, tool choice and response format, decoded: what counts besides messages."""
+        """Return tools, functions, tool choice, and response format, decoded. They take tokens, too."""
         return {name: _value(raw) for name, raw in zip(OVERHEAD_FIELDS, self.overhead, strict=True) if raw}
 
     def rewritten(
@@ -112,9 +112,9 @@ class ChatRequest(msgspec.Struct, eq=False):
         model: str | None = None,
         max_output: int | None = None,
     ) -> bytes:
-        """The body with other messages, another model, or no more output asked for than ``max_output`` tokens.
+        """Return the body with other messages, another model, or a request for at most ``max_output`` tokens of output.
 
-        Every other value keeps its bytes and its place. Raises ``BadBody`` where its fields cannot be told apart.
+        Every other value keeps its bytes and its place. Raises ``BadBody`` if the body isn't a JSON object.
         """
         if messages is None and model is None and max_output is None:
             return self.raw
@@ -161,7 +161,7 @@ def _may_have_lists(raw: bytes) -> bool:
 
 
 def _has_few_commas(raw: bytes) -> bool:
-    """Return whether there are so few commas, even with those within strings, that there are few values.
+    """Return whether a body has at most ``MAX_VALUES`` commas, including those within strings.
 
     The turns of a conversation begin with the same bytes. Hashing a slice that was counted before takes a tenth of the
     time of counting it again.
@@ -195,9 +195,9 @@ def _has_many_values(raw: bytes) -> bool:
 
 
 def parse(raw: bytes) -> ChatRequest:
-    """The body. Where it is not a JSON object with a list of messages, it has none, and only what can be read of it.
+    """Parse a body. If it isn't a JSON object with a list of messages, read only the model and ``stream``.
 
-    Such a body is for the upstream to judge: other parsers may take it.
+    The upstream judges such a body, because its parser may accept it.
     """
     strict = None
     wire = _wire(raw)
@@ -227,8 +227,8 @@ def without_lone_surrogates(raw: bytes) -> bytes:
     """Return JSON with U+FFFD, as encoders write it, in place of each escaped lone surrogate. The length stays."""
     if b"\\ud" not in raw and b"\\uD" not in raw:
         return raw
-    # A regular expression blocks all threads while it runs, so a large body is searched in pieces. No escape goes
-    # across a space or a quote. A megabyte of escapes without either isn't text, and stays.
+    # A regular expression blocks all threads while it runs, so a large body is searched in pieces. No escape
+    # contains a space or a quote. A megabyte of escapes without either isn't text and stays unchanged.
     pieces = []
     start = 0
     while start < len(raw):
@@ -256,11 +256,11 @@ def _wire(raw: bytes) -> _Wire | None:
 
 
 def _unread(raw: bytes) -> ChatRequest:
-    """A body of which no more than the model and whether it streams can be read, if that."""
+    """Read only the model and ``stream`` of a body, if possible."""
     value = _leniently(raw)
     fields = value if isinstance(value, dict) else {}
     model = fields.get("model")
-    # A name with half a character in it could not be written into an address or a log.
+    # A URL or a log can't contain a lone surrogate.
     named = model.encode("utf-8", "replace").decode() if isinstance(model, str) else None
     return ChatRequest(raw, named, fields.get("stream") is True, [], None, (b"", b"", b"", b""))
 
@@ -275,7 +275,7 @@ def _value(raw: msgspec.Raw | bytes) -> Any:
 
 
 def _leniently(raw: bytes) -> Any:
-    """What Python's own parser makes of it, which takes numbers of any size, NaN, and any Unicode encoding."""
+    """Parse with Python's parser, which accepts numbers of any size, NaN, and any Unicode encoding."""
     try:
         return json.loads(raw, strict=False)
     except (ValueError, RecursionError):

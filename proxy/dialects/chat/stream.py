@@ -1,4 +1,4 @@
-"""Server-sent events as bytes: where one ends, and what the first ones say."""
+"""Find the ends of server-sent events, and decide the kind of the first ones."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from proxy.overflow.error_detection import names_error, says_error
 from proxy.overflow.silent import ABORT_REASONS, LENGTH_REASONS, WINDOW_REASONS
 
 LONGEST_EVENT = 1_000_000
-"""An unfinished event is held back up to this many bytes; a longer one is passed on as it comes."""
+"""Hold back an unfinished event up to this many bytes. Forward a longer one as it arrives."""
 
 NO_ROOM = WINDOW_REASONS | LENGTH_REASONS | ABORT_REASONS
-"""Finish reasons that, before any content, may say that the prompt took all the room."""
+"""Finish reasons that may mean, before any content, that the prompt filled the window."""
 
 _ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _MARK = b"\xef\xbb\xbf"
 
 _SHOWN = 512
-"""Bytes of an event after which it has said what it is."""
+"""Bytes of an event that decide whether it is an error."""
 _ERROR_NAME = re.compile(rb"event: ?[\w.-]{0,64}(?:error|exception)", re.I)
 _ERROR_DATA = re.compile(
     rb"(?:^|[\r\n])data: ?\{\s{0,16}(?:\"error\"\s{0,16}:\s{0,16}[^\sn]|\"(?:type|object)\"\s{0,16}:\s{0,16}\"error\")"
@@ -31,7 +31,7 @@ Said = Literal["content", "error", "end"]
 
 
 class EventBuffer:
-    """Passes whole events on, so that a stream that breaks never leaves half of one with the client.
+    """Forwards whole events, so that the client never gets part of an event from a stream that breaks.
 
     Each byte is searched and copied a constant number of times, however small the chunks are.
     """
@@ -39,10 +39,10 @@ class EventBuffer:
     def __init__(self) -> None:
         self._held = bytearray()
         self.midway = False
-        """Whether the last that was passed on is the beginning of an event too long to be held back."""
+        """Whether the last forwarded bytes begin an event that is too long to hold back."""
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return the bytes that can be passed on now."""
+        """Add a chunk, and return the bytes to forward now."""
         held = self._held
         if not held:
             if chunk.endswith(b"\n\n"):
@@ -69,18 +69,18 @@ class EventBuffer:
 
 
 class Start:
-    """Judges the first events of a stream as they arrive. Each byte is looked at a constant number of times."""
+    """Judges the first events of a stream as they arrive. Reads each byte a constant number of times."""
 
     def __init__(self) -> None:
         self._held = bytearray()
 
     def feed(self, chunk: bytes) -> Said | None:
-        """Take the next bytes. Return what the first event says that says anything, or ``None``. See ``beginning``."""
+        """Add bytes, and return the kind of the first event that has one, or ``None``. See ``beginning``."""
         end = _end_after(self._held, chunk)
         return beginning(_taken(self._held, end)) if end else None
 
     def in_error(self) -> bool:
-        """Return whether the event that has not ended yet says that it is an error."""
+        """Return whether the unfinished event is an error."""
         return begins_as_error(bytes(self._held[:_SHOWN]))
 
 
@@ -102,9 +102,9 @@ def _taken(held: bytearray, end: int) -> bytes:
 
 
 def beginning(events: bytes) -> Said | None:
-    """What the first whole event is that says anything; ``None`` if there is none yet.
+    """Return the kind of the first whole event that has one; ``None`` if there is none yet.
 
-    A first chunk that only names the role and comments say nothing, nor does it that there was no room for an answer.
+    Comments, a chunk that only has the role, and a finish reason for a full window don't decide the kind.
     """
     whole = whole_events(events).removeprefix(_MARK)
     for event in whole.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n\n"):
@@ -118,18 +118,18 @@ def beginning(events: bytes) -> Said | None:
 
 
 def _names_error(line: bytes) -> bool:
-    """``error:`` as a field of its own is an old llama.cpp server's."""
+    """Return whether a line makes its event an error. Old llama.cpp servers send ``error:`` as a separate field."""
     name, _, value = line.partition(b":")
     return name == b"error" or (name == b"event" and names_error(value.decode("utf-8", "replace").strip()))
 
 
 def whole_events(events: bytes) -> bytes:
-    """The events without the unfinished one at their end."""
+    """Return the events without the unfinished last one."""
     return events[: _end_of_events(events)]
 
 
 def begins_as_error(event: bytes) -> bool:
-    """Whether an event that has not ended yet says that it is an error: by its name, or in its data's first field."""
+    """Return whether an unfinished event is an error, by its name or its data's first field."""
     start = event[:_SHOWN].lstrip(b"\r\n")
     return bool(_ERROR_NAME.match(start) or _ERROR_DATA.search(start))
 
@@ -156,7 +156,7 @@ def _choice_has_content(choice: Any) -> bool:
 
 
 def _decoded(data: bytes) -> object:
-    """The JSON value; ``None`` for what is none."""
+    """Decode JSON; ``None`` if it isn't valid."""
     try:
         value: object = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""How an answer ends: the usage and the finish reason that it reports, and whether anything was written at all."""
+"""Read the end of an answer: its usage, its finish reason, and whether it has content."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import msgspec
 from proxy.overflow.silent import Finished, cached_tokens, output_tokens, prompt_tokens
 
 TAIL_BYTES = 4_096
-"""So much of a chunk is kept, ..."""
+"""Bytes to keep of each chunk."""
 TAIL_CHUNKS = 16
-"""... and of so many of the last chunks."""
+"""Number of last chunks to keep."""
 
 _USAGE = re.compile(r'"usage"\s*:\s*(?=\{)')
 _REASON = re.compile(r'"finish_reason"\s*:\s*"([^"\\]{1,64})"')
-# What may follow on the JSON object that an answer or an event is.
+# Text that may follow the JSON object of an answer or an event.
 _END = re.compile(r"\s*\Z|[\r\n]+(?:data|event|id|retry)?:")
 _TRIED = 4
 _decoder = json.JSONDecoder()
 
 
 class AnswerTail:
-    """The last bytes of an answer, which tell how it ended."""
+    """The last bytes of an answer, which contain its usage and finish reason."""
 
     def __init__(self) -> None:
         self._chunks: deque[bytes] = deque(maxlen=TAIL_CHUNKS)
@@ -34,7 +34,7 @@ class AnswerTail:
         self._cut = False
 
     def add(self, chunk: bytes) -> None:
-        """Keep a chunk as long as it is among the last ones."""
+        """Add a chunk, and drop the oldest one if there are too many."""
         if len(chunk) > TAIL_BYTES:
             self._chunks.clear()
             chunk = chunk[-TAIL_BYTES:]
@@ -43,10 +43,10 @@ class AnswerTail:
         self._added += 1
 
     def finished(self) -> Finished:
-        """What the answer reports of itself. One that is longer than what is kept of it has something written in it.
+        """Return the answer's usage and finish reason. An answer longer than the kept bytes has content.
 
-        In a string quotation marks are escaped, so ``"usage":`` with bare ones is a field. It is the answer's own only
-        if the object it stands in is the outermost one: nothing may follow on it but the next line of a stream.
+        Strings escape quotation marks, so ``"usage":`` is a field. It is the answer's own only if its object is the
+        outermost one, so only the next line of a stream may follow that object.
         """
         body = b"".join(self._chunks)
         text = body.decode("utf-8", "replace")
@@ -76,7 +76,7 @@ def _usage(text: str) -> Mapping[str, Any]:
 
 
 def read_usage(body: bytes) -> Finished:
-    """What a whole answer reports, be it a stream or not; what is no JSON in it is passed over."""
+    """Read the usage and finish reason of a whole answer, streamed or not. Skips events that aren't JSON."""
     usage: dict[str, object] = {}
     reason: str | None = None
     written = False
@@ -96,12 +96,12 @@ def read_usage(body: bytes) -> Finished:
 
 
 def is_silence(body: bytes) -> bool:
-    """Whether a stream is without a single event: comments and its end at most."""
+    """Return whether a stream has no events except its end."""
     return all(_says_nothing(line.strip()) for line in body.splitlines())
 
 
 def gives_up(body: bytes) -> bool:
-    """Whether a stream is over after one event that only names the role: neither reason nor usage, then ``[DONE]``."""
+    """Return whether a stream ends after one event with only the role: no finish reason or usage, then ``[DONE]``."""
     data = [line[5:].strip() for line in body.splitlines() if line.startswith(b"data:") and line[5:].strip()]
     if len(data) != 2 or data[1] != b"[DONE]":
         return False
@@ -126,7 +126,7 @@ def _says_something(message: Mapping[str, Any]) -> bool:
 
 
 def _objects(body: bytes) -> Iterator[dict[str, Any]]:
-    """The JSON object that an answer is, or those that a stream's events are."""
+    """Yield the JSON object of an answer, or those of a stream's events."""
     text = body.strip()
     whole = text.startswith(b"{")
     for line in [text] if whole else text.splitlines():

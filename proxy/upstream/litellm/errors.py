@@ -21,11 +21,11 @@ from proxy.overflow import recognise
 from proxy.overflow.exclusions import vetoed
 from proxy.upstream.transport import Headers
 
-UNREACHABLE = "The model's provider could not be reached. Try again later, or ask the operator to check the upstream."
-TIMEOUT = "The model's provider did not answer in time. Try again, or with a smaller request."
+UNREACHABLE = "Cannot reach the model's provider. Try again later, or ask the operator to check the upstream."
+TIMEOUT = "The model's provider did not answer in time. Try again, or send a smaller request."
 INTERRUPTED = "The model's provider broke off in the middle of its answer. Send the request again."
-UNUSABLE = "The model's provider gave an answer that could not be read. Try again later."
-UNTRANSLATABLE = "The request could not be translated for this model's provider"
+UNUSABLE = "The model's provider returned an unreadable answer. Try again later."
+UNTRANSLATABLE = "The proxy can't translate the request for this model's provider"
 
 OVERFLOW_CODE = "context_length_exceeded"
 

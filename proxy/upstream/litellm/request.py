@@ -99,7 +99,7 @@ def api_base(provider: str, base_url: str | None) -> str | None:
 def arguments(provider: str, request: Outgoing) -> dict[str, Any]:
     """Return the client's part of ``acompletion``'s arguments. Raises ``RequestError`` for untranslatable parts."""
     if not _MODEL.fullmatch(request.model):
-        raise UnknownModel("The model's name holds characters that no provider has in a name.", param="model")
+        raise UnknownModel("The model's name contains invalid characters. Correct 'model'.", param="model")
     body = _parsed(request.body)
     messages = body.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
@@ -126,7 +126,9 @@ def _parsed(body: bytes) -> dict[str, Any]:
             lenient = json.dumps(json.loads(body), ensure_ascii=False)
             value = json.loads(lenient.encode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
-        raise BadBody("The body is not JSON. This model's provider needs it translated: send valid JSON.") from error
+        raise BadBody(
+            "The body isn't JSON, so the proxy can't translate it for this model's provider. Send valid JSON."
+        ) from error
     if not isinstance(value, dict):
         raise BadBody("The body must be a JSON object.")
     return value
@@ -135,7 +137,9 @@ def _parsed(body: bytes) -> dict[str, Any]:
 def _refuse_other_tools(tools: object) -> None:
     for tool in tools if isinstance(tools, list) else ():
         if not isinstance(tool, dict) or tool.get("type", "function") not in TOOL_TYPES:
-            raise RequestError("Only tools of type 'function' can be sent to this model's provider.", param="tools")
+            raise RequestError(
+                "This model's provider only takes tools of type 'function'. Remove the others.", param="tools"
+            )
 
 
 def _refuse_remote_media(provider: str, messages: list[dict[str, Any]]) -> None:
@@ -146,7 +150,7 @@ def _refuse_remote_media(provider: str, messages: list[dict[str, Any]]) -> None:
             for url in _urls(part, 0):
                 if not url.strip().lower().startswith(allowed or ("\0",)):
                     raise RequestError(
-                        "This model's provider takes no images or files by URL: send the content as a data: URL.",
+                        "This model's provider doesn't take images or files by URL. Send the content as a data: URL.",
                         param=f"messages[{index}].content",
                     )
 
