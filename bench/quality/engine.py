@@ -21,8 +21,10 @@ from proxy.dialects.chat.counting import Counter
 from proxy.dialects.chat.request import parse
 from proxy.limits.learned import budget, reserved_output
 from proxy.limits.profiles import Profile
-from proxy.pipeline.compactor import CompactionInput, Compactor, Explanation
+from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.facts_cache import FactsCache
+from proxy.pipeline.job import CompactionInput
+from proxy.pipeline.outcome import Explanation
 from proxy.pipeline.rules import rules_for
 from proxy.store import open_store
 from proxy.store.archive import Archive

@@ -23,7 +23,8 @@ from proxy.errors import ConfigurationError
 from proxy.limits.learned import budget, reserved_output
 from proxy.limits.output import output_reserve, shared_window
 from proxy.limits.profiles import Profile
-from proxy.pipeline.compactor import CompactionInput, Explanation
+from proxy.pipeline.job import CompactionInput
+from proxy.pipeline.outcome import Explanation
 from proxy.pipeline.rules import bounds_of, rules_for
 from proxy.server.runtime import Runtime
 from proxy.store import StoreFailed

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import codecs
 import json
-from collections.abc import Mapping
 
-import msgspec
 import structlog
 from starlette.types import Send
 
@@ -14,7 +11,7 @@ from proxy.dialects.chat.stream import EventBuffer
 from proxy.dialects.chat.usage import AnswerTail
 from proxy.errors import ErrorShape, ProxyError, UpstreamInterrupted, error_body
 from proxy.http.headers import encoded
-from proxy.overflow.error_message import as_error, message_site
+from proxy.overflow.error_message import as_error
 from proxy.pipeline.response_start import ResponseStart, readable
 from proxy.upstream.transport import Headers
 
@@ -99,15 +96,6 @@ async def _error_of(opening: ResponseStart) -> bytes:
     )
 
 
-def _decoded(data: bytes) -> object:
-    """The JSON value; ``None`` for what is none."""
-    try:
-        value: object = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return value
-
-
 async def _send_bytes(send: Send, opening: ResponseStart, tail: AnswerTail | None) -> None:
     if opening.first:
         await send({"type": "http.response.body", "body": opening.first, "more_body": True})
@@ -142,50 +130,3 @@ async def _send_events(
         log.warning("upstream.interrupted", reason=error.message)
         last = (b"\n\n" if buffer.midway else b"") + _event(error.body(shape), shape)
     await send({"type": "http.response.body", "body": last})
-
-
-async def add_what_does_not_fit(opening: ResponseStart, parts: Mapping[str, int]) -> None:
-    """Add one sentence to the upstream's own refusal: what does not fit, with sizes in tokens.
-
-    Status, type and code stay. An answer of another shape than an error with a message stays as it is.
-    """
-    added = sentence(parts)
-    body = await readable(opening.answer, opening.first)
-    first = _error_with(body, added) or b"\n".join(_line_with(line, added) for line in body.split(b"\n"))
-    if first == body:
-        return
-    opening.first = first
-    opening.answer.headers = [
-        pair for pair in opening.answer.headers if pair[0] not in ("content-length", "content-encoding")
-    ]
-    if opening.complete:
-        opening.answer.headers.append(("content-length", str(len(first))))
-
-
-def _line_with(line: bytes, added: str) -> bytes:
-    """A line of a stream; where it is the data of an error, with a sentence added to its message."""
-    name, separator, data = line.partition(b":")
-    changed = _error_with(data.strip(), added) if name in (b"data", b"error") else None
-    return line if changed is None else name + separator + b" " + changed
-
-
-def _error_with(body: bytes, added: str) -> bytes | None:
-    """An error with a sentence added to its message; ``None`` for anything else."""
-    value = _decoded(body.removeprefix(codecs.BOM_UTF8))
-    found = message_site(value)
-    if found is None:
-        return None
-    found.holder[found.key] = f"{found.text} {added}"
-    return msgspec.json.encode(value)
-
-
-def sentence(parts: Mapping[str, int]) -> str:
-    """What of a request does not fit, in one sentence, with sizes in tokens."""
-    sized = sorted(((tokens, name) for name, tokens in parts.items() if tokens), reverse=True)
-    if not sized:
-        return "(The compaction proxy found nothing in this request that it could shorten.)"
-    listed = ", ".join(f"{name} {tokens:,}" for tokens, name in sized)
-    return (
-        f"(The compaction proxy could not make the request small enough; what is left, in tokens: {listed}. "
-        f"Shorten the {sized[0][1]}, or use a model with a larger window.)"
-    )

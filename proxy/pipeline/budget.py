@@ -26,8 +26,9 @@ from proxy.limits.output import clamp_output, may_lower, output_reserve, shared_
 from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
 from proxy.overflow.silent import Filled, Finished, seems_full, silent_overflow
-from proxy.pipeline.compactor import CompactionInput, Outcome
 from proxy.pipeline.context import RequestContext
+from proxy.pipeline.job import CompactionInput
+from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.rules import bounds_of, rules_for
 from proxy.pipeline.services import Services
 
@@ -51,14 +52,14 @@ class TokenBudgets:
         self._filled: OrderedDict[tuple[str, str, str], tuple[Filled, ...]] = OrderedDict()
         self._budgets: dict[tuple[object, ...], tuple[Profile, Policy, tuple[int | None, int, Rules]]] = {}
 
-    def factor(self, exchange: RequestContext) -> float:
+    def factor(self, context: RequestContext) -> float:
         """How many of the upstream's tokens one of ours is."""
-        return self._service.calibration.factor(*exchange.place)
+        return self._service.calibration.factor(*context.place)
 
-    def of(self, exchange: RequestContext) -> tuple[int | None, int, Rules]:
+    def of(self, context: RequestContext) -> tuple[int | None, int, Rules]:
         """Return the tokens the input may use (``None``: unknown), those reserved for the answer, and the rules."""
-        learned, factor, body = self.known(exchange), self.factor(exchange), exchange.body
-        profile, policy, asked = exchange.profile, exchange.caller.policy, exchange.body.max_output
+        learned, factor, body = self.known(context), self.factor(context), context.body
+        profile, policy, asked = context.profile, context.caller.policy, context.body.max_output
         fixed = asked is not None and not may_lower(body, policy.output)
         key = (id(profile), id(policy), asked, fixed, learned, factor)
         known = self._budgets.get(key)
@@ -75,30 +76,30 @@ class TokenBudgets:
         self._budgets[key] = profile, policy, result
         return result
 
-    def known(self, exchange: RequestContext) -> LearnedLimit | None:
+    def known(self, context: RequestContext) -> LearnedLimit | None:
         """What was learned of the limits."""
-        learned = self._service.learned.get(*exchange.place)
-        return learned if exchange.unproven is None else lower(learned, exchange.unproven)
+        learned = self._service.learned.get(*context.place)
+        return learned if context.unproven is None else lower(learned, context.unproven)
 
-    def window(self, exchange: RequestContext) -> int | None:
+    def window(self, context: RequestContext) -> int | None:
         """The window that we believe in, in the upstream's tokens."""
-        learned, window = self.known(exchange), exchange.profile.context_window
-        told = int(learned.total * self.factor(exchange)) if learned is not None and learned.total else None
+        learned, window = self.known(context), context.profile.context_window
+        told = int(learned.total * self.factor(context)) if learned is not None and learned.total else None
         return min((bound for bound in (window, told) if bound), default=None)
 
-    def _shared(self, exchange: RequestContext) -> int | None:
-        known, factor = self.known(exchange), self.factor(exchange)
-        return shared_window(exchange.profile, exchange.body, exchange.caller.policy.output, known, factor)
+    def _shared(self, context: RequestContext) -> int | None:
+        known, factor = self.known(context), self.factor(context)
+        return shared_window(context.profile, context.body, context.caller.policy.output, known, factor)
 
-    async def output(self, exchange: RequestContext, case: CompactionInput, outcome: Outcome) -> int | None:
+    async def output(self, context: RequestContext, case: CompactionInput, outcome: Outcome) -> int | None:
         """The output to ask for in place of what the request asks for; ``None`` where that stays."""
-        body, asked = exchange.body, exchange.body.max_output
+        body, asked = context.body, context.body.max_output
         if asked is None or not body.messages or case.mode != "enforce" or outcome.verdict == "failed":
             return None
-        window = self._shared(exchange)
+        window = self._shared(context)
         if window is None:
             return None
-        factor = self.factor(exchange)
+        factor = self.factor(context)
         sent = outcome.sent
         if sent is None:
             if case.counter.at_most(body.raw) * factor + asked <= window:
@@ -106,38 +107,38 @@ class TokenBudgets:
             sent = await self._service.compactor.size(case, outcome)
         return clamp_output(window, asked, int(sent * factor))
 
-    def silent(self, exchange: RequestContext, answer: Finished, counted: int, asked: int | None) -> Overflow | None:
+    def silent(self, context: RequestContext, answer: Finished, counted: int, asked: int | None) -> Overflow | None:
         """Return the overflow that a finished answer shows; ``None`` if it shows none.
 
         ``counted`` is our own count of its prompt, in the upstream's tokens; ``asked`` the output that was asked for.
         An answer that may have filled its window is remembered, because the same total again is the second sign.
         """
-        filled = self._filled.get(exchange.place, ())
-        found = silent_overflow(answer, counted, window=self.window(exchange), asked=asked, filled=filled)
+        filled = self._filled.get(context.place, ())
+        found = silent_overflow(answer, counted, window=self.window(context), asked=asked, filled=filled)
         if found is None and answer.prompt and seems_full(answer, asked):
             now = Filled(counted, answer.prompt + (answer.output or 0))
-            self._filled[exchange.place] = (*filled, now)[-FILLED:]
-            self._filled.move_to_end(exchange.place)
+            self._filled[context.place] = (*filled, now)[-FILLED:]
+            self._filled.move_to_end(context.place)
             if len(self._filled) > PLACES:
                 self._filled.popitem(last=False)
         return found
 
-    def learn(self, exchange: RequestContext, told: LearnedLimit) -> None:
+    def learn(self, context: RequestContext, told: LearnedLimit) -> None:
         """Keep a limit, if it is below what is known otherwise."""
-        self._service.learned.learn(*exchange.place, told, published(exchange.profile, self.factor(exchange)))
+        self._service.learned.learn(*context.place, told, published(context.profile, self.factor(context)))
 
-    def proved(self, exchange: RequestContext) -> None:
+    def proved(self, context: RequestContext) -> None:
         """Keep a doubtful limit for others, because the request that it was tried on got through."""
-        told = exchange.unproven
-        if told is None or (exchange.doubtful and not self._again(exchange, told)):
+        told = context.unproven
+        if told is None or (context.doubtful and not self._again(context, told)):
             return
-        if exchange.contradicted:
-            self._service.learned.outdate(*exchange.place)
-        self.learn(exchange, for_others(told) if told.source == "guess" else told)
+        if context.contradicted:
+            self._service.learned.outdate(*context.place)
+        self.learn(context, for_others(told) if told.source == "guess" else told)
 
-    def _again(self, exchange: RequestContext, told: LearnedLimit) -> bool:
+    def _again(self, context: RequestContext, told: LearnedLimit) -> bool:
         """Return whether the same doubt came up lately. One empty or odd answer may be an upstream's mishap."""
-        doubt = (*exchange.place, told.named)
+        doubt = (*context.place, told.named)
         before = self._doubts.get(doubt)
         self._doubts[doubt] = now = self._clock()
         self._doubts.move_to_end(doubt)
@@ -146,33 +147,33 @@ class TokenBudgets:
         return before is not None and now - before < GUESS_SECONDS
 
     async def after(
-        self, exchange: RequestContext, case: CompactionInput, outcome: Outcome, overflow: Overflow
+        self, context: RequestContext, case: CompactionInput, outcome: Outcome, overflow: Overflow
     ) -> CompactionInput | Outcome | None:
         """What is to be done after a refusal: a case with a smaller budget, or the outcome with less output.
 
         ``None`` where neither would help. What the refusal told is learned.
         """
         sent = await self._service.compactor.size(case, outcome)
-        reserved = outcome.output or self.of(exchange)[1]
-        told = limit_from_overflow(overflow, sent, reserved, self.factor(exchange))
+        reserved = outcome.output or self.of(context)[1]
+        told = limit_from_overflow(overflow, sent, reserved, self.factor(context))
         refused = overflow.kind != "silent"
-        contradicted = refused and self._service.learned.contradicts(*exchange.place, told, sent)
+        contradicted = refused and self._service.learned.contradicts(*context.place, told, sent)
         if told.source == "guess" or contradicted:
-            exchange.unproven, exchange.doubtful = told, contradicted or not refused
-            exchange.contradicted = contradicted
+            context.unproven, context.doubtful = told, contradicted or not refused
+            context.contradicted = contradicted
         else:
-            self.learn(exchange, told)
+            self.learn(context, told)
         # A reserve that nobody asked for is smaller in the window that has just been told.
-        most = exchange.profile.max_output_tokens
-        kept = output_reserve(self._shared(exchange), outcome.output or self.of(exchange)[1], most)
+        most = context.profile.max_output_tokens
+        kept = output_reserve(self._shared(context), outcome.output or self.of(context)[1], most)
         if told.total is not None and told.total - kept < told.total // SMALLEST_PART:
             return None  # beside so much output no prompt is small enough
-        room, _, _ = self.of(exchange)
-        output = await self.output(exchange, case, outcome)
+        room, _, _ = self.of(context)
+        output = await self.output(context, case, outcome)
         if output is not None and output < reserved and room is not None and sent <= room:
             return replace(outcome, output=output)
         if room is None or room >= min(sent, case.budget or sent):
             # By count the request fitted what was told or was known before: the count is what is wrong.
             room = int(min(sent, case.budget or sent) * BLIND_FACTOR)
-        bounds = bounds_of(exchange.profile)
+        bounds = bounds_of(context.profile)
         return replace(case, budget=room, rules=rules_for(case.policy, window_known=True, refused=True, bounds=bounds))

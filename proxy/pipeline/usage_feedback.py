@@ -24,8 +24,9 @@ from proxy.overflow import Overflow
 from proxy.overflow.lasting import asks_for_cuts, has_calls, kept_text
 from proxy.overflow.silent import GROWN, WAVERING, Finished, Sent, counts_in_full, cut_prompt
 from proxy.pipeline.budget import TokenBudgets
-from proxy.pipeline.compactor import CompactionInput, Outcome
 from proxy.pipeline.context import RequestContext
+from proxy.pipeline.job import CompactionInput
+from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.services import Services
 from proxy.telemetry.metrics import SILENT
@@ -128,7 +129,7 @@ class Seen(msgspec.Struct, eq=False, frozen=True):
     needed for the ratio between the upstream's tokens and ours.
     """
 
-    exchange: RequestContext
+    context: RequestContext
     outcome: Outcome | None
     known: Known | None
     tail: AnswerTail
@@ -146,30 +147,30 @@ class UsageFeedback:
     def __init__(
         self, service: Services, room: TokenBudgets, case: Callable[[RequestContext], CompactionInput]
     ) -> None:
-        """``case`` returns the case that an exchange is for the compactor."""
+        """``case`` returns the case that an context is for the compactor."""
         self._service = service
         self._room = room
         self._case = case
         self._turns: OrderedDict[int, tuple[Turn, ...]] = OrderedDict()
 
-    def watch(self, exchange: RequestContext, opening: ResponseStart, outcome: Outcome) -> Seen | None:
+    def watch(self, context: RequestContext, opening: ResponseStart, outcome: Outcome) -> Seen | None:
         """Prepare to learn from an answer that is about to be sent on. Return ``None`` if it can't show anything.
 
         The result refers to the request's body only if nobody counted the request. A fault of the proxy is logged, and
         the client gets its answer.
         """
         try:
-            return self._watch(exchange, opening, outcome)
+            return self._watch(context, opening, outcome)
         except Exception as error:  # as in `look`: the fault doesn't concern the answer
             log.exception("counting.failed", error=type(error).__name__)
             return None
 
-    def _watch(self, exchange: RequestContext, opening: ResponseStart, outcome: Outcome) -> Seen | None:
-        if opening.answer.status != 200 or opening.overflow is not None or not exchange.body.messages:
+    def _watch(self, context: RequestContext, opening: ResponseStart, outcome: Outcome) -> Seen | None:
+        if opening.answer.status != 200 or opening.overflow is not None or not context.body.messages:
             return None
         if outcome.verdict in ("off", "failed"):
             return None
-        place, size = exchange.place, len(exchange.body.raw)
+        place, size = context.place, len(context.body.raw)
         wanted = False
         if outcome.sent is None:
             wanted = size > LEAST_COUNTED and self._service.calibration.worth_counting(*place)
@@ -179,15 +180,15 @@ class UsageFeedback:
         if not of_use and size <= WATCHED_BYTES:
             return None
         if outcome.sent is None:
-            return Seen(exchange, outcome, None, AnswerTail(), wanted)
-        return Seen(exchange, None, self._known(exchange, outcome, compare=True), AnswerTail(), wanted)
+            return Seen(context, outcome, None, AnswerTail(), wanted)
+        return Seen(context, None, self._known(context, outcome, compare=True), AnswerTail(), wanted)
 
-    def _known(self, exchange: RequestContext, outcome: Outcome, *, compare: bool) -> Known:
+    def _known(self, context: RequestContext, outcome: Outcome, *, compare: bool) -> Known:
         """Return the facts about a request whose body is still there.
 
         ``compare`` says that our count of the request is known, or will be, so that a reported one can teach the ratio.
         """
-        body, conversation = exchange.body, _conversation(exchange)
+        body, conversation = context.body, _conversation(context)
         turn, compacted = _turn(body), outcome.messages is not None
         estimated = has_remote_media(body.raw) if outcome.estimated is None else outcome.estimated
         before = [] if compacted else [one for one in self._turns.get(conversation, ()) if one.begins(body.messages)]
@@ -199,7 +200,7 @@ class UsageFeedback:
             if outcome.sizes is not None:
                 earlier = _with_calls(earlier, body.messages, outcome.sizes[1])
         bounded = estimated and not has_remote_media(body.raw)
-        wants = compare and self._service.calibration.wants(*exchange.place)
+        wants = compare and self._service.calibration.wants(*context.place)
         return Known(
             counted=outcome.sent,
             least=len(body.raw) // BYTES_A_TOKEN if bounded or not estimated else 0,
@@ -214,60 +215,60 @@ class UsageFeedback:
             added=added,
         )
 
-    async def look(self, seen: Seen) -> None:
+    async def record(self, seen: Seen) -> None:
         """Learn from an answer that is out. A fault of the proxy is logged: the client has its answer."""
         try:
             known, outcome, end = seen.known, seen.outcome, seen.tail.finished()
             count = outcome is not None and (seen.wanted or _odd(end))
             if known is None and outcome is not None:
-                known = self._known(seen.exchange, outcome, compare=count)
+                known = self._known(seen.context, outcome, compare=count)
             if known is not None:
-                await self._look(seen.exchange, outcome if count else None, known, end)
+                await self._look(seen.context, outcome if count else None, known, end)
         except Exception as error:  # as in compaction: the fault is ours, and the caller has the answer
             log.exception("counting.failed", error=type(error).__name__)
 
-    async def _look(self, exchange: RequestContext, uncounted: Outcome | None, known: Known, end: Finished) -> None:
+    async def _look(self, context: RequestContext, uncounted: Outcome | None, known: Known, end: Finished) -> None:
         """Learn from the end of an answer. ``uncounted`` is the outcome of a request that must be counted now."""
         # The tokens of images and sound are an estimate.
         if known.estimated:
-            self._note(exchange, known, None, end)
+            self._note(context, known, None, end)
             return
-        factor = self._room.factor(exchange)
+        factor = self._room.factor(context)
         counted = known.counted
         if uncounted is not None:
-            counted = await self._service.compactor.size(self._case(exchange), uncounted)
+            counted = await self._service.compactor.size(self._case(context), uncounted)
         overflow = None
         if counted is not None:
-            overflow = self._room.silent(exchange, end, int(counted * factor), known.asked)
+            overflow = self._room.silent(context, end, int(counted * factor), known.asked)
         before = self._before(known, end)
         if overflow is None and before:
-            counted, overflow = await self._cut(exchange, known, end, before, counted, factor)
+            counted, overflow = await self._cut(context, known, end, before, counted, factor)
         if overflow is not None and counted is not None:
             SILENT.inc()
-            log.info("overflow.silent", upstream=exchange.route.upstream, counted=counted, limit=overflow.limit)
+            log.info("overflow.silent", upstream=context.route.upstream, counted=counted, limit=overflow.limit)
             if (shown := limit_from_usage(overflow, counted, factor)) is not None:
-                self._room.learn(exchange, shown)
+                self._room.learn(context, shown)
             return
-        self._note(exchange, known, counted, end)
+        self._note(context, known, counted, end)
         if counted is None:
             return
-        self._service.learned.prove(*exchange.place, counted, end.prompt or None, factor)
+        self._service.learned.prove(*context.place, counted, end.prompt or None, factor)
         calibration = self._service.calibration
-        if not calibration.wants(*exchange.place):
+        if not calibration.wants(*context.place):
             return
         if known.comparable and end.prompt and plausible(counted, end.prompt):
-            calibration.note(*exchange.place, counted, end.prompt)
+            calibration.note(*context.place, counted, end.prompt)
         else:
-            calibration.miss(*exchange.place, counted)
+            calibration.miss(*context.place, counted)
 
-    def _note(self, exchange: RequestContext, known: Known, counted: int | None, end: Finished) -> None:
+    def _note(self, context: RequestContext, known: Known, counted: int | None, end: Finished) -> None:
         """Remember the size of a request that was answered, or a lower bound of it."""
         if end.empty:
             return
         sizes = [] if counted is None else [counted]
         if end.prompt:
-            sizes.append(int(end.prompt / self._room.factor(exchange)))
-        self._service.learned.answered(*exchange.place, min(sizes, default=known.least))
+            sizes.append(int(end.prompt / self._room.factor(context)))
+        self._service.learned.answered(*context.place, min(sizes, default=known.least))
 
     def _before(self, known: Known, end: Finished) -> list[Earlier]:
         """Return the earlier turns of the conversation, oldest first, and remember this one for the next.
@@ -288,7 +289,7 @@ class UsageFeedback:
 
     async def _cut(
         self,
-        exchange: RequestContext,
+        context: RequestContext,
         known: Known,
         end: Finished,
         before: Sequence[Earlier],
@@ -297,8 +298,8 @@ class UsageFeedback:
     ) -> tuple[int | None, Overflow | None]:
         """Return our own count of a prompt, if it was counted, and the overflow if the upstream cut it."""
         if known.sizes is None:
-            fixed, sizes = await self._service.compactor.sizes(self._case(exchange))
-            before = _with_calls(before, exchange.body.messages, sizes)
+            fixed, sizes = await self._service.compactor.sizes(self._case(context))
+            before = _with_calls(before, context.body.messages, sizes)
         else:
             fixed, sizes = known.sizes
         turns = [one.turn for one in before]
@@ -311,7 +312,7 @@ class UsageFeedback:
             agreed and factor * one.calls >= SHOWS_TOOLS * one.turn.reported
             for agreed, one in zip(full, before, strict=True)
         )
-        added, counter = known.added, exchange.counter
+        added, counter = known.added, context.counter
         start = len(sizes) - len(added)
         assert counter is not None  # noqa: S101 - a request that can't be measured isn't watched
         large = sum(map(len, added)) > AT_ONCE_BYTES
@@ -328,7 +329,7 @@ class UsageFeedback:
         ]
         counted = fixed + sum(sizes) if counted is None else counted
         newest = int(factor * sum(sizes[turns[-1].messages :]))
-        window = exchange.profile.context_window
+        window = context.profile.context_window
         return counted, cut_prompt(end, int(factor * counted), newest, sent, window)
 
 
@@ -371,7 +372,7 @@ def _may_stand_still(now: Turn, before: Sequence[Turn]) -> bool:
     return grown >= (GROWN - 1) * least * BYTES_A_TOKEN_AT_MOST
 
 
-def _conversation(exchange: RequestContext) -> int:
+def _conversation(context: RequestContext) -> int:
     """Return a hash that all turns of a conversation share, and that hardly any other conversation has."""
-    messages = tuple(bytes(message) for message in exchange.body.messages[:2])
-    return hash((exchange.place, messages))
+    messages = tuple(bytes(message) for message in context.body.messages[:2])
+    return hash((context.place, messages))

@@ -38,7 +38,7 @@ from proxy.demo.run import WINDOW
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
 from proxy.limits.learned import GUESS_SECONDS, NAMED_SECONDS
-from proxy.pipeline.compactor import Verdict
+from proxy.pipeline.outcome import Verdict
 from proxy.pipeline.response_start import HELD_SECONDS
 from proxy.store import open_store
 from proxy.store.archive import Archive, Removed

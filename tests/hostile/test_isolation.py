@@ -27,9 +27,9 @@ from proxy.demo.upstream import Reply, StandIn
 from proxy.dialects.chat.counting import Counter
 from proxy.dialects.chat.request import parse
 from proxy.limits.profiles import Profile
-from proxy.pipeline import compactor as compacting
-from proxy.pipeline.compactor import CompactionInput
+from proxy.pipeline import job as compacting
 from proxy.pipeline.facts_cache import FactsCache
+from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.rules import rules_for
 from proxy.store import open_store
 from proxy.summary.store import StoredSummary, Summaries

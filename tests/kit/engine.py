@@ -14,8 +14,10 @@ import tiktoken
 from proxy.dialects.chat.counting import Counter
 from proxy.dialects.chat.request import ChatRequest, parse
 from proxy.limits.profiles import Profile
-from proxy.pipeline.compactor import CompactionInput, Compactor, Outcome
+from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.facts_cache import FactsCache
+from proxy.pipeline.job import CompactionInput
+from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.rules import rules_for
 from proxy.store import Store
 from proxy.store.archive import Archive

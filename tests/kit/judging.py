@@ -19,8 +19,8 @@ from proxy.compaction.repair import repaired
 from proxy.compaction.rules import Envelope, Rules, caps
 from proxy.compaction.summary_message import TAG
 from proxy.demo import validity
-from proxy.pipeline.compactor import Outcome
 from proxy.pipeline.facts_cache import FactsCache
+from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.rules import rules_for
 from tests.kit.engine import COUNTER, Engine, Request, sent
 

@@ -18,7 +18,8 @@ import pytest
 from proxy.demo.replies import Reply
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
-from proxy.pipeline.compactor import Compactor, Outcome
+from proxy.pipeline.compactor import Compactor
+from proxy.pipeline.outcome import Outcome
 from tests.kit.scripted import chat, client, proxied
 
 WINDOW = 16_000

@@ -16,12 +16,14 @@ from typing import Any
 from proxy.access.authenticator import Caller
 from proxy.config.policy import Policy
 from proxy.dialects.chat.request import parse
-from proxy.endpoints.conversations import ChatCompletions
 from proxy.http.timers import CoarseTimer
 from proxy.limits.profiles import Profile
-from proxy.pipeline.compactor import Outcome
+from proxy.pipeline.attempts import Attempts, Retry
+from proxy.pipeline.budget import TokenBudgets
 from proxy.pipeline.context import RequestContext
+from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.response_start import Asked, read_start
+from proxy.pipeline.usage_feedback import UsageFeedback
 from proxy.server.runtime import Runtime
 from proxy.upstream.transport import Answer
 
@@ -178,7 +180,9 @@ class Sessions:
     def __init__(self, service: Runtime) -> None:
         """``service`` is that of an app whose only route takes every model."""
         self._service = service
-        self._chat = ChatCompletions(service)
+        budgets = TokenBudgets(service)
+        self._attempts = Attempts(service, budgets)
+        self._feedback = UsageFeedback(service, budgets, self._attempts.compaction_input)
         self.figures = Figures()
 
     async def run(self, seed: int) -> None:
@@ -233,27 +237,27 @@ class Sessions:
 
     async def _request(self, body: dict[str, Any], upstream: Upstream, known: Habits) -> bool:
         """Send a request, unless it is too large for these sessions."""
-        figures, chat, raw = self.figures, self._chat, json.dumps(body).encode()
+        figures, attempts, raw = self.figures, self._attempts, json.dumps(body).encode()
         exchange = self._exchange(raw, known)
-        case = chat._case(exchange)
+        case = attempts.compaction_input(exchange)
         size = await self._service.compactor.size(case, Outcome("none"))
         if max(size, upstream.size(body)) > PART * known.window:
             return False
         figures.requests += 1
-        outcome = await chat._compacted(exchange, case)
+        attempt = await attempts.prepare(exchange, case)
         while True:
-            figures.compacted += outcome.messages is not None
+            figures.compacted += attempt.outcome.messages is not None
             data, kind = upstream.answer(body)
             opening = await read_start(_answer(data, kind), Asked(raw, rate_limits=True))
-            following = await chat._following(exchange, case, outcome, opening)
-            if following is None:
+            decision = await attempts.decide(exchange, attempt, opening)
+            if not isinstance(decision, Retry):
                 break
             exchange.retries += 1
-            case, outcome = following
-        seen = chat._afterwards.watch(exchange, opening, outcome)
+            attempt = decision.attempt
+        seen = self._feedback.watch(exchange, opening, attempt.outcome)
         if seen is not None:
             seen.tail.add(data)
-            await chat._afterwards.look(seen)
+            await self._feedback.record(seen)
         figures.learned += self._service.learned.get(*exchange.place) is not None
         return True
 

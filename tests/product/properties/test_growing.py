@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import Phase, given, settings
 
-from proxy.pipeline.compactor import Outcome
 from proxy.pipeline.facts_cache import FactsCache
+from proxy.pipeline.outcome import Outcome
 from proxy.store import open_store
 from tests.kit.conversations import requests
 from tests.kit.engine import Engine, Request, request, run, sent

@@ -1,0 +1,291 @@
+"""Send a request until the upstream answers it: compact it, send it, judge the response, and retry if that can help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+import structlog
+from starlette.types import Scope
+
+from proxy.access.authenticator import Caller
+from proxy.dialects.chat.usage import is_silence, read_usage
+from proxy.errors import BadBody, ConfigurationError, UpstreamTimeout
+from proxy.http.headers import VIA, for_upstream
+from proxy.http.request_body import header
+from proxy.overflow import Overflow
+from proxy.overflow.silent import empty_stream
+from proxy.pipeline.budget import TokenBudgets
+from proxy.pipeline.context import RequestContext
+from proxy.pipeline.job import CompactionInput
+from proxy.pipeline.outcome import Outcome
+from proxy.pipeline.refusal import add_sizes
+from proxy.pipeline.response_start import Asked, ResponseStart, read_start
+from proxy.pipeline.services import Services
+from proxy.telemetry.metrics import RETRIES
+from proxy.upstream.connections import not_in_time
+from proxy.upstream.transport import Outgoing, Transport
+
+log = structlog.get_logger(__name__)
+
+DEADLINE = "The request's deadline has passed. Try again, or have server.deadline raised."
+
+OUTPUT_PART = "output asked for (max_tokens)"
+
+Mode = Literal["enforce", "shadow", "off"]
+
+
+class Attempt(msgspec.Struct, eq=False, frozen=True):
+    """One way to send a request: the input of its compaction, and the outcome."""
+
+    case: CompactionInput
+    outcome: Outcome
+
+
+class Accept(msgspec.Struct, eq=False, frozen=True):
+    """Forward the response."""
+
+
+class Retry(msgspec.Struct, eq=False, frozen=True):
+    """Send another attempt."""
+
+    attempt: Attempt
+
+
+class Reject(msgspec.Struct, eq=False, frozen=True):
+    """Forward the upstream's refusal. ``parts`` are the sizes of the request's parts in tokens."""
+
+    parts: Mapping[str, int]
+
+
+Decision = Accept | Retry | Reject
+
+ACCEPT = Accept()
+
+
+class Attempts:
+    """The attempts to get an answer to a request."""
+
+    def __init__(self, service: Services, budgets: TokenBudgets) -> None:
+        self._service = service
+        self._budgets = budgets
+
+    async def run(self, context: RequestContext) -> tuple[ResponseStart, Outcome]:
+        """Send a request, compacted if needed. After an overflow, compact it to a smaller budget and retry.
+
+        Return the response that the client gets, and the outcome of the attempt that it answers.
+        """
+        lane = await context.configuration.upstreams.lane(context.route.upstream)
+        if context.counter is None:
+            outcome = Outcome("off" if mode_of(context.scope, context.caller) == "off" else "failed")
+            return await self._send(context, lane, outcome), outcome
+        await self._service.recall(*context.place)
+        case = self.compaction_input(context)
+        if context.body.messages:
+            attempt = await self.prepare(context, case)
+        else:
+            attempt = Attempt(case, Outcome("none" if case.mode == "enforce" else case.mode))
+        while True:
+            start = await self._send(context, lane, attempt.outcome)
+            try:
+                decision = await self.decide(context, attempt, start)
+                if isinstance(decision, Reject):
+                    await add_sizes(start, decision.parts)
+            except ConfigurationError as error:  # the client gets the response, though it can't be judged
+                self._service.measures.fail(context.profile.tokenizer, error)
+                return start, attempt.outcome
+            except BaseException:
+                await start.answer.close()
+                raise
+            if not isinstance(decision, Retry):
+                return start, attempt.outcome
+            await start.answer.close()
+            RETRIES.inc()
+            context.retries += 1
+            attempt = decision.attempt
+
+    async def decide(self, context: RequestContext, attempt: Attempt, start: ResponseStart) -> Decision:
+        """Decide whether to forward a response or to retry, and learn limits from it."""
+        if start.written:
+            self._budgets.proved(context)
+            return ACCEPT
+        case, outcome = attempt.case, attempt.outcome
+        overflow = start.overflow or await self._silent_overflow(context, attempt, start)
+        if _ended_early(context, case, start, overflow):
+            context.repeated = True
+            return Retry(attempt)
+        if overflow is None and start.answer.status < 400 and not start.empty:
+            self._budgets.proved(context)
+        if overflow is None or case.mode != "enforce" or outcome.verdict == "failed":
+            return ACCEPT
+        if may_retry(context, overflow):
+            smaller = await self._smaller(context, attempt, overflow)
+            if smaller is not None:
+                return Retry(smaller)
+        if start.overflow is None:  # the upstream refused nothing
+            return ACCEPT
+        parts = await self._service.compactor.parts(case, outcome)
+        return Reject(parts | {OUTPUT_PART: outcome.output or context.body.max_output or 0})
+
+    async def _silent_overflow(
+        self, context: RequestContext, attempt: Attempt, start: ResponseStart
+    ) -> Overflow | None:
+        """Return the overflow that an empty response indicates, or ``None``."""
+        case, outcome = attempt.case, attempt.outcome
+        if not start.empty or not context.body.messages or case.mode != "enforce" or outcome.verdict == "failed":
+            return None
+        counted = int(await self._service.compactor.size(case, outcome) * self._budgets.factor(context))
+        if start.is_stream and is_silence(start.first):
+            return empty_stream(counted, window=self._budgets.window(context))
+        asked = outcome.output or context.body.max_output
+        return self._budgets.silent(context, read_usage(start.first), counted, asked)
+
+    async def prepare(self, context: RequestContext, case: CompactionInput, *, may_ask: bool = True) -> Attempt:
+        """Compact a request if needed. If the compaction fails, log the error and send the request unchanged.
+
+        With ``may_ask`` false, a digest replaces a summary that isn't stored yet. Raises ``UpstreamTimeout`` when the
+        deadline passes. No other error of the compaction reaches the client.
+        """
+        try:
+            untouched = self._service.compactor.untouched(case)
+            outcome = untouched or await self._in_time(context, case, may_ask=may_ask)
+            outcome.output = await self._budgets.output(context, case, outcome)
+        except UpstreamTimeout:
+            raise
+        except ConfigurationError as error:
+            self._service.measures.fail(context.profile.tokenizer, error)
+            outcome = Outcome("failed")
+        except Exception as error:  # a client gets its answer even if the compaction has a bug
+            log.exception("compaction.failed", error=type(error).__name__)
+            outcome = Outcome("failed")
+        return Attempt(case, outcome)
+
+    async def _in_time(self, context: RequestContext, case: CompactionInput, *, may_ask: bool) -> Outcome:
+        """Compact a request within its deadline. Meanwhile, the proxy sends heartbeats to a streaming client.
+
+        Raises ``UpstreamTimeout``.
+        """
+        line = context.line
+        late = line.watch if line is not None and case.mode == "enforce" else None
+        limit = context.clock.until(context.deadline, late)
+        try:
+            with limit:
+                return await self._service.compactor.compact(case, may_ask=may_ask)
+        except TimeoutError as error:
+            if not limit.expired:
+                raise
+            raise UpstreamTimeout(DEADLINE) from error
+        finally:
+            if line is not None:
+                line.unwatch()
+
+    def compaction_input(self, context: RequestContext) -> CompactionInput:
+        """Return the input of a request's compaction. The request must have a counter."""
+        assert context.counter is not None  # noqa: S101 - requests without a counter are sent unmeasured
+        service, caller, route = self._service, context.caller, context.route
+        budget, _, rules = self._budgets.of(context)
+        return CompactionInput(
+            body=context.body,
+            counter=context.counter,
+            policy=caller.policy,
+            mode=mode_of(context.scope, caller),
+            budget=budget,
+            tenant=caller.tenant,
+            upstream=route.upstream,
+            models=lambda tokens: service.summary_models(
+                context.configuration, route, caller, tokens, context.unproven
+            ),
+            rules=rules,
+            strict=context.profile.strict_alternation,
+            kept=caller.kept,
+            allowance=service.budgets.of(caller),
+        )
+
+    async def _smaller(self, context: RequestContext, attempt: Attempt, overflow: Overflow) -> Attempt | None:
+        """Return a smaller attempt, within the limit that an overflow indicates, or ``None`` if there is none.
+
+        Summary models are asked only after the first overflow.
+        """
+        case, outcome = attempt.case, attempt.outcome
+        smaller = await self._budgets.after(context, case, outcome, overflow)
+        if smaller is None:
+            return None
+        if isinstance(smaller, Outcome):
+            return Attempt(case, smaller)
+        harder = await self.prepare(context, smaller, may_ask=context.retries > context.repeated)
+        sent = await self._service.compactor.size(case, outcome)
+        after = harder.outcome.after
+        if harder.outcome.messages is None or after is None or after >= sent:
+            return None
+        return harder
+
+    async def _send(self, context: RequestContext, lane: Transport, outcome: Outcome) -> ResponseStart:
+        body, route = context.body, context.route
+        model = route.model if route.model != body.model and body.model is not None else None
+        headers = for_upstream(context.scope["headers"])
+        if body.stream:
+            # The proxy reads the beginning of a stream, so the upstream must not compress it.
+            headers = [pair for pair in headers if pair[0] != "accept-encoding"]
+        remaining = context.deadline - context.clock.now()
+        if remaining <= 0:
+            raise UpstreamTimeout(DEADLINE)
+        request = Outgoing(
+            body=body.rewritten(messages=outcome.messages, model=model, max_output=outcome.output),
+            model=route.model,
+            stream=body.stream,
+            headers=[*headers, (VIA, context.hops)],
+            credential=context.caller.credential,
+            timeout=remaining,
+            bounded=True,
+        )
+        answer = None
+        try:
+            with context.clock.until(context.deadline):
+                answer = await lane.send(request)
+                return await read_start(answer, Asked(body.raw, context.caller.policy.rate_limit_as_limit))
+        except TimeoutError as error:
+            if answer is None:
+                raise not_in_time(remaining) from error
+            await answer.close()
+            raise UpstreamTimeout("The upstream began to answer and then said nothing. Try again.") from error
+        except BaseException:
+            if answer is not None:
+                await answer.close()
+            raise
+
+
+def _ended_early(
+    context: RequestContext, case: CompactionInput, start: ResponseStart, overflow: Overflow | None
+) -> bool:
+    """Return whether to retry once unchanged, because the upstream ended a stream before it wrote anything.
+
+    It turned to another request, or failed. If it fails again, the prompt may be too long.
+    """
+    if context.repeated or case.mode != "enforce" or context.retries >= case.policy.overflow_retries:
+        return False
+    ended = overflow is not None and start.is_stream and is_silence(start.first)
+    return start.interrupted or (ended and start.overflow is None)
+
+
+def may_retry(context: RequestContext, overflow: Overflow) -> bool:
+    """Return whether the proxy may retry after an overflow. It retries once after an empty response without a limit."""
+    empty = overflow.kind == "silent" and overflow.limit is None
+    return context.retries < context.caller.policy.overflow_retries and not (empty and context.doubtful)
+
+
+def mode_of(scope: Scope, caller: Caller) -> Mode:
+    """Return the policy's mode, or the mode in the request header ``x-compaction`` if the policy allows the header.
+
+    The header can only restrict the policy: from ``enforce`` to ``shadow``, and from any mode to ``off``. Raises
+    ``BadBody`` for any other value.
+    """
+    policy = caller.policy
+    asked = (header(scope, b"x-compaction") or "").strip().lower()
+    if not asked or not policy.allow_header:
+        return policy.mode
+    if asked == "off":
+        return "off"
+    if asked == "shadow":
+        return "off" if policy.mode == "off" else "shadow"
+    raise BadBody("The header x-compaction takes 'off' or 'shadow'. Correct it, or leave it out.")

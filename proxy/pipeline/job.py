@@ -1,0 +1,185 @@
+"""One request in the middle of its compaction."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from proxy.compaction.bounds import COMMA, SEPARATOR
+from proxy.compaction.fit import fit
+from proxy.compaction.groups import head_length
+from proxy.compaction.message import Turn
+from proxy.compaction.planning import Plan, make_plan
+from proxy.compaction.render import OutgoingMessage, RenderedConversation, render
+from proxy.compaction.repair import repaired
+from proxy.compaction.rules import Envelope, Rules
+from proxy.compaction.verify import sound
+from proxy.config import Policy
+from proxy.dialects.chat.counting import Counter
+from proxy.dialects.chat.request import ChatRequest
+from proxy.summary.budget import Budget
+from proxy.summary.digest import digest
+from proxy.summary.model import UpstreamSummaryModel
+from proxy.summary.store import Checkpoint
+
+PROMPT_VERSION = "5"
+"""Part of the key of every summary: raised when the wording of prompt or summary message changes."""
+
+STRICT_PART = 64
+"""This part of the budget is left for the short messages that strict alternation puts between others."""
+
+
+class CompactionInput(msgspec.Struct, eq=False):
+    """A request and all that decides what becomes of it.
+
+    ``budget`` is in tokens; ``models`` gives the models to try, in order, for a summary of so many tokens. ``strict``
+    says that the upstream wants user and assistant to speak in turn, ``kept`` that what is made may be stored.
+    ``allowance`` is what summaries may still cost.
+    """
+
+    body: ChatRequest
+    counter: Counter
+    policy: Policy
+    mode: Literal["enforce", "shadow", "off"]
+    budget: int | None
+    tenant: str
+    upstream: str
+    models: Callable[[int], Awaitable[Sequence[UpstreamSummaryModel]]]
+    rules: Rules
+    strict: bool = False
+    kept: bool = True
+    allowance: Budget | None = None
+
+
+@dataclass(slots=True)
+class CompactionJob:
+    """A request in the middle of its compaction. ``fixed`` are the tokens of tools and framing."""
+
+    case: CompactionInput
+    turns: list[Turn]
+    head: int
+    fixed: int
+    before: int
+    plan: Plan
+    _checkpoints: dict[tuple[int, ...], list[Checkpoint]] = field(default_factory=dict)
+
+    @property
+    def body(self) -> list[Turn]:
+        return self.turns[self.head :]
+
+    @property
+    def heavy(self) -> bool:
+        """Whether something must be shortened that was never shortened before."""
+        return bool(self.plan.clips)
+
+    def render(self, summary: OutgoingMessage | None) -> RenderedConversation:
+        count = self.case.counter.message
+        rendered = render(self.turns, self.head, self.plan, self.case.rules, summary, count)
+        budget, most = self.case.budget, self.case.rules.bounds.bytes
+        room = None if budget is None else budget - self.fixed - (budget // STRICT_PART if self.case.strict else 0)
+        byte_room = None if most is None else most - around_messages(self.case.body)
+        return fit(rendered, room, self.case.rules, count, byte_room)
+
+    def gains(self, rendered: RenderedConversation) -> bool:
+        """Whether the request is better off with these messages: smaller, or less where a bound was near."""
+        if rendered.tokens + self.fixed < self.before:
+            return True
+        bounds, came = self.case.rules.bounds, self.case.body
+        crowded = bounds.reached(len(came.messages), 0) and len(rendered.pieces) < len(came.messages)
+        heavy = bounds.reached(0, len(came.raw)) and rendered.bytes + around_messages(came) < len(came.raw)
+        return crowded or heavy
+
+    def digest(self, previous: str | None, start: int, end: int) -> str:
+        body, caps = self.body, self.plan.caps_at(end)
+        directives = [body[index] for index in self.plan.omitted.get(end, ())]
+        return digest(body[start:end], previous, caps.summary, self.case.counter.text, directives)
+
+    def checkpoints(self, positions: Sequence[int]) -> list[Checkpoint]:
+        """The chained keys of positions: a digest over all messages before, begun from what shapes a summary."""
+        known = self._checkpoints.get(tuple(positions))
+        if known is not None:
+            return known
+        case, caps = self.case, self.plan.caps
+        shape = (case.tenant, case.policy.fingerprint, case.upstream, case.body.model, PROMPT_VERSION)
+        sizes = (caps.summary, caps.users, caps.newest, caps.system, caps.words, caps.index)
+        chain = hashlib.sha256(repr((shape, sizes)).encode())
+        content = hashlib.sha256(b"body")
+        keys = []
+        start = 0
+        body = self.body
+        for position in positions:
+            for turn in body[start:position]:
+                chain.update(turn.facts.digest)
+                content.update(turn.facts.digest)
+            start = position
+            # The message that is carried is not quoted in the summary message.
+            place = chain.copy()
+            place.update(repr(self.plan.carried.get(position)).encode())
+            keys.append(Checkpoint(position, place.hexdigest(), content.hexdigest()))
+        self._checkpoints[tuple(positions)] = keys
+        return keys
+
+    def quoted(self, position: int) -> list[Turn]:
+        """The turns before a checkpoint that are not sent beside its summary as they are."""
+        apart = {*self.plan.pinned, self.plan.carried.get(position, -1)}
+        return [turn for index, turn in enumerate(self.body[:position]) if index not in apart]
+
+    def archived(self, position: int) -> str | None:
+        """The id under which the archive keeps all before a checkpoint; ``None`` without an archive."""
+        if not self.case.rules.archive:
+            return None
+        return archive_id(self.checkpoints([position])[0])
+
+
+def planned(case: CompactionInput, turns: list[Turn], fixed: int, before: int) -> CompactionJob:
+    """Plan the work on a request. The keys of its checkpoints are ready when it returns."""
+    if needs_repair(case, turns):
+        # Only a body that is rewritten anyway is repaired; the rest of it is for the upstream to judge.
+        turns = repaired(turns, case.counter.message)
+    head = head_length(turns)
+    overhead = fixed + sum(turn.facts.tokens for turn in turns[:head])
+    around = around_messages(case.body, SEPARATOR) + sum(len(turn.raw) + SEPARATOR for turn in turns[:head])
+    frame = Envelope(case.budget, overhead, head, around)
+    plan = make_plan(turns[head:], case.rules, frame, case.counter.message)
+    work = CompactionJob(case, turns, head, fixed, before, plan)
+    for positions in (plan.checkpoints, (*plan.checkpoints, *([plan.upcoming] if plan.upcoming else []))):
+        if positions:
+            work.checkpoints(positions)
+    return work
+
+
+def needs_repair(case: CompactionInput, turns: Sequence[Turn]) -> bool:
+    return case.policy.repair and not sound([turn.facts for turn in turns])
+
+
+def around_messages(body: ChatRequest, separator: int = COMMA) -> int:
+    """The bytes of a body that are not its messages'; between two of these there are so many."""
+    return max(0, len(body.raw) - sum(len(raw) + separator for raw in body.messages))
+
+
+def fixed_tokens(turns: Sequence[Turn], fixed: int) -> int:
+    """What nothing may be taken from: the head, tools and framing, in tokens."""
+    return fixed + sum(turn.facts.tokens for turn in turns[: head_length(turns)])
+
+
+def archive_id(checkpoint: Checkpoint) -> str:
+    """The id under which the archive keeps what stands before a checkpoint."""
+    return checkpoint.content[:20]
+
+
+def parts_of(turns: Sequence[Turn], fixed: int) -> dict[str, int]:
+    """The sizes, in tokens, of the parts of a request that a person could do something about."""
+    head = head_length(turns)
+    system = sum(turn.facts.tokens for turn in turns[:head])
+    users = [turn.facts.tokens for turn in turns if turn.facts.role == "user"]
+    largest = max((turn.facts.tokens for turn in turns[head:]), default=0)
+    return {
+        "system messages": system,
+        "tools and framing": fixed,
+        "last user message": users[-1] if users else 0,
+        "largest message": largest,
+    }

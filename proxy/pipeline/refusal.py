@@ -1,0 +1,67 @@
+"""Add the sizes of a request's parts to the upstream's refusal of it."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Mapping
+
+import msgspec
+
+from proxy.overflow.error_message import message_site
+from proxy.pipeline.response_start import ResponseStart, readable
+
+
+async def add_sizes(opening: ResponseStart, parts: Mapping[str, int]) -> None:
+    """Add one sentence to the message of the upstream's refusal: the parts of the request, with sizes in tokens.
+
+    Status, type, and code stay. A response that isn't an error with a message stays unchanged.
+    """
+    added = _sentence(parts)
+    body = await readable(opening.answer, opening.first)
+    first = _error_with(body, added) or b"\n".join(_line_with(line, added) for line in body.split(b"\n"))
+    if first == body:
+        return
+    opening.first = first
+    opening.answer.headers = [
+        pair for pair in opening.answer.headers if pair[0] not in ("content-length", "content-encoding")
+    ]
+    if opening.complete:
+        opening.answer.headers.append(("content-length", str(len(first))))
+
+
+def _line_with(line: bytes, added: str) -> bytes:
+    """Return a line of a stream. If it has the data of an error, add a sentence to its message."""
+    name, separator, data = line.partition(b":")
+    changed = _error_with(data.strip(), added) if name in (b"data", b"error") else None
+    return line if changed is None else name + separator + b" " + changed
+
+
+def _error_with(body: bytes, added: str) -> bytes | None:
+    """Return an error with a sentence added to its message, or ``None`` for anything else."""
+    value = _decoded(body.removeprefix(codecs.BOM_UTF8))
+    found = message_site(value)
+    if found is None:
+        return None
+    found.holder[found.key] = f"{found.text} {added}"
+    return msgspec.json.encode(value)
+
+
+def _sentence(parts: Mapping[str, int]) -> str:
+    """Return one sentence about the parts of a request, with sizes in tokens."""
+    sized = sorted(((tokens, name) for name, tokens in parts.items() if tokens), reverse=True)
+    if not sized:
+        return "(The compaction proxy found nothing in this request that it could shorten.)"
+    listed = ", ".join(f"{name} {tokens:,}" for tokens, name in sized)
+    return (
+        f"(The compaction proxy could not make the request small enough; what is left, in tokens: {listed}. "
+        f"Shorten the {sized[0][1]}, or use a model with a larger window.)"
+    )
+
+
+def _decoded(data: bytes) -> object:
+    """Return the JSON value, or ``None`` for invalid JSON."""
+    try:
+        value: object = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return value

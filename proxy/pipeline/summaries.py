@@ -1,0 +1,129 @@
+"""The summaries that compaction puts in: stored, written by a model, or a digest."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import structlog
+from msgspec.structs import replace
+
+from proxy.compaction.message import decode
+from proxy.compaction.summary_message import SummaryParts, collect_identifiers, summary_message
+from proxy.pipeline.facts_cache import FactsCache
+from proxy.pipeline.job import CompactionJob
+from proxy.summary.breaker import Breaker
+from proxy.summary.budget import BudgetSpent
+from proxy.summary.chunking import SummaryFailed, SummaryRequest, write
+from proxy.summary.quality import SummaryRejected
+from proxy.summary.redaction import redaction
+from proxy.summary.store import Origin, StoredSummary, Summaries, SummaryFactory
+from proxy.telemetry.metrics import SUMMARIES
+
+log = structlog.get_logger(__name__)
+
+
+class CheckpointSummaries:
+    """Obtain the summaries of a request's checkpoints. Keeps the circuit breakers of summary models."""
+
+    def __init__(self, remembered: FactsCache, summaries: Summaries) -> None:
+        self._remembered = remembered
+        self._summaries = summaries
+        self._breaker = Breaker(time.monotonic)
+
+    def prepare(self, job: CompactionJob) -> None:
+        """Begin making the summary of the next checkpoint, or of one that has just been fixed."""
+        positions = [*job.plan.checkpoints, *([job.plan.upcoming] if job.plan.upcoming else [])]
+        if positions and job.case.mode == "enforce" and job.case.kept:
+            checkpoints = job.checkpoints(positions)
+            self._summaries.begin(job.case.tenant, checkpoints, self._maker(job, positions[-1]))
+
+    async def obtain(self, job: CompactionJob, *, may_ask: bool) -> tuple[StoredSummary, Origin]:
+        cut = job.plan.cut
+        if not job.case.kept:
+            # A model's summary that may not be stored would have to be paid for at every turn.
+            return await self._digested(job, None, 0, cut), "digest"
+        checkpoints = job.checkpoints(job.plan.checkpoints)
+        tenant = job.case.tenant
+        make = self._maker(job, cut)
+        if may_ask:
+            return await self._summaries.obtain(tenant, checkpoints, make)
+        stored = await self._summaries.stored(tenant, checkpoints[-1].key)
+        if stored is not None:
+            return stored, "digest" if stored.digest else "stored"
+        self._summaries.begin(tenant, checkpoints, make)
+        return await self._digested(job, None, 0, cut), "digest"
+
+    def _maker(self, job: CompactionJob, position: int) -> SummaryFactory:
+        async def make(previous: StoredSummary | None, start: int) -> StoredSummary:
+            settings = job.case.policy.summary
+            pinned = job.plan.pinned
+            wish = SummaryRequest(
+                [turn for index, turn in enumerate(job.body[start:position], start) if index not in pinned],
+                previous.text if previous else None,
+                job.plan.caps_at(position).summary,
+                settings.prompt,
+                settings.trim_tokens_to_summarize,
+                redaction(secrets=settings.redact_secrets, patterns=settings.redact),
+            )
+            asked = over_budget = False
+            if (allowance := job.case.allowance) is not None:
+                await allowance.recall()
+                over_budget = allowance.spent
+            passed = [p for p in job.plan.checkpoints if p < position]
+            given_up = self._summaries.given_up(job.case.tenant, job.checkpoints([*passed, position]))
+            for model in () if given_up or over_budget else await job.case.models(wish.max_tokens):
+                attempt = self._breaker.attempt((job.case.tenant, model.name))
+                if attempt is None:
+                    SUMMARIES.labels(outcome="skipped").inc()
+                    continue
+                asked = True
+                try:
+                    with attempt:
+                        # Not wait_for: its task and the failure would hold each other, and the conversation with them.
+                        async with asyncio.timeout(settings.timeout):
+                            text = await write(wish, model)
+                except BudgetSpent:
+                    over_budget = True
+                    break
+                except (SummaryFailed, SummaryRejected, TimeoutError) as failure:
+                    SUMMARIES.labels(outcome="failed").inc()
+                    log.warning("summary.failed", reason=str(failure) or "timeout", policy=job.case.policy.name)
+                    continue
+                SUMMARIES.labels(outcome="made").inc()
+                return await self._entry(job, previous, start, position, text)
+            if over_budget:
+                SUMMARIES.labels(outcome="over_budget").inc()
+            SUMMARIES.labels(outcome="digest").inc()
+            entry = await self._digested(job, previous, start, position)
+            return replace(entry, unasked=over_budget or not asked, over_budget=over_budget)
+
+        return make
+
+    async def _digested(
+        self, job: CompactionJob, previous: StoredSummary | None, start: int, position: int
+    ) -> StoredSummary:
+        """Return the entry that a model's summary is replaced by."""
+        text = await self._remembered.run(lambda: job.digest(previous.text if previous else None, start, position))
+        return await self._entry(job, previous, start, position, text, digest=True)
+
+    async def _entry(
+        self,
+        job: CompactionJob,
+        previous: StoredSummary | None,
+        start: int,
+        position: int,
+        text: str,
+        *,
+        digest: bool = False,
+    ) -> StoredSummary:
+        counter, caps, body = job.case.counter, job.plan.caps_at(position), job.body
+
+        def entry() -> StoredSummary:
+            found = collect_identifiers(body[start:position], previous.found if previous else None)
+            omitted = len(job.plan.omitted.get(position, ()))
+            gist = SummaryParts(job.quoted(position), found, text, job.archived(position), omitted)
+            message = summary_message(gist, caps, job.case.rules, counter.text)
+            return StoredSummary(text, message, counter.message(decode(message)), found, digest=digest)
+
+        return await self._remembered.run(entry)
