@@ -12,10 +12,10 @@ from pathlib import Path
 
 from bench.compare.setup import configuration
 from bench.compare.traffic import Case
-from bench.compare.upstream import Answers, is_summary
+from bench.compare.upstream import Answers, Upstream, is_summary
 from bench.servers import free_port
 from tests.kit.client import Got, ask
-from tests.kit.raw_upstream import Arrived, RawUpstream
+from tests.kit.raw_upstream import Arrived
 
 START_SECONDS = 60.0
 SETTLE_SECONDS = 30.0
@@ -40,7 +40,7 @@ class NotSettled(Exception):
 class Side:
     """A version under test. ``process`` is its server."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, upstream: RawUpstream, answers: Answers) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], port: int, upstream: Upstream, answers: Answers) -> None:
         self._process = process
         self._url = f"http://127.0.0.1:{port}"
         self._upstream = upstream
@@ -71,6 +71,7 @@ class Side:
         quiet, before = 0, self._state()
         while quiet < QUIET_SAMPLES:
             time.sleep(SAMPLE_SECONDS)
+            self._upstream.catch_up()
             now = self._state()
             still = not now[2] and now[1] == before[1] and now[0] - before[0] < QUIET_CPU_SECONDS
             quiet, before = quiet + 1 if still else 0, now
@@ -88,7 +89,7 @@ class Side:
 def running(checkout: Path, folder: Path) -> Iterator[Side]:
     """Start the version in ``checkout``. ``folder`` is empty and takes its configuration, store, and log."""
     answers = Answers()
-    with RawUpstream(answers) as upstream, (folder / "log").open("wb") as log:
+    with Upstream(answers) as upstream, (folder / "log").open("wb") as log:
         file = folder / "config.yaml"
         file.write_text(configuration(upstream.url, folder / "store.db"), encoding="utf-8")
         port = free_port()
