@@ -1,4 +1,4 @@
-"""The commands: serve, demo, check, explain, models, keys, forget."""
+"""The commands `serve`, `demo`, `check`, `explain`, `models`, `keys`, and `forget`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proxy.errors import ConfigurationError
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name=None, version=__version__, prog_name="compaction-proxy")
 def main() -> None:
-    """An OpenAI-compatible reverse proxy that compacts conversations on the way."""
+    """An OpenAI-compatible reverse proxy that compacts conversations in flight."""
 
 
 _CONFIG = click.option(
@@ -24,25 +24,27 @@ _CONFIG = click.option(
     type=click.Path(exists=True, path_type=Path),
     envvar="COMPACTION_PROXY_CONFIG",
     show_envvar=True,
-    help="The configuration: a YAML file, or a folder of them.",
+    help="The configuration: a YAML file, or a folder of YAML files.",
 )
 
 
 @main.command()
 @_CONFIG
 @click.option("--host", help="The address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), help="The port; 0 for any free one.")
-@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes that serve.")
+@click.option("--port", type=click.IntRange(0, 65535), help="The port to listen on; 0 for any free port.")
+@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="The number of worker processes.")
 def serve(config: Path | None, host: str | None, port: int | None, workers: int) -> None:
     """Start the proxy."""
     from proxy.server.run import run
 
-    with _told_plainly():
+    with _errors_without_traceback():
         run(config, host, port, workers)
 
 
 @main.command()
-@click.option("--turns", type=click.IntRange(1), default=60, show_default=True, help="Turns of the agent.")
+@click.option(
+    "--turns", type=click.IntRange(1), default=60, show_default=True, help="The number of turns in the session."
+)
 def demo(turns: int) -> None:
     """Run a long agent session with and without the proxy; needs no API key."""
     from proxy.demo.run import demo as run_demo
@@ -53,14 +55,14 @@ def demo(turns: int) -> None:
 @main.command()
 @click.argument("file", required=False, type=click.Path(exists=True, path_type=Path))
 @_CONFIG
-@click.option("--team", help="Show the policy in force for a team: each value, and the line that sets it.")
-@click.option("--model", help="Show the policy in force for requests that name this model.")
-@click.option("--host", help="Check for this address, as given to serve --host.")
+@click.option("--team", help="Show the policy for a team: each value, and the line that sets it.")
+@click.option("--model", help="Show the policy for requests with this model.")
+@click.option("--host", help="Check for the address that you pass to serve --host.")
 @click.option("--strict", is_flag=True, help="Exit with status 1 if there are warnings.")
 def check(
     file: Path | None, config: Path | None, team: str | None, model: str | None, host: str | None, strict: bool
 ) -> None:
-    """Validate a configuration, FILE or --config: every error and warning with its line."""
+    """Validate a configuration, FILE or --config. Report each error and warning with its line."""
     from proxy.config import read
     from proxy.config.warnings import advice, exposure
     from proxy.pipeline.snapshot import listening
@@ -83,85 +85,83 @@ def check(
     if team is not None or model is not None:
         from proxy.cli.policy_report import shown
 
-        with _told_plainly():
+        with _errors_without_traceback():
             shown(loaded, team, model)
 
 
 @main.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @_CONFIG
-@click.option("--model", help="The model, in place of the one that the request names.")
-@click.option("--policy", help="The policy, in place of the default one.")
+@click.option("--model", help="The model. Default: the model in the request.")
+@click.option("--policy", help="The policy. Default: the policy named default.")
 def explain(file: Path, config: Path | None, model: str | None, policy: str | None) -> None:
-    """Show what would be done to a recorded request (the JSON body of a chat completion). Sends nothing."""
+    """Show how the proxy would compact a recorded request (the JSON body of a chat completion). Sends nothing."""
     from proxy.cli.explain import explained
 
-    with _told_plainly():
+    with _errors_without_traceback():
         explained(file, config, model, policy)
 
 
 @main.command()
 @click.argument("names", nargs=-1)
 @_CONFIG
-@click.option("--check", is_flag=True, help="Show where LiteLLM's table and the one of this program differ instead.")
+@click.option("--check", is_flag=True, help="Compare LiteLLM's table of models with the proxy's corrections.")
 def models(names: tuple[str, ...], config: Path | None, check: bool) -> None:
-    """Show the limits in force, where each comes from, and what was learned from upstreams."""
+    """Show the limits in force, their sources, and the limits learned from upstreams."""
     from proxy.cli.explain import checked, limits
 
-    with _told_plainly():
+    with _errors_without_traceback():
         (checked if check else limits)(names, config)
 
 
 @main.group()
 def keys() -> None:
-    """Keys for teams."""
+    """Manage keys for teams."""
 
 
 def _team_name(context: click.Context, parameter: click.Parameter, value: str) -> str:
     from proxy.config.fields import NAME
 
     if not NAME.fullmatch(value):
-        raise click.BadParameter(
-            "a name has 1 to 64 letters, digits, '.', '_' or '-', and begins with a letter or digit"
-        )
+        raise click.BadParameter("must be 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit")
     return value
 
 
 @keys.command()
-@click.option("--team", required=True, callback=_team_name, help="The team, by its name in the configuration.")
+@click.option("--team", required=True, callback=_team_name, help="The team's name in the configuration.")
 @click.option(
-    "--expires", type=click.DateTime(["%Y-%m-%d"]), help="The day from whose beginning (UTC) the key is refused."
+    "--expires", type=click.DateTime(["%Y-%m-%d"]), help="The first day (UTC) on which the proxy rejects the key."
 )
 def new(team: str, expires: datetime | None) -> None:
-    """Make a key, and show it with the lines for the configuration. Nothing is written anywhere."""
+    """Create a key, and print it with the lines for the configuration. Writes no file."""
     from proxy.cli.new_key import announcement, new_key
 
     if expires is not None and expires.replace(tzinfo=UTC) <= datetime.now(UTC):
-        raise click.BadParameter("this day has begun already: the key would be of no use", param_hint="--expires")
+        raise click.BadParameter("must be a day in the future", param_hint="--expires")
     click.echo(announcement(new_key(), team, None if expires is None else expires.date()), nl=False)
 
 
 def _digest(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     digest = None if value is None else value.lower().removeprefix("sha256:")
     if digest is not None and (len(digest) != 64 or set(digest) - set("0123456789abcdef")):
-        raise click.BadParameter('has 64 hex digits: printf %s "$KEY" | sha256sum')
+        raise click.BadParameter('must be 64 hex digits, from: printf %s "$KEY" | sha256sum')
     return digest
 
 
 @main.command()
 @_CONFIG
-@click.option("--team", help="The team, as the configuration names it.")
-@click.option("--key-sha256", callback=_digest, help="The SHA-256 of the caller's key, where teams have no say.")
+@click.option("--team", help="The team's name in the configuration.")
+@click.option("--key-sha256", callback=_digest, help="The SHA-256 of the caller's key, with auth.mode open.")
 def forget(config: Path | None, team: str | None, key_sha256: str | None) -> None:
-    """Remove everything that is stored of a team or a caller. Works beside a running server."""
+    """Remove all stored data of a team or a caller. The server may be running."""
     from proxy.cli.forget import forget as run
 
-    with _told_plainly():
+    with _errors_without_traceback():
         run(team, key_sha256, config)
 
 
-class _told_plainly:
-    """Errors of configuration are printed as they are, without a traceback; the exit status is 2."""
+class _errors_without_traceback:
+    """Print configuration errors without a traceback, and exit with status 2."""
 
     def __enter__(self) -> None:
         return None

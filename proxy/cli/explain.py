@@ -1,4 +1,4 @@
-"""What would be done to a recorded request, and which limits are in force: tables for a person. Nothing is sent."""
+"""The commands `explain` and `models`: tables about a recorded request, and about limits in force."""
 
 from __future__ import annotations
 
@@ -31,14 +31,13 @@ from proxy.store import StoreFailed
 from proxy.summary.model import UpstreamSummaryModel
 
 WIDE = 150
-"""Columns of tables that no terminal shows."""
+"""Columns of tables that don't go to a terminal."""
 
 
 def limits(names: Sequence[str], config: Path | None) -> None:
-    """Print the limits of models, by name as a client would give it, where each comes from, and what was learned.
+    """Print the limits of models, by the names that clients use, with their sources and the learned limits.
 
-    Without names: those that the configuration names, and those of which something was learned. Raises
-    ``ConfigurationError``.
+    Without names, print the models in the configuration and those with learned limits. Raises ``ConfigurationError``.
     """
     asyncio.run(_limits(names, load(config, os.environ)))
 
@@ -55,10 +54,10 @@ async def _limits(names: Sequence[str], settings: Settings) -> None:
             places += others
             routes += [(model, _route(settings, upstream, model)) for upstream, model in others]
         if not routes:
-            raise ConfigurationError("Name the models to show, for example: compaction-proxy models gpt-5.2")
+            raise ConfigurationError("Name the models to show. Fix: compaction-proxy models gpt-5.2")
         for _, route in routes:
             if route is not None:
-                await service.profile(route)  # asks the upstream, in the background
+                await service.profile(route)  # asks the upstream in the background
         await service.enquiries.settled()
         profiles = [await service.profile(route) if route else service.profiles.find(name) for name, route in routes]
     except StoreFailed as error:
@@ -71,7 +70,10 @@ async def _limits(names: Sequence[str], settings: Settings) -> None:
 
 
 def checked(names: Sequence[str], config: Path | None) -> None:
-    """Print where LiteLLM's table and ours differ, for all models or for some. Raises ``ConfigurationError``."""
+    """Print differences between LiteLLM's table and the corrections, for all models or for ``names``.
+
+    Raises ``ConfigurationError``.
+    """
     settings = load(config, os.environ)
     routes = [settings.route(name) for name in names]
     wanted = {*names, *(route.model for route in routes if route is not None)}
@@ -92,12 +94,12 @@ def checked(names: Sequence[str], config: Path | None) -> None:
     for rule, reason in reasons.items():
         console.print(f"{rule}: {reason}.", markup=False, highlight=False, soft_wrap=True)
     console.print(
-        "Where both say something the smaller figure is in force: an upstream may offer less.", highlight=False
+        "If both have a figure, the smaller one is in force, because an upstream may offer less.", highlight=False
     )
 
 
 def _console() -> Console:
-    """Where tables go; in a file or a pipe there is room for long names."""
+    """Return the console for tables. In a file or a pipe it has room for long names."""
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, WIDE)
@@ -105,7 +107,7 @@ def _console() -> Console:
 
 
 def _route(settings: Settings, upstream: str, model: str) -> Route:
-    """The route by which requests for a model came to an upstream: where the file has it under the same name, that."""
+    """Return the configured route for a model at an upstream, or a route without a profile."""
     route = settings.route(model)
     return (
         route
@@ -115,12 +117,12 @@ def _route(settings: Settings, upstream: str, model: str) -> Route:
 
 
 def _named(settings: Settings) -> list[str]:
-    """The models that a configuration names."""
+    """Return the models in the routes, except patterns with ``*``."""
     return [route.model or route.match for route in settings.models if "*" not in route.match]
 
 
 def explained(file: Path, config: Path | None, model: str | None, policy: str | None) -> None:
-    """Print what would be done to the request in a file. Raises ``ConfigurationError``."""
+    """Print how the proxy would compact the request in a file. Raises ``ConfigurationError``."""
     settings = load(config, os.environ)
     body = parse(file.read_bytes())
     if not body.messages:
@@ -167,7 +169,7 @@ def _case(service: Runtime, body: ChatRequest, policy: Policy, route: Route, pro
     room = budget(profile, output_reserve(window, reserved, profile.max_output_tokens), None)
 
     async def none(tokens: int) -> Sequence[UpstreamSummaryModel]:
-        return ()  # no summary is made here
+        return ()  # explain makes no summary
 
     return CompactionInput(
         body=body,

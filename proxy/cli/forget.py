@@ -1,4 +1,4 @@
-"""Removing what is stored of a team or a caller, as a command."""
+"""The command `forget`: removes the stored data of a team or a caller."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from proxy.store.opening import store_file
 
 
 def forget(team: str | None, key_sha256: str | None, config: Path | None) -> None:
-    """Remove what is stored of a team, or of the caller whose key has a digest, and print how much that was.
+    """Remove the stored data of a team, or of a caller by the key's digest, and print the number of entries.
 
     Raises ``ConfigurationError``.
     """
@@ -26,9 +26,9 @@ def forget(team: str | None, key_sha256: str | None, config: Path | None) -> Non
     if path is None:
         raise ConfigurationError("store.url: this store is in the memory of the server: stop it, and it is gone")
     if not path.exists():
-        raise ConfigurationError(f"store.url: there is no {path}: name the configuration of the server with --config")
+        raise ConfigurationError(f"store.url: there is no {path}. Fix: pass the server's configuration with --config")
     if (team is None) == (key_sha256 is None):
-        raise ConfigurationError("Name either --team or --key-sha256.")
+        raise ConfigurationError("Pass either --team or --key-sha256.")
     counts, unknown = asyncio.run(_forget(settings, tenants(settings, team, key_sha256)))
     for kind, count in sorted(counts.items()):
         click.echo(f"{kind}: {count} {'entry' if count == 1 else 'entries'} removed")
@@ -36,16 +36,21 @@ def forget(team: str | None, key_sha256: str | None, config: Path | None) -> Non
         click.echo("Nothing was stored.")
     if unknown:
         click.echo(
-            f"{unknown} entries can't be read with the keys of this configuration: whose they are is not known, and "
-            "they were left.",
+            f"{unknown} entries can't be read with the keys of this configuration, so their owners are unknown. "
+            "The command didn't remove them.",
             err=True,
         )
     for aside in put_aside(path):
-        click.echo(f"{aside}: a damaged file that was moved aside, and was left: delete it.", err=True)
+        click.echo(
+            f"{aside}: a damaged file that was moved aside. The command doesn't remove it. Fix: delete it", err=True
+        )
 
 
 def tenants(settings: Settings, team: str | None, key_sha256: str | None) -> list[str]:
-    """What is stored under: a team's name, and with ``auth.mode: open`` the digests of its keys."""
+    """Return the tenants of a team or a key.
+
+    A team's data is stored under its name, and with ``auth.mode: open`` under the digests of its keys.
+    """
     if team is None:
         return [f"key:{key_sha256}"]
     keys = settings.teams[team].keys if team in settings.teams else ()
@@ -60,6 +65,8 @@ async def _forget(settings: Settings, names: list[str]) -> tuple[Counter[str], i
             counts.update(await store.forget(name))
         return counts, await store.unknown()
     except StoreFailed as error:
-        raise ConfigurationError(f"store.url: not all could be removed: {error}: run the command again") from error
+        raise ConfigurationError(
+            f"store.url: some entries could not be removed ({error}). Fix: run the command again"
+        ) from error
     finally:
         await store.aclose()

@@ -1,4 +1,4 @@
-"""What refusals and usage taught, as it stands in the store: tables for a person."""
+"""Tables of the limits and ratios in the store, learned from rejected requests and usage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Learned(NamedTuple):
 
     @property
     def models(self) -> list[tuple[str, str]]:
-        """The upstreams and models of which anything is known."""
+        """Return the upstreams and models with a learned limit or ratio."""
         known = {(found.upstream, found.model) for _, found in self.limits}
         return sorted(known | {(found.upstream, found.model) for _, found in self.ratios})
 
@@ -46,7 +46,7 @@ async def learned(store: ListingStore) -> Learned:
 
 
 def render(known: Learned, wanted: Sequence[tuple[str, str]], console: Console) -> None:
-    """Print what is known of the models of some upstreams."""
+    """Print the learned limits and ratios of some models. ``wanted`` lists upstreams and models."""
     now = time.time()
     told = Table("upstream", "model", "tenant", "of the", "tokens", "source", "age", "until", title="learned limits")
     for tenant, found in known.limits:
@@ -73,12 +73,12 @@ def render(known: Learned, wanted: Sequence[tuple[str, str]], console: Console) 
 
 
 def short(tenant: str) -> str:
-    """A tenant as it is shown: the beginning of its digest, which says nothing of a key."""
+    """Return the start of a tenant's digest, which reveals no key."""
     return hashlib.sha256(tenant.encode()).hexdigest()[:12]
 
 
 def _read(entry: Entry, form: type[V]) -> V | None:
-    """Return the decoded entry. ``None`` if it is damaged or of another version: servers ignore those, too."""
+    """Return the decoded entry, or ``None`` if it's damaged or of another version. Servers ignore those, too."""
     try:
         return msgspec.json.decode(entry.value, type=form)
     except UNREADABLE:

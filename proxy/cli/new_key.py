@@ -1,4 +1,4 @@
-"""Keys for teams: made here, known by their hash only."""
+"""The command `keys new`: creates a key for a team. The configuration contains only its hash."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ RANDOM_BYTES = 32
 
 
 def new_key() -> str:
-    """A key that nobody can guess: the prefix and 43 letters, digits, ``-`` and ``_``."""
+    """Return a random key: the prefix and 43 letters, digits, ``-`` and ``_``."""
     return PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
 
 
 def entry(key: str, expires: date | None) -> str:
-    """The key as a configuration lists it, in YAML."""
+    """Return the YAML entry for the key in a configuration."""
     digest = f'"sha256:{hashlib.sha256(key.encode()).hexdigest()}"'
     return digest if expires is None else f"{{hash: {digest}, expires: {expires}}}"
 
 
 def announcement(key: str, team: str, expires: date | None) -> str:
-    """What the person who asked for a key is told."""
+    """Return the text that the command prints."""
     return f"""\
-The key, shown only now and kept nowhere. Hand it to the team:
+The key. It is shown only once and not stored. Give it to the team:
 
   {key}
 
-Its hash, for the configuration. A key that the team has already stays valid as long as it is listed:
+Its hash, for the configuration. The team's other keys stay valid while they are listed:
 
 teams:
   {team}:

@@ -1,4 +1,4 @@
-"""What is in force for a team and a model, and which line of which file says so: tables for a person."""
+"""Tables of the settings in force for a team and a model, with the file and line that set each value."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from proxy.config.tree import Mapping
 from proxy.errors import ConfigurationError
 
 WIDE = 150
-"""Columns of tables that no terminal shows."""
+"""Columns of tables that don't go to a terminal."""
 
 Row = tuple[str, str, str]
 
 
 def shown(loaded: Loaded, team: str | None, model: str | None) -> None:
-    """Print what is in force. Raises ``ConfigurationError`` for a team that there is none of."""
+    """Print the settings in force. Raises ``ConfigurationError`` for an unknown team."""
     policy = loaded.settings.policies[_policy_of(loaded, team)]
     values = stated(loaded.root, policy.name, loaded.written.policies)
     override = None
@@ -45,9 +45,9 @@ def shown(loaded: Loaded, team: str | None, model: str | None) -> None:
 
 
 def effective_values(policy: Policy, values: Mapping, place: Callable[[int], str]) -> Iterator[Row]:
-    """Each setting of a policy, its value, and where that comes from: a file and line, or what it follows from.
+    """Return each setting of a policy, its value, and its source: a file and line, or another setting.
 
-    ``values`` is what is stated for it, by lines that ``place`` finds.
+    ``values`` contains the settings in the files. ``place`` returns the file and line of a line number.
     """
     fields = policy.model_dump(mode="json", exclude={"name", "models"})
     for name, value in fields.items():

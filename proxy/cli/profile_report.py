@@ -1,4 +1,4 @@
-"""What is known of a model, as rows and as a table for people."""
+"""Rows and tables of the limits of models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIELDS = SOURCED
 
 
 class Row(NamedTuple):
-    """One field of a profile: its value as text, and where it comes from."""
+    """One field of a profile: its value as text, and its source."""
 
     field: str
     value: str
@@ -24,14 +24,14 @@ class Row(NamedTuple):
 
 
 def describe(profile: Profile, *fields: str) -> list[Row]:
-    """Rows for ``fields``, or for all that are worth showing. Tokens have thousands separators."""
+    """Return rows for ``fields``, or for all fields with a source. Numbers have thousands separators."""
     return [
         Row(field, _text(getattr(profile, field)), profile.sources.get(field, "unknown")) for field in fields or FIELDS
     ]
 
 
 def render(profiles: Iterable[Profile], console: Console) -> None:
-    """Print one table per profile, with what the operator should know beneath it."""
+    """Print one table per profile, with its note below."""
     for profile in profiles:
         table = Table("field", "value", "source", title=Text(profile.model), title_justify="left")
         for row in describe(profile):

@@ -1,4 +1,4 @@
-"""Where LiteLLM's table and our corrections say different things of a model."""
+"""Differences between LiteLLM's table of models and the proxy's corrections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIELDS: tuple[Field, ...] = ("max_input_tokens", "max_output_tokens")
 
 
 class Difference(NamedTuple):
-    """One field of one entry of LiteLLM's table, in tokens; ``None`` where nothing is said.
+    """One field of an entry in LiteLLM's table, in tokens. ``None`` means that a table has no figure.
 
     ``holds`` is the figure in force: the smaller one.
     """
@@ -30,7 +30,7 @@ class Difference(NamedTuple):
 
 
 def differences(names: Collection[str] = ()) -> Iterator[Difference]:
-    """All of them by the table's names, or those of some models, named with or without their provider.
+    """Return the differences, for all models or for ``names``, with or without their provider.
 
     Raises ``ConfigurationError`` if the table can't be read.
     """
