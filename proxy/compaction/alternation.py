@@ -1,8 +1,8 @@
-"""Messages for upstreams with a strict chat template: user and assistant speak in turn, the user first.
+"""Rewrite messages for upstreams with a strict chat template: user and assistant alternate, starting with the user.
 
-Mistral's, Gemma's and Llama 2's templates refuse a conversation where the same role speaks twice in a row, where the
-assistant speaks first, or where a system message stands anywhere but at the start. Mistral's counts neither messages
-with calls nor their results, so a user who speaks right after a result speaks twice in a row there.
+The templates of Mistral, Gemma, and Llama 2 reject three kinds of conversations. Two messages in a row have the same
+role, the assistant comes first, or a system message isn't at the start. Mistral's template skips messages with tool
+calls and their results, so for it a user message right after a result follows another user message.
 """
 
 from __future__ import annotations
@@ -24,34 +24,35 @@ from proxy.compaction.parts import is_text_part
 from proxy.compaction.render import OutgoingMessage
 
 NOTE = "[system note] "
-"""Stands before the text of a system message that became part of what the user says."""
+"""Prefix for the text of a system message that was moved into a user message."""
 
 OPENING = "(The beginning of this conversation is not shown.)"
-"""What the user says where the assistant would speak first."""
+"""User message that is inserted if the assistant comes first."""
 
 NOTED = "(The results are noted.)"
-"""What the assistant says between a tool's result and the user."""
+"""Assistant message that is inserted between a tool result and a user message."""
 
 _CALLS = ("tool_calls", "function_call")
-# Two messages that both hold one of these can't be made one.
+# Two messages can't be merged if both have one of these.
 _SINGLE = (*_CALLS, "refusal", "audio")
 
 
 def alternating(pieces: Sequence[OutgoingMessage], count: MessageCounter) -> list[OutgoingMessage]:
-    """The same messages in a sequence that strict templates accept.
+    """Return the same messages in a sequence that strict templates accept.
 
-    - User messages in a row become one, and so do assistant messages as far as the first of calls: strings are joined
-      by a blank line; where one has a list of parts, all become parts of one list. Of other fields the first one
-      counts. Two refusals, or two audio answers, stay apart.
-    - A system message inside the conversation becomes a note of the user's at its place, and so joins its neighbours.
-      It does not move, for then the next request would not begin with the bytes of this one. One without text goes.
-    - Between a result and the user the assistant says ``NOTED``. Where the assistant speaks first, the user says
-      ``OPENING`` before.
-    - The client's system messages at the start stay. A summary among them joins what stands beside it.
+    - Merge consecutive user messages, and consecutive assistant messages up to the first one with tool calls. Strings
+      are joined by a blank line. If one message has a list of parts, all become parts of one list. For other fields,
+      the first message that has the field wins. Two refusals or two audio answers aren't merged.
+    - Convert a system message inside the conversation to a user message at the same position, which then merges with
+      its neighbors. Moving it would change the start of the next request and break the prompt cache. A system message
+      without text is dropped.
+    - Insert the assistant message ``NOTED`` between a result and a user message. If the assistant comes first, insert
+      the user message ``OPENING`` before it.
+    - Keep the client's system messages at the start. A summary among them merges with its neighbors.
 
-    What needs none of it comes back as the object it came in as; so do messages of unknown roles and contents. A joined
-    piece has the newest of its messages' turns; pieces that are put in have none. Twice is as good as once. To be
-    done last: the other steps make their forms of one turn's bytes, and would lose what was joined to it.
+    Messages that need no change are returned as the same objects, and so are messages with unknown roles or contents.
+    A merged message has the newest turn of its messages; inserted messages have none. The function is idempotent.
+    Apply it last: the other steps rebuild a message from the bytes of one turn and would lose the merged text.
     """
     members = [_Member(piece, decode(piece.raw)) for piece in pieces]
     leading = next((i for i, member in enumerate(members) if member.role not in HEAD_ROLES), len(members))
@@ -68,7 +69,7 @@ def alternating(pieces: Sequence[OutgoingMessage], count: MessageCounter) -> lis
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A message on its way. ``piece`` has no size yet where the message was made here."""
+    """A message to merge. If this module created the message, ``piece`` has no token count yet."""
 
     piece: OutgoingMessage
     message: Message
@@ -81,17 +82,17 @@ class _Member:
 
     @property
     def readable(self) -> bool:
-        """Whether its content is of a known kind."""
+        """Return whether the content has a known type."""
         return isinstance(self.message.get("content"), str | list | None)
 
     @property
     def single(self) -> set[str]:
-        """What it holds that no message can hold twice."""
+        """Return the fields that a merged message can have only once."""
         return {key for key in _SINGLE if self.message.get(key)}
 
 
 class _Run:
-    """Messages that are sent as one."""
+    """Messages that are merged into one."""
 
     def __init__(self, *members: _Member) -> None:
         self.members = list(members)
@@ -102,7 +103,7 @@ class _Run:
         return self.members[0].role
 
     def take(self, member: _Member) -> bool:
-        """Whether a message can be made one with these; if so, it now is."""
+        """Merge a message if possible. Return whether it was merged."""
         last = self.members[-1]
         if not (last.role == member.role in ("user", "assistant") and last.readable and member.readable):
             return False
@@ -126,7 +127,7 @@ class _Run:
         return OutgoingMessage(raw, count(decode(raw)), turns[-1] if turns else None)
 
     def _further_fields(self) -> Iterator[tuple[str, object]]:
-        """The fields that the first message does not have."""
+        """Yield the fields that only later messages have."""
         have = {key for key, value in self.members[0].message.items() if value} | {"role", "content"}
         for member in self.members[1:]:
             for key, value in member.message.items():
@@ -144,7 +145,10 @@ def _runs(members: Iterator[_Member]) -> list[_Run]:
 
 
 def _leading(members: list[_Member]) -> list[_Run]:
-    """System messages at the start. Templates take one; how many a client sends is between it and the upstream."""
+    """Group the system messages at the start.
+
+    Templates accept only one. The proxy merges its own summary into it but doesn't merge the client's messages.
+    """
     summary = next((i for i, member in enumerate(members) if member.piece.turn is None), len(members))
     start = max(summary - 1, 0)
     alone, together = members[:start], members[start:]
@@ -154,7 +158,7 @@ def _leading(members: list[_Member]) -> list[_Run]:
 
 
 def _as_note(member: _Member) -> _Member | None:
-    """A system message as a note of the user's, ``None`` if it says nothing; any other message as it is."""
+    """Convert a system message to a user message; ``None`` if it has no text. Keep other messages."""
     if member.role not in HEAD_ROLES or not member.readable:
         return member
     content = member.message.get("content")
@@ -179,7 +183,7 @@ def _said(role: str, text: str) -> _Run:
 
 
 def _joined(contents: Sequence[object]) -> object:
-    """Contents as one: strings by a blank line, a list of parts as soon as one is such a list."""
+    """Join contents: strings with a blank line, or into one list of parts if any content is a list."""
     if any(isinstance(content, list) for content in contents):
         parts: list[object] = []
         for content in contents:

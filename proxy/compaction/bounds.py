@@ -1,7 +1,8 @@
-"""What a request may have besides tokens: so many messages, so many bytes.
+"""Limits on the number of messages and on bytes.
 
-Providers refuse what has more, whatever its tokens are. The scan takes both as it takes tokens: from a share of a bound
-on the conversation is compacted, at a place that depends on the prefix alone, and so far that it has room to grow.
+Providers reject requests over these limits, even if their tokens fit. The planner treats both limits like the token
+budget. When a conversation reaches a share of a limit, the planner compacts it so that it has room to grow. The cut
+depends only on the messages before it.
 """
 
 from __future__ import annotations
@@ -15,33 +16,33 @@ from proxy.compaction.gains import PlainGains
 from proxy.compaction.message import Turn
 
 PRESSING = 0.95
-"""From this share of a bound on a conversation is compacted: the next turn may be refused."""
+"""Share of a limit at which a conversation is compacted, because the upstream may refuse the next turn."""
 
 NEARING = 0.85
-"""From this share on the summary is prepared, where the policy prepares any."""
+"""Share of a limit at which the summary is prepared, if the policy prepares summaries."""
 
 ROOM = 0.60
-"""A compaction brings a conversation to this share of the bound or below, if it can."""
+"""Share of a limit that a compaction aims for."""
 
 COMMA = 1
-"""Bytes between two messages in what leaves."""
+"""Bytes between two messages in an outgoing body."""
 
 SEPARATOR = 2
-"""The same in what comes, at most: many encoders put a space there. The scan takes all messages with it."""
+"""Most bytes between two messages in an incoming body: many encoders add a space. The planner counts with these."""
 
 SUMMARY_BYTES = 6
-"""Bytes for each token that a summary message may have. English has 4 to 5, and escapes in JSON take some."""
+"""Bytes per token of a summary message. English text has 4 to 5, and JSON escapes add some."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The most messages, and the most bytes of the body, that a request may have; ``None`` where nobody knows."""
+    """The most messages and the most body bytes that a request may have; ``None`` if the limit is unknown."""
 
     messages: int | None = None
     bytes: int | None = None
 
     def reached(self, messages: int, size: int, share: float = PRESSING) -> bool:
-        """Whether a request with so many messages and bytes has come to a share of a bound."""
+        """Return whether a request with ``messages`` messages and ``size`` bytes has reached a share of a limit."""
         return (self.messages is not None and messages >= part(share, self.messages)) or (
             self.bytes is not None and size >= part(share, self.bytes)
         )
@@ -51,14 +52,14 @@ UNBOUNDED = Bounds()
 
 
 def part(share: float, most: int) -> int:
-    """A share of a bound, at least one."""
+    """Return a share of a limit, at least 1."""
     return max(1, int(share * most))
 
 
 class Pressure(ABC):
-    """One bound in one scan: how much of it a conversation takes. Positions are groups.
+    """How much of one limit a conversation uses. Positions are group indexes.
 
-    ``grown`` is what the groups take that stand before each.
+    ``grown`` is a running total: entry ``g`` is the usage of all groups before ``g``.
     """
 
     def __init__(self, most: int, grown: Sequence[int]) -> None:
@@ -66,36 +67,36 @@ class Pressure(ABC):
         self.grown = grown
 
     @abstractmethod
-    def beside(self, cut: int) -> int:
-        """What stands beside the groups that are kept from a cut on."""
+    def outside(self, cut: int) -> int:
+        """Return the usage of everything except the groups that are kept after a cut."""
 
     def at(self, cut: int, end: int) -> int:
-        """What a conversation of ``end`` groups takes, cut before the group ``cut``."""
-        return self.beside(cut) + self.grown[end] - self.grown[cut]
+        """Return the usage of a conversation with ``end`` groups that is cut before the group ``cut``."""
+        return self.outside(cut) + self.grown[end] - self.grown[cut]
 
     def level(self, cut: int, share: float) -> int:
-        """The entry of ``grown`` from which a conversation, cut so, takes a share of the bound."""
-        return part(share, self.most) - self.beside(cut) + self.grown[cut]
+        """Return the value of ``grown`` at which a conversation with this cut reaches a share of the limit."""
+        return part(share, self.most) - self.outside(cut) + self.grown[cut]
 
 
 class MessagePressure(Pressure):
-    """The messages of a request. ``standing`` says of each cut how many stand beside the kept ones in its body."""
+    """The messages of a request. ``replacement`` returns how many messages replace the groups before a cut."""
 
-    def __init__(self, most: int, head: int, ends: Sequence[int], standing: Callable[[int], int]) -> None:
+    def __init__(self, most: int, head: int, ends: Sequence[int], replacement: Callable[[int], int]) -> None:
         super().__init__(most, [0, *ends])
         self._head = head
-        self._standing = standing
+        self._replacement = replacement
 
-    def beside(self, cut: int) -> int:
-        """See ``Weight``."""
-        return self._head + self._standing(cut)
+    def outside(self, cut: int) -> int:
+        """Return the messages of the head and of the replacement."""
+        return self._head + self._replacement(cut)
 
 
 class BytePressure(Pressure):
     """The bytes of a request.
 
-    ``sizes`` are the bytes of each message as it is kept at most, ``gains`` what each stage takes off a group in bytes.
-    ``standing`` says of each cut which bytes stand beside the kept ones in its body, the summary's among them.
+    ``sizes`` are the most bytes that each message keeps. ``gains`` lists the bytes that each stage saves, by group.
+    ``replacement`` returns the bytes that replace the groups before a cut, including the summary.
     """
 
     def __init__(
@@ -105,30 +106,33 @@ class BytePressure(Pressure):
         groups: Sequence[tuple[int, int]],
         sizes: Sequence[int],
         gains: Mapping[str, Sequence[int]],
-        standing: Callable[[int], int],
+        replacement: Callable[[int], int],
     ) -> None:
         grown = [0]
         for start, end in groups:
             grown.append(grown[-1] + sum(sizes[start:end]) + SEPARATOR * (end - start))
         super().__init__(most, grown)
-        # As in the frame, what moves slowly is rounded up.
+        # Like the envelope's tokens, the overhead is rounded up so that small changes don't move checkpoints.
         step = max(1, most // 128)
         self._overhead = -(-overhead // step) * step
         self._gains = {name: PlainGains(by_group) for name, by_group in gains.items()}
-        self._standing = standing
+        self._replacement = replacement
 
-    def beside(self, cut: int) -> int:
-        """See ``Weight``. What stages have taken off is taken off here."""
+    def outside(self, cut: int) -> int:
+        """Return the bytes around the kept groups, minus the bytes that stages have saved."""
         saved = sum([gains.applied(cut) for gains in self._gains.values()])
-        return self._overhead + self._standing(cut) - saved
+        return self._overhead + self._replacement(cut) - saved
 
     def apply(self, name: str, frontier: int, end: int) -> None:
-        """A stage is applied up to a frontier."""
+        """Apply a stage up to a frontier."""
         if name in self._gains:
             self._gains[name].apply(frontier, end)
 
     def frontier(self, name: str, cut: int, first: int, last: int, needed: int) -> tuple[int, int]:
-        """How far to apply a stage to save ``needed`` bytes more, from ``first`` to ``last``; and what that saves."""
+        """Find the frontier between ``first`` and ``last`` at which a stage saves ``needed`` more bytes.
+
+        Return the frontier and the bytes that it saves.
+        """
         gains = self._gains[name]
         applied = gains.applied(cut)
         first = max(first, gains.frontier)
@@ -139,7 +143,7 @@ class BytePressure(Pressure):
 
 
 def kept_sizes(body: Sequence[Turn], clips: Mapping[int, int]) -> list[int]:
-    """The bytes of each message of a body; of a result that is held to a size, the part of them that stays."""
+    """Return the bytes of each message of a body. Oversized results count with the part that is kept."""
     sizes = [len(turn.raw) for turn in body]
     for index, tokens in clips.items():
         facts = body[index].facts

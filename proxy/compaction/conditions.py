@@ -1,6 +1,6 @@
-"""When to compact, and how much recent conversation stays.
+"""When to compact, and how much recent conversation to keep.
 
-The vocabulary is that of LangChain's ``SummarizationMiddleware``: tokens, messages, or a fraction of the budget.
+The terms are those of LangChain's ``SummarizationMiddleware``: tokens, messages, or a fraction of the budget.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """A condition on a conversation. All parts that are given must hold.
+    """A condition on a conversation. All fields that are set must hold.
 
     ``tokens`` and ``messages`` are counts; ``fraction`` is a share of the budget, in (0, 1].
     """
@@ -21,9 +21,9 @@ class Clause:
     fraction: float | None = None
 
     def met(self, tokens: int, messages: int, budget: int | None) -> bool:
-        """Whether a conversation of this size reaches the clause. Bounds are inclusive.
+        """Return whether a conversation of this size meets the clause. Limits are inclusive.
 
-        A fraction is unmet where the budget (in tokens) is unknown.
+        A fraction isn't met if the budget (in tokens) is unknown.
         """
         if self.tokens is None and self.messages is None and self.fraction is None:
             return False
@@ -36,14 +36,14 @@ class Clause:
         return True
 
     def least_tokens(self, budget: int | None) -> float:
-        """Below this many tokens the clause is never met, whatever else it asks for; infinite where it never is."""
+        """Return the tokens below which the clause is never met; infinite if it can't be met at any size."""
         if self.fraction is not None and budget is None:
             return math.inf
         share = 0 if self.fraction is None or budget is None else share_of(self.fraction, budget)
         return max(self.tokens or 0, share)
 
     def level(self, budget: int | None) -> int | None:
-        """The number of tokens from which the token parts hold; ``None`` if tokens alone cannot meet the clause."""
+        """Return the number of tokens that meets the clause; ``None`` if tokens alone can't meet it."""
         if self.messages is not None or (self.fraction is not None and budget is None):
             return None
         if self.fraction is None or budget is None:
@@ -52,25 +52,25 @@ class Clause:
 
 
 Trigger = tuple[Clause, ...]
-"""Any of the clauses; none at all never fires."""
+"""A trigger fires if any of its clauses is met. An empty trigger never fires."""
 
 
 def share_of(fraction: float, budget: int) -> int:
-    """A fraction of a budget in whole tokens, at least one."""
+    """Return a fraction of a budget in whole tokens, at least 1."""
     return max(1, math.floor(fraction * budget))
 
 
 def any_met(trigger: Trigger, tokens: int, messages: int, budget: int | None) -> bool:
-    """Whether one of the clauses is met."""
+    """Return whether one of the clauses is met."""
     return any(clause.met(tokens, messages, budget) for clause in trigger)
 
 
 def lowest_level(trigger: Trigger, budget: int | None) -> int | None:
-    """The number of tokens from which the trigger fires whatever the count of messages; ``None`` if there is none."""
+    """Return the number of tokens at which the trigger fires for any message count; ``None`` if there is none."""
     levels = (clause.level(budget) for clause in trigger)
     return min((level for level in levels if level is not None), default=None)
 
 
 def lowest_messages(trigger: Trigger) -> int | None:
-    """The fewest messages that any clause with a count of messages asks for."""
+    """Return the lowest message count among the clauses; ``None`` if no clause has one."""
     return min((c.messages for c in trigger if c.messages is not None), default=None)

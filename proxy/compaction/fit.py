@@ -1,7 +1,7 @@
-"""The fit ladder: what is done to one request alone when the plan still leaves it too large, in tokens or in bytes.
+"""The fit ladder: shorten a single request that is still too large after its plan, in tokens or in bytes.
 
-Each rung takes off no more than is needed, the largest messages first. Nothing here touches the head, nor parts a
-call from its result.
+Each rung shortens only as much as needed, largest messages first. The ladder never changes the head and never
+separates a call from its result.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from proxy.compaction.stages import arguments, media, results
 NAME = "fit"
 
 SMALLEST = 120
-"""Below this many tokens a message is not shortened."""
+"""Tokens. Smaller messages aren't shortened."""
 
 SMALLEST_BYTES = 600
-"""The same in bytes."""
+"""Bytes. When bytes are over the limit, smaller messages aren't shortened."""
 
 MARGIN = 64
-"""Where there are too many bytes, this part of what is allowed is left free: a cut is made by tokens, not by bytes."""
+"""Divisor of the byte limit: this part stays free, because cuts are made by tokens and their bytes aren't exact."""
 
 _NO_KEEP = Clause(messages=1)
 _TIGHT_ARGUMENTS = ArgumentRules((), _NO_KEEP, 400, None, frozenset({"*"}))
@@ -35,8 +35,11 @@ _ANY_MEDIA = MediaRules((), _NO_KEEP)
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """What the messages may take together. ``size`` is what one takes; ``tokens`` converts such a size of a message's
-    text into tokens; nothing is shortened below ``smallest``."""
+    """The limit for all messages together, in tokens or in bytes.
+
+    ``size`` returns the size of one message. ``tokens`` converts a size of a message's text into tokens. Messages
+    aren't shortened below ``smallest``.
+    """
 
     room: int
     size: Callable[[OutgoingMessage], int]
@@ -53,36 +56,20 @@ Rung = Callable[[list[OutgoingMessage], _Limit, Rules, MessageCounter], list[Out
 def fit(
     rendered: RenderedConversation, room: int | None, rules: Rules, count: MessageCounter, byte_room: int | None = None
 ) -> RenderedConversation:
-    """The messages shortened until they take ``room`` tokens and ``byte_room`` bytes at most, or as near to that as the
-    rungs reach; ``None`` is no limit."""
+    """Shorten messages until they fit in ``room`` tokens and ``byte_room`` bytes. ``None`` means no limit.
+
+    If the rungs can't save enough, the result is still too large.
+    """
     pieces = list(rendered.pieces)
     if room is not None:
         limit = _Limit(room, _tokens, _same, SMALLEST)
-        for rung in (
-            _results,
-            _arguments,
-            _media,
-            _texts,
-            _all_arguments,
-            _words_of_calls,
-            _directives,
-            _last_user_message,
-        ):
+        for rung in (_results, _arguments, _media, _texts, *_LAST):
             if limit.excess(pieces) > 0:
                 pieces = rung(pieces, limit, rules, count)
     if byte_room is not None and sum(map(_bytes, pieces)) > byte_room:
         limit = _Limit(byte_room - byte_room // MARGIN, _bytes, _as_tokens, SMALLEST_BYTES)
-        # Most bytes are pictures, and no text need go for them.
-        for rung in (
-            _media,
-            _results,
-            _arguments,
-            _texts,
-            _all_arguments,
-            _words_of_calls,
-            _directives,
-            _last_user_message,
-        ):
+        # Media come first: they have the most bytes, so that often no text has to be cut.
+        for rung in (_media, _results, _arguments, _texts, *_LAST):
             if limit.excess(pieces) > 0:
                 pieces = rung(pieces, limit, rules, count)
     if all(made is piece for made, piece in zip(pieces, rendered.pieces, strict=True)):
@@ -122,7 +109,7 @@ def _arguments(
 def _all_arguments(
     pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, count: MessageCounter
 ) -> list[OutgoingMessage]:
-    """Those, too, that say what a call was about: a command can be a whole file."""
+    """Cut all arguments, including those that identify a call: a command can contain a whole file."""
     stage = arguments.Arguments(_TIGHT_ARGUMENTS, count, archive=rules.archive, every_key=True)
     return _cut_arguments(pieces, limit, stage)
 
@@ -133,9 +120,10 @@ def _cut_arguments(pieces: list[OutgoingMessage], limit: _Limit, stage: argument
 
 
 def _media(pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, count: MessageCounter) -> list[OutgoingMessage]:
-    """Labels for images, audio and files, unless the policy leaves those alone: no other rung can make them smaller.
+    """Replace images, audio, and files with labels, unless the policy keeps them. No other rung can shorten them.
 
-    The user's last message keeps its own."""
+    The media of the user's last message are kept.
+    """
     if rules.media is None:
         return pieces
     stage = media.Media(_ANY_MEDIA, count, archive=rules.archive)
@@ -151,10 +139,10 @@ def _media(pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, count: Me
 def _reduced(
     pieces: list[OutgoingMessage], chosen: list[int], limit: _Limit, stage: arguments.Arguments | media.Media
 ) -> list[OutgoingMessage]:
-    """The chosen pieces as a stage makes them, the largest first, until the excess is gone."""
+    """Apply a stage to the chosen messages, largest first, until they fit."""
     excess = limit.excess(pieces)
     for index in sorted(chosen, key=lambda i: -limit.size(pieces[i])):
-        # Made of the original, what a rung before has shortened would come back.
+        # Start from the current form: the original would undo the rungs before.
         form = stage.reduce(0, _as_it_is(pieces[index]))
         if form is not None:
             excess -= _put(pieces, index, form, limit)
@@ -172,14 +160,17 @@ def _texts(pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, count: Me
 def _words_of_calls(
     pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, count: MessageCounter
 ) -> list[OutgoingMessage]:
-    """What the assistant said beside its calls: last, for a size that all of the message is held to takes it first."""
+    """Shorten the text of assistant messages with calls.
+
+    This comes late: the limit covers the whole message, so the text is lost before the arguments shrink.
+    """
     return _level(pieces, [i for i in _said(pieces) if _calls(pieces[i])], limit, rules, count)
 
 
 def _directives(
     pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, count: MessageCounter
 ) -> list[OutgoingMessage]:
-    """Shorten system messages from inside the conversation. Those at its start are never touched."""
+    """Shorten system messages inside the conversation, but never those at its start."""
     system = [i for i, p in enumerate(pieces) if p.turn and p.turn.facts.role in HEAD_ROLES]
     inside = [index for place, index in enumerate(system) if index != place]
     return _level(pieces, inside, limit, rules, count)
@@ -203,7 +194,7 @@ def _last_user_message(
 
 
 def last_user_message(pieces: Sequence[OutgoingMessage]) -> int | None:
-    """The index of the newest message of the user's own, if it is among the pieces."""
+    """Return the index of the newest user message that the client sent; ``None`` if there is none."""
     users = (i for i in range(len(pieces) - 1, -1, -1) if (t := pieces[i].turn) and t.facts.role == "user")
     return next(users, None)
 
@@ -211,7 +202,10 @@ def last_user_message(pieces: Sequence[OutgoingMessage]) -> int | None:
 def _level(
     pieces: list[OutgoingMessage], chosen: list[int], limit: _Limit, rules: Rules, count: MessageCounter
 ) -> list[OutgoingMessage]:
-    """Hold the largest of the chosen pieces to one size, so low that the excess goes; not below the smallest."""
+    """Shorten the largest of the chosen messages to one common size that removes the excess.
+
+    The size is never below ``limit.smallest``.
+    """
     excess = limit.excess(pieces)
     texts = {i: _text_of(pieces[i]) for i in chosen if not pieces[i].pinned}
     sizes = {i: limit.size(text) for i, text in texts.items()}
@@ -226,11 +220,11 @@ def _level(
         turn: Turn | None = pieces[index].turn
         if turn is None or sizes[index] <= level:
             continue
-        # Made of the original, a shortened message would have its arguments back.
+        # Start from the current form: the original would restore the arguments.
         source = _as_it_is(pieces[index]) if turn.facts.calls else turn
         form = results.shortened(source, limit.tokens(texts[index], level), count, clip_marker(turn, rules))
         if form is not None and _labelled(pieces[index]):
-            # Labels are put in after the cut: they would take the place of the text's ends.
+            # Insert labels after the cut, so that they don't displace the ends of the text.
             form = media.Media(_ANY_MEDIA, count, archive=rules.archive).reduce(0, form)
         if form is not None:
             _put(pieces, index, form, limit)
@@ -238,14 +232,14 @@ def _level(
 
 
 def _labelled(piece: OutgoingMessage) -> bool:
-    """Return whether a message had media, and has labels for them by now."""
+    """Return whether labels have replaced the media of a message."""
     if piece.turn is None or not piece.turn.facts.media or not piece.changed:
         return False
     return not any(map(is_media_part, parts_of(decode(piece.raw))))
 
 
 def _text_of(piece: OutgoingMessage) -> OutgoingMessage:
-    """Return a piece without its media or their labels: only the text of a message can be shortened."""
+    """Return a message without its media or their labels. Only the text can be shortened."""
     if piece.turn is None or not piece.turn.facts.media:
         return piece
     facts = piece.turn.facts
@@ -254,7 +248,7 @@ def _text_of(piece: OutgoingMessage) -> OutgoingMessage:
 
 
 def _put(pieces: list[OutgoingMessage], index: int, form: Turn, limit: _Limit) -> int:
-    """Have a message in a shorter form, if it is shorter; what that takes off."""
+    """Replace a message if the new form has fewer tokens. Return the size that this saves."""
     before = pieces[index]
     made = OutgoingMessage(form.raw, form.facts.tokens, before.turn)
     if made.tokens >= before.tokens:
@@ -264,9 +258,9 @@ def _put(pieces: list[OutgoingMessage], index: int, form: Turn, limit: _Limit) -
 
 
 def _as_it_is(piece: OutgoingMessage) -> Turn:
-    """A client's message in the form that it has by now."""
+    """Return a client's message in its current form."""
     if piece.turn is None:
-        raise ValueError("a summary is no message of the client's")
+        raise ValueError("a summary isn't a message from the client")
     if not piece.changed:
         return piece.turn
     apart = 0 if _labelled(piece) else piece.turn.facts.apart
@@ -274,4 +268,4 @@ def _as_it_is(piece: OutgoingMessage) -> Turn:
 
 
 _LAST: tuple[Rung, ...] = (_all_arguments, _words_of_calls, _directives, _last_user_message)
-"""The rungs that come last, for tokens and bytes alike."""
+"""The last rungs, for both tokens and bytes."""

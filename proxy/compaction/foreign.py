@@ -1,7 +1,8 @@
-"""Summaries that other tools wrote: a client that compacts by itself sends them in place of its older messages.
+"""Recognize summaries that other tools wrote.
 
-They are taken over into the next summary, not kept as if the user had said them, and never summarised twice. What
-tells them is how their text begins, so quoting one further on in a message means nothing.
+A client that compacts its own conversation sends such a summary in place of older messages. The proxy merges it into
+its next summary, so the text isn't quoted as a user message and isn't summarized twice. Only the beginning of a text
+counts, so a quotation later in a message isn't recognized.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from proxy.compaction.parts import Message, is_text_part
 
 @dataclass(frozen=True, slots=True)
 class ForeignSummary:
-    """A message that holds a summary: who wrote it, its text, and what the user says beside it, in order."""
+    """A summary in a message: the tool that wrote it, its text, and the user's own texts around it, in order."""
 
     tool: str
     summary: str
@@ -24,13 +25,13 @@ class ForeignSummary:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How one tool writes its summary.
+    """The format of one tool's summary.
 
-    ``opening`` matches at the beginning of a text; its groups, if any, are ``before``, the user's own words, and
-    ``note``, which belongs to the summary. Every part of it is bounded. ``closings`` are pairs: where the tool's
-    closing words begin and how they end; what follows them is the user's. ``parts_only``: the tool sends
-    a list of parts, and the opening is too plain to trust it elsewhere. ``quotes``: the user's own messages stand in it
-    between these tags.
+    - ``opening`` matches at the beginning of a text. The optional group ``before`` is the user's own text; ``note``
+      belongs to the summary. Every repetition in the pattern is bounded.
+    - ``closings`` are pairs: the beginning and the end of the tool's closing words. Text after them is the user's.
+    - ``parts_only`` means that the tool sends a list of parts. The opening is too common to be recognized in a string.
+    - ``quotes`` are the tags around the user's own messages inside the summary.
     """
 
     tool: str
@@ -49,9 +50,9 @@ _USER = frozenset({"user"})
 _ANY = frozenset({"user", "assistant", "system", "developer"})
 _TAG = ("</summary>", "</summary>")
 
-# The wordings are facts about the tools. Each row says where it was read, as of November 2026.
+# Each entry quotes the wording of a tool and names its source, as of November 2026.
 FORMATS = (
-    # This program's own summary_message.py: another proxy in between, or a client that stored what was sent on.
+    # This project's summary_message.py: from another proxy in between, or a client that stored an outgoing request.
     Format(
         "compaction proxy",
         _ANY,
@@ -73,7 +74,7 @@ FORMATS = (
         ),
         (_TAG,),
     ),
-    # Claude Code: closed source; read in published session transcripts of 2025 and 2026, with and without the closing
+    # Claude Code: closed source; from published session transcripts of 2025 and 2026, with and without the closing
     # sentences. Cline: cline/cline, src/core/prompts/contextManagement.ts, continuationPrompt.
     Format(
         "Claude Code, Cline",
@@ -142,16 +143,16 @@ FORMATS = (
             ),
         ),
     ),
-    # google-gemini/gemini-cli, packages/core/src/services/chatCompressionService.ts; so also Qwen Code.
+    # google-gemini/gemini-cli, packages/core/src/services/chatCompressionService.ts; also Qwen Code.
     Format(
         "Gemini CLI",
         _USER,
         _opening(r"(?:<scratchpad>.{0,50000}?</scratchpad>\s{0,4})?<state_snapshot>\s{0,4}"),
         (("</state_snapshot>", "</state_snapshot>"),),
     ),
-    # RooCodeInc/Roo-Code, src/core/condense/index.ts and its forks: the first of several text parts.
+    # RooCodeInc/Roo-Code, src/core/condense/index.ts, and forks: the first of several text parts.
     Format("Roo Code", _USER, _opening(r"## Conversation Summary\n"), parts_only=True),
-    # earendil-works/pi, COMPACTION_SUMMARY_PREFIX and _SUFFIX; so also its forks.
+    # earendil-works/pi, COMPACTION_SUMMARY_PREFIX and _SUFFIX; also its forks.
     Format(
         "pi",
         _USER,
@@ -165,16 +166,16 @@ FORMATS = (
 
 
 def foreign_summary(message: Message) -> str | None:
-    """The text of the summary, if the message is one that a known tool wrote."""
+    """Return the text of the summary if a known tool wrote the message; otherwise ``None``."""
     found = recognised(message)
     return found.summary if found else None
 
 
 def recognised(message: Message) -> ForeignSummary | None:
-    """The summary in a message, and the user's words beside it; ``None`` where no known tool wrote it.
+    """Return the summary in a message and the user's own texts; ``None`` if no known tool wrote it.
 
-    Words are only the user's: what stands beside a summary in a message of another role counts as part of the
-    summary. An empty summary is none.
+    Only user messages have such texts. In a message of another role, text around the summary counts as part of it.
+    An empty summary isn't recognized.
     """
     role, content = message.get("role"), message.get("content")
     texts = [content] if isinstance(content, str) else [part["text"] for part in _parts(content)]
@@ -204,7 +205,7 @@ def _format(text: str, role: str, *, listed: bool) -> Format | None:
 
 
 def _split(form: Format, text: str) -> tuple[str, list[str]]:
-    """The summary in a text of this format, and the user's words."""
+    """Return the summary in a text of this format, and the user's own texts."""
     opening = form.opening.match(text)
     if opening is None:
         raise ValueError("the text is not of this format")
@@ -219,9 +220,9 @@ def _split(form: Format, text: str) -> tuple[str, list[str]]:
 
 
 def _closing(form: Format, text: str, start: int) -> tuple[int, int]:
-    """Where the tool's closing words begin and end, looked for from ``start`` on; the text's end where there are none.
+    """Return the start and end of the tool's closing words after ``start``; the text's end if there are none.
 
-    The last ones count: a summary may well quote those of the summary before it.
+    The last occurrence counts, because a summary may quote the closing words of an earlier summary.
     """
     closings = [(len(text), len(text))]
     for first, last in form.closings:
@@ -234,7 +235,10 @@ def _closing(form: Format, text: str, start: int) -> tuple[int, int]:
 
 
 def _unquoted(text: str, begin: str, end: str) -> tuple[str, list[str]]:
-    """The text without what stands between the tags, and what stands there; a last one that repeats another goes."""
+    """Remove the quotes between the tags. Return the remaining text and the quotes.
+
+    If the last quote repeats an earlier one, it's dropped.
+    """
     first, *pieces = text.split(begin)
     outside = [first]
     quoted = []

@@ -1,4 +1,4 @@
-"""What a cheap stage takes off a conversation, as running totals over its groups."""
+"""Running totals of the tokens or bytes that a cheap stage saves, by group."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from typing import Protocol
 
 
 class Gains(Protocol):
-    """The tokens that a stage takes off, and how far it is applied. Positions are groups.
+    """The savings of a stage, and how far it is applied. Positions are group indexes.
 
-    ``frontier`` is the group up to which the stage is applied, ``seen`` how many groups there were when that was
-    decided.
+    ``frontier`` is the group up to which the stage is applied. ``seen`` is the number of groups at that decision.
     """
 
     frontier: int
     seen: int
 
     def potential(self, start: int, frontier: int, end: int) -> int:
-        """What the stage would take off the groups from ``start`` to ``frontier`` while ``end`` groups are there.
+        """Return the savings on the groups from ``start`` to ``frontier`` if there are ``end`` groups.
 
-        ``end`` never gets smaller from one call to the next.
+        ``end`` must not decrease from one call to the next.
         """
         ...
 
@@ -29,12 +28,12 @@ class Gains(Protocol):
         ...
 
     def applied(self, start: int) -> int:
-        """What the stage, as far as it is applied, takes off the groups from ``start`` on."""
+        """Return the savings of the applied part of the stage, on the groups from ``start`` on."""
         ...
 
 
 class PlainGains:
-    """For stages that look at one message alone."""
+    """Savings of a stage that looks at one message only."""
 
     def __init__(self, by_group: Sequence[int]) -> None:
         self.frontier = 0
@@ -44,27 +43,24 @@ class PlainGains:
             self._total.append(self._total[-1] + gain)
 
     def potential(self, start: int, frontier: int, end: int) -> int:
-        """See ``Gains``."""
         return self._total[frontier] - self._total[start] if frontier > start else 0
 
     def apply(self, frontier: int, end: int) -> None:
-        """See ``Gains``."""
         self.frontier, self.seen = frontier, end
 
     def applied(self, start: int) -> int:
-        """See ``Gains``."""
         return self._total[self.frontier] - self._total[start] if self.frontier > start else 0
 
 
 class LateGains:
-    """For a stage that may reduce a message only once a later one has been seen.
+    """Savings of a stage that may reduce a message only after a later message has arrived.
 
-    A Fenwick tree over the groups takes in each gain when its later message arrives, so that a question about a span
-    costs the logarithm of their number.
+    A Fenwick tree receives each saving when the later message arrives. A query for a range of ``n`` groups takes
+    O(log n) time.
     """
 
     def __init__(self, groups: int, gains: Mapping[tuple[int, int], int]) -> None:
-        """``gains`` are tokens by the message's group and that of the later message."""
+        """Take ``gains`` in tokens, by the group of the message and the group of the later message."""
         self.frontier = 0
         self.seen = 0
         self._waiting = sorted(((later, group, gain) for (group, later), gain in gains.items()), reverse=True)
@@ -73,7 +69,6 @@ class LateGains:
         self._arrived: list[tuple[int, int]] = []
 
     def potential(self, start: int, frontier: int, end: int) -> int:
-        """See ``Gains``."""
         while self._waiting and self._waiting[-1][0] < end:
             _, group, gain = self._waiting.pop()
             self._arrived.append((group, gain))
@@ -81,7 +76,6 @@ class LateGains:
         return self._before(frontier) - self._before(start) if frontier > start else 0
 
     def apply(self, frontier: int, end: int) -> None:
-        """See ``Gains``."""
         self.potential(0, 0, end)
         self.frontier, self.seen = frontier, end
         total = 0
@@ -92,7 +86,6 @@ class LateGains:
                 self._applied.append((group, total))
 
     def applied(self, start: int) -> int:
-        """See ``Gains``."""
         if not self._applied or self.frontier <= start:
             return 0
         place = bisect_right(self._applied, (start - 1, 1 << 62))

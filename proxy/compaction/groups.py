@@ -1,7 +1,7 @@
-"""Which messages stay or go together.
+"""Groups: messages that are kept or removed together.
 
 A group is a user message, a system message inside the conversation, or an assistant message with all results of its
-tool calls. A tool message never begins a group, so a cut between groups never parts a result from its call.
+tool calls. A tool message never starts a group, so a cut between groups never separates a result from its call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from proxy.compaction.message import HEAD_ROLES, RESULT_ROLES, Turn
 
 
 def head_length(turns: Sequence[Turn]) -> int:
-    """How many messages at the start are ``system`` or ``developer``: they are never touched."""
+    """Return the number of ``system`` and ``developer`` messages at the start. The proxy never changes them."""
     for index, turn in enumerate(turns):
         if turn.facts.role not in HEAD_ROLES:
             return index
@@ -20,7 +20,7 @@ def head_length(turns: Sequence[Turn]) -> int:
 
 
 def group_starts(body: Sequence[Turn]) -> list[int]:
-    """The index of the first message of each group, in order; the first is 0."""
+    """Return the index of the first message of each group, in order. The first index is 0."""
     starts = [i for i, turn in enumerate(body) if turn.facts.role not in RESULT_ROLES]
     if body and (not starts or starts[0] != 0):
         starts.insert(0, 0)

@@ -1,4 +1,7 @@
-"""Paths, URLs and identifiers that a text mentions: what a summary loses first and an agent needs most."""
+"""Collect paths, URLs, and identifiers from texts.
+
+Summaries tend to lose them, and agents need them to continue.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from proxy.compaction.message import TextCounter
 
-# Every alternative is anchored by a literal or a class and bounded in length, so that matching is linear in the text.
+# A literal or a class anchors every alternative, and lengths are bounded, so matching takes linear time.
 _ARTEFACT = re.compile(
     r"""
     (?P<url>https?://[^\s"'<>()\[\]{}\\`]{4,300})
@@ -23,34 +26,34 @@ _ARTEFACT = re.compile(
 
 _TRAILING = ".,;:!?"
 
-# In this order kinds get their part of the tokens: what is rare and cannot be guessed first. Identifiers made by
-# machines come in such numbers that they take what is left.
+# Kinds receive their share of the tokens in this order: rare ones that a model can't guess come first. Machine-made
+# identifiers are so frequent that they come last.
 KINDS: tuple[tuple[str, float], ...] = (
     ("ticket", 0.3),
     ("url", 0.3),
-    ("file", 1.0),  # what calls named: the files that were worked on
-    ("code", 0.5),  # of bookings, orders, parts: capitals with figures among them
+    ("file", 1.0),  # named in tool calls: the files that the agent worked on
+    ("code", 0.5),  # of bookings, orders, or parts: capitals and digits
     ("path", 1.0),
     ("uuid", 1.0),
     ("hash", 1.0),
 )
 
-# A path without a file name's ending must be absolute or dotted, or else "and/or" would be one.
+# A path without a file extension must be absolute or start with a dot. Otherwise "and/or" would match.
 _FILE = re.compile(r"\.[A-Za-z]\w{0,9}$")
 
 
 MOST = 2_000
-"""Artefacts of one kind that are kept, the newest ones: far more than any prompt has room for."""
+"""Identifiers kept for each kind, newest first: far more than fit in any prompt."""
 
 PIECE = 16_384
-"""Characters that are searched at once: about 10 ms at worst, in which no other thread runs."""
+"""Characters per search. A search takes at most about 10 ms, and no other thread runs meanwhile."""
 
 Artefacts = dict[str, list[str]]
-"""Artefacts by kind, each once, the one mentioned last coming last."""
+"""Identifiers by kind, without repetitions. The most recently mentioned one is last."""
 
 
 def identifiers(texts: Iterable[str], earlier: Artefacts | None = None, files: Iterable[str] = ()) -> Artefacts:
-    """The artefacts of the texts, after those of earlier texts. ``files`` are paths that calls named."""
+    """Return the identifiers in texts, after those of ``earlier`` texts. ``files`` are paths from tool calls."""
     seen = {kind: dict.fromkeys((earlier or {}).get(kind, ())) for kind, _ in KINDS}
     for piece in (piece for text in texts for piece in _pieces(text)):
         for match in _ARTEFACT.finditer(piece):
@@ -67,7 +70,7 @@ def identifiers(texts: Iterable[str], earlier: Artefacts | None = None, files: I
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """The text in pieces, parted where no artefact can be: between words, unless one is endless."""
+    """Split a text between words, so that no identifier is cut. Words longer than a piece are cut anyway."""
     start = 0
     while len(text) - start > PIECE:
         reach = start + PIECE
@@ -80,12 +83,12 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def unseen(found: Artefacts, text: str) -> Artefacts:
-    """The artefacts that do not stand in a text."""
+    """Return the identifiers that a text doesn't contain."""
     return {kind: [item for item in items if item not in text] for kind, items in found.items()}
 
 
 def index(found: Artefacts, max_tokens: int, count: TextCounter) -> str:
-    """As many artefacts as the tokens allow, newest first chosen, one line for each folder or single item."""
+    """List the newest identifiers that fit in ``max_tokens``, one line per folder or item."""
     lines: list[str] = []
     left = max_tokens
     named = set(found.get("file", ()))
@@ -112,7 +115,7 @@ def _single(items: Sequence[str], max_tokens: int, count: TextCounter) -> list[s
 
 
 def _joined(items: Sequence[str], max_tokens: int, count: TextCounter) -> list[str]:
-    """All in one line, being short."""
+    """List short items on one line."""
     kept: list[str] = []
     left = max_tokens - 3
     for item in reversed(items):
@@ -124,13 +127,13 @@ def _joined(items: Sequence[str], max_tokens: int, count: TextCounter) -> list[s
 
 
 def _files(paths: Sequence[str], max_tokens: int, count: TextCounter) -> list[str]:
-    """Files by folder, so that a folder's name stands once."""
+    """List files by folder, so that each folder is named once."""
     newest_first = paths[::-1]
     folders: dict[str, list[str]] = {}
     lines: list[str] = []
     taken = 0
     while True:
-        # A line takes fewer tokens than its parts do one by one: what that leaves is for more of them.
+        # A line has fewer tokens than the sum of its parts. The next round uses the difference.
         left = max_tokens - sum(count(line) + 1 for line in lines)
         before = taken
         for path in newest_first[taken:]:

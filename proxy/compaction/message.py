@@ -1,7 +1,7 @@
-"""How a chat message looks: the only module of the core that knows.
+"""Read and write the JSON of chat messages.
 
-A message is the JSON object of OpenAI's chat completions. Input is whatever a client sent, so every reader here
-takes any JSON value and falls back to "nothing there" for shapes it does not know.
+A message is the JSON object of OpenAI's chat completions. Clients may send any JSON value, so every function here
+accepts any value and treats unknown shapes as empty.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from proxy.compaction.parts import is_media_part, is_text_part, parts_of, withou
 from proxy.compaction.parts import text_of as text_of
 
 TextCounter = Callable[[str], int]
-"""Tokens of a text, as the model that the request is for counts them."""
+"""Count the tokens of a text with the tokenizer of the requested model."""
 MessageCounter = Callable[[Message], int]
-"""Tokens of a whole message, its framing included."""
+"""Count the tokens of a whole message, including its framing."""
 
 HEAD_ROLES = frozenset({"system", "developer"})
 RESULT_ROLES = frozenset({"tool", "function"})
@@ -39,21 +39,21 @@ class Call:
 
 @dataclass(slots=True)
 class Facts:
-    """What is remembered of a message, so that it is read and counted once.
+    """Cached properties of a message, so that it's read and counted only once.
 
-    ``digest`` identifies the content, whatever the spelling of its JSON. ``answers`` is the id of the call that a
-    tool message answers; for a legacy ``function`` message it is its function's name. Of a tool result ``length`` is
-    its text's in characters, and ``said`` a digest of its content alone. ``media`` says that there are media parts,
-    which take ``apart`` of the tokens; ``estimated`` that the tokens of some may not follow from their bytes;
-    ``foreign`` that it holds a summary which another tool made; ``empty`` that it is an assistant's and has neither
-    content nor calls.
-
-    ``wide`` says that a result's text has other characters than ASCII. Some providers count those otherwise where the
-    result is one of several calls'; ``one_of_several`` keeps what is known of it there, and ``count``, where it is not
-    ``None``, is how the message is counted in its place.
-
-    ``forms`` keeps what stages made of the message, by stage and settings; ``None`` means that the stage leaves it as
-    it is. ``pinned`` keeps whether a policy's expressions are found in it.
+    - ``digest`` identifies the content. It doesn't depend on how the JSON is written.
+    - ``answers`` is the id of the call that a tool message answers; for a legacy ``function`` message, the function's
+      name.
+    - ``length`` is the length of a tool result's text in characters. ``said`` is a digest of its content only.
+    - ``media`` means that there are media parts; ``apart`` is their share of ``tokens``.
+    - ``estimated`` means that the tokens of some media can't be derived from their bytes.
+    - ``foreign`` means that the message contains another tool's summary.
+    - ``empty`` means that the message is an assistant's and has neither content nor calls.
+    - ``wide`` means that a result's text contains non-ASCII characters. Some providers count those differently if the
+      result answers one of several calls. ``one_of_several`` caches the facts for that case.
+    - ``count`` is the counter for this message, if it differs from the usual one.
+    - ``forms`` caches the output of the stages, by stage and settings; ``None`` means unchanged.
+    - ``pinned`` caches whether the message matches a policy's pin patterns.
     """
 
     role: str
@@ -76,24 +76,26 @@ class Facts:
 
     @property
     def text_tokens(self) -> int:
-        """The tokens of the message without its media parts: limits on texts apply to these."""
+        """Return the tokens of the message without its media parts. Limits on texts apply to these."""
         return self.tokens - self.apart
 
     @property
     def id(self) -> str:
-        """The id under which the archive keeps the message: 20 hexadecimal digits."""
+        """Return the message's id in the archive: 20 hexadecimal digits."""
         return self.digest.hex()[:20]
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """A message of the conversation at hand: its bytes, as the client sent them or as a stage rewrote them, and what is
-    known of it."""
+    """A message of a conversation, with its facts.
+
+    ``raw`` contains the bytes from the client or from the stage that rewrote them.
+    """
 
     raw: bytes
     facts: Facts
 
     def rewritten(self, raw: bytes, count: MessageCounter) -> Turn | None:
-        """The message in a shorter form, which keeps its identity; ``None`` if it is no shorter."""
+        """Return the message with new bytes and the same identity; ``None`` if it isn't shorter."""
         if len(raw) >= len(self.raw):
             return None
         message = decode(raw)
@@ -106,15 +108,15 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 DEEPEST = 64
-"""A message nested deeper than this is not read, so that no reader of it meets the interpreter's own limit."""
+"""Levels of nesting. Deeper messages aren't read, because they could exceed the interpreter's recursion limit."""
 
 
 def decode(raw: bytes) -> Message:
-    """The message as a mapping; a value that is no object becomes an empty one.
+    """Return the message as a mapping, empty if the value isn't an object. Never raise.
 
-    Large numbers and lone surrogates, which strict parsers refuse, are taken as ``json`` takes them. What cannot be
-    read at all (bytes that are no UTF-8, numbers of thousands of digits, nesting without end) becomes a message of no
-    role whose content is the JSON as text: it is counted, and nothing touches it. Never raises.
+    Large numbers and lone surrogates, which strict parsers reject, are read like ``json`` reads them. Some values
+    can't be read at all: invalid UTF-8, numbers with thousands of digits, or deep nesting. The result is then a
+    message without a role that has the JSON as its content. It's counted but never changed.
     """
     try:
         value = _parsed(raw)
@@ -122,8 +124,8 @@ def decode(raw: bytes) -> Message:
         return _unread(raw)
     if not isinstance(value, dict):
         return {}
-    # Most messages have fewer brackets than would be too deep.
-    plain = bytes(raw)  # an undecoded part of a body can't count
+    # Most messages have fewer brackets than the allowed depth.
+    plain = bytes(raw)  # ``msgspec.Raw`` has no ``count``
     brackets = plain.count(b"[") + plain.count(b"{")
     return _unread(raw) if brackets > DEEPEST and _too_deep(value) else value
 
@@ -151,7 +153,7 @@ def _too_deep(value: object) -> bool:
 
 
 def read(message: Message, count: MessageCounter) -> Facts:
-    """The facts of a message."""
+    """Return the facts of a message."""
     role = _text_or_none(message.get("role")) or ""
     facts = Facts(
         role=role,
@@ -178,13 +180,13 @@ def _is_empty(message: Message) -> bool:
 
 
 def among_several(turn: Turn, count: MessageCounter) -> Facts:
-    """The facts of a result that is one of several calls', which are counted so."""
+    """Return the facts of a result that answers one of several calls, counted with ``count``."""
     message = decode(turn.raw)
     return replace(turn.facts, tokens=count(message), count=count, one_of_several=None, forms={})
 
 
 def digest(message: Message) -> bytes:
-    """A digest of the content that does not depend on key order or spelling of the JSON."""
+    """Return a digest of the content that doesn't depend on key order or on how the JSON is written."""
     return _digest(message)
 
 
@@ -194,7 +196,10 @@ def _digest(value: object) -> bytes:
 
 
 def calls_of(message: Message) -> tuple[Call, ...]:
-    """The tool calls of an assistant message, the legacy ``function_call`` included: its id is its function's name."""
+    """Return the tool calls of an assistant message.
+
+    They include the legacy ``function_call``, with the function's name as its id.
+    """
     calls = []
     for call in _list(message.get("tool_calls")):
         if isinstance(call, dict):
@@ -209,7 +214,7 @@ def calls_of(message: Message) -> tuple[Call, ...]:
 
 
 def arguments_of(message: Message) -> list[tuple[str, str]]:
-    """Name and arguments, as text, of each tool call."""
+    """Return the name and the arguments of each tool call, as text."""
     found = []
     calls = [c for c in _list(message.get("tool_calls")) if isinstance(c, dict)]
     functions = [call.get("function") or call.get("custom") for call in calls]
@@ -221,7 +226,7 @@ def arguments_of(message: Message) -> list[tuple[str, str]]:
 
 
 def replaceable_text(message: Message) -> str | None:
-    """What ``replace_text`` replaces: the content, or its text parts; ``None`` where there is no such text."""
+    """Return the text that ``replace_text`` replaces: the content or its text parts; ``None`` if there is none."""
     content = message.get("content")
     if isinstance(content, str):
         return content
@@ -230,7 +235,7 @@ def replaceable_text(message: Message) -> str | None:
 
 
 def encode(value: object) -> bytes:
-    """As JSON. Lone surrogates, which are no UTF-8, are written as escapes."""
+    """Encode a value as JSON. Write lone surrogates, which aren't valid UTF-8, as escapes."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -238,7 +243,7 @@ def encode(value: object) -> bytes:
 
 
 def replace_field(raw: bytes, key: str, value: object) -> bytes:
-    """The message with one field replaced; the other fields keep their bytes."""
+    """Replace one field of a message. The other fields keep their bytes."""
     try:
         fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
     except msgspec.DecodeError:
@@ -248,8 +253,11 @@ def replace_field(raw: bytes, key: str, value: object) -> bytes:
 
 
 def replace_text(raw: bytes, text: str) -> bytes:
-    """The message with its text (``replaceable_text``) replaced. A string stays a string, a list of parts a list: its
-    first text part takes the text, the other text parts go, parts that are no text stay."""
+    """Replace the text of a message (see ``replaceable_text``).
+
+    A string remains a string. In a list of parts, the first text part gets the new text, the other text parts are
+    removed, and the remaining parts are kept.
+    """
     content = decode(raw).get("content")
     if not isinstance(content, list):
         return replace_field(raw, "content", text)

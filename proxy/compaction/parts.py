@@ -23,13 +23,14 @@ MEDIA_LABELS = {
     "input_file": "file",
     "document": "file",
 }
-"""The ``type`` of every content part that counts as media, with the name that labels use for it.
+"""The ``type`` of each media part, with its name in labels.
 
-This is the only list of media types: the stages remove these parts and ``tokens.media`` counts them."""
+The stages remove these parts, and ``tokens.media`` counts them. No other list of media types exists.
+"""
 
 
 def text_of(message: Message) -> str:
-    """The visible text: the content, or the text parts of it; other parts become a label such as ``[image]``."""
+    """Return the visible text: the content or its text parts. Other parts become a label, for example ``[image]``."""
     content = message.get("content")
     if isinstance(content, str):
         return content
@@ -37,7 +38,7 @@ def text_of(message: Message) -> str:
 
 
 def part_text(part: object) -> str:
-    """The text of one content part, or a label for what is not text."""
+    """Return the text of one content part, or a label if it isn't text."""
     if isinstance(part, str):
         return part
     if not isinstance(part, dict):
@@ -61,7 +62,7 @@ def said(message: Message) -> str:
 def shown(message: Message) -> str:
     """Return a label for the parts that aren't text, such as ``[3 × image, file]``; empty if there are none.
 
-    The label names at most four kinds of parts, so that its length is bounded.
+    The label names at most four kinds of parts, so its length is bounded.
     """
     counts = Counter(filter(None, map(_label, parts_of(message))))
     kinds = [f"{number} × {kind[:20]}" if number > 1 else kind[:20] for kind, number in counts.most_common(4)]
@@ -89,17 +90,17 @@ def _text_in(part: Mapping[str, Any]) -> str | None:
 
 
 def parts_of(message: Message) -> list[Any]:
-    """The parts of the content; none where it is a string or something else."""
+    """Return the parts of the content; empty if the content isn't a list."""
     content = message.get("content")
     return content if isinstance(content, list) else []
 
 
 def is_text_part(part: object) -> bool:
-    """Return whether a content part is text. A media part that also has a ``text`` field is not."""
+    """Return whether a content part is text. A media part with a ``text`` field doesn't count."""
     return isinstance(part, dict) and isinstance(part.get("text"), str) and not is_media_part(part)
 
 
 def is_media_part(part: object) -> bool:
-    """Whether a content part is an image, audio, video or a file."""
+    """Return whether a content part is an image, audio, video, or file."""
     kind = part.get("type") if isinstance(part, dict) else None
     return isinstance(kind, str) and kind in MEDIA_LABELS

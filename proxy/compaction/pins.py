@@ -1,4 +1,4 @@
-"""Messages that a policy wants left alone, whatever becomes of those around them."""
+"""Pinned messages: a policy's patterns select messages that are never changed or removed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from proxy.compaction.searching import Search, search_for, whole
 
 @dataclass(frozen=True)
 class Pins:
-    """Regular expressions; a message in whose text or arguments one of them is found is pinned."""
+    """Regular expressions. A message is pinned if its text or call arguments match one of them."""
 
     patterns: tuple[str, ...] = ()
     _searches: tuple[Search, ...] = field(init=False, compare=False, repr=False, default=())
@@ -20,7 +20,7 @@ class Pins:
         object.__setattr__(self, "_searches", tuple(search_for(pattern) for pattern in self.patterns))
 
     def holds(self, turn: Turn) -> bool:
-        """Whether a message is pinned. It is searched once."""
+        """Return whether a message is pinned. The result is cached in its facts."""
         if not self.patterns:
             return False
         known = turn.facts.pinned
@@ -31,7 +31,7 @@ class Pins:
         return known[self.patterns]
 
     def among(self, body: Sequence[Turn]) -> frozenset[int]:
-        """The indexes of the pinned messages."""
+        """Return the indexes of the pinned messages."""
         if not self.patterns:
             return frozenset()
         return frozenset(index for index, turn in enumerate(body) if self.holds(turn))

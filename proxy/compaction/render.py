@@ -1,4 +1,4 @@
-"""From a plan to the messages that are sent."""
+"""Apply a plan: build the outgoing messages."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from proxy.compaction.stages.stage import kept_as
 
 SUMMARY = "summary"
 STEPS = (*NAMES, SUMMARY)
-"""The names of the steps in the order in which they are reported."""
+"""The names of all steps, in the order of reports."""
 
-# Longer forms are made anew each time: what is remembered must stay small.
+# Longer forms aren't cached and are rebuilt for each request, so that the cache stays small.
 REMEMBERED_BYTES = 65_536
 
 _CLIP_MARKER = (
@@ -27,9 +27,9 @@ _CLIP_MARKER = (
 
 @dataclass(frozen=True, slots=True)
 class OutgoingMessage:
-    """A message as it will be sent.
+    """A message to send.
 
-    ``turn`` is the client's message it comes from; ``None`` for the summary. A ``pinned`` one is never changed.
+    ``turn`` is the client's message that it was made from; ``None`` for the summary. ``pinned`` messages don't change.
     """
 
     raw: bytes
@@ -39,35 +39,37 @@ class OutgoingMessage:
 
     @property
     def changed(self) -> bool:
-        """Whether it is another than the client sent."""
+        """Return whether the bytes differ from the client's message."""
         return self.turn is not None and self.raw is not self.turn.raw
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedConversation:
-    """The messages to be sent, and the names of the steps that changed something, in their order."""
+    """The messages to send, and the names of the steps that changed them, in order."""
 
     pieces: list[OutgoingMessage]
     steps: tuple[str, ...]
 
     @property
     def tokens(self) -> int:
-        """Tokens of all messages, head included, tools not."""
+        """Return the tokens of all messages, including the head but not the tools."""
         return sum(piece.tokens for piece in self.pieces)
 
     @property
     def bytes(self) -> int:
-        """Bytes of all messages with what separates them, the rest of the body not."""
+        """Return the bytes of all messages and their separators, without the rest of the body."""
         return sum(len(piece.raw) + COMMA for piece in self.pieces)
 
 
 def render(
     turns: Sequence[Turn], head: int, plan: Plan, rules: Rules, summary: OutgoingMessage | None, count: MessageCounter
 ) -> RenderedConversation:
-    """The messages under a plan. ``summary`` stands for the body up to ``plan.cut`` and must be there if that is not 0.
+    """Return the messages under a plan. ``summary`` replaces the body up to ``plan.cut``.
 
-    After the summary come the messages before the cut that stay, in their order: the newest system messages, exchanges
-    with a pinned message, and the user's newest message if the messages after the cut are still work on it.
+    The kept messages from before the cut follow the summary, in order. They are the newest system messages, exchanges
+    with a pinned message, and the newest user message if the messages after the cut still work on it.
+
+    Raise ``ValueError`` if the plan has a cut and there is no summary.
     """
     body = turns[head:]
     pieces = [OutgoingMessage(t.raw, t.facts.tokens, t) for t in turns[:head]]
@@ -89,7 +91,7 @@ def render(
             if index >= frontier.position or stage.later().get(index, index) >= frontier.seen:
                 continue
             if stage.name == media.NAME and (form := _clipped(turn, clip, rules, count)) is not None:
-                # A text is cut before labels for media are part of it: they would take the place of its ends.
+                # Cut the text before labels replace media, so that they don't displace the ends of the text.
                 turn, clip = form, None
                 applied.add(results.NAME)
             if (form := stage.reduce(index, turn)) is not None:
@@ -103,21 +105,21 @@ def render(
 
 
 def before_cut(plan: Plan) -> list[int]:
-    """The messages before the cut that stay, in their order."""
+    """Return the indexes of the kept messages from before the cut, in order."""
     carried = plan.carried.get(plan.cut) if plan.cut else None
     return sorted({*plan.standing, *([] if carried is None else [carried])})
 
 
 def clip_marker(turn: Turn, rules: Rules) -> str:
-    """What stands where the middle of a message is left out because it is too long for any prompt."""
+    """Return the marker for the omitted middle of a message that is too long for any prompt."""
     what = "tool result" if turn.facts.role in RESULT_ROLES else "message"
     return _CLIP_MARKER.replace("{what}", what).replace("{kept}", kept_as(turn, archive=rules.archive))
 
 
 def _clipped(turn: Turn, clip: int | None, rules: Rules, count: MessageCounter) -> Turn | None:
-    """Hold a message to a size in tokens, media included. The outcome is remembered with the message.
+    """Shorten a message to a size in tokens, including media. Cache the result in its facts.
 
-    Return ``None`` if there is no size, if the message is no larger, or if nothing would be gained.
+    Return ``None`` if there is no size, if the message isn't larger, or if shortening saves nothing.
     """
     if clip is None or clip >= turn.facts.tokens:
         return None

@@ -1,7 +1,7 @@
-"""Structural repair of a conversation that a strict server would refuse.
+"""Repair a conversation that a strict server would reject.
 
-For what is being compacted only: a cut between groups needs groups, and results that lie apart from their calls have
-none. Where input is sound every message comes back as the object it came in as.
+The proxy repairs only conversations that it compacts: a cut needs groups, and results apart from their calls don't
+form groups. If the input is valid, every message is returned as the same object.
 """
 
 from __future__ import annotations
@@ -25,37 +25,36 @@ from proxy.compaction.message import (
 )
 
 NO_RESULT = "No result of this call was recorded."
-"""What stands for the result of a call that was never answered."""
+"""Result that is inserted for a call without one."""
 
 STRAY_RESULT = "[Result of a tool call that is not part of this conversation]\n"
-"""Stands before the text of a result whose call is not there."""
+"""Prefix for the text of a result without a call."""
 
 ID_FIELDS = {"tool": "tool_call_id", "function": "name"}
-"""Where a result names its call, by its role. ``function`` is the legacy pair: its id is its function's name."""
+"""The field with the call's id, by the role of the result. The legacy ``function`` role uses the function's name."""
 
-# Roles whose messages call nothing: calls found in one are taken out. Roles nobody knows are the upstream's to judge.
+# Calls are removed from messages with these roles. Messages with unknown roles are left for the upstream to check.
 _CALLLESS = frozenset({"user", "system", "developer"})
 
 _Key = tuple[str, str]
-"""The role that answers a call, and the id as the client wrote it; what is no id counts as the empty one."""
+"""The role that answers a call, and the client's id. An invalid id counts as the empty string."""
 
 
 def repaired(turns: Sequence[Turn], count: MessageCounter) -> list[Turn]:
-    """The messages of a whole request, every call with its results right behind it and every result behind its call.
+    """Return the messages of a whole request, with the results of each call right after it.
 
-    - A result that lies further on is moved behind its call; the order of results inside a group is left as it is.
-      An id may come again in later turns: a result belongs to the newest call of its id.
-    - A call without a result gets one that says so. Only a group that nothing follows and of which no call has a result
-      stays as it is: the client may yet answer it. Where some have one, an answer is asked for now.
-    - A result without a call becomes an assistant's note that quotes it, for it may be all that is left of what the
-      client cut away, and neither the user nor a call that nobody made should carry it. It is dropped where it is
-      empty, or where its call has another answer.
-    - Empty and repeated ids inside one message are replaced, in its results too; the new ones come of the message's
-      content. A result without an id belongs to the call of the group before it that nothing else answers.
-    - Calls are taken out of messages of the user or the system. An assistant's message with nothing in it is dropped.
+    - Move a result that comes later to its call. Results inside a group keep their order. If an id occurs again in
+      later turns, a result belongs to the newest call with that id.
+    - Insert ``NO_RESULT`` for a call without a result. The last group is kept if none of its calls has a result,
+      because the client may still answer them.
+    - Quote a result without a call in an assistant message. It may be the only remainder of messages that the client
+      removed. Drop it if it's empty or if its call has another result.
+    - Replace empty and repeated ids inside one message, and in its results. The new ids are derived from the message's
+      content. A result without an id belongs to the first unanswered call of the group before it.
+    - Remove calls from user and system messages. Drop assistant messages that are empty.
 
-    The head, values that are no objects and messages of unknown roles stay as they are. Never raises; takes time in
-    proportion to the messages. Repairing twice is repairing once.
+    The head, values that aren't objects, and messages with unknown roles are kept. The function never raises, takes
+    linear time, and is idempotent.
     """
     head = head_length(turns)
     conversation = _Conversation(count)
@@ -66,9 +65,9 @@ def repaired(turns: Sequence[Turn], count: MessageCounter) -> list[Turn]:
 
 @dataclass(slots=True, eq=False)
 class _Asked:
-    """A call. ``role`` is the one that answers it, ``id`` the one it will be sent with.
+    """A call. ``role`` is the role of its result. ``id`` is the outgoing id.
 
-    ``arrival`` is the place of its result among those right behind the call; ``None`` where it was moved or made.
+    ``arrival`` is the position of its result among those right after the call; ``None`` if it was moved or inserted.
     """
 
     role: str
@@ -79,7 +78,7 @@ class _Asked:
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """A message with calls. ``nameless`` are results without an id behind it, with their places in the conversation."""
+    """A message with calls. ``nameless`` are results without an id after it, with their positions."""
 
     turn: Turn
     calls: list[_Asked]
@@ -88,17 +87,17 @@ class _Group:
 
 
 class _Conversation:
-    """The body on its way to order. ``items`` are its messages but for the results that have found their calls."""
+    """The body during repair."""
 
     def __init__(self, count: MessageCounter) -> None:
         self._count = count
         self._items: list[_Group | Turn | None] = []
         self._open: dict[_Key, deque[tuple[_Group, _Asked]]] = {}
-        # The group that a result at this place lies right behind.
+        # The group that directly precedes the next result.
         self._current: _Group | None = None
 
     def take(self, turn: Turn) -> None:
-        """One more message of the client's."""
+        """Add the client's next message."""
         facts = turn.facts
         if facts.role in RESULT_ROLES:
             self._take_result(turn)
@@ -109,7 +108,7 @@ class _Conversation:
             self._items.append(self._without_calls(turn) if facts.calls else turn)
 
     def turns(self) -> list[Turn]:
-        """The messages in order, once all were taken."""
+        """Return the repaired messages, after all were added."""
         for group in [item for item in self._items if isinstance(item, _Group)]:
             self._settle_nameless(group)
         self._items = [item for item in self._items if item is not None]
@@ -150,7 +149,7 @@ class _Conversation:
             self._items.append(self._note(turn))
 
     def _settle_nameless(self, group: _Group) -> None:
-        """Give results without an id to the calls that nothing else answered, in order; their notes go."""
+        """Assign results without an id to the unanswered calls, in order. Remove the notes that quote them."""
         for role in ID_FIELDS:
             calls = [call for call in group.calls if call.role == role and call.result is None]
             results = [(place, turn) for place, turn in group.nameless if turn.facts.role == role]
@@ -159,7 +158,7 @@ class _Conversation:
                 self._items[place] = None
 
     def _with_results(self, group: _Group, *, last: bool) -> list[Turn]:
-        """A group's messages. Results of ``tool_calls`` come before that of a ``function_call``, which ends them."""
+        """Return a group's messages. Results of ``tool_calls`` come before the result of a ``function_call``."""
         awaited = last and all(call.result is None for call in group.calls)
         for call in group.calls:
             if call.result is None and not awaited:
@@ -201,21 +200,21 @@ class _Conversation:
 
 
 def _keys(turn: Turn) -> list[_Key]:
-    """The calls of a message, with the role that answers each."""
+    """Return the key of each call in a message."""
     calls = turn.facts.calls
     keys = [("tool", call.id) for call in calls]
     last = calls[-1]
-    # Only a legacy call has its name for its id, as a rule, so most messages need not be decoded.
+    # Usually only a legacy call has its name as its id, so most messages aren't decoded.
     if last == Call(last.name, last.name) and isinstance(decode(turn.raw).get("function_call"), dict):
         keys[-1] = ("function", last.id)
     return keys
 
 
 def _distinct(given: Sequence[_Key], digest: bytes) -> list[str]:
-    """The ids with empty and repeated ones replaced; a function's name stays.
+    """Replace empty and repeated ids. Function names are kept.
 
-    A new id cannot meet one of the message's own: it is made of a digest over them. It stays within 40 characters,
-    OpenAI's limit.
+    A new id can't equal one of the message's own ids, because it contains a digest over them. It has at most 40
+    characters, which is OpenAI's limit.
     """
     seen: set[str] = set()
     ids = []

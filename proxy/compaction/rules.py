@@ -1,4 +1,4 @@
-"""What a policy asks of the core, and how the budget of a request is shared out."""
+"""The rules of a policy, and how the budget of a request is divided."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proxy.compaction.pins import Pins
 
 @dataclass(frozen=True, slots=True)
 class StageRules:
-    """When a cheap stage is applied, and how much recent conversation it spares."""
+    """When a cheap stage is applied, and how much recent conversation it leaves unchanged."""
 
     trigger: Trigger
     keep: Clause
@@ -22,16 +22,17 @@ class StageRules:
 
 @dataclass(frozen=True, slots=True)
 class DuplicateRules(StageRules):
-    """Copies of tool results. ``min_length`` is in characters."""
+    """Rules for repeated tool results. ``min_length`` is in characters."""
 
     min_length: int
 
 
 @dataclass(frozen=True, slots=True)
 class ArgumentRules(StageRules):
-    """Arguments of old tool calls. ``max_length`` is in characters; ``tools`` are names, ``*`` for all of them.
+    """Rules for arguments of old tool calls.
 
-    ``truncation_text`` may hold ``{characters}`` and ``{id}``; ``None``: the built-in note.
+    ``max_length`` is in characters. ``tools`` are tool names; ``*`` selects all. ``truncation_text`` may contain
+    ``{characters}`` and ``{id}``; ``None`` selects the built-in note.
     """
 
     max_length: int
@@ -41,9 +42,10 @@ class ArgumentRules(StageRules):
 
 @dataclass(frozen=True, slots=True)
 class ResultRules(StageRules):
-    """Old tool results. ``max_tokens`` is the size from which a result is shortened; ``exclude`` are tool names.
+    """Rules for old tool results.
 
-    ``per_tool`` has the sizes of single tools, where they differ.
+    Results over ``max_tokens`` are shortened. ``per_tool`` overrides this size for single tools. Tools in ``exclude``
+    are skipped.
     """
 
     max_tokens: int
@@ -53,7 +55,7 @@ class ResultRules(StageRules):
 
 @dataclass(frozen=True, slots=True)
 class MediaRules(StageRules):
-    """Old images, audio and files."""
+    """Rules for old images, audio, and files."""
 
 
 NO_PINS = Pins()
@@ -61,11 +63,12 @@ NO_PINS = Pins()
 
 @dataclass(frozen=True)
 class Rules:
-    """The policy as the core sees it. Sizes are in tokens; a stage that is ``None`` is off.
+    """The rules of a policy. Sizes are in tokens. A stage that is ``None`` is off.
 
-    ``archive`` says whether what is taken out can be had elsewhere: its id then stands in its place. ``role`` is that
-    of the summary message, ``keep_first`` whether the user's first message always stays. ``bounds`` is what a request
-    may have besides tokens; a conversation that comes near it is compacted as at the trigger.
+    - ``archive`` means that the archive stores removed messages, so notes name the message's id.
+    - ``role`` is the role of the summary message.
+    - ``keep_first`` means that the summary always quotes the user's first message.
+    - ``bounds`` are the limits on messages and bytes. Near one of them, a conversation is compacted as at the trigger.
     """
 
     trigger: Trigger
@@ -88,19 +91,19 @@ class Rules:
 
     @cached_property
     def stages(self) -> tuple[StageRules, ...]:
-        """The cheap stages that are on."""
+        """Return the rules of the stages that are on."""
         return tuple(s for s in (self.duplicates, self.arguments, self.results, self.media) if s is not None)
 
     @cached_property
     def clauses(self) -> tuple[Clause, ...]:
-        """What may set anything off, each clause once."""
+        """Return the clauses of all triggers, without repetitions."""
         stages = [stage.trigger for stage in self.stages]
         return tuple(dict.fromkeys(clause for trigger in (self.prepare, self.trigger, *stages) for clause in trigger))
 
     def least_size(self, budget: int | None) -> float:
         """Return the size in tokens below which no clause is met; infinite if there is none.
 
-        A message is at least ten tokens: more than the smallest one takes with its frame.
+        A clause on messages counts 10 tokens per message, which is more than the smallest message has.
         """
         found = self._least_sizes.get(budget)
         if found is None:
@@ -117,7 +120,7 @@ class Rules:
         return {}
 
     def may_shorten(self, facts: Facts) -> bool:
-        """Whether a cheap stage may have work with a message: such work is dear the first time, and then remembered."""
+        """Return whether a cheap stage may shorten a message. That's slow the first time and cached afterwards."""
         if facts.media and self.media is not None:
             return True
         if facts.role in RESULT_ROLES:
@@ -129,50 +132,51 @@ class Rules:
         return min((tokens for _, tokens in self.results.per_tool), default=math.inf) if self.results else math.inf
 
 
-# Shares of the budget that no part of a compacted conversation may exceed, whatever the policy's own figures say.
-# With `keep` at 0.10 a conversation begins again at about 0.27 of the budget and so grows by 0.58 of it before the
-# trigger at 0.85. The scan and the renderer both read this table.
+# Shares of the budget that the parts of a compacted conversation may not exceed, even if the policy allows more. With
+# `keep` at 0.10, a conversation restarts at about 0.27 of the budget and grows by 0.58 until the trigger at 0.85.
 SUMMARY_SHARE = 0.05
 USER_SHARE = 0.06
-# The newest of the user's messages, if the messages after the checkpoint are still work on it. It stays as it is,
-# unless its text is larger than this share.
+# The newest user message, if the messages after the checkpoint still work on it. It's kept unchanged unless its text
+# exceeds this share.
 NEWEST_SHARE = 0.30
-# System messages from inside the conversation, the newest first. The newest one may take as much as ``NEWEST_SHARE``.
+# System messages inside the conversation, newest first. The newest one may use up to ``NEWEST_SHARE``.
 SYSTEM_SHARE = 0.10
-# What the assistant said last.
+# The assistant's last text.
 WORDS_SHARE = 0.02
 INDEX_SHARE = 0.025
-# What the newest exchange may take, when its results are larger than everything else together: it is kept, its
-# results are shortened.
+# The newest exchange. It's always kept, but its results are shortened to this share.
 GROUP_SHARE = 0.50
-# A checkpoint must bring the size to this share of the trigger's level or below, or it is not worth the prompt cache
-# that it costs: `keep` is lowered to the newest group if need be.
+# A checkpoint invalidates the prompt cache, so it must reduce the size to this share of the trigger's level. If
+# necessary, less is kept than `keep` requests, down to the newest group.
 ROOM_TO_GROW = 0.65
 
-# The shares are meant for a conversation that is compacted at this part of the budget.
+# The shares assume a trigger at this fraction of the budget.
 USUAL_TRIGGER = 0.85
 
-# Tokens that the fixed wording of the summary message takes, with a margin.
+# Tokens of the fixed text in the summary message, with a margin.
 SUMMARY_FRAME_TOKENS = 220
-# Tokens that the tags around one of the user's messages take in it.
+# Tokens of the tags around one user message in the summary.
 USER_FRAME_TOKENS = 12
-# Tokens of the label that stands for the media parts of one of the user's messages in it.
+# Tokens of the label for the media of one user message in the summary.
 LABEL_TOKENS = 24
+# Tokens. Oversized results aren't shortened below this size.
 SMALLEST_RESULT = 200
-# Tokens of system messages if neither a budget nor a trigger in tokens is known.
+# Tokens of system messages if there is neither a budget nor a trigger in tokens.
 MOST_SYSTEM = 20_000
-# Tokens of what the assistant said last, in any window.
+# Most tokens of the assistant's last text, in any window.
 MOST_WORDS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What surrounds the body in one request, in tokens.
+    """The budget of one request, and the parts of it outside the body. Sizes are in tokens.
 
-    ``budget`` is what the input may take (``None``: nobody knows), ``overhead`` what the head, the tools and the
-    framing of the request take, ``head_messages`` how many messages the head has. The scan takes a frame whose
-    figures are rounded coarsely (``rounded``), so that slow changes do not move checkpoints. ``overhead_bytes`` is what
-    stands around the body in bytes; it matters only where the rules bound them.
+    - ``budget``: the tokens that the input may use; ``None`` if unknown.
+    - ``overhead``: the tokens of the head, the tools, and the framing of the request.
+    - ``head_messages``: the number of messages in the head.
+    - ``overhead_bytes``: the bytes outside the body. They count only if the rules limit bytes.
+
+    The planner rounds these numbers (see ``rounded``), so that small changes don't move checkpoints.
     """
 
     budget: int | None
@@ -181,9 +185,9 @@ class Envelope:
     overhead_bytes: int = 0
 
     def rounded(self, level: int | None = None) -> Envelope:
-        """The frame with the overhead rounded up and the budget down, in steps of under 1 % of the budget.
+        """Round the overhead up and the budget down, in steps of less than 1 % of the budget.
 
-        Where the trigger's level (in tokens) is lower than the budget, the steps are parts of that.
+        If the trigger's level (in tokens) is lower than the budget, the steps are relative to the level.
         """
         step = max(32, min(self.budget or 200_000, level or 200_000) // 128)
         step = 1 << (step.bit_length() - 1)
@@ -193,7 +197,7 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class SectionLimits:
-    """The most that each part may take in this request, in tokens; ``group`` is ``None`` without a known budget."""
+    """The most tokens that each part of this request may use. ``group`` is ``None`` if the budget is unknown."""
 
     summary: int
     users: int
@@ -204,7 +208,7 @@ class SectionLimits:
     group: int | None
 
     def for_span(self, tokens: int) -> SectionLimits:
-        """The caps where ``tokens`` of conversation are replaced: a summary is to be half of them at most."""
+        """Return the limits for a summary that replaces ``tokens`` tokens. It may have at most half of them."""
         return replace(
             self,
             summary=min(self.summary, tokens // 2),
@@ -214,8 +218,10 @@ class SectionLimits:
 
 
 def caps(rules: Rules, frame: Envelope) -> SectionLimits:
-    """The policy's figures, bounded by the shares of the budget, or of less where the trigger's level is lower or fixed
-    parts leave little."""
+    """Return the policy's limits, reduced to the shares of the budget.
+
+    If the trigger's level is low or the fixed parts leave little room, the shares are relative to a smaller base.
+    """
     level = lowest_level(rules.trigger, frame.budget)
     bases = [frame.budget, None if level is None else int(level / USUAL_TRIGGER) + 1]
     base = min((base for base in bases if base), default=None)
@@ -223,7 +229,7 @@ def caps(rules: Rules, frame: Envelope) -> SectionLimits:
         users = rules.user_tokens
         return SectionLimits(rules.summary_tokens, users, users, MOST_SYSTEM, MOST_WORDS, rules.index_tokens, None)
     room = max((frame.budget or base) - frame.overhead, base // 8)
-    # Where head and tools take more than half, all parts share what they leave.
+    # If head and tools use more than half, all parts share the rest.
     base = min(base, 2 * room)
     return SectionLimits(
         summary=min(rules.summary_tokens, share_of(SUMMARY_SHARE, base)),

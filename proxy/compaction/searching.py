@@ -1,7 +1,7 @@
-"""Whether a regular expression is found in a text, in time proportional to the text's length, whatever both are.
+"""Search texts for regular expressions in linear time, for any expression and any text.
 
-The engine is Rust's, as pydantic has it for its own checks: it never goes back, so no text is slow. It knows no
-look-around, no backreferences and nothing possessive, which need going back.
+pydantic includes Rust's regex engine, which never backtracks. It doesn't support look-around, backreferences, or
+possessive quantifiers, because these need backtracking.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from functools import lru_cache
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 Search = Callable[[str], bool]
-"""Whether something is found anywhere in a text that ``whole`` has seen."""
+"""Return whether a pattern matches anywhere in a text. The text must come from ``whole``."""
 
 
 class NotSearchable(ValueError):
-    """An expression that the engine can't take; the message is the engine's own."""
+    """The engine doesn't support an expression. The message is the engine's own."""
 
 
 @lru_cache(maxsize=1024)
 def search_for(pattern: str) -> Search:
-    """A search for an expression. Raises ``NotSearchable``."""
+    """Compile an expression. Raise ``NotSearchable`` if the engine doesn't support it."""
     try:
         checked = SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex", strict=True))
     except SchemaError as error:
@@ -30,7 +30,7 @@ def search_for(pattern: str) -> Search:
 
 
 def whole(text: str) -> str:
-    """The text as the engine can read it: halves of characters become replacement characters."""
+    """Replace lone surrogates, which the engine can't read, with replacement characters."""
     try:
         text.encode()
     except UnicodeEncodeError:
