@@ -1,4 +1,4 @@
-"""Shortening a text to its beginning and end, on whole lines where possible."""
+"""Shorten a text to its beginning and end, on whole lines if possible."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import re
 from proxy.compaction.message import TextCounter
 
 HEAD_PART = 0.6
-"""Of what stays, this part is taken from the beginning: openings say what a text is, ends say how it came out."""
+"""Share of the kept text that comes from the beginning. The beginning states the subject, the end the result."""
 
 NOTABLE_PART = 0.3
-"""Of what stays, this part may be lines from the middle that tell of a failure."""
+"""Share of the kept text that may be lines from the middle that report a failure."""
 
 FEWEST = 4
-"""Characters. Fewer don't leave both a beginning and an end."""
+"""Characters. With fewer, there's no room for both a beginning and an end."""
 
 _NOTABLE = re.compile(
     r"\b(?:error|exception|traceback|failed|failure|fatal|panic|denied|refused|unable to|cannot|segfault|not found)\b|"
@@ -27,7 +27,7 @@ _BASE64 = re.compile(r"(?:data:[\w/+.-]{3,60};base64,)?[A-Za-z0-9+/]{400,}={0,2}
 
 
 def without_base64(text: str, note: str) -> str:
-    """The text with a note for each long run of base64, data URLs among them; ``{characters}`` in it is the length."""
+    """Replace long runs of base64, including data URLs, with a note. ``{characters}`` in the note is the length."""
     return _BASE64.sub(lambda match: note.replace("{characters}", f"{len(match.group()):,}"), text)
 
 
@@ -41,13 +41,13 @@ def middle_cut(
     notable: bool = False,
     least: int = 0,
 ) -> str:
-    """Leave out the middle of a text, so that it takes ``max_tokens`` at most with the marker in it.
+    """Leave out the middle of a text, so that it has at most ``max_tokens`` tokens including the marker.
 
-    ``marker`` may hold ``{tokens}``, ``{characters}`` and ``{lines}``, which describe the part that is left out. A text
-    that fits is returned unchanged. ``least`` is the number of tokens of the text that stay even if the result is then
-    longer than ``max_tokens``; with 0, the marker alone is returned if nothing else fits. Pass the tokens of the
-    text as ``total`` if they are known: a text of many megabytes is then not counted. With ``notable``, lines of
-    the middle that report a failure stay next to the marker.
+    ``marker`` may contain ``{tokens}``, ``{characters}``, and ``{lines}``, which describe the omitted part. A text that
+    fits is returned unchanged. ``least`` is the number of tokens to keep even if the result then exceeds
+    ``max_tokens``. With 0, only the marker is returned if nothing else fits. Pass the tokens of the text as ``total``
+    if you have them, so that a text of many megabytes isn't counted again. With ``notable``, lines of the middle that
+    report a failure are kept after the marker.
     """
     if total is None:
         total = count(text)
@@ -74,9 +74,9 @@ def middle_cut(
 
 
 def keep_ends(text: str, characters: int, total: int, marker: str, notable: int = 0) -> str:
-    """About ``characters`` of the text, from both ends, the marker between them.
+    """Return about ``characters`` characters from both ends of a text, with the marker between them.
 
-    Of these up to ``notable`` go to lines of the middle that tell of a failure.
+    Up to ``notable`` of these characters are used for lines of the middle that report a failure.
     """
     kept = notable_lines(text, notable)
     characters -= sum(len(line) + 1 for line in kept)
@@ -90,7 +90,7 @@ def keep_ends(text: str, characters: int, total: int, marker: str, notable: int 
 
 
 def notable_lines(text: str, characters: int) -> list[str]:
-    """The first lines that tell of a failure, each once, in their order; at most so many characters."""
+    """Return the first lines that report a failure, without repetitions; at most ``characters`` characters."""
     lines: dict[str, None] = {}
     position = 0
     while len(lines) < _NOTABLE_LINES and characters > 0 and (match := _NOTABLE.search(text, position)):
@@ -109,7 +109,7 @@ def notable_lines(text: str, characters: int) -> list[str]:
 
 
 def _line_start(text: str, position: int) -> int:
-    """The end of the last whole line before the position, if one is near; never inside a surrogate pair."""
+    """Return the end of the last whole line before a position if it's near. Never split a surrogate pair."""
     newline = text.rfind("\n", position - position // 4, position)
     position = newline + 1 if newline > 0 else position
     return position - 1 if position and "\ud800" <= text[position - 1] <= "\udbff" else position

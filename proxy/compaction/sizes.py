@@ -1,4 +1,4 @@
-"""Sizes of a conversation's parts as running totals, so that any span is one subtraction."""
+"""Running totals of a conversation's parts. The size of any range is one subtraction."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from proxy.compaction.standing import Standing
 class Sizes:
     """Running totals over the groups of a body, in tokens.
 
-    Totals have one entry more than there are groups: entry ``g`` covers all groups before ``g``. ``users`` are the
-    user's messages as a summary message quotes them, ``newest_user`` is the last of those, ``newest_media`` the tokens
-    of its media parts and ``newest_user_group`` the group of the user's last message, -1 if there is none.
-    ``standing`` are the messages that stay beside a summary: system messages, and groups with a pinned message.
-    ``clips`` says of each tool result that is too large for any prompt to how many tokens it is held.
+    Totals have one entry more than there are groups: entry ``g`` covers all groups before ``g``.
+
+    - ``users``: the user's messages as a summary message quotes them.
+    - ``newest_user``: the last of them; ``newest_media``: the tokens of its media parts.
+    - ``newest_user_group``: the group of the last user message; -1 if there is none.
+    - ``standing``: the messages that are kept with a summary: system messages, and groups with a pinned message.
+    - ``clips``: the token limit of each tool result that is too large for any prompt, by index.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class Sizes:
         return len(self.starts)
 
     def boundary(self, keep: Clause, end: int, budget: int | None) -> int:
-        """The latest group such that it and all up to group ``end`` (exclusive) are at least ``keep``."""
+        """Return the latest group such that the groups from it up to ``end`` (exclusive) satisfy ``keep``."""
         if keep.messages is not None:
             wanted_start = self.ends[end - 1] - keep.messages
             return max(0, bisect_right(self.starts, wanted_start, 0, end) - 1)
@@ -57,11 +59,11 @@ class Sizes:
         return max(0, bisect_right(self.total, self.total[end] - wanted, 0, end) - 1)
 
     def carries(self, cut: int) -> bool:
-        """Whether the user's newest message before a cut stays as it is: what follows is still work on it."""
+        """Return whether the newest user message before a cut is kept because later messages work on it."""
         return self.newest_user[cut] > 0 and not self._asks[cut]
 
     def group_of(self, index: int) -> int:
-        """The group of a message."""
+        """Return the group of a message."""
         return bisect_right(self.starts, index) - 1
 
     def _add_group(self, body: Sequence[Turn], group: int, start: int, end: int, group_cap: int | None) -> None:
@@ -93,10 +95,10 @@ class Sizes:
 
 
 def clip_results(body: Sequence[Turn], span: Sequence[int], cap: int | None) -> dict[int, int]:
-    """To how many tokens each tool result of a span must be held for the span to take ``cap`` at most.
+    """Return the token limit of each tool result, so that a span of messages has at most ``cap`` tokens.
 
-    The results with the largest texts are held first, all to the same size apart from their media. Results are never
-    held below a small floor, so the span may still be larger than the cap.
+    The results with the largest texts are limited first. All get the same limit, not counting their media. The limit
+    is never below ``SMALLEST_RESULT``, so the span may still exceed ``cap``.
     """
     if cap is None:
         return {}

@@ -1,4 +1,4 @@
-"""The messages before a cut that stay beside the summary: pinned exchanges, and system messages within a budget."""
+"""The messages before a cut that are kept with the summary: pinned exchanges and recent system messages."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from proxy.compaction.message import Turn
 
 
 class Standing:
-    """Which groups stay beside a summary, for every possible cut.
+    """The groups that are kept with a summary, for every possible cut.
 
-    ``tokens`` and ``messages`` have one entry per cut: entry ``g`` is for a cut before group ``g``. Groups with a
-    pinned message always stay. Of the system messages, the newest one stays; then older ones stay, newest first, while
-    all of them together take ``most`` tokens at most (``None``: no limit). Identical ones count once, as the last of
-    them. The newest one counts with ``newest`` tokens at most, because it is shortened to that size. ``system`` lists
-    the groups of all system messages that aren't pinned.
+    ``tokens`` and ``messages`` have one entry per cut: entry ``g`` is for a cut before group ``g``. Each entry depends
+    only on the groups before its cut. ``system`` lists the groups of all system messages that aren't pinned.
 
-    Each entry depends on the groups before its cut alone.
+    Groups with a pinned message are always kept, and so is the newest system message. Older system messages are kept,
+    newest first, until all of them reach ``most`` tokens (``None``: no limit). Identical system messages count once,
+    at the position of the last one. Each system message counts with at most ``newest`` tokens, because the proxy
+    shortens it to that size.
     """
 
     def __init__(self, most: int | None, newest: int | None) -> None:
@@ -25,10 +25,10 @@ class Standing:
         self.system: list[int] = []
         self._most = most
         self._newest = newest
-        # System messages that stay, the oldest first: by content, the group and its tokens.
+        # The kept system messages, oldest first: group, tokens, and number of messages, by content.
         self._kept: dict[tuple[bytes, ...], tuple[int, int, int]] = {}
         self._taken = 0
-        # By cut, the groups that begin to stay there (true) or stop.
+        # The groups that are kept from a cut on (true) or no longer kept (false), by cut.
         self._changes: dict[int, list[tuple[int, bool]]] = {}
 
     def skip(self) -> None:
@@ -37,7 +37,7 @@ class Standing:
         self.messages.append(self.messages[-1])
 
     def add(self, group: int, turns: Sequence[Turn], tokens: int, *, pinned: bool) -> None:
-        """Add the next group, of so many tokens: a pinned one, or a system message."""
+        """Add the next group, which is pinned or a system message. ``tokens`` is its size."""
         self.skip()
         if pinned:
             self._enter(group, tokens, len(turns))
@@ -46,7 +46,7 @@ class Standing:
             self._add_system(group, turns, tokens)
 
     def groups(self, cut: int) -> list[int]:
-        """Return the groups that stay beside a summary of all groups before a cut, in order."""
+        """Return the groups that are kept with a summary of all groups before a cut, in order."""
         staying: set[int] = set()
         for place, changes in self._changes.items():
             if place > cut:
@@ -56,7 +56,7 @@ class Standing:
         return sorted(staying)
 
     def totals(self, sizes: Sequence[int]) -> list[int]:
-        """Return, for every cut, what the groups that stay take together, given the size of each group."""
+        """Return the total size of the kept groups for every cut. ``sizes`` are the sizes of all groups."""
         totals = [0]
         for cut in range(1, len(self.tokens)):
             changes = self._changes.get(cut, ())

@@ -1,4 +1,4 @@
-"""Whether messages are structurally what OpenAI's API takes: every result behind its call, every call answered."""
+"""Check that messages have the structure that OpenAI's API requires: each call is followed by its result."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from proxy.compaction.message import RESULT_ROLES, Facts
 
 
 def faults(messages: Sequence[Facts]) -> int:
-    """How many results have no call in the assistant message before them, and how many calls no result.
+    """Count the results without a call in the assistant message before them, and the calls without a result.
 
-    Calls of the last group may still be unanswered only where the input left them so; they count all the same, so a
-    conversation is compared with what it was before.
+    The client may not have answered the calls of the last group yet. They count too, so callers compare the number
+    with the number for the input.
     """
     found = left = 0
     open_calls: dict[str | None, int] = {}
@@ -33,7 +33,7 @@ def faults(messages: Sequence[Facts]) -> int:
 
 
 def sound(messages: Sequence[Facts]) -> bool:
-    """Whether there is surely nothing to put right: quick, and on the side of caution."""
+    """Return whether the messages certainly need no repair. The check is fast; ``False`` doesn't mean invalid."""
     for facts in messages:
         if facts.calls:
             ids = {call.id for call in facts.calls}

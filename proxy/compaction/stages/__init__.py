@@ -1,7 +1,7 @@
-"""The cheap stages, in the order in which they are tried.
+"""The cheap stages, in the order in which the planner tries them.
 
-A stage is a module with ``NAME`` and a ``stage`` that makes a ``Stage`` of the policy's rules; adding one means adding
-its file and one line here.
+A stage is a module with a ``NAME`` and a function ``stage`` that creates a ``Stage`` from the policy's rules. To add a
+stage, add its module and list it in ``MODULES``.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from proxy.compaction.stages.stage import Stage
 MODULES = (duplicates, arguments, results, media)
 
 NAMES = tuple(module.NAME for module in MODULES)
-"""The names of all stages, in their order."""
+"""The names of all stages, in order."""
 
 
 def cheap_stages(rules: Rules, body: Sequence[Turn], count: MessageCounter) -> list[Stage]:
-    """The stages that the policy has not switched off, cheapest first."""
+    """Return the stages that the policy enables, cheapest first."""
     made: list[Stage | None] = [module.stage(rules, body, count) for module in MODULES]
     return [stage for stage in made if stage is not None]

@@ -1,4 +1,4 @@
-"""Arguments of old tool calls: long strings inside the JSON are cut; the JSON keeps its shape."""
+"""Shorten arguments of old tool calls: cut long strings inside the JSON and keep its structure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from proxy.compaction.stages.stage import NO_LATER, kept_as
 
 NAME = "arguments"
 
-# Values under these keys say what a call was about; a model needs them to know what it did, so they stay whole.
+# Values of these keys identify a call. The model needs them to see what it did, so they aren't cut.
 KEPT_KEYS = frozenset(
     {"path", "file_path", "filename", "file", "paths", "url", "uri", "id", "command", "cmd", "query", "pattern"}
 )
@@ -26,16 +26,16 @@ _NOTE = (
     "value.{kept}]"
 )
 
-# Of a string that is cut this many characters stay, as in DeepAgents, where it is 20.
+# Characters that are kept of a cut string. DeepAgents keeps 20.
 KEPT_CHARACTERS = 120
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Arguments:
-    """The stage under one policy's rules; the fit ladder has it with rules of its own.
+    """The stage with the rules of a policy, or with those of the fit ladder.
 
-    With ``every_key`` no values stay whole for what their key says.
+    With ``every_key``, the values of ``KEPT_KEYS`` are cut too.
     """
 
     name = NAME
@@ -51,7 +51,6 @@ class Arguments:
         self._key = (NAME, (rules.max_length, rules.truncation_text, rules.tools, archive, every_key))
 
     def reduce(self, index: int, turn: Turn) -> Turn | None:
-        """See ``Stage``."""
         if not turn.facts.calls or len(turn.raw) <= self._rules.max_length:
             return None
         forms = turn.facts.forms
@@ -60,7 +59,6 @@ class Arguments:
         return forms[self._key]
 
     def later(self) -> dict[int, int]:
-        """See ``Stage``."""
         return NO_LATER
 
     def _reduced(self, turn: Turn) -> Turn | None:
@@ -83,7 +81,7 @@ class Arguments:
         return _NOTE.replace("{kept}", kept_as(turn, archive=self._archive))
 
     def _call(self, call: Any, key: str, note: str) -> Any:
-        """The call with its long arguments cut; the very same object where there is nothing to cut."""
+        """Return a call with long arguments cut; the same object if nothing is cut."""
         function = call.get(key) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not self._applies(function.get("name")):
             return call
@@ -94,7 +92,7 @@ class Arguments:
         return call if shorter is None else {**call, key: {**function, "arguments": shorter}}
 
     def _shorter(self, arguments: str, note: str) -> str | None:
-        """The arguments with long strings cut; ``None`` where there are none, or where it is not JSON."""
+        """Return the arguments with long strings cut; ``None`` if there are none or if they aren't JSON."""
         try:
             parsed = json.loads(arguments, parse_constant=_refuse, parse_float=_finite)
             cut = self._cut(parsed, note)
@@ -103,7 +101,7 @@ class Arguments:
             text = json.dumps(cut, ensure_ascii=False)
         except (ValueError, RecursionError):
             return None
-        # Half of a surrogate pair must stay an escape: it is no UTF-8.
+        # A lone surrogate isn't valid UTF-8, so it must remain an escape.
         return json.dumps(cut) if _SURROGATE.search(text) else text
 
     def _applies(self, name: object) -> bool:
@@ -124,7 +122,7 @@ class Arguments:
 
 
 def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} isn't valid JSON")
 
 
 def _finite(number: str) -> float:
@@ -133,5 +131,5 @@ def _finite(number: str) -> float:
 
 
 def stage(rules: Rules, body: Sequence[Turn], count: MessageCounter) -> Arguments | None:
-    """The stage, unless it is off."""
+    """Create the stage; return ``None`` if the policy disables it."""
     return None if rules.arguments is None else Arguments(rules.arguments, count, archive=rules.archive)

@@ -1,4 +1,4 @@
-"""Tool results that came again: of exact copies only the newest stays whole."""
+"""Replace repeated tool results: of identical results, only the newest is kept in full."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REFERENCE = (
 
 
 class _Duplicates:
-    """The stage under one policy's rules."""
+    """The stage with the rules of a policy."""
 
     name = NAME
     spares_newest_user = False
@@ -33,7 +33,6 @@ class _Duplicates:
         self._archive = archive
 
     def reduce(self, index: int, turn: Turn) -> Turn | None:
-        """See ``Stage``."""
         if index not in self._next_copies:
             return None
         forms = turn.facts.forms
@@ -46,7 +45,7 @@ class _Duplicates:
         return forms[key]
 
     def later(self) -> dict[int, int]:
-        """The next copy of each result that has one."""
+        """Return the next copy of each result that has one."""
         return self._next_copies
 
     @cached_property
@@ -64,6 +63,6 @@ class _Duplicates:
 
 
 def stage(rules: Rules, body: Sequence[Turn], count: MessageCounter) -> _Duplicates | None:
-    """The stage, unless it is off."""
+    """Create the stage; return ``None`` if the policy disables it."""
     part = rules.duplicates
     return None if part is None else _Duplicates(part, body, count, archive=rules.archive)

@@ -1,4 +1,4 @@
-"""Old images, audio and files: a label says that they were there."""
+"""Replace old images, audio, and files with a label."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LABEL = "[The compaction proxy left out an old part of this message here: {kind
 
 
 class Media:
-    """The stage under one policy's rules; the fit ladder has it with rules of its own."""
+    """The stage with the rules of a policy, or with those of the fit ladder."""
 
     name = NAME
     spares_newest_user = True
@@ -29,7 +29,6 @@ class Media:
         self._archive = archive
 
     def reduce(self, index: int, turn: Turn) -> Turn | None:
-        """See ``Stage``."""
         if not turn.facts.media:
             return None
         forms = turn.facts.forms
@@ -41,12 +40,11 @@ class Media:
         return forms[key]
 
     def later(self) -> dict[int, int]:
-        """See ``Stage``."""
         return NO_LATER
 
 
 def _labelled(part: Any, kept: str) -> Any:
-    """The part, or a text part in its place; a mark for the provider's cache stays."""
+    """Replace a media part with a text part. Keep its ``cache_control``."""
     if not is_media_part(part):
         return part
     text = _LABEL.replace("{kind}", MEDIA_LABELS[part["type"]]).replace("{kept}", kept)
@@ -55,5 +53,5 @@ def _labelled(part: Any, kept: str) -> Any:
 
 
 def stage(rules: Rules, body: Sequence[Turn], count: MessageCounter) -> Media | None:
-    """The stage, unless it is off."""
+    """Create the stage; return ``None`` if the policy disables it."""
     return None if rules.media is None else Media(rules.media, count, archive=rules.archive)

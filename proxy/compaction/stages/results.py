@@ -1,4 +1,7 @@
-"""Old tool results: beginning and end stay, and what tells of failures, with a line that says what was left out."""
+"""Shorten old tool results.
+
+The beginning, the end, and lines that report failures are kept. A note states how much was left out.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from proxy.compaction.stages.stage import NO_LATER, kept_as
 
 NAME = "results"
 
-# An old result keeps this part of the size from which results are shortened.
+# Share of the limit that a shortened result keeps.
 KEPT_PART = 0.25
 
 LEAST_TEXT = 32
-"""Tokens of a person's or model's text that stay even if the limit is smaller: the note alone never replaces it."""
+"""Tokens of a user's or assistant's text that are kept even if the limit is smaller, so that it's never only a note."""
 
 _MARKER = (
     "\n[The compaction proxy left out {lines} lines ({characters} characters, {tokens} tokens) of this old tool result "
@@ -28,7 +31,7 @@ _BASE64_NOTE = "[The compaction proxy left out {characters} characters of base64
 
 
 class _Results:
-    """The stage under one policy's rules, for one conversation: names of tools are looked up by call."""
+    """The stage with the rules of a policy, for one conversation."""
 
     name = NAME
     spares_newest_user = False
@@ -44,7 +47,6 @@ class _Results:
         self._least = min([rules.max_tokens, *self._per_tool.values()])
 
     def reduce(self, index: int, turn: Turn) -> Turn | None:
-        """See ``Stage``."""
         facts = turn.facts
         if facts.role not in RESULT_ROLES or facts.text_tokens <= self._least:
             return None
@@ -58,7 +60,6 @@ class _Results:
         return facts.forms[key]
 
     def later(self) -> dict[int, int]:
-        """See ``Stage``."""
         return NO_LATER
 
     def _reduced(self, turn: Turn, limit: int) -> Turn | None:
@@ -79,15 +80,15 @@ class _Results:
 
 
 def stage(rules: Rules, body: Sequence[Turn], count: MessageCounter) -> _Results | None:
-    """The stage, unless it is off."""
+    """Create the stage; return ``None`` if the policy disables it."""
     return None if rules.results is None else _Results(rules.results, body, count, archive=rules.archive)
 
 
 def shortened(turn: Turn, max_tokens: int, count: MessageCounter, marker: str) -> Turn | None:
-    """Leave out the middle of a message's text. Return ``None`` if that gains nothing.
+    """Leave out the middle of a message's text. Return ``None`` if that saves nothing.
 
-    ``max_tokens`` is the limit for the message without its media parts: these stay, and their tokens don't count.
-    Both ends of a user's or assistant's text stay (``LEAST_TEXT``), even if the message is then larger than the limit.
+    ``max_tokens`` is the limit for the message without its media parts, which are kept and don't count.
+    Both ends of a user's or assistant's text are kept (``LEAST_TEXT``), even if the message then exceeds the limit.
     """
     message = decode(turn.raw)
     text = replaceable_text(message)
@@ -96,7 +97,7 @@ def shortened(turn: Turn, max_tokens: int, count: MessageCounter, marker: str) -
     count = turn.facts.count or count
     empty = replace_text(turn.raw, "")
     frame = count(without_media(decode(empty)))
-    # A text far longer than what may stay is not counted again: by its message it is known well enough.
+    # A text far over the limit isn't counted again. The tokens of its message are accurate enough.
     total = turn.facts.text_tokens - frame if len(text) > max_tokens * 16 else None
     bare = count({"content": ""})
     cut = middle_cut(
@@ -112,7 +113,7 @@ def shortened(turn: Turn, max_tokens: int, count: MessageCounter, marker: str) -
 
 
 def _tool_names(body: Sequence[Turn]) -> dict[int, str]:
-    """The name of the tool that each tool message is a result of, by index; ids are matched to the latest call."""
+    """Return the tool name of each result, by index. If an id occurs again, the latest call counts."""
     names: dict[int, str] = {}
     latest: dict[str, str] = {}
     for index, turn in enumerate(body):

@@ -1,4 +1,4 @@
-"""What a cheap stage is: a rewrite of single messages that needs no model."""
+"""The interface of a cheap stage: it rewrites single messages and needs no model."""
 
 from __future__ import annotations
 
@@ -9,42 +9,45 @@ from proxy.compaction.message import Turn
 
 
 class Stage(Protocol):
-    """A stage under the rules of a policy, for one conversation."""
+    """A stage with the rules of a policy, for one conversation."""
 
     @property
     def name(self) -> str:
-        """As reports have it."""
+        """Return the name for reports."""
         ...
 
     @property
     def trigger(self) -> Trigger:
-        """When it is applied."""
+        """Return the trigger that applies the stage."""
         ...
 
     @property
     def keep(self) -> Clause:
-        """How much recent conversation it spares."""
+        """Return how much recent conversation the stage leaves unchanged."""
         ...
 
     @property
     def spares_newest_user(self) -> bool:
-        """Whether it spares the user's newest message and all that follows it, too."""
+        """Return whether the stage also leaves the newest user message and all later messages unchanged."""
         ...
 
     def reduce(self, index: int, turn: Turn) -> Turn | None:
-        """What becomes of the message at ``index``, which an earlier stage may have reduced already; ``None`` where
-        it is left alone. The same input gives the same outcome: what is made is remembered with the message."""
+        """Return the message at ``index`` in a shorter form; ``None`` to keep it unchanged.
+
+        An earlier stage may have shortened ``turn`` already. The result depends only on the input and is cached in the
+        facts of the message.
+        """
         ...
 
     def later(self) -> dict[int, int]:
-        """Messages that may be reduced only once a later one has been seen: which one, by index."""
+        """Return the messages that depend on a later message: the later index, by index."""
         ...
 
 
 def kept_as(turn: Turn, *, archive: bool) -> str:
-    """Where the whole of a message can be had, as a sentence that ends a note; nothing without an archive."""
+    """Return a sentence for notes that names the message's archive id; empty without an archive."""
     return f" The whole is kept in the archive as {turn.facts.id}." if archive else ""
 
 
 NO_LATER: dict[int, int] = {}
-"""For stages that look at one message alone."""
+"""Returned by stages that look at one message only."""
