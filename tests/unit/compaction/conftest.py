@@ -1,4 +1,4 @@
-"""Hypothesis is deterministic here: the same examples on every run."""
+"""Make Hypothesis deterministic: every run uses the same examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What strict chat templates accept, made of what they refuse."""
+"""Test that strict chat templates accept the rewritten messages."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_summary_of_the_assistants() -> None:
 
 
 def test_a_summary_among_the_system_messages_joins_them() -> None:
-    """A template takes one system message, and what the client sends before it is the client's."""
+    """The summary merges with one system message; the client's other system messages are kept."""
     pieces = [piece(system("x")), piece(system("y")), summary("so far", "developer"), piece(system("z")), piece(GO)]
     after = alternating(pieces, message_tokens)
     assert messages_of(after) == [system("x"), system("y\n\nso far\n\nz"), GO]
@@ -213,14 +213,14 @@ def test_a_summary_among_the_system_messages_joins_them() -> None:
 
 
 def mistral_accepts(messages: Sequence[Any]) -> bool:
-    """The check in the chat templates of Mistral 7B v0.3, Nemo and Small: calls and results are not counted."""
+    """Check like the chat templates of Mistral 7B v0.3, Nemo, and Small, which skip calls and results."""
     rest = messages[1:] if messages and messages[0]["role"] == "system" else messages
     counted = [m for m in rest if m["role"] not in RESULT_ROLES and not m.get("tool_calls")]
     return all((m["role"] == "user") == (place % 2 == 0) for place, m in enumerate(counted))
 
 
 def gemma_accepts(messages: Sequence[Any]) -> bool:
-    """The check in those of Gemma, Llama 2 and Mistral 7B v0.1: every message but a leading system message counts."""
+    """Check like the templates of Gemma, Llama 2, and Mistral 7B v0.1, which skip only a leading system message."""
     rest = messages[1:] if messages and messages[0]["role"] == "system" else messages
     return all((m["role"] == "user") == (place % 2 == 0) for place, m in enumerate(rest))
 
@@ -245,7 +245,7 @@ def flattened(drawn: Sequence[list[Any]]) -> list[Any]:
 
 
 def words(messages: Sequence[Any]) -> list[str]:
-    """All that is said, in order, without what the proxy puts in."""
+    """Return all words in order, without the text that the proxy inserts."""
     said = "\n".join(text_of(m) for m in messages)
     for own in (NOTE.strip(), OPENING, NOTED):
         said = said.replace(own, " ")
@@ -253,7 +253,7 @@ def words(messages: Sequence[Any]) -> list[str]:
 
 
 def check(messages: list[Any], accepts: Callable[[Sequence[Any]], bool]) -> list[Any]:
-    """The properties of every outcome; the outcome."""
+    """Check the properties of every result. Return the result."""
     pieces = [piece(message) for message in messages]
     once = alternating(pieces, message_tokens)
     after = messages_of(once)
@@ -308,7 +308,7 @@ def test_clean_conversations_with_large_texts(drawn: Any) -> None:
 
 @given(st.lists(talk | tools, min_size=1, max_size=12), st.integers(0, 12))
 def test_what_is_appended_changes_no_message_but_the_last(drawn: list[list[Any]], end: int) -> None:
-    """The prompt cache of the upstream: a later request begins with all but the last message of an earlier one."""
+    """Each request must start with all messages of an earlier one except its last, for the prompt cache."""
     messages = [system("head"), GO, *flattened(drawn)]
     earlier = strict(messages[: 2 + end])
     assert strict(messages)[: len(earlier) - 1] == earlier[:-1]

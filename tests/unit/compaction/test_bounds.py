@@ -1,4 +1,4 @@
-"""Bounds on messages and bytes: kept at places that depend on the prefix alone."""
+"""Test the limits on messages and bytes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.kit.conversations import (
 )
 
 WIDE = 1_000_000
-"""Tokens. In such a window nothing but a bound sets anything off."""
+"""Tokens. In a window of this size, only a limit on messages or bytes triggers compaction."""
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBORw0KGgo" * 1_000}}
 
@@ -69,7 +69,7 @@ def test_a_share_of_a_bound_is_inclusive_and_never_nothing() -> None:
 
 
 def test_tiny_messages_that_all_fit_what_is_kept_are_cut_all_the_same() -> None:
-    """By its tokens, the whole conversation is less than what the policy keeps."""
+    """The policy would keep the whole conversation by its tokens."""
     policy = rules(bounds=Bounds(messages=100))
     assert planned(chatter(94), policy).checkpoints == ()
     plan = planned(chatter(95), policy)
@@ -100,7 +100,7 @@ def test_the_next_cut_is_fixed_ahead_and_then_taken() -> None:
 
 
 def test_messages_that_must_stay_cost_no_checkpoint_at_every_turn() -> None:
-    """System messages inside the conversation stand beside the summary; where they are too many nothing helps."""
+    """System messages are kept with the summary. If there are too many, a checkpoint doesn't help."""
     firm: list[Message] = [user("go"), *[system(f"Rule {number}") for number in range(120)]]
     messages = [*firm, *chatter(60)]
     plan = planned(messages, rules(bounds=Bounds(messages=100)))
@@ -149,7 +149,7 @@ def test_a_result_that_is_held_to_a_size_does_not_count_with_all_its_bytes() -> 
 
 
 class Around:
-    """The ladder, in bytes."""
+    """Test the fit ladder in bytes."""
 
     @staticmethod
     def fitted(
@@ -213,7 +213,7 @@ windows = st.sampled_from((3584, 15_000, WIDE))
 
 
 def steps_of(drawn: Any, budget: int, policy: Rules, head: int) -> Iterator[tuple[list[Turn], Sent]]:
-    """The requests of a conversation that grows turn by turn, and what is sent."""
+    """Yield each request of a conversation that grows turn by turn, and the messages sent."""
     messages = expand(drawn, min(budget, 15_000), head=head)
     grown = turns(messages)
     for end in requests(messages):

@@ -1,4 +1,4 @@
-"""When a clause holds."""
+"""Test when a clause is met."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ladder for one request that is still too large."""
+"""Test the fit ladder."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def whole(messages: list[Message]) -> RenderedConversation:
 def fitted(
     messages: list[Message], room: int, policy: Rules = FIRM
 ) -> tuple[list[Any], list[int], RenderedConversation]:
-    """The messages, which of them changed, and the outcome."""
+    """Return the messages, the indexes of changed ones, and the result."""
     out = fit(whole(messages), room, policy, message_tokens)
     after = [decode(piece.raw) for piece in out.pieces]
     return after, [n for n, pair in enumerate(zip(messages, after, strict=True)) if pair[0] != pair[1]], out
@@ -165,7 +165,7 @@ def test_any_conversation_stays_valid_and_fits_unless_what_is_left_is_firm(
     assert all(out.pieces[n].tokens < before.pieces[n].tokens for n in changed)
     assert all(piece.tokens == message_tokens(decode(piece.raw)) for piece in out.pieces)
     if out.tokens > room:
-        # All that could give way is small.
+        # All messages that the ladder may shorten are small.
         for n, piece in enumerate(out.pieces):
             firm = messages[n]["role"] == "system" or n == last_user
             assert firm or piece.tokens <= SMALLEST + 100 or IMAGE in messages[n]["content"]

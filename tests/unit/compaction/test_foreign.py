@@ -1,4 +1,4 @@
-"""Summaries of other tools, as they write them; the bodies are made up."""
+"""Test the recognition of other tools' summaries. The bodies are invented."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_text_takes_long(name: str) -> None:
-    """A million characters; quadratic reading of them would take minutes."""
+    """Match a million characters. Quadratic time would take minutes."""
     started = time.process_time()
     for role in ("user", "assistant"):
         recognised({"role": role, "content": HOSTILE[name]})

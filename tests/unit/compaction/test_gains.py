@@ -1,4 +1,4 @@
-"""What stages take off, as running totals."""
+"""Test the running totals of savings."""
 
 from __future__ import annotations
 

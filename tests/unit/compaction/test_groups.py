@@ -1,4 +1,4 @@
-"""Which messages stay together."""
+"""Test groups of messages."""
 
 from __future__ import annotations
 

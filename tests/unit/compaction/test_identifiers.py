@@ -1,4 +1,4 @@
-"""Paths, URLs and identifiers."""
+"""Test the collection of paths, URLs, and identifiers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_index_uses_its_tokens_up(folders: int) -> None:
     found = identifiers([" ".join(f"/src/part{n % folders}/file{n}.py" for n in range(400))])
     listed = index(found, 400, text_tokens)
     assert 330 < text_tokens(listed) <= 400
-    # The newest are there, and nothing older than the first that is not.
+    # The newest are listed, and none that is older than an omitted one.
     there = [f"file{n}.py" in listed for n in range(400)]
     assert there == sorted(there)
 
@@ -111,6 +111,6 @@ def regex_users() -> dict[str, Callable[[str], object]]:
 @pytest.mark.parametrize("block", HOSTILE, ids=lambda block: repr(block[:12]))
 @pytest.mark.parametrize("name", regex_users())
 def test_expressions_are_linear(name: str, block: str) -> None:
-    """A megabyte that nearly matches, over and over: quadratic matching would take hours."""
+    """Match a megabyte of near matches. Quadratic time would take hours."""
     text = (block * (MEGABYTE // len(block) + 1))[:MEGABYTE]
     regex_users()[name](text)

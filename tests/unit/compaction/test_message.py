@@ -1,4 +1,4 @@
-"""Reading any JSON as a message, and writing one with something replaced."""
+"""Test reading any JSON as a message, and replacing parts of it."""
 
 from __future__ import annotations
 

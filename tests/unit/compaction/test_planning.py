@@ -1,4 +1,4 @@
-"""Where a conversation is compacted."""
+"""Test where the planner compacts a conversation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def steps(number: int, tokens: int) -> list[tuple[str, int]]:
 
 
 def test_nothing_is_done_below_the_trigger_and_a_checkpoint_is_made_at_it() -> None:
-    """The frame is rounded: steps of 64 tokens here, so the budget is 9,984 and the trigger's level 8,486."""
+    """The planner rounds to steps of 64 tokens, so the budget is 9,984 and the trigger's level 8,486."""
     below = plan_of(of(*steps(8, 1000), ("user", 485)))
     assert below.empty
     at = plan_of(of(*steps(8, 1000), ("user", 486)))
@@ -48,7 +48,7 @@ def test_messages_fire_inclusively_with_the_head_and_the_summary_counted() -> No
     policy = rules(trigger=(Clause(messages=6),), keep=Clause(messages=2), prepare=(), arguments=False, results=False)
     assert plan_of(of(*steps(4, 300)), policy).empty
     assert plan_of(of(*steps(5, 300)), policy, budget=3000).checkpoints == (3,)
-    # After it: head, summary and two messages; two more make six.
+    # The checkpoint leaves the head, the summary, and two messages. Two more make six.
     assert plan_of(of(*steps(6, 300)), policy, budget=3000).checkpoints == (3,)
     assert plan_of(of(*steps(7, 300)), policy, budget=3000).checkpoints == (3, 5)
 
@@ -138,7 +138,7 @@ def test_results_of_one_exchange_that_no_prompt_could_hold_are_held_to_a_size() 
 
 @pytest.mark.parametrize("number", [2500, 10_000])
 def test_what_is_known_is_not_counted_again(number: int) -> None:
-    """A scan asks the counter only for what a stage shortens, and that once."""
+    """The planner counts only messages that a stage shortens, and only once."""
     exchange = [assistant(None, call("a", "t")), result("a", "word " * 20), user("on")]
     body = turns(exchange * (number // 3))
     long = turns([assistant(None, call("b", "t")), result("b", "word " * 2000)])
@@ -149,7 +149,7 @@ def test_what_is_known_is_not_counted_again(number: int) -> None:
 
 
 def test_the_work_grows_with_the_messages_and_no_faster() -> None:
-    """Four times the messages read their facts four times as often."""
+    """Four times the messages cause four times the reads."""
 
     class Watched(Facts):
         reads = 0

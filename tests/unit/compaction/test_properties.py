@@ -1,4 +1,4 @@
-"""What must hold for every conversation, whatever its length, its window and the policy."""
+"""Test properties of every conversation, for any length, window, and policy."""
 
 from __future__ import annotations
 
@@ -83,17 +83,17 @@ def test_there_is_one_summary_right_after_the_head(drawn: Any, budget: int, poli
 
 @given(conversations, budgets, policies, heads)
 def test_the_last_words_of_the_user_are_sent_as_they_are(drawn: Any, budget: int, policy: Rules, head: int) -> None:
-    """Also where they stand before the checkpoint, unless they alone are larger than their part of the budget."""
+    """This includes a message before the checkpoint, unless it exceeds its share of the budget."""
     before, sent = sent_of(drawn, budget, policy, head)
     last = [turn for turn in before if turn.facts.role == "user"][-1]
     if last.facts.foreign:
-        return  # it has the form of a summary that a tool made, and is folded in as one
+        return  # it looks like another tool's summary, so the proxy merges it into its own
     (piece,) = [piece for piece in sent.pieces if piece.turn is last]
     held = sent.plan is not None and last.facts.tokens > sent.plan.caps.newest
     assert policy.shorten_last_user_message or held or piece.raw == last.raw
 
 
-# Like an agent's day: exchanges that fill a window in a dozen turns, several times over.
+# Exchanges that fill the window several times, as in a long agent run.
 sessions = st.lists(
     st.builds(
         Episode,
@@ -116,7 +116,7 @@ narrow = st.sampled_from((1792, 3584, 7168))
 
 
 def steps_of(drawn: Any, budget: int, policy: Rules, head: int) -> Iterator[tuple[list[Turn], Sent]]:
-    """The requests of a conversation that grows turn by turn."""
+    """Yield each request of a conversation that grows turn by turn."""
     messages = expand(drawn, budget, head=head)
     grown = turns(messages)
     for end in requests(messages):
@@ -128,7 +128,7 @@ def steps_of(drawn: Any, budget: int, policy: Rules, head: int) -> Iterator[tupl
 def test_between_two_checkpoints_each_request_begins_with_the_one_before(
     drawn: Any, budget: int, policy: Rules, head: int
 ) -> None:
-    """Requests that only the fit ladder brings below the budget are changed for themselves alone."""
+    """The fit ladder changes a single request and doesn't affect later ones."""
     previous: Sent | None = None
     for _, sent in steps_of(drawn, budget, policy, head):
         if previous and previous.epoch == sent.epoch and "fit" not in (*previous.steps, *sent.steps):
@@ -157,15 +157,17 @@ def test_checkpoints_never_move_and_do_not_depend_on_how_the_conversation_came(
 @settings(max_examples=40)
 @given(sessions | conversations, narrow, heads)
 def test_old_messages_change_only_where_the_trigger_is_reached(drawn: Any, budget: int, head: int) -> None:
-    """A checkpoint costs the provider's cache: there is one only where what would be sent without it, the summary
-    counted at its cap, reaches the trigger. The frame is rounded in steps of a hundredth. (Copies of results are
-    counted for less than they give: that stage is off here.)"""
+    """A checkpoint is made only if the request without it would reach the trigger.
+
+    The summary counts with its limit. The planner rounds sizes in steps of 1 %. The stage for duplicates is off here,
+    because the planner underestimates its savings.
+    """
     previous: tuple[int, Sent] | None = None
     for before, sent in steps_of(drawn, budget, rules(duplicates=False), head):
         if previous is not None and previous[1].epoch != sent.epoch and "fit" not in previous[1].steps:
             length, last = previous
             size = FIXED + sum(piece.tokens for piece in last.pieces if piece.turn is not None)
-            # What is held to a size may come out a little smaller.
+            # A message that is shortened to a size may be slightly smaller.
             if last.plan is not None:
                 start = head_length(before)
                 shown = {id(piece.turn): piece.tokens for piece in last.pieces}
@@ -181,8 +183,10 @@ def test_old_messages_change_only_where_the_trigger_is_reached(drawn: Any, budge
 
 @given(conversations, budgets, policies, heads)
 def test_what_the_head_and_the_user_leave_room_for_fits(drawn: Any, budget: int, policy: Rules, head: int) -> None:
-    """Precondition: what nothing may touch (head, tools, later system messages, calls, the user's last message) takes
-    half of the budget at most."""
+    """The parts that the proxy doesn't change must use at most half of the budget.
+
+    These are the head, tools, later system messages, calls, and the user's last message.
+    """
     before, sent = sent_of(drawn, budget, policy, head)
     last = [turn for turn in before if turn.facts.role == "user"][-1]
     firm = [t for t in before if t.facts.role == "system" or t is last]
@@ -257,7 +261,7 @@ def test_nothing_that_a_client_sends_raises(messages: list[Any], budget: int, po
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_conversation_far_over_the_window_is_compacted_at_all(policy: Rules) -> None:
-    """Guards the properties above: they would hold for a core that does nothing."""
+    """Check that the conversations trigger compaction, so that the tests above aren't vacuous."""
     drawn = [Episode("tools", 80, 2, 1, n) for n in range(40)]
     _, sent = sent_of(drawn, 15_000, policy, 1)
     assert sent.plan is not None

@@ -1,4 +1,4 @@
-"""From a plan to messages."""
+"""Test building the outgoing messages from a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations that a strict server would refuse, put in order."""
+"""Test the repair of conversations that a strict server rejects."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def legacy(text: str, name: str = "f") -> Message:
 
 
 def calling(*calls: Any) -> Message:
-    """An assistant message with calls of any shape."""
+    """Return an assistant message with calls of any shape."""
     return {**assistant(None), "tool_calls": list(calls)}
 
 
@@ -316,12 +316,12 @@ def damaged(messages: list[Any], seed: int, times: int) -> list[Any]:
 
 
 def unanswered_at_the_end(after: Sequence[Turn]) -> int:
-    """Calls of the last message, which the client may still answer. Where some have a result, all must have one."""
+    """Return the number of calls in the last message, which the client may still answer."""
     return len(after[-1].facts.calls) if after else 0
 
 
 def without_order(after: Sequence[Turn]) -> list[Any]:
-    """The messages with the trailing open group taken off."""
+    """Return the messages without an open group at the end."""
     messages = [msgspec.json.decode(turn.raw) for turn in after]
     return messages[:-1] if unanswered_at_the_end(after) else messages
 
@@ -356,7 +356,7 @@ def test_what_was_damaged_comes_out_valid(drawn: Any, head: int, seed: int, time
 
 
 def test_the_damages_do_damage() -> None:
-    """Guards the property above: most of its conversations are invalid before."""
+    """Check that most conversations of the test above are invalid before the repair."""
     drawn = [Episode("tools", 30, 3, n % 7, n) for n in range(6)]
     found = [faults([t.facts for t in turns(damaged(expand(drawn, 500), seed, 6))]) for seed in range(100)]
     assert sum(1 for n in found if n) > 90
@@ -417,7 +417,7 @@ def test_json_that_strict_parsers_refuse_is_repaired_or_left(raw: bytes) -> None
 
 @pytest.mark.parametrize("shape", ["late", "orphans", "one id", "wide", "dangling"])
 def test_ten_thousand_messages_take_no_longer_than_their_number(shape: str) -> None:
-    """Matching each result against each open call would take minutes."""
+    """Comparing each result with each open call would take minutes."""
     number = 5_000
     many = range(number)
     shapes: dict[str, list[Message]] = {

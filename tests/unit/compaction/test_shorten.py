@@ -1,4 +1,4 @@
-"""Leaving out the middle."""
+"""Test leaving out the middle of a text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_both_ends_stay_on_whole_lines_and_the_marker_says_what_is_gone() -> Non
 
 @given(st.integers(0, 6), st.integers(1, 3000), st.integers(20, 600))
 def test_the_outcome_is_never_longer_than_allowed(flavour: int, size: int, limit: int) -> None:
-    """In any script: a character of Chinese is nearly a token here, an emoji is one."""
+    """This includes scripts with about one token per character, such as Chinese, and emoji."""
     text = text_of_size(size, flavour, size)
     cut = middle_cut(text, limit, text_tokens, MARKER)
     assert text_tokens(cut) <= limit
@@ -67,7 +67,7 @@ def test_a_text_whose_size_is_known_is_not_counted_whole() -> None:
 
 @pytest.mark.parametrize("characters", range(8, 60))
 def test_a_surrogate_pair_is_never_parted(characters: int) -> None:
-    """Texts from other runtimes may hold the halves of a pair as two characters."""
+    """Texts from other runtimes may contain surrogate pairs as two characters."""
     text = "\ud83d\ude42" * 50
     head, *_, tail = FILLED.split(keep_ends(text, characters, 100, MARKER))
     assert len(head) % 2 == len(tail) % 2 == 0

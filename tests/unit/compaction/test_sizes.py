@@ -1,4 +1,4 @@
-"""Running totals, keep, and results that are too large for any prompt."""
+"""Test running totals, ``keep``, and oversized results."""
 
 from __future__ import annotations
 

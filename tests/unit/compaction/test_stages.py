@@ -1,4 +1,4 @@
-"""The cheap stages on single messages."""
+"""Test the cheap stages on single messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that stay beside a summary."""
+"""Test which messages are kept with a summary."""
 
 from __future__ import annotations
 

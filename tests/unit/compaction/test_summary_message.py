@@ -1,4 +1,4 @@
-"""What stands for the summarised part of a conversation."""
+"""Test the summary message."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_the_users_messages_take_no_more_than_their_tokens(drawn: list[tuple[int
     texts = [text_of_size(size, flavour, n) for n, (flavour, size) in enumerate(drawn)]
     blocks = user_messages(texts, limit, text_tokens)
     assert text_tokens("\n".join(blocks)) <= limit
-    # All of them where there is room for all, and a line for what is missing.
+    # All are quoted if they fit. Otherwise a line states the number of omitted messages.
     shown = [block for block in blocks if BLOCK.search(block)]
     assert len(shown) == len(texts) or len(blocks) == len(shown) + 1
     if sum(text_tokens(fenced(text)) + 12 for text in texts) <= limit:
@@ -180,7 +180,7 @@ def cases() -> list[tuple[int, int, int, int]]:
 def test_it_never_takes_more_tokens_than_the_scan_reckons_with(
     budget: int, number: int, each: int, flavour: int
 ) -> None:
-    """With the counter of a real model; the scan reckons with the sum below, whatever the texts are."""
+    """The planner assumes the sum below for any texts, here with the tokenizer of a real model."""
     room = caps(rules(), Envelope(budget, 100, 0).rounded())
     messages: list[Message] = []
     for n in range(number):

@@ -1,4 +1,4 @@
-"""The beginning and end of a user's text survive every way of shortening the message."""
+"""Test that every way of shortening a user message keeps the beginning and end of its text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ flavours = st.integers(0, 6)
 
 
 def asked(number: int, layout: Any, size: int, flavour: int) -> Message:
-    """A user message whose text begins and ends with its own marks, among media on both sides."""
+    """Return a user message between media parts, with markers at both ends of its text."""
     before, after = layout
     text = f"{BEGINNING}{number:02}{text_of_size(size, flavour, number)}{number:02}{END}"
     media = {"image": IMAGE, "file": FILE}
@@ -50,7 +50,7 @@ def work(number: int, steps: int, size: int) -> list[Message]:
 
 
 def texts(sent: Sent) -> list[str]:
-    """What each message that leaves has of text, labels of the proxy left out."""
+    """Return the text of each outgoing message, without the proxy's labels."""
     found = []
     for message in sent.messages:
         content = message["content"]

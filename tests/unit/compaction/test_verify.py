@@ -1,4 +1,4 @@
-"""Results behind their calls, calls answered."""
+"""Test the check for calls and results."""
 
 from __future__ import annotations
 
