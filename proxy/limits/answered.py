@@ -1,4 +1,4 @@
-"""The largest requests that upstreams answered lately: no limit that nobody stated may be below them."""
+"""The largest requests that upstreams answered recently. A guessed limit must not be below them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ PERIOD = 3_600.0
 """Seconds. An answer counts as recent for at least this time, and at most twice as long."""
 
 PLACES = 10_000
-"""Combinations of upstream, model, and tenant that are remembered, the latest ones."""
+"""Combinations of upstream, model, and tenant kept in memory, the most recently changed ones."""
 
 Place = tuple[str, str, str]
 
 
 class Answered:
-    """The largest size that was answered lately by upstream, model, and tenant, in tokens as counted here."""
+    """Track the largest recently answered size per upstream, model, and tenant, in tokens as counted here."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Create an empty one. ``clock`` returns seconds."""
+        """Use ``clock`` for seconds."""
         self._clock = clock
         self._largest: OrderedDict[Place, tuple[float, int, int]] = OrderedDict()
 
     def note(self, place: Place, tokens: int) -> None:
-        """Remember that a request of this size was answered."""
+        """Record that the upstream answered a request of this size."""
         began, now, before = self._periods(place)
         if tokens <= now:
             return
@@ -37,7 +37,7 @@ class Answered:
         self._largest.pop(place, None)
 
     def largest(self, place: Place) -> int:
-        """Return the largest size that was answered lately; 0 if none was."""
+        """Return the largest recently answered size, or 0 if there is none."""
         return max(self._periods(place)[1:])
 
     def _periods(self, place: Place) -> tuple[float, int, int]:

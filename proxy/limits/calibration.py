@@ -1,8 +1,8 @@
-"""How many of an upstream's tokens one of ours is, as the usage in its responses shows.
+"""Calibrate token counts: upstream tokens per token counted here, from the usage in responses.
 
-Each tenant has ratios of its own: no caller's traffic changes another caller's requests. A tenant starts with the ratio
-of the model's profile, which is part of the count. Only usage that the upstream reports counts, never the text of a
-conversation.
+Each tenant has its own ratios, so one caller's traffic doesn't change another caller's requests. A tenant starts with
+the ratio of the model's profile, which is part of the count. Calibration uses only the reported usage, never the text
+of a conversation.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from proxy.store.replicated_map import ReplicatedMap
 from proxy.store.tenants import UNSTORED_TENANT
 
 LEAST_COUNTED = 500
-"""Tokens. In smaller requests the framing has too large a part."""
+"""Smallest request to compare, in tokens. In smaller ones the framing distorts the ratio."""
 
 OBSERVATIONS = 16
-"""So many of the newest are looked at."""
+"""Newest observations that determine the factor."""
 
 LEAST_OBSERVATIONS = 3
 
 TRIES = 32
-"""Requests of a model that a process counts for their ratio alone."""
+"""Requests that a process counts only for their ratio, per upstream, model, and tenant."""
 
 PAUSE = 10.0
 """Seconds between two observations of one model once there are enough of them."""
@@ -39,7 +39,7 @@ LONGEST_PAUSE = 600.0
 BOUNDS = (0.7, 1.6)
 
 STEPS = 20
-"""Steps to a whole: the factor moves by 1/20, as every change moves the checkpoints of all conversations."""
+"""Steps per 1.0. The factor moves in steps of 1/20, because each change moves the checkpoints of all conversations."""
 
 PLACES = 10_000
 """The most tenants and models kept in memory. The least recently used ones are read from the store again."""
@@ -48,12 +48,12 @@ KEPT_SECONDS = 30 * 86_400.0
 """Seconds that a ratio is kept after the last observation."""
 
 KIND = "tenant_ratio"
-"""The kind of the stored entries. Version 0.1 stored entries of the kind ``ratio`` for all tenants together: these are
-ignored, and expire."""
+"""The kind of the stored entries. The proxy ignores entries of the kind ``ratio``, which version 0.1 stored for all
+tenants together, until they expire."""
 
 
 class TokenRatios(msgspec.Struct, frozen=True):
-    """The ratios of one model at an upstream for one tenant, oldest first, as they are stored.
+    """The stored ratios of one model at an upstream for one tenant, oldest first.
 
     ``steps`` is the factor in force, decided at ``since``; the last ratio came at ``noted`` (seconds since 1970).
     """
@@ -67,18 +67,18 @@ class TokenRatios(msgspec.Struct, frozen=True):
 
     @property
     def until(self) -> float:
-        """When they are of no more use."""
+        """Return when the ratios expire, in seconds since 1970."""
         return self.noted + KEPT_SECONDS
 
     @property
     def factor(self) -> float:
         """Return the upstream's tokens per token counted here, within ``BOUNDS``."""
-        # Conversations differ from each other by a step. A stored entry may have been damaged, or edited.
+        # Conversations naturally differ by a step. The bounds also cover a damaged or edited entry.
         low, high = BOUNDS
         return 1.0 if abs(self.steps - STEPS) <= 1 else min(max(self.steps / STEPS, low), high)
 
     def merged(self, other: TokenRatios) -> TokenRatios:
-        """Those on which the newer decision rests."""
+        """Return the ratios with the newer decision."""
         return other if other.since > self.since else self
 
 
@@ -87,7 +87,7 @@ Place = tuple[str, str, str]
 
 
 class Calibration:
-    """The factors by upstream, model and tenant. The store keeps them, so a restarted process continues with them."""
+    """Factors by upstream, model, and tenant. The store keeps them across restarts."""
 
     def __init__(
         self,
@@ -99,12 +99,12 @@ class Calibration:
         self._clock = clock
         self._now = now
         self._known = ReplicatedMap(store, KIND, TokenRatios, PLACES, now)
-        self._next: OrderedDict[Place, float] = OrderedDict()  # when another observation is wanted
+        self._next: OrderedDict[Place, float] = OrderedDict()  # the time of the next observation
         self._tries: OrderedDict[Place, int] = OrderedDict()
         self._misses: dict[Place, int] = {}
 
     def first_read(self, upstream: str, model: str, tenant: str) -> asyncio.Task[None] | None:
-        """See ``Shared.first_read``."""
+        """Start a read of stored ratios if one is due (see ``ReplicatedMap.first_read``)."""
         return self._known.first_read(tenant, upstream, model)
 
     def wants(self, upstream: str, model: str, tenant: str) -> bool:
@@ -162,12 +162,12 @@ class Calibration:
             self._pause(place, min(PAUSE * 2.0 ** (misses - OBSERVATIONS), LONGEST_PAUSE))
 
     def factor(self, upstream: str, model: str, tenant: str) -> float:
-        """Return the upstream's tokens per token counted here, rather too high than too low; 1 if nothing is known."""
+        """Return the upstream's tokens per token counted here, rounded toward too high, or 1 if unknown."""
         seen = self._known.get(tenant, upstream, model)
         return 1.0 if seen is None else seen.factor
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """See ``Shared.forget``."""
+        """Drop the ratios of forgotten tenants, and return those tenants."""
         for place in [place for place in {**self._next, **self._tries, **self._misses} if forgotten(place[2])]:
             self._misses.pop(place, None)
             self._next.pop(place, None)
@@ -186,20 +186,20 @@ class Calibration:
 
 
 def plausible(counted: int, reported: int) -> bool:
-    """Return whether both may be counts of the same prompt, which is large enough to show a ratio.
+    """Return whether both can be counts of the same prompt, and the prompt is large enough to compare.
 
-    Some upstreams leave out cached tokens, and some report nothing.
+    Some upstreams omit cached tokens, and some report nothing.
     """
     return counted > LEAST_COUNTED and RATIO_BOUNDS[0] <= reported / counted <= RATIO_BOUNDS[1]
 
 
 def _estimate(ratios: Sequence[float]) -> float:
-    """The 75th percentile, so that a few odd ones do not matter."""
+    """Return the 75th percentile, so that outliers don't matter."""
     return sorted(ratios)[int(0.75 * (len(ratios) - 1))]
 
 
 def _stepped(estimate: float, steps: int) -> int:
-    """The step nearest to an estimate, or the one in force unless the estimate is half a step outside of it."""
+    """Return the step nearest to an estimate. Keep the current step if the estimate is within one step of it."""
     low, high = BOUNDS
     wanted = min(max(estimate, low), high) * STEPS
     return steps if abs(wanted - steps) <= 1 else round(wanted)

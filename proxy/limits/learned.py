@@ -1,4 +1,4 @@
-"""How many tokens a request may have: from the model's profile, from what it reserves, from what was learned."""
+"""Compute the input budget of a request from its model's profile, its reserved output, and learned limits."""
 
 from __future__ import annotations
 
@@ -17,57 +17,57 @@ from proxy.overflow import Overflow
 from proxy.store import Store
 from proxy.store.replicated_map import ReplicatedMap
 
-# Where input and output share a window, an answer needs room even if the request does not say how much: servers
-# accept a prompt that fills the window and answer with the one to three tokens that are left. The trigger leaves far
-# more than this; the reserve bounds the rare request that can only just be made to fit.
+# If input and output share a window, reserve room for the answer even if the request states no output. Servers accept a
+# prompt that fills the window and answer with the one to three tokens that are left. The trigger leaves far more room;
+# the reserve matters for the rare request that barely fits.
 RESERVE_PART = 32
 RESERVE_AT_LEAST = 512
 
 SMALLEST_PART = 8
-"""The budget is never less than this part of the window, however much output a request reserves."""
+"""The budget is at least the window divided by this, regardless of the reserved output."""
 
 CAUTION = 0.97
-"""Where a refusal tells the limit, this part of it is aimed at."""
+"""Share of a limit that the proxy aims at after a refusal that names it."""
 
 BLIND_FACTOR = 0.7
-"""Where a refusal tells nothing, this part of the refused size is aimed at."""
+"""Share of the refused size that the proxy aims at after a refusal that names no limit."""
 
 LEAST_BLIND = 1_024
-"""Tokens. No model takes less: whoever refuses that and names no limit has another reason."""
+"""Tokens. Every model accepts this many, so a refusal of less that names no limit has another reason."""
 
 LEAST_LIMIT = 256
-"""Tokens. Whatever names less as a limit means something else."""
+"""Tokens. A smaller number in a refusal isn't a token limit."""
 
 NAMED_SECONDS = 86_400.0
-"""A limit that an upstream named holds for a day, then the profile's own is tried again."""
+"""Seconds that a limit named by an upstream holds. Then the proxy tries the profile's limit again."""
 
 GUESS_SECONDS = 3_600.0
-"""So long holds a limit that was guessed from a refusal that named none."""
+"""Seconds that a limit guessed from a refusal without a number holds."""
 
 DISPROVED = 1 / BLIND_FACTOR
-"""A request of so many times a limit that was answered shows that there is no such limit any more."""
+"""An answered request that is larger than a limit by this factor disproves the limit."""
 
 COUNTS_DIFFER = 1.05
-"""A usage of so many times the limit that the upstream named shows the same: it counts both itself."""
+"""A reported usage above a named limit by this factor disproves it. The upstream counts both."""
 
 CONTRADICTED = 0.5
-"""Share of a size answered lately. A named limit below it must be named twice before others are held to it."""
+"""Share of a recently answered size. A lower named limit applies to other requests only if it is named twice."""
 
 LEARNED_ENTRIES = 10_000
 
 KIND = "limit"
 
-# A refusal's own count can differ from ours by this much; figures beyond are not taken for counts of the same prompt.
+# A count in a refusal can differ from the proxy's by these factors. Beyond them it isn't a count of the same prompt.
 RATIO_BOUNDS = (0.5, 3.0)
 
 
 Source = Literal["refusal", "guess", "usage"]
-"""Where a limit comes from: named in a refusal, guessed from one that named none, or shown by what was answered."""
+"""The source of a limit: a refusal that names it, a guess from one that doesn't, or the usage of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedLimit:
-    """A limit that an upstream told by refusing, in tokens as counted here. ``total`` includes the output.
+    """A limit learned from an upstream, in tokens as counted here. ``total`` includes the output.
 
     ``named`` is the number that the refusal gave, in the upstream's own tokens.
     """
@@ -79,14 +79,14 @@ class LearnedLimit:
 
     @property
     def blind(self) -> bool:
-        """Whether the refusal gave no number at all."""
+        """Return whether the limit is a guess from a refusal without a number."""
         return self.source == "guess" and self.named is None
 
 
 def reserved_output(
     profile: Profile, asked: int | None, policy: Clause | None, learned: LearnedLimit | None = None
 ) -> int:
-    """Tokens of the window, as it is known or was learned, that are kept for the answer."""
+    """Return the tokens of the known or learned window to reserve for the answer."""
     if asked is not None:
         return asked
     if policy is not None and policy.tokens is not None:
@@ -103,9 +103,9 @@ def reserved_output(
 
 
 def budget(profile: Profile, reserved: int, learned: LearnedLimit | None, factor: float = 1.0) -> int | None:
-    """Tokens, as counted here, that the input of a request may have; ``None`` where nobody knows.
+    """Return the input budget of a request, in tokens as counted here, or ``None`` if unknown.
 
-    ``factor`` is how many of the upstream's tokens, in which a profile is written, one of ours is.
+    ``factor`` is the upstream's tokens per token counted here. Profiles are in the upstream's tokens.
     """
     stated = _bounds(profile.context_window, profile.max_input_tokens, reserved)
     told = _bounds(learned.total, learned.input, reserved) if learned else []
@@ -118,9 +118,9 @@ def _bounds(total: int | None, most_input: int | None, reserved: int) -> list[in
 
 
 def limit_from_overflow(overflow: Overflow, counted_here: int, reserved: int, factor: float = 1.0) -> LearnedLimit:
-    """What a refusal of a request of ``counted_here`` tokens says of the limit.
+    """Return the limit that follows from a refusal of a request of ``counted_here`` tokens.
 
-    ``factor`` is how many of the upstream's tokens one of ours is, where the refusal does not say it.
+    ``factor`` is the upstream's tokens per token counted here, for refusals that don't include a count.
     """
     blind = LearnedLimit(input=int(counted_here * BLIND_FACTOR), source="guess")
     if overflow.limit is None or overflow.limit < LEAST_LIMIT:
@@ -128,21 +128,21 @@ def limit_from_overflow(overflow: Overflow, counted_here: int, reserved: int, fa
     here = _here(overflow.limit, overflow.counted, counted_here, factor)
     silent = overflow.kind == "silent"
     source: Source = "usage" if silent else "refusal"
-    named = 0 if silent else overflow.output or 0  # for a silent overflow it is the size of the answer
+    named = 0 if silent else overflow.output or 0  # for a silent overflow, this is the size of the answer
     output = 0 if overflow.scope == "input" else max(reserved, named)
     if here - output >= counted_here:
-        # By our count it would have fitted, and the refusal does not say by how much that is wrong.
+        # By the proxy's count the request fits, and the refusal doesn't show the error of that count.
         return replace(blind, named=overflow.limit)
     if overflow.scope == "input":
         return LearnedLimit(input=here, source=source, named=overflow.limit)
     if output > reserved:
-        # The upstream adds an output of its own to requests that name none.
+        # The upstream adds a default output to requests that state none.
         return LearnedLimit(input=max(here - output, here // SMALLEST_PART), source=source, named=overflow.limit)
     return LearnedLimit(total=here, source=source, named=overflow.limit)
 
 
 def limit_from_usage(overflow: Overflow, counted_here: int, factor: float) -> LearnedLimit | None:
-    """What an answer to a request of ``counted_here`` tokens shows of the limit, though nothing was refused."""
+    """Return the limit that follows from an answer to a request of ``counted_here`` tokens, or ``None``."""
     if overflow.limit is None:
         return None
     total = _here(overflow.limit, overflow.counted, counted_here, factor)
@@ -150,7 +150,7 @@ def limit_from_usage(overflow: Overflow, counted_here: int, factor: float) -> Le
 
 
 def _here(limit: int, counted: int | None, counted_here: int, factor: float) -> int:
-    """A limit in tokens as counted here, a little below it."""
+    """Convert a limit to tokens as counted here, with a safety margin."""
     ratio = factor
     if counted:
         low, high = RATIO_BOUNDS
@@ -159,22 +159,22 @@ def _here(limit: int, counted: int | None, counted_here: int, factor: float) -> 
 
 
 def for_others(guess: LearnedLimit) -> LearnedLimit:
-    """What other requests may take from a guess that got one request through."""
+    """Return the limit to use for other requests after a guess worked for one request."""
     return replace(guess, input=None if guess.input is None else max(guess.input, LEAST_BLIND))
 
 
 def published(profile: Profile, factor: float = 1.0) -> LearnedLimit:
-    """The limits of a profile in tokens as counted here; ``factor`` is as in ``budget``."""
+    """Return the limits of a profile in tokens as counted here. ``factor`` is as in ``budget``."""
     window, cap = profile.context_window, profile.max_input_tokens
     most = min((bound for bound in (window, cap) if bound), default=None)
     return LearnedLimit(most and int(most / factor), window and int(window / factor))
 
 
 class LimitRecord(msgspec.Struct, frozen=True):
-    """A limit of ``tokens`` as counted here, learned at ``since``, which holds until ``until`` (seconds since 1970).
+    """A limit of ``tokens`` as counted here, learned at ``since`` and valid until ``until`` (seconds since 1970).
 
-    ``named`` is the number that the refusal gave, in the upstream's own tokens. One that was ``disproved`` is kept as
-    long as other processes may have it. ``refused`` is the size that was refused, if the limit was guessed from it.
+    ``named`` is the number in the refusal, in the upstream's own tokens. A ``disproved`` record stays as long as other
+    processes may have the limit. For a guess, ``refused`` is the refused size.
     """
 
     tokens: int
@@ -186,22 +186,22 @@ class LimitRecord(msgspec.Struct, frozen=True):
     refused: int | None = None
 
     def holds(self, now: float) -> bool:
-        """Whether it is in force."""
+        """Return whether the limit is valid at ``now``."""
         return not self.disproved and now <= self.until
 
     @property
     def blind(self) -> bool:
-        """Whether it was guessed from a refusal that gave no number."""
+        """Return whether the limit is a guess from a refusal without a number."""
         return self.source == "guess" and self.named is None
 
     @property
     def told(self) -> bool:
-        """Whether it rests on a limit that an upstream named, and nothing has disproved it."""
+        """Return whether an upstream named the limit and no answer has disproved it."""
         return not self.disproved and (self.source == "refusal" or (self.source == "usage" and self.named is not None))
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What is known of a model at an upstream for one tenant, as it is stored."""
+    """The stored limits of a model at an upstream for one tenant."""
 
     upstream: str
     model: str
@@ -210,32 +210,32 @@ class Limits(msgspec.Struct, frozen=True):
 
     @property
     def until(self) -> float:
-        """When the last of the figures is over."""
+        """Return when the last of the records expires, in seconds since 1970."""
         return max((figure.until for figure in (self.input, self.total) if figure is not None), default=0.0)
 
     def merged(self, other: Limits) -> Limits:
-        """Of each figure the newer one, but that a guess gives way to what was named."""
+        """Return the newer record of each kind. A named limit takes precedence over a guess without a number."""
         return Limits(self.upstream, self.model, _newer(self.input, other.input), _newer(self.total, other.total))
 
 
 class LearnedLimits:
-    """What refusals told, by upstream, model and tenant; kept in the store, where all its processes find it.
+    """Learned limits by upstream, model, and tenant, shared with other processes through the store.
 
-    A figure goes down by a refusal alone, and up where an answer shows that more is taken.
+    Only refusals lower a limit. Answers to larger requests raise it.
     """
 
     def __init__(self, store: Store | None = None, clock: Callable[[], float] = time.time) -> None:
-        """``clock`` gives seconds since 1970. Without a store nothing outlives the process."""
+        """Use ``clock`` for seconds since 1970. Without a store, the limits end with the process."""
         self._clock = clock
         self._known = ReplicatedMap(store, KIND, Limits, LEARNED_ENTRIES, clock)
         self._answered = Answered(clock)
 
     def first_read(self, upstream: str, model: str, tenant: str) -> asyncio.Task[None] | None:
-        """See ``Shared.first_read``."""
+        """Start a read of stored limits if one is due (see ``ReplicatedMap.first_read``)."""
         return self._known.first_read(tenant, upstream, model)
 
     def get(self, upstream: str, model: str, tenant: str) -> LearnedLimit | None:
-        """What is known, if it is not too old."""
+        """Return the valid limits, or ``None`` if there are none."""
         known = self._known.get(tenant, upstream, model)
         if known is None:
             return None
@@ -246,13 +246,12 @@ class LearnedLimits:
     def learn(
         self, upstream: str, model: str, tenant: str, told: LearnedLimit, most: LearnedLimit | None = None
     ) -> None:
-        """Keep a limit; of two for the same thing the lower one holds.
+        """Record a limit. The lower of two valid limits of the same kind applies.
 
-        While one that was named holds, a guess for the same thing from a refusal without a number is not kept; and what
-        is named takes the place of such a guess, be it higher.
+        A named limit takes precedence over a guess from a refusal without a number, even if the guess is lower.
 
-        ``most`` are the limits known otherwise: a limit that isn't below them is ignored, and so is one below
-        ``LEAST_LIMIT``. A limit that no refusal named is never below the largest size that was answered lately.
+        ``most`` are the limits from other sources. The proxy ignores a limit that isn't below them, or is below
+        ``LEAST_LIMIT``. It raises a limit that no refusal named to the largest recently answered size.
         """
         now = self._clock()
         known = self._known.get(tenant, upstream, model) or Limits(upstream, model)
@@ -267,13 +266,13 @@ class LearnedLimits:
             self._known.put(tenant, upstream, model, changed)
 
     def answered(self, upstream: str, model: str, tenant: str, tokens: int) -> None:
-        """Remember that a request of this size, in tokens as counted here, was answered."""
+        """Record that the upstream answered a request of this size, in tokens as counted here."""
         self._answered.note((upstream, model, tenant), tokens)
 
     def contradicts(self, upstream: str, model: str, tenant: str, told: LearnedLimit, refused: int) -> bool:
-        """Return whether an answer contradicts a limit that was told by refusing a request of ``refused`` tokens.
+        """Return whether a recent answer contradicts the limit from a refusal of ``refused`` tokens.
 
-        A named limit is far below a size that was answered lately; without a name, such a size was refused.
+        It contradicts a named limit far below the answered size, and an unnamed one if ``refused`` is smaller.
         """
         answered = self._answered.largest((upstream, model, tenant))
         if told.blind:
@@ -281,19 +280,19 @@ class LearnedLimits:
         return any(limit is not None and limit < CONTRADICTED * answered for limit in (told.input, told.total))
 
     def outdate(self, upstream: str, model: str, tenant: str) -> None:
-        """Forget the sizes that were answered: repeated refusals show that the upstream takes less now."""
+        """Forget the answered sizes, because repeated refusals show that the upstream now accepts less."""
         self._answered.forget((upstream, model, tenant))
 
     def below(self, upstream: str, model: str, tenant: str, tokens: int) -> bool:
-        """Whether a limit is known that is lower than so many tokens."""
+        """Return whether a learned limit is lower than ``tokens``."""
         known = self.get(upstream, model, tenant)
         return known is not None and any(limit is not None and limit < tokens for limit in (known.input, known.total))
 
     def prove(self, upstream: str, model: str, tenant: str, sent: int, reported: int | None, factor: float) -> None:
-        """A request of ``sent`` tokens, as counted here, was answered: lower limits are raised to it, or dropped.
+        """Raise or drop lower limits after an answer to a request of ``sent`` tokens, as counted here.
 
-        ``reported`` is the size of the prompt as the upstream gives it, where it does; ``factor`` is how many of its
-        tokens one of ours is. An upstream that left out a part of the prompt reports less than was sent.
+        ``reported`` is the prompt size that the upstream reports, if any. ``factor`` is the upstream's tokens per token
+        counted here. An upstream that truncated the prompt reports less than the proxy sent.
         """
         known = self._known.get(tenant, upstream, model)
         if known is None:
@@ -306,11 +305,11 @@ class LearnedLimits:
             self._known.put(tenant, upstream, model, changed)
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """See ``Shared.forget``."""
+        """Drop the limits of forgotten tenants, and return those tenants."""
         return self._known.forget(forgotten)
 
     async def aclose(self) -> None:
-        """Write what waits to be written."""
+        """Write the limits that wait to be written."""
         await self._known.aclose()
 
 
@@ -318,7 +317,7 @@ def _newer(ours: LimitRecord | None, theirs: LimitRecord | None) -> LimitRecord 
     if ours is None or theirs is None:
         return ours or theirs
     new, old = (theirs, ours) if theirs.since > ours.since else (ours, theirs)
-    # What was guessed by a process that did not know what had been named; what expires first does not bring it back.
+    # Ignore a guess from a process that hadn't read the named limit yet.
     return old if new.blind and not new.disproved and old.told and new.since <= old.until else new
 
 
@@ -329,7 +328,7 @@ def _tokens(figure: LimitRecord | None, now: float) -> int | None:
 def _learned(
     known: LimitRecord | None, tokens: int | None, least: int, most: int | None, told: LearnedLimit, now: float
 ) -> LimitRecord | None:
-    """Return the figure that holds after one of this many tokens, but of ``least`` or more, was told."""
+    """Return the record that applies after an upstream refused: ``tokens``, but at least ``least``."""
     if tokens is None or tokens < LEAST_LIMIT:
         return known
     guessed, tokens = tokens, max(tokens, least)
@@ -342,16 +341,16 @@ def _learned(
     new = LimitRecord(tokens, told.source, now, until, told.named, refused=refused)
     if known is None or not known.holds(now) or tokens <= known.tokens or (known.blind and told.source != "guess"):
         return new
-    # Told once more, a limit holds from now on; a guess says nothing of one that was named.
+    # A repeated limit is valid from now on. A guess doesn't renew a named limit.
     return msgspec.structs.replace(known, since=now, until=until) if known.source == told.source else known
 
 
 def _proved(figure: LimitRecord | None, size: int, reported: int | None, now: float) -> LimitRecord | None:
-    """The figure that holds after a request of so many tokens was answered."""
+    """Return the record that applies after an answer to a request of ``size`` tokens."""
     if figure is None or not figure.holds(now):
         return figure
     if reported is None and figure.source == "usage":
-        return figure  # an upstream that leaves out what is too long, without a word, takes a request of any size
+        return figure  # an upstream that silently truncates prompts accepts requests of any size
     beyond = figure.named is not None and reported is not None and reported > figure.named * COUNTS_DIFFER
     if beyond or size >= (figure.refused or figure.tokens * DISPROVED):
         return msgspec.structs.replace(figure, source="usage", since=now, disproved=True)
@@ -359,7 +358,7 @@ def _proved(figure: LimitRecord | None, size: int, reported: int | None, now: fl
 
 
 def lower(a: LearnedLimit | None, b: LearnedLimit | None) -> LearnedLimit:
-    """Of two limits for the same thing, the lower figures."""
+    """Return the lower limits of two."""
     known = [learned for learned in (a, b) if learned is not None]
     return LearnedLimit(
         min((k.input for k in known if k.input is not None), default=None),

@@ -1,7 +1,7 @@
-"""Room for the answer: where input and output share a window, asking for less of it spares the conversation.
+"""Lower the requested output if input and output share a window and the conversation needs the room.
 
-Clients ask for all the output that a model can give, and use little of it. Taken at their word they would leave the
-conversation a part of the window only; so what they ask for is lowered where the conversation needs the room.
+Clients often request the maximum output of a model and use little of it. Reserving all of it would leave the
+conversation only a part of the window.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from proxy.limits.learned import LearnedLimit
 from proxy.limits.profiles import Profile
 
 SENSIBLE_PART = 8
-"""With this part of the window an answer has room enough, ..."""
+"""The window divided by this is enough room for an answer, ..."""
 
 SENSIBLE_AT_LEAST = 256
-"""... and with no fewer tokens than these."""
+"""... but at least this many tokens."""
 
 CAUTION_PART = 100
-"""This part of the prompt is left over beside a lowered output: counts differ."""
+"""The prompt divided by this is the margin next to a lowered output, because counts differ."""
 
 
 class StatesOutput(Protocol):
-    """A request: its bytes, and the output that it asks for at most, in tokens."""
+    """A request: its bytes, and its maximum output in tokens."""
 
     @property
     def raw(self) -> bytes: ...
@@ -63,9 +63,9 @@ def output_reserve(window: int | None, reserved: int, most: int | None = None) -
 
 
 def clamp_output(window: int, asked: int, prompt: int) -> int | None:
-    """The output to ask for beside a prompt of so many of the upstream's tokens; ``None`` where it is not lowered.
+    """Return the lowered output for a prompt, both in the upstream's tokens, or ``None`` to keep the stated output.
 
-    That is where both fit, and where the prompt leaves no sensible room: it is the prompt then that is too long.
+    The proxy keeps it if prompt and output fit, or if the prompt is so long that too little room is left.
     """
     if prompt + asked <= window or prompt > window - min(asked, _usable_output(window)):
         return None

@@ -1,4 +1,4 @@
-"""Where summaries, the archive and what was learned are kept."""
+"""Storage for summaries, archived messages, and learned limits."""
 
 from proxy.store.guarded import Guarded
 from proxy.store.interface import Entry, ListingStore, Store, StoreFailed

@@ -1,4 +1,4 @@
-"""The archive: what a compaction takes out of a conversation, whole, for the tenant that sent it."""
+"""The archive: complete messages that compaction removes, stored for the tenant that sent them."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ log = structlog.get_logger(__name__)
 KIND = "archive"
 
 PENDING_BYTES = 64_000_000
-"""Bytes of memory that may wait to be written. One entry may be larger if nothing else waits."""
+"""Maximum bytes of pending entries in memory. A single pending entry may be larger."""
 
 REMEMBERED = 20_000
-"""Entries of which each process knows that it has written them."""
+"""Entries that each process remembers as written."""
 
 CLOSING_SECONDS = 5.0
-"""Seconds that what waits has to be written when the process ends."""
+"""Seconds to write pending entries when the process ends."""
 
 _OVERHEAD = 50
-"""Bytes that Python takes for a message besides its text."""
+"""Bytes of memory per message in addition to its text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Messages that a compaction took out, as JSON in the client's spelling.
+    """Messages that a compaction removed, as the client's JSON.
 
-    ``id`` follows from the content: 20 hexadecimal digits, lower case. ``previous`` is the id of the entry with what
-    stood before these messages.
+    ``id`` is derived from the content: 20 lowercase hexadecimal digits. ``previous`` is the id of the entry with the
+    messages before these.
     """
 
     id: str
@@ -46,43 +46,43 @@ class Removed:
 
     @property
     def size(self) -> int:
-        """Bytes of memory, about: many small messages take more than their text."""
+        """Return the approximate bytes of memory, including the overhead per message."""
         return sum(map(len, self.messages)) + _OVERHEAD * len(self.messages)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Messages in the order of the conversation. Not ``complete``: the oldest of them are no longer there."""
+    """Messages in conversation order. ``complete`` is false if the oldest ones are missing from the store."""
 
     messages: list[bytes]
     complete: bool
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """An entry as it is stored."""
+    """The stored form of an entry."""
 
     messages: list[bytes]
     previous: str | None
 
 
 class Archive:
-    """Writes in the background, one batch at a time; what this process has written lately is not written again."""
+    """Write removed messages in the background, one batch at a time, and skip recently written entries."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
-        """``clock`` gives seconds."""
+        """Use ``clock`` for seconds."""
         self._store = store
         self._clock = clock
-        self._written: OrderedDict[tuple[str, str], float] = OrderedDict()  # until when that is good enough
+        self._written: OrderedDict[tuple[str, str], float] = OrderedDict()  # time from which to write the entry again
         self._waiting: dict[tuple[str, str], Removed] = {}
         self._waiting_bytes = 0
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def keep(self, tenant: str, removed: Sequence[Removed], seconds: float) -> None:
-        """Keep entries for so many seconds at least, in the background. Must be called in the event loop.
+        """Keep entries for at least ``seconds``, in the background. Call this in the event loop.
 
-        Entries that are asked for again are written anew once half of their time is over. What cannot be kept now is
-        logged, and written when it is asked for again.
+        A repeated call rewrites an entry after half of its lifetime. If an entry can't be kept now, the proxy logs that
+        and tries again at the next call for it.
         """
         now = self._clock()
         batch: list[Removed] = []
@@ -97,7 +97,7 @@ class Archive:
                 if self._waiting_bytes and self._waiting_bytes + size > PENDING_BYTES:
                     over += 1
                     continue
-                # A slice of a request's body would keep the whole body in memory.
+                # Copy, because a slice of a request's body would keep the whole body in memory.
                 self._waiting[key] = replace(entry, messages=tuple(map(bytes, entry.messages)))
                 self._waiting_bytes += size
                 batch.append(self._waiting[key])
@@ -110,9 +110,9 @@ class Archive:
             task.add_done_callback(self._ended)
 
     async def fetch(self, tenant: str, id: str) -> Found | None:
-        """The messages of an entry and of all before it, oldest first; ``None`` where the tenant has no such entry.
+        """Return the messages of an entry and of all before it, oldest first.
 
-        Raises ``StoreFailed``.
+        Return ``None`` if the tenant has no such entry. Raises ``StoreFailed``.
         """
         parts: list[Sequence[bytes]] = []
         seen: set[str] = set()
@@ -129,20 +129,20 @@ class Archive:
         return Found([message for part in reversed(parts) for message in part], complete=link is None)
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """No longer know what was written for tenants that were forgotten; says of which. What waits is written."""
+        """Forget the written entries of forgotten tenants, and return those tenants. Pending writes continue."""
         tenants = {tenant for tenant, _ in (*self._written, *self._waiting) if forgotten(tenant)}
         for place in [place for place in self._written if place[0] in tenants]:
             del self._written[place]
         return tenants
 
     async def drained(self, seconds: float = CLOSING_SECONDS) -> bool:
-        """Wait until all that waits is written, for so many seconds at most; says whether it is."""
+        """Wait up to ``seconds`` for pending writes. Return whether all of them finished."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=seconds)
         return not self._tasks
 
     async def aclose(self) -> None:
-        """Write what waits, and give up what takes too long. The store is left open."""
+        """Finish pending writes, and drop those that take too long. The store stays open."""
         if await self.drained():
             return
         log.warning("archive.given_up", entries=len(self._waiting))
@@ -164,7 +164,7 @@ class Archive:
                     ARCHIVED.labels(outcome="written").inc()
                     done += 1
         except StoreFailed as failure:
-            # The rest of the batch would fare no better, and hold up whoever reads from the store.
+            # Drop the rest of the batch: it would probably fail too, and delay reads from the store.
             log.warning("archive.write_failed", reason=str(failure), entries=len(batch) - done)
         finally:
             for entry in batch[done:]:
@@ -178,13 +178,13 @@ class Archive:
         try:
             return await asyncio.to_thread(_unpacked, value)
         except (zlib.error, msgspec.DecodeError, UnicodeDecodeError) as failure:
-            # Another version's, or damaged: as good as none. It may be asked to be kept again.
+            # Damaged, or written by another version: treat it as missing, so that it can be written again.
             log.warning("archive.entry_unreadable", reason=str(failure))
             self._written.pop((tenant, id), None)
             return None
 
     def _settled(self, tenant: str, entry: Removed) -> None:
-        """The entry waits no longer."""
+        """Remove an entry from the pending ones."""
         del self._waiting[tenant, entry.id]
         self._waiting_bytes -= entry.size
 

@@ -1,4 +1,4 @@
-"""The file of a store: made for its owner alone, and moved aside where it is damaged."""
+"""The file of a store: create it with private permissions, and move it away if it is damaged."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ import structlog
 log = structlog.get_logger(__name__)
 
 ASIDE = ".damaged-"
-"""What stands between a file's name and the time at which it was moved aside."""
+"""Infix between the name of a damaged file and the time at which the proxy moved it."""
 
 _BESIDE = ("-wal", "-shm", "-journal")
-"""What SQLite keeps beside its file."""
+"""Suffixes of SQLite's companion files."""
 
 
 def prepare(path: Path) -> None:
-    """Make the file and its folders where they are missing, for their owner alone. Raises ``OSError``."""
+    """Create the file and its missing folders, accessible only to their owner. Raises ``OSError``."""
     for folder in reversed(path.parents):
         with contextlib.suppress(FileExistsError):
             if not folder.exists():
                 folder.mkdir(mode=0o700)
-    # A file that is there is not opened: closing it would drop the locks of this process's other connections.
+    # Don't open an existing file: closing it would drop the locks of this process's other connections.
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Which file is there now; ``None`` for none."""
+    """Return the device and inode of the current file, or ``None`` if there is none."""
     try:
         found = path.stat()
     except OSError:
@@ -41,15 +41,15 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 def set_aside(path: Path, seen: tuple[int, int] | None, reason: str) -> None:
-    """Move a damaged file out of the way, with what SQLite keeps beside it, unless another process has done so.
+    """Move a damaged file and SQLite's companion files away, unless another process has already done so.
 
-    ``seen`` is which file was found damaged. Raises ``OSError``.
+    ``seen`` is the identity of the damaged file. Raises ``OSError``.
     """
     with _alone_in(path.parent):
         if seen is None or identity(path) != seen:
             return
         aside = path.with_name(f"{path.name}{ASIDE}{datetime.now(UTC):%Y%m%dT%H%M%S.%f}")
-        # First what is beside it: a new file must not find the old one's log.
+        # Move the companion files first: a new file must not pick up the old log.
         for suffix in (*_BESIDE, ""):
             with contextlib.suppress(FileNotFoundError):
                 os.replace(f"{path}{suffix}", f"{aside}{suffix}")
@@ -57,13 +57,13 @@ def set_aside(path: Path, seen: tuple[int, int] | None, reason: str) -> None:
 
 
 def put_aside(path: Path) -> list[Path]:
-    """The damaged files that were moved out of the way before."""
+    """Return the damaged files that the proxy moved away earlier."""
     return sorted(path.parent.glob(f"{path.name}{ASIDE}*")) if path.parent.is_dir() else []
 
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Only one process at a time is in here. On Windows open files can't be moved anyway."""
+    """Lock a folder against other processes. Windows needs no lock, because it can't move open files."""
     if sys.platform == "win32":
         yield
         return

@@ -1,4 +1,4 @@
-"""A store that nobody waits for too long: what is slow has failed, and what fails again and again is left alone."""
+"""A store with timeouts and circuit breakers."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 READ_SECONDS = 1.0
-"""The most that a read may take; a request may wait for it."""
+"""Timeout of a read, in seconds. A request may wait for it."""
 
 WRITE_SECONDS = 5.0
-"""The most that a write may take; no request waits for one."""
+"""Timeout of a write, in seconds. No request waits for one."""
 
 FAILURES = 3
-"""Failures in a row after which reads, or writes, are left alone."""
+"""Consecutive failures after which the proxy stops reads, or writes."""
 
 FIRST_PAUSE = 5.0
-"""Seconds for which they are. The pause doubles whenever the one attempt after it fails too."""
+"""Seconds of the first pause. The pause doubles each time the single attempt after it fails."""
 
 LONGEST_PAUSE = 60.0
-"""Seconds."""
+"""Upper bound of a pause, in seconds."""
 
 CLOSING_SECONDS = 5.0
-"""Seconds that closing may take."""
+"""Timeout of closing the store, in seconds."""
 
 
 class Guarded:
-    """A store with a bound in time and a breaker each for its reads and its writes.
+    """A store with a timeout and a circuit breaker for reads, and others for writes.
 
-    A full disk can still be read from, so the one says nothing of the other.
+    Reads and writes fail independently: a full disk, for example, is still readable.
     """
 
     def __init__(self, store: ListingStore, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock`` gives seconds that never go back."""
+        """Use ``clock`` for monotonic seconds."""
         self._store = store
         self._reads = _Gate("read", READ_SECONDS, clock)
         self._writes = _Gate("write", WRITE_SECONDS, clock)
 
     @property
     def left_alone(self) -> tuple[str, ...]:
-        """What the store is not asked for at the moment: ``read``, ``write``, both or nothing."""
+        """Return the operations with an open breaker: ``read``, ``write``, both, or none."""
         return tuple(gate.what for gate in (self._reads, self._writes) if gate.open)
 
     async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
@@ -69,31 +69,31 @@ class Guarded:
         await self._writes.run(lambda: self._store.discard(tenant, kind, key))
 
     async def entries(self, kind: str) -> list[Entry]:
-        """See ``ListingStore``. No request waits for it: it takes the time it takes."""
+        """See ``ListingStore``. Has no timeout, because no request waits for it."""
         return await self._store.entries(kind)
 
     async def forget(self, tenant: str) -> Mapping[str, int]:
-        """See ``ListingStore``. Takes the time it takes."""
+        """See ``ListingStore``. Has no timeout."""
         return await self._store.forget(tenant)
 
     async def remove(self, tenant: str) -> Mapping[str, int]:
-        """See ``ListingStore``. Takes the time it takes."""
+        """See ``ListingStore``. Has no timeout."""
         return await self._store.remove(tenant)
 
     async def forgotten(self) -> Mapping[str, float]:
-        """See ``ListingStore``. Takes the time it takes."""
+        """See ``ListingStore``. Has no timeout."""
         return await self._store.forgotten()
 
     async def unknown(self) -> int:
-        """See ``ListingStore``. Takes the time it takes."""
+        """See ``ListingStore``. Has no timeout."""
         return await self._store.unknown()
 
     async def upkeep(self) -> None:
-        """See ``ListingStore``. Takes the time it takes."""
+        """See ``ListingStore``. Has no timeout."""
         await self._store.upkeep()
 
     async def aclose(self) -> None:
-        """See ``Store``. A store that hangs is left as it is."""
+        """Close the store. Log a warning if it doesn't close within ``CLOSING_SECONDS``."""
         try:
             async with asyncio.timeout(CLOSING_SECONDS):
                 await self._store.aclose()
@@ -102,7 +102,7 @@ class Guarded:
 
 
 class _Gate:
-    """What goes to the store one way, and how it fared lately."""
+    """The breaker for reads or writes."""
 
     def __init__(self, what: str, seconds: float, clock: Callable[[], float]) -> None:
         self.what = what
@@ -115,14 +115,14 @@ class _Gate:
 
     @property
     def open(self) -> bool:
-        """Whether nothing goes through."""
+        """Return whether the breaker is open."""
         return self._until is not None
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """What the work gives. Raises ``StoreFailed``."""
+        """Return the result of the work. Raises ``StoreFailed``."""
         probe = self._until is not None
         if self._until is not None and (self._probing or self._clock() < self._until):
-            raise StoreFailed("it failed again and again, and is left alone for a while")
+            raise StoreFailed("the store failed repeatedly; the proxy retries after a pause")
         self._probing = probe
         try:
             async with asyncio.timeout(self._seconds):
@@ -143,7 +143,7 @@ class _Gate:
         STORE_FAILURES.labels(what=self.what).inc()
         self._failures += 1
         if not probe and (self._until is not None or self._failures < FAILURES):
-            return  # what began before the pause says nothing new
+            return  # work that began before the pause adds no information
         self._pause = min(self._pause * 2 or FIRST_PAUSE, LONGEST_PAUSE)
         self._until = self._clock() + self._pause
         self._say("opened")

@@ -1,4 +1,4 @@
-"""What a store does. A store that fails never fails a request: callers go on without it."""
+"""The store interface. Callers continue without a store that fails, so it never fails a request."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Protocol
 
 
 class StoreFailed(Exception):
-    """The store cannot be read or written now."""
+    """The store can't currently be read or written."""
 
 
 class Store(Protocol):
-    """Entries by tenant, kind and key. Values are bytes; ``seconds`` is how long an entry lives."""
+    """Entries by tenant, kind, and key. Values are bytes; ``seconds`` is the lifetime of an entry."""
 
     async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
-        """The entry, or ``None`` where there is none or it has expired. Raises ``StoreFailed``."""
+        """Return the entry, or ``None`` if there is none or it has expired. Raises ``StoreFailed``."""
         ...
 
     async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
-        """Keep an entry, in place of an older one. Raises ``StoreFailed``."""
+        """Store an entry and replace an older one. Raises ``StoreFailed``."""
         ...
 
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
-        """Keep an entry unless there is one. Return the entry that is there afterwards. Raises ``StoreFailed``.
+        """Store an entry unless one exists. Return the value now in the store. Raises ``StoreFailed``.
 
-        Of several processes that add at the same time one succeeds, and all get its value.
+        If several processes add an entry at the same time, one succeeds and all get its value.
         """
         ...
 
@@ -40,7 +40,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry as it is stored."""
+    """A stored entry."""
 
     tenant: str
     key: str
@@ -48,38 +48,38 @@ class Entry:
 
 
 class ListingStore(Store, Protocol):
-    """A store that can say what it holds, for a person who looks, and that can be kept in order."""
+    """A store that can list its entries for the CLI, and that supports maintenance."""
 
     async def entries(self, kind: str) -> list[Entry]:
-        """All entries of a kind that have not expired, by tenant and key. Raises ``StoreFailed``."""
+        """Return all unexpired entries of a kind, sorted by tenant and key. Raises ``StoreFailed``."""
         ...
 
     async def forget(self, tenant: str) -> Mapping[str, int]:
-        """Remove every entry of a tenant, so that none of its bytes stay; says how many there were of which kind.
+        """Remove every entry of a tenant and all of its bytes. Return the number of removed entries by kind.
 
-        Others on the same store find the tenant among those who were ``forgotten``. Raises ``StoreFailed``: then some
-        may be gone, and it can be called again.
+        Other processes on the same store find the tenant in ``forgotten``. Raises ``StoreFailed`` after a partial
+        removal; calling it again is safe.
         """
         ...
 
     async def remove(self, tenant: str) -> Mapping[str, int]:
-        """The same, without telling anybody."""
+        """Remove every entry of a tenant like ``forget``, but don't add the tenant to ``forgotten``."""
         ...
 
     async def forgotten(self) -> Mapping[str, float]:
-        """The tenants that were forgotten in the last day, by their SHA-256 in hex, and when, in seconds since 1970.
+        """Return the tenants forgotten in the last day: their SHA-256 in hex, and the time in seconds since 1970.
 
         Raises ``StoreFailed``.
         """
         ...
 
     async def unknown(self) -> int:
-        """How many entries it can't read, as they were encrypted with other keys, or not where it encrypts.
+        """Count the entries that the store can't read: encrypted with other keys, or unencrypted in an encrypted store.
 
         Raises ``StoreFailed``.
         """
         ...
 
     async def upkeep(self) -> None:
-        """Remove what has expired and what is too much, and begin anew what is damaged. Raises ``StoreFailed``."""
+        """Remove expired and excess entries, and replace a damaged file. Raises ``StoreFailed``."""
         ...

@@ -1,4 +1,4 @@
-"""From the address in the configuration to a store."""
+"""Open the store at the address in the configuration."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from proxy.store.sqlite import SqliteStore
 
 
 def open_store(url: str, keys: Sequence[bytes] = (), max_bytes: int | None = None) -> ListingStore:
-    """The store at an address: ``sqlite:///relative/path``, ``sqlite:////absolute/path`` or ``sqlite://`` (in memory).
+    """Return the store at ``sqlite:///relative/path``, ``sqlite:////absolute/path``, or ``sqlite://`` (in memory).
 
-    The first of the ``keys``, of 32 bytes each, encrypts what is stored; all of them decrypt. ``max_bytes`` is its
-    size.
-    Nothing is opened before it is used. Raises ``ConfigurationError`` for other addresses.
+    The first of the ``keys``, 32 bytes each, encrypts new entries; all of them decrypt. ``max_bytes`` is the size that
+    maintenance enforces. The file opens at first use. Raises ``ConfigurationError`` for other addresses.
     """
     path = store_file(url)
     return SqliteStore(path, keys, max_bytes)
 
 
 def store_file(url: str) -> Path | None:
-    """The file at an address; ``None`` for memory. Raises ``ConfigurationError`` for addresses of no store."""
+    """Return the file at an address, or ``None`` for memory. Raises ``ConfigurationError`` for other addresses."""
     if url == "sqlite://":
         return None
     scheme, separator, path = url.partition(":///")

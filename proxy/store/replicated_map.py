@@ -1,7 +1,8 @@
-"""What the processes on one store know together: read at first use, again now and then, and written in the background.
+"""A map that the processes on one store share.
 
-A request waits for the first read alone, and for that no longer than ``FIRST_READ_SECONDS``. What the store cannot give
-or take stays in the process; it is tried again at the next refresh.
+It reads entries at first use, refreshes them every ``REFRESH_SECONDS``, and writes them in the background. A request
+waits only for the first read, for up to ``FIRST_READ_SECONDS``. If a read or a write fails, the process keeps its own
+value and tries again at the next refresh.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ FIRST_READ_SECONDS = 0.05
 REFRESH_SECONDS = 60.0
 
 CLOSING_SECONDS = 5.0
-"""Seconds that what waits has to be written when the process ends."""
+"""Seconds to write pending values when the process ends."""
 
 
 class Known(Protocol):
-    """A value that is shared. ``until`` is when it is of no more use, in seconds since 1970."""
+    """A shared value. ``until`` is its expiration time, in seconds since 1970."""
 
     @property
     def until(self) -> float: ...
 
     def merged(self, other: Self) -> Self:
-        """The newer parts of both; this one's where they are equally new."""
+        """Return the newer parts of both values. Parts of this one win if they are equally new."""
         ...
 
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for a damaged entry. Bytes that aren't UTF-8 in a string are no ``DecodeError``."""
+"""Errors of msgspec for a damaged entry. Invalid UTF-8 in a string doesn't raise ``DecodeError``."""
 
 V = TypeVar("V", bound=Known)
 Key = tuple[str, str, str]
@@ -49,27 +50,27 @@ Key = tuple[str, str, str]
 
 @dataclass(slots=True)
 class _Slot(Generic[V]):
-    """What is known for one key; times are those of ``time.monotonic``."""
+    """State of one key. Times are from ``time.monotonic``."""
 
     value: V | None = None
     read_next: float = 0.0
     wait_until: float | None = None
     reading: asyncio.Task[None] | None = None
     damaged: bool = False
-    """Whether the log already says that the stored entry can't be read."""
+    """Whether the proxy has already logged that the stored entry is unreadable."""
 
 
 class ReplicatedMap(Generic[V]):
-    """Values of one kind by tenant, upstream and model. The ``most`` recently used ones are in memory.
+    """Values of one kind by tenant, upstream, and model. The ``most`` recently used ones are in memory.
 
-    Without a store they stay in the process. ``NOBODY`` stands for callers who have nothing to do with each other, so
-    nothing is kept for it.
+    Without a store they stay in the process. ``UNSTORED_TENANT`` covers unrelated callers, so the map keeps nothing for
+    it.
     """
 
     def __init__(
         self, store: Store | None, kind: str, form: type[V], most: int, clock: Callable[[], float] = time.time
     ) -> None:
-        """``form`` is what an entry of the store is decoded as; ``clock`` gives seconds since 1970."""
+        """Decode stored entries as ``form``. ``clock`` returns seconds since 1970."""
         self._store = store
         self._kind = kind
         self._form = form
@@ -80,9 +81,9 @@ class ReplicatedMap(Generic[V]):
         self._writer: asyncio.Task[None] | None = None
 
     def first_read(self, tenant: str, upstream: str, model: str) -> asyncio.Task[None] | None:
-        """Have the store read where that is due; the read itself where it is the first and worth waiting for.
+        """Start a read from the store if one is due. Return the task if it is a first read worth waiting for.
 
-        Must be called in the event loop.
+        Call this in the event loop.
         """
         if self._store is None or tenant == UNSTORED_TENANT:
             return None
@@ -97,23 +98,23 @@ class ReplicatedMap(Generic[V]):
         return slot.reading if slot.wait_until is not None and now < slot.wait_until else None
 
     def get(self, tenant: str, upstream: str, model: str) -> V | None:
-        """The value, as far as this process knows it."""
+        """Return the value in this process, or ``None``."""
         slot = self._slots.get((tenant, upstream, model))
         return None if slot is None else slot.value
 
     def hold(self, tenant: str, upstream: str, model: str, value: V) -> None:
-        """Put a value in the place of an older one, in the process; it is stored at the next refresh."""
+        """Replace a value in this process. The map stores it at the next refresh."""
         if tenant != UNSTORED_TENANT:
             self._slot((tenant, upstream, model)).value = value
 
     def put(self, tenant: str, upstream: str, model: str, value: V) -> None:
-        """Put a value in the place of an older one, also in the store, if there is one: then in the event loop only."""
+        """Replace a value, also in the store if there is one. With a store, call this in the event loop."""
         self.hold(tenant, upstream, model, value)
         if tenant != UNSTORED_TENANT:
             self._save((tenant, upstream, model), value)
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Drop what is known for tenants that were forgotten; says for which."""
+        """Drop the values of forgotten tenants, and return those tenants."""
         tenants = {tenant for tenant, _, _ in (*self._slots, *self._unsaved) if forgotten(tenant)}
         for key in [key for key in self._slots if key[0] in tenants]:
             slot = self._slots.pop(key)
@@ -124,7 +125,7 @@ class ReplicatedMap(Generic[V]):
         return tenants
 
     async def aclose(self) -> None:
-        """Write what waits, and stop reading."""
+        """Finish pending writes and cancel reads."""
         reads = [slot.reading for slot in self._slots.values() if slot.reading is not None]
         for read in reads:
             read.cancel()
@@ -205,5 +206,5 @@ class ReplicatedMap(Generic[V]):
 
 
 def name_of(upstream: str, model: str) -> str:
-    """The key under which the store has what is known of a model at an upstream."""
+    """Return the store key for a model at an upstream."""
     return hashlib.sha256(msgspec.json.encode([upstream, model])).hexdigest()

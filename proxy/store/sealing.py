@@ -1,7 +1,7 @@
-"""How an entry lies in a store: as it is, or encrypted, under names that tell nothing.
+"""Codecs for stored entries: plain, or encrypted with AES-256-GCM.
 
-Encrypted means AES-256-GCM. The columns that entries are found by are keyed digests, and the entry's real names are
-inside what is encrypted. What is encrypted is bound to its columns: moved to another place it can't be read.
+For encrypted entries the lookup columns are keyed digests, and the encrypted content includes the real names. The
+content is bound to its columns, so it is unreadable in another row.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Protocol
 import msgspec
 
 RowKey = tuple[str, str, str]
-"""The columns tenant, kind and key, as they stand in the store."""
+"""The tenant, kind, and key columns, as stored."""
 
 _NONCE = 12
 
 
 class Unreadable(Exception):
-    """What is stored is not what was written there."""
+    """The stored bytes aren't the bytes that the proxy wrote for this row."""
 
 
 class Content(msgspec.Struct, frozen=True, array_like=True):
@@ -35,28 +35,28 @@ class Content(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Codec(Protocol):
-    """``id`` stands beside each entry, and says how it was written."""
+    """Encode entries. Each row stores the ``id`` of its codec."""
 
     id: str
 
     def tenant(self, tenant: str) -> str:
-        """The column for a tenant."""
+        """Return the column for a tenant."""
         ...
 
     def kind(self, kind: str) -> str:
-        """The column for a kind."""
+        """Return the column for a kind."""
         ...
 
     def place(self, tenant: str, kind: str, key: str) -> RowKey:
-        """All three columns."""
+        """Return all three columns."""
         ...
 
     def write(self, content: Content) -> bytes:
-        """What is stored for an entry."""
+        """Return the bytes to store for an entry."""
         ...
 
     def read(self, place: RowKey, stored: bytes) -> Content:
-        """The entry again. Raises ``Unreadable``."""
+        """Return the entry. Raises ``Unreadable``."""
         ...
 
 
@@ -67,7 +67,7 @@ class _Cipher(Protocol):
 
 
 class Plain:
-    """Entries as they are."""
+    """A codec that doesn't encrypt."""
 
     id = ""
 
@@ -93,10 +93,10 @@ class Plain:
 
 
 class AesGcmCodec:
-    """Entries encrypted with a key of 32 bytes. Not more than 2 to the 32 of them with one key: nonces are random."""
+    """A codec that encrypts with a 32-byte key. Nonces are random, so use a key for up to 2^32 entries."""
 
     def __init__(self, key: bytes) -> None:
-        # Imported here: most deployments never encrypt, and need no such package.
+        # Import here, because most deployments don't encrypt and don't need the package.
         aead = importlib.import_module("cryptography.hazmat.primitives.ciphers.aead")
         self._wrong: type[Exception] = importlib.import_module("cryptography.exceptions").InvalidTag
         self.id = _derived(key, "id").hex()[:16]
@@ -131,17 +131,17 @@ class AesGcmCodec:
         return content
 
     def _name(self, *parts: str) -> str:
-        # As a list, so that no two lists of parts read alike.
+        # Digest the parts as a list, so that different parts never produce the same input.
         return hmac.new(self._names, ascii(parts).encode(), hashlib.sha256).hexdigest()
 
 
 def codecs(keys: Sequence[bytes]) -> tuple[Codec, ...]:
-    """How entries are written, first, and how older ones may have been. Without keys they are not encrypted."""
+    """Return the codec for new entries, then those for older ones. Without keys, entries aren't encrypted."""
     return tuple(map(AesGcmCodec, keys)) or (Plain(),)
 
 
 def _derived(key: bytes, purpose: str) -> bytes:
-    """A key of its own for each purpose."""
+    """Derive a separate key for each purpose."""
     return hmac.new(key, f"compaction-proxy store {purpose}".encode(), hashlib.sha256).digest()
 
 

@@ -1,4 +1,4 @@
-"""A store in one SQLite file, for one machine; several worker processes may share it."""
+"""A store in one SQLite file. Several worker processes on one machine can share it."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from proxy.telemetry.metrics import STORE_REMOVED, STORE_UNREADABLE
 log = structlog.get_logger(__name__)
 
 MARK = "forgotten"
-"""The kind of entry that tells other processes of a tenant that was forgotten. They belong to no tenant."""
+"""The kind of entry that tells other processes about a forgotten tenant. These entries don't belong to a tenant."""
 
 MARK_SECONDS = 24 * 3600.0
 
 BATCH = 200
-"""Entries that are removed at once: in between others may write."""
+"""Entries per removal. Other processes can write between removals."""
 
 SMALL = 1_000
-"""Bytes. Entries below that are removed for their size only when there are no others."""
+"""Bytes. To shrink the file, the store removes smaller entries only if there are no larger ones."""
 
 ROOM = 0.9
-"""Share of the bound down to which is removed when it is passed."""
+"""Share of the size limit to shrink to when the file exceeds it."""
 
 PAGES = 1_000
-"""Empty pages that are given back at once."""
+"""Empty pages that one step returns to the file system."""
 
 PATIENCE = 60.0
-"""Seconds for which each step of a tenant's removal is tried where others use the file."""
+"""Seconds to retry each step of a tenant's removal while other processes use the file."""
 
 _REMOVE = "DELETE FROM entries WHERE tenant = ? AND kind = ? AND key = ?"
 _PUT = f"INTO entries VALUES (?, ?, ?, ?, ?, zeroblob({PAD}), ?)"
 
 
 class SqliteStore:
-    """Reads and writes have a thread each: nobody who reads waits for a write."""
+    """Run reads and writes in separate threads, so reads don't wait for writes."""
 
     def __init__(self, path: Path | None, keys: Sequence[bytes] = (), max_bytes: int | None = None) -> None:
-        """``path`` is the file, made with its folder where missing, readable by its owner only; ``None``: in memory.
+        """Use the file at ``path``, or memory if it is ``None``.
 
-        The first of the ``keys``, of 32 bytes each, encrypts; all of them decrypt. ``max_bytes`` is what ``upkeep``
-        keeps the file to.
+        The store creates a missing file and its folder, readable only by their owner. The first of the ``keys``, 32
+        bytes each, encrypts; all of them decrypt. ``upkeep`` shrinks the file to ``max_bytes``.
         """
         self._path = path
         self._codecs = codecs(keys)
@@ -59,7 +59,7 @@ class SqliteStore:
         self._writer = SqliteWorker(path, "store-write")
         self._reader = SqliteWorker(path, "store-read") if path is not None else self._writer
         self._removed = True
-        """Whether something may have been removed of which the log still has bytes."""
+        """Whether the write-ahead log may still contain bytes of removed entries."""
         self._foreign = 0
 
     async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
@@ -82,14 +82,14 @@ class SqliteStore:
         await self._writer.run(lambda db: self._discard(db, places))
 
     async def entries(self, kind: str) -> list[Entry]:
-        """See ``ListingStore``. Where there is no file yet none is made."""
+        """See ``ListingStore``. Doesn't create a missing file."""
         if await self._absent():
             return []
         found = await self._reader.run(lambda db: self._contents(db, kind))
         return sorted((Entry(c.tenant, c.key, c.value) for c in found), key=lambda entry: (entry.tenant, entry.key))
 
     async def forget(self, tenant: str) -> Mapping[str, int]:
-        """See ``ListingStore``. Other processes find it among those who were ``forgotten``."""
+        """Remove a tenant's entries and list the tenant in ``forgotten``. Raises ``StoreFailed``."""
         counts: dict[str, int] = {}
         if await self._absent():
             return counts
@@ -97,7 +97,7 @@ class SqliteStore:
 
         await _patiently(lambda: self._remove(tenant, counts))
         await _patiently(lambda: self.put("", MARK, mark, repr(time.time()).encode(), MARK_SECONDS))
-        await _patiently(lambda: self._writer.run(rebuild))  # once: of a large file it takes a while
+        await _patiently(lambda: self._writer.run(rebuild))  # only once, because it is slow for a large file
         await _patiently(self._empty)
         return counts
 
@@ -110,12 +110,12 @@ class SqliteStore:
         return counts
 
     async def forgotten(self) -> dict[str, float]:
-        """The tenants that were forgotten lately, by their SHA-256, and when, in seconds since 1970."""
+        """Return recently forgotten tenants: their SHA-256 in hex, and the time in seconds since 1970."""
         marks = {entry.key: _seconds(entry.value) for entry in await self.entries(MARK)}
         return {digest: when for digest, when in marks.items() if when is not None}
 
     async def unknown(self) -> int:
-        """How many entries were written with keys that this store doesn't have, or without one where it has."""
+        """Count entries written with unknown keys, or unencrypted ones in an encrypted store."""
         ids = tuple(self._by_id)
         if await self._absent():
             return 0
@@ -124,9 +124,9 @@ class SqliteStore:
         return int((await self._reader.run(lambda db: db.execute(query, ids).fetchone()))[0])
 
     async def upkeep(self) -> None:
-        """See ``ListingStore``. Entries under older keys are written anew with the first one.
+        """Run maintenance (see ``ListingStore``) and re-encrypt entries under older keys with the first key.
 
-        From the first upkeep on, a damaged file is moved aside: whoever only looks leaves it as it is.
+        After the first call the store moves a damaged file away. Processes that only read leave it in place.
         """
         self._writer.mends = self._reader.mends = True
         if await self._absent():
@@ -165,13 +165,13 @@ class SqliteStore:
                 counts[kind] = counts.get(kind, 0) + 1
 
     async def _emptied(self) -> bool:
-        """Have no removed byte stay, neither in the file nor in its log; says whether that could be done now."""
+        """Clear removed bytes from the file and its log. Return whether that succeeded."""
         while await self._writer.run(_give_back):
             pass
         return await self._writer.run(_emptied)
 
     async def _empty(self) -> None:
-        """The same. Raises ``StoreFailed`` where it can't be done."""
+        """Clear removed bytes. Raises ``StoreFailed`` if that fails."""
         if not await self._emptied():
             raise StoreFailed("the log can't be emptied: the file is being read without a pause")
 
@@ -198,7 +198,7 @@ class SqliteStore:
 
     def _add(self, db: sqlite3.Connection, content: Content, expires: float) -> bytes:
         with db:
-            db.execute("BEGIN IMMEDIATE")  # no other process writes between the look and the write
+            db.execute("BEGIN IMMEDIATE")  # no other process writes between the read and the write
             found = self._get(db, content.tenant, content.kind, content.key)
             if found is not None:
                 return found
@@ -224,7 +224,7 @@ class SqliteStore:
         return list(found.values())
 
     def _remove_some(self, db: sqlite3.Connection, tenant: str) -> list[str]:
-        """Remove some entries of a tenant; says of which kind each was."""
+        """Remove some entries of a tenant. Return the kind of each."""
         kinds: list[str] = []
         names: dict[str, str] = {}
         for codec in self._codecs:
@@ -253,7 +253,7 @@ class SqliteStore:
         return self._drop(db, rows, "unencrypted")
 
     def _renew(self, db: sqlite3.Connection, codec: Codec) -> bool:
-        """Write some entries anew that an older key encrypted; says whether there may be more."""
+        """Re-encrypt some entries from an older key. Return whether there may be more."""
         rows = db.execute(
             "SELECT tenant, kind, key, value, expires FROM entries WHERE codec = ? LIMIT ?", (codec.id, BATCH // 10)
         ).fetchall()
@@ -269,7 +269,7 @@ class SqliteStore:
         return bool(rows)
 
     def _shrink(self, db: sqlite3.Connection) -> bool:
-        """Remove some of what expires first, if the file is over its bound; says whether there may be more."""
+        """Remove some entries that expire first if the file is too large. Return whether there may be more."""
         if self._max_bytes is None:
             return False
         used = _used(db)
@@ -295,7 +295,7 @@ class SqliteStore:
 
 
 def _read(codec: Codec, place: Sequence[str], stored: object) -> Content | None:
-    """An entry; ``None`` where it isn't what was written there."""
+    """Decode an entry. Return ``None`` if it is unreadable."""
     tenant, kind, key = place
     try:
         if not isinstance(stored, bytes):
@@ -308,14 +308,14 @@ def _read(codec: Codec, place: Sequence[str], stored: object) -> Content | None:
 
 
 def _kind(db: sqlite3.Connection, codec: Codec, place: RowKey) -> str:
-    """The real name of an entry's kind."""
+    """Return the real name of an entry's kind."""
     row = db.execute("SELECT value FROM entries WHERE tenant = ? AND kind = ? AND key = ?", place).fetchone()
     content = None if row is None else _read(codec, place, row[0])
     return "unreadable" if content is None else content.kind
 
 
 async def _patiently(work: Callable[[], Awaitable[None]]) -> None:
-    """Do something again until it could be done. Raises ``StoreFailed`` when there was no success for too long."""
+    """Retry work until it succeeds. Raises ``StoreFailed`` after ``PATIENCE`` seconds."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -338,14 +338,14 @@ def _pragma(db: sqlite3.Connection, name: str) -> int:
 
 
 def _used(db: sqlite3.Connection) -> int:
-    """Bytes of the file that hold something."""
+    """Return the bytes of used pages in the file."""
     return (_pragma(db, "page_count") - _pragma(db, "freelist_count")) * _pragma(db, "page_size")
 
 
 def _give_back(db: sqlite3.Connection) -> bool:
-    """Give some pages back that nothing is in; says whether there may be more.
+    """Return some empty pages to the file system. Return whether there may be more.
 
-    Files of earlier versions keep theirs, and use them again.
+    Files from earlier versions keep their empty pages and reuse them.
     """
     free = _pragma(db, "freelist_count")
     if free:
@@ -354,6 +354,6 @@ def _give_back(db: sqlite3.Connection) -> bool:
 
 
 def _emptied(db: sqlite3.Connection) -> bool:
-    """Empty the log, so that it has no removed byte any more; says whether that could be done."""
+    """Truncate the log, which removes deleted bytes from it. Return whether that succeeded."""
     busy, *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     return not busy

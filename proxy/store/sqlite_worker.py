@@ -1,4 +1,4 @@
-"""A thread with a connection of its own, so that a slow disk never holds up the event loop."""
+"""A thread with its own SQLite connection, so that a slow disk doesn't block the event loop."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from proxy.store.interface import StoreFailed
 T = TypeVar("T")
 
 IN_MEMORY = 256_000_000
-"""Bytes of a file up to which it is written anew by way of memory, and not of an unnamed file of the system's."""
+"""Largest file, in bytes, that a rebuild copies in memory. Larger files use a temporary file."""
 
 BUSY_SECONDS = 2.0
-"""How long to wait for another process's write."""
+"""Seconds to wait for another process's write."""
 
 PAGE = 4096
-"""Bytes of a page of new files."""
+"""Page size of new files, in bytes."""
 
 PAD = 1002
-"""Bytes in front of each value, so that all of it lies on pages of its own.
+"""Padding bytes before each value, so that the value lies entirely on overflow pages.
 
-SQLite keeps up to so many bytes of a row among other rows, and moves those from page to page; what it moves away it
-does not overwrite. Pages of their own stay where they are, and are overwritten when the row is removed.
+SQLite keeps up to this many bytes of a row on a page shared with other rows. When it moves them to another page, it
+doesn't overwrite the old bytes. Overflow pages don't move, and SQLite overwrites them when it removes the row.
 """
 
 _SCHEMA = """
@@ -41,7 +41,7 @@ CREATE INDEX IF NOT EXISTS entries_expire ON entries (expires);
 CREATE INDEX IF NOT EXISTS entries_codec ON entries (codec, kind);
 """
 
-# Only a number of ours goes in.
+# Interpolates only constants of this module.
 _FROM_0_1 = f"""
 BEGIN IMMEDIATE;
 ALTER TABLE entries RENAME TO entries_0_1;
@@ -56,7 +56,7 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class SqliteWorker:
-    """Runs one piece of work after the other on a file's database, or on one in memory."""
+    """Run work sequentially on the database in a file, or on one in memory."""
 
     def __init__(self, path: Path | None, name: str) -> None:
         self._path = path
@@ -64,10 +64,10 @@ class SqliteWorker:
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
         self.mends = False
-        """Whether a damaged file is moved aside, and a new one begun."""
+        """Whether to move a damaged file away and create a new one."""
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What ``work`` gives. Work that has begun goes on where nobody waits any more. Raises ``StoreFailed``."""
+        """Return the result of ``work``. Cancellation doesn't stop work that has begun. Raises ``StoreFailed``."""
         return await self.look(lambda: self._do(work))
 
     async def look(self, work: Callable[[], T]) -> T:
@@ -94,7 +94,7 @@ class SqliteWorker:
             return work(self._open())
 
     def _set_aside(self, error: sqlite3.DatabaseError) -> bool:
-        """Whether the file was found damaged, and is out of the way now. Raises ``OSError``."""
+        """Move the file away if the error shows damage. Return whether it did. Raises ``OSError``."""
         if not self.mends or self._path is None or _code(error) not in _DAMAGED:
             return False
         self._close()
@@ -103,7 +103,7 @@ class SqliteWorker:
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is not None and self._path is not None and file.identity(self._path) != self._file:
-            self._close()  # it was moved or removed: what is written there would be lost
+            self._close()  # another process moved or removed the file, so writes to it would be lost
         if self._connection is None:
             if self._path is not None:
                 file.prepare(self._path)
@@ -124,7 +124,8 @@ class SqliteWorker:
 
 
 def _set_up(connection: sqlite3.Connection) -> None:
-    if connection.execute("PRAGMA page_count").fetchone() == (0,):  # else the second one waits for other writers
+    # Only for new files: setting auto_vacuum on an existing file waits for other writers.
+    if connection.execute("PRAGMA page_count").fetchone() == (0,):
         connection.execute(f"PRAGMA page_size = {PAGE}")
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     _write_ahead(connection)
@@ -138,7 +139,7 @@ def _set_up(connection: sqlite3.Connection) -> None:
 
 
 def _renew(connection: sqlite3.Connection) -> None:
-    """Bring a file of version 0.1 into today's form, unless another process does just that."""
+    """Convert a file from version 0.1, unless another process is already doing it."""
     try:
         connection.executescript(_FROM_0_1)
     except sqlite3.OperationalError:
@@ -151,7 +152,7 @@ def _renew(connection: sqlite3.Connection) -> None:
 
 
 def rebuild(connection: sqlite3.Connection) -> None:
-    """Write the whole file anew: then not even the names of what was removed are left between other rows."""
+    """Rewrite the whole file, which also clears the names of removed entries from shared pages."""
     pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
     connection.execute(f"PRAGMA temp_store = {'MEMORY' if pages * size < IN_MEMORY else 'FILE'}")
     connection.execute("VACUUM")
@@ -159,7 +160,7 @@ def rebuild(connection: sqlite3.Connection) -> None:
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Keep a write-ahead log. Two processes that open a new file at once: SQLite refuses one without waiting."""
+    """Enable the write-ahead log. Retry, because SQLite rejects one of two processes that open a new file."""
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -173,5 +174,5 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
 
 
 def _code(error: sqlite3.DatabaseError) -> int:
-    """SQLite's own code, without its extension."""
+    """Return SQLite's primary result code."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF

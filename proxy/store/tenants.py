@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 SHARED_TENANT = "anonymous"
-"""The tenant of callers without any key, if they count as one caller."""
+"""The tenant of callers without a key, if all of them count as one caller."""
 
 UNSTORED_TENANT = "nobody"
-"""Their tenant if they don't: the proxy stores nothing that they send."""
+"""The tenant of callers without a key otherwise. The proxy stores nothing that they send."""

@@ -1,4 +1,4 @@
-"""Not asking a summary model that fails again and again: everybody who waits for it waits in vain."""
+"""A circuit breaker for summary models that fail repeatedly."""
 
 from __future__ import annotations
 
@@ -14,21 +14,25 @@ from proxy.telemetry.metrics import BREAKER
 log = structlog.get_logger(__name__)
 
 FAILURES = 3
-"""Failures in a row after which a model is left alone."""
+"""Consecutive failures after which the proxy stops calling a model."""
 
 FIRST_PAUSE = 60.0
-"""Seconds for which it is. The pause doubles whenever the one attempt after it fails too."""
+"""Seconds of the first pause. The pause doubles each time the single attempt after it fails."""
 
 LONGEST_PAUSE = 600.0
-"""Seconds."""
+"""Upper bound of a pause, in seconds."""
 
 REMEMBERED = 10_000
-"""Models in trouble that are kept in mind, the newest ones."""
+"""Failing models kept in memory. The breaker drops the oldest ones first."""
 
 
 @dataclass(slots=True)
 class _State:
-    """``until`` is when the pause ends; ``None`` as long as the model is asked. ``probing``: one attempt is made."""
+    """Failures of one model.
+
+    ``until`` is the end of the pause, or ``None`` while the breaker is closed. ``probing`` is true during the single
+    attempt after a pause.
+    """
 
     failures: int = 0
     pause: float = 0.0
@@ -37,14 +41,14 @@ class _State:
 
 
 class Breaker:
-    """Counts failures per key: a tenant, an upstream and a model. ``clock`` gives seconds that never go back."""
+    """Count failures per key: a tenant, an upstream, and a model. ``clock`` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._states: dict[Hashable, _State] = {}
 
     def attempt(self, key: Hashable) -> Attempt | None:
-        """An attempt that may be made now; ``None`` if none may. After a pause a single one may, until it has ended."""
+        """Return an attempt, or ``None`` while the breaker is open. After a pause it allows one attempt at a time."""
         state = self._states.get(key)
         if state is None or state.until is None:
             return Attempt(self, key, probe=False)
@@ -67,7 +71,7 @@ class Breaker:
         if probe:
             state.probing = False
         elif state.until is not None or state.failures < FAILURES:
-            return  # what began before the pause says nothing new
+            return  # an attempt that began before the pause adds no information
         state.pause = min(state.pause * 2 or FIRST_PAUSE, LONGEST_PAUSE)
         state.until = self._clock() + state.pause
         self._say("opened", key, pause=state.pause)
@@ -80,14 +84,14 @@ class Breaker:
     @staticmethod
     def _say(change: str, key: Hashable, **more: float) -> None:
         BREAKER.labels(change=change).inc()
-        # The tenant may be the digest of a caller's key: the rest says enough.
+        # Omit the tenant, because it may be the digest of a caller's key.
         log.warning(f"summary.breaker_{change}", model=key[1:] if isinstance(key, tuple) else key, **more)
 
 
 class Attempt:
-    """One summary tried with one model, as a context.
+    """A context manager for one summary attempt with one model.
 
-    An exception is a failure, unless it says nothing of the model: the caller left, or nothing was asked.
+    Exceptions count as failures, except when the caller left or the proxy sent no request.
     """
 
     def __init__(self, breaker: Breaker, key: Hashable, *, probe: bool) -> None:

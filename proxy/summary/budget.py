@@ -1,8 +1,8 @@
-"""What the summaries of a team may cost in a day.
+"""Daily token budgets for the summaries of a team.
 
-The store keeps what each process has spent, so that neither a restart nor another worker begins anew. What others
-spend is read once a minute: until then a team can go over its budget by what they spent meanwhile. Without a store,
-or while it fails, each process counts for itself.
+The store keeps the tokens that each process has spent, so a restart or another worker doesn't reset the count. Each
+process reads the other processes' counts once a minute. Until then a team can exceed its budget by their spending.
+Without a store, or while it fails, each process counts only its own tokens.
 """
 
 from __future__ import annotations
@@ -24,30 +24,32 @@ KIND = "spent"
 DAY = 86_400
 
 TEAMS = 10_000
-"""So many are remembered, the latest ones."""
+"""Teams kept in memory, the most recently used ones."""
 
 _GRACE = 60.0 * DAY
-"""Seconds that a day's account stays in the store after the day, which the next day's replaces. A store that is full
-removes first what expires first: this must not be it."""
+"""Seconds that a day's record stays in the store after that day. The next day's record replaces it.
+
+A full store removes the entries that expire first, and these records must not be among them.
+"""
 
 
 class BudgetSpent(SummaryUnasked):
-    """The budget does not cover another call."""
+    """The remaining budget doesn't cover another call."""
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """Tokens spent on a day (counted from 1970) by each process. They never get fewer, so the larger one is newer."""
+    """Tokens spent by each process on one day (days since 1970). Counts only grow, so the larger one is newer."""
 
     day: int
     by: dict[str, int] = {}
 
     @property
     def until(self) -> float:
-        """When it is of no more use."""
+        """Return when the record expires, in seconds since 1970."""
         return (self.day + 1) * DAY + _GRACE
 
     def merged(self, other: Spent) -> Spent:
-        """What both know."""
+        """Return the newer day, or the larger count of each process if the days are equal."""
         if other.day != self.day:
             return max(self, other, key=lambda spent: spent.day)
         both = {process: max(self.by.get(process, 0), other.by.get(process, 0)) for process in {**self.by, **other.by}}
@@ -55,37 +57,37 @@ class Spent(msgspec.Struct, frozen=True):
 
 
 class Budgets:
-    """What the teams have spent. Outlives a change of their limits."""
+    """Track the tokens that teams spend. A reload of their limits keeps the counts."""
 
     def __init__(self, store: Store | None, clock: Callable[[], float] = time.time) -> None:
-        """``clock`` gives seconds since 1970."""
+        """Use ``clock`` for seconds since 1970."""
         self._clock = clock
         self._process = secrets.token_hex(8)
         self._spent = ReplicatedMap(store, KIND, Spent, TEAMS, clock)
         self._begun: dict[str, int] = {}  # tokens of calls that have not ended
 
     def of(self, caller: Caller) -> Budget | None:
-        """The budget of a caller's team; ``None`` where it has none."""
+        """Return the budget of a caller's team, or ``None`` if the team has none."""
         if caller.team is None or caller.limits is None or caller.limits.summary_tokens_per_day is None:
             return None
         return Budget(self, caller.team, caller.limits.summary_tokens_per_day)
 
     async def recall(self, team: str) -> None:
-        """Have what the store knows ready. Only the first to ask waits, and not for long."""
+        """Read a team's counts from the store. Only the first read waits, for up to ``FIRST_READ_SECONDS``."""
         read = self._spent.first_read(f"team:{team}", "", "")
         if read is not None:
             await asyncio.wait({read}, timeout=FIRST_READ_SECONDS)
 
     def spent(self, team: str) -> int:
-        """Tokens spent today, with those of calls that have not ended."""
+        """Return the tokens spent today, including the maximum cost of calls in progress."""
         return sum(self._today(team).by.values()) + self._begun.get(team, 0)
 
     def begin(self, team: str, tokens: int) -> None:
-        """A call begins that costs so many tokens at most."""
+        """Reserve ``tokens``, the maximum cost of a call."""
         self._begun[team] = self._begun.get(team, 0) + tokens
 
     def end(self, team: str, tokens: int, cost: int) -> None:
-        """A call that began with so many tokens has ended, and has cost so many."""
+        """Release the ``tokens`` reserved for a call and record its ``cost``, in tokens."""
         self._begun[team] -= tokens
         if cost:
             today = self._today(team)
@@ -93,7 +95,7 @@ class Budgets:
             self._spent.put(f"team:{team}", "", "", Spent(today.day, {**today.by, self._process: ours}))
 
     async def aclose(self) -> None:
-        """Write what waits."""
+        """Write pending records to the store."""
         await self._spent.aclose()
 
     def _today(self, team: str) -> Spent:
@@ -111,23 +113,23 @@ class Budget:
         self._most = most
 
     async def recall(self) -> None:
-        """See ``Budgets.recall``."""
+        """Read the team's counts from the store."""
         await self._budgets.recall(self._team)
 
     @property
     def spent(self) -> bool:
-        """Whether nothing is left."""
+        """Return whether the budget is used up."""
         return self._budgets.spent(self._team) >= self._most
 
     def call(self, tokens: int) -> Call:
-        """A call that costs so many tokens at most, as a context. Raises ``BudgetSpent`` where the rest is less."""
+        """Return a context manager for a call that costs up to ``tokens``. Raises ``BudgetSpent`` if less is left."""
         if self._budgets.spent(self._team) + tokens > self._most:
             raise BudgetSpent("the team's tokens for summaries are used up for today")
         return Call(self._budgets, self._team, tokens)
 
 
 class Call:
-    """One call. ``cost`` is what it has cost, in tokens; the most, until it is known."""
+    """A context manager for one call. ``cost`` is in tokens, and is the maximum until the caller sets it."""
 
     def __init__(self, budgets: Budgets, team: str, tokens: int) -> None:
         self._budgets = budgets

@@ -1,4 +1,4 @@
-"""From a stretch of conversation to the text of its summary, whatever the size of the stretch."""
+"""Write the summary of a conversation of any length, in chunks if it exceeds the model's window."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from proxy.summary.redaction import Redaction
 from proxy.summary.transcript import entries, fenced, language_sample
 
 PARALLEL = 4
-"""Chunks of one conversation that are summarised at the same time."""
+"""Chunks of one conversation that the proxy summarizes concurrently."""
 
 SMALLEST_CHUNK = 500
-"""A summary model with less room than this, in tokens, cannot be asked."""
+"""Smallest usable chunk, in tokens. The proxy doesn't call a summary model with less room."""
 
-# The wording of the prompt, and a margin for a tokenizer that counts a little differently.
+# Tokens of the prompt's wording, and a margin for tokenizers that count slightly differently.
 _PROMPT_TOKENS = 600
 _TEMPLATE_MARGIN = 100
 _CAUTION = 0.9
@@ -29,33 +29,33 @@ _CUT_MARKER = "\n[… {tokens} tokens left out …]\n"
 
 
 class SummaryFailed(Exception):
-    """No summary could be had from the model; the message says why, without quoting any content."""
+    """The model returned no usable summary. The message gives the reason without quoting content."""
 
 
 class SummaryTooLong(SummaryFailed):
-    """The model refused the request as too long for it."""
+    """The model rejected the request as too long."""
 
 
 class SummaryUnasked(SummaryFailed):
-    """Nothing was asked, for a reason that says nothing of the model's health."""
+    """The proxy sent no request, for a reason unrelated to the model's health."""
 
 
 class SummaryModel(Protocol):
-    """A model that can be asked. ``room`` is what its input may take, in tokens; ``None``: nobody knows."""
+    """A model that writes summaries. ``room`` is its input limit in tokens, or ``None`` if unknown."""
 
     room: int | None
     count: TextCounter
 
     async def ask(self, messages: list[dict[str, Any]], max_tokens: int) -> Written:
-        """Raises ``SummaryFailed``."""
+        """Return the model's response. Raises ``SummaryFailed``."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryRequest:
-    """What is to be summarised, and how long the summary may be, in tokens of the conversation's model.
+    """The turns to summarize and the maximum length of the summary, in tokens of the conversation's model.
 
-    ``redact`` is what the model may not read; ``None``: it may read everything.
+    ``redact`` removes text that the model must not read. ``None``: the model reads everything.
     """
 
     turns: Sequence[Turn]
@@ -68,7 +68,7 @@ class SummaryRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Material:
-    """What every request for one summary has in common. ``sample`` is of the language to write in."""
+    """Parts shared by all requests for one summary. ``sample`` shows the language to write in."""
 
     wish: SummaryRequest
     model: SummaryModel
@@ -77,13 +77,13 @@ class _Material:
 
 
 async def write(wish: SummaryRequest, model: SummaryModel) -> str:
-    """The text of the summary. Raises ``SummaryFailed`` or ``SummaryRejected``."""
+    """Return the text of the summary. Raises ``SummaryFailed`` or ``SummaryRejected``."""
     texts = await asyncio.to_thread(entries, wish.turns, wish.redact)
     sizes = await asyncio.to_thread(lambda: [model.count(text) + 2 for text in texts])
     if wish.trim is not None:
         texts, sizes = newest(texts, sizes, wish.trim, model.count)
     if not texts:
-        raise SummaryUnasked("there is nothing to summarise")
+        raise SummaryUnasked("there is nothing to summarize")
     previous = wish.previous
     if previous and wish.redact is not None:
         previous = await asyncio.to_thread(wish.redact, previous)
@@ -96,7 +96,7 @@ async def write(wish: SummaryRequest, model: SummaryModel) -> str:
         except SummaryTooLong:
             if attempt == 3:
                 raise
-            # The model takes less than was known: half of what was sent at most is tried next.
+            # The model accepts less than its known limit, so the next try sends at most half as much.
             room = min(room or sum(sizes), sum(sizes)) // 2
     raise AssertionError("unreachable")
 
@@ -104,7 +104,7 @@ async def write(wish: SummaryRequest, model: SummaryModel) -> str:
 async def _write(texts: list[str], sizes: list[int], material: _Material, room: int | None) -> str:
     wish, model = material.wish, material.model
     previous_size = model.count(material.previous) if material.previous else 0
-    # What the summary will stand for, and so must be shorter than.
+    # The summary must be shorter than the text that it replaces.
     source = sum(sizes) + previous_size
     if room is None:
         return await _ask(texts, source, material, previous=material.previous)
@@ -129,7 +129,7 @@ async def _write(texts: list[str], sizes: list[int], material: _Material, room: 
     try:
         notes = await asyncio.gather(*tasks)
     finally:
-        while tasks:  # a task knows its failure, and that knows this call
+        while tasks:  # a failed task refers to this frame: clear the list to avoid a reference cycle
             tasks.pop().cancel()
     if wish.redact is not None:
         notes = [await asyncio.to_thread(wish.redact, note) for note in notes]
@@ -164,7 +164,7 @@ async def _ask(
 
 
 def chunks(texts: Sequence[str], sizes: Sequence[int], limit: int, count: TextCounter) -> list[list[str]]:
-    """The texts in consecutive chunks of ``limit`` tokens at most; a single longer text has its middle left out."""
+    """Split the texts into consecutive chunks of up to ``limit`` tokens. A longer text loses its middle."""
     parts: list[list[str]] = [[]]
     taken = 0
     for text, size in zip(texts, sizes, strict=True):
@@ -179,7 +179,7 @@ def chunks(texts: Sequence[str], sizes: Sequence[int], limit: int, count: TextCo
 
 
 def newest(texts: Sequence[str], sizes: Sequence[int], limit: int, count: TextCounter) -> tuple[list[str], list[int]]:
-    """The newest texts within ``limit`` tokens; the last one shortened rather than nothing at all."""
+    """Return the newest texts within ``limit`` tokens. If none fits, shorten the last one."""
     first = len(texts)
     left = limit
     while first > 0 and sizes[first - 1] <= left:

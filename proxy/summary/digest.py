@@ -1,4 +1,4 @@
-"""A summary made without a model: what there is when a model's cannot be had."""
+"""Build a summary without a model, as a fallback when no model returns one."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def digest(
     count: TextCounter,
     directives: Sequence[Turn] = (),
 ) -> str:
-    """Return extracts of the assistant's texts, calls and results, chosen newest first, within ``max_tokens``.
+    """Return extracts of the assistant's texts, calls, and results within ``max_tokens``, newest first.
 
     The user's own messages are part of every summary message, so they aren't repeated. ``previous`` is the summary of
-    the conversation before ``turns``; it gets up to half of the tokens. ``directives`` are system messages that are
-    sent no longer; their beginnings get up to half of the rest, newest first.
+    the conversation before ``turns``; it gets up to half of the tokens. ``directives`` are system messages that the
+    proxy no longer sends. Their beginnings get up to half of the rest, newest first.
     """
     previous = _newest_foreign(turns) or previous
     parts = [_OPENING]
@@ -60,7 +60,7 @@ def digest(
 
 
 def _newest_foreign(turns: Sequence[Turn]) -> str | None:
-    """The newest summary among the turns that another tool made of what came before it."""
+    """Return the newest summary that another tool wrote into the turns, or ``None``."""
     found = (recognised(decode(turn.raw)) for turn in reversed(turns) if turn.facts.role == "user")
     return next((foreign.summary for foreign in found if foreign is not None), None)
 

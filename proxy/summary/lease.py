@@ -1,6 +1,6 @@
 """A lease in the store, so that one of several workers makes a summary and the others wait for it.
 
-A lease that isn't renewed ends after a few seconds, so a worker that dies holds up nobody for longer.
+A lease that isn't renewed ends after a few seconds, so a dead worker delays the others only that long.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ log = structlog.get_logger(__name__)
 KIND = "making"
 
 SECONDS = 5.0
-"""Seconds that a lease holds after it was taken or renewed."""
+"""Lifetime of a lease after a worker takes or renews it, in seconds."""
 
 RENEWED_SECONDS = SECONDS / 4
-"""Seconds between two renewals."""
+"""Interval between renewals, in seconds."""
 
 TAKING_SECONDS = 0.5
-"""Seconds that a making waits for the store before it begins without a lease."""
+"""Seconds to wait for the store before the worker starts without a lease."""
 
 
 class Lease:
-    """The right to make one summary. Without a store that answers, every worker has it."""
+    """The right to make one summary. If the store doesn't respond, every worker has it."""
 
     def __init__(self, store: Store, tenant: str, key: str) -> None:
         self._store = store
@@ -37,7 +37,7 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether the store has this worker as the holder."""
+        """Return whether this worker holds the lease in the store."""
         return self._renewing is not None
 
     async def take(self) -> bool:
@@ -54,7 +54,7 @@ class Lease:
         return True
 
     async def free(self) -> bool:
-        """Return whether no worker has the lease, or the store can't tell."""
+        """Return whether no worker has the lease, or the store fails."""
         try:
             return await self._store.get(*self._place) is None
         except StoreFailed:
@@ -69,7 +69,7 @@ class Lease:
         self._renewing = None
         try:
             await self._store.discard(*self._place)
-        except StoreFailed as failure:  # it ends on its own
+        except StoreFailed as failure:  # the lease expires without renewal
             log.warning("store.write_failed", reason=str(failure))
 
     def lapse(self) -> None:

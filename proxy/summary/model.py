@@ -1,4 +1,4 @@
-"""Asking a model for a summary, by way of the same lanes as every other request."""
+"""Request summaries from a model, through the same transports as every other request."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from proxy.summary.chunking import SummaryFailed, SummaryTooLong
 from proxy.summary.quality import Written
 from proxy.upstream.transport import Outgoing, Transport
 
-# Families that think before they write, by what their names hold: their thinking counts towards the output. Those that
-# think only when told to (Claude, hybrid models) have it in their names where a gateway tells them to.
+# Names of reasoning families, whose reasoning counts toward the output. Models that reason only on request (Claude,
+# hybrid models) match if a gateway marks that in the name.
 _REASONING = re.compile(
     r"(?<![a-z0-9])(?:gpt-[5-9]|o[1-9](?![a-z0-9.])|gpt-oss|codex-mini|deepseek[-.]?r\d|r1(?![a-z0-9.])|qwq|qvq|qwen-?3"
     r"|gemini-(?:2\.5|[3-9])|gemini-(?:flash|pro)-(?:lite-)?latest|grok-(?:3-mini|[4-9]|code)|magistral|minimax-m[1-9]"
@@ -30,16 +30,16 @@ _REASONING = re.compile(
 _NOT_REASONING = re.compile(r"non-?(?:reason|think)|no-?think|qwen-?3[^/]{0,40}instruct|chat-latest")
 REASONING_TOKENS = 8_000
 
-# OpenAI's own families refuse `max_tokens`; other servers may not know any other field.
+# OpenAI's own families reject `max_tokens`; other servers may support no other field.
 _COMPLETION_FIELD = re.compile(r"(?:gpt-[5-9]|o[1-9](?![a-z0-9.])|codex-mini)")
 
-# A model told to write at most so many words may go a little over; what is over the cap is cut by whole lines.
+# A model may slightly exceed the word limit in the prompt. The proxy cuts the excess by whole lines.
 OUTPUT_MARGIN = 1.5
 
 _ANSWER_LIMIT = 4_000_000
 
 _WRONG = frozenset({400, 422})
-"""Statuses that say that a request is wrong."""
+"""Statuses of invalid requests."""
 
 
 class _Usage(msgspec.Struct):
@@ -57,10 +57,10 @@ _TEXT_TYPES = ("text", "output_text", None)
 class UpstreamSummaryModel:
     """A summary model at an upstream.
 
-    ``name`` tells it from other models and from those of other upstreams. ``room`` is what its input may take in
-    tokens, ``max_output`` what it may write at most, ``credential`` the caller's key where the upstream has none of its
-    own, ``timeout`` in seconds for one call. ``told`` hears of refusals as too long: what they say, and the tokens of
-    the request as counted here, input and output. ``budget`` is what the calls of the caller's team may cost.
+    ``name`` combines the upstream and the model. ``room`` is the input limit and ``max_output`` the output limit, both
+    in tokens. ``credential`` is the caller's key if the upstream has none of its own. ``timeout`` is in seconds per
+    call. The proxy calls ``told`` after an overflow, with the overflow and the request's input and output tokens as
+    counted here. ``budget`` limits the cost of calls for the caller's team.
     """
 
     def __init__(
@@ -89,27 +89,27 @@ class UpstreamSummaryModel:
         self._budget = budget
 
     async def ask(self, messages: list[dict[str, Any]], max_tokens: int) -> Written:
-        """See ``SummaryModel``."""
+        """Send a summary request. Raises ``SummaryFailed``, or ``SummaryTooLong`` if the input overflows."""
         limit = self._limit(max_tokens)
         asked = {"model": self._model, "messages": messages, "stream": False}
         status, body = await self._paid({**asked, **limit}, sum(limit.values()))
         overflow = recognise(status, body)
         if overflow is None and status in _WRONG and any(name.encode() in body for name in OUTPUT_FIELDS):
-            # The model writes less than it was asked for, or the field has another name there: it writes what it can.
+            # The limit is too high for the model, or the server names the field differently. Try without a limit.
             status, body = await self._paid(asked, sum(limit.values()))
             overflow = recognise(status, body)
         if overflow is not None:
             if self._told is not None:
                 size = self.count("\n".join(str(message["content"]) for message in messages))
                 self._told(overflow, size, sum(limit.values()))
-            raise SummaryTooLong("the summary model refused the transcript as too long")
+            raise SummaryTooLong("the summary model rejected the transcript as too long")
         return _read(status, body)
 
     async def _paid(self, body: Mapping[str, Any], most: int) -> tuple[int, bytes]:
-        """An answer, of ``most`` tokens at most, on the account of the team. Raises ``SummaryFailed``."""
+        """Send a call that writes up to ``most`` tokens, charged to the team. Raises ``SummaryFailed``."""
         if self._budget is None:
             return await self._answer(body)
-        # Counting a whole transcript takes a while.
+        # Counting a long transcript would block the event loop.
         prompt = await asyncio.to_thread(lambda: sum(self.count(message["content"]) for message in body["messages"]))
         with self._budget.call(prompt + most) as call:
             try:
@@ -122,7 +122,7 @@ class UpstreamSummaryModel:
         return status, answer
 
     async def _cost(self, prompt: int, answer: bytes) -> int:
-        """What a call has cost in tokens, as the answer reports it, or as counted here where it does not."""
+        """Return the cost of a call in tokens, as the response reports it, or as counted here."""
         try:
             usage = msgspec.json.decode(answer, type=_Answer).usage
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -153,7 +153,7 @@ class UpstreamSummaryModel:
                     chunks.append(chunk)
                     size += len(chunk)
                     if size > _ANSWER_LIMIT:
-                        raise SummaryFailed("the answer is too long")
+                        raise SummaryFailed("the response is too long")
             finally:
                 await answer.close()
         except UpstreamError as error:
@@ -167,20 +167,20 @@ class UpstreamSummaryModel:
 
 
 def output_limit(model: str, max_tokens: int, max_output: int | None) -> int:
-    """The output that a model is asked for where a summary of ``max_tokens`` is wanted, its thinking included."""
+    """Return the output limit to request for a summary of ``max_tokens``, including the model's reasoning."""
     limit = int(max_tokens * OUTPUT_MARGIN) + (REASONING_TOKENS if reasons(model) else 0)
     return min(limit, max_output or limit)
 
 
 def reasons(model: str) -> bool:
-    """Whether a model is known to think before it writes, whatever stands before or after its name."""
+    """Return whether a model's name, with any prefix or suffix, belongs to a reasoning family."""
     name = model.lower()
     return _REASONING.search(name) is not None and _NOT_REASONING.search(name) is None
 
 
 def _read(status: int, body: bytes) -> Written:
     if status != 200:
-        raise SummaryFailed(f"the summary model answered with status {status}")
+        raise SummaryFailed(f"the summary model returned status {status}")
     try:
         answer = msgspec.json.decode(body)
         choice = answer["choices"][0]
@@ -195,14 +195,14 @@ def _read(status: int, body: bytes) -> Written:
         TypeError,
         AttributeError,
     ) as error:
-        raise SummaryFailed("the answer is no chat completion") from error
+        raise SummaryFailed("the response isn't a chat completion") from error
     if not isinstance(message, Mapping):
-        raise SummaryFailed("the answer is no chat completion")
+        raise SummaryFailed("the response isn't a chat completion")
     if failed:
-        raise SummaryFailed("the answer says that it failed")
+        raise SummaryFailed("the response contains an error")
     content = message.get("content")
     parts = [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
-    # Thoughts and pictures among the parts are no summary.
+    # Skip reasoning and image parts.
     texts = [part["text"] for part in parts if part.get("type") in _TEXT_TYPES and isinstance(part.get("text"), str)]
     return Written(
         content if isinstance(content, str) else "\n".join(texts),

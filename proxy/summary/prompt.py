@@ -1,4 +1,4 @@
-"""What the summary model is asked."""
+"""The prompt for the summary model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from proxy.summary.transcript import fenced
 
 WORDS_PER_TOKEN = 0.6
-"""A careful figure for English prose; other languages have fewer words to a token."""
+"""A conservative ratio for English prose. Other languages have fewer words per token."""
 
 _SYSTEM = """\
 You write the notes that let an assistant carry on a long conversation after its beginning no longer fits its input. \
@@ -70,11 +70,11 @@ def request_messages(
     template: str | None = None,
     sample: str | None = None,
 ) -> list[dict[str, Any]]:
-    """The messages of a summary request.
+    """Return the messages of a summary request.
 
-    ``template`` is a policy's own prompt: it replaces all wording, and ``{messages}`` in it becomes the transcript
-    (with the previous notes before it, if there are any). What a model wrote earlier is fenced here, like any text of
-    the conversation; ``transcript`` is fenced already, and so is ``sample``, some words in the language to write in.
+    ``template`` is a policy's own prompt, which replaces the built-in one. Its ``{messages}`` becomes the transcript,
+    after the previous notes if there are any. This function fences ``previous``; the caller has already fenced
+    ``transcript`` and ``sample``. ``sample`` shows the language to write in.
     """
     text = "\n\n".join(transcript)
     if template is not None:

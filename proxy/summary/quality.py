@@ -1,4 +1,4 @@
-"""Whether what a model wrote may stand for a conversation."""
+"""Check whether a model's text is usable as a summary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from proxy.compaction.message import TextCounter
 
-# A short answer that begins like this is a refusal, or asks for what was given, whatever the field it comes in.
+# A short answer that begins like this is a refusal or asks for the transcript again.
 _REFUSAL = re.compile(
     r"""^\W*(?:
     i['’]?m\ (?:very\ |really\ |so\ )?sorry | i\ am\ (?:very\ |really\ |so\ )?sorry | sorry\b | (?:my\ )?apologies
@@ -46,9 +46,9 @@ _REFUSAL = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 _SHORT = 400
-"""Characters. A longer text that begins in such a way may be notes on one who apologised."""
+"""Characters. A longer text that begins like a refusal may be notes about an apology."""
 
-# What a server or a gateway says when it fails, given out as an answer.
+# Error texts that servers and gateways return as an answer.
 _ERROR = re.compile(
     r"""^\W*(?:
     (?:[a-z_]{1,40}\.){0,4}[a-z]{0,40}(?:error|exception)\ ?[:(] | error\ code\b | api\ error | error\ \d{3}
@@ -69,7 +69,7 @@ _ERROR = re.compile(
 _ERROR_CODE = re.compile(
     r"\W{0,4}(?:error code: ?\d{3}\b|<!doctype html|<html\b|traceback \(most recent)", re.IGNORECASE
 )
-# An object that has no other keys than these is an error; notes in JSON have others.
+# A JSON object with only these keys is an error. Notes in JSON have other keys.
 _ERROR_KEYS = {"error", "errors", "detail", "exception", "fault", "error_code", "error_message", "errorMessage"}
 _ENVELOPE_KEYS = _ERROR_KEYS | {
     "message",
@@ -84,7 +84,7 @@ _ENVELOPE_KEYS = _ERROR_KEYS | {
 }
 _ENVELOPE_KEYS |= {"request_id", "requestId", "timestamp", "path"}
 
-# Calls written out as text, by models whose server does not know their form.
+# Tool calls as text, from models whose server can't parse their call format.
 _CALL = re.compile(
     r"(?:```\w{0,10}\s{0,4})?(?:<tool_calls?>|<function_calls?>|<function=|<invoke\b|\[TOOL_CALLS\]|<\|tool_call|<｜tool)",
     re.IGNORECASE,
@@ -114,12 +114,12 @@ _BLOCKED = {"content_filter", "safety", "recitation", "prohibited_content", "ref
 
 
 class SummaryRejected(Exception):
-    """The text may not be used; the message says why, without quoting it."""
+    """The text isn't usable. The message gives the reason without quoting the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a summary model answered."""
+    """The response of a summary model."""
 
     text: str
     finish_reason: str | None
@@ -127,10 +127,10 @@ class Written:
 
 
 def checked(written: Written, *, source_tokens: int, max_tokens: int, count: TextCounter) -> str:
-    """The summary, without the model's thoughts, at most ``max_tokens`` long.
+    """Return the summary without the model's reasoning, cut to ``max_tokens``.
 
-    Raises ``SummaryRejected`` if it is empty, a refusal, a call, an error text, broken off, or no smaller than its
-    source.
+    Raises ``SummaryRejected`` if the text is empty, a refusal, a tool call, an error, truncated, or not smaller than
+    its source.
     """
     text = without_thoughts(written.text).strip()
     reason = written.finish_reason.lower() if isinstance(written.finish_reason, str) else None
@@ -139,19 +139,19 @@ def checked(written: Written, *, source_tokens: int, max_tokens: int, count: Tex
     if not text:
         raise SummaryRejected("the summary is empty")
     if reason in _BROKEN_OFF:
-        raise SummaryRejected("the summary was broken off")
+        raise SummaryRejected("the summary was truncated")
     if reason in _CALLED or _is_call(text):
         raise SummaryRejected("the model called a tool")
     if _is_error(text):
-        raise SummaryRejected("the summary is the text of an error")
+        raise SummaryRejected("the summary is an error message")
     size = count(text)
     if size >= source_tokens:
-        raise SummaryRejected("the summary is no smaller than what it stands for")
+        raise SummaryRejected("the summary isn't smaller than the text it replaces")
     return text if size <= max_tokens else _first_lines(text, max_tokens, count)
 
 
 def without_thoughts(text: str) -> str:
-    """The text without the thoughts at its beginning. Thoughts that never end leave nothing."""
+    """Return the text without the reasoning at its beginning, or ``""`` if the reasoning never ends."""
     text = text.lstrip()
     if text.startswith("<|") and _FINAL in text:
         text = text.rpartition(_FINAL)[2].partition("<|")[0].lstrip()
@@ -164,7 +164,7 @@ def without_thoughts(text: str) -> str:
         if end is None:
             return ""
         text = text[end.end() :].lstrip()
-    # Some servers leave out the opening, which their prompt holds.
+    # Some servers omit the opening tag, because it is part of their prompt.
     for match in _CLOSING_ALONE.finditer(text):
         return text[match.end() :].lstrip()
     return text
@@ -187,7 +187,7 @@ def _is_error(text: str) -> bool:
 
 
 def _as_json(text: str) -> object:
-    """The value that a text is, a fence around it being no part of it; ``None`` if it is no object nor list."""
+    """Parse a JSON object or list, with or without a code fence. Return ``None`` for anything else."""
     text = text.removeprefix("```json").removeprefix("```").removesuffix("```").strip()
     if not text.startswith(("{", "[")):
         return None
@@ -198,7 +198,7 @@ def _as_json(text: str) -> object:
 
 
 def _first_lines(text: str, max_tokens: int, count: TextCounter) -> str:
-    """Whole lines from the beginning, as far as the tokens reach."""
+    """Return the leading whole lines that fit in ``max_tokens``."""
     kept: list[str] = []
     left = max_tokens
     for line in text.splitlines():

@@ -1,9 +1,8 @@
-"""Secrets blacked out before a summary model reads them.
+"""Redact secrets before a summary model reads them.
 
-What is taken for a secret is judged by its form: the keys of well-known services, tokens, private keys, credentials in
-URLs, and values that are assigned to a name such as ``password``. Whatever else looks random stays: hashes, UUIDs and
-paths are what a summary must not lose. Every expression is anchored by a literal and bounded, or consumes what it
-reads, so that the time is linear in the text.
+The proxy recognizes secrets by their form: keys of well-known services, tokens, private keys, credentials in URLs, and
+values assigned to names like ``password``. Other random-looking text stays, because a summary must keep hashes, UUIDs,
+and paths. Every expression is bounded and anchored by a literal, or possessive, so matching takes linear time.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ log = structlog.get_logger(__name__)
 REDACTED = "[redacted]"
 
 TEXT_SECONDS = 0.5
-"""Seconds of the processor that each of a policy's own expressions may take for one text."""
+"""CPU seconds that each of a policy's own expressions may take for one text."""
 
 ALL_SECONDS = 5.0
-"""Seconds of the processor that they may take for one summary."""
+"""CPU seconds that all of a policy's own expressions may take for one summary."""
 
-# By what they begin with. A key has a digit; a class name such as `sk-fading-circle` has none.
+# Keys by prefix. A key has a digit; a CSS class name like `sk-fading-circle` has none.
 _KEYS = re.compile(
     r"""(?<![A-Za-z0-9])(?:
     sk-(?=[A-Za-z_-]{0,100}\d)[A-Za-z0-9_-]{20,}                  # OpenAI, Anthropic, OpenRouter, DeepSeek
@@ -47,7 +46,7 @@ _KEYS = re.compile(
 _PEM = re.compile(
     r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
     r"(?:[^-]*+(?:-(?!----)[^-]*+)*+-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
-    # Cut off: as far as there are lines of base64.
+    # A truncated key: match up to the end of the base64 lines.
     r"|(?:[A-Za-z0-9+/=]{16,}|\s|\\[nr])*+)"
 )
 
@@ -55,7 +54,7 @@ _BEARER = re.compile(
     r"(?P<keep>\b(?:bearer|basic)[ \t]{1,4})(?=[^\s\"'`]{0,200}[\d=])[A-Za-z0-9._~+/=-]{16,}", re.IGNORECASE
 )
 
-# After `://`: user:password@, or a long token in the user's place; and values of telling names in the query.
+# After `://`: user:password@, or a long token as the user. In the query: values of names like `token`.
 _URL = re.compile(
     r"(?P<keep>://[^\s/:@\"'`<>]{0,100}:)(?!\$[{(]|<)[^\s/@\"'`<>]{1,200}(?=@)"
     r"|(?P<keep_token>://)(?=[^\s/@]{0,200}\d)[A-Za-z0-9_.~%-]{16,200}(?=@)"
@@ -73,10 +72,10 @@ _NAME = r"""(?:
   | (?:api|access|secret|private|signing|encryption|account|shared|service|master|auth|subscription)[_-]?key
   | (?P<countable>(?:[_-]?auth|access|refresh|bearer|session|id|bot|api)?[_-]?token)
   | credentials? | authorization )"""
-# Tokens are also what is counted; then their value is a number.
+# A name with `token` may also be a count; then its value is a number.
 _NO_COUNT = r"""(?(countable)(?!\d{1,12}(?:[\s.,;)\]}]|$)))"""
 
-# What stands where a value would: types, placeholders, references to where the value is.
+# Text in place of a value: types, placeholders, and references to a value elsewhere.
 _NO_VALUE = r"""(?!
     (?:none|null|nil|true|false|str|string|text|bytes|bool|undefined|required|optional|missing|invalid|expired|wrong
      |incorrect|empty|unknown|hidden|passwd|value|yes|no|env|SecretStr|bearer|basic
@@ -88,7 +87,7 @@ _NO_VALUE = r"""(?!
   | (?:process\.env|os\.(?:environ|getenv)|getenv|env|config|settings|self|args|secrets|vault)[.(\[:]
     )"""
 
-# A value without quotes has a digit or a sign that words do not have; a lone word is one at the end of a line.
+# An unquoted value has a digit or a symbol. A plain word counts as a value only at the end of a line.
 _BARE = r"""(?:
     (?=[^\s"'`,;<>(){}\[\]&|]{0,100}[\d!@\#%^*+=~])(?:[^\s"'`,;<>(){}\[\]&|\\]|\\(?![nrt"'\\])){4,}+
   | [^\s"'`,;<>(){}\[\]&|\\\d.]{6,100}+(?=[ \t]{0,8}(?:\#[^\n]{0,200})?(?:\r?\n|\Z|\\n))
@@ -117,7 +116,7 @@ _COMMAND = re.compile(
     re.IGNORECASE,
 )
 
-# Each with the texts of which one must be there, in lower case, so that most messages are passed over.
+# Each pattern with lowercase literals. The pattern runs only on texts that contain one of them.
 _RULES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
     (_PEM, ("private key",)),
     (_URL, ("://",)),
@@ -131,13 +130,13 @@ _RULES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Redaction:
-    """What is blacked out: all that looks like a secret, if ``secrets``, and what ``own`` expressions match."""
+    """Redact text that looks like a secret, if ``secrets`` is set, and matches of the ``own`` expressions."""
 
     secrets: bool
     own: OwnExpressions | None = None
 
     def __call__(self, text: str) -> str:
-        """The text with ``[redacted]`` in place of each secret; the names of the secrets stay."""
+        """Replace each secret with ``[redacted]``. The names of the secrets stay."""
         if self.secrets:
             lower = text.lower()
             for pattern, needles in _RULES:
@@ -147,10 +146,10 @@ class Redaction:
 
 
 class OwnExpressions:
-    """A policy's own expressions, with a bound on the time that they may take for one summary.
+    """A policy's own expressions, with a time limit per summary.
 
-    An expression can be slow on a text that was written for that, as ``\\s+$`` is on a megabyte of white space. Such
-    a text is blacked out whole.
+    A text can be crafted to make an expression slow, like ``\\s+$`` on a megabyte of white space. The proxy redacts
+    such a text entirely.
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
@@ -158,11 +157,11 @@ class OwnExpressions:
         self._left = ALL_SECONDS
 
     def __call__(self, text: str) -> str:
-        """The text with ``[redacted]`` in place of what an expression matches."""
+        """Replace each match with ``[redacted]``."""
         began = time.thread_time()
         try:
             for pattern in self._patterns:
-                # Others have their turn meanwhile.
+                # Release the GIL so that other threads can run.
                 text = pattern.sub(_blacked_out_whole, text, timeout=min(TEXT_SECONDS, self._left), concurrent=True)
         except TimeoutError:
             log.warning("redaction.too_slow", characters=len(text))
@@ -172,7 +171,7 @@ class OwnExpressions:
 
 
 def redaction(*, secrets: bool, patterns: Sequence[str]) -> Redaction | None:
-    """What a policy wants blacked out, for one summary; ``None`` where it wants nothing of the kind."""
+    """Return the redaction of a policy for one summary, or ``None`` if it redacts nothing."""
     if not secrets and not patterns:
         return None
     return Redaction(secrets, OwnExpressions(patterns) if patterns else None)
@@ -184,5 +183,5 @@ def _blacked_out(match: re.Match[str]) -> str:
 
 
 def _blacked_out_whole(match: re.Match[str]) -> str:
-    # An expression such as `(?=x)` matches nothing at a place; there is nothing to black out there.
+    # An expression like `(?=x)` can match an empty string, so there is nothing to redact.
     return REDACTED if match.group() else ""

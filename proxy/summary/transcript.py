@@ -1,4 +1,4 @@
-"""A conversation as text for a model to read: roles labelled, calls with their arguments, long results clipped."""
+"""Render a conversation as text: labeled roles, calls with arguments, and shortened results."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from proxy.compaction.shorten import keep_ends
 RESULT_CHARACTERS = 6_000
 ARGUMENT_CHARACTERS = 2_000
 TEXT_CHARACTERS = 40_000
-"""Longer pieces keep their beginning and end. Texts of people and models are clipped only beyond reason."""
+"""Longer parts keep only their beginning and end. The high limit leaves almost all messages whole."""
 
 SAMPLE_CHARACTERS = 200
-"""So much of the user's last message shows its language."""
+"""Length of the language sample from the user's last message, in characters."""
 
 Clean = Callable[[str], str]
-"""Takes out of a text what its reader may not see."""
+"""Removes text that the summary model must not read."""
 
 _MARKER = "\n[… {characters} characters left out …]\n"
-# Long runs of base64 say nothing to a reader.
+# Long runs of base64 carry no readable content.
 _BASE64 = re.compile(
     r"data:[\w/+.;=-]{3,80};base64,[A-Za-z0-9+/_-]{40,}={0,2}|[A-Za-z0-9+/]{400,}={0,2}"
-    # The same in lines, as mail and `base64` write it.
+    # Base64 in lines, as mail and the `base64` command write it.
     r"|(?<![A-Za-z0-9+/])(?:[A-Za-z0-9+/]{60,76}(?:\r?\n|(?:\\r)?\\n)){4,}[A-Za-z0-9+/]{0,76}={0,2}"
 )
-# A reader may take a tag with spaces in it for one.
+# A model may also accept a tag with spaces in it.
 _FENCE = re.compile(r"<(?=\s{0,4}/?\s{0,4}(?:transcript|previous_summary|language_sample)\b)", re.IGNORECASE)
 
 
 def entries(turns: Sequence[Turn], clean: Clean | None = None) -> list[str]:
-    """Return one text per message, in order, without empty ones. Of identical system messages only the last stays."""
+    """Return one non-empty text per message, in order. Only the last of identical system messages stays."""
     last = {turn.facts.digest: index for index, turn in enumerate(turns) if turn.facts.role in HEAD_ROLES}
     once = (turn for index, turn in enumerate(turns) if last.get(turn.facts.digest, index) == index)
     texts = (_entry(turn, clean or str) for turn in once)
@@ -40,14 +40,14 @@ def entries(turns: Sequence[Turn], clean: Clean | None = None) -> list[str]:
 
 
 def language_sample(turns: Sequence[Turn], clean: Clean | None = None) -> str | None:
-    """The beginning of the last message that a user wrote in words; ``None`` if there is none."""
+    """Return the beginning of the last user message that contains words, or ``None``."""
     for turn in reversed(turns):
         if turn.facts.role != "user":
             continue
         message = decode(turn.raw)
         foreign = recognised(message)
         text = (replaceable_text(message) or "") if foreign is None else "\n".join(foreign.words)
-        # Cut generously first: a secret must be seen whole to be known as one.
+        # Redact a longer excerpt first, because a truncated secret isn't recognizable.
         sample = (clean or str)(_BASE64.sub("", text[: SAMPLE_CHARACTERS * 20])).strip()[:SAMPLE_CHARACTERS]
         if any(character.isalpha() for character in sample):
             return fenced(sample)
@@ -55,7 +55,7 @@ def language_sample(turns: Sequence[Turn], clean: Clean | None = None) -> str | 
 
 
 def fenced(text: str) -> str:
-    """The text with everything made harmless that could open or close one of the prompt's own tags."""
+    """Escape everything that could open or close one of the prompt's own tags."""
     return _FENCE.sub("&lt;", text)
 
 

@@ -274,7 +274,7 @@ def test_models_where_the_tables_differ(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     row = r"│ \S*gpt-5\S*-codex +│ max_input_tokens +│ 400,000 +│ 272,000 +│ 272,000 +│ GPT-5 to GPT-5.3"
     assert re.search(row, done.stdout)
-    assert "GPT-5 to GPT-5.3: the window is 400,000, of which 128,000 are the output's" in done.stdout
+    assert "GPT-5 to GPT-5.3: the window is 400,000, of which 128,000 are output" in done.stdout
     assert "…" not in done.stdout, "names are whole"
     small = run(folder, "models", "--check", "gpt-5.4-mini", "--config", "good.yaml")
     assert small.returncode == 0, small.stderr

@@ -1,4 +1,4 @@
-"""What is known of models: limits, tokenizer, and where each figure comes from."""
+"""Model profiles: limits, tokenizer, and the source of each figure."""
 
 from proxy.limits.profiles.lookup import Profiles, ProfileSettings
 from proxy.limits.profiles.profile import Profile

@@ -1,9 +1,8 @@
-"""What we know better than the table: which limits are enforced, and which tokenizer a family has.
+"""Corrections to LiteLLM's table: enforced limits, and the tokenizer of each family.
 
-Three tables, read from the top, the first match wins. Patterns are matched against the whole name as
-``names.undated`` spells it. Where a figure comes from is said with the rule; where upstreams enforce less than the
-model's maker does, the table's smaller figure stays. ``PROVIDERS`` has what a provider's door limits, whatever the
-model: the bytes of a request and the number of its messages.
+In each of the three tables the first match wins. Patterns match the whole name as ``names.undated`` returns it. Each
+rule gives the source of its figures. If an upstream enforces less than the model's maker, the smaller figure in
+LiteLLM's table stays. ``PROVIDERS`` has limits that apply to all models of a provider: bytes and messages per request.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """What the table's ``max_input_tokens`` means for a family, and so what bounds a request."""
+    """The meaning of the table's ``max_input_tokens`` for a family."""
 
     INPUT_CAP = "input cap"
-    """Input has its own cap, and input and output together another."""
+    """Input has its own cap; input and output together have another."""
     SHARED = "shared window"
-    """One window for input and output together; the table's figure is the window."""
+    """Input and output share one window, and the table's figure is that window."""
     SEPARATE = "separate input and output"
-    """Input and output have a limit each and don't take from one another."""
+    """Input and output have independent limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitRule:
-    """Limits of a family in tokens; ``None`` leaves the table's figure as it is. ``reason`` tells why they are ours."""
+    """Limits of a family in tokens. ``None`` keeps the table's figure. ``reason`` justifies the correction."""
 
     name: str
     pattern: re.Pattern[str]
@@ -39,7 +38,7 @@ class LimitRule:
 
 @dataclass(frozen=True, slots=True)
 class FamilyRule:
-    """How a family counts. ``ratio``: its tokens per token of ``tokenizer``, a starting value to be calibrated."""
+    """Token counting of a family. ``ratio`` is its tokens per token of ``tokenizer``, before calibration."""
 
     name: str
     pattern: re.Pattern[str]
@@ -50,16 +49,15 @@ class FamilyRule:
 
     @property
     def escapes(self) -> bool:
-        """Whether results of parallel calls enter the prompt as JSON in ASCII: OpenAI's own models, which others don't
-        serve."""
+        """Return whether results of parallel calls enter the prompt as ASCII JSON (models that only OpenAI serves)."""
         return self.tools == "typescript" and self.name != "gpt-oss"
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderRule:
-    """What a provider takes of a request: ``max_bytes`` of its body, ``max_messages`` in it; ``None``: nobody says.
+    """A provider's limits: ``max_bytes`` of the request body and ``max_messages``. ``None`` if unpublished.
 
-    ``providers`` are LiteLLM's names, ``hosts`` the ends of the addresses at which it answers.
+    ``providers`` are LiteLLM's names; ``hosts`` are suffixes of the provider's host names.
     """
 
     name: str
@@ -71,12 +69,12 @@ class ProviderRule:
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    # Names are a client's: they can hold line breaks, which the last pattern has to match too.
+    # Names come from clients and can contain line breaks, which the last pattern must also match.
     return re.compile(text, re.DOTALL)
 
 
 LIMITS: tuple[LimitRule, ...] = (
-    # Azure lists 111,616 as their input, which is the window less the output, and stays.
+    # Azure lists 111,616 as their input, which is the window minus the output. That figure stays.
     LimitRule(
         "GPT-5 chat",
         _pattern(r"gpt-5(\.\d+)?-chat"),
@@ -94,7 +92,7 @@ LIMITS: tuple[LimitRule, ...] = (
         400_000,
         272_000,
         128_000,
-        "the window is 400,000, of which 128,000 are the output's; 272,000 are enforced for the input",
+        "the window is 400,000, of which 128,000 are output; 272,000 are enforced for the input",
     ),
     # The table has either figure as the input, depending on the provider.
     LimitRule(
@@ -104,7 +102,7 @@ LIMITS: tuple[LimitRule, ...] = (
         1_050_000,
         922_000,
         128_000,
-        "the window is 1,050,000, of which 128,000 are the output's; 922,000 are enforced for the input",
+        "the window is 1,050,000, of which 128,000 are output; 922,000 are enforced for the input",
     ),
     # Also for the codex and pro models that the table lists with 400,000.
     LimitRule(
@@ -114,24 +112,25 @@ LIMITS: tuple[LimitRule, ...] = (
         400_000,
         272_000,
         128_000,
-        "the window is 400,000, of which 128,000 are the output's; 272,000 are enforced for the input",
+        "the window is 400,000, of which 128,000 are output; 272,000 are enforced for the input",
     ),
-    # Google gives inputTokenLimit and outputTokenLimit, and enforces each by itself.
+    # Google publishes inputTokenLimit and outputTokenLimit, and enforces each separately.
     LimitRule("Gemini", _pattern(r"(?:google-)?gemini-.*"), Kind.SEPARATE),
     # GPT-3.5, GPT-4, GPT-4o, GPT-4.1, the o-series, gpt-oss, Claude, Llama, Mistral, DeepSeek, Qwen, Grok, Command, …:
     # the providers check input plus requested output against one number, and the table has that number as the input.
     LimitRule("shared window", _pattern(r".*"), Kind.SHARED),
 )
 
-# Where a source says MB, the smaller reading is taken: millions.
+# If a source says MB, the tables use the smaller reading: millions of bytes.
 PROVIDERS: tuple[ProviderRule, ...] = (
     # "Invalid 'messages': array too long. Expected an array with maximum length 2048" (code array_above_max_length).
-    # The 512 MB that the images guide allows are beyond what is taken in here.
+    # The 512 MB of the images guide exceed the proxy's own limit.
     ProviderRule("OpenAI", frozenset({"openai"}), ("api.openai.com",), max_messages=2_048),
     # learn.microsoft.com, Azure OpenAI quotas and limits: "Max number of /chat/completions messages 2048".
     ProviderRule("Azure OpenAI", frozenset({"azure"}), ("openai.azure.com",), max_messages=2_048),
-    # docs.anthropic.com, Errors, request size limits: Messages API 32 MB (batches, which do not come here, 256 MB). The
-    # reference of the Messages API: "There is a limit of 100,000 messages in a single request."
+    # docs.anthropic.com, Errors, request size limits: Messages API 32 MB (batches, which the proxy
+    # doesn't serve, 256 MB). Messages API
+    # reference: "There is a limit of 100,000 messages in a single request."
     ProviderRule(
         "Anthropic", frozenset({"anthropic"}), ("api.anthropic.com",), max_bytes=32_000_000, max_messages=100_000
     ),
@@ -154,7 +153,7 @@ PROVIDERS: tuple[ProviderRule, ...] = (
     ),
     # blog.google, "Increased file size limits and expanded inputs support in Gemini API": inline data up to 100 MB.
     ProviderRule("Gemini API", frozenset({"gemini"}), ("generativelanguage.googleapis.com",), max_bytes=100_000_000),
-    # The list of errors of Kimi Code: "total message size N exceeds limit 2097152"; with images in it, too.
+    # The list of errors of Kimi Code: "total message size N exceeds limit 2097152"; also with images in it.
     ProviderRule("Kimi Code", frozenset(), ("api.kimi.com",), max_bytes=2_097_152, max_messages=2_048),
     ProviderRule(
         "Kimi Code",
@@ -164,8 +163,8 @@ PROVIDERS: tuple[ProviderRule, ...] = (
         max_bytes=2_097_152,
         max_messages=2_048,
     ),
-    # The same sentence from api.moonshot.ai has 4194304; "'$.messages' is too long. Maximum length is 2048, but got
-    # 4970 items". Both as clients recorded them; whether the 100 MB of the guide to images hold besides, nobody says.
+    # api.moonshot.ai returns the same sentence with 4194304, and "'$.messages' is too long. Maximum length is 2048, but
+    # got 4970 items" (both recorded by clients). It is unclear whether the images guide's 100 MB also applies.
     ProviderRule(
         "Moonshot",
         frozenset({"moonshot"}),
@@ -173,14 +172,14 @@ PROVIDERS: tuple[ProviderRule, ...] = (
         max_bytes=4_194_304,
         max_messages=2_048,
     ),
-    # console.groq.com, Images and vision: 4 MB for a request with an image in Base64. No window of theirs takes as much
-    # text.
+    # console.groq.com, Images and vision: 4 MB for a request with an image in Base64. Their windows hold less text than
+    # that.
     ProviderRule("Groq", frozenset({"groq"}), ("api.groq.com",), max_bytes=4_000_000),
 )
 
-# Ratios are starting values on English and code, on the safe side, to be calibrated from the usage the upstream
-# reports. Measured ones are named; the others follow from the size of the vocabulary: 32K words need about a third
-# more tokens than 100K, and 128K to 200K are close to o200k_base.
+# Ratios are conservative starting values for English and code, until calibration from reported usage. Comments mark the
+# measured ones. The others follow from the size of the vocabulary: 32K words need about a third more tokens than 100K,
+# and 128K to 200K are close to o200k_base.
 FAMILIES: tuple[FamilyRule, ...] = (
     # tiktoken's own map of models to encodings.
     FamilyRule("gpt-4o-mini", _pattern(r"gpt-4o-mini.*"), "o200k_base", images="gpt-4o-mini", tools="typescript"),
@@ -234,14 +233,14 @@ FAMILIES: tuple[FamilyRule, ...] = (
         "claude",
     ),
     FamilyRule("Claude", _pattern(r"claude-.*"), "o200k_base", 1.25, "claude", "claude"),
-    # SentencePiece with 256K words; 258 tokens a tile up to 2.5, media_resolution from 3 on.
+    # SentencePiece with 256K words; 258 tokens per tile up to 2.5, media_resolution since 3.
     FamilyRule("Gemini 3", _pattern(r"gemini-[3-9].*"), "o200k_base", 1.1, "gemini-3"),
     FamilyRule("Gemini", _pattern(r"gemini-.*|gemma.*"), "o200k_base", 1.1, "gemini"),
     # Llama 3 extends cl100k_base from 100K to 128K words; Llama 4 has 200K; Llama 2 had 32K.
     FamilyRule("Llama 3", _pattern(r"(?:meta-)?llama-?v?3.*"), "cl100k_base", 1.05),
     FamilyRule("Llama 4", _pattern(r"(?:meta-)?llama-?v?4.*"), "o200k_base", 1.1),
     FamilyRule("Llama 2", _pattern(r"(?:meta-)?(?:code)?llama.*"), "cl100k_base", 1.4),
-    # Qwen extends cl100k_base, but writes each digit as a token of its own.
+    # Qwen extends cl100k_base, but each digit is a separate token.
     FamilyRule("Qwen with vision", _pattern(r"qwen.*vl.*"), "cl100k_base", 1.1, "qwen-vl"),
     FamilyRule("Qwen", _pattern(r"qw[eq].*"), "cl100k_base", 1.1),
     # Tekken has 131K words, older Mistral models 32K.
@@ -255,18 +254,18 @@ FAMILIES: tuple[FamilyRule, ...] = (
     FamilyRule("Nova", _pattern(r"nova-.*"), "o200k_base", 1.2),
     FamilyRule("Phi 4", _pattern(r"phi-?4.*"), "cl100k_base", 1.05),
     FamilyRule("Phi", _pattern(r"phi.*"), "cl100k_base", 1.4),
-    # Nobody knows: a little above most vocabularies, until usage says more.
+    # Unknown: slightly above most vocabularies, until calibration.
     FamilyRule("unknown family", _pattern(r".*"), "o200k_base", 1.2),
 )
 
 
 def limit_rule(undated: str) -> LimitRule:
-    """The rule by which a family's limits are read; the last matches every name."""
+    """Return the rule for a family's limits. The last rule matches every name."""
     return next(rule for rule in LIMITS if rule.pattern.fullmatch(undated))
 
 
 def family_rule(undated: str) -> FamilyRule:
-    """The rule by which a family counts; the last matches every name."""
+    """Return the rule for a family's token counting. The last rule matches every name."""
     return next(rule for rule in FAMILIES if rule.pattern.fullmatch(undated))
 
 
@@ -274,10 +273,9 @@ NO_PROVIDER = ProviderRule("no provider", frozenset())
 
 
 def provider_rule(provider: str | None, host: str | None, undated: str) -> ProviderRule:
-    """What a provider's door limits; ``host`` is where it is asked to answer, ``None`` for its own address.
+    """Return the rule for a provider's limits. ``host`` is the configured host, ``None`` for the provider's default.
 
-    Where the address is one of those in the table, it decides. ``openai`` at any other is no more than the protocol,
-    which everybody speaks.
+    A host in the table takes precedence over the provider. At any other host, ``openai`` only names the protocol.
     """
     if host is not None:
         for rule in PROVIDERS:

@@ -1,7 +1,7 @@
 """LiteLLM's table of models, read as a file.
 
-Importing LiteLLM costs seconds of CPU and hundreds of megabytes, and its table is a plain JSON file in its package
-directory: it is found without an import and only the few fields needed here are kept.
+Importing LiteLLM takes seconds of CPU and hundreds of megabytes. Its table is a plain JSON file in the package
+directory, so the proxy reads the file without the import and keeps only the fields that it needs.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from proxy.errors import ConfigurationError
 
 FILE_NAME = "model_prices_and_context_window_backup.json"
 
-# Models that take a conversation. The table also holds image, audio and search models, whose numbers mean other things.
+# Modes of conversation models. In image, audio, and search models, which the table also lists, the numbers differ.
 CONVERSATION_MODES = frozenset({None, "chat", "completion", "responses", "realtime"})
 
 
 class Listing(msgspec.Struct, frozen=True, gc=False):
-    """One entry, in tokens; ``None`` where the table says nothing usable.
+    """One entry, in tokens. ``None`` if the table has no usable figure.
 
-    ``max_input_tokens`` is the table's figure as it stands: for most models it is the whole window that input and
-    output share, for some the cap on the input alone. ``proxy.limits.profiles.corrections`` says which.
+    ``max_input_tokens`` is the table's unchanged figure. For most models it is the window that input and output share,
+    for some the cap on the input alone; ``proxy.limits.profiles.corrections`` decides.
     """
 
     provider: str
@@ -35,7 +35,7 @@ class Listing(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Entry(msgspec.Struct, gc=False):
-    """An entry as the file has it. Any field may be missing or of another type: the file is kept by hand."""
+    """An entry in the file. The file is maintained by hand, so fields may be missing or have another type."""
 
     litellm_provider: Any = None
     mode: Any = None
@@ -45,7 +45,7 @@ class _Entry(msgspec.Struct, gc=False):
 
 
 def table_path() -> Path:
-    """Where the table is. Raises ``ConfigurationError`` if LiteLLM or its table is not there."""
+    """Return the path of the table. Raises ``ConfigurationError`` if LiteLLM or its table is missing."""
     spec = find_spec("litellm")
     folders = list(spec.submodule_search_locations or ()) if spec else []
     for folder in folders:
@@ -59,7 +59,7 @@ def table_path() -> Path:
 
 
 def load(path: Path | None = None) -> dict[str, Listing]:
-    """The table by model name; about 30 ms and 1.5 MB. Raises ``ConfigurationError`` if it can't be read."""
+    """Load the table by model name (about 30 ms and 1.5 MB). Raises ``ConfigurationError`` if that fails."""
     path = path or table_path()
     try:
         entries = msgspec.json.decode(path.read_bytes(), type=dict[str, _Entry])
@@ -72,7 +72,7 @@ def load(path: Path | None = None) -> dict[str, Listing]:
 
 
 def convert(table: Mapping[str, Any]) -> dict[str, Listing]:
-    """A table of the same shape that is already in memory."""
+    """Convert a table of the same shape that is already in memory."""
     entries = msgspec.convert(dict(table), type=dict[str, _Entry])
     return {name: listing for name, entry in entries.items() if (listing := _listing(entry))}
 
@@ -84,14 +84,14 @@ def _listing(entry: _Entry) -> Listing | None:
     max_output_tokens = as_tokens(entry.max_output_tokens)
     max_input_tokens = as_tokens(entry.max_input_tokens)
     if max_input_tokens is None and max_output_tokens is None:
-        # The table's own legend: "max_tokens" stands for the input where nothing else is given.
+        # The table's legend: "max_tokens" is the input limit if the entry has no other limit.
         max_input_tokens = as_tokens(entry.max_tokens)
     provider = entry.litellm_provider if isinstance(entry.litellm_provider, str) else ""
     return Listing(sys.intern(provider), max_input_tokens, max_output_tokens)
 
 
 def as_tokens(value: object) -> int | None:
-    """A positive whole number of tokens, also from ``128000.0`` and ``"128000"``; ``None`` for anything else."""
+    """Return a positive integer, also from ``128000.0`` and ``"128000"``, or ``None`` for anything else."""
     if isinstance(value, bool):
         return None
     if isinstance(value, str):

@@ -1,8 +1,9 @@
-"""From a model's name to its profile.
+"""Look up the profile of a model by its name.
 
-The order of authority: the operator's own profile, what the upstream tells, our corrections, LiteLLM's table. A name is
-looked up as it is (with its provider's prefix, then bare), then normalised, then without its snapshot; what was taken
-for what is said in the profile's ``note``. A model nobody lists has no limits: there is no default.
+Sources in order of precedence: the operator's profile, limits that the upstream reports, the corrections, LiteLLM's
+table. The look-up tries the exact name (with its provider's prefix, then without), the normalized name, and the name
+without its snapshot. The profile's ``note`` names an inexact match. An unlisted model has no limits; there is no
+default.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from proxy.limits.profiles.litellm_table import Listing
 from proxy.limits.profiles.names import LONGEST_NAME, plain, spelling, undated
 from proxy.limits.profiles.profile import Profile
 
-# Model names come from clients, so what is remembered of them is bounded.
+# Bounded, because model names come from clients.
 REMEMBERED = 2048
 _UNKNOWN = "unknown"
 _OVERRIDE = "override"
 
-# Providers (as LiteLLM calls them) that serve models of their own, so that their figures are the models'.
+# Providers, by LiteLLM's names, that serve their own models. Their figures are authoritative.
 MAKERS = frozenset(
     {
         "ai21",
@@ -52,7 +53,7 @@ MAKERS = frozenset(
 
 
 class Told(Protocol):
-    """A window in tokens that an upstream told, and where. Hashable."""
+    """A window in tokens that an upstream reports, and its source. Hashable."""
 
     @property
     def context_window(self) -> int: ...
@@ -61,7 +62,7 @@ class Told(Protocol):
 
 
 class ProfileSettings(Protocol):
-    """What an operator may state about a model; ``None`` leaves a field to the look-up."""
+    """An operator's settings for a model. ``None`` leaves a field to the look-up."""
 
     @property
     def context_window(self) -> int | None: ...
@@ -83,7 +84,7 @@ class ProfileSettings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Match:
-    """An entry of the table, and what to say of how it was found."""
+    """An entry of the table, and a note about an inexact match."""
 
     key: str
     listing: Listing
@@ -98,10 +99,10 @@ class _Limits:
 
 
 class Profiles:
-    """Looks up profiles. Safe to use from several threads.
+    """Look up profiles. Thread-safe.
 
-    ``table`` replaces LiteLLM's, in the same shape. Without it the file is read at the first look-up (about 50 ms,
-    best done in a thread beforehand by ``load``).
+    ``table`` replaces LiteLLM's table, in the same shape. Without it the first look-up reads the file (about 50 ms).
+    Call ``load`` in a thread beforehand.
     """
 
     def __init__(self, table: Mapping[str, Any] | None = None) -> None:
@@ -118,7 +119,7 @@ class Profiles:
         return self._table is not None
 
     def load(self) -> None:
-        """Read the table if it has not been. Raises ``ConfigurationError`` if it is missing or unreadable."""
+        """Read the table unless it is loaded. Raises ``ConfigurationError`` if it is missing or unreadable."""
         self._ready()
 
     def _ready(self) -> dict[str, Listing]:
@@ -139,9 +140,9 @@ class Profiles:
         told: Told | None = None,
         address: str | None = None,
     ) -> Profile:
-        """The profile of ``model`` as ``provider`` (LiteLLM's name for it) serves it.
+        """Return the profile of ``model`` at ``provider`` (LiteLLM's name).
 
-        ``told`` is what the upstream itself says of it, ``address`` its base URL where that is known.
+        ``told`` is the window that the upstream reports. ``address`` is the base URL, if known.
         """
         if len(model) > LONGEST_NAME:
             return self._build(model, provider, override, told, address)
@@ -167,7 +168,7 @@ class Profiles:
     ) -> Profile:
         match = self._match(model, provider)
         sources: dict[str, str] = {}
-        # The entry's own name says more of the family than a name that had to be stripped of a date.
+        # The entry's name identifies the family better than a name stripped of its date.
         name = undated(match.key) if match else undated(model)
         limits = _Limits()
         if match:
@@ -212,14 +213,14 @@ class Profiles:
 
     def _unknown_note(self, model: str, limits: _Limits) -> str | None:
         if limits.context_window or limits.max_input_tokens:
-            return None  # The operator has said what it is.
+            return None  # The operator or the upstream stated the limits.
         close = self._close_names(model)
         hint = f"; names like it: {', '.join(close)}" if close else ""
         return f"no limits are known for {model[:80]}{hint}. State them in the model's profile"
 
     def _close_names(self, model: str) -> list[str]:
         name = undated(model)
-        # Comparing with every name would cost tens of milliseconds for a name that a client made up.
+        # Comparing an invented name with every name in the table would take tens of milliseconds.
         near = [other for other in self._undated if other[:3] == name[:3]] if name else []
         return difflib.get_close_matches(name, near[:100], n=3, cutoff=0.6)
 
@@ -237,7 +238,7 @@ SOURCED = (
 
 
 def _index(table: Mapping[str, Listing], normalise: Any) -> dict[str, list[str]]:
-    """Keys by normalised name; entries without any limit are no help and left out."""
+    """Return the keys by normalized name, without entries that have no input limit."""
     index: defaultdict[str, list[str]] = defaultdict(list)
     for key, listing in table.items():
         if listing.max_input_tokens:
@@ -246,11 +247,11 @@ def _index(table: Mapping[str, Listing], normalise: Any) -> dict[str, list[str]]
 
 
 def _best(model: str, provider: str | None, keys: list[str], table: Mapping[str, Listing]) -> _Match:
-    """The entry to trust among those of one name.
+    """Return the entry to use among several with the same name.
 
-    First the provider's own, then the maker's, else the window that most of those who serve the model list: an
-    upstream that is not in the table may have any. Too large a figure costs one refused request, from which the true
-    one is learned; too small a one would compact conversations that need none.
+    Prefer the provider's own entry, then the maker's, then the window that most providers of the model list. If the
+    figure is too large, one request is refused and the proxy learns the limit. If it is too small, the proxy compacts
+    conversations that don't need it.
     """
     own = [key for key in keys if provider and table[key].provider == provider]
     makers = [key for key in keys if table[key].provider in MAKERS and not key.startswith("ft:")]
@@ -276,9 +277,9 @@ def _near_note(model: str, key: str) -> str | None:
 
 
 def _limits(match: _Match, rule: LimitRule, sources: dict[str, str]) -> _Limits:
-    """The entry's limits, read and corrected by its family's rule.
+    """Return the entry's limits, corrected by its family's rule.
 
-    A figure of ours holds unless the table has a smaller one: an upstream may offer less than the model can do.
+    A smaller figure in the table takes precedence, because an upstream may offer less than the model supports.
     """
     listed, listed_output = match.listing.max_input_tokens, match.listing.max_output_tokens
     table = f"litellm table: {match.key}"
@@ -300,7 +301,7 @@ def _limits(match: _Match, rule: LimitRule, sources: dict[str, str]) -> _Limits:
 
 
 def _told_limits(limits: _Limits, told: Told, rule: LimitRule, sources: dict[str, str]) -> _Limits:
-    """The upstream's window in place of the table's. A cap on the input alone, which it does not tell, stays."""
+    """Replace the table's window with the upstream's. A smaller cap on the input stays."""
     window = told.context_window
     sources["context_window"] = told.source
     cap, output = limits.max_input_tokens, limits.max_output_tokens
@@ -318,10 +319,10 @@ def _smaller(*values: int | None) -> int | None:
 
 
 def _override_limits(limits: _Limits, override: ProfileSettings | None, sources: dict[str, str]) -> _Limits:
-    """The operator's limits where stated.
+    """Apply the operator's limits.
 
-    A window alone replaces what was known of the input as well, and the other way round: the two were known together,
-    and an old cap beside a new window would be a guess.
+    A stated window also replaces the known input cap, and the reverse. The known figures belong together, so an old cap
+    doesn't fit a new window.
     """
     if override is None:
         return limits
@@ -339,7 +340,7 @@ def _override_limits(limits: _Limits, override: ProfileSettings | None, sources:
 def _door(
     provider: str | None, address: str | None, name: str, override: ProfileSettings | None, sources: dict[str, str]
 ) -> tuple[int | None, int | None]:
-    """The most bytes and the most messages of a request: as stated, else as the provider is known to enforce them."""
+    """Return the limits on bytes and messages: the operator's, or else the provider's published ones."""
     rule = provider_rule(provider, None if address is None else (urlsplit(address).hostname or ""), name)
     found: dict[str, int | None] = {}
     for field in ("max_bytes", "max_messages"):
@@ -359,7 +360,7 @@ def _tokenizer(family: FamilyRule, override: ProfileSettings | None, sources: di
     sources["tokenizer"] = _OVERRIDE
     if stated == family.tokenizer and family.name != "unknown family":
         return stated, family.ratio
-    # Whoever names another encoding says that it is the model's own.
+    # An operator who sets another encoding states that it is the model's own.
     sources["token_ratio"] = _OVERRIDE
     return stated, 1.0
 

@@ -1,7 +1,7 @@
-"""One spelling for the many names of one model.
+"""Normalize the names of a model.
 
-``openai/gpt-5.2``, ``gpt-5-2``, ``GPT-5.2-2025-12-11``, ``us.openai.gpt-5.2`` and ``ft:gpt-5.2:org::id`` are one model
-to a table of limits. ``plain`` takes away what says where a model runs, ``undated`` also which snapshot of it.
+``openai/gpt-5.2``, ``gpt-5-2``, ``GPT-5.2-2025-12-11``, ``us.openai.gpt-5.2``, and ``ft:gpt-5.2:org::id`` have the same
+limits. ``plain`` removes the provider and the region, ``undated`` also the snapshot.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-# Names come from clients: a longer one is no model's, and is not worth the work.
+# Names come from clients. No model has a longer name.
 LONGEST_NAME = 200
 
 # ft:<base>:<organisation>:<name>:<id>
 _FINE_TUNED = re.compile(r"^ft:([^:]+)(?::.*)?$")
 
-# Routing hints of OpenRouter; they pick a server, not another model.
+# Routing hints of OpenRouter, which select a server and not another model.
 _HINT = re.compile(r":(?:free|beta|extended|nitro|floor|online|thinking|exacto)$")
 
-# Bedrock: <region>.<vendor>.<model>-v1:0, and a few without what follows the colon; deepseek-v3 is another thing.
+# Bedrock: <region>.<vendor>.<model>-v1:0, some without the colon part. In deepseek-v3, v3 belongs to the name.
 _BEDROCK_VERSION = re.compile(r"(?:-v\d+:\d+|-\d+:\d+)$")
 _BEDROCK_SHORT_VERSION = re.compile(r"^((?:claude|nova)-.+)-v\d$")
 _BEDROCK_REGION = re.compile(r"^(?:us-gov|us|eu|apac|au|jp|ca|global)\.(?=[a-z])")
@@ -39,7 +39,7 @@ _LATEST = re.compile(r"-latest$")
 
 @lru_cache(maxsize=8192)
 def plain(name: str) -> str:
-    """The model's name without provider, region, routing hint and fine-tuning, in lower case; snapshots stay."""
+    """Return the lowercase name without provider, region, routing hint, and fine-tuning. Snapshots stay."""
     name = name[:LONGEST_NAME].strip().lower()
     if match := _FINE_TUNED.match(name.rpartition("/")[2]):
         name = match[1]
@@ -54,11 +54,11 @@ def plain(name: str) -> str:
 
 @lru_cache(maxsize=8192)
 def undated(name: str) -> str:
-    """``plain``, also without the snapshot's date and without ``-latest``."""
+    """Return the ``plain`` name without the snapshot's date and ``-latest``."""
     stripped = _LATEST.sub("", _DATE.sub("", plain(name)))
     return stripped or plain(name)
 
 
 def spelling(name: str) -> str:
-    """The name as a person would write it: without the path before it, and without regard to case."""
+    """Return the lowercase name without the path before it."""
     return name.strip().rpartition("/")[2].lower()

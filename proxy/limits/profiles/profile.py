@@ -1,4 +1,4 @@
-"""What is known of a model."""
+"""The profile of a model."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The limits of a model, in tokens as its provider counts them; ``None`` where nobody knows.
+    """The limits of a model, in its provider's tokens. ``None`` if unknown.
 
-    ``context_window`` bounds input and output together, ``max_input_tokens`` the input alone. ``max_bytes`` is what the
-    body of a request may have in bytes, ``max_messages`` how many messages. ``tokenizer`` names a
-    tiktoken encoding, and ``token_ratio`` is how many of the provider's tokens one of its tokens stands for
-    (1.0 where the encoding is the model's own). ``images`` names the rule by which images are counted, ``tools`` the
-    form in which tool definitions enter the prompt (``typescript``, ``json`` or ``claude``).
-    ``escapes`` says that the results of parallel calls enter it as JSON in ASCII.
-    ``strict_alternation`` says that its server wants user and assistant to speak in turn, the user first.
-    ``sources`` says of each field where its value comes from, ``note`` what the operator should know of the
-    look-up (a near match, an unknown model).
+    ``context_window`` bounds input and output together, ``max_input_tokens`` the input alone. ``max_bytes`` bounds the
+    body of a request, ``max_messages`` its number of messages. ``tokenizer`` is a tiktoken encoding. ``token_ratio`` is
+    the provider's tokens per token of that encoding (1.0 if the encoding is the model's own). ``images`` is the rule
+    for counting images. ``tools`` is the form of tool definitions in the prompt (``typescript``, ``json``, or
+    ``claude``). If ``escapes`` is set, results of parallel calls enter the prompt as ASCII JSON. If
+    ``strict_alternation`` is set, the server requires alternating user and assistant messages, user first. ``sources``
+    maps each field to the source of its value. ``note`` tells the operator about an inexact match or an unknown model.
     """
 
     model: str
@@ -38,5 +36,5 @@ class Profile:
 
     @property
     def known(self) -> bool:
-        """Whether any bound on the input is known."""
+        """Return whether a bound on the input is known."""
         return self.context_window is not None or self.max_input_tokens is not None

@@ -153,7 +153,7 @@ def test_a_failure_of_one_chunk_ends_the_others() -> None:
 def test_a_summary_must_be_smaller_than_all_that_it_stands_for() -> None:
     """That is the earlier notes and what came since."""
     long = Model(room=100_000, answer=lambda number, prompt: Written("note " * 150, "stop"))
-    with pytest.raises(SummaryRejected, match="no smaller"):
+    with pytest.raises(SummaryRejected, match="isn't smaller"):
         summary(talk(1), long)
     assert summary(talk(1), long, previous="old " * 100)
 

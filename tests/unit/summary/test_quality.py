@@ -78,7 +78,7 @@ def test_a_call_written_as_text_is_rejected(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("reason", "said"),
-    [("length", "broken off"), ("max_tokens", "broken off"), ("MAX_TOKENS", "broken off"), ("tool_calls", "called"),
+    [("length", "truncated"), ("max_tokens", "truncated"), ("MAX_TOKENS", "truncated"), ("tool_calls", "called"),
      ("content_filter", "refused"), ("error", "refused")],
 )  # fmt: skip
 def test_how_it_ended_decides(reason: str, said: str) -> None:
@@ -136,12 +136,12 @@ def test_long_notes_that_begin_with_a_users_apology_are_no_refusal() -> None:
 
 
 def test_what_was_broken_off_refused_or_no_smaller_than_its_source_is_rejected() -> None:
-    with pytest.raises(SummaryRejected, match="broken off"):
+    with pytest.raises(SummaryRejected, match="truncated"):
         check("The build", reason="length")
     with pytest.raises(SummaryRejected, match="refused"):
         check("The build was fixed.", refused=True)
     assert check("word " * 49, source=50)
-    with pytest.raises(SummaryRejected, match="no smaller"):
+    with pytest.raises(SummaryRejected, match="isn't smaller"):
         check("word " * 50, source=50)
 
 
