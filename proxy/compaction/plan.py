@@ -1,4 +1,4 @@
-"""The plan for one body: where it's cut, and how far each cheap stage is applied."""
+"""The plan for one body: its cut, and how far each cheap stage is applied."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Plan:
 
     @property
     def cut(self) -> int:
-        """Return the index before which a summary replaces all messages. 0 means that there is no summary."""
+        """Return the index before which a summary replaces all messages. 0: no summary."""
         return self.checkpoints[-1] if self.checkpoints else 0
 
     @property

@@ -66,10 +66,10 @@ def render(
 ) -> RenderedConversation:
     """Return the messages under a plan. ``summary`` replaces the body up to ``plan.cut``.
 
-    The kept messages from before the cut follow the summary, in order. They are the newest system messages, exchanges
-    with a pinned message, and the newest user message if the messages after the cut still work on it.
+    The kept messages from before the cut follow the summary, in order. They are the newest system messages and
+    exchanges with a pinned message. The newest user message is kept too if later messages still work on it.
 
-    Raise ``ValueError`` if the plan has a cut and there is no summary.
+    Raise ``ValueError`` if the plan has a cut but ``summary`` is ``None``.
     """
     body = turns[head:]
     pieces = [OutgoingMessage(t.raw, t.facts.tokens, t) for t in turns[:head]]

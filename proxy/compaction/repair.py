@@ -87,7 +87,7 @@ class _Group:
 
 
 class _Conversation:
-    """The body during repair."""
+    """Repair the body, one message at a time."""
 
     def __init__(self, count: MessageCounter) -> None:
         self._count = count

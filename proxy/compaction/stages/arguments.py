@@ -15,7 +15,7 @@ from proxy.compaction.stages.stage import NO_LATER, kept_as
 
 NAME = "arguments"
 
-# Values of these keys identify a call. The model needs them to see what it did, so they aren't cut.
+# Values of these keys identify a call. The model needs them to understand its earlier calls, so they aren't cut.
 KEPT_KEYS = frozenset(
     {"path", "file_path", "filename", "file", "paths", "url", "uri", "id", "command", "cmd", "query", "pattern"}
 )

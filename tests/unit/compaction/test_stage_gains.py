@@ -1,0 +1,60 @@
+"""Test the savings that stages report to the planner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from proxy.compaction.gains import Gains, LateGains, PlainGains
+from proxy.compaction.message import Turn
+from proxy.compaction.sizes import Sizes
+from proxy.compaction.stage_gains import stage_gains
+from proxy.compaction.stages import cheap_stages
+from tests.kit.compacting import rules
+from tests.kit.conversations import assistant, call, message_tokens, result, turns, user
+
+LONG = "word " * 2000
+BODY = turns([user("go"), assistant(None, call("a")), result("a", LONG), assistant(None, call("b")), result("b", "ok")])
+
+
+def gains_of(
+    body: Sequence[Turn], pinned: frozenset[int] = frozenset(), *, duplicates: bool = False
+) -> tuple[dict[str, Gains], dict[str, list[int]]]:
+    policy = rules(duplicates=duplicates)
+    return stage_gains(cheap_stages(policy, body, message_tokens), body, Sizes(body, None), pinned)
+
+
+def test_savings_are_reported_by_stage_and_group() -> None:
+    gains, lighter = gains_of(BODY)
+    assert isinstance(gains["results"], PlainGains)
+    saved = gains["results"].potential(0, 3, 3)
+    assert 0 < saved < BODY[2].facts.tokens
+    assert gains["results"].potential(1, 2, 3) == saved
+    assert lighter["results"][0] == lighter["results"][2] == 0
+    assert 0 < lighter["results"][1] < len(BODY[2].raw)
+
+
+def test_pinned_messages_save_nothing() -> None:
+    gains, lighter = gains_of(BODY, frozenset({2}))
+    assert gains["results"].potential(0, 3, 3) == 0
+    assert lighter["results"] == [0, 0, 0]
+
+
+def test_a_repeated_result_saves_tokens_once_its_copy_has_arrived() -> None:
+    gains, lighter = gains_of(repeated("word " * 150), duplicates=True)
+    late = gains["duplicates"]
+    assert isinstance(late, LateGains)
+    assert "duplicates" not in lighter
+    assert late.potential(0, 2, 2) == 0
+    assert late.potential(0, 2, 3) > 0
+
+
+def test_a_repeated_result_counts_only_savings_beyond_other_stages() -> None:
+    body = repeated(LONG)
+    gains, _ = gains_of(body, duplicates=True)
+    shortened = body[2].facts.tokens - gains["results"].potential(1, 2, 4)
+    assert gains["duplicates"].potential(0, 2, 4) < shortened
+
+
+def repeated(text: str) -> list[Turn]:
+    exchanges = [message for id_ in "ab" for message in (assistant(None, call(id_)), result(id_, text))]
+    return turns([user("go"), *exchanges, user("on")])
