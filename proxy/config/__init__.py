@@ -1,6 +1,6 @@
-"""Configuration: YAML into checked settings, with errors that name the line.
+"""Load YAML files into checked settings. Errors name the line.
 
-``load``, ``read`` and ``check`` are the doors; ``Settings`` and ``Policy`` are what the rest of the program reads.
+Start with ``load``, ``read``, or ``check``. The rest of the program uses ``Settings`` and ``Policy``.
 """
 
 from proxy.config.loading import Loaded, check, load, read

@@ -1,4 +1,4 @@
-"""One tree out of the files of a configuration."""
+"""Merge the files of a configuration into one tree."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from proxy.config.sources import Pattern, Source, Sources, extended
 from proxy.config.tree import Mapping, Node, Scalar, Sequence, shown
 
 SHARED = ("policies", "teams")
-"""The sections that several files may have a part of."""
+"""The sections that several files may contain."""
 
 INCLUDE = "include"
 
 
 class Assembly:
-    """Reads the trees of files and puts them together. ``faults`` has what is wrong, by lines over all files."""
+    """Reads and merges the trees of files. ``faults`` has the errors, with lines counted over all files."""
 
     def __init__(self, sources: Sources, environ: Environ[str, str]) -> None:
         self.sources = sources
@@ -26,7 +26,7 @@ class Assembly:
         self._environ = environ
 
     def tree(self) -> Mapping:
-        """The whole. Raises ``Faults``, and ``ConfigurationError`` for files that can't be read."""
+        """Return the merged tree. Raises ``Issues``, and ``ConfigurationError`` for unreadable files."""
         roots = [(source, self._root(source)) for source in self.sources.files]
         including = [pattern for source, root in roots if not source.owned for pattern in self._included(source, root)]
         before = len(self.sources.files)
@@ -38,7 +38,7 @@ class Assembly:
         return whole
 
     def _root(self, source: Source) -> Mapping:
-        """A file's tree; an empty one where it is wrong, which is noted."""
+        """Return a file's tree. If the file has errors, add them to ``faults`` and return an empty tree."""
         if source.unreadable is not None:
             self.faults.append(
                 Issue(source.first, said(f"the file {source.unreadable}", "correct its permissions, or remove it"))
@@ -52,7 +52,7 @@ class Assembly:
         return _moved(root, source.first - 1) if source.first > 1 else root
 
     def _included(self, source: Source, root: Mapping) -> list[Pattern]:
-        """The files that a file includes. What is no list of texts is refused with all other values."""
+        """Return the patterns that a file includes. The check of values reports other types."""
         node = root.items.get(INCLUDE)
         found = []
         for item in node.items if isinstance(node, Sequence) else ():
@@ -122,7 +122,7 @@ class Assembly:
 
 
 def _moved(node: Mapping, by: int) -> Mapping:
-    """A tree whose lines are so much further down."""
+    """Return the tree with all lines shifted by ``by``."""
     items = {key: _moved_node(value, by) for key, value in node.items.items()}
     return Mapping(node.line + by, items, {key: line + by for key, line in node.lines.items()})
 

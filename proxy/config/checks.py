@@ -52,7 +52,7 @@ def _providers(settings: Settings) -> Iterator[Finding]:
             yield ("upstreams", name), error.message
             continue
         asked_for = found is None or found.lane == "translate"
-        # What is relayed to everywhere needs nobody to ask.
+        # Providers in SPEAKS_OPENAI need no look-up in LiteLLM.
         if asked_for and upstream.provider not in SPEAKS_OPENAI and upstream.provider not in litellm_providers():
             hint = near(upstream.provider, litellm_providers() | SPEAKS_OPENAI.keys())
             fix = hint if hint.startswith("did") else "use a provider of LiteLLM, or set lane: relay and base_url"
@@ -244,7 +244,7 @@ def _memory(settings: Settings) -> Iterator[Finding]:
 def _prepare(root: Mapping, written: WrittenSettings, settings: Settings) -> Iterator[Finding]:
     for name, own in written.policies.items():
         policy, values = settings.policies[name], stated(root, name, written.policies)
-        # A policy that states neither has what its parent has, which is reported there.
+        # If a policy states neither, the error belongs to its parent.
         here = _of_interest(own)
         if here and "prepare" in values.items and (message := _too_late(policy, f"policies.{name}")):
             yield ("policies", name, here[0]), message
@@ -263,7 +263,7 @@ def _of_interest(own: WrittenPolicy | ModelOverride) -> list[str]:
 
 
 def _too_late(policy: Policy, where: str) -> str | None:
-    """What is wrong where a policy prepares no sooner than it compacts."""
+    """Return an error if a policy doesn't prepare before it compacts."""
     for kind in KINDS:
         begin, end = _lowest(policy.prepare, kind), _lowest(policy.trigger, kind)
         if begin is not None and end is not None and begin >= end:
@@ -281,7 +281,7 @@ def _below(bound: float, share: float) -> str:
 
 
 def _lowest(trigger: Trigger, kind: str) -> float | None:
-    """The lowest bound of this kind, of the clauses that have no other part."""
+    """Return the lowest bound of this kind among clauses without other parts."""
     bounds = []
     for clause in trigger:
         parts = {key: getattr(clause, key) for key in KINDS if getattr(clause, key) is not None}

@@ -1,7 +1,7 @@
-"""YAML into a tree of values that know their lines.
+"""Parse YAML into a tree of values with their lines.
 
-Stricter than YAML on purpose, because each of these has surprised somebody in production: no tags, no duplicate keys,
-no merge keys, one document; bounded size, depth and number of nodes (aliases counted as what they expand to).
+The parser is stricter than YAML, because these features cause mistakes in production. It rejects tags, duplicate keys,
+merge keys, and second documents. It limits size, depth, and number of nodes, and counts aliases in expanded form.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_DEPTH = 40
 
 
 def parse(content: bytes) -> Mapping:
-    """The tree of a file's content; an empty file is an empty mapping. Raises ``Faults``."""
+    """Return the tree of a file's content. An empty file is an empty mapping. Raises ``Issues``."""
     if len(content) > MAX_BYTES:
         raise Issues([Issue(1, said(f"the file is over {MAX_BYTES:,} bytes", "give the path of a configuration"))])
     loader = yaml.SafeLoader(_decoded(content))
@@ -48,14 +48,14 @@ def parse(content: bytes) -> Mapping:
         return root
     finally:
         loader.dispose()
-    # Outside the handler, so that the error does not drag the parser's own along.
+    # Raise outside the handler, so that the error doesn't reference the parser's error.
     raise Issues([fault])
 
 
 class _Reader:
     """Builds the tree from the parser's events.
 
-    The parser hands out events without recursion, so depth and number of nodes are checked before they can hurt.
+    The parser yields events without recursion, so the reader can check depth and number of nodes first.
     """
 
     def __init__(self, loader: yaml.SafeLoader) -> None:
@@ -64,7 +64,7 @@ class _Reader:
         self._nodes = 0
         self.faults: list[Issue] = []
         self.brackets: list[int] = []
-        """The lines of the brackets that are open."""
+        """The lines of open brackets."""
 
     def document(self) -> Mapping:
         self._take(StreamStartEvent)
@@ -169,7 +169,7 @@ class _Reader:
             yield event
 
     def _key(self, event: Event, depth: int) -> str | None:
-        """The name of a key, or nothing where it is not a text (which is noted)."""
+        """Return a key's name. If it isn't text, add an error and return ``None``."""
         node = self._node(event, depth + 1)
         if not isinstance(node, Scalar):
             self.faults.append(
@@ -191,7 +191,7 @@ class _Reader:
         return None
 
     def _scalar(self, event: Event) -> Scalar:
-        assert isinstance(event, ScalarEvent)  # noqa: S101 - narrows the type; collections and aliases are dealt with
+        assert isinstance(event, ScalarEvent)  # noqa: S101 - narrows the type; the caller handles collections and aliases
         self._refuse_tag(event, event.tag)
         text, line = event.value, _line(event)
         is_plain = event.style is None
@@ -225,7 +225,7 @@ def _decoded(content: bytes) -> str:
     return text
 
 
-# What people trip over, told by the parser's own words; the first entry that matches gives the advice.
+# Fixes for common mistakes, by the parser's message. The first match wins.
 _ADVICE = (
     (re.compile(r"while scanning an alias"), "put a value that begins with * in quotes, as in \"*\""),
     (re.compile(r"'\\t'"), "indent with spaces, not tabs"),
@@ -237,7 +237,7 @@ _ADVICE = (
 
 
 def _syntax_fault(error: yaml.MarkedYAMLError, content: bytes, brackets: list[int]) -> Issue:
-    """The parser's complaint, and what to do about it."""
+    """Return the parser's error with a fix."""
     problem = error.problem or "cannot be read"
     words = f"{error.context or ''} {problem}"
     mark = error.problem_mark or error.context_mark

@@ -20,7 +20,7 @@ _ELSEWHERE = re.compile(r"(?:os\.environ/|env[:/]|\$)([A-Za-z_][A-Za-z0-9_]*)|\$
 
 
 def substitute(root: Mapping, environ: Environ[str, str]) -> Mapping:
-    """Return the tree with every variable replaced by its value. Raises ``Faults`` for variables that aren't set."""
+    """Return the tree with every variable replaced by its value. Raises ``Issues`` for variables that aren't set."""
     substitution = _Substitution(environ)
     replaced = substitution.mapping(root)
     if substitution.faults:

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, and where."""
+"""Errors in a configuration, with their lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST = 100
 
 
 class Issues(Exception):
-    """What was found in one pass over the file: each thing once, and no more than anybody would read."""
+    """The distinct errors of one pass over the file, at most ``MOST``."""
 
     def __init__(self, found: list[Issue]) -> None:
         distinct = list(dict.fromkeys(found))

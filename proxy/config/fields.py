@@ -1,4 +1,4 @@
-"""The kinds of value that settings are made of, each with its own checks and its part of the JSON Schema."""
+"""The types of settings, with their checks and JSON Schemas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from proxy.config.tree import Ambiguous, shown
 
 
 class Section(BaseModel):
-    """A part of the configuration: immutable, without unknown keys, and without values in its errors."""
+    """A section of the configuration: immutable, with no unknown keys. Its errors don't include values."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -35,11 +35,11 @@ class Section(BaseModel):
 def wrong(
     problem: str, *path: str | int, fix: str, example: str | None = None, shows: bool = True
 ) -> PydanticCustomError:
-    """Return the error for a value that is refused.
+    """Return the error for an invalid value.
 
-    ``path`` leads from the field to the part that is wrong, for the line. ``fix`` is the text to write; ``SETTING`` in
-    it becomes the setting's name. ``example`` replaces a fix that holds the value when that must not be shown.
-    ``shows`` says whether the message may quote the value.
+    ``path`` leads from the field to the invalid part, for the line. ``fix`` is the text to write; the setting's name
+    replaces ``SETTING`` in it. ``example`` replaces a fix that contains a secret value. ``shows`` allows the message to
+    quote the value.
     """
     # The texts are values, because pydantic would read braces in a template.
     context: dict[str, Any] = {"problem": problem, "fix": fix, "example": example or fix, "path": path}
@@ -59,24 +59,24 @@ CountOrZero = Annotated[int, Field(ge=0), BeforeValidator(_no_truth_value)]
 """A whole number, zero or more."""
 
 Seconds = Annotated[float, Field(gt=0), BeforeValidator(_no_truth_value)]
-"""A span of time, over zero."""
+"""A duration in seconds, over zero."""
 
 Grace = Annotated[float, Field(ge=0), BeforeValidator(_no_truth_value)]
-"""A span of time in seconds, which may be zero."""
+"""A duration in seconds, zero or more."""
 
 Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(_no_truth_value)]
 """A TCP port; 0 lets the system choose a free one."""
 
 Text = Annotated[str, Field(min_length=1)]
-"""Text that is not empty."""
+"""Text that isn't empty."""
 
 _MOST_PATTERN = 1_000
-_EVERYTHING = "matches the empty text, and so everything"
-_NARROWER = "write a narrower expression, such as .+ instead of .*"
+_EVERYTHING = "matches the empty text, so it matches every text"
+_NARROWER = "write a narrower expression, for example .+ instead of .*"
 
 
 def _expression(value: object) -> str:
-    """A regular expression, as text: what holds it stays comparable and printable."""
+    """Return a regular expression as text, so that its section stays comparable and printable."""
     if not isinstance(value, str) or not value or len(value) > _MOST_PATTERN:
         raise wrong(f"must be a regular expression of 1 to {_MOST_PATTERN} characters", fix='SETTING: ["text to find"]')
     try:
@@ -111,10 +111,10 @@ def _searched(value: object) -> str:
 _PATTERN_SCHEMA = {"type": "string", "minLength": 1, "maxLength": _MOST_PATTERN}
 
 Pattern = Annotated[str, PlainValidator(_pattern), WithJsonSchema(_PATTERN_SCHEMA)]
-"""A regular expression in Python's syntax, searched for anywhere in a text."""
+"""A regular expression in Python's syntax that can match anywhere in a text."""
 
 SearchedPattern = Annotated[str, PlainValidator(_searched), WithJsonSchema(_PATTERN_SCHEMA)]
-"""The same without what needs going back, so that no text can make a search for it slow."""
+"""A regular expression without backtracking, so that searches take linear time."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -132,7 +132,7 @@ def _name(value: object) -> str:
 
 # Names of policies and teams appear in response headers and metrics, hence the narrow alphabet.
 Name = Annotated[str, PlainValidator(_name), WithJsonSchema({"type": "string", "pattern": f"^{NAME.pattern}$"})]
-"""The name of an upstream, a policy or a team."""
+"""The name of an upstream, policy, or team."""
 
 _HOST = r"(?:[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?|\[[0-9A-Fa-f:.]+\])"
 _ORIGIN = re.compile(rf"([A-Za-z][A-Za-z0-9+.-]*)://({_HOST})(?::([0-9]{{1,5}}))?")
@@ -165,7 +165,7 @@ def _host_name(value: object) -> str:
 
 
 HostName = Annotated[str, PlainValidator(_host_name), WithJsonSchema({"type": "string", "pattern": f"^{_HOST}$"})]
-"""A name that callers use for the proxy, in lower case."""
+"""A host name of the proxy, in lower case."""
 
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{prefix}b": 1000**n for n, prefix in enumerate("kmg", 1)}
@@ -200,18 +200,18 @@ def _date(value: object) -> date:
         try:
             return date.fromisoformat(text)
         except ValueError as error:
-            raise wrong(f"isn't a day of the calendar ({error})", fix="SETTING: 2027-01-31") from error
+            raise wrong(f"isn't a valid date ({error})", fix="SETTING: 2027-01-31") from error
     raise wrong("must be a date", fix="SETTING: 2027-01-31")
 
 
 Date = Annotated[date, PlainValidator(_date), WithJsonSchema({"type": "string", "format": "date"})]
-"""A day, in quotes or without."""
+"""A day, with or without quotes."""
 
 KINDS = ("tokens", "messages", "fraction")
 
 
 def _amount(kind: object, value: object, *path: str | int, name: object = None) -> Clause:
-    """Return one part of a condition, such as ``tokens: 4000``. ``name`` stands for the kind in the fix."""
+    """Return one part of a condition, for example ``tokens: 4000``. ``name`` replaces the kind in the fix."""
     name = name or kind
     if kind not in KINDS:
         raise wrong(f"unknown key '{shown(str(kind))}'", *path, fix=near(str(kind), KINDS), shows=False)
@@ -248,7 +248,7 @@ def _fraction(value: object, *path: str | int) -> float:
 
 
 def _is_pair(value: object) -> bool:
-    """LangChain's spelling of a condition: ``["fraction", 0.8]``."""
+    """Return whether a value is a condition in LangChain's spelling: ``["fraction", 0.8]``."""
     return isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[0], str)
 
 
@@ -301,7 +301,7 @@ def _reserve(value: object) -> Clause | None:
 
 
 def _as_written(value: object) -> object:
-    """A condition as a file states it. What is in that form already stays: defaults come by here twice."""
+    """Return a condition as a file states it. Keep values in that form, because pydantic serializes defaults twice."""
     if isinstance(value, Clause):
         return {kind: getattr(value, kind) for kind in KINDS if getattr(value, kind) is not None}
     if isinstance(value, tuple):
@@ -340,7 +340,7 @@ TriggerField = TypeAliasType(
         WithJsonSchema({"anyOf": [*_ANY_CLAUSE["anyOf"], {"type": "array", "items": _ANY_CLAUSE}, {"type": "null"}]}),
     ],
 )
-"""When: one condition (several keys: all of them), a list of them (any), or nothing (never)."""
+"""One condition (all of its keys must be reached), a list (any of them), or null (never)."""
 
 KeepField = TypeAliasType(
     "KeepField",
@@ -351,7 +351,7 @@ KeepField = TypeAliasType(
         WithJsonSchema({"anyOf": [_clause_schema(1), _PAIR_SCHEMA]}),
     ],
 )
-"""How much stays: exactly one of tokens, messages and fraction."""
+"""The conversation to keep: exactly one of tokens, messages, and fraction."""
 
 ReserveField = TypeAliasType("ReserveField", Annotated[
     Clause | None,
@@ -371,4 +371,4 @@ ReserveField = TypeAliasType("ReserveField", Annotated[
         ]
     }),
 ])  # fmt: skip
-"""Tokens kept free: a number of them, a share of the window, or nothing."""
+"""Reserved tokens: a number, a fraction of the window, or null."""

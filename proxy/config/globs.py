@@ -1,4 +1,4 @@
-"""How patterns, as in file names, relate: whether they overlap, and whether one covers the other."""
+"""Compare patterns in the syntax of file names: whether they overlap, and whether one covers the other."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import lru_cache
 
 _PIECE = re.compile(r"\*|\?|\[!?\]?[^\]]*\]|.", re.DOTALL)
 _WILD = re.compile(r"[*?\[]")
-# What a class of characters takes of these, and of those in both patterns, stands for all that it takes.
+# Sample characters for character classes, in addition to the characters of both patterns.
 _SAMPLES = "".join(map(chr, range(32, 127)))
 
 
 @lru_cache(10_000)
 def meet(one: str, other: str) -> bool:
-    """Whether some text matches both, as ``fnmatchcase`` has it."""
+    """Return whether some text matches both patterns, by the rules of ``fnmatchcase``."""
     start, begin = _WILD.split(one, maxsplit=1)[0], _WILD.split(other, maxsplit=1)[0]
     shorter = min(len(start), len(begin))
     if start[:shorter] != begin[:shorter]:
@@ -27,7 +27,7 @@ def meet(one: str, other: str) -> bool:
 
 
 def _meet(first: list[str], second: list[str], samples: str) -> bool:
-    """The same for patterns in pieces: whether what is left of both can match the same, from their ends on."""
+    """Return whether two lists of pieces can match the same text. Compare them from their ends."""
     ends = (len(first), len(second))
     below = [False] * (len(second) + 1)
     for i in range(len(first), -1, -1):
@@ -36,7 +36,7 @@ def _meet(first: list[str], second: list[str], samples: str) -> bool:
             if (i, j) == ends:
                 row[j] = True
             elif "*" in (*first[i : i + 1], *second[j : j + 1]):
-                # The star ends here, or takes the next piece of the other pattern.
+                # The star ends here, or matches the next piece of the other pattern.
                 row[j] = (i < ends[0] and below[j]) or (j < ends[1] and row[j + 1])
             elif i < ends[0] and j < ends[1]:
                 row[j] = below[j + 1] and _share(first[i], second[j], samples)
@@ -45,7 +45,7 @@ def _meet(first: list[str], second: list[str], samples: str) -> bool:
 
 
 def _share(one: str, other: str, samples: str) -> bool:
-    """Whether some character is taken by both pieces, neither of which is a star."""
+    """Return whether some character matches both pieces. Neither of them is a star."""
     if one == "?" or other == "?":
         return True
     return any(fnmatchcase(c, one) and fnmatchcase(c, other) for c in samples)

@@ -1,4 +1,4 @@
-"""Policies that extend others: from what the file states to policies in force."""
+"""Resolve policies that extend others."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from proxy.config.faults import Issue, Issues, near, said
 from proxy.config.policy import ForModels, Policy, WrittenPolicy
 from proxy.config.tree import Mapping, Node, Path, Sequence, find, plain
 
-# Sections in which a policy may state some settings and take the rest from its parent. Everything else (a trigger,
-# a list) is one value, and is replaced whole.
+# Sections that merge with the parent's section. Every other setting (a trigger, a list) replaces the parent's.
 _MERGED = ("summary", "truncate_args", "evict_results", "user_messages", "index", "unknown_model")
 _OVERRIDES = "models"
 
 
 def effective(root: Mapping, written: ByName[str, WrittenPolicy]) -> dict[str, Policy]:
-    """Every policy in force, ``default`` first. Raises ``Faults`` for parents that are unknown or go in circles."""
+    """Return every policy in force, ``default`` first. Raises ``Issues`` for unknown or circular parents."""
     faults = [*_unknown_parents(root, written), *_circles(root, written)]
     if faults:
         raise Issues(faults)
@@ -24,7 +23,7 @@ def effective(root: Mapping, written: ByName[str, WrittenPolicy]) -> dict[str, P
 
 
 def stated(root: Mapping, name: str, written: ByName[str, WrittenPolicy]) -> Mapping:
-    """All that a policy and its parents state, as nodes that know their lines."""
+    """Return the settings of a policy and its parents, as nodes with their lines."""
     if name not in written:
         return Mapping(root.line)
     own, _, _ = find(root, ("policies", name))
@@ -34,7 +33,7 @@ def stated(root: Mapping, name: str, written: ByName[str, WrittenPolicy]) -> Map
 
 
 def overrides(policy: Mapping) -> list[tuple[str, Mapping]]:
-    """The globs of models for which something else holds, with all that is stated for these, as nodes."""
+    """Return the globs of a policy's overrides, each with all settings for these models, as nodes."""
     base = _without(policy, _OVERRIDES)
     found = []
     models = policy.items.get(_OVERRIDES)
@@ -53,7 +52,7 @@ def _policy(name: str, stated: Mapping) -> Policy:
 
 
 def _extended(parent: Mapping, own: Mapping) -> Mapping:
-    """A policy's own settings over its parent's. What holds for some models is tried in this order, too."""
+    """Return a policy's settings merged over its parent's. Its own overrides for models come first."""
     merged = _merged(parent, own, _MERGED)
     above, below = parent.items.get(_OVERRIDES), own.items.get(_OVERRIDES)
     if isinstance(above, Sequence) and isinstance(below, Sequence):

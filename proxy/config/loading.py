@@ -1,7 +1,7 @@
-"""From files to settings in force.
+"""Load files into settings in force.
 
-The steps: read, parse, put in the environment's variables, make one tree of all files, check each value, let policies
-inherit, check what goes together. Each step reports everything it finds; the next one begins when there is nothing.
+The steps are: read, parse, substitute environment variables, merge all files, check each value, resolve policies, and
+check across sections. Each step reports all of its errors. The next step runs only if there are none.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from proxy.config.tree import Mapping, plain
 from proxy.errors import ConfigurationError
 
 _NOT_IN_FORCE = {"policies", "include"}
-"""What is written, and is something else once it is in force, or nothing."""
+"""Settings of ``WrittenSettings`` that ``Settings`` omits or resolves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A configuration that is right: its settings, its files, and what they state, by lines over all files.
+    """A valid configuration: its settings, its files, and their tree, with lines counted over all files.
 
     ``warnings`` has a line ``file:line: warning: setting: problem. Fix: …`` for each setting that is valid but probably
     not intended.
@@ -42,21 +42,21 @@ class Loaded:
 
 
 def load(path: Path | None, environ: Environ[str, str]) -> Settings:
-    """The settings of a file or folder, or the defaults without one.
+    """Return the settings of a file or folder, or the defaults without one.
 
-    ``environ`` is where ``${NAME}`` is looked up. Raises ``errors.ConfigurationError``; its message has a line
+    ``environ`` has the values of ``${NAME}``. Raises ``errors.ConfigurationError``; its message has a line
     ``file:line: setting: problem. Fix: …`` for each error.
     """
     return Settings() if path is None else read(path, environ).settings
 
 
 def read(path: Path, environ: Environ[str, str]) -> Loaded:
-    """The same, with where everything stands. Raises ``errors.ConfigurationError``."""
+    """Return a configuration with its files and lines. Raises ``errors.ConfigurationError``."""
     return assembled(begun(path), environ)
 
 
 def assembled(sources: Sources, environ: Environ[str, str]) -> Loaded:
-    """A configuration out of files that have been read. Raises ``errors.ConfigurationError``."""
+    """Return the configuration in ``sources``. Raises ``errors.ConfigurationError``."""
     attempt = _attempt(sources, environ)
     if attempt.loaded is None:
         raise ConfigurationError(attempt.wrong)
@@ -65,9 +65,9 @@ def assembled(sources: Sources, environ: Environ[str, str]) -> Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What came of reading a configuration that may be wrong, and then ``wrong`` says how.
+    """The result of reading a configuration. ``wrong`` has the errors if it's invalid.
 
-    ``sources`` are its files, as far as they were found; ``None`` where there are none at all.
+    ``sources`` has the files that were found, or ``None`` if there are none.
     """
 
     sources: Sources | None
@@ -76,7 +76,7 @@ class Attempt:
 
 
 def attempt(path: Path, environ: Environ[str, str]) -> Attempt:
-    """Read a configuration that may be wrong."""
+    """Read a configuration that may be invalid."""
     try:
         sources = begun(path)
     except ConfigurationError as error:
@@ -96,7 +96,7 @@ def _attempt(sources: Sources, environ: Environ[str, str]) -> Attempt:
 
 
 def check(path: Path, environ: Environ[str, str]) -> list[str]:
-    """What is wrong with a configuration, a line for each fault; empty if it is fine."""
+    """Return a line for each error of a configuration, or an empty list."""
     try:
         load(path, environ)
     except ConfigurationError as error:
@@ -105,7 +105,7 @@ def check(path: Path, environ: Environ[str, str]) -> list[str]:
 
 
 def loads(content: bytes, environ: Environ[str, str]) -> Settings:
-    """The settings of a file's content. What it includes is looked for in the working folder. Raises ``Faults``."""
+    """Return the settings of a file's content. Includes are relative to the working folder. Raises ``Issues``."""
     path = Path("configuration.yaml")
     return _loaded(Assembly(Sources(path, (Source(path, content, owned=False),)), environ)).settings
 
@@ -133,5 +133,5 @@ def _written(root: Mapping) -> WrittenSettings:
         return WrittenSettings.model_validate(plain(root))
     except ValidationError as error:
         faults: list[Issue] = faults_of(error, root, WrittenSettings)
-    # Outside the handler: pydantic's error knows the values, secrets among them.
+    # Raise outside the handler, because pydantic's error contains the values, including secrets.
     raise Issues(faults)

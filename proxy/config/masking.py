@@ -8,7 +8,7 @@ import re
 MASK = "[masked]"
 
 _PREFIXED = re.compile(
-    # A vendor's prefix and a delimiter, which stay visible: they say which kind of key it is.
+    # A vendor's prefix and a delimiter stay visible, because they show the kind of key.
     r"(?<![A-Za-z0-9])(sha256:|(?:sk|pk|rk|gsk|xai|hf|ghp|gho|ghs|ghu|github_pat|glpat|xox[abeprs]|whsec)[-_]"
     r"|AKIA|ASIA|AIza|eyJ|[Bb]earer )(?=[A-Za-z0-9])[A-Za-z0-9+/=._-]{3,}"
 )
@@ -24,7 +24,7 @@ _TURNS = 5
 def masked(text: str) -> str:
     """Return the text with everything that looks like a key, a token or a hash replaced by ``[masked]``.
 
-    A vendor's prefix such as ``sk-`` stays. Names of models and settings aren't masked.
+    A vendor's prefix like ``sk-`` stays. Names of models and settings aren't masked.
     """
     text = _PREFIXED.sub(lambda found: f"{found[1]}{MASK}", text)
     text = _UUID.sub(MASK, text)

@@ -13,7 +13,7 @@ from proxy.config.suggestions import LITELLM, MISSING, UNKNOWN, number_for, quot
 from proxy.config.tree import Ambiguous, Node, Path, Scalar, find, got, reading, shown
 from proxy.config.tree import Mapping as MappingNode
 
-# Values below these names are never shown.
+# Messages never show values below these names.
 _SECRET = frozenset({"api_key", "headers", "key", "keys", "old_keys", "base_url", "url", "hash"})
 
 
@@ -32,7 +32,7 @@ def dotted(path: Path) -> str:
 
 
 class _Case(NamedTuple):
-    """A value that is refused: its node, its setting's name, and whether its text may be shown."""
+    """An invalid value: its node, its setting's name, and whether a message may show it."""
 
     node: Node
     name: str
@@ -42,11 +42,11 @@ class _Case(NamedTuple):
 
     @property
     def text(self) -> str | None:
-        """The text of a scalar that may be shown."""
+        """Return the text of a scalar that a message may show."""
         return self.node.text if self.public and isinstance(self.node, Scalar) else None
 
     def line(self, value: str) -> str:
-        """Return the line of the file that would be right."""
+        """Return the corrected line of the file."""
         return f"{self.name}: {value}" if self.name else value
 
 
@@ -165,7 +165,7 @@ _WORDS: Mapping[str, Words] = {
 
 
 def names_at(model: type[BaseModel], path: Iterable[str | int]) -> list[str]:
-    """Return the settings that may stand at a path; none when the path leads to no section."""
+    """Return the settings of the section at a path. Empty if the path leads to no section."""
     here = _model_at(model, path)
     return [] if here is None else list(here.model_fields)
 

@@ -1,10 +1,10 @@
-"""What is wrong with a regular expression, found by its form.
+"""Find unsafe and unsupported regular expressions by their syntax.
 
-Some can take for ever on some texts. Python's ``re`` goes back and tries anew. Where a repetition stands inside another
-one, or alternatives that begin alike stand in one, the number of ways to try doubles with each character: thirty
-characters take minutes. Texts come from clients, so such an expression lets any of them stop the proxy.
+Python's ``re`` backtracks. If a repetition contains another repetition, or alternatives that start alike, each
+character can double the number of attempts: thirty characters take minutes. Clients send the searched texts, so any
+client could stop the proxy with such an expression.
 
-Others an engine that never goes back can't take, or reads differently.
+Linear-time engines don't support some other expressions, or read them differently.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ _GOES_ON = Flaw(
 )
 
 _FEW = 4
-"""A repetition of at most so many times cannot double often enough to hurt."""
+"""A repetition with at most this many rounds doubles too rarely to be slow."""
 
 _REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT)
-# Once these have matched, nothing in them is tried anew.
+# The engine doesn't backtrack into these.
 _FINAL = (codes.POSSESSIVE_REPEAT, codes.ATOMIC_GROUP)
 
 
 def endless(pattern: str) -> Flaw | None:
-    """What is wrong with an expression that can take for ever, and what to do; ``None`` for all others.
+    """Return the flaw of an expression with exponential time, or ``None``.
 
-    It finds what is exponential. Raises ``re.error`` for what is no expression.
+    Raises ``re.error`` for an invalid expression.
     """
     return _judged(parser.parse(pattern), repeated=False)
 
@@ -67,16 +67,16 @@ _UNLIKE = {
     codes.ATOMIC_GROUP: _GOES_ON,
 }
 
-# What stands for itself in Python, and for the edge of a word there.
+# Literal characters in Python, but word boundaries in Rust's regex.
 _EDGE = re.compile(r"(?<!\\)(?:\\\\)*\\(?:[<>]|b\{)")
-# What stands for itself in Python, and for a number of errors in the package regex.
+# A literal brace in Python, but a number of errors in the package regex.
 _INEXACT = re.compile(r"(?<!\\)(?:\\\\)*\{[0-9<=,\s]*[eids][^}]*\}")
 
 
 def unclear(pattern: str) -> Flaw | None:
-    """What in an expression another engine reads differently than Python, and what to write; ``None`` if nothing.
+    """Return the flaw of an expression that other engines read differently than Python, or ``None``.
 
-    Raises ``re.error`` for what is no expression.
+    Raises ``re.error`` for an invalid expression.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("error", FutureWarning)
@@ -92,9 +92,9 @@ def unclear(pattern: str) -> Flaw | None:
 
 
 def unsearchable(pattern: str) -> Flaw | None:
-    """Why an expression can't be searched for in linear time, and what to write; ``None`` where it can.
+    """Return the flaw of an expression that the linear-time engine doesn't support, or ``None``.
 
-    Raises ``re.error`` for what is no expression.
+    Raises ``re.error`` for an invalid expression.
     """
     for code in _codes(parser.parse(pattern)):
         if code in _UNLIKE:
@@ -109,7 +109,7 @@ def unsearchable(pattern: str) -> Flaw | None:
 
 
 def _codes(items: Iterable[tuple[Any, Any]]) -> Iterable[Any]:
-    """What kinds of part an expression has, those inside others after them."""
+    """Return the codes of an expression's parts, outer parts first."""
     for code, value in items:
         yield code
         for part in _inner(code, value):
@@ -147,12 +147,12 @@ def _judged_one(code: Any, value: Any, repeated: bool) -> Flaw | None:
 
 
 def _parts(value: Any) -> list[Any]:
-    """The expressions inside a group, a look-around or a condition."""
+    """Return the expressions inside a group, look-around, or condition."""
     return [part for part in value if isinstance(part, parser.SubPattern)] if isinstance(value, tuple) else []
 
 
 def _beginning(branch: Any) -> int | None:
-    """The character that an alternative begins with; ``None`` where that is not one alone."""
+    """Return the literal first character of an alternative, or ``None``."""
     for code, value in branch:
         if code is codes.SUBPATTERN:
             return _beginning(value[-1])

@@ -1,4 +1,4 @@
-"""The providers that LiteLLM knows, read from its source: importing it takes seconds, and every start asks for them."""
+"""LiteLLM's provider names, read from its source because importing it takes seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ENUM = "LlmProviders"
 
 @cache
 def litellm_providers() -> frozenset[str]:
-    """The names. Raises ``RuntimeError`` where LiteLLM has them in another place."""
+    """Return the names. Raises ``RuntimeError`` if LiteLLM doesn't define them in the expected place."""
     found = importlib.util.find_spec("litellm")
     folders = [] if found is None else found.submodule_search_locations or []
     for folder in folders:
@@ -20,11 +20,11 @@ def litellm_providers() -> frozenset[str]:
         names = frozenset(_values(ast.parse(source)))
         if names:
             return names
-    raise RuntimeError("LiteLLM's list of providers is not where it was")
+    raise RuntimeError("Cannot find the list of providers in LiteLLM. Fix: install the version in requirements.lock")
 
 
 def _values(module: ast.Module) -> list[str]:
-    """The values of the members of the enumeration."""
+    """Return the values of the enumeration."""
     classes = [node for node in module.body if isinstance(node, ast.ClassDef) and node.name == _ENUM]
     members = [node.value for found in classes for node in found.body if isinstance(node, ast.Assign)]
     return [node.value for node in members if isinstance(node, ast.Constant) and isinstance(node.value, str)]

@@ -1,7 +1,7 @@
-"""Which lane reaches a provider, and where it is.
+"""Choose the lane and base URL for a provider.
 
-A provider that speaks OpenAI's format is relayed to; LiteLLM's registry says which those are and where they live. A
-route with its own ``base_url`` and a provider from the table below needs no LiteLLM at all.
+The proxy relays to providers with OpenAI's format. LiteLLM's registry lists them with their URLs. Providers in the
+table below don't need LiteLLM.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Literal
 
 from proxy.errors import ConfigurationError
 
-# Providers known to take and give OpenAI's chat completions byte for byte, with their address where it is fixed.
-# LiteLLM's registry is asked for those that are not listed; importing it takes seconds, so the common ones are here.
+# Providers that use OpenAI's chat completions format, with their fixed URL if they have one. The proxy looks up others
+# in LiteLLM's registry. Importing LiteLLM takes seconds, so common providers are listed here.
 SPEAKS_OPENAI: dict[str, str | None] = {
     "openai": "https://api.openai.com/v1",
     "azure": None,
@@ -42,7 +42,7 @@ SPEAKS_OPENAI: dict[str, str | None] = {
 
 @dataclass(frozen=True, slots=True)
 class TransportChoice:
-    """How a provider is reached: the lane, and the base URL for a relay."""
+    """The lane to a provider, and the base URL for a relay."""
 
     lane: Literal["relay", "translate"]
     base_url: str | None
@@ -51,9 +51,9 @@ class TransportChoice:
 def resolve_transport(
     provider: str, base_url: str | None, lane: Literal["auto", "relay", "translate"], *, where: str
 ) -> TransportChoice | None:
-    """How to reach a provider, or ``None`` where only LiteLLM's registry can tell (see ``asked_litellm``).
+    """Return the lane and URL for a provider, or ``None`` if only LiteLLM's registry lists it.
 
-    Raises ``ConfigurationError`` if the lane was settled to be a relay and there is no address for it.
+    Raises ``ConfigurationError`` for a relay without an address.
     """
     if lane == "translate":
         return TransportChoice("translate", base_url)

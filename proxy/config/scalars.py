@@ -1,4 +1,4 @@
-"""What YAML makes of text without quotes."""
+"""Read YAML text without quotes as typed values."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from proxy.config.tree import Ambiguous
 _SEXAGESIMAL = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
 _TRUTH = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
 _BASES = {"0x": 16, "0b": 2}
-# A longer number is none of ours, and Python refuses to read numbers of some thousand digits.
+# No setting needs a longer number, and Python can't parse numbers with thousands of digits.
 _LONGEST_NUMBER = 100
 
 
 def typed(kind: str, text: str) -> str | int | float | bool | Ambiguous | None:
-    """A plain scalar as YAML 1.1 reads it; what YAML 1.2 would read as another value is ``Ambiguous``."""
+    """Return a plain scalar as YAML 1.1 reads it, or ``Ambiguous`` if YAML 1.2 reads another value."""
     if kind == "null":
         return None
     if kind == "bool":

@@ -1,4 +1,4 @@
-"""The JSON Schema of the configuration, for editors. ``python -m proxy.config.schema`` writes it anew."""
+"""The JSON Schema of the configuration, for editors. ``python -m proxy.config.schema`` regenerates it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VARIABLE = {"type": "string", "pattern": r"\$\{"}
 
 
 def schema_text() -> str:
-    """The schema as it is published."""
+    """Return the text of the published schema."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **WrittenSettings.model_json_schema()}
     return json.dumps(_with_variables(schema), indent=2, ensure_ascii=False) + "\n"
 
@@ -34,7 +34,7 @@ def _with_variables(node: Any) -> Any:
 
 
 def _value(node: Any) -> Any:
-    """A default as a file would state it: a condition names only the parts it has."""
+    """Return a default as a file states it. A condition omits its unset parts."""
     if isinstance(node, list):
         return [_value(item) for item in node]
     if not isinstance(node, dict):
@@ -42,7 +42,7 @@ def _value(node: Any) -> Any:
     return {key: _value(value) for key, value in node.items() if not (key in KINDS and value is None)}
 
 
-# What stands under these keys are values, not schemas.
+# These keys contain values, not schemas.
 _VALUES = {"default": _value, "enum": _value}
 
 

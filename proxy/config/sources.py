@@ -1,8 +1,8 @@
-"""The files of a configuration: which they are, what is in them, and how to see that they have changed.
+"""Find and read the files of a configuration, and detect changes.
 
-A configuration is one file, or a folder: all ``*.yaml`` in it, and ``policies/*.yaml`` below it. A file names others
-under ``include``. The files of ``policies/`` and those that are included hold policies and teams only, so that each can
-be somebody's own.
+A configuration is one file or a folder: all ``*.yaml`` in it, and ``policies/*.yaml`` below it. A file lists others
+under ``include``. Files in ``policies/`` and included files contain only policies and teams, so each can have its own
+owner.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ MOST_FILES = 1_000
 _WILD = frozenset("*?[")
 
 Stamp = tuple[tuple[str, tuple[int, ...]], ...]
-"""What changes where any file of a configuration does: the files with size, time of change and inode."""
+"""The state of all files of a configuration: path, times of change, size, and inode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file. ``owned``: it holds policies and teams only. ``first`` is its first line, counted over all files.
+    """One file. If ``owned``, it may only contain policies and teams.
 
-    ``real`` is its path without links, ``state`` how it stood on the disk just before it was read; ``unreadable`` says
-    why it could not be.
+    ``first`` is its first line, counted over all files. ``real`` is its path without links, and ``state`` its state on
+    disk before it was read. ``unreadable`` has the reason if it can't be read.
     """
 
     path: Path
@@ -49,7 +49,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Files that belong to a configuration: a pattern as in file names, in a folder."""
+    """A pattern for file names, relative to a folder."""
 
     folder: Path
     text: str
@@ -66,22 +66,22 @@ class Pattern:
 
     @property
     def is_wild(self) -> bool:
-        """Whether it may match any number of files, or none."""
+        """Return whether the pattern has wildcards."""
         return not _WILD.isdisjoint(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The files of a configuration as they were read. ``patterns`` say which files may join them."""
+    """The files of a configuration as read, and the patterns that new files may match."""
 
     entry: Path
     files: tuple[Source, ...]
     patterns: tuple[Pattern, ...] = ()
     ignored: tuple[Path, ...] = field(default=(), compare=False)
-    """Files that look as if they were meant to be read."""
+    """Files that the proxy doesn't read, but that probably belong to the configuration (``*.yml``)."""
 
     def place(self, line: int) -> str:
-        """``file:line`` of a line that is counted over all files."""
+        """Return ``file:line`` for a line counted over all files."""
         source = self.files[bisect_right([source.first for source in self.files], line) - 1] if self.files else None
         return f"{self.entry}:{line}" if source is None else f"{source.path}:{line - source.first + 1}"
 
@@ -90,19 +90,19 @@ class Sources:
         return [f"{self.place(fault.line)}: {masked(fault.message)}" for fault in faults]
 
     def stamp(self) -> Stamp:
-        """How the files stand on the disk now, including those that have joined."""
+        """Return the current state of the files on disk, including new ones."""
         named = {os.path.realpath(source.path) for source in self.files}
         named.update(os.path.realpath(path) for pattern in self.patterns for path in pattern.files())
         return tuple(sorted((path, _state(Path(path))) for path in named))
 
     @property
     def stamp_as_read(self) -> Stamp:
-        """How the files stood when they were read."""
+        """Return the state of the files when they were read."""
         return tuple(sorted((source.real, source.state) for source in self.files))
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    """Nothing where the file is gone."""
+    """Return the state of a file, or an empty tuple if it's gone."""
     try:
         return _figures(path.stat())
     except OSError:
@@ -114,7 +114,7 @@ def _figures(found: os.stat_result) -> tuple[int, ...]:
 
 
 def begun(entry: Path) -> Sources:
-    """The files that a path names by itself, before any is included. Raises ``ConfigurationError``."""
+    """Return the files at a path, before includes. Raises ``ConfigurationError``."""
     if not entry.is_dir():
         source = _source(entry, owned=False, first=1)
         if source.unreadable is not None:
@@ -129,9 +129,9 @@ def begun(entry: Path) -> Sources:
 
 
 def extended(sources: Sources, patterns: Sequence[Pattern]) -> Sources:
-    """The files with those that further patterns match; a file that is there already stays what it is.
+    """Return the files plus those that more patterns match. Known files don't change.
 
-    Raises ``ConfigurationError`` where there are too many.
+    Raises ``ConfigurationError`` for over ``MOST_FILES`` files.
     """
     files = list(sources.files)
     known = {source.real or os.path.realpath(source.path) for source in files}

@@ -1,18 +1,18 @@
-"""The tree of a file's values: each knows its line, and what the file says of it."""
+"""The tree of a file's values, with their lines and original text."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 Path = tuple[str | int, ...]
-"""The way from the root to a value: keys and indices."""
+"""The keys and indices from the root to a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ambiguous:
     """A plain scalar that versions of YAML read differently: ``12:30:45``, ``010``, ``2024-10-21``.
 
-    Valid only where a date is wanted; ``text`` is what a date looks like in the file.
+    Valid only for a date. ``text`` is the date's text in the file.
     """
 
     meaning: str
@@ -21,9 +21,9 @@ class Ambiguous:
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A leaf. ``text`` is what the file says, ``plain`` whether it stands there without quotes.
+    """A leaf. ``text`` is its text in the file. ``plain`` means that it has no quotes.
 
-    ``substituted`` marks text that came from the environment, which no message may show.
+    ``substituted`` marks text from the environment, which no message may show.
     """
 
     line: int
@@ -54,7 +54,7 @@ Node = Scalar | Sequence | Mapping
 
 
 def plain(node: Node) -> object:
-    """The tree as plain Python values."""
+    """Return the tree as plain Python values."""
     if isinstance(node, Scalar):
         return node.value
     if isinstance(node, Sequence):
@@ -63,7 +63,7 @@ def plain(node: Node) -> object:
 
 
 def find(root: Node, path: Path) -> tuple[Node, int, Path]:
-    """The deepest node on the path that exists, its line (that of its key, in a mapping), and the path to it."""
+    """Return the deepest existing node on the path, its line (in a mapping, its key's line), and the path to it."""
     node, line = root, root.line
     for depth, part in enumerate(path):
         if isinstance(node, Mapping) and isinstance(part, str) and part in node.items:
@@ -99,6 +99,6 @@ def reading(node: Scalar) -> str:
 
 
 def shown(text: str, limit: int = 60) -> str:
-    """A piece of the file for a message: on one line, printable, and short."""
+    """Return text of the file for a message: on one line, printable, and short."""
     line = "".join(c if c.isprintable() else " " for c in text)
     return line if len(line) <= limit else line[: limit - 1] + "…"
