@@ -23,6 +23,8 @@ SETTLE_SECONDS = 30.0
 
 QUIET_SAMPLES = 3
 SAMPLE_SECONDS = 0.003
+"""Pause between two samples of a server that is expected to have nothing to do."""
+
 QUIET_CPU_SECONDS = 0.0004
 """A process that uses less CPU between two samples runs its timers only."""
 
@@ -46,11 +48,14 @@ class Side:
         self._upstream = upstream
         self._answers = answers
 
-    def take(self, case: Case) -> Seen:
-        """Send a request. Return everything that the upstream and the client received."""
+    def take(self, case: Case, pause: float = SAMPLE_SECONDS) -> Seen:
+        """Send a request. Return everything that the upstream and the client received.
+
+        ``pause`` is the time in seconds between two looks at the server after its response.
+        """
         self._answers.begin(case)
         got = ask(self._url, body=case.body, headers=case.headers)
-        self._settle()
+        self._settle(pause)
         arrived = self._upstream.arrived[:]
         self._upstream.arrived.clear()
         return _seen(got, arrived)
@@ -65,12 +70,12 @@ class Side:
             time.sleep(0.05)
         raise RuntimeError("the server did not start")
 
-    def _settle(self) -> None:
+    def _settle(self, pause: float) -> None:
         """Wait until the proxy has nothing left to do, such as a summary in the background."""
         until = time.monotonic() + SETTLE_SECONDS
         quiet, before = 0, self._state()
         while quiet < QUIET_SAMPLES:
-            time.sleep(SAMPLE_SECONDS)
+            time.sleep(pause)
             self._upstream.catch_up()
             now = self._state()
             still = not now[2] and now[1] == before[1] and now[0] - before[0] < QUIET_CPU_SECONDS

@@ -38,6 +38,11 @@ class Result:
         """Whether every case is identical."""
         return not any(group.different for group in self.groups.values())
 
+    def include(self, other: Result) -> None:
+        """Add the groups and the differences of another result."""
+        self.groups |= other.groups
+        self.differences = [*self.differences, *other.differences][:SHOWN]
+
     def add(self, case: Case, before: Seen, after: Seen) -> None:
         """Compare a case."""
         group = self.groups.setdefault(case.group, Group())

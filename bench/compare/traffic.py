@@ -48,10 +48,10 @@ def recorded(folder: Path, most: int | None) -> Iterator[Case]:
     """Replay the recorded sessions turn by turn. Send at most ``most`` requests for each of the two recordings
     and each window."""
     coding = json.loads((folder / "coding-a.json").read_text())["messages"]
-    for window in CODING_WINDOWS:
-        yield from islice(_turns("coding", coding, window), most)
     airline = [session["messages"] for session in json.loads((folder / "airline-40.json").read_text())]
     for window in AIRLINE_WINDOWS:
+        if window in CODING_WINDOWS:
+            yield from islice(_turns("coding", coding, window), most)
         cases = (
             case
             for number, messages in enumerate(airline)
