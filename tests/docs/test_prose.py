@@ -10,7 +10,13 @@ import pytest
 from tests.kit.prose import findings
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ["README.md", "CHANGELOG.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
+DOCUMENTS = [
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md")),
+]
 
 NOT_YET_CLEAN: dict[str, int] = {
     "CHANGELOG.md": 1,
