@@ -1,7 +1,7 @@
 """Recognize responses that report a prompt as too long, and read the token counts in them.
 
     response → error_fields.faults   list the errors: codes, numbers, sentences
-             → exclusions.vetoed     drop errors about other problems
+             → exclusions.excluded   drop errors about other problems
              → patterns.ROWS         match known sentences: kind, limit, size
              → general.read          read other sentences by their words and the words around their numbers
              → echo.Request          drop words that repeat the client's request
@@ -20,11 +20,11 @@ from collections.abc import Iterable, Mapping
 from proxy.overflow import general, rates
 from proxy.overflow.echo import Request
 from proxy.overflow.error_fields import COUNT_FIELDS, LIMIT_FIELDS, ErrorInfo, faults
-from proxy.overflow.exclusions import DENIED_STATUS, NEVER_STATUS, RATE_STATUS, WARY_STATUS, vetoed
+from proxy.overflow.exclusions import AMBIGUOUS_STATUS, FORBIDDEN_STATUS, NEVER_STATUS, RATE_STATUS, excluded
 from proxy.overflow.figures import amounts
 from proxy.overflow.matching import Row, read
 from proxy.overflow.patterns import CODE_SHAPE, CODES, ROWS
-from proxy.overflow.reading import Overflow, Reading
+from proxy.overflow.reading import Overflow, OverflowReading
 
 __all__ = ["Overflow", "recognise"]
 
@@ -57,47 +57,47 @@ def recognise(
     if rate_limits and status in RATE_STATUS:
         for fault in faults(status, body):
             if limit := next((told for text in fault.texts if (told := _rate(text, request))), None):
-                return limit.judge()
+                return limit.resolve()
     if status in NEVER_STATUS:
         return None
     named = {value.partition(":")[0].lower() for name, value in headers if name in _CODE_HEADERS}
-    if vetoed(named, ()):
+    if excluded(named, ()):
         return None
-    wary = status in WARY_STATUS or any(name in _WAIT_HEADERS for name, _ in headers)
-    denied = status in DENIED_STATUS
+    ambiguous = status in AMBIGUOUS_STATUS or any(name in _WAIT_HEADERS for name, _ in headers)
+    forbidden = status in FORBIDDEN_STATUS
     tables = tuple(rows), frozenset(codes)
-    readings: list[Reading] = []
+    readings: list[OverflowReading] = []
     length = 0
     for fault in faults(status, body):
-        if not denied or _names_a_window(fault):
-            readings += _read(fault, *tables, request, wary=wary or denied)
+        if not forbidden or _names_a_window(fault):
+            readings += _read(fault, *tables, request, ambiguous=ambiguous or forbidden)
         length += sum(map(len, fault.texts))
         if length > MOST_TEXT:
             break
     if not readings:
         return None
-    return max(readings, key=lambda reading: reading.known).judge()
+    return max(readings, key=lambda reading: reading.known).resolve()
 
 
-def _rate(text: str, request: Request | None) -> Reading | None:
+def _rate(text: str, request: Request | None) -> OverflowReading | None:
     found = rates.read(text)
     return found if found is None or request is None else rates.read(request.without(text) or text)
 
 
 def _read(
-    fault: ErrorInfo, rows: tuple[Row, ...], codes: frozenset[str], request: Request | None, *, wary: bool
-) -> list[Reading]:
-    if vetoed(fault.codes, ()):
+    fault: ErrorInfo, rows: tuple[Row, ...], codes: frozenset[str], request: Request | None, *, ambiguous: bool
+) -> list[OverflowReading]:
+    if excluded(fault.codes, ()):
         return []
-    about = [text for text in fault.texts if not vetoed((), (text,))]
+    about = [text for text in fault.texts if not excluded((), (text,))]
     by_code = not fault.codes.isdisjoint(codes)
-    if not by_code and not wary and len(about) == len(fault.texts):
+    if not by_code and not ambiguous and len(about) == len(fault.texts):
         by_code = any(CODE_SHAPE.search(code) for code in fault.codes if not code.startswith("param:"))
     readings = []
     for text in about:
-        reading = _sentence(text, rows, certain=by_code, wary=wary)
+        reading = _sentence(text, rows, certain=by_code, ambiguous=ambiguous)
         if reading is not None and request is not None and (own := request.without(text)) is not None:
-            reading = _confirmed(reading, own) or _sentence(own, rows, certain=by_code, wary=wary)
+            reading = _confirmed(reading, own) or _sentence(own, rows, certain=by_code, ambiguous=ambiguous)
         if reading is not None:
             readings.append(reading)
     if by_code or (readings and fault.numbers):
@@ -105,12 +105,12 @@ def _read(
     return readings
 
 
-def _sentence(text: str, rows: tuple[Row, ...], *, certain: bool, wary: bool) -> Reading | None:
+def _sentence(text: str, rows: tuple[Row, ...], *, certain: bool, ambiguous: bool) -> OverflowReading | None:
     lowered = general.prepared(text)
-    return read(lowered, rows) or general.read(lowered, certain=certain, wary=wary)
+    return read(lowered, rows) or general.read(lowered, certain=certain, ambiguous=ambiguous)
 
 
-def _confirmed(reading: Reading, own: str) -> Reading | None:
+def _confirmed(reading: OverflowReading, own: str) -> OverflowReading | None:
     """Return the reading if the upstream's own words contain one of its figures. Conversations quote older errors."""
     figures = amounts(general.prepared(own))
     return reading if {reading.limit, reading.counted} & figures else None
@@ -120,11 +120,11 @@ def _names_a_window(fault: ErrorInfo) -> bool:
     return any(_WINDOW_NAMED.search(text.lower()) for text in fault.texts)
 
 
-def _told(numbers: Mapping[str, int]) -> Reading:
+def _told(numbers: Mapping[str, int]) -> OverflowReading:
     """Read the limit and the prompt's size from an error's numeric fields."""
     limit = next(((name, numbers[name]) for name in LIMIT_FIELDS if name in numbers), None)
     counted = next((numbers[name] for name in COUNT_FIELDS if name in numbers), None)
     if limit is None:
-        return Reading(counted=counted)
+        return OverflowReading(counted=counted)
     name, size = limit
-    return Reading(limit=size, scope="input" if name.startswith(_INPUT_FIELDS) else "total", counted=counted)
+    return OverflowReading(limit=size, scope="input" if name.startswith(_INPUT_FIELDS) else "total", counted=counted)

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 NEVER_STATUS = frozenset({401, 402, 404, 405, 408, 504})
 """Statuses for keys, credit, names, methods, and timeouts. They never mean a long prompt."""
 
-DENIED_STATUS = frozenset({403})
+FORBIDDEN_STATUS = frozenset({403})
 """Permission errors. Together also uses this status for long prompts and then names the context."""
 
-WARY_STATUS = frozenset({429, 499, 503, 529})
+AMBIGUOUS_STATUS = frozenset({429, 499, 503, 529})
 """Statuses for rates, load, and disconnected clients. They mean an overflow only if a message names a window."""
 
 RATE_STATUS = frozenset({413, 429})
@@ -111,17 +111,17 @@ _MATTER = re.compile(
 )
 """Words for other problems in an error's code, or in the name of the parameter that the error is about."""
 
-_VETO = tuple((name, re.compile(pattern)) for name, pattern in _WORDS)
+_EXCLUDED = tuple((name, re.compile(pattern)) for name, pattern in _WORDS)
 
 
-def vetoed(codes: Iterable[str], texts: Iterable[str]) -> str | None:
+def excluded(codes: Iterable[str], texts: Iterable[str]) -> str | None:
     """Return why an error is about another problem; ``None`` if it may be an overflow. ``codes`` are lower case."""
     for code in codes:
         if code in _CODES or _MATTER.search(code):
             return code
     for text in texts:
         lowered = text.lower()
-        for name, pattern in _VETO:
+        for name, pattern in _EXCLUDED:
             if pattern.search(lowered):
                 return name
     return None

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from proxy.overflow.figures import NUMBER, Figure, Role, amount, figures
-from proxy.overflow.reading import SMALLEST_LIMIT, Kind, Reading
+from proxy.overflow.reading import SMALLEST_LIMIT, Kind, OverflowReading
 
 _SIZED: tuple[Role, Role, Role] = ("limit", "counted", "output")
 _URL = re.compile(r"https?://\S+")
@@ -116,11 +116,11 @@ def prepared(text: str) -> str:
     return _DOTTED.sub(lambda found: found[0].replace(".", ""), _GLUED.sub(" ", text))
 
 
-def read(text: str, *, certain: bool = False, wary: bool = False) -> Reading | None:
+def read(text: str, *, certain: bool = False, ambiguous: bool = False) -> OverflowReading | None:
     """Read a cleaned message in lower case; ``None`` if it doesn't describe an overflow.
 
-    ``certain`` says that the message is known to be an overflow, so only its figures are read. ``wary`` says that the
-    status suggests another cause, so the message must name a context window.
+    ``certain`` says that the message is known to be an overflow, so only its figures are read. ``ambiguous`` says that
+    the status suggests another cause, so the message must name a context window.
     """
     if certain:
         return reading(text)
@@ -128,12 +128,12 @@ def read(text: str, *, certain: bool = False, wary: bool = False) -> Reading | N
     sentences = [sentence for sentence in _SENTENCE_END.split(text) if sentence.strip()]
     for index, sentence in enumerate(sentences):
         both = f"{sentence} {sentences[index + 1]}" if index + 1 < len(sentences) else sentence
-        if _speaks_of_overflow(sentence, wary) or (both is not sentence and _speaks_of_overflow(both, wary)):
+        if _speaks_of_overflow(sentence, ambiguous) or (both is not sentence and _speaks_of_overflow(both, ambiguous)):
             return reading(text)
     return None
 
 
-def _speaks_of_overflow(text: str, wary: bool) -> bool:
+def _speaks_of_overflow(text: str, ambiguous: bool) -> bool:
     if _OTHER.search(text) or (_MEDIA.search(text) and not _TOKENS.search(text)):
         return False
     if not _EXCESS.search(text) and not _is_over(figures(text)) and _pair(text) is None:
@@ -141,8 +141,8 @@ def _speaks_of_overflow(text: str, wary: bool) -> bool:
     if only_output(text):
         return False
     if _WINDOW.search(text) and (_SUBJECT.search(text) or _TOKENS.search(text)):
-        return not wary or "context" in text
-    return bool(not wary and _SUBJECT.search(text) and _TOKENS.search(text) and _BOUND.search(text))
+        return not ambiguous or "context" in text
+    return bool(not ambiguous and _SUBJECT.search(text) and _TOKENS.search(text) and _BOUND.search(text))
 
 
 def only_output(text: str) -> bool:
@@ -166,28 +166,30 @@ def _is_over(found: Sequence[Figure]) -> bool:
     return len(limits) == 1 and bool(counts) and max(counts) + sum(outputs) > limits[0]
 
 
-def reading(text: str) -> Reading:
+def reading(text: str) -> OverflowReading:
     """Return the figures of a message that describes an overflow, without those that contradict each other."""
     text = _URL.sub(" ", text)
     if both := _SUM.search(text):
         told = {name: amount(digits) for name, digits in both.groupdict().items()}
-        return Reading("input_plus_output", told["limit"], "total", told["counted"], told["output"])
+        return OverflowReading("input_plus_output", told["limit"], "total", told["counted"], told["output"])
     if _CHARACTERS.search(text) and not _TOKENS.search(text):
-        return Reading()  # The numbers count characters.
+        return OverflowReading()  # The numbers count characters.
     if (pair := _pair(text)) is not None:
-        return Reading("input", pair[1], _scope(text), pair[0])
+        return OverflowReading("input", pair[1], _scope(text), pair[0])
     found = figures(text)
     if len(found) == 1 and found[0].role == "limit" and not _TOKENS.search(text) and not _is_round(found[0].value):
-        return Reading()  # More likely an error's number than a window.
+        return OverflowReading()  # More likely an error's number than a window.
     limits, counts, outputs = (_of(found, role) for role in _SIZED)
     summed = bool(_BOTH.search(text) or (_OUTPUT.search(text) and _ASKED.search(text) and _JOINED.search(text)))
     kind: Kind = "input_plus_output" if summed else "input"
     if not limits and len(found) == 2 and not outputs and found[0].value != found[1].value:
         # No word gives either number a role: the larger one is the prompt.
-        return Reading(kind, min(found[0].value, found[1].value), _scope(text), _larger(found) if not summed else None)
+        return OverflowReading(
+            kind, min(found[0].value, found[1].value), _scope(text), _larger(found) if not summed else None
+        )
     limit: int | None = limits[0] if len(limits) == 1 else None
     if limit is not None and (over := _of(found, "over")):
-        return Reading(kind, limit, "total", limit + over[0])
+        return OverflowReading(kind, limit, "total", limit + over[0])
     output: int | None = outputs[0] if summed and len(outputs) == 1 else None
     counts = _without_totals(counts, outputs)
     if limit is not None and not counts and len(others := _of(found, "none")) == 1 and others[0] > limit:
@@ -199,7 +201,7 @@ def reading(text: str) -> Reading:
         counted = None  # The message doesn't say whether the number includes the output.
     scope = "total" if summed else _scope(text)
     least = any(figure.least and figure.value == counted and figure.role == "counted" for figure in found)
-    return Reading(kind, limit, scope if limit else "total", counted, output, at_least=least)
+    return OverflowReading(kind, limit, scope if limit else "total", counted, output, at_least=least)
 
 
 def _larger(found: Sequence[Figure]) -> int:

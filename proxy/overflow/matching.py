@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from proxy.overflow import general
-from proxy.overflow.reading import Kind, Reading, Remedy, Scope
+from proxy.overflow.reading import Kind, OverflowReading, Remedy, Scope
 
 _NUMBER = r"\d++(?:[,_]\d{3}(?!\d))*+(?:\.\d++)?+(?![km]\b)"
 _MACROS = {
@@ -57,7 +57,7 @@ _PART = re.compile(
 _OUTPUT_WORDS = ("completion", "output")
 
 
-def read(text: str, rows: Iterable[Row]) -> Reading | None:
+def read(text: str, rows: Iterable[Row]) -> OverflowReading | None:
     """Read a cleaned message in lower case; ``None`` if no row matches it."""
     for known in rows:
         if (found := known.pattern.search(text)) and not (known.figures and general.only_output(text)):
@@ -65,7 +65,7 @@ def read(text: str, rows: Iterable[Row]) -> Reading | None:
     return None
 
 
-def _reading(row: Row, found: re.Match[str], text: str) -> Reading:
+def _reading(row: Row, found: re.Match[str], text: str) -> OverflowReading:
     groups = found.groupdict()
     limit, counted, output = (_number(groups.get(name)) for name in ("limit", "counted", "output"))
     if parts := groups.get("parts"):
@@ -77,8 +77,8 @@ def _reading(row: Row, found: re.Match[str], text: str) -> Reading:
         kind: Kind = "input_plus_output" if "input_plus_output" in (row.kind, said.kind) else "input"
         of_input = row.scope == "input" and kind == "input" and not general.names_a_window(text)
         scope = row.scope if of_input else said.scope
-        return Reading(kind, said.limit, scope, said.counted, said.output, row.remedy, at_least=said.at_least)
-    return Reading(row.kind, limit, row.scope, counted, output, row.remedy, at_least=bool(groups.get("least")))
+        return OverflowReading(kind, said.limit, scope, said.counted, said.output, row.remedy, at_least=said.at_least)
+    return OverflowReading(row.kind, limit, row.scope, counted, output, row.remedy, at_least=bool(groups.get("least")))
 
 
 def _number(digits: str | None) -> int | None:

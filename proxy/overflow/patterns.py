@@ -3,7 +3,7 @@
 Each pattern matches a message in lower case, on one line, without embedded JSON and quoted values. The first matching
 row counts, so exact rows come before general ones. Placeholders in a pattern:
 
-    <limit> <counted> <output>   the token counts that ``Reading`` has under the same names
+    <limit> <counted> <output>   the token counts that ``OverflowReading`` has under the same names
     <over>                       the tokens by which the prompt exceeds the limit
     <n>                          a number without a role
     (?P<least>...)               matches if the counted size is only a lower bound

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from proxy.overflow.figures import NUMBER, amount
-from proxy.overflow.reading import SMALLEST_LIMIT, Reading
+from proxy.overflow.reading import SMALLEST_LIMIT, OverflowReading
 
 _PER_TIME = re.compile(
     r"\btokens? (?:per|/) ?(?:min(?:ute)?|day|hour)\b|\btp[md]\b|\btokens?[_-]per[_-](?:minute|day)\b"
@@ -19,7 +19,7 @@ _LIMIT = re.compile(rf"\blimit(?: is| of)?\W{{0,3}}(?P<n>{NUMBER})")
 _REQUESTED = re.compile(rf"\brequested(?: tokens)?\W{{0,3}}(?P<n>{NUMBER})")
 
 
-def read(text: str) -> Reading | None:
+def read(text: str) -> OverflowReading | None:
     """Return the limit if the text states that one request exceeds a rate limit on tokens; ``None`` otherwise.
 
     The requested size includes the output, so it isn't the size of the prompt.
@@ -31,4 +31,4 @@ def read(text: str) -> Reading | None:
     if limit is None or requested is None:
         return None
     most, size = amount(limit["n"]), amount(requested["n"])
-    return Reading("input_plus_output", most, "total") if size > most >= SMALLEST_LIMIT else None
+    return OverflowReading("input_plus_output", most, "total") if size > most >= SMALLEST_LIMIT else None

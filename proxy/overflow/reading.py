@@ -40,7 +40,7 @@ class Overflow:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class OverflowReading:
     """The figures of one message, unchecked. If ``counted`` is a lower bound, ``at_least`` is true."""
 
     kind: Kind = "input"
@@ -56,7 +56,7 @@ class Reading:
         """Return a score for the number of known figures. The limit counts most."""
         return 4 * (self.limit is not None) + 2 * (self.counted is not None) + (self.output is not None)
 
-    def judge(self) -> Overflow:
+    def resolve(self) -> Overflow:
         """Check the figures against each other, and decide the kind and the remedy."""
         limit = self.limit if self.limit and SMALLEST_LIMIT <= self.limit <= LARGEST_LIMIT else None
         kind, remedy = self._kind_and_remedy(limit)

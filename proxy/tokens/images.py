@@ -146,7 +146,7 @@ RULES: Mapping[str, Rule] = {
 def image_rule(name: str) -> Rule:
     """Return the rule with this name. Raises ``ConfigurationError`` if there is none."""
     if name not in RULES:
-        raise ConfigurationError(f"there is no rule {name!r} for images. Use one of {', '.join(RULES)}.")
+        raise ConfigurationError(f"unknown rule for images (got {name!r}). Fix: use one of {', '.join(RULES)}.")
     return RULES[name]
 
 

@@ -143,7 +143,7 @@ _ADDRESSES = ("url", "data", "file_data", "image_url", "audio_url", "video_url",
 
 
 def _address(value: object, part: Mapping[str, Any]) -> tuple[str, str]:
-    """The string that holds the data or says where it is, and its media type where that stands beside it."""
+    """Return the string with the data or its URL, and the media type if the part states one."""
     for holder in (value, part):
         for _ in range(3):  # {"source": {"type": "base64", "media_type": …, "data": …}}
             if not isinstance(holder, Mapping):

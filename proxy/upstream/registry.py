@@ -65,16 +65,16 @@ class _Place:
 
 
 class Upstreams:
-    """Lanes by upstream name, each opened when it is first used and kept for as long as the upstream's settings are."""
+    """Transports by upstream name. Each is created at first use and kept until the upstream's settings change."""
 
     def __init__(self, settings: Mapping[str, UpstreamSettings], before: Upstreams | None = None) -> None:
-        """``before`` are the upstreams of the configuration that this one replaces: what is the same goes on."""
+        """``before`` are the upstreams of the previous configuration. Unchanged ones keep their transports."""
         known: Mapping[str, _Place] = {} if before is None else before._places
         self._places: dict[str, _Place] = {
             name: known[name] if name in known and known[name].settings == own else _Place(name, own)
             for name, own in settings.items()
         }
-        # Requests that began under an earlier configuration may still use its lanes; nobody else holds these.
+        # Only requests that began under an earlier configuration still refer to its transports.
         self._retired: weakref.WeakSet[_Place] = weakref.WeakSet() if before is None else before._retired
         self.kept = frozenset(name for name, place in self._places.items() if place is known.get(name))
         """The names of the upstreams that didn't change."""

@@ -1,7 +1,7 @@
 """Decide whether the proxy and an upstream count the same parts of a request.
 
 Upstreams put fields into the prompt that the proxy doesn't count, such as ``documents``. Their templates drop parts
-that the proxy does count, such as the ``reasoning_content`` of earlier turns. The usage of such a request says nothing
+that the proxy does count, such as the ``reasoning_content`` of earlier turns. The usage of such a request shows nothing
 about tokenizers, so only requests made of known parts are compared.
 """
 

@@ -18,7 +18,7 @@ import httpx
 
 from proxy.errors import UpstreamError, UpstreamInterrupted, UpstreamTimeout, UpstreamUnreachable, error_body
 from proxy.overflow import recognise
-from proxy.overflow.exclusions import vetoed
+from proxy.overflow.exclusions import excluded
 from proxy.upstream.transport import Headers
 
 UNREACHABLE = "Cannot reach the model's provider. Try again later, or ask the operator to check the upstream."
@@ -192,7 +192,7 @@ def _is_overflow(error: Exception, status: int, message: str) -> bool:
     if recognise(status, error_body(message, type="", code=None)) is not None:
         return True
     known = type(error).__name__ == "ContextWindowExceededError"
-    return known and not vetoed((), (message,))
+    return known and not excluded((), (message,))
 
 
 def _hide(message: str, hidden: tuple[str, ...]) -> str:

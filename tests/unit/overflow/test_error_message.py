@@ -1,4 +1,4 @@
-"""The upstream's own sentence about an error, out of any envelope, in OpenAI's."""
+"""Find the upstream's sentence in any envelope, and put it into OpenAI's."""
 
 from __future__ import annotations
 

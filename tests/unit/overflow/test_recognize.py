@@ -1,4 +1,4 @@
-"""What is read as an overflow, what is not, and how fast."""
+"""Recognize overflow errors, reject other errors, and stay fast."""
 
 from __future__ import annotations
 
@@ -328,7 +328,7 @@ def test_a_count_under_the_limit_is_not_believed() -> None:
     assert read == Overflow("input", 4096, "total", None, None, "compact")
 
 
-# Wordings that no row of the table was made for: message, limit, counted.
+# Wordings without a row in the table: message, limit, counted.
 UNKNOWN_WORDINGS: list[tuple[str, int | None, int | None]] = [
     (
         "The prompt you sent is 45,123 tokens which goes over the 32,768 token context window of this model.",
@@ -400,7 +400,7 @@ UNKNOWN_WORDINGS: list[tuple[str, int | None, int | None]] = [
 ]
 
 
-# Wordings of servers whose rows came later, and of others like them: message, limit, counted.
+# Wordings of servers with later rows, and similar ones: message, limit, counted.
 MORE_WORDINGS: list[tuple[str, int | None, int | None]] = [
     ("Number of input tokens must be no more than 8192, got 9300", 8192, 9300),  # YandexGPT
     ("folder_id=b1: text length is 412000, which is outside the range (0, 100000]", None, None),  # YandexGPT
@@ -812,7 +812,7 @@ def test_wordings_of_other_errors(status: int, message: str) -> None:
 
 
 def test_general_words_alone_are_read_as_the_table_is() -> None:
-    """Without any row or code most families are still recognised, and their limits are the same."""
+    """Without rows and codes, the general reader recognizes most families with the same limits."""
     found = [recognise(status, body, rows=(), codes=()) for _, status, body, _ in OVERFLOWS]
     assert sum(read is not None for read in found) >= 0.7 * len(found)
     limits = [(read.limit, row[3].limit) for read, row in zip(found, OVERFLOWS, strict=True) if read and read.limit]
@@ -882,7 +882,7 @@ def test_a_large_body_takes_milliseconds(status: int, body: bytes) -> None:
         assert recognise(status, body) is None
         return time.process_time() - start
 
-    # The longest takes 100 ms of CPU; what is quadratic in a megabyte takes minutes.
+    # The slowest takes 100 ms of CPU. A quadratic search of a megabyte takes minutes.
     assert min(once() for _ in range(2)) < 0.5
 
 
@@ -896,7 +896,7 @@ def catalogue() -> list[dict[str, Any]]:
         pytest.skip("the catalogue of real errors is not here")
     with CATALOGUE.open(encoding="utf-8") as lines:
         rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
-    # Silent overflows, an answer cut off at the window's end, are no errors: they are outside this module.
+    # Silent overflows, such as a truncated answer, aren't errors. See test_silent.py.
     return [row for row in rows if not row["ambiguous"] and row["kind"] not in SILENT]
 
 

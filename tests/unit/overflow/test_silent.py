@@ -1,4 +1,4 @@
-"""What a finished answer tells of a prompt that did not fit, and what it doesn't."""
+"""Detect overflows by finished answers, without false alarms."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def stopped(prompt: int | None, output: int = 100, reason: str = "stop", *, empt
 
 EXCEEDED = "model_context_window_exceeded"
 
-# One row: the case, the answer, our count, what else is known, and what it tells.
+# One row: the case, the answer, our count, other known figures, and the result.
 FOUND: list[tuple[str, Finished, int, dict[str, Any], Overflow]] = [
     ("the finish reason says it", stopped(199_870, 130, EXCEEDED), 190_000, {}, silent(200_000, 199_870, 130)),
     (
@@ -191,7 +191,7 @@ def test_prompts_that_may_be_whole(
 def test_a_cut_takes_repetition_and_its_limit_was_taken(
     reported: int, counted: int, newest: int, before: list[Sent], window: int | None
 ) -> None:
-    """The limit is one of the reported sizes, and never below this one."""
+    """Check that the limit is a reported size, and at least this one."""
     told = cut_prompt(stopped(reported), counted, newest, before, window)
     if told is not None:
         assert told.limit in {reported, *(sent.reported for sent in before)}

@@ -1,4 +1,4 @@
-"""The log as somebody who collects it sees it."""
+"""Check the log lines that a collector receives."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ for size in (1, 100, 10_000):
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_each_line_is_one_write(unbuffered: str) -> None:
-    """Workers share one standard error: a line that takes two writes can be parted by another worker's."""
+    """Write each line at once, because workers share standard error and their lines could mix."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # keeps writes apart
     with here, there:
         here.settimeout(30)
@@ -37,7 +37,7 @@ def test_each_line_is_one_write(unbuffered: str) -> None:
 
 
 def test_the_words_of_a_fault_are_shown_where_they_quote_nothing() -> None:
-    """A missing file or a wrong type is told in full: without it nobody would find the cause."""
+    """Log the full message for a missing file or a wrong type, which shows the cause."""
     for error in (
         FileNotFoundError(2, "No such file", "/x.db"),
         TypeError("unhashable type: 'list'"),

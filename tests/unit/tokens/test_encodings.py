@@ -1,4 +1,4 @@
-"""Encodings come from files at hand, never from the network."""
+"""Load encodings from local files, never from the network."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Images, sound and files: bounded by what they are, not by their bytes."""
+"""Count images, audio, and files by their size and length, not by their bytes."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Local stand-ins for providers that speak their own formats."""
+"""Run local servers for providers with their own formats."""
 
 from __future__ import annotations
 

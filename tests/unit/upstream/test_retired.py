@@ -1,4 +1,4 @@
-"""Lanes of a configuration that has been replaced: what is open ends well, and then nothing is left open."""
+"""Finish open answers of a replaced configuration, and then close its connections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.kit.translation import outgoing
 
 
 def is_open(lane: Transport) -> bool:
-    """Whether a lane holds connections."""
+    """Return whether a transport holds connections."""
     if isinstance(lane, RelayTransport):
         return lane.connections._session is not None
     assert isinstance(lane, LiteLLMTransport)
@@ -32,7 +32,7 @@ def translated(server: AnthropicServer) -> UpstreamSettings:
 
 
 async def ended(answer: Answer) -> bytes:
-    """What is left of an answer, which is closed as whoever sends it on does."""
+    """Read the rest of an answer, and close it."""
     content = b"".join([part async for part in answer.body])
     await answer.close()
     await answer.close()
@@ -40,7 +40,7 @@ async def ended(answer: Answer) -> bytes:
 
 
 async def read_to_its_end(lane: Transport) -> None:
-    """Wait for what the translate lane still reads, which it does by itself."""
+    """Wait until LiteLLM's transport has read its open streams."""
     assert isinstance(lane, LiteLLMTransport)
     await asyncio.gather(*(stream._task for stream in lane._streams if stream._task is not None))
 
@@ -50,7 +50,7 @@ async def outlived(settings: UpstreamSettings) -> None:
     try:
         await _outlived(before, settings)
     finally:
-        await before.aclose()  # What a failure leaves open would be the failure of another test.
+        await before.aclose()  # Otherwise connections that a failed test leaves open would fail another test.
 
 
 async def _outlived(before: Upstreams, settings: UpstreamSettings) -> None:
@@ -66,14 +66,14 @@ async def _outlived(before: Upstreams, settings: UpstreamSettings) -> None:
     assert await after.lane("same") is same
     assert await after.lane("main") is not lane
     assert is_open(same)
-    # What the translate lane has read to its end is no longer open, whoever still has to take it.
+    # A stream that LiteLLM's transport has read to its end isn't open, even if the client hasn't read it yet.
     relayed = isinstance(lane, RelayTransport)
     assert is_open(lane) is relayed, "two answers are open"
     assert json.loads(await ended(plain))["object"] == "chat.completion"
     assert is_open(lane) is relayed, "one is"
     assert (await ended(stream)).endswith(b"data: [DONE]\n\n")
     assert not is_open(lane)
-    # A request that began under the old configuration, and waited for its summary so far.
+    # A request that began under the old configuration and has waited for its summary.
     late = await before.lane("main")
     assert late is lane
     answer = await late.send(outgoing({}))

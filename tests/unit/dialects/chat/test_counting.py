@@ -1,4 +1,4 @@
-"""Counting messages of any shape."""
+"""Count messages of any shape."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from proxy.tokens import encoding
 
 EXACT = Counter(Profile("exact"))
 SCALED = Counter(Profile("scaled", token_ratio=1.25, tools="json"))
-encoding("o200k_base")  # Loaded here, so that no example is slow.
+encoding("o200k_base")  # Load the encoding here so that no example is slow.
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 any_json = st.recursive(
@@ -202,7 +202,7 @@ def test_an_encoding_that_is_not_carried_is_said_at_once() -> None:
 
 
 def test_an_unknown_rule_for_images_is_said_at_once() -> None:
-    with pytest.raises(ConfigurationError, match=r"no rule 'gpt4o' for images.*gpt-4o"):
+    with pytest.raises(ConfigurationError, match=r"got 'gpt4o'.*gpt-4o"):
         Counter(Profile("m", images="gpt4o"))
 
 

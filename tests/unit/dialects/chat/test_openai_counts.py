@@ -1,4 +1,4 @@
-"""Counts that OpenAI itself reported, from public sources named at each table."""
+"""Compare counts with those that OpenAI reported. Each table names its public source."""
 
 import asyncio
 import json
@@ -233,7 +233,8 @@ NO_TYPE = object_of(["no_type_value"], no_type_value={"description": "The no typ
 NULL = object_of(["null_value"], null_value={"type": "null", "description": "The null value to be returned"})
 
 # The tests of github.com/pamelafox/openai-messages-token-helper (tests/functions.py), checked there against gpt-3.5's
-# usage: tools, tool_choice, OpenAI's count. That library is up to three over on nested ones; so are we.
+# usage: tools, tool_choice, OpenAI's count. That library counts up to three too many for nested ones. So does the
+# proxy.
 TOOL_COUNTS: list[tuple[dict[str, Any], Any, int]] = [
     (tool("search_sources", SEARCH, object_of(["search_query"], search_query=QUERY)), "auto", 66),
     (tool("search_sources", SEARCH, object_of(["search_query"], search_query=QUERY)), "none", 67),
@@ -332,7 +333,7 @@ def test_reported_for_several_calls_in_one_message(calls: int, tokens: int, over
     ("calls", "word", "tokens"), [(1, "테스트 ", 1_121), (3, "test ", 3_191), (3, "테스트 ", 39_235)]
 )
 def test_reported_for_results_outside_ascii(calls: int, word: str, tokens: int) -> None:
-    """community.openai.com topic 1375117, gpt-4.1 and gpt-5.2; what stood around the results is not said there."""
+    """community.openai.com topic 1375117, gpt-4.1 and gpt-5.2. The topic doesn't show the rest of the prompt."""
     counter = Counter(PROFILES.find("gpt-4.1"))
     call = {"id": "a", "type": "function", "function": {"name": "search", "arguments": "{}"}}
     messages: list[dict[str, Any]] = [

@@ -1,4 +1,4 @@
-"""What the first bytes of an answer show, wherever they are split."""
+"""Judge the first bytes of an answer, split at any byte."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WRITTEN = [
 
 
 def shown_after(body: bytes) -> int | None:
-    """How many bytes, one by one, it takes to see an answer."""
+    """Return the number of single bytes after which the answer is recognized."""
     sight = ContentDetector()
     return next((at for at in range(1, len(body) + 1) if sight.of(bytearray(body[:at])) == "answer"), None)
 

@@ -1,4 +1,4 @@
-"""What the translate lane says when a provider refuses, breaks off, or is not there; and how a request is ended."""
+"""Check the responses if a provider returns an error, breaks off, or is unreachable, and the end of a request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.kit.anthropic_server import AnthropicServer, LocalServer
 from tests.kit.gemini_server import GeminiServer
 from tests.kit.translation import HELLO, PROVIDERS, drain, exchange, outgoing, send
 
-# One row: what the provider answers, and the status, type and code that the client sees.
+# One row: the provider's response, and the status, type, and code that the client gets.
 ERRORS: list[tuple[str, tuple[int, str, str], tuple[int, str, str | None]]] = [
     ("anthropic", (400, "invalid_request_error", "messages: wrong"), (400, "invalid_request_error", None)),
     ("anthropic", (401, "authentication_error", "invalid x-api-key"), (401, "authentication_error", None)),
@@ -40,7 +40,7 @@ def test_errors(provider: str, said: tuple[int, str, str], seen: tuple[int, str,
         server.script.error = said
         server.script.headers = {"retry-after": "7", "request-id": "req_9", "x-secret": "no"}
         result = send(provider, server, {"stream": stream})
-        assert len(server.requests) == 1  # no attempt of LiteLLM's own
+        assert len(server.requests) == 1  # LiteLLM doesn't retry
     error = result.json["error"]
     assert (result.status, error["type"]) == seen[:2]
     assert error["message"] == said[2]
@@ -137,7 +137,7 @@ def test_nobody_listens(provider: str, stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_too_slow(stream: bool) -> None:
-    with AnthropicServer() as warm:  # LiteLLM is imported outside of the measured time
+    with AnthropicServer() as warm:  # import LiteLLM before the measured time
         send("anthropic", warm, {})
     with WatchedServer() as server:
         with pytest.raises(UpstreamTimeout):
@@ -195,7 +195,7 @@ def test_cancelling_ends_the_upstreams_request(stream: bool) -> None:
 
 
 class WatchedServer(AnthropicServer):
-    """Never answers, and sees when the connection is gone."""
+    """Never answers, and records when the connection closes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class WatchedServer(AnthropicServer):
         return JSONResponse({})
 
 
-# One row: the body or the fields of the request, and the code and parameter of the refusal.
+# One row: the body or the fields of the request, and the code and parameter of the error.
 REFUSED: list[tuple[dict[str, Any] | bytes, str, str, str | None]] = [
     (b"not json", "m-1", "invalid_body", None),
     (b"[1]", "m-1", "invalid_body", None),

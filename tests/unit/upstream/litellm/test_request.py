@@ -1,4 +1,4 @@
-"""What a client cannot do through the translate lane, and what never gets out of it."""
+"""Block clients from LiteLLM's own arguments, the local network, and other clients' keys."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_which_key(anthropic: AnthropicServer) -> None:
 
 
 def test_no_key_says_what_to_do(anthropic: AnthropicServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANTHROPIC_API_KEY", anthropic.key)  # the operator's, and not for everybody
+    monkeypatch.setenv("ANTHROPIC_API_KEY", anthropic.key)  # for the operator only
     lane = LiteLLMTransport("anthropic", anthropic.url, None, {})
     result = asyncio.run(exchange(lane, outgoing({})))
     assert result.json["error"]["code"] == "invalid_api_key"
@@ -130,7 +130,7 @@ def test_a_redirect_is_not_followed(anthropic: AnthropicServer) -> None:
 
 
 class Moved(LocalServer):
-    """Everything is elsewhere."""
+    """Redirects every request to another host."""
 
     elsewhere = ""
 
@@ -143,7 +143,7 @@ class Moved(LocalServer):
 @pytest.mark.parametrize("provider", ["openai", "azure", "mistral", "ollama_chat", "azure_ai", "groq"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_no_provider_is_followed_to_another_host(provider: str, stream: bool) -> None:
-    """Neither by LiteLLM's own clients nor by OpenAI's: the words would go along, and a key in a header of its own."""
+    """Follow no redirects, with LiteLLM's clients or OpenAI's. They would take the prompt and the key along."""
     with LocalServer() as decoy, Moved() as server:
         server.elsewhere = decoy.url
         lane = LiteLLMTransport(provider, f"{server.url}/v1", "made-up-key", {})

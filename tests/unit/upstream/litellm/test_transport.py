@@ -1,4 +1,4 @@
-"""The translate lane against local servers that speak Anthropic's and Gemini's formats."""
+"""Translate requests for local servers with Anthropic's and Gemini's formats."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_parallel_tool_calls_and_their_results(either: tuple[str, Standin], stre
     assert [json.loads(call["function"]["arguments"]) for call in calls] == [{"city": city} for city in CITIES]
     assert len({call["id"] for call in calls}) == 2
 
-    # The same conversation, one turn on: the stand-in checks that results belong to calls.
+    # The same conversation one turn later. The local server checks that results belong to calls.
     server.script = Script() if provider == "anthropic" else Script(blocks=[{"text": "Hello there"}])
     messages = [
         {"role": "system", "content": "Be brief."},
@@ -70,7 +70,7 @@ def test_parallel_tool_calls_and_their_results(either: tuple[str, Standin], stre
     result = send(provider, server, {"messages": messages, "tools": [WEATHER]})
     assert (result.status, result.json["choices"][0]["message"]["content"]) == (200, "Hello there")
     assert "1 degrees" in json.dumps(server.requests[-1].body)
-    # A summary is asked for without the tools: the history with calls must pass all the same.
+    # A summary request has no tools, but the provider must still accept a history with calls.
     assert send(provider, server, {"messages": messages}).status == 200
 
 
