@@ -1,4 +1,4 @@
-"""Fixes for values that people write in place of those that the configuration takes."""
+"""Fixes for common mistakes in values and names of settings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MISSING = {
 }
 """Lines to add, by the name of a setting that is required."""
 
-# The setting that a plain value of a section most likely stands for.
+# The setting that a plain value of a section probably means.
 _MAIN = {
     "summary": "model",
     "archive": "days",
@@ -73,7 +73,7 @@ _SPECIAL = re.compile(r"(?i)y|n|yes|no|on|off|true|false|null|~|[-+.0-9].*|.*[:#
 
 
 def number_for(text: str, *, whole: bool) -> str | None:
-    """Return the plain number that a text such as ``45s`` or ``128k`` means; ``None`` if it means none."""
+    """Return the plain number for a text like ``45s`` or ``128k``, or ``None``."""
     found = _AMOUNT.fullmatch(text.strip())
     unit = None if found is None else ({"": 1} | (_COUNTS if whole else _SECONDS)).get(found[2].lower())
     if found is None or unit is None or len(text) > 20:
@@ -83,12 +83,12 @@ def number_for(text: str, *, whole: bool) -> str | None:
 
 
 def quoted(text: str) -> str:
-    """Return a text as YAML takes it for text."""
+    """Return a text with quotes if YAML would read another type without them."""
     return f'"{text}"' if _SPECIAL.fullmatch(text) else text
 
 
 def section_for(name: str, text: str | None) -> str:
-    """Return the section that a plain value most likely stands for. ``text`` is ``None`` if it can't be shown."""
+    """Return the section that a plain value probably means. ``text`` is ``None`` if it can't be shown."""
     main = _MAIN.get(name)
     if main is None or not text:
         return f"write its settings, as in {name or 'name'}: {{{main or 'setting'}: value}}"
@@ -99,7 +99,7 @@ def section_for(name: str, text: str | None) -> str:
 
 
 def condition_for(value: object, usual: str) -> str:
-    """Return the condition that a plain value most likely stands for: a share or a number of tokens."""
+    """Return the condition that a plain value probably means: a fraction or a number of tokens."""
     text = str(value)
     percent = _PERCENT.fullmatch(text.strip())
     if percent is not None and 0 < float(percent[1]) <= 100:
