@@ -1,7 +1,7 @@
-"""How much is taken on at once: requests in work, those that wait for a place, and the memory of their bodies.
+"""Limit concurrent requests, the queue of waiting ones, and the memory of their bodies.
 
-Whoever finds no room in time is told so before the body is read: a refusal costs next to nothing, while a request too
-many makes all others slower. Each process counts for itself.
+The proxy refuses a request over these limits before it reads the body. Refusing is cheap, while one request too many
+slows down all others. Each process counts its own requests.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ NO_MEMORY = "This proxy holds as many bytes of requests as it can take on. Try a
 
 
 class Capacity:
-    """Something of which there is only so much, given to those who wait in the order they came."""
+    """A limited amount of a resource. Requests that wait get it in their order of arrival."""
 
     def __init__(self, most: Callable[[], float]) -> None:
-        """``most`` says how much there is."""
+        """``most`` returns the total amount."""
         self._most = most
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self.used = 0
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """The number of requests that wait."""
         return len(self._waiting)
 
     def take(self, amount: int, *, ahead: bool = False) -> bool:
-        """Take an amount if it is there and nobody waits, or with ``ahead`` whoever waits; whether it was taken."""
+        """Take an amount if it's free. Without ``ahead``, requests that wait go first. Return whether it was taken."""
         if (self._waiting and not ahead) or self.used + amount > self._most():
             return False
         self.used += amount
         return True
 
     async def wait(self, amount: int, seconds: float) -> bool:
-        """Wait until an amount can be taken; whether it was, in time. Whoever is cancelled has taken nothing."""
+        """Wait until an amount can be taken. Return whether it was taken in time. Cancellation takes nothing."""
         place = (amount, asyncio.get_running_loop().create_future())
         given = place[1]
         self._waiting.append(place)
@@ -59,7 +59,7 @@ class Capacity:
         return False
 
     def give(self, amount: int) -> None:
-        """Give back what was taken."""
+        """Give back an amount."""
         self.used -= amount
         self._serve()
 
@@ -75,14 +75,14 @@ class Capacity:
 
 
 class ConcurrencyLimit:
-    """The places for requests. ``server`` gives the settings in force."""
+    """The limit on concurrent requests. ``server`` returns the current settings."""
 
     def __init__(self, server: Callable[[], ServerSettings]) -> None:
         self._server = server
         self.places = Capacity(lambda: server().max_concurrent)
 
     async def wait(self) -> None:
-        """Wait for a place. Raises ``Overloaded`` where the queue is full, or the time is up."""
+        """Wait for a place. Raises ``Overloaded`` if the queue is full, or the time is over."""
         server = self._server()
         if self.places.waiting >= server.max_queue or not await self.places.wait(1, server.queue_timeout):
             refused("overload").inc()
@@ -90,14 +90,14 @@ class ConcurrencyLimit:
 
 
 class BodyMemory:
-    """The memory for bodies, in bytes. ``server`` gives the settings in force."""
+    """The memory for bodies, in bytes. ``server`` returns the current settings."""
 
     def __init__(self, server: Callable[[], ServerSettings]) -> None:
         self._server = server
         self.bytes = Capacity(lambda: server().body_memory)
 
     def holding(self) -> BodyLease:
-        """The part of one request, as a context: it is given back at the end."""
+        """Return the lease of one request, a context manager that gives the memory back at its end."""
         return BodyLease(self)
 
     async def wait(self, amount: int) -> None:
@@ -108,7 +108,7 @@ class BodyMemory:
 
 
 class BodyLease:
-    """What one request holds of the memory; ``size`` is in bytes."""
+    """The memory that one request holds. ``size`` is in bytes."""
 
     def __init__(self, memory: BodyMemory) -> None:
         self._memory = memory
@@ -121,14 +121,14 @@ class BodyLease:
         self.shrink(0)
 
     def grown(self, amount: int) -> bool:
-        """Take so much more, if it is there; whether it was taken."""
+        """Take this many more bytes if they're free. Return whether they were taken."""
         if not self._memory.bytes.take(amount, ahead=amount <= SMALL):
             return False
         self.size += amount
         return True
 
     async def wait(self, amount: int) -> None:
-        """Wait for so much more. Raises ``Overloaded``."""
+        """Wait for this many more bytes. Raises ``Overloaded``."""
         await self._memory.wait(amount)
         self.size += amount
 
@@ -138,7 +138,7 @@ class BodyLease:
             await self.wait(amount)
 
     def shrink(self, size: int) -> None:
-        """Keep so much only."""
+        """Keep only this many bytes."""
         if size < self.size:
             self._memory.bytes.give(self.size - size)
             self.size = size

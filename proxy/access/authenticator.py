@@ -1,4 +1,4 @@
-"""Who is calling, and which policy applies."""
+"""Identify the caller of a request, and its policy."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ EXPIRED = "This API key expired on {day} (UTC). Ask the operator of this proxy f
 
 
 class Caller(msgspec.Struct, frozen=True, eq=False):
-    """Where a request comes from.
+    """The sender of a request.
 
-    ``tenant`` is the unit of isolation: nothing that is stored under one is ever seen by another. ``credential`` is
-    the key to pass on to an upstream that has none of its own: the caller's, or ``None`` where keys are this proxy's
-    own. ``models`` are the globs of what the team may use; ``None`` for everything. ``paths`` is `teams.NAME.paths`.
-    ``limits`` is how much of it.
+    ``tenant`` is the unit of isolation: a tenant never sees the stored data of another. ``credential`` is the caller's
+    key, for an upstream without a configured key, or ``None`` if the proxy issues the keys. ``models`` is the globs of
+    the team's models, or ``None`` for all models. ``paths`` is `teams.NAME.paths`. ``limits`` is the team's limits.
     """
 
     tenant: str
@@ -43,20 +42,20 @@ class Caller(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def kept(self) -> bool:
-        """Whether summaries and the archive may be stored for the caller."""
+        """Whether the proxy may store summaries and archived messages for the caller."""
         return self.tenant != UNSTORED_TENANT
 
 
 class Authenticator:
     """The teams of one configuration.
 
-    Keys are known as SHA-256 digests only, and looked up by the whole digest of what was sent. How long that takes
-    could tell something of a digest at most; nobody can make a key for a digest, so it is of no use. The match is
-    confirmed in constant time over the whole digest, never over a part of a key.
+    The configuration has only SHA-256 digests of keys, and the proxy looks up the whole digest of the received key. The
+    time of a lookup could reveal a part of a digest at most, which doesn't help to find a key. A constant-time
+    comparison of the whole digest confirms each match.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
-        """``clock`` gives seconds since 1970."""
+        """``clock`` returns seconds since 1970."""
         self._settings = settings
         self._clock = clock
         self._open = settings.auth.mode == "open"
@@ -68,11 +67,10 @@ class Authenticator:
     def identify(self, headers: RawHeaders) -> Caller:
         """Return the caller of a request with these headers. See ``headers.credential`` for the key that counts.
 
-        With ``auth.mode: open`` every key is a tenant of its own, and a key listed under a team brings that team's
-        policy. Callers without any key are "anonymous", one tenant, between whom nothing is isolated, or "nobody", as
-        ``auth.keyless`` says. With ``auth.mode: keys`` the tenant is the team. Raises ``errors.NotAuthenticated`` there
-        for any other key, and with either mode for one of a team's that has expired: it must not get around the team's
-        limits.
+        With ``auth.mode: open``, every key is its own tenant, and a team's key has the team's policy. Depending on
+        ``auth.keyless``, callers without a key share one tenant, or the proxy stores nothing for them. With
+        ``auth.mode: keys``, the tenant is the team, and any other key raises ``NotAuthenticated``. In both modes, a
+        team's expired key raises it, too, because it must not bypass the team's limits.
         """
         credential, other = credential_in(headers)
         digest = None if credential is None else _digest(credential.key)
@@ -98,9 +96,9 @@ class Authenticator:
 
 
 def for_model(caller: Caller, model: str) -> Caller:
-    """The caller with the policy that is in force for a model, by the name the request gives.
+    """Return the caller with its policy for a model, by the name in the request.
 
-    Nothing is archived for callers of whom nothing is kept.
+    Without storage for a caller, the policy has no archive.
     """
     policy = caller.policy.for_model(model)
     policy = policy if caller.kept else policy.unarchived
@@ -108,12 +106,12 @@ def for_model(caller: Caller, model: str) -> Caller:
 
 
 def may_use(caller: Caller, model: str) -> bool:
-    """Whether the caller's team may use a model, by the name the request gives. Case matters."""
+    """Return whether the caller's team may use a model, by the name in the request. Case matters."""
     return caller.models is None or any(fnmatchcase(model, glob) for glob in caller.models)
 
 
 def _digest(text: str) -> str:
-    """SHA-256 (hex) of the bytes that came over the wire, which a server hands over decoded as Latin-1."""
+    """Return the hexadecimal SHA-256 of a header's original bytes. The server decodes headers as Latin-1."""
     try:
         sent = text.encode("latin-1")
     except UnicodeEncodeError:
@@ -122,7 +120,7 @@ def _digest(text: str) -> str:
 
 
 def _known(known: Mapping[str, tuple[KeySettings, str]], digest: str) -> tuple[KeySettings, str] | tuple[None, None]:
-    """The key that has this digest, and the name of its team."""
+    """Return the key with this digest, and the name of its team."""
     found = known.get(digest)
     if found is not None and hmac.compare_digest(found[0].hash.removeprefix("sha256:"), digest):
         return found
@@ -132,12 +130,12 @@ def _known(known: Mapping[str, tuple[KeySettings, str]], digest: str) -> tuple[K
 def _open_tenant(digest: str | None, authorization: str | None) -> str | None:
     if digest is not None:
         return f"key:{digest}"
-    # Another scheme (Basic, …) is no key to pass on, but still tells callers apart.
+    # The proxy doesn't forward other schemes (Basic, …), but they still distinguish callers.
     return f"key:{_digest(authorization)}" if authorization else None
 
 
 def _shared(settings: Settings) -> bool:
-    """Whether callers without any key are one caller: one machine's, unless the configuration says it."""
+    """Return whether callers without a key share one tenant. Default: only if the proxy listens on loopback."""
     if settings.auth.keyless is not None:
         return settings.auth.keyless == "shared"
     return settings.server.host in LOOPBACK

@@ -1,6 +1,6 @@
-"""What a team may use: requests per minute, and requests at the same time. Each process counts for itself.
+"""Limit a team's requests per minute and its concurrent requests. Each process counts its own requests.
 
-The rate is that of a leaky bucket: as many as the limit at once, and then evenly as they leak away.
+The rate limit is a token bucket: up to the limit in a burst, refilled evenly over a minute.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from proxy.telemetry.metrics import refused
 MINUTE = 60.0
 
 WAIT_SECONDS = 1.0
-"""So long a request over the number at the same time waits for another to end: an answer's last byte often reaches the
-client a little before its end is noted here. As many may wait as may be in work, so that no team fills the proxy."""
+"""Seconds that a request over the concurrency limit waits for another to end. A response's last byte often reaches the
+client slightly before the proxy records its end. At most as many wait as may run, so that no team fills the proxy."""
 
 _UNLIMITED: AbstractAsyncContextManager[None] = nullcontext()
 
 
 class Quotas:
-    """What the teams use at the moment. Outlives a change of their limits."""
+    """The current usage of teams. It outlives changes of their limits."""
 
     def __init__(self) -> None:
         self._teams: dict[str, TeamUsage] = {}
 
     def admitted(self, caller: Caller) -> AbstractAsyncContextManager[None]:
-        """A request of a caller's, from its beginning to its end. Entering it raises ``TooManyRequests``."""
+        """Return a context manager that counts one request. Entering it raises ``TooManyRequests``."""
         if caller.team is None or caller.limits is None:
             return _UNLIMITED
         use = self._teams.get(caller.team)
@@ -42,7 +42,7 @@ class Quotas:
 
 
 class TeamUsage:
-    """What one team uses."""
+    """The usage of one team."""
 
     def __init__(self) -> None:
         self.concurrent = math.inf
@@ -86,7 +86,7 @@ class TeamUsage:
                 "the operator of this proxy for more.",
                 retry_after=seconds,
             )
-        await bucket.acquire()  # at once, as there is room
+        await bucket.acquire()  # returns immediately, because there is capacity
 
 
 class _Admitted(AbstractAsyncContextManager[None]):

@@ -137,7 +137,7 @@ class WebRules:
 
     def _known(self, host: str) -> bool:
         name = without_port(host.lower())
-        # Nobody can rebind an address: there is no name to resolve.
+        # DNS rebinding needs a name, so addresses are safe.
         known = self._hosts is None or name in self._hosts or (not self._local and is_address(name))
         if known and len(self._fine) < _REMEMBERED:
             self._fine.add(host.encode("latin-1"))
@@ -179,7 +179,7 @@ def _sender(scope: Scope) -> Sender:
         if name == b"host":
             sender.hosts.append(text)
         elif name == b"origin":
-            # Two origins are no origin that could be configured.
+            # The configuration can't contain two origins as one.
             sender.origin = text if sender.origin is None else f"{sender.origin}, {text}"
         elif name == b"sec-fetch-site":
             sender.site = text.lower()

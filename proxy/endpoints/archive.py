@@ -1,4 +1,4 @@
-"""``GET /compaction/archive/{id}``: what a compaction took out, to whoever sent it."""
+"""Serve ``GET /compaction/archive/{id}``: the messages that a compaction removed, for the caller that sent them."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ class ArchiveEndpoint:
                 "Nothing is kept for you under this id. It may have expired, or belong to another key or team: "
                 "ask with the key that the conversation was sent with, or take it from the application's own history."
             )
-        # Putting megabytes together takes a while.
+        # Encoding megabytes takes too long for the event loop.
         return await asyncio.to_thread(_answer, id, found)
 
 
 def _answer(id: str, found: Found) -> bytes:
-    """The answer's body; the messages keep their spelling."""
+    """Return the body of the response. The messages keep their original bytes."""
     return msgspec.json.encode(
         {
             "object": "compaction.archive",

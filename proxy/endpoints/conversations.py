@@ -60,12 +60,12 @@ class ChatCompletions:
             known.append(("x-compaction-policy", caller.policy.name))
             with service.bodies.holding() as held:
                 async with service.quotas.admitted(caller):
-                    # The list is emptied below: a name for the body in this frame would keep it until the answer ends.
+                    # `_serve` empties the list. A variable here would keep the body until the response ends.
                     came = [await read_body(scope, receive, configuration.settings.server.body_limit, held)]
                     with leaving(receive, send) as clock:
                         seen = await self._serve(configuration, scope, caller, came, held, hops, clock, send)
                 if seen is not None:
-                    # The client has the whole answer, so its leaving doesn't matter any more.
+                    # The client has the whole response, so a disconnect doesn't matter anymore.
                     await self._feedback.record(seen)
         except ClientLeft:
             requests("client_left").inc()
@@ -85,9 +85,9 @@ class ChatCompletions:
         clock: CoarseTimer,
         send: Send,
     ) -> Seen | None:
-        """Answer one request. Return it if its answer can show how the upstream counts.
+        """Serve one request. Return it if its response can show how the upstream counts.
 
-        ``came`` has the body as its only item, and is emptied.
+        ``came`` is a list with the body. This method empties it.
         """
         server = configuration.settings.server
         now = clock.now()
@@ -122,7 +122,7 @@ class ChatCompletions:
         opening, outcome = await self._attempts.run(context)
         requests(outcome.verdict).inc()
         if outcome.verdict == "compacted" and outcome.before and outcome.after:
-            # For the sake of a bound on messages a conversation may be replaced by a summary that is longer.
+            # A bound on messages can replace a conversation with a longer summary.
             TOKENS_REMOVED.inc(max(0, outcome.before - outcome.after))
         seen = self._feedback.watch(context, opening, outcome)
         tail = None if seen is None else seen.tail
@@ -130,7 +130,7 @@ class ChatCompletions:
         headers = done(outcome, context.retries)
         if not pending:
             headers = report(headers, context.caller.policy.name)
-        # From here on the request can't be sent again, and a stream may take hours.
+        # From here on there are no retries, and a stream may take hours.
         if seen is None or seen.known is not None:
             context.body.release()
         del outcome
@@ -164,13 +164,13 @@ class ChatCompletions:
 
 
 def begun(context: RequestContext) -> list[tuple[str, str]]:
-    """Return the headers of a response that begins before the outcome is known; a comment reports that later."""
+    """Return the headers of a response that starts before the outcome is known. A comment reports the outcome."""
     policy = context.caller.policy.name
     return [("x-compaction", "pending"), ("x-compaction-policy", policy), ("x-compaction-id", fresh_id())]
 
 
 def fresh_id() -> str:
-    """A random id for an answer."""
+    """Return a random id for a response."""
     return os.urandom(8).hex()
 
 
@@ -180,7 +180,7 @@ def report(outcome: list[tuple[str, str]], policy: str) -> list[tuple[str, str]]
 
 
 def done(outcome: Outcome, retries: int) -> list[tuple[str, str]]:
-    """Return those of the response headers that depend on the outcome."""
+    """Return the response headers that depend on the outcome."""
     headers = [("x-compaction", outcome.verdict), ("x-compaction-retries", str(retries))]
     if outcome.before is not None:
         headers.append(("x-compaction-tokens-before", str(outcome.before)))

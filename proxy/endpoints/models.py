@@ -29,7 +29,7 @@ _WILD = "*?["
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError)
 
 LIST_BYTES = 4_000_000
-"""The longest list that is read, as it is sent."""
+"""Bytes that an upstream's list can have, compressed or not."""
 
 
 class ModelList:
@@ -107,7 +107,7 @@ class ModelList:
     async def _routed(
         self, configuration: ConfigSnapshot, upstream: str, scope: Scope, caller: Caller, hops: str
     ) -> dict[str, dict[str, Any]]:
-        """What an upstream lists, as far as requests for it are routed there. An upstream without a list adds none."""
+        """Return the models in an upstream's list that are routed to it, or none if it doesn't have a list."""
         try:
             async with asyncio.timeout(configuration.settings.server.deadline):
                 entries = _entries(await self._list(configuration, upstream, scope, caller, hops))
@@ -131,6 +131,6 @@ def _page(data: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _entries(listed: bytes) -> dict[str, dict[str, Any]]:
-    """The entries of a list by their ids; what has none is left out."""
+    """Return the entries of a list by id. Entries without an id are omitted."""
     data = msgspec.json.decode(listed)["data"]
     return {entry["id"]: entry for entry in data if isinstance(entry, dict) and isinstance(entry.get("id"), str)}

@@ -23,7 +23,7 @@ from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.upstream.relay import RelayTransport, without_api_version
 
 WHOLE_BYTES = 1_000_000
-"""A body that says it is at most so large is read before it is sent on."""
+"""A body with at most this Content-Length is read before the proxy contacts the upstream."""
 
 _OF_THE_BODY = ("content-encoding", "content-length")
 _DOTS = frozenset({".", ".."})
@@ -79,7 +79,7 @@ class PassThrough:
         url = upstream_url(scope, lane, path, model)
         headers = lane.headers([*headers, (VIA, hops)], caller.credential, anthropic=anthropic)
         timeout = configuration.settings.server.deadline
-        # While the body is still coming, reading it is what notices that the client has left.
+        # While the body is arriving, reading it detects a disconnect.
         with leaving(upload.after, send):
             answer = await lane.request(scope["method"], url, headers, body, timeout)
             # A stream may take hours, and the body can't be sent again.
@@ -88,7 +88,7 @@ class PassThrough:
             await send_answer(send, ResponseStart(answer, b"", False, None), [], shape=error_shape(scope))
 
     async def _body(self, scope: Scope, upload: Upload, held: BodyLease) -> bytes | AsyncIterator[bytes] | None:
-        """Return what to send: nothing, a body that is there, or one that is still arriving."""
+        """Return the body to send: ``None``, the whole body, or an iterator over a body that is still arriving."""
         if not has_body(scope):
             await upload.whole()
             return None
@@ -129,20 +129,20 @@ def upstream_url(scope: Scope, lane: RelayTransport, path: str, model: str | Non
 
 
 def is_json(scope: Scope) -> bool:
-    """Return whether a request says that its body is JSON, or doesn't say what it is."""
+    """Return whether a request's body is JSON by its content type, or has no content type."""
     kind = header(scope, b"content-type")
     return has_body(scope) and (kind is None or "json" in kind.lower())
 
 
 def has_body(scope: Scope) -> bool:
-    """Whether the request announces a body."""
+    """Return whether the request has a body."""
     return header(scope, b"content-length") not in (None, "0") or header(scope, b"transfer-encoding") is not None
 
 
 def upstream_path(scope: Scope) -> str:
     """Return the path below /v1, spelled as the client spelled it. Raises ``NotFound`` if it leads out of there.
 
-    Some servers ignore what follows a semicolon in a name, so that `..;` is as two dots.
+    Some servers ignore everything after a semicolon in a name, so they read `..;` as two dots.
     """
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     names = scope["path"].replace("\\", "/").split("/")
@@ -152,19 +152,19 @@ def upstream_path(scope: Scope) -> str:
 
 
 def quoted(part: bytes) -> str:
-    """A part of an address as it came; what no address may have is escaped."""
+    """Return a part of a URL with invalid characters percent-encoded."""
     return "".join(chr(byte) if 0x20 < byte < 0x7F else f"%{byte:02X}" for byte in part)
 
 
 class Upload:
-    """A body as it comes. Raises ``ClientLeft`` if it breaks off, which ends the upstream's request too."""
+    """A body that is arriving. Raises ``ClientLeft`` if it breaks off, which also ends the upstream's request."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._finished = asyncio.Event()
 
     async def receive(self) -> Message:
-        """The next message of the connection."""
+        """Return the next message of the connection."""
         message = await self._receive()
         if not message.get("more_body", False):
             self._finished.set()
@@ -179,7 +179,7 @@ class Upload:
                 yield chunk
 
     async def whole(self) -> bytes:
-        """All of it. Raises ``BodyTooSlow``."""
+        """Return the whole body. Raises ``BodyTooSlow``."""
         chunks = []
         with arriving() as body_in_time:
             async for chunk in self:
@@ -188,12 +188,12 @@ class Upload:
         return b"".join(chunks)
 
     async def after(self) -> Message:
-        """What comes once the body is there, which can only be the client's leaving."""
+        """Return the message after the body, which can only be a disconnect."""
         await self._finished.wait()
         return await self._receive()
 
 
 async def drained(receive: Receive) -> None:
-    """Read and throw away the body of a request that should have none: what comes next is the client's leaving."""
+    """Read and discard a body, so that the next message can only be a disconnect."""
     async for _ in Upload(receive):
         pass

@@ -1,4 +1,4 @@
-"""Sending an upstream's answer to the client."""
+"""Send an upstream's response to the client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from proxy.upstream.transport import Headers
 log = structlog.get_logger(__name__)
 
 SAID_BYTES = 500
-"""So much of a refusal that is no JSON is quoted in an error event."""
+"""Bytes of an error that isn't JSON to quote in an error event."""
 
 
 async def send_answer(
@@ -31,7 +31,7 @@ async def send_answer(
     answer = opening.answer
     headers = [pair for pair in answer.headers if not pair[0].startswith("x-compaction")]
     if opening.is_stream and not opening.complete:
-        # If it breaks, an error event takes the place of what is missing, and has another length.
+        # If the stream breaks, an error event replaces the missing part, so the length changes.
         headers = [pair for pair in headers if pair[0] != "content-length"]
     try:
         await send({"type": "http.response.start", "status": answer.status, "headers": encoded([*headers, *extra])})
@@ -50,8 +50,8 @@ async def send_answer(
 async def send_rest(send: Send, opening: ResponseStart, done: Headers, tail: AnswerTail | None = None) -> None:
     """Send a response whose head, that of an event stream, has been sent. Any other response becomes an error event.
 
-    ``done`` are the headers that weren't known then; a comment takes their place. The upstream's request ends with
-    this, however it ends. ``tail`` gets what is sent.
+    ``done`` is the headers that weren't known then. A comment reports them. This always closes the upstream's request.
+    ``tail`` receives the bytes that are sent.
     """
     comment = ", ".join(f"{name}: {value}" for name, value in done)
     try:
@@ -69,7 +69,7 @@ async def send_rest(send: Send, opening: ResponseStart, done: Headers, tail: Ans
 
 
 async def send_error_event(send: Send, error: ProxyError) -> None:
-    """End an event stream that has begun with an error of ours."""
+    """End an event stream with an error of the proxy."""
     await send({"type": "http.response.body", "body": _event(error.body())})
 
 
@@ -79,11 +79,11 @@ def _event(data: bytes, shape: ErrorShape = "openai") -> bytes:
 
 
 async def _error_of(opening: ResponseStart) -> bytes:
-    """An answer that is no stream as an error on one line: the upstream's own, where it says one."""
+    """Return a response that isn't a stream as a one-line error, the upstream's own if it has one."""
     status = opening.answer.status
     body = await readable(opening.answer, opening.first)
     if error := as_error(status, body):
-        # Python's own encoder takes whatever its parser took, such as half of a surrogate pair.
+        # Python's encoder accepts everything that its parser accepts, such as half of a surrogate pair.
         return json.dumps(error, separators=(",", ":")).encode()
     if status >= 400:
         text = body[:SAID_BYTES].decode("utf-8", "replace").strip()
@@ -105,7 +105,7 @@ async def _send_bytes(send: Send, opening: ResponseStart, tail: AnswerTail | Non
                 tail.add(chunk)
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
     except UpstreamInterrupted as error:
-        # Nothing that could still be sent would say so; the server closes the connection on an unfinished answer.
+        # There is no way to report this in the body. The server closes the connection after an incomplete response.
         log.warning("upstream.interrupted", reason=error.message)
         return
     await send({"type": "http.response.body", "body": b""})
@@ -126,7 +126,7 @@ async def _send_events(
                 await send({"type": "http.response.body", "body": whole, "more_body": True})
         last = buffer.rest()
     except UpstreamInterrupted as error:
-        # Half an event is not passed on; an error event says that the answer is not whole.
+        # The proxy drops the incomplete event and sends an error event.
         log.warning("upstream.interrupted", reason=error.message)
         last = (b"\n\n" if buffer.midway else b"") + _event(error.body(shape), shape)
     await send({"type": "http.response.body", "body": last})

@@ -156,7 +156,7 @@ def _pairs(raw: bytes) -> list[tuple[str, msgspec.Raw]] | None:
 
 
 def _plain(raw: bytes) -> bytes | None:
-    """Return what Python's parser reads, in strict JSON with zeros for numbers, or ``None``.
+    """Return the value that Python's parser reads, as strict JSON with zeros for numbers, or ``None``.
 
     It takes NaN, control characters and other encodings, as some upstreams do. Raises ``ModelNotAllowed`` for repeated
     fields.

@@ -194,7 +194,7 @@ def unpacked(body: bytes, encoding: str, limit: int) -> Iterator[bytes]:
 
 
 def unpack(body: bytes, encoding: str, limit: int) -> bytes:
-    """Decompress a whole body. Raises what ``unpacked`` raises."""
+    """Decompress a whole body. Raises the same errors as ``unpacked``."""
     return b"".join(unpacked(body, encoding, limit))
 
 

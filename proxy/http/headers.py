@@ -1,4 +1,4 @@
-"""Which headers travel, and which belong to one hop."""
+"""Select the headers to forward, and find the caller's key in them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Set
 
 import msgspec
 
-# RFC 9110, section 7.6.1, and what older software sends in the same sense.
+# RFC 9110, section 7.6.1, and headers of older software with the same meaning.
 HOP_BY_HOP = frozenset(
     {
         "connection",
@@ -23,9 +23,9 @@ HOP_BY_HOP = frozenset(
 CREDENTIALS = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-key", "cookie"})
 
 VIA = "x-compaction-via"
-"""The proxies that a request has been through, by the id each makes for itself when it starts."""
+"""The ids of the proxies that a request has passed. Each proxy creates its id when it starts."""
 
-# What this proxy sets, reads or undoes itself on the way to an upstream.
+# Headers that the proxy itself sets, reads, or removes.
 _OWN_REQUEST = frozenset({"host", "content-length", "content-encoding", "expect", "x-compaction", VIA})
 _FORWARDED = frozenset({"forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"})
 
@@ -90,7 +90,7 @@ def credential(raw: RawHeaders) -> tuple[Credential | None, str | None]:
 
 
 def for_upstream(raw: RawHeaders) -> list[tuple[str, str]]:
-    """Return the client's headers to forward: not those of the connection, its credentials, or where it comes from."""
+    """Return the client's headers to forward: without connection headers, credentials, and forwarding headers."""
     pairs = []
     named: set[str] = set()
     for raw_name, raw_value in raw:
@@ -119,7 +119,7 @@ def _forward_as(raw_name: bytes) -> str:
 
 
 def for_client(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the upstream's headers to forward, lower case: not those of the connection."""
+    """Return the upstream's headers to forward, in lower case: without connection headers."""
     lower = [(name.lower(), value) for name, value in pairs]
     return _without(lower, _NOT_FOR_CLIENT | connection_names(lower))
 
@@ -134,17 +134,17 @@ def _unspelled(name: str) -> str:
 
 
 def connection_names(pairs: Iterable[tuple[str, str]]) -> set[str]:
-    """Headers that a Connection header declares to be for this hop only."""
+    """Return the headers that a Connection header limits to this hop."""
     return {part.strip().lower() for name, value in pairs if name == "connection" for part in value.split(",")}
 
 
 def encoded(pairs: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
-    """Headers as ASGI takes them; an upstream's come back with the bytes that they had, whatever their encoding."""
+    """Return headers for ASGI. An upstream's headers keep their original bytes, in any encoding."""
     return [(name.encode("latin-1"), value.encode("utf-8", "surrogateescape")) for name, value in pairs]
 
 
 def _text(value: bytes) -> str:
-    """A header's value as the client library takes it, which writes UTF-8."""
+    """Return a header's value as text for the client library, which encodes it as UTF-8."""
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
-"""Comments that keep a streaming client connected while its conversation is being compacted.
+"""Send heartbeat comments to a streaming client while the proxy compacts its conversation.
 
-A summary can take longer than the client, or a load balancer before it, waits for a first byte. So the response
-begins before it is known how it ends, and what is not an event stream by then becomes an error event.
+A summary can take longer than the client, or a load balancer in between, waits for a first byte. So the response may
+start before the upstream's. If the upstream's response isn't an event stream, it then becomes an error event.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _HEAD: Headers = [("content-type", "text/event-stream"), ("cache-control", "no-c
 
 
 class Keepalive:
-    """The line to one streaming client. Costs nothing until ``watch`` is called.
+    """The heartbeat of one streaming client. It's free until ``watch`` is called.
 
-    ``every`` is in seconds, from ``since`` (the event loop's time) and between comments. ``headers`` gives what is
-    known of the outcome when the response begins.
+    ``every`` is the seconds between comments, and from ``since`` (the event loop's time) to the first one. ``headers``
+    returns the headers that are known when the response starts.
     """
 
     def __init__(self, send: Send, every: float, since: float, headers: Callable[[], Headers]) -> None:
@@ -34,31 +34,31 @@ class Keepalive:
         self._sending: asyncio.Task[None] | None = None
         self._ended = False
         self.begun = False
-        """Whether the response has begun: its status is 200, whatever comes."""
+        """Whether the response has started. Then its status is 200."""
 
     def watch(self) -> None:
-        """From now on the client is waiting for a compaction: it gets comments once it has waited long enough."""
+        """Send comments once the client has waited long enough. Call this when a compaction starts."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_at(self._since + self._every, self._speak)
 
     def unwatch(self) -> None:
-        """The compaction has ended. A response that has begun goes on getting comments, another does not begin."""
+        """Stop, unless the response has started. Call this when the compaction has ended."""
         if not self.begun:
             self._cancel_timer()
 
     async def hush(self) -> None:
-        """No more comments: somebody else sends from here on."""
+        """Stop sending comments, and wait for the last one. After this, the caller can send."""
         self._end()
         if self._sending is not None:
             await self._sending
 
     def close(self) -> None:
-        """End everything at once, however far it is. Nothing of the request is held any more."""
+        """Stop immediately, and drop all references to the request."""
         self._end()
         if self._sending is not None:
             self._sending.cancel()
             self._sending = None
-        # The request has this line; what knew each other would stay, body and all, until it is collected.
+        # The request refers to this object. A reference cycle would keep its body until the next garbage collection.
         self._headers = _none
 
     def _end(self) -> None:

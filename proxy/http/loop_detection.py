@@ -1,4 +1,4 @@
-"""Requests that come back: a proxy that is its own upstream, directly or by way of others."""
+"""Detect requests that return to the proxy because it is its own upstream, directly or through others."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from proxy.http.request_body import header
 _VIA = VIA.encode()
 
 MOST_HOPS = 5
-"""Proxies of this kind that one request may pass."""
+"""Instances of this proxy that one request may pass."""
 
 
 def next_via(scope: Scope, instance: str) -> str:
-    """The value of the header ``x-compaction-via`` for the next hop. Raises ``LoopDetected``."""
+    """Return the value of the header ``x-compaction-via`` for the next hop. Raises ``LoopDetected``."""
     before = header(scope, _VIA)
     if before is None:
         return instance

@@ -28,7 +28,10 @@ EMPTY_PIECE = 4_096
 
 BODY_SECONDS = 30.0
 BODY_RATE = 10_000
-"""A body has so many seconds to come, and one more for each so many bytes: whoever sends nothing holds a place."""
+"""The seconds that a body has to arrive, and the bytes for which it gets one more second.
+
+A client that doesn't send its body holds a place in the concurrency limit.
+"""
 
 SLOW = "The request body came too slowly, or stopped coming. Send it again."
 
@@ -60,11 +63,11 @@ class MemoryLease(Protocol):
 
 
 class ClientLeft(Exception):
-    """The client closed its connection; there is nobody to answer."""
+    """The client closed its connection."""
 
 
 def header(scope: Scope, name: bytes) -> str | None:
-    """The first header of a name (lower case), if there is one."""
+    """Return the first header with a name (lower case), or ``None``."""
     for key, value in scope["headers"]:
         if key == name:
             return str(value.decode("latin-1"))
@@ -72,7 +75,7 @@ def header(scope: Scope, name: bytes) -> str | None:
 
 
 def is_handshake(scope: Scope) -> bool:
-    """Return whether a GET request asks for WebSocket. A relay in between may have dropped ``Upgrade``."""
+    """Return whether a GET request is a WebSocket handshake. A relay in between may have dropped ``Upgrade``."""
     wanted = header(scope, b"upgrade")
     return (wanted is not None and "websocket" in wanted.lower()) or header(scope, b"sec-websocket-key") is not None
 
@@ -96,7 +99,7 @@ class Sent:
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int, held: MemoryLease) -> bytes:
-    """The whole body, decompressed. ``held`` takes the memory for it.
+    """Return the whole body, decompressed. Charge its memory to ``held``.
 
     Raises ``BodyTooLarge`` before more than ``limit`` bytes are held, ``BodyTooSlow``, ``UnsupportedEncoding``,
     ``Overloaded``, and ``ClientLeft``.
@@ -105,7 +108,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, held: MemoryLeas
     announced = int(length) if length is not None and length.isdigit() else 0
     if announced > limit:
         raise BodyTooLarge(OVER.format(limit=limit))
-    # Taken before anything is read: bodies that wait for each other's memory would all wait in vain.
+    # Charge the memory before reading. Otherwise, bodies could wait for each other's memory in a deadlock.
     if not held.grown(announced):
         await held.wait(announced)
     chunks: list[bytes] = []
@@ -152,7 +155,7 @@ class arriving:
             raise BodyTooSlow(SLOW) from None
 
     def came(self, size: int) -> int:
-        """So many bytes have come; how many all together."""
+        """Record that this many bytes have arrived. Return the total."""
         self._size += size
         self._limit.when = self._began + BODY_SECONDS + self._size / BODY_RATE
         return self._size
@@ -218,7 +221,7 @@ class leaving:
         self._overdue.discard(self)
         if self._watcher is not None:
             self._watcher.cancel()
-            # How it ended knows this block, and so the request: what knew each other would stay until it is collected.
+            # The task's exception refers to this block. A reference cycle would stay until the next garbage collection.
             self._watcher = None
         if self._left and isinstance(error, asyncio.CancelledError) and self._task.uncancel() == 0:
             raise ClientLeft from None
@@ -237,7 +240,10 @@ class leaving:
 
 LINGERING_SECONDS = 30.0
 LINGERING_SILENCE = 5.0
-"""A client that is still sending is listened to for so long, or it would find its connection broken, and no answer."""
+"""Seconds, in total and without data, to read from a client that is still sending after its error response.
+
+If the proxy closed the connection at once, the client would get a reset instead of the response.
+"""
 
 
 async def answer_error(
@@ -248,7 +254,7 @@ async def answer_error(
     receive: Receive | None = None,
     shape: ErrorShape = "openai",
 ) -> None:
-    """Answer with an error of ours. With ``receive``, what is left of a body that is too large is thrown away."""
+    """Answer with an error of the proxy. With ``receive``, read and discard the rest of a body that is too large."""
     body = error.body(shape)
     headers = [("content-type", "application/json"), ("content-length", str(len(body))), *extra]
     if error.retry_after is not None:

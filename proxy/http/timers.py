@@ -1,7 +1,7 @@
-"""What is done for requests that take long, at next to no cost for all others.
+"""Time limits for requests that take long, at almost no cost for all others.
 
-A timer of the event loop costs as much to set and cancel as a small body to parse, and a request's timers hardly ever
-run out. So the requests of a loop share one timer, which tells roughly how long each has been there.
+Setting and canceling a timer of the event loop costs as much as parsing a small body, and a request's timers rarely
+expire. So all requests of a loop share one timer, which measures their age roughly.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Callable
 from types import TracebackType
 
 TICK = 0.02
-"""Seconds. What is added is called between one tick later and two."""
+"""Seconds. Callbacks run between one and two ticks after they were added."""
 
 FAR_TICK = 1.0
-"""Seconds between two looks at the limits that run out later than two of these. Nearer limits have their own timer."""
+"""Seconds between two checks of limits that expire later than twice this. Nearer limits have their own timer."""
 
 
 class CoarseTimer:
@@ -30,34 +30,34 @@ class CoarseTimer:
         self._far_ticking = False
 
     def now(self) -> float:
-        """The event loop's time, in seconds."""
+        """Return the event loop's time in seconds."""
         return self.loop.time()
 
     def until(self, when: float, late: Callable[[], None] | None = None) -> Deadline:
-        """A limit to a block of work, see ``Until``. ``late`` is called once the work has taken one to two ticks."""
+        """Return a deadline for a block of work. ``late`` is called once the work has taken one to two ticks."""
         return Deadline(self, when, late)
 
     def task(self) -> asyncio.Task[object]:
-        """The task that is running. Raises ``RuntimeError`` if none is."""
+        """Return the current task. Raises ``RuntimeError`` if there is none."""
         task = asyncio.current_task(self.loop)
         if task is None:
             raise RuntimeError("no task is running")
         return task
 
     def add(self, key: object, act: Callable[[], None]) -> None:
-        """Have ``act`` called in one to two ticks, unless ``key`` is discarded before."""
+        """Call ``act`` in one to two ticks, unless ``key`` is discarded before."""
         self._young[key] = act
         if not self._ticking:
             self._ticking = True
             self.loop.call_later(TICK, self._tick)
 
     def discard(self, key: object) -> None:
-        """Forget a key, if it is there."""
+        """Remove a key if it exists."""
         if self._young.pop(key, None) is None:
             self._old.pop(key, None)
 
     def watch(self, limit: Deadline) -> None:
-        """Arm the timer of a limit when its time is near, at once if it is near already."""
+        """Set the timer of a deadline when its time is near."""
         if limit.when - self.loop.time() <= 2 * FAR_TICK:
             limit.arm()
             return
@@ -67,7 +67,7 @@ class CoarseTimer:
             self.loop.call_later(FAR_TICK, self._far_tick)
 
     def unwatch(self, limit: Deadline) -> None:
-        """Forget a limit, if it is watched."""
+        """Stop watching a deadline, if it's watched."""
         self._far.pop(limit, None)
 
     def _far_tick(self) -> None:
@@ -90,10 +90,10 @@ class CoarseTimer:
 
 
 class Deadline:
-    """Within this block work has until ``when``, in the event loop's time. Raises ``TimeoutError``.
+    """Limit the work in this block to the time ``when``, on the event loop's clock. Raises ``TimeoutError``.
 
-    As ``asyncio.timeout_at``, for a fraction of its price: there is no timer before the work has taken a while, so it
-    may take two ticks whatever it was given. ``when`` may be moved on meanwhile; ``expired`` says that it is over.
+    This is a cheaper ``asyncio.timeout_at``. It sets a timer only after one to two ticks, so work can always take two
+    ticks. You can move ``when`` meanwhile. ``expired`` is true once the time is over.
     """
 
     __slots__ = ("_before", "_late", "_overdue", "_task", "_timer", "expired", "when")
@@ -118,7 +118,7 @@ class Deadline:
         self._overdue.unwatch(self)
         if self._timer is not None:
             self._timer.cancel()
-        # As with asyncio's own: where somebody else has cancelled the task, too, that goes first.
+        # As in asyncio: if other code has canceled the task, too, that takes precedence.
         if self.expired and self._task.uncancel() <= self._before and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
@@ -143,7 +143,7 @@ _here = threading.local()
 
 
 def coarse_timer() -> CoarseTimer:
-    """The shared timer of the running event loop."""
+    """Return the shared timer of the running event loop."""
     loop = asyncio.get_running_loop()
     found: CoarseTimer | None = getattr(_here, "found", None)
     if found is None or found.loop is not loop:

@@ -90,6 +90,8 @@ class Attempts:
             start = await self._send(context, lane, attempt.outcome)
             try:
                 decision = await self.decide(context, attempt, start)
+                if decision is ACCEPT:
+                    return start, attempt.outcome
                 if isinstance(decision, Reject):
                     await add_sizes(start, decision.parts)
             except ConfigurationError as error:  # the client gets the response, though it can't be judged
@@ -248,7 +250,7 @@ class Attempts:
             if answer is None:
                 raise not_in_time(remaining) from error
             await answer.close()
-            raise UpstreamTimeout("The upstream began to answer and then said nothing. Try again.") from error
+            raise UpstreamTimeout("The upstream started its response and then stopped sending. Try again.") from error
         except BaseException:
             if answer is not None:
                 await answer.close()

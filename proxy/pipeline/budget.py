@@ -1,4 +1,4 @@
-"""How much room a request has: its model's limits, what was learned of them, and what its answer needs."""
+"""Compute the token budget of a request from its model's limits, learned limits, and reserved output."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BUDGETS = 1_000
 
 
 class TokenBudgets:
-    """The room of requests, in tokens as counted here."""
+    """The token budgets of requests, in tokens as the proxy counts them."""
 
     def __init__(self, service: Services, clock: Callable[[], float] = time.monotonic) -> None:
         self._service = service
@@ -53,7 +53,7 @@ class TokenBudgets:
         self._budgets: dict[tuple[object, ...], tuple[Profile, Policy, tuple[int | None, int, Rules]]] = {}
 
     def factor(self, context: RequestContext) -> float:
-        """How many of the upstream's tokens one of ours is."""
+        """Return the upstream's tokens for each token that the proxy counts."""
         return self._service.calibration.factor(*context.place)
 
     def of(self, context: RequestContext) -> tuple[int | None, int, Rules]:
@@ -77,12 +77,12 @@ class TokenBudgets:
         return result
 
     def known(self, context: RequestContext) -> LearnedLimit | None:
-        """What was learned of the limits."""
+        """Return the learned limits."""
         learned = self._service.learned.get(*context.place)
         return learned if context.unproven is None else lower(learned, context.unproven)
 
     def window(self, context: RequestContext) -> int | None:
-        """The window that we believe in, in the upstream's tokens."""
+        """Return the smaller of the published and the learned window, in the upstream's tokens."""
         learned, window = self.known(context), context.profile.context_window
         told = int(learned.total * self.factor(context)) if learned is not None and learned.total else None
         return min((bound for bound in (window, told) if bound), default=None)
@@ -92,7 +92,7 @@ class TokenBudgets:
         return shared_window(context.profile, context.body, context.caller.policy.output, known, factor)
 
     async def output(self, context: RequestContext, case: CompactionInput, outcome: Outcome) -> int | None:
-        """The output to ask for in place of what the request asks for; ``None`` where that stays."""
+        """Return the output limit to send in place of the requested one, or ``None`` to keep the requested one."""
         body, asked = context.body, context.body.max_output
         if asked is None or not body.messages or case.mode != "enforce" or outcome.verdict == "failed":
             return None
@@ -124,11 +124,11 @@ class TokenBudgets:
         return found
 
     def learn(self, context: RequestContext, told: LearnedLimit) -> None:
-        """Keep a limit, if it is below what is known otherwise."""
+        """Store a limit if it's below the known limits."""
         self._service.learned.learn(*context.place, told, published(context.profile, self.factor(context)))
 
     def proved(self, context: RequestContext) -> None:
-        """Keep a doubtful limit for others, because the request that it was tried on got through."""
+        """Store a provisional limit, because a request that respects it succeeded."""
         told = context.unproven
         if told is None or (context.doubtful and not self._again(context, told)):
             return
@@ -137,7 +137,7 @@ class TokenBudgets:
         self.learn(context, for_others(told) if told.source == "guess" else told)
 
     def _again(self, context: RequestContext, told: LearnedLimit) -> bool:
-        """Return whether the same doubt came up lately. One empty or odd answer may be an upstream's mishap."""
+        """Return whether the same doubtful limit occurred recently. One empty or odd response may be an accident."""
         doubt = (*context.place, told.named)
         before = self._doubts.get(doubt)
         self._doubts[doubt] = now = self._clock()
@@ -149,9 +149,9 @@ class TokenBudgets:
     async def after(
         self, context: RequestContext, case: CompactionInput, outcome: Outcome, overflow: Overflow
     ) -> CompactionInput | Outcome | None:
-        """What is to be done after a refusal: a case with a smaller budget, or the outcome with less output.
+        """Return the next step after an overflow: an input with a smaller budget, or an outcome with less output.
 
-        ``None`` where neither would help. What the refusal told is learned.
+        Return ``None`` if neither would help. The proxy learns the limit that the overflow indicates.
         """
         sent = await self._service.compactor.size(case, outcome)
         reserved = outcome.output or self.of(context)[1]
@@ -163,17 +163,17 @@ class TokenBudgets:
             context.contradicted = contradicted
         else:
             self.learn(context, told)
-        # A reserve that nobody asked for is smaller in the window that has just been told.
+        # The default reserve is smaller in the window that the overflow indicates.
         most = context.profile.max_output_tokens
         kept = output_reserve(self._shared(context), outcome.output or self.of(context)[1], most)
         if told.total is not None and told.total - kept < told.total // SMALLEST_PART:
-            return None  # beside so much output no prompt is small enough
+            return None  # with this output limit, no prompt is small enough
         room, _, _ = self.of(context)
         output = await self.output(context, case, outcome)
         if output is not None and output < reserved and room is not None and sent <= room:
             return replace(outcome, output=output)
         if room is None or room >= min(sent, case.budget or sent):
-            # By count the request fitted what was told or was known before: the count is what is wrong.
+            # By our count, the request fit the indicated or the known limit, so our count is too low.
             room = int(min(sent, case.budget or sent) * BLIND_FACTOR)
         bounds = bounds_of(context.profile)
         return replace(case, budget=room, rules=rules_for(case.policy, window_known=True, refused=True, bounds=bounds))

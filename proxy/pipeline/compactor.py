@@ -1,4 +1,4 @@
-"""What is done to one request: measure, plan, summarise, render, fit, verify."""
+"""Compact a request: measure, plan, summarize, render, fit, and verify."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from proxy.tokens import has_remote_media
 log = structlog.get_logger(__name__)
 
 HOPELESS = 1.5
-"""A last message of the user's of so many budgets cannot fit, even if the count is off and no answer is left room."""
+"""A last user message of this many budgets can't fit, even if the count is too high and no output is reserved."""
 
 
 class Compactor:
-    """Compacts requests. Keeps what was counted and which summaries are being made; one per process."""
+    """Compact requests. Each process has one compactor, which keeps counts and the summaries in progress."""
 
     def __init__(self, remembered: FactsCache, summaries: Summaries, archive: Archive) -> None:
         self._remembered = remembered
@@ -48,7 +48,7 @@ class Compactor:
         self._archive = archive
 
     def surely_small(self, case: CompactionInput) -> bool:
-        """Whether the bytes alone prove that no trigger is reached: a token is at least one byte, a message ten."""
+        """Return whether the bytes alone prove that no trigger is met. A token has at least one byte, a message ten."""
         if case.rules.bounds.reached(len(case.body.messages), len(case.body.raw), NEARING):
             return False
         if case.counter.at_most(case.body.raw) >= case.rules.least_size(case.budget):
@@ -56,7 +56,7 @@ class Compactor:
         return not has_remote_media(case.body.raw)
 
     def untouched(self, case: CompactionInput) -> Outcome | None:
-        """The outcome where the mode or the bytes alone say that nothing is done; else ``None``."""
+        """Return the outcome if the mode or the size alone shows that there is nothing to do, else ``None``."""
         if case.mode == "off":
             return Outcome("off")
         if self.surely_small(case):
@@ -64,10 +64,10 @@ class Compactor:
         return None
 
     async def compact(self, case: CompactionInput, *, may_ask: bool = True) -> Outcome:
-        """Bring a request that cannot be left ``untouched`` below its trigger and within its budget.
+        """Bring a request below its trigger and within its budget. Call ``untouched`` first.
 
-        With ``may_ask`` false no model is asked: a summary that is not there yet is replaced by a digest, and made in
-        the background for the next turn.
+        With ``may_ask`` false, a digest replaces a summary that isn't stored yet. The model writes that summary in the
+        background for the next turn.
         """
         turns, fixed, before = await self._measure(case)
         case, outcome, worth_it = await self._remembered.run_if_many(turns, lambda: _judged(case, turns, fixed, before))
@@ -82,7 +82,7 @@ class Compactor:
         return await self._carry_out(work, outcome, may_ask=may_ask)
 
     async def explain(self, case: CompactionInput) -> Explanation:
-        """What would be done to a request; nothing is sent and no summary is made."""
+        """Return the effect of compaction on a request. Don't send anything or call a model."""
         turns, fixed, before = await self._measure(case)
         case = within_hope(case, turns)
         work = await self._work(case, turns, fixed, before)
@@ -94,25 +94,25 @@ class Compactor:
         return Explanation(before, after, len(turns), work.head, case.budget, outcome.steps, work.plan, parts)
 
     async def size(self, case: CompactionInput, outcome: Outcome) -> int:
-        """Tokens of the request as it was sent."""
+        """Return the tokens of the request as the proxy sent it."""
         if outcome.after is not None:
             return outcome.after
         return (await self._measure(case))[2]
 
     async def sizes(self, case: CompactionInput) -> tuple[int, list[int]]:
-        """Return the tokens of tools and framing, and those of each message, of the request as it came."""
+        """Return the tokens of tools and framing, and those of each message, of the original request."""
         turns, fixed, _ = await self._measure(case)
         return fixed, [turn.facts.tokens for turn in turns]
 
     async def parts(self, case: CompactionInput, outcome: Outcome) -> dict[str, int]:
-        """The sizes of the parts of the request as it was sent, in tokens."""
+        """Return the sizes of the parts of the request as the proxy sent it, in tokens."""
         if outcome.parts:
             return dict(outcome.parts)
         turns, fixed, _ = await self._measure(case)
         return await self._remembered.run_if_many(turns, lambda: parts_of(turns, fixed))
 
     async def _measure(self, case: CompactionInput) -> tuple[list[Turn], int, int]:
-        """The messages with what is known of them, the tokens of tools and framing, and those of the whole request."""
+        """Return the messages with their facts, the tokens of tools and framing, and those of the whole request."""
         turns = await self._remembered.turns(case.body.messages, case.counter, case.tenant)
         fixed = await self._remembered.overhead(case.body, case.counter, case.tenant)
         return turns, fixed, fixed + sum(turn.facts.tokens for turn in turns)
@@ -123,7 +123,7 @@ class Compactor:
 
         if len(turns) > MANY:
             return await self._remembered.run(work)
-        # Stages remember the forms they make of messages, so only new large messages cost time, or repaired ones.
+        # Stages cache the short forms of messages, so only new large messages and repaired ones take time.
         cold = sum(len(turn.raw) for turn in turns if not turn.facts.forms and case.rules.may_shorten(turn.facts))
         if cold <= 4 * INLINE_BYTES and len(case.body.raw) > 4 * INLINE_BYTES and needs_repair(case, turns):
             cold = len(case.body.raw)
@@ -147,7 +147,7 @@ class Compactor:
     def _finished(
         self, work: CompactionJob, piece: OutgoingMessage | None, outcome: Outcome
     ) -> RenderedConversation | None:
-        """Complete the outcome. Return the messages to send, or ``None`` if the request is left as it came."""
+        """Complete the outcome. Return the messages to send, or ``None`` if the request stays unchanged."""
         rendered = leaving = work.render(piece)
         if work.case.strict:
             leaving = RenderedConversation(alternating(rendered.pieces, work.case.counter.message), rendered.steps)
@@ -167,7 +167,7 @@ class Compactor:
         return rendered
 
     def _keep(self, work: CompactionJob, rendered: RenderedConversation) -> None:
-        """Have the archive keep what was taken out: what stands before each checkpoint, and what was shortened."""
+        """Archive the messages before each checkpoint, and the originals of shortened messages."""
         policy = work.case.policy
         if policy.archive is None:
             return
@@ -181,7 +181,7 @@ class Compactor:
         self._archive.keep(work.case.tenant, removed, policy.archive.days * 86_400.0)
 
     def _foreseen(self, work: CompactionJob, outcome: Outcome) -> Outcome:
-        """What enforcing would do, with the summary counted at its cap."""
+        """Predict the outcome of ``enforce``, with the summary at its maximum size."""
         stand_in = None
         if work.plan.cut:
             caps = work.plan.caps_at(work.plan.cut)
@@ -196,7 +196,7 @@ class Compactor:
 def _judged(
     case: CompactionInput, turns: Sequence[Turn], fixed: int, before: int
 ) -> tuple[CompactionInput, Outcome, bool]:
-    """Return the case to work on, the outcome so far, and whether there is something to do."""
+    """Return the input to work on, the outcome so far, and whether there is something to do."""
     estimated = any(turn.facts.estimated for turn in turns)
     outcome = Outcome("none", before=before, after=before, estimated=estimated)
     outcome.sizes = fixed, [turn.facts.tokens for turn in turns]
@@ -205,21 +205,23 @@ def _judged(
     case = within_hope(case, turns)
     if not turns or not _reached(case, before, len(turns)):
         return case, outcome, False
-    # If nothing that may be taken out would make it fit, the upstream decides.
+    # If the request can't fit, the proxy sends it unchanged and the upstream decides.
     return case, outcome, not hopeless(case, turns, fixed)
 
 
 def _reached(case: CompactionInput, tokens: int, messages: int) -> bool:
     rules, budget = case.rules, case.budget
     prepare = any_met(rules.prepare, tokens, messages, budget)
-    # The messages are all that is prepared for: bytes are mostly pictures, which need no summary to go.
+    # Only the bound on messages matters here. Bytes are mostly images, which the proxy removes without a summary.
     prepare = prepare or (bool(rules.prepare) and rules.bounds.reached(messages, 0, NEARING))
     return (prepare and case.mode == "enforce") or _any_trigger(case, tokens, messages)
 
 
 def within_hope(case: CompactionInput, turns: Sequence[Turn]) -> CompactionInput:
-    """The case without its bound on bytes where what must stay has more by itself: nothing is spoilt in vain, and the
-    upstream has the word. The user's newest message keeps its pictures."""
+    """Return the input without its bound on bytes if the parts that must stay exceed that bound.
+
+    Removing anything else wouldn't help, so the upstream decides. The newest user message keeps its images.
+    """
     most = case.rules.bounds.bytes
     if most is None or len(case.body.raw) <= most or not turns:
         return case
@@ -235,7 +237,7 @@ def within_hope(case: CompactionInput, turns: Sequence[Turn]) -> CompactionInput
 
 
 def hopeless(case: CompactionInput, turns: Sequence[Turn], fixed: int) -> bool:
-    """Whether what must stay is too large by itself: head, tools, and the user's newest message at the end."""
+    """Return whether the parts that must stay are too large: head, tools, and a user message at the end."""
     if case.budget is None:
         return False
     stays = fixed_tokens(turns, fixed)

@@ -1,4 +1,4 @@
-"""One request on its way."""
+"""The state of one request."""
 
 from __future__ import annotations
 

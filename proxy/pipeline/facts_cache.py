@@ -1,8 +1,8 @@
-"""What was read and counted once, so that a turn costs only its new messages.
+"""Cache the facts about messages, so that each turn reads and counts only its new messages.
 
-A message is known by a fast digest of its bytes. The digest is seeded anew in every process, so nobody can make two
-messages meet; and for every tenant, so that nobody can tell by the time it takes whether another one sent a message.
-Only sizes, roles and ids are kept, and the short forms that stages made.
+The key is a fast digest of a message's bytes. Each process has its own seed, so clients can't construct collisions.
+Each tenant has its own seed, too, so that response times don't reveal the messages of other tenants. The cache keeps
+sizes, roles, ids, and the short forms that stages made.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ GENERATION = 40_000
 """Messages per generation; two generations are kept."""
 
 GENERATION_BYTES = 100_000_000
-"""What the messages of a generation may weigh together. What is kept of one is no longer than the message itself, but
-for a few hundred bytes, and its short forms come to as much once more for each setting they were made with."""
+"""Bytes of messages per generation. An entry is a few hundred bytes longer than its message at most, and the short
+forms add as much again for each setting that they were made with."""
 
 FORMS_BYTES = 65_536
-"""Bytes of a message above which its length says nothing of its short forms: those are no longer than that."""
+"""The largest size of short forms, in bytes. Longer messages count as this many bytes."""
 
 INLINE_BYTES = 16_384
-"""More unknown bytes than these are counted in a thread: about 1 ms of work."""
+"""Bytes of unknown messages that are counted on the event loop, in about 1 ms. More are counted in a thread."""
 
 
 MANY = 1_000
-"""A request with more messages than these is worked on in a thread, however small they are."""
+"""Messages that are processed on the event loop. A request with more is processed in a thread."""
 
 OVERHEADS = 1_000
-"""Sets of tools whose size is remembered, the latest ones."""
+"""Sets of tools whose size is cached."""
 
 
 class CounterFacts:
-    """Facts by digest, for one way of counting. The older half is forgotten when the younger is full."""
+    """Facts by digest, for one counter. When the younger generation is full, the older one is dropped."""
 
     def __init__(self, counter: Counter) -> None:
         self.counter = counter
@@ -57,7 +57,7 @@ class CounterFacts:
         self._weight = 0
 
     def look_up(self, raws: Sequence[bytes], tenant: str = "") -> tuple[list[Facts | None], list[bytes]]:
-        """The facts of the messages that are known of a tenant, and the digests of all."""
+        """Return a tenant's cached facts of messages (``None``: not cached), and the digests of all messages."""
         digest = xxhash.xxh3_128_digest
         young, old = self._young, self._old
         seed = xxhash.xxh3_64_intdigest(tenant.encode("utf-8", "surrogatepass"), _SEED)
@@ -72,7 +72,7 @@ class CounterFacts:
         return found, keys
 
     def learn(self, raw: bytes, key: bytes) -> Facts:
-        """Read and count a message, unless the same one was read a moment ago."""
+        """Read and count a message, unless it's cached by now."""
         known = self._young.get(key)
         if known is not None:
             return known
@@ -91,7 +91,7 @@ class CounterFacts:
 
 
 class FactsCache:
-    """Memories for all ways of counting, and the threads for cold counts."""
+    """The caches of all counters, and the threads that count new messages."""
 
     def __init__(self) -> None:
         self._memories: dict[object, CounterFacts] = {}
@@ -99,7 +99,7 @@ class FactsCache:
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="counting")
 
     def memory(self, counter: Counter) -> CounterFacts:
-        """The memory for a counter; counters that count alike share one."""
+        """Return the cache for a counter. Counters with the same key share one."""
         return self._memories.setdefault(counter.key, CounterFacts(counter))
 
     async def turns(self, raws: Sequence[bytes], counter: Counter, tenant: str = "") -> list[Turn]:
@@ -154,7 +154,7 @@ class FactsCache:
         return found
 
     async def run_if_many(self, items: Sized, work: Callable[[], T]) -> T:
-        """Do work on messages: of ``MANY`` in a thread, of few at once."""
+        """Do work on messages, in a thread if there are more than ``MANY``."""
         return await self.run(work) if len(items) > MANY else work()
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -178,7 +178,7 @@ class FactsCache:
 
 
 def _turns_of(raws: Sequence[bytes], found: Sequence[Facts | None]) -> list[Turn]:
-    """Return messages with their facts, which are all known by now."""
+    """Return messages with their facts."""
     return list(map(Turn, raws, cast(Sequence[Facts], found)))
 
 

@@ -1,4 +1,4 @@
-"""One request in the middle of its compaction."""
+"""The state of one request during its compaction."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from proxy.summary.model import UpstreamSummaryModel
 from proxy.summary.store import Checkpoint
 
 PROMPT_VERSION = "5"
-"""Part of the key of every summary: raised when the wording of prompt or summary message changes."""
+"""A part of every summary's key. Increase it when the wording of the prompt or the summary message changes."""
 
 STRICT_PART = 64
-"""This part of the budget is left for the short messages that strict alternation puts between others."""
+"""The divisor of the budget that gives the tokens reserved for messages that strict alternation inserts."""
 
 
 class CompactionInput(msgspec.Struct, eq=False):
-    """A request and all that decides what becomes of it.
+    """A request, and the settings and limits for its compaction.
 
-    ``budget`` is in tokens; ``models`` gives the models to try, in order, for a summary of so many tokens. ``strict``
-    says that the upstream wants user and assistant to speak in turn, ``kept`` that what is made may be stored.
-    ``allowance`` is what summaries may still cost.
+    ``budget`` is in tokens. ``models`` returns the models to try, in order, for a summary of at most the given tokens.
+    ``strict`` is true if the upstream requires user and assistant messages to alternate. ``kept`` is true if the proxy
+    may store summaries for the caller. ``allowance`` is the caller's budget for summaries.
     """
 
     body: ChatRequest
@@ -57,7 +57,7 @@ class CompactionInput(msgspec.Struct, eq=False):
 
 @dataclass(slots=True)
 class CompactionJob:
-    """A request in the middle of its compaction. ``fixed`` are the tokens of tools and framing."""
+    """A request during its compaction. ``fixed`` is the tokens of tools and framing."""
 
     case: CompactionInput
     turns: list[Turn]
@@ -73,7 +73,7 @@ class CompactionJob:
 
     @property
     def heavy(self) -> bool:
-        """Whether something must be shortened that was never shortened before."""
+        """Return whether a message must be shortened for the first time."""
         return bool(self.plan.clips)
 
     def render(self, summary: OutgoingMessage | None) -> RenderedConversation:
@@ -85,7 +85,7 @@ class CompactionJob:
         return fit(rendered, room, self.case.rules, count, byte_room)
 
     def gains(self, rendered: RenderedConversation) -> bool:
-        """Whether the request is better off with these messages: smaller, or less where a bound was near."""
+        """Return whether these messages make the request smaller, in tokens or in an exceeded bound."""
         if rendered.tokens + self.fixed < self.before:
             return True
         bounds, came = self.case.rules.bounds, self.case.body
@@ -99,7 +99,7 @@ class CompactionJob:
         return digest(body[start:end], previous, caps.summary, self.case.counter.text, directives)
 
     def checkpoints(self, positions: Sequence[int]) -> list[Checkpoint]:
-        """The chained keys of positions: a digest over all messages before, begun from what shapes a summary."""
+        """Return the keys of positions. Each is a digest of the summary's settings and all messages before it."""
         known = self._checkpoints.get(tuple(positions))
         if known is not None:
             return known
@@ -116,7 +116,7 @@ class CompactionJob:
                 chain.update(turn.facts.digest)
                 content.update(turn.facts.digest)
             start = position
-            # The message that is carried is not quoted in the summary message.
+            # The summary message doesn't quote the carried message.
             place = chain.copy()
             place.update(repr(self.plan.carried.get(position)).encode())
             keys.append(Checkpoint(position, place.hexdigest(), content.hexdigest()))
@@ -124,21 +124,21 @@ class CompactionJob:
         return keys
 
     def quoted(self, position: int) -> list[Turn]:
-        """The turns before a checkpoint that are not sent beside its summary as they are."""
+        """Return the turns before a checkpoint, without those that are sent unchanged."""
         apart = {*self.plan.pinned, self.plan.carried.get(position, -1)}
         return [turn for index, turn in enumerate(self.body[:position]) if index not in apart]
 
     def archived(self, position: int) -> str | None:
-        """The id under which the archive keeps all before a checkpoint; ``None`` without an archive."""
+        """Return the archive id of the messages before a checkpoint, or ``None`` without an archive."""
         if not self.case.rules.archive:
             return None
         return archive_id(self.checkpoints([position])[0])
 
 
 def planned(case: CompactionInput, turns: list[Turn], fixed: int, before: int) -> CompactionJob:
-    """Plan the work on a request. The keys of its checkpoints are ready when it returns."""
+    """Plan the compaction of a request, and compute the keys of its checkpoints."""
     if needs_repair(case, turns):
-        # Only a body that is rewritten anyway is repaired; the rest of it is for the upstream to judge.
+        # The proxy repairs a body only if it rewrites the body anyway. The upstream judges all others.
         turns = repaired(turns, case.counter.message)
     head = head_length(turns)
     overhead = fixed + sum(turn.facts.tokens for turn in turns[:head])
@@ -157,22 +157,22 @@ def needs_repair(case: CompactionInput, turns: Sequence[Turn]) -> bool:
 
 
 def around_messages(body: ChatRequest, separator: int = COMMA) -> int:
-    """The bytes of a body that are not its messages'; between two of these there are so many."""
+    """Return the bytes of a body outside its messages. ``separator`` is the bytes between two messages."""
     return max(0, len(body.raw) - sum(len(raw) + separator for raw in body.messages))
 
 
 def fixed_tokens(turns: Sequence[Turn], fixed: int) -> int:
-    """What nothing may be taken from: the head, tools and framing, in tokens."""
+    """Return the tokens that compaction can't reduce: those of the head, tools, and framing."""
     return fixed + sum(turn.facts.tokens for turn in turns[: head_length(turns)])
 
 
 def archive_id(checkpoint: Checkpoint) -> str:
-    """The id under which the archive keeps what stands before a checkpoint."""
+    """Return the archive id of the messages before a checkpoint."""
     return checkpoint.content[:20]
 
 
 def parts_of(turns: Sequence[Turn], fixed: int) -> dict[str, int]:
-    """The sizes, in tokens, of the parts of a request that a person could do something about."""
+    """Return the sizes, in tokens, of the parts of a request that its author can change."""
     head = head_length(turns)
     system = sum(turn.facts.tokens for turn in turns[:head])
     users = [turn.facts.tokens for turn in turns if turn.facts.role == "user"]

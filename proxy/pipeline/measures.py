@@ -1,4 +1,4 @@
-"""How requests are measured: the table of models and the tokenizers that LiteLLM's package carries.
+"""Measure requests with the table of models and the tokenizers from LiteLLM's package.
 
 Without them the proxy doesn't start. If they disappear while it runs, requests pass through uncompacted.
 """

@@ -15,13 +15,13 @@ Verdict = Literal["none", "compacted", "shadow", "off", "failed"]
 
 
 class Outcome(msgspec.Struct, eq=False):
-    """What became of a request: the messages to send (``None``: as they came), and what to report.
+    """The result of a request's compaction: the messages to send (``None``: unchanged), and figures to report.
 
-    ``before`` and ``after`` are tokens; ``None`` where the bytes alone decided. ``resting`` says that no model was
-    asked for the summary because too many attempts failed. ``output`` is what is asked for, in tokens, where the
-    request asks for more than fits beside it. ``estimated`` says whether the request, as it came, has images or sound,
-    of which ``before`` holds an estimate; ``None`` where nobody looked. ``sizes`` are the tokens of tools and framing,
-    and those of each message of the request as it came; ``None`` if nobody counted them.
+    ``before`` and ``after`` are in tokens, or ``None`` if the bytes alone decided. ``resting`` is true if the circuit
+    breaker kept the proxy from calling a summary model. ``output`` is the lower output limit to send, in tokens, if the
+    requested one doesn't fit. ``estimated`` is true if the original request has images or audio, so that ``before``
+    contains an estimate, and ``None`` if unknown. ``sizes`` is the tokens of tools and framing, and those of each
+    message of the original request, or ``None`` if the proxy didn't count them.
     """
 
     verdict: Verdict
@@ -38,13 +38,13 @@ class Outcome(msgspec.Struct, eq=False):
 
     @property
     def sent(self) -> int | None:
-        """Tokens of the request as it is sent; ``None`` where they were not counted."""
+        """The tokens of the request as the proxy sends it, or ``None`` if it didn't count them."""
         return self.before if self.messages is None else self.after
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What would be done to a request, in tokens and messages; ``head`` messages at its start are never touched."""
+    """The effect of compaction on a request, in tokens and messages. The first ``head`` messages never change."""
 
     before: int
     after: int

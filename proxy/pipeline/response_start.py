@@ -1,4 +1,4 @@
-"""How an answer begins: held back until it is clear that it is an answer, not a refusal."""
+"""Read the start of an upstream's response, until it's clear whether it has content or is an error."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from proxy.overflow.echo import Request
 from proxy.upstream.transport import Answer
 
 ERROR_BYTES = 1_000_000
-"""So much of an error's body is read to find out what it says."""
+"""Bytes of an error's body that the proxy reads."""
 
 INLINE_BYTES = 8_192
 """An error's body of at most this many bytes is read on the event loop, a longer one in a thread."""
 
 HELD_BYTES = 65_536
-"""So much of a stream is held back at most until its first content."""
+"""Bytes of a stream that the proxy holds until the first content."""
 
 HELD_SECONDS = 5.0
-"""So long it is held back; after that, a comment that keeps the connection alive lets it go. Refusals come sooner."""
+"""Seconds that the proxy holds a stream. After that, it forwards the next bytes, such as a heartbeat comment."""
 
 
 LARGE_REQUEST = 262_144
-"""Bytes of a request from which an error is compared with it in a thread."""
+"""Bytes of a request above which a thread compares an error with it."""
 
 
 class Asked(msgspec.Struct, eq=False, frozen=True):
-    """The request that an error answers: its body, and whether a rate limit that it exceeds alone is an overflow."""
+    """The body of a request, and whether a rate limit that this request alone exceeds is an overflow."""
 
     body: bytes = b""
     rate_limits: bool = False
@@ -44,11 +44,11 @@ NOTHING = Asked()
 
 
 class ResponseStart(msgspec.Struct, eq=False):
-    """An answer whose beginning has been read.
+    """A response whose start the proxy has read.
 
-    ``first`` is what was read, ``answer.body`` what is still to come, ``complete`` whether that is nothing.
-    ``overflow`` says that the upstream refused the prompt as too long. ``ended`` says that a stream came to its end
-    without any content, ``written`` that there is some.
+    ``first`` is the bytes that it has read, ``answer.body`` the rest. ``complete`` is true if there is no rest.
+    ``overflow`` is set if the upstream refused the prompt as too long. ``ended`` is true if a stream ended without
+    content, ``written`` if there is content.
     """
 
     answer: Answer
@@ -60,7 +60,7 @@ class ResponseStart(msgspec.Struct, eq=False):
 
     @property
     def empty(self) -> bool:
-        """Whether this is all of a successful answer, and nothing was written in it."""
+        """Whether this is the whole of a successful response, without any content."""
         if self.written:
             return False
         over = self.answer.status == 200 and (self.complete or self.ended) and not is_encoded(self.answer)
@@ -68,10 +68,10 @@ class ResponseStart(msgspec.Struct, eq=False):
 
     @property
     def interrupted(self) -> bool:
-        """Whether the server gave up a stream before it wrote anything: its first event, then ``[DONE]``.
+        """Whether the server abandoned a stream before it wrote anything: it sent its first event, then ``[DONE]``.
 
-        llama-cpp-python does so when it turns to another request, which is its default. A model that wrote nothing ends
-        differently: with a finish reason, a usage, or at least a last event.
+        By default, llama-cpp-python does this when another request arrives. The stream of a model that wrote nothing
+        ends with a finish reason, a usage, or at least a last event.
         """
         if self.written or not self.is_stream or not self.empty:
             return False
@@ -79,22 +79,22 @@ class ResponseStart(msgspec.Struct, eq=False):
 
     @property
     def is_stream(self) -> bool:
-        """Whether the answer is a stream of events that can be told apart."""
+        """Whether the response is an uncompressed event stream."""
         return content_type(self.answer).startswith("text/event-stream") and not is_encoded(self.answer)
 
 
 def content_type(answer: Answer) -> str:
-    """The answer's media type, lower case."""
+    """Return the response's media type in lower case."""
     return header(answer, "content-type").lower()
 
 
 def is_encoded(answer: Answer) -> bool:
-    """Whether the answer comes compressed."""
+    """Return whether the response is compressed."""
     return header(answer, "content-encoding").lower() not in ("", "identity")
 
 
 def header(answer: Answer, name: str) -> str:
-    """The answer's first header of a name, or an empty text."""
+    """Return the response's first header with a name, or an empty string."""
     for key, value in answer.headers:
         if key == name:
             return value
@@ -102,7 +102,7 @@ def header(answer: Answer, name: str) -> str:
 
 
 async def read_start(answer: Answer, asked: Asked = NOTHING) -> ResponseStart:
-    """Read the beginning of an answer to a request. Raises ``UpstreamInterrupted`` if it breaks off before that."""
+    """Read the start of a response. Raises ``UpstreamInterrupted`` if the connection breaks before that."""
     if answer.status >= 400:
         first, complete = await _read(answer.body, ERROR_BYTES)
         return ResponseStart(answer, first, complete, await _overflow(answer, first, asked))
@@ -112,7 +112,7 @@ async def read_start(answer: Answer, asked: Asked = NOTHING) -> ResponseStart:
 
 
 async def _whole(answer: Answer, asked: Asked) -> ResponseStart:
-    """An answer that says it is no stream: read on for as long as it may be a refusal with a status that denies it."""
+    """Read a response that isn't labeled as a stream, as long as it may be an error with a success status."""
     length = header(answer, "content-length")
     chunk = await anext(answer.body, None)
     if chunk is not None and fast_path(chunk):
@@ -146,9 +146,9 @@ async def _whole(answer: Answer, asked: Asked) -> ResponseStart:
 
 
 async def _stream(answer: Answer, first: bytes, asked: Asked) -> ResponseStart:
-    """A stream, of which ``first`` has been read already: read on until its first content.
+    """Read a stream until its first content. ``first`` is the bytes that the proxy has already read.
 
-    One event may go on beyond what is held back if it is an error: some repeat all that was sent.
+    An error event may exceed ``HELD_BYTES``, because some errors repeat the whole request.
     """
     if is_encoded(answer):
         return ResponseStart(answer, first, False, None)
@@ -165,7 +165,7 @@ async def _stream(answer: Answer, first: bytes, asked: Asked) -> ResponseStart:
             break
         chunk = await anext(answer.body, None)
         if chunk is None:
-            # It may end without the blank line that ends its last event, or be a plain error under a wrong name.
+            # The last event may lack its blank line, or the body may be a plain error with a wrong content type.
             return ResponseStart(answer, bytes(held), True, await _overflow(answer, bytes(held), asked))
         held += chunk
         found = start.feed(chunk)
@@ -179,7 +179,7 @@ async def _overflow(answer: Answer, first: bytes, asked: Asked) -> Overflow | No
 
 
 async def _recognised(answer: Answer, shown: bytes, asked: Asked) -> Overflow | None:
-    """Read what an answer says. A long one, or one to a large request, is read in a thread."""
+    """Return the overflow in a response, if any. Long responses and large requests are compared in a thread."""
 
     def read() -> Overflow | None:
         request = Request(asked.body) if asked.body else None
@@ -191,7 +191,7 @@ async def _recognised(answer: Answer, shown: bytes, asked: Asked) -> Overflow | 
 
 
 async def _read(body: AsyncIterator[bytes], at_least: int) -> tuple[bytes, bool]:
-    """Some bytes of a body, as many as asked for if there are so many, and whether that was all."""
+    """Read at least this many bytes of a body, or all of it. Return the bytes, and whether they are all."""
     chunks = []
     size = 0
     async for chunk in body:

@@ -1,4 +1,4 @@
-"""From a team's policy to the rules of the core."""
+"""Convert a policy to the rules of ``proxy.compaction``."""
 
 from __future__ import annotations
 
@@ -13,28 +13,31 @@ from proxy.config import Policy
 from proxy.config.policy import Duplicates, EvictResults, Media, TruncateArgs
 from proxy.limits.profiles import Profile
 
-# Whatever a policy's trigger says, a conversation is compacted before it is refused.
+# With any trigger, the proxy compacts a conversation before it exceeds the budget.
 MUST_FIT = Clause(fraction=FULL)
 
-# How a request is compacted that an upstream has refused, where its policy never would. All other policies compact it
-# as they will the next one: what is made for it serves that one, too.
+# The trigger after an overflow if the policy doesn't have one. All other policies keep their trigger, so that the next
+# request can reuse the summary.
 AFTER_REFUSAL: Trigger = (Clause(fraction=0.85),)
 
 
-# By fingerprint, whose hash is known; that of a policy is made anew each time. Policies come from files alone, but
-# these may be edited any number of times.
+# The key is the fingerprint, because hashing a policy is slow. The size is bounded because policy files can change any
+# number of times.
 _made: dict[tuple[str, bool, bool, Bounds], Rules] = {}
 _MOST = 10_000
 
 
 def bounds_of(profile: Profile) -> Bounds:
-    """What a request for a model may have besides tokens."""
+    """Return the bounds on a request's messages and bytes for a model."""
     return Bounds(profile.max_messages, profile.max_bytes)
 
 
 def rules_for(policy: Policy, *, window_known: bool, refused: bool = False, bounds: Bounds = UNBOUNDED) -> Rules:
-    """The rules of a policy. Where the model's window is unknown the policy's figures for that case apply; after a
-    refusal there is always a trigger. ``bounds`` are kept under every policy that compacts at all."""
+    """Return the rules of a policy. ``window_known`` false selects the policy's ``unknown_model`` settings.
+
+    With ``refused``, the upstream reported an overflow, so there is always a trigger. ``bounds`` apply if the policy
+    has a trigger.
+    """
     key = (policy.fingerprint, window_known, refused, bounds)
     rules = _made.get(key)
     if rules is None:
@@ -54,7 +57,7 @@ def _rules(policy: Policy, *, window_known: bool, refused: bool, bounds: Bounds)
         trigger = AFTER_REFUSAL
 
     def conditions(own: Duplicates | TruncateArgs | EvictResults | Media) -> dict[str, Any]:
-        """A stage's trigger and keep: the policy's as they are in force here, where it has none of its own."""
+        """Return a stage's own trigger and keep, or the policy's in this case."""
         return {
             "trigger": trigger if own.trigger == policy.trigger else own.trigger,
             "keep": keep if own.keep == policy.keep else own.keep,

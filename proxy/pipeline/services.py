@@ -67,12 +67,12 @@ class Services:
 
     @property
     def settings(self) -> Settings:
-        """The settings in force now. A request has its own, in its configuration."""
+        """The current settings. A request uses those of its own configuration."""
         return self.configuration.settings
 
     @property
     def enquiries(self) -> LimitDiscovery:
-        """What upstreams tell, in the configuration in force now."""
+        """The limits that upstreams report, in the current configuration."""
         return self.configuration.enquiries
 
     @property
@@ -81,9 +81,9 @@ class Services:
         return self.measures.profiles
 
     async def profile(self, route: Route, configuration: ConfigSnapshot | None = None) -> Profile:
-        """What is known of a route's model. Where the operator has not stated its limits, its upstream is asked.
+        """Return the profile of a route's model. If the configuration doesn't set its limits, query the upstream.
 
-        The route is of this configuration, or of the one in force now.
+        The route belongs to ``configuration``, by default the current one.
         """
         if not self.measures.profiles.loaded:
             await self.measures.load()
@@ -100,7 +100,7 @@ class Services:
         return None if stated else configuration.enquiries.told(route.upstream, route.model)
 
     async def recall(self, upstream: str, model: str, tenant: str) -> None:
-        """Have what is known of a model ready. Only the first to ask waits for the store, and not for long."""
+        """Load what the store has on a model. Only the first call waits, for at most ``FIRST_READ_SECONDS``."""
         limits = self.learned.first_read(upstream, model, tenant)
         ratios = self.calibration.first_read(upstream, model, tenant)
         if limits is not None or ratios is not None:
@@ -137,12 +137,10 @@ class Services:
         max_tokens: int,
         unproven: LearnedLimit | None = None,
     ) -> Sequence[UpstreamSummaryModel]:
-        """The models that may summarise a conversation on a route, in the order in which they are tried.
+        """Return the models that may summarize a conversation on a route, in the order to try them.
 
-        ``max_tokens`` is the most that the summary may take: so much of their windows is not for the transcript.
-        ``unproven`` is a limit that the route's own model seems to have, by a refusal that named none.
-
-        The caller's key goes to no other upstream than the one the caller's request goes to.
+        ``max_tokens`` is the maximum size of the summary, which their windows reserve. ``unproven`` is a provisional
+        limit of the route's own model. The caller's key goes only to the upstream of the caller's request.
         """
         policy = caller.policy
         names: list[str | Route] = [policy.summary.model or route]
@@ -169,13 +167,13 @@ class Services:
         max_tokens: int,
         unproven: LearnedLimit | None,
     ) -> UpstreamSummaryModel:
-        """Return the model of the route ``found``; the other arguments are those of ``summary_models``.
+        """Return the model of the route ``found``. The other arguments are those of ``summary_models``.
 
-        Raises ``ConfigurationError`` if there is no way to its upstream, or its tokenizer isn't installed.
+        Raises ``ConfigurationError`` if its upstream can't be used, or its tokenizer isn't installed.
         """
         profile = await self.profile(found, configuration)
         counter = self.counter(profile)
-        # Thinking must not take the whole of a small window that is shared with the transcript.
+        # Reasoning must not use all of a small window that it shares with the transcript.
         shared = (profile.context_window or 0) // 2
         most = min(filter(None, (profile.max_output_tokens, shared)), default=None)
         output = output_limit(found.model, max_tokens, most)
@@ -200,7 +198,7 @@ class Services:
     def _told(
         self, route: Route, tenant: str, most: LearnedLimit, factor: float, overflow: Overflow, sent: int, output: int
     ) -> None:
-        """Learn from a summary model's refusal what limit it names."""
+        """Learn the limit that a summary model's error names."""
         told = limit_from_overflow(overflow, sent, output, factor)
         if told.source == "refusal":
             self.learned.learn(route.upstream, route.model, tenant, told, most)

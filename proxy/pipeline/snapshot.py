@@ -1,4 +1,4 @@
-"""A configuration at work: what follows from the settings, and is replaced whole where they change."""
+"""One configuration: the settings and the objects built from them. A reload replaces it as a whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proxy.upstream.limit_discovery import LimitDiscovery, StatedLimit
 from proxy.upstream.registry import Upstreams
 
 ONLY_AT_START = {"server": ("host", "port", "drain"), "store": None}
-"""Settings that hold until the proxy is started again, by section; ``None`` stands for the whole section."""
+"""Settings that need a restart, by section. ``None`` means the whole section."""
 
 MOST_ROUTES = 1_000
 LONGEST_NAME = 200
@@ -21,17 +21,17 @@ LONGEST_NAME = 200
 
 
 class ConfigSnapshot:
-    """Settings, the teams that they name and the way to their upstreams.
+    """Settings, their teams, and the transports to their upstreams.
 
-    Never changed: a request takes one when it comes and keeps it to its end, whatever is put in force meanwhile.
+    A snapshot doesn't change. A request keeps the one that was current when it arrived, even after a reload.
     """
 
     def __init__(self, settings: Settings, instance: str, before: ConfigSnapshot | None = None) -> None:
-        """``before`` is the configuration that this one replaces; what is the same in both goes on."""
+        """Reuse the parts of ``before``, the configuration to replace, that are the same in both."""
         self.settings = settings
         self._routes: dict[str, Route | None] = {}
         self.measured: dict[int, tuple[Route, StatedLimit | None, Profile, Counter]] = {}
-        """The profiles and counters of routes, by the id of the route object, and the limits that they rest on."""
+        """The profiles and counters of routes, and the stated limits behind them, by the id of the route object."""
         self.teams = Authenticator(settings)
         self.web = WebRules(settings)
         self.upstreams: Upstreams = Upstreams(settings.upstreams, None if before is None else before.upstreams)
@@ -57,7 +57,7 @@ class ConfigSnapshot:
             return route
 
     async def retire(self, successor: ConfigSnapshot) -> None:
-        """End what the successor does not use. Requests that have this configuration still work to their end."""
+        """Close the parts that the successor doesn't use. Requests with this configuration can still finish."""
         await self.upstreams.retire(successor.upstreams)
         await self.enquiries.retire(successor.enquiries)
 
@@ -68,7 +68,7 @@ class ConfigSnapshot:
 
 
 def apply_reloadable(running: Settings, new: Settings) -> tuple[Settings, list[str]]:
-    """The new settings as far as they can be put in force, and the names of those that need another start."""
+    """Return the new settings without those that need a restart, and the names of these settings."""
     kept = {}
     for section, names in ONLY_AT_START.items():
         ours, theirs = getattr(running, section), getattr(new, section)
@@ -86,7 +86,7 @@ def _different(running: Settings, new: Settings) -> Iterator[str]:
 
 
 def listening(settings: Settings, host: str | None) -> Settings:
-    """The settings with the address that the command names: who may be told apart follows from it."""
+    """Return the settings with the address from the command line. Defaults for callers without a key depend on it."""
     if host is None:
         return settings
     return settings.model_copy(update={"server": settings.server.model_copy(update={"host": host})})

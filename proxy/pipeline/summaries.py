@@ -1,4 +1,4 @@
-"""The summaries that compaction puts in: stored, written by a model, or a digest."""
+"""Obtain the summaries that compaction inserts: stored ones, new ones from a model, or digests."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ class CheckpointSummaries:
         self._breaker = Breaker(time.monotonic)
 
     def prepare(self, job: CompactionJob) -> None:
-        """Begin making the summary of the next checkpoint, or of one that has just been fixed."""
+        """Start making the summary of the next checkpoint in the background."""
         positions = [*job.plan.checkpoints, *([job.plan.upcoming] if job.plan.upcoming else [])]
         if positions and job.case.mode == "enforce" and job.case.kept:
             checkpoints = job.checkpoints(positions)
             self._summaries.begin(job.case.tenant, checkpoints, self._maker(job, positions[-1]))
 
     async def obtain(self, job: CompactionJob, *, may_ask: bool) -> tuple[StoredSummary, Origin]:
+        """Return the summary of the last checkpoint and its origin. With ``may_ask`` false, don't wait for a model."""
         cut = job.plan.cut
         if not job.case.kept:
-            # A model's summary that may not be stored would have to be paid for at every turn.
+            # A model's summary that the proxy can't store would cost money in every turn.
             return await self._digested(job, None, 0, cut), "digest"
         checkpoints = job.checkpoints(job.plan.checkpoints)
         tenant = job.case.tenant
@@ -80,7 +81,7 @@ class CheckpointSummaries:
                 asked = True
                 try:
                     with attempt:
-                        # Not wait_for: its task and the failure would hold each other, and the conversation with them.
+                        # Not wait_for: its task and the error would form a reference cycle with the conversation.
                         async with asyncio.timeout(settings.timeout):
                             text = await write(wish, model)
                 except BudgetSpent:
@@ -103,7 +104,7 @@ class CheckpointSummaries:
     async def _digested(
         self, job: CompactionJob, previous: StoredSummary | None, start: int, position: int
     ) -> StoredSummary:
-        """Return the entry that a model's summary is replaced by."""
+        """Return an entry with a digest in place of a model's summary."""
         text = await self._remembered.run(lambda: job.digest(previous.text if previous else None, start, position))
         return await self._entry(job, previous, start, position, text, digest=True)
 

@@ -1,6 +1,6 @@
-"""Learn from an answer once it is out: how the upstream counts, and whether it left out a part of the prompt.
+"""Learn from a complete response how the upstream counts, and whether it dropped a part of the prompt.
 
-Nobody waits for this: the client has the whole answer.
+This doesn't delay the client, which has the whole response.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ WATCHED_BYTES = 4_096
 """Smaller requests fit into the smallest windows in use."""
 
 BYTES_A_TOKEN = 8
-"""Bytes of a request for each token that it has at least, if nobody counted it."""
+"""Bytes per token for a lower bound on the tokens of an uncounted request."""
 
 BYTES_A_TOKEN_AT_MOST = 2
-"""Bytes of a message for each token that it has at most, if it's gone and nobody can count it."""
+"""Bytes per token for an upper bound on the tokens of a message that the proxy no longer has."""
 
 AT_ONCE_BYTES = 32_768
-"""Bytes of messages that are counted at once. More are counted in a thread."""
+"""Bytes of messages that are counted on the event loop. More are counted in a thread."""
 
 CONVERSATIONS = 1_000
 """Conversations that are remembered, the latest ones, ..."""
@@ -142,12 +142,12 @@ class Seen(msgspec.Struct, eq=False, frozen=True):
 
 
 class UsageFeedback:
-    """Looks at answers that are out."""
+    """Learn from responses that clients have received."""
 
     def __init__(
         self, service: Services, room: TokenBudgets, case: Callable[[RequestContext], CompactionInput]
     ) -> None:
-        """``case`` returns the case that an context is for the compactor."""
+        """``case`` returns the input of a request's compaction."""
         self._service = service
         self._room = room
         self._case = case
@@ -161,7 +161,7 @@ class UsageFeedback:
         """
         try:
             return self._watch(context, opening, outcome)
-        except Exception as error:  # as in `look`: the fault doesn't concern the answer
+        except Exception as error:  # as in `record`: the client gets its response
             log.exception("counting.failed", error=type(error).__name__)
             return None
 
@@ -186,7 +186,8 @@ class UsageFeedback:
     def _known(self, context: RequestContext, outcome: Outcome, *, compare: bool) -> Known:
         """Return the facts about a request whose body is still there.
 
-        ``compare`` says that our count of the request is known, or will be, so that a reported one can teach the ratio.
+        ``compare`` is true if our count of the request is known, or will be, so that it can be compared with the
+        reported one.
         """
         body, conversation = context.body, _conversation(context)
         turn, compacted = _turn(body), outcome.messages is not None
@@ -216,7 +217,7 @@ class UsageFeedback:
         )
 
     async def record(self, seen: Seen) -> None:
-        """Learn from an answer that is out. A fault of the proxy is logged: the client has its answer."""
+        """Learn from a complete response. Log errors instead of raising them."""
         try:
             known, outcome, end = seen.known, seen.outcome, seen.tail.finished()
             count = outcome is not None and (seen.wanted or _odd(end))
@@ -224,7 +225,7 @@ class UsageFeedback:
                 known = self._known(seen.context, outcome, compare=count)
             if known is not None:
                 await self._look(seen.context, outcome if count else None, known, end)
-        except Exception as error:  # as in compaction: the fault is ours, and the caller has the answer
+        except Exception as error:  # the client has its response
             log.exception("counting.failed", error=type(error).__name__)
 
     async def _look(self, context: RequestContext, uncounted: Outcome | None, known: Known, end: Finished) -> None:
@@ -345,7 +346,7 @@ def _kept(counter: Counter, messages: Sequence[bytes], *, tools: bool) -> list[i
 
 
 def _odd(end: Finished) -> bool:
-    """Return whether the end of an answer to a request that nobody counted asks for a closer look."""
+    """Return whether the end of a response is unusual enough to count its request."""
     return end.empty or end.finish_reason not in (None, "stop", "tool_calls", "length", "function_call")
 
 
@@ -356,7 +357,7 @@ def _turn(body: ChatRequest) -> Turn:
 
 
 def _still(now: Turn, before: Sequence[Turn]) -> bool:
-    """Return whether the reported size stands still while the conversation grows."""
+    """Return whether the reported size stays about the same while the conversation grows."""
     if not before or not now.reported:
         return False
     near = [turn for turn in before if abs(turn.reported - now.reported) <= WAVERING * now.reported]

@@ -40,17 +40,17 @@ WRONG = (
 """Everybody may read this response, so it doesn't quote the configuration."""
 
 HEALTH = frozenset({"/livez", "/readyz", "/metrics"})
-"""Served whatever else is in work."""
+"""Paths that are served even if the proxy is overloaded."""
 
 
 Door = Callable[[Scope, Receive, Sent], Awaitable[None]]
 
 
 class Proxy:
-    """The application. The two hot doors are told apart here; Starlette routes the rest."""
+    """The application. It routes requests under ``/v1``, and Starlette routes the rest."""
 
     def __init__(self, settings: Settings, loaded: Loaded | None = None, profiles: Profiles | None = None) -> None:
-        """``loaded`` is where the settings come from: its files are followed. ``profiles`` may be loaded already."""
+        """``loaded`` is the source of the settings; the proxy watches its files. ``profiles`` may be loaded already."""
         self.service = Runtime(settings, profiles)
         self.reload = None if loaded is None else Reload(self.service, loaded, os.environ)
         self._chat = ChatCompletions(self.service)
@@ -67,7 +67,7 @@ class Proxy:
             lifespan=self._lifespan,
             exception_handlers={404: _not_found, 405: _not_allowed},
         )
-        # A path with a slash too many is none: the redirect would lead to whatever host the request names.
+        # A redirect for a trailing slash would lead to the host that the request names, so there is none.
         self._rest.router.redirect_slashes = False
 
     @property
@@ -86,7 +86,7 @@ class Proxy:
         await (app if origin is None else web.cors(app, origin))(scope, receive, send)
 
     async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request once there is a place for it."""
+        """Serve a request once the concurrency limit admits it."""
         if scope["path"] in HEALTH:
             await self._guarded(scope, receive, send)
             return
@@ -104,7 +104,7 @@ class Proxy:
             gate.places.give(1)
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A fault of ours is logged whole and answered with an error that says nothing of its cause."""
+        """Serve a request. Log an unexpected error in full, but don't reveal its cause to the client."""
         sent = Sent(send)
         try:
             await self._door(scope)(scope, receive, sent)
@@ -143,7 +143,7 @@ class Proxy:
             return PlainTextResponse("draining\n", status_code=503)
         said = "ready"
         if self.service.store.left_alone:
-            # Requests are answered all the same, so they had better come.
+            # The proxy still serves requests, so it stays ready.
             said += f"; the store fails ({', '.join(self.service.store.left_alone)})"
         for fault in self.service.measures.faults.values():
             said += f"\nRequests pass through uncompacted: {fault}"

@@ -36,13 +36,13 @@ class CoalescingTransport(asyncio.Transport):
             self._transport.write(b"".join((head, data)))
 
     def flush(self) -> None:
-        """Write what is held."""
+        """Write the held bytes."""
         head, self._head = self._head, None
         if head is not None:
             self._transport.write(head)
 
     def close(self) -> None:
-        """Write what is held and close the connection."""
+        """Write the held bytes and close the connection."""
         self.flush()
         self._transport.close()
 

@@ -1,9 +1,8 @@
 """Clients that close only the sending side of their connection and still wait for the response (``nc -N``).
 
-On the network this looks exactly like a client that has left: both send FIN. The two differ only in what comes back
-when the server sends something. A connection that its client has closed is reset; one that is half closed isn't. So
-the proxy sends an interim response, which every HTTP/1.1 client must skip (RFC 9110, section 15.2), and looks for the
-reset.
+On the network this looks exactly like a client that has left: both send FIN. The two differ only in the reply when the
+server sends something. A connection that its client has closed is reset; one that is half closed isn't. So the proxy
+sends an interim response, which every HTTP/1.1 client must skip (RFC 9110, section 15.2), and looks for the reset.
 """
 
 from __future__ import annotations

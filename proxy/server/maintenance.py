@@ -1,7 +1,4 @@
-"""What is done now and then, beside all requests.
-
-In the store what is over is removed, and who was forgotten too. Memory that was freed goes back to the system.
-"""
+"""Periodic background work: remove expired entries and forgotten tenants, and return free memory to the system."""
 
 from __future__ import annotations
 
@@ -23,15 +20,15 @@ EVERY = 30.0
 
 
 class Holder(Protocol):
-    """Something that remembers what it stored for tenants."""
+    """Something that caches entries it stored for tenants."""
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Drop what is remembered of tenants that were forgotten; says of which."""
+        """Drop the cached entries of forgotten tenants. Return these tenants."""
         ...
 
 
 class Maintenance:
-    """Runs in the background of one process. A round that fails is logged, and the next round does its work."""
+    """Run the rounds in the background of one process. Log a round that fails; the next round repeats its work."""
 
     def __init__(self, store: ListingStore, holders: Sequence[Holder]) -> None:
         self._store = store
@@ -41,18 +38,18 @@ class Maintenance:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin. Must be called in the event loop."""
+        """Start the rounds. Call this in the event loop."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def aclose(self) -> None:
-        """End."""
+        """Stop the rounds."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
 
     async def once(self) -> None:
-        """One round. Raises ``StoreFailed``."""
+        """Run one round. Raises ``StoreFailed``."""
         await self._store.upkeep()
         await self._notice()
 
@@ -62,13 +59,13 @@ class Maintenance:
                 await self.once()
             except StoreFailed as failure:
                 log.warning("store.upkeep_failed", reason=str(failure))
-            except Exception as error:  # one fault must not end the upkeep of a process that runs for months
+            except Exception as error:  # one error must not end the maintenance of a process that runs for months
                 log.exception("store.upkeep_failed", reason=type(error).__name__)
             await asyncio.to_thread(malloc_trim)
             await asyncio.sleep(EVERY)
 
     async def _notice(self) -> None:
-        """Let go of tenants that another process forgot, and of what was stored for them until it was noticed here."""
+        """Drop tenants that another process forgot, and remove entries that this process stored for them since then."""
         marks = await self._store.forgotten()
         new = {tenant for tenant, when in marks.items() if when >= self._began and when != self._seen.get(tenant)}
         if not new:

@@ -1,7 +1,7 @@
-"""Memory that was freed goes back to the system.
+"""Return free memory to the system, and run the garbage collector less often.
 
-The C library keeps what is freed for what comes next, in a place for each thread. What the busiest moment took would
-stay with the process, and each moment that is busier by a little would add to it.
+The C library keeps freed memory in an arena per thread. Without a trim, the process keeps the memory of its busiest
+moment, and each slightly busier moment adds to it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def exempt_from_collection() -> None:
 
 
 def malloc_trim() -> None:
-    """Have the C library give back what is free.
+    """Make the C library return free memory to the system.
 
-    It takes a millisecond or so for 100 MB, and up to a tenth of a second where half a gigabyte is given back; other
-    threads run meanwhile, unless they need memory. Nothing happens where it cannot: musl, macOS, Windows.
+    This takes about 1 ms for 100 MB, and up to 100 ms if it returns 500 MB. Other threads run meanwhile, unless they
+    allocate memory. On musl, macOS, and Windows, this does nothing.
     """
     trim = _malloc_trim()
     if trim is not None:

@@ -1,7 +1,7 @@
-"""Putting an edited configuration in force while the proxy serves.
+"""Apply changes of the configuration files while the proxy runs.
 
-The files are looked at once a second, and at once after a SIGHUP. What is right is put in force; what is wrong is told,
-and what was in force stays so until it is right again.
+The proxy checks the files once a second, and immediately after SIGHUP. It applies a valid configuration. It reports
+errors in an invalid one and keeps the current one.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ from proxy.telemetry.metrics import RELOADS
 log = structlog.get_logger(__name__)
 
 EVERY = 1.0
-"""Seconds between two looks at the files."""
+"""Seconds between two checks of the files."""
 
 SETTLED = 0.1
-"""Seconds that files must stay the same before they are read: a file may be in the middle of being written, ..."""
+"""Seconds that files must stay unchanged before the proxy reads them, because an editor may still be writing."""
 
 SETTLES_WITHIN = 50
-"""... which so many looks are waited for."""
+"""Checks after which the proxy reads files that keep changing."""
 
 
 class Reload:
-    """Follows the files of one configuration."""
+    """Watch the files of one configuration."""
 
     def __init__(self, service: Runtime, loaded: Loaded, environ: Mapping[str, str], every: float = EVERY) -> None:
-        """``loaded`` is what the service has in force; ``every`` is in seconds."""
+        """``loaded`` is the configuration that the service uses. ``every`` is in seconds."""
         self._service = service
         self._environ = environ
         self._every = every
         self._settings = loaded.settings
         running = service.settings.server.host
-        # Where the command names an address, the file's own is no change.
+        # If the command line sets an address, the file's address doesn't count as a change.
         self._host = None if running == loaded.settings.server.host else running
         self._good = loaded.sources
         self._sources = loaded.sources
         self._seen = loaded.sources.stamp_as_read
         self._asked = asyncio.Event()
         self.wrong: str | None = None
-        """What is wrong with the configuration on the disk, a line for each fault; no secrets."""
+        """The errors in the configuration on disk, one per line, without secrets."""
 
     def ask(self) -> None:
-        """Have the files read at once, changed or not."""
+        """Read the files immediately, even if they haven't changed."""
         self._asked.set()
 
     async def run(self) -> None:
-        """Follow the files until cancelled."""
+        """Watch the files until canceled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._every):
@@ -66,7 +66,7 @@ class Reload:
             self._asked.clear()
             try:
                 await self._look(asked=asked)
-            except Exception as error:  # the proxy goes on serving, and looks again
+            except Exception as error:  # the proxy continues to serve, and checks again
                 log.exception("configuration.reload_crashed", error=type(error).__name__)
 
     async def _look(self, *, asked: bool) -> None:
@@ -109,9 +109,9 @@ class Reload:
 
 
 def _emptied(good: Sources, found: Sources) -> str | None:
-    """What is said of a file that had settings and has become empty, as it is for a moment while some editors write it.
+    """Return the error for a file that had settings and is now empty. Some editors truncate a file before they write.
 
-    Empty files are right by themselves, but their settings would be gone: who may call, for one.
+    An empty file is valid, but applying it would drop its settings, such as the keys of teams.
     """
     filled = {source.path for source in good.files if source.content.strip()}
     for source in found.files:
@@ -121,7 +121,7 @@ def _emptied(good: Sources, found: Sources) -> str | None:
 
 
 def on_signal(reload: Reload | None) -> None:
-    """Have SIGHUP read the configuration anew. Only a process's main thread gets signals."""
+    """Make SIGHUP reload the configuration. Only a process's main thread receives signals."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGHUP"):
         return
     act = (lambda: log.warning("configuration.none")) if reload is None else reload.ask

@@ -1,4 +1,4 @@
-"""Running the server: uvicorn, one or several worker processes."""
+"""Run the server: uvicorn with one or several worker processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _STORE_FIX = "make the folder writable for the proxy's user, or store: {url: sql
 
 
 def run(config: Path | None, host: str | None, port: int | None, workers: int) -> None:
-    """Serve until a signal to stop; then open answers have ``server.drain`` seconds to end.
+    """Serve until a signal to stop. Then open responses have ``server.drain`` seconds to finish.
 
     Raises ``ConfigurationError`` before anything listens if the settings are wrong, or files for counting are missing.
     """
@@ -47,12 +47,12 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
     settings = listening(Settings() if loaded is None else loaded.settings, host)
     profiles = Profiles()
     require(settings, profiles)
-    # Worker processes must know each other's requests as their own, or a loop would pass from one to the next.
+    # All workers share one instance id. Otherwise, they would miss a loop that passes from one worker to another.
     os.environ[INSTANCE] = secrets.token_hex(8)
     configure()
     _require_store(settings)
     _allow_many_connections()
-    # Once it has stopped, uvicorn sends itself the signal again, for whoever had a handler before. It ended well.
+    # After it has stopped, uvicorn raises the signal again for the previous handler. Exit with status 0.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     _not_yet()
     for warning in (*(() if loaded is None else loaded.warnings), *exposure(settings, loaded)):
@@ -106,51 +106,52 @@ def _require_store(settings: Settings) -> None:
 
 
 def _allow_many_connections() -> None:
-    """As many open files as the system lets this process have: each request takes two, and 1,024 is a usual default."""
+    """Raise the limit on open files to its maximum. Each request takes two, and 1,024 is a common default."""
     if sys.platform != "win32":
         import resource
 
         now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        # macOS calls it unlimited and then refuses more than this.
+        # macOS reports no limit but refuses more than this.
         wanted = 10_240 if most == resource.RLIM_INFINITY else most
         if now != resource.RLIM_INFINITY and now < wanted:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _not_yet() -> None:
-    """A signal to read the configuration anew ends nothing, however early it comes."""
+    """Ignore SIGHUP until the server can reload, so that an early signal doesn't end the process."""
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 @dataclass(frozen=True)
 class Worker:
-    """Makes the application in a worker process. ``sources`` is the configuration as it was last right.
+    """Build the application in a worker process.
 
-    ``host`` is the address that the command names in its place.
+    ``sources`` is the last valid configuration. ``host`` is the address from the command line, which overrides the
+    file's.
     """
 
     sources: Sources | None
     host: str | None
 
     def __call__(self) -> Proxy:
-        """The application, with the configuration as it is on the disk, if that is right."""
+        """Return the application, with the configuration on disk if it's valid."""
         _not_yet()
         configure()
         if self.sources is None:
             return _application(listening(Settings(), self.host), None)
         try:
             loaded = read(self.sources.entry, os.environ)
-        except ConfigurationError:  # which it finds, and tells, as soon as it looks at the files
+        except ConfigurationError:  # the worker reports it as soon as it checks the files
             loaded = assembled(self.sources, os.environ)
         return _application(listening(loaded.settings, self.host), loaded)
 
 
 class Workers(Multiprocess):
-    """uvicorn's parent of the worker processes, which each put a changed configuration in force by themselves.
+    """uvicorn's parent of the worker processes. Each worker reloads the configuration on its own.
 
-    It knows what was last right, for a worker that takes the place of one that died while the disk has what is wrong.
-    SIGUSR2 has it replace the workers, one after another, by such as begin with the program as it is on the disk.
+    The parent keeps the last valid configuration for a worker that replaces a dead one while the files are invalid.
+    SIGUSR2 performs a rolling restart: workers are replaced one at a time and run the code now on disk.
     """
 
     def __init__(self, config: uvicorn.Config, sockets: list[socket]) -> None:
@@ -177,7 +178,7 @@ class Workers(Multiprocess):
             return
         try:
             loaded: Loaded = read(known.entry, os.environ)
-        except ConfigurationError:  # each worker tells it
+        except ConfigurationError:  # each worker reports it
             return
         self.config.app = Worker(loaded.sources, host)
 
