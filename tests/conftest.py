@@ -21,7 +21,7 @@ from proxy.config import Settings
 from proxy.config.loading import loads
 from proxy.demo.serving import serve
 from proxy.server.app import create_app
-from proxy.summary import store as service
+from proxy.summary import in_flight
 from proxy.upstream import limit_discovery as asking
 from tests.kit.client import StartProxy
 
@@ -100,14 +100,14 @@ def _certificates_are_read_once() -> Iterator[None]:
 @pytest.fixture
 def waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], bool]:
     """Waits until so many requests wait for a summary, in the proxies of this process; whether they do, in time."""
-    flights: list[service.InFlight] = []
+    flights: list[in_flight.InFlight] = []
 
-    class Seen(service.InFlight):
+    class Seen(in_flight.InFlight):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
             flights.append(self)
 
-    monkeypatch.setattr(service, "InFlight", Seen)
+    monkeypatch.setattr(in_flight, "InFlight", Seen)
 
     def come(count: int) -> bool:
         until = time.monotonic() + 30

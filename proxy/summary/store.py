@@ -1,7 +1,6 @@
-"""Summaries by checkpoint: stored, or made once for all who wait, or a digest in their place.
+"""Summaries by checkpoint: read from the store, made once for all callers that wait, or replaced by a digest.
 
-A summary belongs to the conversation and not to the client whose request began it, so a making goes on when that client
-disconnects. Of the summaries that several workers make for one checkpoint, the first one stored is the one all use.
+If several workers make a summary for one checkpoint, all of them use the first one stored.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +17,7 @@ import structlog
 
 from proxy.compaction.identifiers import Artefacts
 from proxy.store import Store, StoreFailed
+from proxy.summary.in_flight import Place, SingleFlight
 from proxy.summary.lease import Lease
 from proxy.telemetry.metrics import GIVEN_UP
 
@@ -27,54 +26,48 @@ log = structlog.get_logger(__name__)
 KIND = "summary"
 
 LIFETIME = 30 * 24 * 3600.0
-"""Seconds that a model's summary is kept after it was made."""
+"""Lifetime of a model's summary in the store, in seconds."""
 
 DIGEST_LIFETIME = 300.0
-"""Seconds that a digest stands in before a model is asked again: until then the prompt stays the same."""
+"""Seconds to use a digest before the proxy calls a model again. Until then the prompt stays the same."""
 
 REMEMBERED = 500
 """Entries that each process keeps in memory."""
 
 REMEMBERED_BYTES = 32_000_000
-"""What they may take together; the newest one stays in any case."""
+"""Maximum bytes of these entries. The newest one stays even if it is larger."""
 
 FAILURES = 3
-"""Makings in vain after which no model is asked any more for a conversation."""
+"""Failed attempts after which the proxy stops calling models for a conversation."""
 
 SAVING_SECONDS = 0.5
-"""The most that a request waits until its summary is stored; that then goes on in the background."""
+"""Seconds that a request waits until its summary is stored. Storing then continues in the background."""
 
 LOOKING_SECONDS = 2.0
-"""The most that a request waits while the store is asked for earlier summaries to build upon."""
+"""Seconds that a request waits for earlier summaries from the store."""
 
 CLOSING_SECONDS = 5.0
-"""Seconds that summaries have to be stored when the process ends."""
-
-LEFT_OF_A_TENANT = 8
-"""The most makings of a tenant that go on after their clients have disconnected, ..."""
-
-LEFT = 32
-"""... and the most of a process: each of them holds its conversation in memory."""
+"""Seconds to store pending summaries when the process ends."""
 
 POLL_SECONDS = 0.1
-"""Seconds between two looks for a summary that another worker is making."""
+"""Seconds between two checks for a summary that another worker is making."""
 
 SAVED_AGAIN_SECONDS = 30.0
-"""Seconds before a summary that couldn't be stored is offered to the store again."""
+"""Seconds before the proxy retries to store a summary after a failure."""
 
 FAILED_REMEMBERED = 5_000
-"""Checkpoints whose makings failed that are kept in mind, the newest ones."""
+"""Failed checkpoints kept in memory, the newest ones."""
 
 Origin = Literal["stored", "made", "digest"]
 
 
 class StoredSummary(msgspec.Struct, frozen=True):
-    """What is kept for a checkpoint: the text, and the whole message that stands for the turns before it.
+    """The entry for a checkpoint: the text, and the complete message that replaces the turns before it.
 
-    ``tokens`` is the size of the message, ``found`` what the turns mention of paths, URLs and identifiers.
-    ``digest`` says that no model made the text; ``until`` when a digest is tried anew, in the event loop's time;
-    ``unasked`` that no model failed either, because none was asked; ``given_up`` that none will be;
-    ``over_budget`` that the team's budget for summaries was used up.
+    ``tokens`` is the size of the message. ``found`` contains the paths, URLs, and identifiers in the turns. ``digest``
+    is true if no model wrote the text. ``until`` is when the proxy replaces a digest, in the event loop's time.
+    ``unasked`` is true if the proxy called no model, and ``given_up`` if it won't call one again. ``over_budget`` is
+    true if the team's budget for summaries was used up.
     """
 
     text: str
@@ -89,14 +82,14 @@ class StoredSummary(msgspec.Struct, frozen=True):
 
 
 SummaryFactory = Callable[[StoredSummary | None, int], Awaitable[StoredSummary]]
-"""Makes an entry from the previous one, if there is any, and the position up to which that one reaches."""
+"""Makes an entry from the previous one, if any, and the position where that one ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A place in a conversation: its position in the body, and the chained key of all before it.
+    """A place in a conversation: its position in the body, and the chained key of everything before it.
 
-    ``content`` is a chained key of the messages alone, whoever sent them; the archive has them under its beginning.
+    ``content`` is a chained key of only the messages, independent of the sender. Archive ids are its first digits.
     """
 
     position: int
@@ -104,42 +97,30 @@ class Checkpoint:
     content: str = ""
 
 
-Place = tuple[str, str]
-"""A tenant and the key of a checkpoint."""
-
-
-class InFlight:
-    """One summary in the making, and how many wait for it."""
-
-    def __init__(self, task: asyncio.Task[StoredSummary]) -> None:
-        self.task = task
-        self.waiting = 0
-
-
 class Summaries:
-    """Gives the entry for a conversation's last checkpoint."""
+    """Provide the entry for a conversation's last checkpoint."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._memory: dict[tuple[str, str], StoredSummary] = {}
         self._bytes = 0
         self._failures: dict[tuple[str, str], int] = {}
-        self._flights: dict[Place, InFlight] = {}
-        self._unsaved: dict[Place, float] = {}  # when to try again, in the event loop's time
+        self._flights: SingleFlight[StoredSummary] = SingleFlight()
+        self._unsaved: dict[Place, float] = {}  # time of the next retry, in the event loop's time
         self._background: set[asyncio.Task[None]] = set()
         self._saving: set[asyncio.Task[None]] = set()
 
     async def stored(self, tenant: str, key: str) -> StoredSummary | None:
-        """The entry, if there is one."""
+        """Return the entry, or ``None``."""
         try:
             return await self._found(tenant, key)
         except StoreFailed as failure:
             log.warning("store.read_failed", reason=str(failure))
-            # It may have been made while the store was asked.
+            # Another caller may have made it during the read.
             return self._in_memory(tenant, key)
 
     async def _found(self, tenant: str, key: str) -> StoredSummary | None:
-        """The same. Raises ``StoreFailed``."""
+        """Return the entry, or ``None``. Raises ``StoreFailed``."""
         entry = self._in_memory(tenant, key)
         if entry is not None:
             due = self._unsaved.get((tenant, key))
@@ -147,7 +128,7 @@ class Summaries:
                 self._save(tenant, key, entry)
             return entry
         value = await self._store.get(tenant, KIND, key)
-        # It may have been made while the store was asked.
+        # Another caller may have made it during the read.
         entry = self._in_memory(tenant, key) or (None if value is None else _decoded(value))
         if entry is not None:
             self._remember(tenant, key, entry)
@@ -156,27 +137,17 @@ class Summaries:
     async def obtain(
         self, tenant: str, checkpoints: Sequence[Checkpoint], make: SummaryFactory
     ) -> tuple[StoredSummary, Origin]:
-        """The entry for the last checkpoint, made from the latest earlier one that is stored.
+        """Return the entry for the last checkpoint. If there is none, make it from the latest earlier one.
 
-        Concurrent callers for one checkpoint wait for one making. It goes on when the last of them leaves, within its
-        own limits in time, so that the client's next attempt finds the summary.
+        Concurrent callers for one checkpoint share the same task. It continues after the last of them disconnects,
+        within its own timeouts, so that the client's next attempt finds the summary.
         """
         last = checkpoints[-1]
         entry = await self.stored(tenant, last.key)
         if entry is not None:
             return entry, "digest" if entry.digest else "stored"
         place = (tenant, last.key)
-        flight = self._flights.get(place)
-        if flight is None:
-            flight = self._flights[place] = InFlight(asyncio.ensure_future(self._make(tenant, checkpoints, make)))
-            flight.task.add_done_callback(lambda task: self._landed(place, task))
-        flight.waiting += 1
-        try:
-            entry = await asyncio.shield(flight.task)
-        finally:
-            flight.waiting -= 1
-            if flight.waiting == 0 and not flight.task.done():
-                self._left_alone(place)
+        entry = await self._flights.run(place, lambda: self._make(tenant, checkpoints, make))
         return entry, "digest" if entry.digest else "made"
 
     def begin(self, tenant: str, checkpoints: Sequence[Checkpoint], make: SummaryFactory) -> None:
@@ -193,10 +164,10 @@ class Summaries:
         task.add_done_callback(self._ended)
 
     def given_up(self, tenant: str, checkpoints: Sequence[Checkpoint]) -> bool:
-        """Whether makings for a conversation failed so often that no model is to be asked for it again.
+        """Return whether summaries of a conversation failed so often that the proxy stops calling models for it.
 
-        Failures count over its checkpoints, back to the last one that has a summary. An edited conversation has other
-        checkpoints and begins anew.
+        The count includes all checkpoints since the last one with a summary. An edited conversation has other
+        checkpoints, so its count starts at zero.
         """
         failures = 0
         for checkpoint in reversed(checkpoints):
@@ -207,7 +178,7 @@ class Summaries:
         return failures >= FAILURES
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Drop what is remembered of tenants that were forgotten; says of which."""
+        """Drop the entries of forgotten tenants, and return those tenants."""
         tenants = {tenant for tenant, _ in (*self._memory, *self._failures) if forgotten(tenant)}
         for tenant, key in [place for place in self._memory if place[0] in tenants]:
             self._forget(tenant, key)
@@ -216,8 +187,8 @@ class Summaries:
         return tenants
 
     async def aclose(self) -> None:
-        """End all making, and store what was made."""
-        tasks = [*self._background, *(flight.task for flight in self._flights.values())]
+        """Cancel summaries in progress and store the finished ones."""
+        tasks = [*self._background, *self._flights.tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -259,9 +230,9 @@ class Summaries:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _released(self, lease: Lease, saving: asyncio.Task[None] | None) -> None:
-        """Release a lease once the summary is stored, so that a worker that waits for it finds it.
+        """Release a lease after the summary is stored, so that a waiting worker finds the summary.
 
-        If that is cancelled, the lease isn't renewed any more, and ends on its own.
+        If this task is cancelled, the lease expires.
         """
         try:
             if saving is not None:
@@ -270,35 +241,8 @@ class Summaries:
         finally:
             lease.lapse()
 
-    def _left_alone(self, place: Place) -> None:
-        """Let a making go on without anybody who waits for it, unless there are too many of these.
-
-        Too many of a tenant: this one is cancelled. Too many altogether: the newest one of the tenant that has most.
-        """
-        alone = [other for other, flight in self._flights.items() if flight.waiting == 0 and not flight.task.done()]
-        of_tenants = Counter(tenant for tenant, _ in alone)
-        if of_tenants[place[0]] > LEFT_OF_A_TENANT:
-            self._cancel(place)
-        elif len(alone) > LEFT:
-            tenant, _ = of_tenants.most_common(1)[0]
-            self._cancel(next(other for other in reversed(alone) if other[0] == tenant))
-        else:
-            log.info("summary.client_left", makings=len(alone))
-
-    def _cancel(self, place: Place) -> None:
-        # A request that comes while the task is still ending must not join it, but begin another one.
-        self._flights.pop(place).task.cancel()
-
-    def _landed(self, place: Place, task: asyncio.Task[StoredSummary]) -> None:
-        flight = self._flights.get(place)
-        if flight is None or flight.task is not task:
-            return
-        del self._flights[place]
-        if flight.waiting == 0 and not task.cancelled() and (error := task.exception()) is not None:
-            log.error("summary.background_failed", error=type(error).__name__, exc_info=error)
-
     async def _earlier(self, tenant: str, checkpoints: Sequence[Checkpoint]) -> tuple[StoredSummary | None, int]:
-        """The latest summary to build upon, and its position; none where the store fails or takes too long."""
+        """Return the latest earlier summary and its position, only from memory if the store fails or is slow."""
         try:
             async with asyncio.timeout(LOOKING_SECONDS):
                 for earlier in reversed(checkpoints):
@@ -314,7 +258,7 @@ class Summaries:
         return None, 0
 
     def _save(self, tenant: str, key: str, entry: StoredSummary) -> asyncio.Task[None]:
-        """Store an entry in the background, or take over the one that another worker has stored before."""
+        """Store an entry in the background, or use the one that another worker stored first."""
         self._unsaved.pop((tenant, key), None)
         return self._later(self._agree(tenant, key, entry))
 
@@ -335,14 +279,14 @@ class Summaries:
                 self._unsaved[tenant, key] = asyncio.get_running_loop().time() + SAVED_AGAIN_SECONDS
 
     def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do something in the background that is finished before the process ends."""
+        """Start background work that ``aclose`` waits for."""
         task = asyncio.get_running_loop().create_task(work)
         self._saving.add(task)
         task.add_done_callback(self._saving.discard)
         return task
 
     def _keep_digest(self, tenant: str, checkpoints: Sequence[Checkpoint], entry: StoredSummary) -> StoredSummary:
-        """Keep a digest for a while, in this process only; for good, if makings failed too often."""
+        """Keep a digest in this process for ``DIGEST_LIFETIME``, or without limit after too many failures."""
         key = checkpoints[-1].key
         known = self.given_up(tenant, checkpoints)
         if not entry.unasked:
@@ -360,7 +304,7 @@ class Summaries:
         return entry
 
     def _in_memory(self, tenant: str, key: str) -> StoredSummary | None:
-        """The entry as this process has it; a digest only until it is to be tried anew."""
+        """Return the entry in memory. Drop a digest when it expires."""
         entry = self._memory.get((tenant, key))
         if entry is None or not entry.digest or asyncio.get_running_loop().time() < entry.until:
             return entry
@@ -386,7 +330,7 @@ class Summaries:
 
 
 def _decoded(value: bytes) -> StoredSummary | None:
-    """Return a stored entry; ``None`` if it is damaged or of another version: then it is replaced."""
+    """Return a stored entry, or ``None`` if it is damaged or from another version. The caller replaces it."""
     try:
         return msgspec.msgpack.decode(value, type=StoredSummary)
     except (msgspec.DecodeError, UnicodeDecodeError) as failure:
@@ -395,6 +339,6 @@ def _decoded(value: bytes) -> StoredSummary | None:
 
 
 def _size(entry: StoredSummary) -> int:
-    """Bytes that an entry takes in memory, about."""
+    """Return the approximate bytes of an entry in memory."""
     texts = (text for found in entry.found.values() for text in found)
     return sum(map(sys.getsizeof, (entry, entry.text, entry.message, *texts)))

@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.store import Store, StoreFailed, open_store
-from proxy.summary import lease
+from proxy.summary import in_flight, lease
 from proxy.summary import store as service
 from proxy.summary.store import KIND, Checkpoint, StoredSummary, Summaries, SummaryFactory
 
@@ -214,8 +214,8 @@ def test_it_goes_on_when_the_last_one_leaves() -> None:
 
 def test_no_more_than_so_many_go_on_without_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenant's own bound first; over the bound of the process, the tenant that has most of them loses one."""
-    monkeypatch.setattr(service, "LEFT_OF_A_TENANT", 3)
-    monkeypatch.setattr(service, "LEFT", 4)
+    monkeypatch.setattr(in_flight, "LEFT_OF_A_TENANT", 3)
+    monkeypatch.setattr(in_flight, "LEFT", 4)
 
     async def test(summaries: Summaries, shelf: Shelf) -> None:
         async def left(tenant: str, key: str) -> Maker:
