@@ -1,4 +1,4 @@
-"""The demonstration: an agent's long session with and without the proxy, in front of a stand-in for OpenAI.
+"""The demo: a long agent session with and without the proxy, against a stand-in for OpenAI.
 
-The stand-in (``upstream``) is also what the tests put behind the proxy.
+The tests also use the stand-in (``upstream``).
 """

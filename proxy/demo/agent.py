@@ -1,4 +1,4 @@
-"""An agent as applications write it: the official client, the whole history at every turn, nothing ever trimmed."""
+"""A typical agent: the official client, with the whole untrimmed history in every request."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from proxy.demo.tools import TOOLS
 
 @dataclass(slots=True)
 class Session:
-    """What the application saw: answers in ``turns``, the ``error`` that ended it, and the headers of each answer.
+    """The application's view: answered ``turns``, the ``error`` that ended the session, and each response's headers.
 
-    ``seconds`` is wall time.
+    ``seconds`` is wall-clock time.
     """
 
     turns: int = 0
@@ -29,7 +29,7 @@ class Session:
 
 
 class Agent:
-    """Works on one task after another. A turn is one request to the model; every second one is streamed."""
+    """Work on one task after another. A turn is one request to the model; every second turn streams."""
 
     def __init__(self, client: openai.OpenAI, model: str) -> None:
         self.client = client
@@ -38,7 +38,7 @@ class Agent:
         self.session = Session()
 
     def run(self, turns: int, on_turn: Callable[[], None]) -> Session:
-        """Up to ``turns`` turns; the first error ends the session, as it ends any application's."""
+        """Run up to ``turns`` turns. The first error ends the session."""
         started = time.perf_counter()
         tasks = 0
         try:
@@ -82,7 +82,7 @@ class Agent:
 
 
 def gather(chunks: Iterable[ChatCompletionChunk]) -> dict[str, Any]:
-    """The assistant message that a stream spells out. Raises ``EOFError`` for a stream that breaks off."""
+    """Return the assistant message from a stream. Raises ``EOFError`` if the stream ends early."""
     content = ""
     calls: dict[int, dict[str, Any]] = {}
     finished = False
@@ -115,7 +115,7 @@ def _tools() -> list[ChatCompletionToolParam]:
 
 
 def _words(error: Exception) -> str:
-    """An error as one line: its status and what its body says."""
+    """Format an error as one line: its status, code, and message."""
     if not isinstance(error, openai.APIError):
         return f"{type(error).__name__}: {error}"
     status = f"{error.status_code} " if isinstance(error, openai.APIStatusError) else ""

@@ -1,7 +1,7 @@
-"""How many tokens a request is, as the stand-in upstream counts it.
+"""Count the tokens of a request for the stand-in upstream.
 
-Kept apart from ``proxy.tokens`` on purpose: a mistake in the proxy's counting must show here as a refused request, so
-the two may not share a line.
+This module shares no code with ``proxy.tokens`` on purpose. A mistake in the proxy's counting then shows up as a
+refused request.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from typing import Any
 import tiktoken
 
 ENCODING = "o200k_base"
-# The name under which tiktoken looks for the encoding in its cache: the SHA-1 of the address it would load it from.
+# File name of the encoding in tiktoken's cache: the SHA-1 of its download URL.
 ENCODING_FILE = "fb374d419588a4632f3f557e76b4b70aebbca790"
 
-# OpenAI's cookbook, "How to count tokens with tiktoken": every message is framed by three tokens, a name costs one
-# more, and every answer is primed with three.
+# OpenAI's cookbook, "How to count tokens with tiktoken": three tokens per message, one more for a name, and three that
+# prime every answer.
 PER_MESSAGE = 3
 PER_NAME = 1
 PRIMING = 3
-# A tool call is framed like a message; the cookbook is silent here.
+# Assumption: a tool call costs as many tokens as a message frame. The cookbook doesn't cover calls.
 PER_TOOL_CALL = 3
 
-# Flat figures for parts that are not text: an image of 1024 x 1024 in high detail (OpenAI's vision guide), half a
-# minute of audio at ten tokens a second, and a page or two of a document.
+# Flat figures for other parts: an image of 1024 x 1024 in high detail (OpenAI's vision guide), half a minute of audio
+# at ten tokens a second, and one or two pages of a document.
 MEDIA_TOKENS = {"image_url": 765, "input_audio": 300, "file": 1500}
 LOW_DETAIL_IMAGE = 85
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The size of a request in tokens: its messages, and the functions and schemas declared beside them."""
+    """The size of a request in tokens: its messages, and its functions and schemas."""
 
     messages: int
     functions: int
@@ -49,21 +49,21 @@ class Tokens:
 
 
 class Counter:
-    """Counts requests; each message is counted once and remembered by its digest.
+    """Count requests, and cache the size of each message by its digest.
 
-    Takes bodies that ``validity.faults`` found nothing wrong with.
+    Accepts only bodies without ``validity.faults``.
     """
 
     def __init__(self) -> None:
         self._known: dict[bytes, int] = {}
 
     def request(self, body: Mapping[str, Any]) -> Tokens:
-        """The size of a whole request body."""
+        """Return the size of a whole request body."""
         messages = PRIMING + sum(self.message(message) for message in body["messages"])
         return Tokens(messages, sum(self._remembered(part, _json_tokens) for part in _declarations(body)))
 
     def message(self, message: Mapping[str, Any]) -> int:
-        """The size of one message, its frame included."""
+        """Return the size of one message, including its frame."""
         return self._remembered(message, _message_tokens)
 
     def _remembered(self, value: Any, count: Callable[[Any], int]) -> int:
@@ -76,9 +76,9 @@ class Counter:
 
 @functools.cache
 def encoding() -> tiktoken.Encoding:
-    """The ``o200k_base`` encoding, from the file that LiteLLM's package carries.
+    """Return the ``o200k_base`` encoding, from the file in LiteLLM's package.
 
-    Raises ``FileNotFoundError`` where it is missing: tiktoken would go and download it.
+    Raises ``FileNotFoundError`` if it is missing, because tiktoken would download it.
     """
     spec = importlib.util.find_spec("litellm")  # finds the folder without importing the package
     if spec is None or spec.origin is None:
@@ -91,16 +91,16 @@ def encoding() -> tiktoken.Encoding:
 
 
 def text_tokens(text: str) -> int:
-    """The size of a text alone."""
+    """Return the size of a text."""
     return len(encoding().encode(text, disallowed_special=()))
 
 
 def first_tokens(text: str, limit: int) -> str:
-    """The text up to ``limit`` tokens."""
+    """Return the first ``limit`` tokens of a text."""
     tokens = encoding().encode(text, disallowed_special=())
     if len(tokens) <= limit:
         return text
-    # A cut inside a character leaves half of it behind.
+    # The cut can split a character.
     return encoding().decode(tokens[:limit], errors="ignore")
 
 
@@ -110,7 +110,7 @@ def _message_tokens(message: Mapping[str, Any]) -> int:
 
 
 def _parts(message: Mapping[str, Any]) -> Iterator[str | Mapping[str, Any]]:
-    """Everything in a message that costs tokens: texts, and parts that are not text."""
+    """Yield everything in a message that costs tokens: texts and other parts."""
     yield message["role"]
     yield message.get("name") or ""
     content = message.get("content") or ""

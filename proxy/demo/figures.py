@@ -1,4 +1,4 @@
-"""What a run of the demonstration came to, in figures."""
+"""The results of a demo run."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from proxy.demo.upstream import Received, StandIn
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One run. Sizes are in tokens as the upstream counts them, ``cacheable`` is a share from 0.0 to 1.0.
+    """One run. Sizes are in the upstream's tokens. ``cacheable`` is a share from 0.0 to 1.0.
 
-    ``prompt_tokens`` and ``largest_prompt`` are of the requests that were answered; ``summary_tokens`` is what the
-    summaries read, on top of it. ``facts`` counts those that stand in the last answered request.
+    ``prompt_tokens`` and ``largest_prompt`` cover the answered requests. ``summary_tokens`` is the additional input of
+    summary requests. ``facts`` is the number of facts in the last answered request.
     """
 
     turns: int
@@ -38,7 +38,7 @@ class Figures:
 
 
 def figures(session: Session, upstream: StandIn) -> Figures:
-    """Puts together what the application saw and what reached the upstream."""
+    """Combine the figures of the application and the upstream."""
     answered = [received for received in upstream.conversations if received.status == 200]
     summaries = [received for received in upstream.summaries if received.status == 200]
     done = Tally(headers.get("x-compaction", "") for headers in session.headers)
@@ -61,10 +61,10 @@ def figures(session: Session, upstream: StandIn) -> Figures:
 
 
 def cacheable(requests: list[Received], counter: Counter) -> float:
-    """The share of the prompts that a provider's cache can hold: what each has in common with the one before it.
+    """Return the cacheable share of the prompts: the prefix that each has in common with the one before it.
 
-    Whole messages only, from the first on, and the tools where they are the same: a little less than the truth.
-    The first request, which has none before it, is left out.
+    The prefix consists of identical tools and whole messages, so the result is slightly too low. The first request
+    doesn't count.
     """
     common = sum(_common(before.body, after.body, counter) for before, after in pairwise(requests))
     total = sum(received.tokens for received in requests[1:])
@@ -72,7 +72,7 @@ def cacheable(requests: list[Received], counter: Counter) -> float:
 
 
 def _common(before: Mapping[str, Any], after: Mapping[str, Any], counter: Counter) -> int:
-    """Tokens at the start of a prompt that are the same in both bodies; tools stand before the messages."""
+    """Return the tokens of the common prefix of two prompts. Tools come before the messages."""
     if before.get("tools") != after.get("tools"):
         return 0
     pairs = takewhile(lambda pair: pair[0] == pair[1], zip(before["messages"], after["messages"], strict=False))
@@ -94,9 +94,9 @@ ROWS: dict[str, Callable[[Figures], str]] = {
     "prompt a cache can hold": lambda run: f"{run.cacheable:.1%}",
     "wall time": lambda run: f"{run.seconds:.1f} s",
 }
-"""What is shown of a run, by its name."""
+"""Table rows: their names and how to format their values."""
 
 
 def rows(without: Figures, protected: Figures) -> list[tuple[str, str, str]]:
-    """The lines of the table: what is shown, without the proxy and with it."""
+    """Return the rows of the table: name, value without the proxy, value with the proxy."""
     return [(name, show(without), show(protected)) for name, show in ROWS.items()]

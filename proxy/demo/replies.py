@@ -1,4 +1,4 @@
-"""What the stand-in answers, and how OpenAI puts an answer on the wire: as one object, or as a stream of chunks."""
+"""Replies of the stand-in, in OpenAI's formats: one object or a stream of chunks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ARGUMENT_CHARACTERS_PER_CHUNK = 16
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call the model makes; ``arguments`` is the JSON text."""
+    """A tool call. ``arguments`` is JSON text."""
 
     id: str
     name: str
     arguments: str
 
     def message_part(self) -> dict[str, Any]:
-        """The call as it stands in an assistant message."""
+        """Return the call in the format of an assistant message."""
         return {
             "id": self.id,
             "type": "function",
@@ -34,19 +34,18 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """An answer of the stand-in.
+    """A reply of the stand-in.
 
-    ``finish_reason`` follows from the rest where it is left out. ``delay`` is the time in seconds before the head of
-    the answer, ``pause`` the time before each chunk of a stream.
+    If ``finish_reason`` is omitted, it follows from the content. ``delay`` is the time in seconds before the response
+    headers, ``pause`` the time before each chunk of a stream.
 
-    ``error`` is sent in place of the answer: a mapping as JSON, a text as it is. With a ``status`` other than 200 it
-    is the body under that status. With status 200 it is the body of a plain answer, and in a stream an event
-    after ``break_after`` chunks, the first event where that is left out.
+    The stand-in sends ``error`` instead of the answer: a mapping as JSON, a text unchanged. With a ``status`` other
+    than 200, or without streaming, it is the response body. In a stream with status 200 it is an event after
+    ``break_after`` chunks, or the first event if that is omitted.
 
-    ``break_after`` drops the connection after so many chunks of a stream, and in the middle of a plain answer.
+    ``break_after`` drops the connection after this many chunks of a stream, or in the middle of a plain answer.
 
-    ``go`` is an event that the answer waits for until it is set; a stream waits for it behind its first
-    content, its second chunk.
+    The reply waits until the event ``go`` is set. A stream waits after its first content, the second chunk.
     """
 
     content: str | None = None
@@ -66,29 +65,29 @@ class Reply:
 
     @property
     def reason(self) -> str:
-        """The reason the answer ends with."""
+        """Return the finish reason."""
         return self.finish_reason or ("tool_calls" if self.tool_calls else "stop")
 
     @property
     def tokens(self) -> int:
-        """The size of the answer."""
+        """Return the size of the answer in tokens."""
         calls = sum(PER_TOOL_CALL + text_tokens(call.name + call.arguments) for call in self.tool_calls)
         return text_tokens(self.content or "") + calls
 
     def within(self, room: int) -> Reply:
-        """The answer in at most ``room`` tokens: a longer text is cut, and says so by its finish reason."""
+        """Limit the answer to ``room`` tokens. Cutting it changes the finish reason to ``length``."""
         if self.content is None or self.tokens <= room:
             return self
         return replace(self, content=first_tokens(self.content, room), tool_calls=(), finish_reason="length")
 
 
 Responder = Callable[[dict[str, Any]], Reply]
-"""Decides on the answer to a request body."""
+"""Returns the reply to a request body."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A reply to one request, ready for the wire. ``prompt_tokens`` is the size of the request."""
+    """A reply to one request, ready to send. ``prompt_tokens`` is the size of the request."""
 
     id: str
     model: str
@@ -97,7 +96,7 @@ class Completion:
     prompt_tokens: int
 
     def usage(self) -> dict[str, int]:
-        """What the request and its answer count."""
+        """Return the usage of the request and its answer."""
         out = self.reply.tokens
         return {
             "prompt_tokens": self.prompt_tokens,
@@ -106,7 +105,7 @@ class Completion:
         }
 
     def whole(self) -> dict[str, Any]:
-        """The answer as one object."""
+        """Return the answer as one object."""
         message: dict[str, Any] = {"role": "assistant", "content": self.reply.content, "refusal": None}
         if self.reply.tool_calls:
             message["tool_calls"] = [call.message_part() for call in self.reply.tool_calls]
@@ -114,7 +113,7 @@ class Completion:
         return self._frame("chat.completion") | {"choices": [choice], "usage": self.usage()}
 
     def chunks(self, *, include_usage: bool) -> Iterator[dict[str, Any]]:
-        """The answer as the chunks of a stream; the usage comes in a last one of its own if it is asked for."""
+        """Yield the chunks of a stream. With ``include_usage``, the last chunk contains only the usage."""
         frame = self._frame("chat.completion.chunk")
         usage: dict[str, Any] = {"usage": None} if include_usage else {}
         for delta in self._deltas():
@@ -141,7 +140,7 @@ class Completion:
 
 
 def event(data: Mapping[str, Any] | str) -> bytes:
-    """One server-sent event."""
+    """Format a server-sent event."""
     text = data if isinstance(data, str) else json.dumps(data, separators=(",", ":"))
     return f"data: {text}\n\n".encode()
 

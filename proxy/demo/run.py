@@ -1,4 +1,4 @@
-"""The demonstration: the same session straight at the upstream and through the proxy, side by side in a table."""
+"""Run the demo: the same session directly at the upstream and through the proxy, compared in a table."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ MODEL = "stand-in-16k"
 WINDOW = 16_000
 MAX_OUTPUT = 2_000
 ANSWER_WITHIN = 60.0
-"""Seconds the agent waits for an answer."""
+"""Timeout of the agent's requests, in seconds."""
 
 Way = Callable[[str], AbstractContextManager[str]]
-"""From the upstream's URL to the one the agent calls."""
+"""Maps the upstream's URL to the URL that the agent calls."""
 
 
 def demo(turns: int = 60) -> int:
     """Run both sessions and print the table.
 
-    The exit status is 0 where the session failed without the proxy and ran to its end with it, else 1.
-    Raises ``ValueError`` for less than one turn.
+    Return exit status 0 if the session failed without the proxy and finished with it, and 1 otherwise. Raises
+    ``ValueError`` for less than one turn.
     """
     if turns < 1:
-        raise ValueError(f"The demonstration needs at least one turn, not {turns}.")
+        raise ValueError(f"The demo needs at least one turn (got {turns}).")
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
@@ -51,7 +51,7 @@ def demo(turns: int = 60) -> int:
 
 
 def session(turns: int, way: Way, on_turn: Callable[[], None]) -> Figures:
-    """One session of the agent at a fresh upstream."""
+    """Run one session of the agent against a new upstream."""
     upstream = StandIn(window=WINDOW, max_output=MAX_OUTPUT, responder=decide, model=MODEL)
     with serve(upstream.app) as url, way(url) as entrance, client(entrance) as caller:
         seen = Agent(caller, MODEL).run(turns, on_turn)
@@ -59,10 +59,7 @@ def session(turns: int, way: Way, on_turn: Callable[[], None]) -> Figures:
 
 
 def client(url: str) -> openai.OpenAI:
-    """The official client, as an application has it; it looks at no proxy settings of the machine.
-
-    It does not try again by itself: each refusal shall be seen.
-    """
+    """Return the official client. It ignores the machine's proxy settings, and doesn't retry, to show each refusal."""
     direct = httpx.Client(trust_env=False)
     return openai.OpenAI(
         base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=ANSWER_WITHIN, http_client=direct
@@ -70,14 +67,14 @@ def client(url: str) -> openai.OpenAI:
 
 
 def straight(upstream: str) -> AbstractContextManager[str]:
-    """No proxy on the way."""
+    """Call the upstream without the proxy."""
     return contextlib.nullcontext(upstream)
 
 
 @contextlib.contextmanager
 def through_proxy(upstream: str) -> Iterator[str]:
-    """The proxy in front of the upstream, configured by a file like anybody's, its store in a folder of its own."""
-    # Imported here: what goes straight to the upstream needs none of it.
+    """Start the proxy in front of the upstream, with a configuration file and a temporary store."""
+    # Import here, because sessions without the proxy don't need these modules.
     from proxy.config import load
     from proxy.server.app import create_app
 
@@ -89,7 +86,7 @@ def through_proxy(upstream: str) -> Iterator[str]:
 
 
 def configuration(upstream: str, database: Path) -> str:
-    """The proxy's configuration, as YAML."""
+    """Return the proxy's configuration as YAML."""
     profile = {
         "context_window": WINDOW,
         "max_input_tokens": WINDOW,
@@ -105,7 +102,7 @@ def configuration(upstream: str, database: Path) -> str:
 
 
 def table(turns: int, without: Figures, protected: Figures) -> Table:
-    """Both runs side by side."""
+    """Return a table that compares both runs."""
     shown = Table(title=f"An agent's session of {turns:,} turns, window {WINDOW:,} tokens")
     shown.add_column()
     shown.add_column("without the proxy", justify="right")
@@ -116,7 +113,7 @@ def table(turns: int, without: Figures, protected: Figures) -> Table:
 
 
 def verdict(turns: int, without: Figures, protected: Figures) -> tuple[bool, str]:
-    """Whether the demonstration shows what it should, and what it showed in words."""
+    """Return whether the demo succeeded, and a sentence about its result."""
     if protected.error:
         return False, f"With the proxy the session failed in turn {protected.turns + 1}: {protected.error}"
     if not without.error:
@@ -130,7 +127,7 @@ def verdict(turns: int, without: Figures, protected: Figures) -> tuple[bool, str
 
 
 def _shown(progress: Progress, name: str, turns: int, way: Way) -> Figures:
-    """A session with its bar, which stops where the session does."""
+    """Run a session with a progress bar."""
     bar = progress.add_task(name, total=turns)
     run = session(turns, way, lambda: progress.advance(bar))
     progress.stop_task(bar)

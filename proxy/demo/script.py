@@ -1,7 +1,6 @@
-"""What happens in the session: the user's tasks, the model's decisions, and the facts planted on the way.
+"""The script of the session: the user's tasks, the model's decisions, and the planted facts.
 
-The model's part is a pure function of the last message of a request, so it plays on whatever was done to the messages
-before it.
+The model's decision depends only on the last message of a request, so it still works after compaction of the others.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ STEPS: tuple[tuple[tuple[str, dict[str, str]], ...], ...] = (
     (("run_command", {"command": "pytest services/{service} -k {symptom} --seed {task}"}),),
     (("write_file", {"path": "services/{service}/{symptom}_{task}.py", "content": "{source}"}),),
 )
-"""The tool calls of a task, step by step; those of one step are made in parallel. After the last comes a text."""
+"""The tool calls of a task by step. Calls in one step run in parallel. A text follows the last step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something said once, early: ``text`` is what a later request is searched for.
+    """A fact that occurs once, early. The demo searches later requests for ``text``.
 
-    ``said`` is the whole line, ``task`` the task in which it is said (from 1), ``tool`` the tool whose result says it,
-    ``None`` for the user; ``at`` is how far down in that result, from 0.0 for its top to 1.0 for its end.
+    ``said`` is the whole line and ``task`` its task (from 1). ``tool`` is the tool whose result contains it, or
+    ``None`` for the user's message. ``at`` is the position in that result, from 0.0 (top) to 1.0 (end).
     """
 
     text: str
@@ -62,7 +61,7 @@ FACTS = (
 
 
 def task_message(task: int) -> str:
-    """The user's words for a task, counted from 1."""
+    """Return the user's message for a task, counted from 1."""
     service, symptom = _subject(task)
     facts = [fact.said for fact in FACTS if fact.task == task and fact.tool is None]
     asked = f"Task {task}: find out why the {service} service shows a {symptom}, and repair it."
@@ -70,7 +69,7 @@ def task_message(task: int) -> str:
 
 
 def tool_result(call_id: str, name: str, arguments: str) -> str:
-    """The result of a tool call of the script, with the facts that it says."""
+    """Return the result of a scripted tool call, including its facts."""
     task, _ = _place({"role": "tool", "tool_call_id": call_id})
     lines = tools.call(name, arguments).split("\n")
     for fact in FACTS:
@@ -80,9 +79,9 @@ def tool_result(call_id: str, name: str, arguments: str) -> str:
 
 
 def decide(body: Mapping[str, Any]) -> Reply:
-    """The model's part: the next step of the task that the last message belongs to.
+    """Return the model's next step in the task of the last message.
 
-    Raises ``ValueError`` for a message that is not of this script.
+    Raises ``ValueError`` for a message outside of the script.
     """
     task, step = _place(body["messages"][-1])
     service, symptom = _subject(task)
@@ -97,7 +96,7 @@ def decide(body: Mapping[str, Any]) -> Reply:
 
 
 def facts_in(messages: list[Any]) -> int:
-    """How many of the facts can still be read in these messages."""
+    """Return the number of facts that occur in these messages."""
     text = json.dumps(messages, ensure_ascii=False)
     return sum(fact.text in text for fact in FACTS)
 
@@ -112,12 +111,12 @@ def _subject(task: int) -> tuple[str, str]:
 
 
 def _place(message: Mapping[str, Any]) -> tuple[int, int]:
-    """The task and the step that follow on a message."""
+    """Return the task and the step that follow a message."""
     if message["role"] == "tool":
         found = re.fullmatch(r"call_(\d+)_(\d+)_\d+", message["tool_call_id"])
         if found:
             return int(found[1]), int(found[2]) + 1
     found = re.match(r"Task (\d+):", str(message["content"]))
     if message["role"] != "user" or not found:
-        raise ValueError(f"A {message['role']} message that the script does not know: {message}")
+        raise ValueError(f"A {message['role']} message outside of the script: {message}")
     return int(found[1]), 0

@@ -1,4 +1,4 @@
-"""An ASGI application on loopback for as long as a block of code runs."""
+"""Serve an ASGI application on loopback during a ``with`` block."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from starlette.types import ASGIApp
 from proxy.server.http_protocol import BoundedProtocol
 
 END_WITHIN = 10.0
-"""Seconds a server has to end."""
+"""Timeout for a server to stop, in seconds."""
 
 TICK = 1.0
-"""Seconds after which a server brings the date of its answers up to date."""
+"""Seconds between updates of the ``date`` header."""
 
 REST = 0.005
-"""Seconds between two looks at what a server that ends still has in work."""
+"""Seconds between checks for unfinished requests while the server stops."""
 
 
 class Server(uvicorn.Server):
-    """A server that ends when it is told to. uvicorn's own takes a fifth of a second: it only looks now and then."""
+    """A server that stops without delay. uvicorn's own server polls, and takes up to a fifth of a second."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -33,10 +33,10 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def end(self) -> None:
-        """Have the server end. Called from another thread, once it has started."""
+        """Stop the server. Call this from another thread, after the server has started."""
         self.should_exit = True
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended by itself, and its loop is closed
+            with contextlib.suppress(RuntimeError):  # the server has already stopped, and its loop is closed
                 self._loop.call_soon_threadsafe(self._ending.set)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -61,7 +61,7 @@ class Server(uvicorn.Server):
             connection.shutdown()
         try:
             async with asyncio.timeout(self.config.timeout_graceful_shutdown):
-                while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110 - nobody tells
+                while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110 - there is no event
                     await asyncio.sleep(REST)
         except TimeoutError:
             for task in self.server_state.tasks:
@@ -71,12 +71,12 @@ class Server(uvicorn.Server):
 
 @contextlib.contextmanager
 def serve(app: ASGIApp, *, http: type[asyncio.Protocol] | Literal["h11"] = BoundedProtocol) -> Iterator[str]:
-    """Serve an application on a free port of 127.0.0.1, from a thread; yields the base URL, without a final slash.
+    """Serve an application on a free port of 127.0.0.1 in a thread. Yield the base URL without a trailing slash.
 
     ``http`` is the class that parses HTTP, or uvicorn's name for one.
 
-    Requests still running when the block ends are cancelled after a second. Raises ``RuntimeError`` if the application
-    does not start, or does not end.
+    The server cancels requests that still run a second after the block ends. Raises ``RuntimeError`` if the application
+    doesn't start or stop.
     """
     config = uvicorn.Config(
         app,
@@ -90,7 +90,7 @@ def serve(app: ASGIApp, *, http: type[asyncio.Protocol] | Literal["h11"] = Bound
     )
     server = Server(config)
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.bind(("127.0.0.1", 0))  # free ports come from the system, so no two servers race for one
+        listener.bind(("127.0.0.1", 0))  # the system assigns the port, so servers don't race for one
         port = listener.getsockname()[1]
         thread = threading.Thread(target=_run, args=(server, listener), name=f"serve-{port}", daemon=True)
         thread.start()
@@ -108,6 +108,6 @@ def serve(app: ASGIApp, *, http: type[asyncio.Protocol] | Literal["h11"] = Bound
 
 
 def _run(server: Server, listener: socket.socket) -> None:
-    # uvicorn leaves a process by sys.exit where the application does not start; here it is the caller who is told.
+    # uvicorn calls sys.exit if the application doesn't start. `serve` raises an error instead.
     with contextlib.suppress(SystemExit):
         server.run([listener])

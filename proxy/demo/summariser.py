@@ -1,4 +1,4 @@
-"""The stand-in's summary model: it keeps the lines of a transcript that name something."""
+"""The stand-in's summary model, which extracts the lines of a transcript that contain facts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRANSCRIPT = "<transcript>"
 MAX_TOKENS = 400
 LINE_CHARACTERS = 240
 
-# What makes a line worth keeping, the dearest to lose first.
+# Patterns of facts, most important first.
 FACTS = (
     re.compile(r"\b[A-Z]{2,}-\d+\b"),  # tickets
     re.compile(r"https?://\S+"),
@@ -25,9 +25,9 @@ FACTS = (
 
 
 def is_summary_request(body: Mapping[str, Any]) -> bool:
-    """Whether a request is the proxy's own, for a summary.
+    """Return whether a request is the proxy's summary request.
 
-    Such a request has no tools, is not streamed, and its last message, a user's, holds the line ``<transcript>``.
+    Such a request has no tools and isn't streamed. Its last message, from the user, has the line ``<transcript>``.
     """
     if body.get("tools") or body.get("stream"):
         return False
@@ -39,13 +39,13 @@ def is_summary_request(body: Mapping[str, Any]) -> bool:
 
 
 def summarise(body: Mapping[str, Any]) -> Reply:
-    """An extract of at most ``MAX_TOKENS`` tokens from the transcript of a summary request.
+    """Return an extract of up to ``MAX_TOKENS`` tokens from the transcript of a summary request.
 
-    Lines with a fact are taken, the dearest kinds first, and put back into their order; where no line has any, the
-    first lines stand for the whole.
+    It consists of lines with facts, in transcript order, with the most important kinds chosen first. If no line has a
+    fact, it consists of the first lines.
     """
     transcript = _text(body["messages"][-1]).split(TRANSCRIPT, 1)[1]
-    # A transcript may carry its messages as JSON, where line ends are escaped.
+    # Messages in a transcript may be JSON with escaped line breaks.
     lines = list(dict.fromkeys(line.strip() for line in re.split(r"\n|\\n", transcript) if line.strip()))
     excerpts = _excerpts(lines) or {place: line[:LINE_CHARACTERS] for place, line in enumerate(lines)}
     room = MAX_TOKENS
@@ -59,7 +59,7 @@ def summarise(body: Mapping[str, Any]) -> Reply:
 
 
 def _excerpts(lines: list[str]) -> dict[int, str]:
-    """By its place, what is worth keeping of each line that has a fact; the dearest kinds come first."""
+    """Return excerpts of the lines with facts by line number, most important kinds first."""
     found: dict[int, str] = {}
     for pattern in FACTS:
         for place, line in enumerate(lines):

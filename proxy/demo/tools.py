@@ -1,4 +1,4 @@
-"""The agent's tools. Their results are made up here, always the same for the same arguments."""
+"""The agent's tools. They return generated results, identical for identical arguments."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ VERBS = ("load", "store", "merge", "check", "expire", "retry", "audit", "split")
 
 
 def call(name: str, arguments: str) -> str:
-    """The result of a tool call; ``arguments`` is the JSON text the model wrote."""
+    """Return the result of a tool call. ``arguments`` is the model's JSON text."""
     return RESULTS[name](**json.loads(arguments))
 
 
 def source(path: str, functions: int) -> str:
-    """A module of about 160 characters per function."""
+    """Return a module of about 160 characters per function."""
     dice = _dice(path)
     return "\n\n\n".join([f'"""The {path} module."""', *(_function(dice) for _ in range(functions))]) + "\n"
 

@@ -1,11 +1,11 @@
-"""A stand-in for OpenAI: counts real tokens, refuses what OpenAI refuses in OpenAI's words, answers from a script.
+"""A stand-in for OpenAI: it counts real tokens, returns OpenAI's errors, and answers from a script.
 
     upstream = StandIn(window=16_000, responder=my_responder)
     with serve(upstream.app) as url:
         ...                                # talk to f"{url}/v1"
     assert upstream.faults == []
 
-It runs on loopback (``serving.serve``) or in process, and holds every request it was sent.
+It runs on loopback (``serving.serve``) or in process, and records every request.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 @dataclass(slots=True)
 class Received:
-    """A request as it came in, the status it was answered with, and whether its client left before the end.
+    """A received request, the status of its response, and whether the client disconnected early (``abandoned``).
 
-    ``body`` is the parsed JSON object, empty where there was none. ``tokens`` is 0 where the request was malformed:
-    what has no shape has no count. ``headers`` ignores case.
+    ``body`` is the parsed JSON object, or empty if there is none. ``tokens`` is 0 for malformed requests. ``headers``
+    ignores case.
     """
 
     method: str
@@ -59,11 +59,11 @@ class Received:
 
 
 class StandIn:
-    """An upstream with one window, and a script.
+    """An upstream with one context window and a script.
 
-    ``window`` bounds input and output together, ``max_output`` the output alone; both in tokens. A prompt counts
-    ``ratio`` times its real tokens. ``responder`` decides what to answer, ``summariser`` what to answer to the
-    proxy's summary requests. ``model`` is the name that ``/v1/models`` lists; a request may name any.
+    ``window`` bounds input and output together, ``max_output`` the output alone, both in tokens. A prompt counts as
+    ``ratio`` times its real tokens. ``responder`` returns the replies, ``summariser`` those to the proxy's summary
+    requests. ``/v1/models`` lists ``model``; a request may name any model.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class StandIn:
         self.summariser = summariser
         self.model = model
         self.requests: list[Received] = []
-        """The chat completions, in the order they came."""
+        """Chat completion requests in order of arrival."""
         self.others: list[Received] = []
         """Requests to all other paths."""
         self.counter = Counter()
@@ -98,17 +98,17 @@ class StandIn:
 
     @property
     def conversations(self) -> list[Received]:
-        """The chat completions that are not the proxy's own summary requests."""
+        """Return the chat completion requests except summary requests."""
         return [received for received in self.requests if not received.summary]
 
     @property
     def summaries(self) -> list[Received]:
-        """The proxy's summary requests."""
+        """Return the proxy's summary requests."""
         return [received for received in self.requests if received.summary]
 
     @property
     def faults(self) -> list[Fault]:
-        """Everything that was malformed in any request so far."""
+        """Return the faults of all requests."""
         return [fault for received in self.requests for fault in received.faults]
 
     async def _chat(self, request: Request) -> Response:
@@ -144,7 +144,7 @@ class StandIn:
         return EventStream(received, reply, events)
 
     def _malformed(self, received: Received) -> Fault | None:
-        """Reads the body; the first thing that is wrong with its shape."""
+        """Parse the body. Return its first fault, or ``None``."""
         try:
             body = json.loads(received.raw)
         except ValueError:
@@ -158,7 +158,7 @@ class StandIn:
         return received.faults[0] if received.faults else None
 
     def _too_long(self, received: Received) -> Fault | None:
-        """Counts the request; why it does not fit, if it does not."""
+        """Count the request. Return an error if it doesn't fit, or ``None``."""
         body = received.body
         real = self.counter.request(body)
         size = Tokens(int(real.messages * self.ratio), int(real.functions * self.ratio))
@@ -192,7 +192,7 @@ class StandIn:
         return await self._other(request, JSONResponse({"object": "list", "data": [entry]}))
 
     async def _echo(self, request: Request) -> Response:
-        """Says what arrived, the body in Base64."""
+        """Return a description of the request, with its body in base64."""
         arrived = {
             "method": request.method,
             "path": request.url.path,
@@ -210,13 +210,13 @@ class StandIn:
 
 
 def acknowledge(body: dict[str, Any]) -> Reply:
-    """The answer where no script is given: what the last message was."""
+    """Return the default reply, which describes the last message."""
     last = body["messages"][-1]
     return Reply(content=f"Message {len(body['messages'])}, from {last['role']}, was received.")
 
 
 class EventStream(Response):
-    """The events of a stream, with the pauses, the error or the broken connection that the reply asks for."""
+    """Send the events of a stream, with the pauses, error, or dropped connection of the reply."""
 
     media_type = "text/event-stream"
     charset = "utf-8"
@@ -248,7 +248,7 @@ class EventStream(Response):
 
 
 class Broken(Response):
-    """A plain answer that ends in the middle: the rest of its body never comes."""
+    """Send only the first half of a plain answer."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -257,7 +257,10 @@ class Broken(Response):
 
 
 async def _left(receive: Receive, seconds: float) -> bool:
-    """Wait; whether the client left meanwhile, at once when it does. The request's body has been read by now."""
+    """Wait until the time is up or the client disconnects. Return whether it disconnected.
+
+    Call this after reading the request's body.
+    """
     if not seconds:
         return False
     leaving = asyncio.ensure_future(receive())
@@ -267,7 +270,7 @@ async def _left(receive: Receive, seconds: float) -> bool:
 
 
 async def _left_before(receive: Receive, event: threading.Event) -> bool:
-    """Wait until an event is set; whether the client left before, at once when it does."""
+    """Wait until an event is set or the client disconnects. Return whether it disconnected."""
     leaving = asyncio.ensure_future(receive())
     try:
         while not event.is_set():

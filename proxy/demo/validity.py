@@ -1,7 +1,7 @@
-"""Whether a conversation is well formed, judged as OpenAI judges it and in its words.
+"""Validate conversations like OpenAI, with the same error messages.
 
-The wordings and the two spellings of ``param`` (``messages[1]`` from the schema check, ``messages.[1]`` from the
-check of the conversation) are OpenAI's own, as people quote them in public issues.
+The messages and both forms of ``param`` are OpenAI's own, as quoted in public issues. The schema check returns
+``messages[1]``, and the check of the conversation returns ``messages.[1]``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ PART_TYPES = {
     "assistant": ("text", "refusal"),
 }
 TEXT_ONLY = ("text",)
-# What each type of tool call holds, under the name of its type.
+# Fields of each type of tool call, in the object named after the type.
 CALL_FIELDS = {"function": ("name", "arguments"), "custom": ("name", "input")}
-# An assistant message may come without content when it has one of these.
+# An assistant message can omit its content if it has one of these.
 INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "refusal", "audio")
 
 OUTPUT_LIMITS = ("max_completion_tokens", "max_tokens")
@@ -38,7 +38,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong with a request; ``message``, ``param`` and ``code`` as OpenAI's error has them."""
+    """A fault of a request. ``message``, ``param``, and ``code`` are those of OpenAI's error."""
 
     message: str
     param: str | None
@@ -46,9 +46,9 @@ class Fault:
 
 
 def faults(body: Message) -> list[Fault]:
-    """Everything that is wrong with a request's ``messages``, in order; OpenAI tells its caller the first.
+    """Return all faults of a request's ``messages``, in order. OpenAI returns only the first.
 
-    The order of the conversation (each tool result after its call) is judged only where every message is sound.
+    The check that each tool result follows its call runs only if every message is valid.
     """
     if "messages" not in body:
         return [_missing("messages")]
@@ -62,7 +62,7 @@ def faults(body: Message) -> list[Fault]:
 
 
 def parameter_faults(body: Message) -> list[Fault]:
-    """What is wrong with the parameters beside the messages, as far as they bear on the size of the answer."""
+    """Return the faults of the model and output parameters."""
     found = [] if isinstance(body.get("model"), str) else [Fault("you must provide a model parameter", None)]
     for name in OUTPUT_LIMITS:
         value = body.get(name)
@@ -168,13 +168,13 @@ def _called(path: str, called: Any, fields: tuple[str, ...]) -> Iterator[Fault]:
 
 @dataclass(slots=True)
 class _Asked:
-    """The tool calls of the last assistant message, and where each was answered."""
+    """The tool calls of the last assistant message, and the position of each result."""
 
     ids: list[str] = field(default_factory=list)
     answered: dict[str, int] = field(default_factory=dict)
 
     def unanswered(self, index: int) -> Iterator[Fault]:
-        """``index`` is the place of the message that stands where a result should."""
+        """Yield a fault if results are missing before the message at ``index``."""
         missing = [call for call in self.ids if call not in self.answered]
         if missing:
             yield Fault(

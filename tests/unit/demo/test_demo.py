@@ -119,7 +119,7 @@ def test_the_session_has_all_kinds_of_turns() -> None:
 
 @pytest.mark.parametrize("message", [{"role": "user", "content": "Hello"}, {"role": "tool", "tool_call_id": "call_x"}])
 def test_the_script_knows_only_its_own_messages(message: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="does not know"):
+    with pytest.raises(ValueError, match="outside of the script"):
         decide({"messages": [message | {"content": "x"}]})
 
 
