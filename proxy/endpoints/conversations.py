@@ -1,11 +1,11 @@
-"""The way of a chat completion, from the client's bytes to the upstream's and back.
+"""Serve ``POST /v1/chat/completions``, from the client's bytes to the upstream's response and back.
 
-who is calling, which policy        teams
-which model, which limits           profiles, limits, room
-measure, plan, summarise, render    compactor
-send                                upstream: an overflow before the first content is learned from and tried again
-answer                              unchanged, with headers that say what was done
-learn                               afterwards: from the usage that the answer reports
+identify the caller and its policy   access.authenticator
+read and parse the body              http.request_body, dialects.chat.request
+find the model's limits              pipeline.measures, pipeline.budget
+compact, send, and retry             pipeline.attempts
+send the response                    endpoints.reply
+learn from the reported usage        pipeline.usage_feedback
 """
 
 from __future__ import annotations
@@ -192,6 +192,6 @@ def done(outcome: Outcome, retries: int) -> list[tuple[str, str]]:
         headers.append(("x-compaction-output", "clamped"))
     if outcome.summary is not None:
         headers.append(("x-compaction-summary", outcome.summary))
-    if outcome.resting:
+    if outcome.breaker_open:
         headers.append(("x-compaction-breaker", "open"))
     return headers

@@ -133,7 +133,7 @@ class Compactor:
         piece: OutgoingMessage | None = None
         if work.plan.cut:
             entry, outcome.summary = await self._summaries.obtain(work, may_ask=may_ask)
-            outcome.resting = entry.given_up or (entry.digest and entry.unasked and not entry.over_budget)
+            outcome.breaker_open = entry.given_up or (entry.digest and entry.unasked and not entry.over_budget)
             piece = OutgoingMessage(entry.message, entry.tokens, None)
         if work.plan.upcoming is not None:
             self._summaries.prepare(work)

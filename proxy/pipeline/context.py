@@ -17,18 +17,17 @@ from proxy.pipeline.snapshot import ConfigSnapshot
 
 
 class RequestContext(msgspec.Struct, eq=False):
-    """One request on its way: where it comes from and where it goes. ``deadline`` is in the time of ``clock``.
+    """One request, from its arrival to the end of its response. ``deadline`` is in the time of ``clock``.
 
-    ``configuration`` is the one that was in force when it came; the caller has the policy for the model.
+    ``configuration`` is the snapshot at its arrival. ``caller`` has the policy for the model. ``counter`` counts as the
+    model's provider does. If it's ``None``, the proxy can't measure the request and sends it unchanged.
 
-    ``counter`` counts as the model's provider does. ``None``: the request can't be measured, and passes through.
+    ``unproven`` is a provisional limit for this request alone: a guess after an overflow without a limit, or one far
+    below a size that succeeded recently. The proxy stores it once a request succeeds. ``doubtful`` is true if that must
+    happen twice: the response was empty, or an earlier response contradicts the limit (``contradicted``).
 
-    ``unproven`` is a limit that only this request is held to: guessed from a refusal that named none, or far below a
-    size that was answered lately. It is kept for others once a request got through. ``doubtful`` says that this must
-    happen twice: there was no refusal but an answer without anything in it, or an earlier answer contradicts the limit
-    (``contradicted``).
-    ``repeated`` says that the request was sent again unchanged, which happens once.
-    ``retries`` counts how often the request was sent again so far; ``line`` goes to a client that wants a stream.
+    ``repeated`` is true if the proxy retried the unchanged request, which happens once. ``retries`` is the number of
+    retries so far. ``line`` is the heartbeat of a client that wants a stream.
     """
 
     configuration: ConfigSnapshot
@@ -50,5 +49,5 @@ class RequestContext(msgspec.Struct, eq=False):
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """What limits are learned for: upstream, model there, tenant."""
+        """The key of learned limits: upstream, its name for the model, and tenant."""
         return self.route.upstream, self.route.model, self.caller.tenant

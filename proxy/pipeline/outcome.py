@@ -17,7 +17,7 @@ Verdict = Literal["none", "compacted", "shadow", "off", "failed"]
 class Outcome(msgspec.Struct, eq=False):
     """The result of a request's compaction: the messages to send (``None``: unchanged), and figures to report.
 
-    ``before`` and ``after`` are in tokens, or ``None`` if the bytes alone decided. ``resting`` is true if the circuit
+    ``before`` and ``after`` are in tokens, or ``None`` if only bytes decided. ``breaker_open`` is true if the circuit
     breaker kept the proxy from calling a summary model. ``output`` is the lower output limit to send, in tokens, if the
     requested one doesn't fit. ``estimated`` is true if the original request has images or audio, so that ``before``
     contains an estimate, and ``None`` if unknown. ``sizes`` is the tokens of tools and framing, and those of each
@@ -30,7 +30,7 @@ class Outcome(msgspec.Struct, eq=False):
     after: int | None = None
     steps: tuple[str, ...] = ()
     summary: Origin | None = None
-    resting: bool = False
+    breaker_open: bool = False
     output: int | None = None
     estimated: bool | None = None
     parts: Mapping[str, int] = msgspec.field(default_factory=dict)
