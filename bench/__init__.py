@@ -1,4 +1,4 @@
-"""The benchmark: the proxy beside a minimal pass-through, measured in one run on the same core.
+"""The benchmark: the proxy compared with a minimal pass-through, in one run on the same core.
 
-``python -m bench`` prints the table. What a figure means is said in ``cases``; which figure is asked for in ``rows``.
+``python -m bench`` prints the table. ``cases`` describes the figures and has their targets.
 """

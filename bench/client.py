@@ -23,7 +23,7 @@ _LAST_CHUNK = b"0\r\n\r\n"
 
 
 class Broken(Exception):
-    """An answer is not what it has to be; a figure made of it would mean nothing."""
+    """The response isn't the expected one, so a measurement would be meaningless."""
 
 
 def request(body: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The table that is printed."""
+"""Print the table."""
 
 from __future__ import annotations
 

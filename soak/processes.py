@@ -1,4 +1,4 @@
-"""Processes that are started for a check, and ended with it."""
+"""Start processes for a check and stop them afterward."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is recognised of a catalogue of error answers, beside LiteLLM's own recognition."""
+"""Compare overflow recognition with LiteLLM's on a catalogue of error responses."""
