@@ -28,7 +28,7 @@ class Group:
 
 @dataclass(slots=True)
 class Result:
-    """What a comparison found."""
+    """The results of a comparison."""
 
     groups: dict[str, Group] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)

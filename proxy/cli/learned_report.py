@@ -58,7 +58,7 @@ def render(known: Learned, wanted: Sequence[tuple[str, str]], console: Console) 
                 life = (_age(now - figure.since), _when(figure.until))
                 told.add_row(found.upstream, found.model, short(tenant), scope, size, figure.source, *life)
     columns = ("upstream", "model", "tenant", "ratio", "source", "age", "until")
-    ratios = Table(*columns, title="the upstream's tokens for one of ours")
+    ratios = Table(*columns, title="the upstream's tokens for each token counted here")
     for tenant, ratio in known.ratios:
         if (ratio.upstream, ratio.model) in wanted and ratio.until >= now:
             source = f"usage of {len(ratio.ratios)} answers"

@@ -49,7 +49,7 @@ _ERRORS = (zlib.error, brotli.error, zstandard.ZstdError, Undecodable)
 class _Decoder(Protocol):
     @property
     def finished(self) -> bool:
-        """Whether the data so far is complete."""
+        """Return whether the data so far is complete."""
         ...
 
     def feed(self, data: bytes) -> Iterator[bytes]:
