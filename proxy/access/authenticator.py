@@ -64,7 +64,7 @@ class Authenticator:
             key.hash.removeprefix("sha256:"): (key, name) for name, team in settings.teams.items() for key in team.keys
         }
 
-    def identify(self, headers: RawHeaders) -> Caller:
+    def authenticate(self, headers: RawHeaders) -> Caller:
         """Return the caller of a request with these headers. See ``headers.credential`` for the key that counts.
 
         With ``auth.mode: open``, every key is its own tenant, and a team's key has the team's policy. Depending on

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from proxy.errors import MethodNotAllowed, NotFound, ProxyError
 from proxy.http.headers import encoded
 from proxy.http.request_body import answer_error
+from proxy.pipeline.context import begin_request
 from proxy.pipeline.services import Services
 from proxy.store import StoreFailed
 from proxy.store.archive import Found
@@ -49,9 +50,9 @@ class ArchiveEndpoint:
     async def _body(self, scope: Scope) -> bytes:
         if scope["method"] != "GET":
             raise MethodNotAllowed(f"This path does not take {scope['method']}. Use GET.")
-        caller = self._service.configuration.teams.identify(scope["headers"])
-        async with self._service.quotas.admitted(caller):
-            return await self._entry(caller.tenant, scope["path_params"]["id"])
+        context = begin_request(self._service, scope, forwarded=False)
+        async with self._service.quotas.admitted(context.caller):
+            return await self._entry(context.caller.tenant, scope["path_params"]["id"])
 
     async def _entry(self, tenant: str, id: str) -> bytes:
         if not _ID.fullmatch(id):

@@ -1,6 +1,6 @@
 """Serve ``POST /v1/chat/completions``, from the client's bytes to the upstream's response and back.
 
-identify the caller and its policy   access.authenticator
+authenticate the caller             pipeline.context, access.authenticator
 read and parse the body              http.request_body, dialects.chat.request
 find the model's limits              pipeline.measures, pipeline.budget
 compact, send, and retry             pipeline.attempts
@@ -9,8 +9,6 @@ learn from the reported usage        pipeline.usage_feedback
 """
 
 from __future__ import annotations
-
-import os
 
 import structlog
 from starlette.types import Receive, Scope, Send
@@ -24,12 +22,11 @@ from proxy.endpoints.reply import send_answer, send_error_event, send_rest
 from proxy.endpoints.restrictions import check_body
 from proxy.errors import BadBody, ModelNotAllowed, ProxyError, UnknownModel
 from proxy.http.heartbeat import Keepalive
-from proxy.http.loop_detection import next_via
 from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving, read_body
 from proxy.http.timers import CoarseTimer
 from proxy.pipeline.attempts import Attempts
 from proxy.pipeline.budget import TokenBudgets
-from proxy.pipeline.context import RequestContext
+from proxy.pipeline.context import ConversationContext, RequestContext, begin_request, new_id
 from proxy.pipeline.facts_cache import MANY
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.services import Services
@@ -51,19 +48,17 @@ class ChatCompletions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Sent) -> None:
         """Serve one request."""
-        configuration = self._service.configuration
-        known: list[tuple[str, str]] = []
+        request: RequestContext | None = None
         try:
             service = self._service
-            hops = next_via(scope, service.instance)
-            caller = configuration.teams.identify(scope["headers"])
-            known.append(("x-compaction-policy", caller.policy.name))
+            request = begin_request(service, scope)
             with service.bodies.holding() as held:
-                async with service.quotas.admitted(caller):
+                async with service.quotas.admitted(request.caller):
+                    limit = request.configuration.settings.server.body_limit
                     # `_serve` empties the list. A variable here would keep the body until the response ends.
-                    came = [await read_body(scope, receive, configuration.settings.server.body_limit, held)]
+                    came = [await read_body(scope, receive, limit, held)]
                     with leaving(receive, send) as clock:
-                        seen = await self._serve(configuration, scope, caller, came, held, hops, clock, send)
+                        seen = await self._serve(request, came, held, clock, send)
                 if seen is not None:
                     # The client has the whole response, so a disconnect doesn't matter anymore.
                     await self._feedback.record(seen)
@@ -71,24 +66,18 @@ class ChatCompletions:
             requests("client_left").inc()
         except ProxyError as error:
             requests("refused").inc()
-            said = [("x-compaction", "none"), *known, ("x-compaction-id", fresh_id())]
-            await answer_error(send, error, said)
+            policy = [] if request is None else [("x-compaction-policy", request.caller.policy.name)]
+            id = new_id() if request is None else request.id
+            await answer_error(send, error, [("x-compaction", "none"), *policy, ("x-compaction-id", id)])
 
     async def _serve(
-        self,
-        configuration: ConfigSnapshot,
-        scope: Scope,
-        caller: Caller,
-        came: list[bytes],
-        held: BodyLease,
-        hops: str,
-        clock: CoarseTimer,
-        send: Send,
+        self, request: RequestContext, came: list[bytes], held: BodyLease, clock: CoarseTimer, send: Send
     ) -> Seen | None:
         """Serve one request. Return it if its response can show how the upstream counts.
 
         ``came`` is a list with the body. This method empties it.
         """
+        scope, caller, configuration = request.scope, request.caller, request.configuration
         server = configuration.settings.server
         now = clock.now()
         body = await parsed(came.pop())
@@ -96,29 +85,41 @@ class ChatCompletions:
             body = named(body, deployment)
         if len(body.messages) > MANY:
             await held.more(MESSAGE_BYTES * len(body.messages))
-        route = self._route(configuration, body, caller)
+        route = _route(configuration, body, caller)
         if caller.models is not None:
             await check_body(scope, caller, body.raw)
         caller = for_model(caller, body.model or "")
         profile, counter = await self._service.measure(route, configuration)
-        deadline = now + server.deadline
-        context = RequestContext(configuration, scope, caller, body, route, profile, counter, hops, clock, deadline)
+        context = ConversationContext(
+            id=request.id,
+            started=request.started,
+            configuration=configuration,
+            scope=scope,
+            via=request.via,
+            caller=caller,
+            body=body,
+            route=route,
+            profile=profile,
+            counter=counter,
+            clock=clock,
+            deadline=now + server.deadline,
+        )
         if not body.stream:
             return await self._answered(context, held, send)
-        line = context.line = Keepalive(send, server.keepalive, now, lambda: begun(context))
+        heartbeat = context.heartbeat = Keepalive(send, server.keepalive, now, lambda: begun(context))
         try:
             return await self._answered(context, held, send)
         except ProxyError as error:
-            if not line.begun:
+            if not heartbeat.begun:
                 raise
             requests("refused").inc()
-            await line.hush()
+            await heartbeat.hush()
             await send_error_event(send, error)
             return None
         finally:
-            line.close()
+            heartbeat.close()
 
-    async def _answered(self, context: RequestContext, held: BodyLease, send: Send) -> Seen | None:
+    async def _answered(self, context: ConversationContext, held: BodyLease, send: Send) -> Seen | None:
         opening, outcome = await self._attempts.run(context)
         requests(outcome.verdict).inc()
         if outcome.verdict == "compacted" and outcome.before and outcome.after:
@@ -126,57 +127,52 @@ class ChatCompletions:
             TOKENS_REMOVED.inc(max(0, outcome.before - outcome.after))
         seen = self._feedback.watch(context, opening, outcome)
         tail = None if seen is None else seen.tail
-        pending = context.line is not None and context.line.begun
+        pending = context.heartbeat is not None and context.heartbeat.begun
         headers = done(outcome, context.retries)
         if not pending:
-            headers = report(headers, context.caller.policy.name)
+            headers += identity(context)
         # From here on there are no retries, and a stream may take hours.
         if seen is None or seen.known is not None:
             context.body.release()
         del outcome
         if not opening.answer.keeps_request:
             held.shrink(context.body.size + (0 if seen is None else seen.size))
-        if pending and context.line is not None:
-            await context.line.hush()
+        if pending and context.heartbeat is not None:
+            await context.heartbeat.hush()
             await send_rest(send, opening, headers, tail)
         else:
             await send_answer(send, opening, headers, tail)
         return seen
 
-    def _route(self, configuration: ConfigSnapshot, body: ChatRequest, caller: Caller) -> Route:
-        model = body.model or ""
-        route = configuration.route(model)
-        if body.model is None and (route is None or not may_use(caller, model)):
-            raise BadBody(
-                "The body names no model, or is not a JSON object. Send a JSON object with 'model' and 'messages'.",
-                param="model",
-            )
-        if route is None:
-            raise UnknownModel(
-                f"No model {model[:100]!r} is configured here. Ask GET /v1/models for what there is.", param="model"
-            )
-        if not may_use(caller, model):
-            raise ModelNotAllowed(
-                f"This key may not use the model {model[:100]!r}. Use another, or ask the operator of this proxy.",
-                param="model",
-            )
-        return route
+
+def _route(configuration: ConfigSnapshot, body: ChatRequest, caller: Caller) -> Route:
+    model = body.model or ""
+    route = configuration.route(model)
+    if body.model is None and (route is None or not may_use(caller, model)):
+        raise BadBody(
+            "The body names no model, or is not a JSON object. Send a JSON object with 'model' and 'messages'.",
+            param="model",
+        )
+    if route is None:
+        raise UnknownModel(
+            f"No model {model[:100]!r} is configured here. Ask GET /v1/models for what there is.", param="model"
+        )
+    if not may_use(caller, model):
+        raise ModelNotAllowed(
+            f"This key may not use the model {model[:100]!r}. Use another, or ask the operator of this proxy.",
+            param="model",
+        )
+    return route
 
 
-def begun(context: RequestContext) -> list[tuple[str, str]]:
+def begun(context: ConversationContext) -> list[tuple[str, str]]:
     """Return the headers of a response that starts before the outcome is known. A comment reports the outcome."""
-    policy = context.caller.policy.name
-    return [("x-compaction", "pending"), ("x-compaction-policy", policy), ("x-compaction-id", fresh_id())]
+    return [("x-compaction", "pending"), *identity(context)]
 
 
-def fresh_id() -> str:
-    """Return a random id for a response."""
-    return os.urandom(8).hex()
-
-
-def report(outcome: list[tuple[str, str]], policy: str) -> list[tuple[str, str]]:
-    """Return the response headers that describe what the proxy did. ``outcome`` are those that ``done`` returns."""
-    return [*outcome, ("x-compaction-policy", policy), ("x-compaction-id", fresh_id())]
+def identity(context: ConversationContext) -> list[tuple[str, str]]:
+    """Return the response headers that name the policy and the request."""
+    return [("x-compaction-policy", context.caller.policy.name), ("x-compaction-id", context.id)]
 
 
 def done(outcome: Outcome, retries: int) -> list[tuple[str, str]]:

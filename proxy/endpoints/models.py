@@ -10,17 +10,16 @@ import msgspec
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from proxy.access.authenticator import Caller, may_use
+from proxy.access.authenticator import may_use
 from proxy.endpoints.passthrough import drained, upstream_url
 from proxy.endpoints.paths import error_shape, speaks_anthropic
 from proxy.endpoints.reply import send_answer
 from proxy.errors import NotFound, ProxyError, UpstreamError
 from proxy.http.headers import VIA, encoded, for_upstream
-from proxy.http.loop_detection import next_via
 from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving
+from proxy.pipeline.context import RequestContext, begin_request
 from proxy.pipeline.response_start import ResponseStart, read_start, readable
 from proxy.pipeline.services import Services
-from proxy.pipeline.snapshot import ConfigSnapshot
 
 log = structlog.get_logger(__name__)
 
@@ -50,21 +49,20 @@ class ModelList:
             await answer_error(send, error, shape=error_shape(scope))
 
     async def _serve(self, scope: Scope, send: Send) -> None:
-        configuration = self._service.configuration
-        hops = next_via(scope, self._service.instance)
-        caller = configuration.teams.identify(scope["headers"])
-        async with self._service.quotas.admitted(caller):
-            await self._listed(configuration, scope, send, caller, hops)
+        context = begin_request(self._service, scope)
+        async with self._service.quotas.admitted(context.caller):
+            await self._listed(context, send)
 
-    async def _listed(self, configuration: ConfigSnapshot, scope: Scope, send: Send, caller: Caller, hops: str) -> None:
+    async def _listed(self, context: RequestContext, send: Send) -> None:
+        scope, caller, configuration = context.scope, context.caller, context.configuration
         settings = configuration.settings
         first = configuration.upstreams.first(anthropic=speaks_anthropic(scope))
         if not settings.models and caller.models is None:
-            await send_answer(send, await self._ask(configuration, first, scope, caller, hops), [])
+            await send_answer(send, await self._ask(context, first), [])
             return
         listed: dict[str, dict[str, Any]] = {}
         for name in dict.fromkeys(route.upstream for route in settings.models) or [first]:
-            listed.update(await self._routed(configuration, name, scope, caller, hops))
+            listed.update(await self._routed(context, name))
         for route in settings.models:
             if not any(mark in route.match for mark in _WILD):
                 entry = {"id": route.match, "object": "model", "created": 0, "owned_by": route.upstream}
@@ -75,24 +73,21 @@ class ModelList:
         await send({"type": "http.response.start", "status": 200, "headers": encoded(headers)})
         await send({"type": "http.response.body", "body": body})
 
-    async def _ask(
-        self, configuration: ConfigSnapshot, upstream: str, scope: Scope, caller: Caller, hops: str
-    ) -> ResponseStart:
-        lane = await configuration.upstreams.relay(upstream)
-        url = upstream_url(scope, lane, "/models", None)
-        forwarded = [*for_upstream(scope["headers"]), (VIA, hops)]
-        headers = lane.headers(forwarded, caller.credential, anthropic=speaks_anthropic(scope))
-        answer = await lane.request("GET", url, headers, None, configuration.settings.server.deadline)
+    async def _ask(self, context: RequestContext, upstream: str) -> ResponseStart:
+        scope = context.scope
+        relay = await context.configuration.upstreams.relay(upstream)
+        url = upstream_url(scope, relay, "/models", None)
+        forwarded = [*for_upstream(scope["headers"]), (VIA, context.via)]
+        headers = relay.headers(forwarded, context.caller.credential, anthropic=speaks_anthropic(scope))
+        answer = await relay.request("GET", url, headers, None, context.configuration.settings.server.deadline)
         try:
             return await read_start(answer)
         except BaseException:
             await answer.close()
             raise
 
-    async def _list(
-        self, configuration: ConfigSnapshot, upstream: str, scope: Scope, caller: Caller, hops: str
-    ) -> bytes:
-        opening = await self._ask(configuration, upstream, scope, caller, hops)
+    async def _list(self, context: RequestContext, upstream: str) -> bytes:
+        opening = await self._ask(context, upstream)
         try:
             chunks, size = [opening.first], len(opening.first)
             async for chunk in opening.answer.body:
@@ -104,19 +99,17 @@ class ModelList:
             await opening.answer.close()
         return await readable(opening.answer, b"".join(chunks), LIST_BYTES)
 
-    async def _routed(
-        self, configuration: ConfigSnapshot, upstream: str, scope: Scope, caller: Caller, hops: str
-    ) -> dict[str, dict[str, Any]]:
+    async def _routed(self, context: RequestContext, upstream: str) -> dict[str, dict[str, Any]]:
         """Return the models in an upstream's list that are routed to it, or none if it doesn't have a list."""
         try:
-            async with asyncio.timeout(configuration.settings.server.deadline):
-                entries = _entries(await self._list(configuration, upstream, scope, caller, hops))
+            async with asyncio.timeout(context.configuration.settings.server.deadline):
+                entries = _entries(await self._list(context, upstream))
         except NotFound:
             return {}  # a translated provider has no such list
         except (UpstreamError, TimeoutError, *_UNREADABLE) as error:
             log.warning("models.no_list", upstream=upstream, reason=type(error).__name__)
             return {}
-        routes = configuration.settings.models
+        routes = context.configuration.settings.models
         if not routes:
             return entries
         found = {model: next((r for r in routes if fnmatchcase(model, r.match)), None) for model in entries}

@@ -15,11 +15,10 @@ from proxy.endpoints.reply import send_answer
 from proxy.endpoints.restrictions import check_body, check_path
 from proxy.errors import NotFound, ProxyError
 from proxy.http.headers import VIA, for_upstream
-from proxy.http.loop_detection import next_via
 from proxy.http.request_body import ClientLeft, Sent, answer_error, arriving, header, leaving, read_body
+from proxy.pipeline.context import RequestContext, begin_request
 from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.services import Services
-from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.upstream.relay import RelayTransport, without_api_version
 
 WHOLE_BYTES = 1_000_000
@@ -46,42 +45,32 @@ class PassThrough:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Sent) -> None:
         service = self._service
-        configuration = service.configuration
-        hops = next_via(scope, service.instance)
-        caller = configuration.teams.identify(scope["headers"])
-        async with service.quotas.admitted(caller):
+        context = begin_request(service, scope)
+        async with service.quotas.admitted(context.caller):
             with service.bodies.holding() as held:
-                await self._passed(configuration, scope, receive, send, caller, hops, held)
+                await self._passed(context, receive, send, held)
 
-    async def _passed(
-        self,
-        configuration: ConfigSnapshot,
-        scope: Scope,
-        receive: Receive,
-        send: Sent,
-        caller: Caller,
-        hops: str,
-        held: BodyLease,
-    ) -> None:
+    async def _passed(self, context: RequestContext, receive: Receive, send: Sent, held: BodyLease) -> None:
+        scope, caller, configuration = context.scope, context.caller, context.configuration
         check_path(scope, caller)
         path = upstream_path(scope)
         anthropic = speaks_anthropic(scope)
-        lane = await configuration.upstreams.relay(configuration.upstreams.first(anthropic=anthropic))
+        relay = await configuration.upstreams.relay(configuration.upstreams.first(anthropic=anthropic))
         headers = for_upstream(scope["headers"])
         upload = Upload(receive)
         model: str | None = scope.get(DEPLOYMENT)
         body: bytes | AsyncIterator[bytes] | None
-        if caller.models is not None or (is_json(scope) and (model is not None or lane.names_model(path))):
+        if caller.models is not None or (is_json(scope) and (model is not None or relay.names_model(path))):
             body, model = await self._read(scope, upload, caller, held)
         else:
             body = await self._body(scope, upload, held)
             headers += [(name, value) for name in _OF_THE_BODY if (value := header(scope, name.encode())) is not None]
-        url = upstream_url(scope, lane, path, model)
-        headers = lane.headers([*headers, (VIA, hops)], caller.credential, anthropic=anthropic)
+        url = upstream_url(scope, relay, path, model)
+        headers = relay.headers([*headers, (VIA, context.via)], caller.credential, anthropic=anthropic)
         timeout = configuration.settings.server.deadline
         # While the body is arriving, reading it detects a disconnect.
         with leaving(upload.after, send):
-            answer = await lane.request(scope["method"], url, headers, body, timeout)
+            answer = await relay.request(scope["method"], url, headers, body, timeout)
             # A stream may take hours, and the body can't be sent again.
             del body
             held.shrink(0)
@@ -118,14 +107,14 @@ class PassThrough:
         return body.raw, body.model
 
 
-def upstream_url(scope: Scope, lane: RelayTransport, path: str, model: str | None) -> str:
+def upstream_url(scope: Scope, relay: RelayTransport, path: str, model: str | None) -> str:
     """Return the upstream's address for a request. Raises ``NotFound`` if that needs a model and there is none."""
     query = quoted(scope["query_string"])
-    if scope.get(AZURE) and not lane.azure:
+    if scope.get(AZURE) and not relay.azure:
         query = without_api_version(query)
-    if model is None and lane.names_model(path):
+    if model is None and relay.names_model(path):
         raise NotFound("The upstream needs a deployment for this path. Send /openai/deployments/NAME/… instead.")
-    return lane.url(path, query, model=model)
+    return relay.url(path, query, model=model)
 
 
 def is_json(scope: Scope) -> bool:

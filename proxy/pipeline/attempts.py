@@ -17,7 +17,7 @@ from proxy.http.request_body import header
 from proxy.overflow import Overflow
 from proxy.overflow.silent import empty_stream
 from proxy.pipeline.budget import TokenBudgets
-from proxy.pipeline.context import RequestContext
+from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.refusal import add_sizes
@@ -71,7 +71,7 @@ class Attempts:
         self._service = service
         self._budgets = budgets
 
-    async def run(self, context: RequestContext) -> tuple[ResponseStart, Outcome]:
+    async def run(self, context: ConversationContext) -> tuple[ResponseStart, Outcome]:
         """Send a request, compacted if needed. After an overflow, compact it to a smaller budget and retry.
 
         Return the response that the client gets, and the outcome of the attempt that it answers.
@@ -107,7 +107,7 @@ class Attempts:
             context.retries += 1
             attempt = decision.attempt
 
-    async def decide(self, context: RequestContext, attempt: Attempt, start: ResponseStart) -> Decision:
+    async def decide(self, context: ConversationContext, attempt: Attempt, start: ResponseStart) -> Decision:
         """Decide whether to forward a response or to retry, and learn limits from it."""
         if start.written:
             self._budgets.proved(context)
@@ -131,7 +131,7 @@ class Attempts:
         return Reject(parts | {OUTPUT_PART: outcome.output or context.body.max_output or 0})
 
     async def _silent_overflow(
-        self, context: RequestContext, attempt: Attempt, start: ResponseStart
+        self, context: ConversationContext, attempt: Attempt, start: ResponseStart
     ) -> Overflow | None:
         """Return the overflow that an empty response indicates, or ``None``."""
         case, outcome = attempt.case, attempt.outcome
@@ -143,7 +143,7 @@ class Attempts:
         asked = outcome.output or context.body.max_output
         return self._budgets.silent(context, read_usage(start.first), counted, asked)
 
-    async def prepare(self, context: RequestContext, case: CompactionInput, *, may_ask: bool = True) -> Attempt:
+    async def prepare(self, context: ConversationContext, case: CompactionInput, *, may_ask: bool = True) -> Attempt:
         """Compact a request if needed. If the compaction fails, log the error and send the request unchanged.
 
         With ``may_ask`` false, a digest replaces a summary that isn't stored yet. Raises ``UpstreamTimeout`` when the
@@ -163,13 +163,13 @@ class Attempts:
             outcome = Outcome("failed")
         return Attempt(case, outcome)
 
-    async def _in_time(self, context: RequestContext, case: CompactionInput, *, may_ask: bool) -> Outcome:
+    async def _in_time(self, context: ConversationContext, case: CompactionInput, *, may_ask: bool) -> Outcome:
         """Compact a request within its deadline. Meanwhile, the proxy sends heartbeats to a streaming client.
 
         Raises ``UpstreamTimeout``.
         """
-        line = context.line
-        late = line.watch if line is not None and case.mode == "enforce" else None
+        heartbeat = context.heartbeat
+        late = heartbeat.watch if heartbeat is not None and case.mode == "enforce" else None
         limit = context.clock.until(context.deadline, late)
         try:
             with limit:
@@ -179,10 +179,10 @@ class Attempts:
                 raise
             raise UpstreamTimeout(DEADLINE) from error
         finally:
-            if line is not None:
-                line.unwatch()
+            if heartbeat is not None:
+                heartbeat.unwatch()
 
-    def compaction_input(self, context: RequestContext) -> CompactionInput:
+    def compaction_input(self, context: ConversationContext) -> CompactionInput:
         """Return the input of a request's compaction. The request must have a counter."""
         assert context.counter is not None  # noqa: S101 - requests without a counter are sent unmeasured
         service, caller, route = self._service, context.caller, context.route
@@ -196,7 +196,7 @@ class Attempts:
             tenant=caller.tenant,
             upstream=route.upstream,
             models=lambda tokens: service.summary_models(
-                context.configuration, route, caller, tokens, context.unproven
+                context.configuration, route, caller, tokens, context.provisional_limit
             ),
             rules=rules,
             strict=context.profile.strict_alternation,
@@ -204,7 +204,7 @@ class Attempts:
             allowance=service.budgets.of(caller),
         )
 
-    async def _smaller(self, context: RequestContext, attempt: Attempt, overflow: Overflow) -> Attempt | None:
+    async def _smaller(self, context: ConversationContext, attempt: Attempt, overflow: Overflow) -> Attempt | None:
         """Return a smaller attempt, within the limit that an overflow indicates, or ``None`` if there is none.
 
         Summary models are asked only after the first overflow.
@@ -222,7 +222,7 @@ class Attempts:
             return None
         return harder
 
-    async def _send(self, context: RequestContext, lane: Transport, outcome: Outcome) -> ResponseStart:
+    async def _send(self, context: ConversationContext, lane: Transport, outcome: Outcome) -> ResponseStart:
         body, route = context.body, context.route
         model = route.model if route.model != body.model and body.model is not None else None
         headers = for_upstream(context.scope["headers"])
@@ -236,7 +236,7 @@ class Attempts:
             body=body.rewritten(messages=outcome.messages, model=model, max_output=outcome.output),
             model=route.model,
             stream=body.stream,
-            headers=[*headers, (VIA, context.hops)],
+            headers=[*headers, (VIA, context.via)],
             credential=context.caller.credential,
             timeout=remaining,
             bounded=True,
@@ -258,7 +258,7 @@ class Attempts:
 
 
 def _ended_early(
-    context: RequestContext, case: CompactionInput, start: ResponseStart, overflow: Overflow | None
+    context: ConversationContext, case: CompactionInput, start: ResponseStart, overflow: Overflow | None
 ) -> bool:
     """Return whether to retry once unchanged, because the upstream ended a stream before it wrote anything.
 
@@ -270,10 +270,12 @@ def _ended_early(
     return start.interrupted or (ended and start.overflow is None)
 
 
-def may_retry(context: RequestContext, overflow: Overflow) -> bool:
+def may_retry(context: ConversationContext, overflow: Overflow) -> bool:
     """Return whether the proxy may retry after an overflow. It retries once after an empty response without a limit."""
     empty = overflow.kind == "silent" and overflow.limit is None
-    return context.retries < context.caller.policy.overflow_retries and not (empty and context.doubtful)
+    return context.retries < context.caller.policy.overflow_retries and not (
+        empty and (context.silent_overflow or context.contradicted)
+    )
 
 
 def mode_of(scope: Scope, caller: Caller) -> Mode:

@@ -26,7 +26,7 @@ from proxy.limits.output import clamp_output, may_lower, output_reserve, shared_
 from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
 from proxy.overflow.silent import Filled, Finished, seems_full, silent_overflow
-from proxy.pipeline.context import RequestContext
+from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.rules import bounds_of, rules_for
@@ -52,11 +52,11 @@ class TokenBudgets:
         self._filled: OrderedDict[tuple[str, str, str], tuple[Filled, ...]] = OrderedDict()
         self._budgets: dict[tuple[object, ...], tuple[Profile, Policy, tuple[int | None, int, Rules]]] = {}
 
-    def factor(self, context: RequestContext) -> float:
+    def factor(self, context: ConversationContext) -> float:
         """Return the upstream's tokens for each token that the proxy counts."""
         return self._service.calibration.factor(*context.place)
 
-    def of(self, context: RequestContext) -> tuple[int | None, int, Rules]:
+    def of(self, context: ConversationContext) -> tuple[int | None, int, Rules]:
         """Return the tokens the input may use (``None``: unknown), those reserved for the answer, and the rules."""
         learned, factor, body = self.known(context), self.factor(context), context.body
         profile, policy, asked = context.profile, context.caller.policy, context.body.max_output
@@ -76,22 +76,22 @@ class TokenBudgets:
         self._budgets[key] = profile, policy, result
         return result
 
-    def known(self, context: RequestContext) -> LearnedLimit | None:
+    def known(self, context: ConversationContext) -> LearnedLimit | None:
         """Return the learned limits."""
         learned = self._service.learned.get(*context.place)
-        return learned if context.unproven is None else lower(learned, context.unproven)
+        return learned if context.provisional_limit is None else lower(learned, context.provisional_limit)
 
-    def window(self, context: RequestContext) -> int | None:
+    def window(self, context: ConversationContext) -> int | None:
         """Return the smaller of the published and the learned window, in the upstream's tokens."""
         learned, window = self.known(context), context.profile.context_window
         told = int(learned.total * self.factor(context)) if learned is not None and learned.total else None
         return min((bound for bound in (window, told) if bound), default=None)
 
-    def _shared(self, context: RequestContext) -> int | None:
+    def _shared(self, context: ConversationContext) -> int | None:
         known, factor = self.known(context), self.factor(context)
         return shared_window(context.profile, context.body, context.caller.policy.output, known, factor)
 
-    async def output(self, context: RequestContext, case: CompactionInput, outcome: Outcome) -> int | None:
+    async def output(self, context: ConversationContext, case: CompactionInput, outcome: Outcome) -> int | None:
         """Return the output limit to send in place of the requested one, or ``None`` to keep the requested one."""
         body, asked = context.body, context.body.max_output
         if asked is None or not body.messages or case.mode != "enforce" or outcome.verdict == "failed":
@@ -107,7 +107,9 @@ class TokenBudgets:
             sent = await self._service.compactor.size(case, outcome)
         return clamp_output(window, asked, int(sent * factor))
 
-    def silent(self, context: RequestContext, answer: Finished, counted: int, asked: int | None) -> Overflow | None:
+    def silent(
+        self, context: ConversationContext, answer: Finished, counted: int, asked: int | None
+    ) -> Overflow | None:
         """Return the overflow that a finished answer shows; ``None`` if it shows none.
 
         ``counted`` is our own count of its prompt, in the upstream's tokens; ``asked`` the output that was asked for.
@@ -123,20 +125,20 @@ class TokenBudgets:
                 self._filled.popitem(last=False)
         return found
 
-    def learn(self, context: RequestContext, told: LearnedLimit) -> None:
+    def learn(self, context: ConversationContext, told: LearnedLimit) -> None:
         """Store a limit if it's below the known limits."""
         self._service.learned.learn(*context.place, told, published(context.profile, self.factor(context)))
 
-    def proved(self, context: RequestContext) -> None:
+    def proved(self, context: ConversationContext) -> None:
         """Store a provisional limit, because a request that respects it succeeded."""
-        told = context.unproven
-        if told is None or (context.doubtful and not self._again(context, told)):
+        told = context.provisional_limit
+        if told is None or ((context.silent_overflow or context.contradicted) and not self._again(context, told)):
             return
         if context.contradicted:
             self._service.learned.outdate(*context.place)
         self.learn(context, for_others(told) if told.source == "guess" else told)
 
-    def _again(self, context: RequestContext, told: LearnedLimit) -> bool:
+    def _again(self, context: ConversationContext, told: LearnedLimit) -> bool:
         """Return whether the same doubtful limit occurred recently. One empty or odd response may be an accident."""
         doubt = (*context.place, told.named)
         before = self._doubts.get(doubt)
@@ -147,7 +149,7 @@ class TokenBudgets:
         return before is not None and now - before < GUESS_SECONDS
 
     async def after(
-        self, context: RequestContext, case: CompactionInput, outcome: Outcome, overflow: Overflow
+        self, context: ConversationContext, case: CompactionInput, outcome: Outcome, overflow: Overflow
     ) -> CompactionInput | Outcome | None:
         """Return the next step after an overflow: an input with a smaller budget, or an outcome with less output.
 
@@ -159,8 +161,8 @@ class TokenBudgets:
         refused = overflow.kind != "silent"
         contradicted = refused and self._service.learned.contradicts(*context.place, told, sent)
         if told.source == "guess" or contradicted:
-            context.unproven, context.doubtful = told, contradicted or not refused
-            context.contradicted = contradicted
+            context.provisional_limit = told
+            context.silent_overflow, context.contradicted = not refused, contradicted
         else:
             self.learn(context, told)
         # The default reserve is smaller in the window that the overflow indicates.

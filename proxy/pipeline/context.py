@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+
 import msgspec
 from starlette.types import Scope
 
@@ -10,42 +13,71 @@ from proxy.config import Route
 from proxy.dialects.chat.counting import Counter
 from proxy.dialects.chat.request import ChatRequest
 from proxy.http.heartbeat import Keepalive
+from proxy.http.loop_detection import next_via
 from proxy.http.timers import CoarseTimer
 from proxy.limits.learned import LearnedLimit
 from proxy.limits.profiles import Profile
+from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot
 
 
 class RequestContext(msgspec.Struct, eq=False):
-    """One request, from its arrival to the end of its response. ``deadline`` is in the time of ``clock``.
+    """One request to any endpoint, from its arrival to the end of its response.
 
-    ``configuration`` is the snapshot at its arrival. ``caller`` has the policy for the model. ``counter`` counts as the
-    model's provider does. If it's ``None``, the proxy can't measure the request and sends it unchanged.
-
-    ``unproven`` is a provisional limit for this request alone: a guess after an overflow without a limit, or one far
-    below a size that succeeded recently. The proxy stores it once a request succeeds. ``doubtful`` is true if that must
-    happen twice: the response was empty, or an earlier response contradicts the limit (``contradicted``).
-
-    ``repeated`` is true if the proxy retried the unchanged request, which happens once. ``retries`` is the number of
-    retries so far. ``line`` is the heartbeat of a client that wants a stream.
+    ``id`` is the value of ``x-compaction-id``, and ``via`` that of ``x-compaction-via`` for the upstream. ``started``
+    is in the event loop's time, in seconds. ``configuration`` is the snapshot at the request's arrival.
     """
 
+    id: str
+    started: float
     configuration: ConfigSnapshot
     scope: Scope
+    via: str
     caller: Caller
+
+
+def begin_request(services: Services, scope: Scope, *, forwarded: bool = True) -> RequestContext:
+    """Return the context of a request that has just arrived. ``forwarded`` false: the proxy answers the request itself.
+
+    Raises ``LoopDetected`` or ``NotAuthenticated``.
+    """
+    configuration = services.configuration
+    via = next_via(scope, services.instance) if forwarded else ""
+    caller = configuration.teams.authenticate(scope["headers"])
+    return RequestContext(new_id(), asyncio.get_running_loop().time(), configuration, scope, via, caller)
+
+
+def new_id() -> str:
+    """Return a random id for a request."""
+    return os.urandom(8).hex()
+
+
+class ConversationContext(RequestContext):
+    """One request to compact. ``deadline`` is in the time of ``clock``.
+
+    ``caller`` has the policy for the model. ``counter`` counts as the model's provider does. If it's ``None``, the
+    proxy can't measure the request and sends it unchanged.
+
+    ``provisional_limit`` is a limit for this request alone: a guess after an overflow without a limit, or one far below
+    a size that succeeded recently. The proxy stores it once a request succeeds. If ``silent_overflow`` (the response
+    was empty) or ``contradicted`` (an earlier response contradicts the limit) is true, that must happen twice.
+
+    ``repeated`` is true if the proxy retried the unchanged request, which happens once. ``retries`` is the number of
+    retries so far. ``heartbeat`` is for a client that wants a stream.
+    """
+
     body: ChatRequest
     route: Route
     profile: Profile
     counter: Counter | None
-    hops: str
     clock: CoarseTimer
     deadline: float
-    unproven: LearnedLimit | None = None
-    doubtful: bool = False
+    provisional_limit: LearnedLimit | None = None
+    silent_overflow: bool = False
     contradicted: bool = False
     repeated: bool = False
     retries: int = 0
-    line: Keepalive | None = None
+    heartbeat: Keepalive | None = None
 
     @property
     def place(self) -> tuple[str, str, str]:

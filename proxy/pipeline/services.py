@@ -135,11 +135,11 @@ class Services:
         route: Route,
         caller: Caller,
         max_tokens: int,
-        unproven: LearnedLimit | None = None,
+        provisional: LearnedLimit | None = None,
     ) -> Sequence[UpstreamSummaryModel]:
         """Return the models that may summarize a conversation on a route, in the order to try them.
 
-        ``max_tokens`` is the maximum size of the summary, which their windows reserve. ``unproven`` is a provisional
+        ``max_tokens`` is the maximum size of the summary, which their windows reserve. ``provisional`` is a provisional
         limit of the route's own model. The caller's key goes only to the upstream of the caller's request.
         """
         policy = caller.policy
@@ -153,7 +153,7 @@ class Services:
                 log.warning("summary.no_route", model=name, policy=policy.name)
                 continue
             try:
-                models.append(await self._summary_model(configuration, route, found, caller, max_tokens, unproven))
+                models.append(await self._summary_model(configuration, route, found, caller, max_tokens, provisional))
             except ConfigurationError as error:  # the other models, or a digest, take its place
                 log.error("summary.model_unusable", model=name, upstream=found.upstream, reason=error.message)
         return models
@@ -165,7 +165,7 @@ class Services:
         found: Route,
         caller: Caller,
         max_tokens: int,
-        unproven: LearnedLimit | None,
+        provisional: LearnedLimit | None,
     ) -> UpstreamSummaryModel:
         """Return the model of the route ``found``. The other arguments are those of ``summary_models``.
 
@@ -179,8 +179,8 @@ class Services:
         output = output_limit(found.model, max_tokens, most)
         await self.recall(found.upstream, found.model, caller.tenant)
         learned = self.learned.get(found.upstream, found.model, caller.tenant)
-        if unproven is not None and (found.upstream, found.model) == (route.upstream, route.model):
-            learned = lower(learned, for_others(unproven))
+        if provisional is not None and (found.upstream, found.model) == (route.upstream, route.model):
+            learned = lower(learned, for_others(provisional))
         factor = self.calibration.factor(found.upstream, found.model, caller.tenant)
         return UpstreamSummaryModel(
             await configuration.upstreams.lane(found.upstream),

@@ -24,7 +24,7 @@ from proxy.overflow import Overflow
 from proxy.overflow.lasting import asks_for_cuts, has_calls, kept_text
 from proxy.overflow.silent import GROWN, WAVERING, Finished, Sent, counts_in_full, cut_prompt
 from proxy.pipeline.budget import TokenBudgets
-from proxy.pipeline.context import RequestContext
+from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.response_start import ResponseStart
@@ -129,7 +129,7 @@ class Seen(msgspec.Struct, eq=False, frozen=True):
     needed for the ratio between the upstream's tokens and ours.
     """
 
-    context: RequestContext
+    context: ConversationContext
     outcome: Outcome | None
     known: Known | None
     tail: AnswerTail
@@ -145,7 +145,7 @@ class UsageFeedback:
     """Learn from responses that clients have received."""
 
     def __init__(
-        self, service: Services, room: TokenBudgets, case: Callable[[RequestContext], CompactionInput]
+        self, service: Services, room: TokenBudgets, case: Callable[[ConversationContext], CompactionInput]
     ) -> None:
         """``case`` returns the input of a request's compaction."""
         self._service = service
@@ -153,7 +153,7 @@ class UsageFeedback:
         self._case = case
         self._turns: OrderedDict[int, tuple[Turn, ...]] = OrderedDict()
 
-    def watch(self, context: RequestContext, opening: ResponseStart, outcome: Outcome) -> Seen | None:
+    def watch(self, context: ConversationContext, opening: ResponseStart, outcome: Outcome) -> Seen | None:
         """Prepare to learn from an answer that is about to be sent on. Return ``None`` if it can't show anything.
 
         The result refers to the request's body only if nobody counted the request. A fault of the proxy is logged, and
@@ -165,7 +165,7 @@ class UsageFeedback:
             log.exception("counting.failed", error=type(error).__name__)
             return None
 
-    def _watch(self, context: RequestContext, opening: ResponseStart, outcome: Outcome) -> Seen | None:
+    def _watch(self, context: ConversationContext, opening: ResponseStart, outcome: Outcome) -> Seen | None:
         if opening.answer.status != 200 or opening.overflow is not None or not context.body.messages:
             return None
         if outcome.verdict in ("off", "failed"):
@@ -183,7 +183,7 @@ class UsageFeedback:
             return Seen(context, outcome, None, AnswerTail(), wanted)
         return Seen(context, None, self._known(context, outcome, compare=True), AnswerTail(), wanted)
 
-    def _known(self, context: RequestContext, outcome: Outcome, *, compare: bool) -> Known:
+    def _known(self, context: ConversationContext, outcome: Outcome, *, compare: bool) -> Known:
         """Return the facts about a request whose body is still there.
 
         ``compare`` is true if our count of the request is known, or will be, so that it can be compared with the
@@ -228,7 +228,7 @@ class UsageFeedback:
         except Exception as error:  # the client has its response
             log.exception("counting.failed", error=type(error).__name__)
 
-    async def _look(self, context: RequestContext, uncounted: Outcome | None, known: Known, end: Finished) -> None:
+    async def _look(self, context: ConversationContext, uncounted: Outcome | None, known: Known, end: Finished) -> None:
         """Learn from the end of an answer. ``uncounted`` is the outcome of a request that must be counted now."""
         # The tokens of images and sound are an estimate.
         if known.estimated:
@@ -262,7 +262,7 @@ class UsageFeedback:
         else:
             calibration.miss(*context.place, counted)
 
-    def _note(self, context: RequestContext, known: Known, counted: int | None, end: Finished) -> None:
+    def _note(self, context: ConversationContext, known: Known, counted: int | None, end: Finished) -> None:
         """Remember the size of a request that was answered, or a lower bound of it."""
         if end.empty:
             return
@@ -290,7 +290,7 @@ class UsageFeedback:
 
     async def _cut(
         self,
-        context: RequestContext,
+        context: ConversationContext,
         known: Known,
         end: Finished,
         before: Sequence[Earlier],
@@ -373,7 +373,7 @@ def _may_stand_still(now: Turn, before: Sequence[Turn]) -> bool:
     return grown >= (GROWN - 1) * least * BYTES_A_TOKEN_AT_MOST
 
 
-def _conversation(context: RequestContext) -> int:
+def _conversation(context: ConversationContext) -> int:
     """Return a hash that all turns of a conversation share, and that hardly any other conversation has."""
     messages = tuple(bytes(message) for message in context.body.messages[:2])
     return hash((context.place, messages))

@@ -145,9 +145,9 @@ def test_messages_cannot_be_told_apart_elsewhere(left: str, right: str) -> None:
 @given(st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=12))
 def test_keys_that_begin_alike_are_other_tenants(ending: str) -> None:
     teams = Authenticator(settings_for("http://127.0.0.1:1", Path("/nowhere")))
-    whole = teams.identify([(b"authorization", f"Bearer {PREFIX}{ending}".encode())]).tenant
+    whole = teams.authenticate([(b"authorization", f"Bearer {PREFIX}{ending}".encode())]).tenant
     assert whole == "key:" + hashlib.sha256(f"{PREFIX}{ending}".encode()).hexdigest()
-    assert teams.identify([(b"authorization", f"Bearer {PREFIX}{ending}x".encode())]).tenant != whole
+    assert teams.authenticate([(b"authorization", f"Bearer {PREFIX}{ending}x".encode())]).tenant != whole
 
 
 def test_two_teams_pay_for_their_own_summaries(tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ def test_no_key_is_in_what_settings_and_services_say_of_themselves(tmp_path: Pat
     async def service() -> str:
         made = Runtime(settings)
         lane = await made.configuration.upstreams.lane("main")
-        caller = made.configuration.teams.identify([(b"authorization", f"Bearer {CALLER}".encode())])
+        caller = made.configuration.teams.authenticate([(b"authorization", f"Bearer {CALLER}".encode())])
         said = f"{made!r} {vars(made)!r} {lane!r} {caller!r} {made.configuration.teams!r} {vars(made.configuration)!r}"
         await made.aclose()
         return said

@@ -158,7 +158,7 @@ def test_a_new_key_works_with_the_lines_it_comes_with(tmp_path: Path) -> None:
     lines = done.stdout[done.stdout.index("teams:") :]
     assert key not in lines
     upstreams = "auth: {mode: keys}\nupstreams: {main: {api_key: sk-upstream}}\n"
-    caller = Authenticator(loads((upstreams + lines).encode(), {})).identify(
+    caller = Authenticator(loads((upstreams + lines).encode(), {})).authenticate(
         [(b"authorization", f"Bearer {key}".encode())]
     )
     assert caller.team == "search"

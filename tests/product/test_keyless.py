@@ -74,10 +74,10 @@ def test_nothing_is_stored_for_nobody(keyless: str, tmp_path: Path) -> None:
 )
 def test_who_they_are(host: str, keyless: str | None, tenant: str) -> None:
     settings = Settings.model_validate({"server": {"host": host}, "auth": {"keyless": keyless}})
-    assert Authenticator(settings).identify([]).tenant == tenant
+    assert Authenticator(settings).authenticate([]).tenant == tenant
 
 
 def test_the_address_that_a_command_names_decides() -> None:
     settings = Settings.model_validate({"server": {"host": "127.0.0.1"}})
-    assert Authenticator(listening(settings, "0.0.0.0")).identify([]).tenant == UNSTORED_TENANT  # noqa: S104
-    assert Authenticator(listening(settings, None)).identify([]).tenant == SHARED_TENANT
+    assert Authenticator(listening(settings, "0.0.0.0")).authenticate([]).tenant == UNSTORED_TENANT  # noqa: S104
+    assert Authenticator(listening(settings, None)).authenticate([]).tenant == SHARED_TENANT

@@ -20,7 +20,7 @@ from proxy.http.timers import CoarseTimer
 from proxy.limits.profiles import Profile
 from proxy.pipeline.attempts import Attempts, Retry
 from proxy.pipeline.budget import TokenBudgets
-from proxy.pipeline.context import RequestContext
+from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.response_start import Asked, read_start
 from proxy.pipeline.usage_feedback import UsageFeedback
@@ -261,7 +261,7 @@ class Sessions:
         figures.learned += self._service.learned.get(*exchange.place) is not None
         return True
 
-    def _exchange(self, raw: bytes, known: Habits) -> RequestContext:
+    def _exchange(self, raw: bytes, known: Habits) -> ConversationContext:
         body, service = parse(raw), self._service
         configuration = service.configuration
         route = configuration.settings.route(body.model or "")
@@ -270,7 +270,20 @@ class Sessions:
         caller = Caller("key:t", None, Policy(name="default"), None, None)
         clock = CoarseTimer(asyncio.get_running_loop())
         scope, counter = {"type": "http", "headers": []}, service.counter(profile)
-        return RequestContext(configuration, scope, caller, body, route, profile, counter, "", clock, 1e12)
+        return ConversationContext(
+            id="",
+            started=0.0,
+            configuration=configuration,
+            scope=scope,
+            via="",
+            caller=caller,
+            body=body,
+            route=route,
+            profile=profile,
+            counter=counter,
+            clock=clock,
+            deadline=1e12,
+        )
 
 
 def _answer(data: bytes, kind: str) -> Answer:

@@ -48,12 +48,12 @@ teams:
 @pytest.mark.parametrize("key", [SEARCH, SECOND])
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER "])
 def test_a_teams_key_makes_the_team_the_tenant(key: str, scheme: str) -> None:
-    caller = Authenticator(settings("keys")).identify(sent(f"{scheme} {key}"))
+    caller = Authenticator(settings("keys")).authenticate(sent(f"{scheme} {key}"))
     assert (caller.tenant, caller.team, caller.policy.name) == ("team:search", "search", "careful")
 
 
 def test_the_api_key_header_of_azure_clients_is_read() -> None:
-    assert Authenticator(settings("keys")).identify(sent(None, CHAT)).team == "chat"
+    assert Authenticator(settings("keys")).authenticate(sent(None, CHAT)).team == "chat"
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,13 @@ def test_the_api_key_header_of_azure_clients_is_read() -> None:
     ],
 )
 def test_one_key_of_several_counts_for_identity_and_upstream(headers: RawHeaders, team: str, key: Credential) -> None:
-    caller = Authenticator(settings("open")).identify(headers)
+    caller = Authenticator(settings("open")).authenticate(headers)
     assert (caller.team, caller.credential) == (team, key)
-    assert Authenticator(settings("keys")).identify(headers).team == team
+    assert Authenticator(settings("keys")).authenticate(headers).team == team
 
 
 def test_a_proxys_own_key_is_never_a_credential_for_an_upstream() -> None:
-    assert Authenticator(settings("keys")).identify(sent(f"Bearer {SEARCH}")).credential is None
+    assert Authenticator(settings("keys")).authenticate(sent(f"Bearer {SEARCH}")).credential is None
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_proxys_own_key_is_never_a_credential_for_an_upstream() -> None:
 )
 def test_any_other_key_is_refused_without_being_shown(authorization: str, api_key: str, words: str) -> None:
     with pytest.raises(NotAuthenticated, match=words) as caught:
-        Authenticator(settings("keys")).identify(sent(authorization, api_key))
+        Authenticator(settings("keys")).authenticate(sent(authorization, api_key))
     assert SEARCH[:8] not in caught.value.message
 
 
@@ -119,30 +119,30 @@ LAST_SECOND = datetime(2027, 1, 30, 23, 59, 59, tzinfo=UTC).timestamp()
 def test_a_key_is_refused_from_the_day_on_which_it_expires(mode: str) -> None:
     now = LAST_SECOND
     teams = Authenticator(loads((EXPIRING % mode).encode(), {}), lambda: now)
-    assert teams.identify(sent(f"Bearer {SEARCH}")).team == "search"
+    assert teams.authenticate(sent(f"Bearer {SEARCH}")).team == "search"
     now += 1
     for authorization, api_key in ((f"Bearer {SEARCH}", None), (None, SEARCH)):
         with pytest.raises(NotAuthenticated) as caught:
-            teams.identify(sent(authorization, api_key))
+            teams.authenticate(sent(authorization, api_key))
         assert caught.value.message == (
             "This API key expired on 2027-01-31 (UTC). Ask the operator of this proxy for a new one."
         )
-    assert teams.identify(sent(f"Bearer {SECOND}")).team == "search", "the team's other key goes on"
+    assert teams.authenticate(sent(f"Bearer {SECOND}")).team == "search", "the team's other key goes on"
 
 
 def test_a_teams_limits_come_with_its_caller() -> None:
     teams = Authenticator(loads((EXPIRING % "open").encode(), {}), lambda: LAST_SECOND)
-    limits = teams.identify(sent(f"Bearer {SECOND}")).limits
+    limits = teams.authenticate(sent(f"Bearer {SECOND}")).limits
     assert limits is not None
     assert (limits.requests_per_minute, limits.concurrent, limits.summary_tokens_per_day) == (None, 3, None)
-    assert teams.identify(sent("Bearer sk-anybody")).limits is None
+    assert teams.authenticate(sent("Bearer sk-anybody")).limits is None
 
 
 def test_open_every_key_is_a_tenant_of_its_own() -> None:
     teams = Authenticator(settings("open"))
     one, two = (
-        teams.identify(sent("Bearer sk-caller-000000000000001")),
-        teams.identify(sent("Bearer sk-caller-000000000000002")),
+        teams.authenticate(sent("Bearer sk-caller-000000000000001")),
+        teams.authenticate(sent("Bearer sk-caller-000000000000002")),
     )
     assert one.tenant == "key:" + sha256("sk-caller-000000000000001")
     assert one.tenant != two.tenant
@@ -152,17 +152,19 @@ def test_open_every_key_is_a_tenant_of_its_own() -> None:
 
 def test_open_callers_with_different_keys_in_x_api_key_are_two_tenants() -> None:
     teams = Authenticator(settings("open"))
-    tenants = {teams.identify(headers).tenant for headers in (sent(x_api_key="sk-1"), sent(x_api_key="sk-2"), sent())}
+    tenants = {
+        teams.authenticate(headers).tenant for headers in (sent(x_api_key="sk-1"), sent(x_api_key="sk-2"), sent())
+    }
     assert len(tenants) == 3
 
 
 def test_open_the_header_does_not_matter_to_the_tenant() -> None:
     teams = Authenticator(settings("open"))
-    assert teams.identify(sent("Bearer sk-1")).tenant == teams.identify(sent(None, "sk-1")).tenant
+    assert teams.authenticate(sent("Bearer sk-1")).tenant == teams.authenticate(sent(None, "sk-1")).tenant
 
 
 def test_open_a_teams_key_brings_its_policy_and_stays_a_tenant_of_its_own() -> None:
-    caller = Authenticator(settings("open")).identify(sent(f"Bearer {SEARCH}"))
+    caller = Authenticator(settings("open")).authenticate(sent(f"Bearer {SEARCH}"))
     assert (caller.team, caller.policy.name, caller.credential) == (
         "search",
         "careful",
@@ -172,13 +174,13 @@ def test_open_a_teams_key_brings_its_policy_and_stays_a_tenant_of_its_own() -> N
 
 
 def test_open_without_a_key_callers_are_anonymous() -> None:
-    caller = Authenticator(settings("open")).identify(sent())
+    caller = Authenticator(settings("open")).authenticate(sent())
     assert (caller.tenant, caller.team, caller.credential, caller.policy.name) == ("anonymous", None, None, "default")
 
 
 def test_open_another_scheme_is_no_key_and_still_not_anonymous() -> None:
     teams = Authenticator(settings("open"))
-    one, two = teams.identify(sent("Basic b25l")), teams.identify(sent("Basic dHdv"))
+    one, two = teams.authenticate(sent("Basic b25l")), teams.authenticate(sent("Basic dHdv"))
     assert one.credential is None
     assert len({one.tenant, two.tenant, "anonymous"}) == 3
 
@@ -186,11 +188,11 @@ def test_open_another_scheme_is_no_key_and_still_not_anonymous() -> None:
 def test_no_caller_can_take_the_tenant_of_a_team_or_of_the_anonymous() -> None:
     teams = Authenticator(settings("open"))
     for key in ("team:search", "anonymous", f"key:{sha256('x')}"):
-        assert teams.identify(sent(f"Bearer {key}")).tenant == "key:" + sha256(key)
+        assert teams.authenticate(sent(f"Bearer {key}")).tenant == "key:" + sha256(key)
 
 
 def test_a_key_is_not_in_the_representation() -> None:
-    assert SEARCH not in repr(Authenticator(settings("open")).identify(sent(f"Bearer {SEARCH}")))
+    assert SEARCH not in repr(Authenticator(settings("open")).authenticate(sent(f"Bearer {SEARCH}")))
 
 
 @pytest.mark.parametrize(
@@ -199,12 +201,12 @@ def test_a_key_is_not_in_the_representation() -> None:
 )
 def test_a_team_may_use_what_its_globs_name(model: str, allowed: bool) -> None:
     teams = Authenticator(settings("keys"))
-    assert may_use(teams.identify(sent(f"Bearer {SEARCH}")), model) is allowed
-    assert may_use(teams.identify(sent(f"Bearer {CHAT}")), model) is True
+    assert may_use(teams.authenticate(sent(f"Bearer {SEARCH}")), model) is allowed
+    assert may_use(teams.authenticate(sent(f"Bearer {CHAT}")), model) is True
 
 
 def test_an_empty_list_of_models_allows_none() -> None:
     key = "cp-closed"
     text = f"teams: {{closed: {{keys: ['sha256:{sha256(key)}'], models: []}}}}"
-    caller = Authenticator(loads(text.encode(), {})).identify(sent(f"Bearer {key}"))
+    caller = Authenticator(loads(text.encode(), {})).authenticate(sent(f"Bearer {key}"))
     assert may_use(caller, "gpt-5") is False
