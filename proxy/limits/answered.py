@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
+
+from cachetools import LRUCache
 
 PERIOD = 3_600.0
 """Seconds. An answer counts as recent for at least this time, and at most twice as long."""
 
 PLACES = 10_000
-"""Combinations of upstream, model, and tenant kept in memory, the most recently changed ones."""
+"""Combinations of upstream, model, and tenant kept in memory, the most recently used ones."""
 
 Place = tuple[str, str, str]
 
@@ -20,7 +21,7 @@ class Answered:
     def __init__(self, clock: Callable[[], float]) -> None:
         """Use ``clock`` for seconds."""
         self._clock = clock
-        self._largest: OrderedDict[Place, tuple[float, int, int]] = OrderedDict()
+        self._largest: LRUCache[Place, tuple[float, int, int]] = LRUCache(PLACES)
 
     def note(self, place: Place, tokens: int) -> None:
         """Record that the upstream answered a request of this size."""
@@ -28,9 +29,6 @@ class Answered:
         if tokens <= now:
             return
         self._largest[place] = (began, tokens, before)
-        self._largest.move_to_end(place)
-        if len(self._largest) > PLACES:
-            self._largest.popitem(last=False)
 
     def forget(self, place: Place) -> None:
         """Forget the answers of this upstream, model, and tenant."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import msgspec
+from cachetools import LRUCache
 
 from proxy.limits.learned import RATIO_BOUNDS
 from proxy.store import Store
@@ -99,9 +99,9 @@ class Calibration:
         self._clock = clock
         self._now = now
         self._known = ReplicatedMap(store, KIND, TokenRatios, PLACES, now)
-        self._next: OrderedDict[Place, float] = OrderedDict()  # the time of the next observation
-        self._tries: OrderedDict[Place, int] = OrderedDict()
-        self._misses: dict[Place, int] = {}
+        self._next: LRUCache[Place, float] = LRUCache(PLACES)  # the time of the next observation
+        self._tries: LRUCache[Place, int] = LRUCache(PLACES)
+        self._misses: LRUCache[Place, int] = LRUCache(PLACES)
 
     def first_read(self, upstream: str, model: str, tenant: str) -> asyncio.Task[None] | None:
         """Start a read of stored ratios if one is due (see ``ReplicatedMap.first_read``)."""
@@ -122,8 +122,6 @@ class Calibration:
         if tenant == UNSTORED_TENANT or (seen is not None and len(seen.ratios) >= LEAST_OBSERVATIONS) or tries >= TRIES:
             return False
         self._tries[place] = tries + 1
-        if len(self._tries) > PLACES:
-            self._tries.popitem(last=False)
         return True
 
     def note(self, upstream: str, model: str, tenant: str, counted: int, reported: int) -> None:
@@ -156,8 +154,6 @@ class Calibration:
             return
         place = (upstream, model, tenant)
         misses = self._misses[place] = min(self._misses.get(place, 0) + 1, 2 * OBSERVATIONS)
-        if len(self._misses) > PLACES:
-            self._misses.pop(next(iter(self._misses)))
         if misses >= OBSERVATIONS:
             self._pause(place, min(PAUSE * 2.0 ** (misses - OBSERVATIONS), LONGEST_PAUSE))
 
@@ -180,9 +176,6 @@ class Calibration:
 
     def _pause(self, place: Place, seconds: float = PAUSE) -> None:
         self._next[place] = self._clock() + seconds
-        self._next.move_to_end(place)
-        if len(self._next) > PLACES:
-            self._next.popitem(last=False)
 
 
 def plausible(counted: int, reported: int) -> bool:

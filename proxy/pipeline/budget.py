@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 
+from cachetools import LRUCache
 from msgspec.structs import replace
 
 from proxy.compaction.rules import Rules
@@ -48,9 +48,10 @@ class TokenBudgets:
     def __init__(self, service: Services, clock: Callable[[], float] = time.monotonic) -> None:
         self._service = service
         self._clock = clock
-        self._doubts: OrderedDict[tuple[object, ...], float] = OrderedDict()
-        self._filled: OrderedDict[tuple[str, str, str], tuple[Filled, ...]] = OrderedDict()
-        self._budgets: dict[tuple[object, ...], tuple[Profile, Policy, tuple[int | None, int, Rules]]] = {}
+        self._doubts: LRUCache[tuple[object, ...], float] = LRUCache(PLACES)
+        self._filled: LRUCache[tuple[str, str, str], tuple[Filled, ...]] = LRUCache(PLACES)
+        self._budgets: LRUCache[tuple[object, ...], tuple[Profile, Policy, tuple[int | None, int, Rules]]]
+        self._budgets = LRUCache(BUDGETS)
 
     def factor(self, context: ConversationContext) -> float:
         """Return the upstream's tokens for each token that the proxy counts."""
@@ -71,8 +72,6 @@ class TokenBudgets:
         kept = output_reserve(window, reserved, profile.max_output_tokens)
         room = budget(profile, kept, learned, factor)
         result = room, reserved, rules_for(policy, window_known=room is not None, bounds=bounds_of(profile))
-        if len(self._budgets) >= BUDGETS:
-            self._budgets.clear()
         self._budgets[key] = profile, policy, result
         return result
 
@@ -120,9 +119,6 @@ class TokenBudgets:
         if found is None and answer.prompt and seems_full(answer, asked):
             now = Filled(counted, answer.prompt + (answer.output or 0))
             self._filled[context.place] = (*filled, now)[-FILLED:]
-            self._filled.move_to_end(context.place)
-            if len(self._filled) > PLACES:
-                self._filled.popitem(last=False)
         return found
 
     def learn(self, context: ConversationContext, told: LearnedLimit) -> None:
@@ -143,9 +139,6 @@ class TokenBudgets:
         doubt = (*context.place, told.named)
         before = self._doubts.get(doubt)
         self._doubts[doubt] = now = self._clock()
-        self._doubts.move_to_end(doubt)
-        if len(self._doubts) > PLACES:
-            self._doubts.popitem(last=False)
         return before is not None and now - before < GUESS_SECONDS
 
     async def after(

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from typing import TypeVar, cast
 
 import xxhash
+from cachetools import LRUCache
 
 from proxy.compaction.message import RESULT_ROLES, Facts, Turn, among_several, decode, read
 from proxy.dialects.chat.counting import Counter
@@ -95,7 +95,7 @@ class FactsCache:
 
     def __init__(self) -> None:
         self._memories: dict[object, CounterFacts] = {}
-        self._overheads: OrderedDict[Hashable, int] = OrderedDict()
+        self._overheads: LRUCache[Hashable, int] = LRUCache(OVERHEADS)
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="counting")
 
     def memory(self, counter: Counter) -> CounterFacts:
@@ -147,10 +147,6 @@ class FactsCache:
             else:
                 found = await self.run(lambda: counter.overhead(body.overhead_fields()))
             self._overheads[key] = found
-            if len(self._overheads) > OVERHEADS:
-                self._overheads.popitem(last=False)
-        else:
-            self._overheads.move_to_end(key)
         return found
 
     async def run_if_many(self, items: Sized, work: Callable[[], T]) -> T:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 import structlog
+from cachetools import LRUCache
 
 from proxy.dialects.chat.comparable import adds_text, comparable
 from proxy.dialects.chat.counting import Counter
@@ -151,7 +151,7 @@ class UsageFeedback:
         self._service = service
         self._room = room
         self._case = case
-        self._turns: OrderedDict[int, tuple[Turn, ...]] = OrderedDict()
+        self._turns: LRUCache[int, tuple[Turn, ...]] = LRUCache(CONVERSATIONS)
 
     def watch(self, context: ConversationContext, opening: ResponseStart, outcome: Outcome) -> Seen | None:
         """Prepare to learn from an answer that is about to be sent on. Return ``None`` if it can't show anything.
@@ -284,8 +284,6 @@ class UsageFeedback:
         earlier = [one for one in known.earlier if one.turn in remembered]
         before = tuple(one.turn for one in earlier)
         self._turns[known.conversation] = (*before, turn)[-TURNS:] if turn.reported else before
-        if len(self._turns) > CONVERSATIONS:
-            self._turns.popitem(last=False)
         return earlier if known.added and _still(turn, before) else []
 
     async def _cut(

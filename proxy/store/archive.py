@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 import structlog
+from cachetools import LRUCache
 
 from proxy.store import Store, StoreFailed
 from proxy.telemetry.metrics import ARCHIVED
@@ -72,7 +72,8 @@ class Archive:
         """Use ``clock`` for seconds."""
         self._store = store
         self._clock = clock
-        self._written: OrderedDict[tuple[str, str], float] = OrderedDict()  # time from which to write the entry again
+        self._write_again: LRUCache[tuple[str, str], float] = LRUCache(REMEMBERED)
+        """The time from which to write an entry again."""
         self._waiting: dict[tuple[str, str], Removed] = {}
         self._waiting_bytes = 0
         self._turn = asyncio.Lock()
@@ -89,10 +90,9 @@ class Archive:
         over = 0
         for entry in removed:
             key = (tenant, entry.id)
-            until = self._written.get(key)
-            if until is not None and now < until:
-                self._written.move_to_end(key)
-            elif key not in self._waiting:
+            if now < self._write_again.get(key, 0.0):
+                continue
+            if key not in self._waiting:
                 size = entry.size
                 if self._waiting_bytes and self._waiting_bytes + size > PENDING_BYTES:
                     over += 1
@@ -130,9 +130,9 @@ class Archive:
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         """Forget the written entries of forgotten tenants, and return those tenants. Pending writes continue."""
-        tenants = {tenant for tenant, _ in (*self._written, *self._waiting) if forgotten(tenant)}
-        for place in [place for place in self._written if place[0] in tenants]:
-            del self._written[place]
+        tenants = {tenant for tenant, _ in (*self._write_again, *self._waiting) if forgotten(tenant)}
+        for key in [key for key in self._write_again if key[0] in tenants]:
+            del self._write_again[key]
         return tenants
 
     async def drained(self, seconds: float = CLOSING_SECONDS) -> bool:
@@ -160,7 +160,7 @@ class Archive:
                     began = self._clock()
                     await self._store.put(tenant, KIND, entry.id, value, seconds)
                     self._settled(tenant, entry)
-                    self._remember(tenant, entry, began + seconds / 2)
+                    self._write_again[tenant, entry.id] = began + seconds / 2
                     ARCHIVED.labels(outcome="written").inc()
                     done += 1
         except StoreFailed as failure:
@@ -180,19 +180,13 @@ class Archive:
         except (zlib.error, msgspec.DecodeError, UnicodeDecodeError) as failure:
             # Damaged, or written by another version: treat it as missing, so that it can be written again.
             log.warning("archive.entry_unreadable", reason=str(failure))
-            self._written.pop((tenant, id), None)
+            self._write_again.pop((tenant, id), None)
             return None
 
     def _settled(self, tenant: str, entry: Removed) -> None:
         """Remove an entry from the pending ones."""
         del self._waiting[tenant, entry.id]
         self._waiting_bytes -= entry.size
-
-    def _remember(self, tenant: str, entry: Removed, until: float) -> None:
-        self._written[tenant, entry.id] = until
-        self._written.move_to_end((tenant, entry.id))
-        if len(self._written) > REMEMBERED:
-            self._written.popitem(last=False)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

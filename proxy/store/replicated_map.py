@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar
 
 import msgspec
 import structlog
+from cachetools import LRUCache
 
 from proxy.store import Store, StoreFailed
 from proxy.store.tenants import UNSTORED_TENANT
@@ -74,9 +74,8 @@ class ReplicatedMap(Generic[V]):
         self._store = store
         self._kind = kind
         self._form = form
-        self._most = most
         self._clock = clock
-        self._slots: OrderedDict[Key, _Slot[V]] = OrderedDict()
+        self._slots: LRUCache[Key, _Slot[V]] = LRUCache(most)
         self._unsaved: dict[Key, V] = {}
         self._writer: asyncio.Task[None] | None = None
 
@@ -141,10 +140,6 @@ class ReplicatedMap(Generic[V]):
         slot = self._slots.get(key)
         if slot is None:
             slot = self._slots[key] = _Slot()
-            if len(self._slots) > self._most:
-                self._slots.popitem(last=False)
-        else:
-            self._slots.move_to_end(key)
         return slot
 
     async def _read(self, store: Store, key: Key, slot: _Slot[V]) -> None:

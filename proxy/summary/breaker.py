@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 import structlog
+from cachetools import LRUCache
 
 from proxy.summary.chunking import SummaryUnasked
 from proxy.telemetry.metrics import BREAKER
@@ -45,7 +46,7 @@ class Breaker:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._states: dict[Hashable, _State] = {}
+        self._states: LRUCache[Hashable, _State] = LRUCache(REMEMBERED)
 
     def attempt(self, key: Hashable) -> Attempt | None:
         """Return an attempt, or ``None`` while the breaker is open. After a pause it allows one attempt at a time."""
@@ -63,10 +64,7 @@ class Breaker:
             self._say("closed", key)
 
     def _failed(self, key: Hashable, *, probe: bool) -> None:
-        state = self._states.pop(key, None) or _State()
-        if len(self._states) >= REMEMBERED:
-            del self._states[next(iter(self._states))]
-        self._states[key] = state
+        state = self._states[key] = self._states.get(key) or _State()
         state.failures += 1
         if probe:
             state.probing = False

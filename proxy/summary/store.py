@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 import structlog
+from cachetools import LRUCache
 
 from proxy.compaction.identifiers import Artefacts
 from proxy.store import Store, StoreFailed
@@ -104,7 +105,7 @@ class Summaries:
         self._store = store
         self._memory: dict[tuple[str, str], StoredSummary] = {}
         self._bytes = 0
-        self._failures: dict[tuple[str, str], int] = {}
+        self._failures: LRUCache[tuple[str, str], int] = LRUCache(FAILED_REMEMBERED)
         self._flights: SingleFlight[StoredSummary] = SingleFlight()
         self._unsaved: dict[Place, float] = {}  # time of the next retry, in the event loop's time
         self._background: set[asyncio.Task[None]] = set()
@@ -182,7 +183,8 @@ class Summaries:
         tenants = {tenant for tenant, _ in (*self._memory, *self._failures) if forgotten(tenant)}
         for tenant, key in [place for place in self._memory if place[0] in tenants]:
             self._forget(tenant, key)
-        self._failures = {place: count for place, count in self._failures.items() if place[0] not in tenants}
+        for place in [place for place in self._failures if place[0] in tenants]:
+            del self._failures[place]
         self._unsaved = {place: due for place, due in self._unsaved.items() if place[0] not in tenants}
         return tenants
 
@@ -290,10 +292,7 @@ class Summaries:
         key = checkpoints[-1].key
         known = self.given_up(tenant, checkpoints)
         if not entry.unasked:
-            failures = self._failures.pop((tenant, key), 0) + 1
-            if len(self._failures) >= FAILED_REMEMBERED:
-                del self._failures[next(iter(self._failures))]
-            self._failures[tenant, key] = failures
+            self._failures[tenant, key] = self._failures.get((tenant, key), 0) + 1
         given_up = self.given_up(tenant, checkpoints)
         if given_up and not known:
             GIVEN_UP.inc()

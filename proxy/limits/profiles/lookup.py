@@ -9,12 +9,14 @@ default.
 from __future__ import annotations
 
 import difflib
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Protocol
 from urllib.parse import urlsplit
+
+from cachetools import LRUCache
 
 from proxy.limits.profiles import litellm_table
 from proxy.limits.profiles.corrections import FamilyRule, Kind, LimitRule, family_rule, limit_rule, provider_rule
@@ -110,7 +112,7 @@ class Profiles:
         self._table: dict[str, Listing] | None = None
         self._plain: dict[str, list[str]] = {}
         self._undated: dict[str, list[str]] = {}
-        self._remembered: OrderedDict[tuple[object, ...], Profile] = OrderedDict()
+        self._remembered: LRUCache[tuple[object, ...], Profile] = LRUCache(REMEMBERED)
         self._lock = Lock()
 
     @property
@@ -149,13 +151,10 @@ class Profiles:
         remembered = (model, provider, _stated(override), told, address)
         with self._lock:
             if profile := self._remembered.get(remembered):
-                self._remembered.move_to_end(remembered)
                 return profile
         profile = self._build(model, provider, override, told, address)
         with self._lock:
             self._remembered[remembered] = profile
-            while len(self._remembered) > REMEMBERED:
-                self._remembered.popitem(last=False)
         return profile
 
     def _build(
