@@ -1,30 +1,4 @@
-"""The proxy's exceptions, with the status and code that the client gets.
-
-    ProxyError                       500  proxy_error
-    ├── ConfigurationError           (never reaches a client: a command prints it)
-    ├── RequestError                 400  invalid_request_error
-    │   ├── Malformed                400  malformed_request
-    │   ├── BadBody                  400  invalid_body
-    │   ├── BodyTooSlow              408  request_timeout
-    │   ├── BodyTooLarge             413  request_too_large
-    │   ├── UnsupportedEncoding      415  unsupported_content_encoding
-    │   ├── NotAuthenticated         401  invalid_api_key
-    │   ├── ModelNotAllowed          403  model_not_allowed
-    │   ├── HostNotAllowed           403  host_not_allowed
-    │   ├── OriginNotAllowed         403  origin_not_allowed
-    │   ├── PathNotAllowed           403  path_not_allowed
-    │   ├── UnknownModel             404  model_not_found
-    │   ├── NotFound                 404  not_found
-    │   ├── MethodNotAllowed         405  method_not_allowed
-    │   ├── UpgradeRequired          426  upgrade_required
-    │   ├── TooManyRequests          429  rate_limit_exceeded
-    │   ├── ContextLengthExceeded    400  context_length_exceeded
-    │   └── LoopDetected             508  loop_detected
-    ├── Overloaded                   503  overloaded
-    └── UpstreamError                502  upstream_error
-        ├── UpstreamUnreachable      502  upstream_unreachable
-        ├── UpstreamTimeout          504  upstream_timeout
-        └── UpstreamInterrupted      502  upstream_interrupted
+"""The proxy's exceptions, with the status, type, and code that the client gets. Subclasses inherit what they don't set.
 
 Bodies have the shape of OpenAI's errors: ``{"error": {"message", "type", "param", "code"}}``. For clients of
 Anthropic's API they have its shape: ``{"type": "error", "error": {"type", "message"}}``.
@@ -64,6 +38,21 @@ class ProxyError(Exception):
     code = "proxy_error"
     retry_after: int | None = None
 
+    def __init_subclass__(
+        cls,
+        *,
+        status: int | None = None,
+        type: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        """Set what differs from the base class."""
+        super().__init_subclass__()
+        cls.status = status or cls.status
+        cls.type = type or cls.type
+        cls.code = code or cls.code
+        cls.retry_after = retry_after or cls.retry_after
+
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.message = message
@@ -81,172 +70,96 @@ class ConfigurationError(ProxyError):
     """The configuration is invalid. The message names file and line."""
 
 
-class RequestError(ProxyError):
+class RequestError(ProxyError, status=400, type="invalid_request_error", code="invalid_request_error"):
     """The proxy rejects the client's request."""
 
-    status = 400
-    type = "invalid_request_error"
-    code = "invalid_request_error"
 
-
-class Malformed(RequestError):
+class Malformed(RequestError, code="malformed_request"):
     """The client's bytes aren't an HTTP/1.1 request, or two servers could read them differently."""
 
-    code = "malformed_request"
 
-
-class BadBody(RequestError):
+class BadBody(RequestError, code="invalid_body"):
     """The body isn't valid for its path, and no upstream could accept it."""
 
-    code = "invalid_body"
 
-
-class BodyTooSlow(RequestError):
+class BodyTooSlow(RequestError, status=408, code="request_timeout"):
     """The body arrives too slowly."""
 
-    status = 408
-    code = "request_timeout"
 
-
-class BodyTooLarge(RequestError):
+class BodyTooLarge(RequestError, status=413, code="request_too_large"):
     """The body, as sent or after decompression, is over the configured limit."""
 
-    status = 413
-    code = "request_too_large"
 
-
-class UnsupportedEncoding(RequestError):
+class UnsupportedEncoding(RequestError, status=415, code="unsupported_content_encoding"):
     """The content encoding is unknown, or the body doesn't match it."""
 
-    status = 415
-    code = "unsupported_content_encoding"
 
-
-class NotAuthenticated(RequestError):
+class NotAuthenticated(RequestError, status=401, type="authentication_error", code="invalid_api_key"):
     """The request has no key, or its key belongs to no team, although the configuration requires keys."""
 
-    status = 401
-    type = "authentication_error"
-    code = "invalid_api_key"
 
-
-class ModelNotAllowed(RequestError):
+class ModelNotAllowed(RequestError, status=403, type="permission_error", code="model_not_allowed"):
     """The team may not use this model."""
 
-    status = 403
-    type = "permission_error"
-    code = "model_not_allowed"
 
-
-class HostNotAllowed(RequestError):
+class HostNotAllowed(RequestError, status=403, type="permission_error", code="host_not_allowed"):
     """The ``Host`` header has a name that the proxy doesn't serve."""
 
-    status = 403
-    type = "permission_error"
-    code = "host_not_allowed"
 
-
-class OriginNotAllowed(RequestError):
+class OriginNotAllowed(RequestError, status=403, type="permission_error", code="origin_not_allowed"):
     """A web page of another origin sent the request, and the configuration doesn't list that origin."""
 
-    status = 403
-    type = "permission_error"
-    code = "origin_not_allowed"
 
-
-class PathNotAllowed(RequestError):
+class PathNotAllowed(RequestError, status=403, type="permission_error", code="path_not_allowed"):
     """The team may not use this path."""
 
-    status = 403
-    type = "permission_error"
-    code = "path_not_allowed"
 
-
-class UnknownModel(RequestError):
+class UnknownModel(RequestError, status=404, code="model_not_found"):
     """No route matches this model."""
 
-    status = 404
-    code = "model_not_found"
 
-
-class NotFound(RequestError):
+class NotFound(RequestError, status=404, code="not_found"):
     """The proxy doesn't serve this path."""
 
-    status = 404
-    code = "not_found"
 
-
-class MethodNotAllowed(RequestError):
+class MethodNotAllowed(RequestError, status=405, code="method_not_allowed"):
     """The path doesn't support this method."""
 
-    status = 405
-    code = "method_not_allowed"
 
-
-class UpgradeRequired(RequestError):
+class UpgradeRequired(RequestError, status=426, code="upgrade_required"):
     """A WebSocket handshake. The response's ``upgrade`` header must name the protocol to use (RFC 9110, 15.5.22)."""
 
-    status = 426
-    code = "upgrade_required"
 
-
-class TooManyRequests(RequestError):
+class TooManyRequests(RequestError, status=429, type="requests", code="rate_limit_exceeded"):
     """The team has exceeded a rate limit or a quota."""
-
-    status = 429
-    type = "requests"
-    code = "rate_limit_exceeded"
 
     def __init__(self, message: str, *, retry_after: int) -> None:
         super().__init__(message)
         self.retry_after = retry_after
 
 
-class Overloaded(ProxyError):
+class Overloaded(ProxyError, status=503, code="overloaded", retry_after=1):
     """The proxy has too many requests in progress."""
 
-    status = 503
-    code = "overloaded"
-    retry_after = 1
 
-
-class ContextLengthExceeded(RequestError):
-    """The request doesn't fit, even compacted. The message names the parts and their sizes in tokens."""
-
-    code = "context_length_exceeded"
-
-
-class LoopDetected(RequestError):
+class LoopDetected(RequestError, status=508, code="loop_detected"):
     """The request has already passed through this proxy."""
 
-    status = 508
-    code = "loop_detected"
 
-
-class UpstreamError(ProxyError):
+class UpstreamError(ProxyError, status=502, code="upstream_error"):
     """The upstream returned no usable answer."""
 
-    status = 502
-    code = "upstream_error"
 
-
-class UpstreamUnreachable(UpstreamError):
+class UpstreamUnreachable(UpstreamError, code="upstream_unreachable"):
     """The proxy can't connect to the upstream: name, network, or TLS."""
 
-    code = "upstream_unreachable"
 
-
-class UpstreamTimeout(UpstreamError):
+class UpstreamTimeout(UpstreamError, status=504, code="upstream_timeout"):
     """The upstream didn't answer before the deadline."""
 
-    status = 504
-    code = "upstream_timeout"
 
-
-class UpstreamInterrupted(UpstreamError):
+class UpstreamInterrupted(UpstreamError, code="upstream_interrupted"):
     """The upstream broke off in the middle of its answer."""
-
-    code = "upstream_interrupted"
 
 
 def error_body(message: str, *, type: str, code: str | None, param: str | None = None) -> bytes:

@@ -15,8 +15,8 @@ from proxy.errors import Overloaded
 from proxy.http.request_body import SMALL
 from proxy.telemetry.metrics import refused
 
-FULL = "This proxy has all the requests in work that it can take on. Try again in a moment, with fewer at a time."
-NO_MEMORY = "This proxy holds as many bytes of requests as it can take on. Try again in a moment, with fewer at a time."
+FULL = "The proxy is at its limit of concurrent requests. Try again in a moment, or send fewer requests at a time."
+NO_MEMORY = "The proxy is at its memory limit for request bodies. Try again in a moment, or send fewer bytes at a time."
 
 
 class Capacity:

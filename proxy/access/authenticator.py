@@ -143,5 +143,5 @@ def _shared(settings: Settings) -> bool:
 
 def _refusal(credential: Credential | None) -> str:
     if credential is None:
-        return "No API key was given. Send your team's key as 'Authorization: Bearer KEY', 'x-api-key' or 'api-key'."
-    return "This API key belongs to no team here. Check the key, or ask the operator of this proxy for one."
+        return "The request has no API key. Send it as 'Authorization: Bearer KEY', 'x-api-key', or 'api-key'."
+    return "This API key doesn't belong to any team. Check the key, or ask the operator of this proxy for one."

@@ -69,8 +69,8 @@ class TeamUsage:
             return
         refused("concurrency").inc()
         raise TooManyRequests(
-            f"Your team has {self.concurrent} requests in work, as many as it may. Wait for one to end, or ask the "
-            "operator of this proxy for more.",
+            f"Your team is at its limit of {self.concurrent} concurrent requests. Wait until one ends, or ask the "
+            "operator of this proxy for a higher limit.",
             retry_after=1,
         )
 
@@ -82,8 +82,8 @@ class TeamUsage:
             seconds = math.ceil(MINUTE / rate)
             refused("rate").inc()
             raise TooManyRequests(
-                f"Your team may send {rate} requests per minute, and has. Try again in {seconds} s, send fewer, or ask "
-                "the operator of this proxy for more.",
+                f"Your team is at its limit of {rate} requests per minute. Try again in {seconds} s, or ask the "
+                "operator of this proxy for a higher limit.",
                 retry_after=seconds,
             )
         await bucket.acquire()  # returns immediately, because there is capacity

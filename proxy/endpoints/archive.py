@@ -49,7 +49,7 @@ class ArchiveEndpoint:
 
     async def _body(self, scope: Scope) -> bytes:
         if scope["method"] != "GET":
-            raise MethodNotAllowed(f"This path does not take {scope['method']}. Use GET.")
+            raise MethodNotAllowed(f"This path doesn't support {scope['method']}. Use GET.")
         context = begin_request(self._service, scope, forwarded=False)
         async with self._service.quotas.admitted(context.caller):
             return await self._entry(context.caller.tenant, scope["path_params"]["id"])
@@ -63,11 +63,11 @@ class ArchiveEndpoint:
             found = await self._service.archive.fetch(tenant, id)
         except StoreFailed as failure:
             log.warning("store.read_failed", reason=str(failure))
-            raise ProxyError("The archive cannot be read at the moment. Try again.") from failure
+            raise ProxyError("The proxy can't read its archive at the moment. Try again.") from failure
         if found is None:
             raise NotFound(
-                "Nothing is kept for you under this id. It may have expired, or belong to another key or team: "
-                "ask with the key that the conversation was sent with, or take it from the application's own history."
+                "Your key has no archive entry with this id. It may have expired, or belong to another key or team. "
+                "Use the key that sent the conversation, or read the messages from the application's own history."
             )
         # Encoding megabytes takes too long for the event loop.
         return await asyncio.to_thread(_answer, id, found)

@@ -150,16 +150,17 @@ def _route(configuration: ConfigSnapshot, body: ChatRequest, caller: Caller) -> 
     route = configuration.route(model)
     if body.model is None and (route is None or not may_use(caller, model)):
         raise BadBody(
-            "The body names no model, or is not a JSON object. Send a JSON object with 'model' and 'messages'.",
+            "The body isn't a JSON object, or has no model. Send a JSON object with 'model' and 'messages'.",
             param="model",
         )
     if route is None:
         raise UnknownModel(
-            f"No model {model[:100]!r} is configured here. Ask GET /v1/models for what there is.", param="model"
+            f"This proxy doesn't serve the model {model[:100]!r}. Use a model that GET /v1/models lists.",
+            param="model",
         )
     if not may_use(caller, model):
         raise ModelNotAllowed(
-            f"This key may not use the model {model[:100]!r}. Use another, or ask the operator of this proxy.",
+            f"This key may not use the model {model[:100]!r}. Use another, or ask the operator to allow it.",
             param="model",
         )
     return route

@@ -136,7 +136,7 @@ def upstream_path(scope: Scope) -> str:
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     names = scope["path"].replace("\\", "/").split("/")
     if not raw.startswith(PREFIX.encode() + b"/") or not _DOTS.isdisjoint(name.partition(";")[0] for name in names):
-        raise NotFound("This path has dots in place of a name, or an encoded /v1. Write it plainly.")
+        raise NotFound("The path contains '.' or '..' as a name, or an encoded /v1. Send it without them.")
     return quoted(raw.split(b"?")[0])[len(PREFIX) :]
 
 

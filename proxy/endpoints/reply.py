@@ -88,9 +88,9 @@ async def _error_of(opening: ResponseStart) -> bytes:
     if status >= 400:
         text = body[:SAID_BYTES].decode("utf-8", "replace").strip()
         kind = "invalid_request_error" if status < 500 else "server_error"
-        return error_body(f"The upstream refused with status {status}: {text}", type=kind, code="upstream_error")
+        return error_body(f"The upstream returned status {status}: {text}", type=kind, code="upstream_error")
     return error_body(
-        f"The upstream answered with status {status} and no stream of events. Ask without 'stream', or try again.",
+        f"The upstream returned status {status} but no event stream. Send the request without 'stream', or try again.",
         type="server_error",
         code="upstream_error",
     )

@@ -77,16 +77,18 @@ async def check_body(scope: Scope, caller: Caller, raw: bytes) -> None:
 def _check(scope: Scope, caller: Caller, raw: bytes) -> None:
     fields = _fields(raw)
     if fields is None:
-        raise ModelNotAllowed(f"This key may use some models only, and this body can't be read as JSON. {ASK}")
+        raise ModelNotAllowed(f"This key is limited to some models, but the body isn't valid JSON. {ASK}")
     model = _text(fields.get("model"))
     if model is None:
-        raise ModelNotAllowed(f"This key may use some models only, and this body names none. {ASK}", param="model")
+        raise ModelNotAllowed(
+            f"This key is limited to some models, but the body doesn't name one. {ASK}", param="model"
+        )
     if not may_use(caller, model):
         raise ModelNotAllowed(f"This key may not use the model {model[:100]!r}. {ASK}", param="model")
     tools = _items(fields.get("tools"))
     if len(tools) > MOST_TOOLS:
         raise ModelNotAllowed(
-            f"This key may use some models only, and this body has over {MOST_TOOLS} tools. Send fewer tools.",
+            f"This key is limited to some models, and the body has over {MOST_TOOLS} tools. Send fewer tools.",
             param="tools",
         )
     for tool in tools:
@@ -94,11 +96,11 @@ def _check(scope: Scope, caller: Caller, raw: bytes) -> None:
         named = None if inside is None else inside.get("model")
         if named is not None and not ((text := _text(named)) is not None and may_use(caller, text)):
             raise ModelNotAllowed(
-                "This key may not use the model of a tool. Send the request without it.", param="tools"
+                "This key may not use the model that a tool names. Send the tool without it.", param="tools"
             )
     for name, _ in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
         if name == "model":
-            raise ModelNotAllowed(f"This key may name its model in the body only. {ASK}", param="model")
+            raise ModelNotAllowed(f"With this key, the query can't name a model. {ASK}", param="model")
         _check_name(name)
 
 
@@ -143,7 +145,7 @@ def _pairs(raw: bytes) -> list[tuple[str, msgspec.Raw]] | None:
         seen += 1
         if seen > MOST_FIELDS:
             raise ModelNotAllowed(
-                f"This key may use some models only, and this body has over {MOST_FIELDS} fields. Send fewer fields."
+                f"This key is limited to some models, and the body has over {MOST_FIELDS} fields. Send fewer fields."
             )
         return _Name(text)
 
@@ -194,7 +196,7 @@ def _check_name(name: str) -> None:
     letters = "".join(char for char in name.casefold() if char.isalnum())
     if letters == "tools" or any(part in letters for part in _CHOOSES):
         raise ModelNotAllowed(
-            f"This key may name its model in 'model' only. Send the request without {name[:100]!r}.", param=name[:100]
+            f"With this key, only 'model' can name a model. Send the request without {name[:100]!r}.", param=name[:100]
         )
 
 

@@ -50,10 +50,10 @@ def _sentence(parts: Mapping[str, int]) -> str:
     """Return one sentence about the parts of a request, with sizes in tokens."""
     sized = sorted(((tokens, name) for name, tokens in parts.items() if tokens), reverse=True)
     if not sized:
-        return "(The compaction proxy found nothing in this request that it could shorten.)"
+        return "(The compaction proxy can't shorten any part of this request.)"
     listed = ", ".join(f"{name} {tokens:,}" for tokens, name in sized)
     return (
-        f"(The compaction proxy could not make the request small enough; what is left, in tokens: {listed}. "
+        f"(The compaction proxy couldn't make the request small enough. It still has these parts, in tokens: {listed}. "
         f"Shorten the {sized[0][1]}, or use a model with a larger window.)"
     )
 

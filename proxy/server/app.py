@@ -112,7 +112,9 @@ class Proxy:
             log.exception("request.crashed", error=type(error).__name__)
             if sent.begun:
                 raise
-            crash = ProxyError("The proxy failed on this request. Its log says why; try again.")
+            crash = ProxyError(
+                "The proxy failed to process this request. Try again, or ask its operator to check the log."
+            )
             await answer_error(send, crash, shape=error_shape(scope))
 
     def _door(self, scope: Scope) -> Door:
@@ -171,12 +173,12 @@ async def _metrics(request: Request) -> Response:
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
-    wrong = NotFound("There is nothing at this path. The API is below /v1: end the client's base URL with /v1.")
+    wrong = NotFound("This path doesn't exist. The API is under /v1, so end the client's base URL with /v1.")
     return Response(wrong.body(), status_code=wrong.status, media_type="application/json")
 
 
 async def _not_allowed(request: Request, error: Exception) -> Response:
-    wrong = MethodNotAllowed(f"This path does not take {request.method}. Use GET.")
+    wrong = MethodNotAllowed(f"This path doesn't support {request.method}. Use GET.")
     return Response(wrong.body(), status_code=wrong.status, media_type="application/json", headers={"allow": "GET"})
 
 

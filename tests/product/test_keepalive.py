@@ -199,7 +199,7 @@ def test_an_answer_that_is_no_stream_is_an_error_after_comments(tmp_path: Path) 
     assert len(events) == 1, "and no [DONE]"
     error = json.loads(events[0].removeprefix("data: "))["error"]
     assert set(error) == {"message", "type", "param", "code"}
-    assert "no stream of events" in error["message"]
+    assert "but no event stream" in error["message"]
 
 
 def test_an_upstream_that_breaks_off_is_an_error_after_comments(tmp_path: Path) -> None:

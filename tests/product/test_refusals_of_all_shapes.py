@@ -140,7 +140,7 @@ def test_the_sentence_is_added_to_whatever_shape(upstream: Refusing, caller: ope
             assert len(upstream.asked[model]) == 1
             _, separator, end = answer.text.partition(SENTENCE)
             assert separator, (shape, answer.text)
-            assert end.startswith(" (The compaction proxy could not make the request small enough; "), (shape, end)
+            assert end.startswith(" (The compaction proxy couldn't make the request small enough. "), (shape, end)
             for line in answer.text.splitlines():
                 if "{" in line:
                     json.loads(line.removeprefix("data: "))

@@ -158,7 +158,7 @@ def test_requests_at_the_same_time_are_a_teams_own(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(quotas, "WAIT_SECONDS", 0.2)
         error = refusal(search)
         monkeypatch.setattr(quotas, "WAIT_SECONDS", 20.0)
-        assert "2 requests in work" in error.message
+        assert "limit of 2 concurrent requests" in error.message
         assert error.response.headers["retry-after"] == "1"
         ask(other, SHORT)
         go.set()
