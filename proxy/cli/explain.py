@@ -20,9 +20,8 @@ from proxy.config import Policy, Route, Settings, load
 from proxy.config.faults import near
 from proxy.dialects.chat.request import ChatRequest, parse
 from proxy.errors import ConfigurationError
-from proxy.limits.learned import budget, reserved_output
-from proxy.limits.output import output_reserve, shared_window
 from proxy.limits.profiles import Profile
+from proxy.pipeline.budget import token_budget
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Explanation
 from proxy.pipeline.rules import bounds_of, rules_for
@@ -164,9 +163,7 @@ async def _explain(settings: Settings, body: ChatRequest, policy: Policy) -> Non
 
 
 def _case(service: Runtime, body: ChatRequest, policy: Policy, route: Route, profile: Profile) -> CompactionInput:
-    reserved = reserved_output(profile, body.max_output, policy.reserve_output)
-    window = shared_window(profile, body, policy.output, None, 1.0)
-    room = budget(profile, output_reserve(window, reserved, profile.max_output_tokens), None)
+    most = token_budget(profile, body, policy).input
 
     async def none(tokens: int) -> Sequence[UpstreamSummaryModel]:
         return ()  # explain makes no summary
@@ -176,11 +173,11 @@ def _case(service: Runtime, body: ChatRequest, policy: Policy, route: Route, pro
         counter=service.counter(profile),
         policy=policy,
         mode="shadow",
-        budget=room,
+        budget=most,
         tenant="explain",
         upstream=route.upstream,
         models=none,
-        rules=rules_for(policy, window_known=room is not None, bounds=bounds_of(profile)),
+        rules=rules_for(policy, window_known=most is not None, bounds=bounds_of(profile)),
     )
 
 

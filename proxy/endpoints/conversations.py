@@ -181,10 +181,11 @@ def done(outcome: Outcome, retries: int) -> list[tuple[str, str]]:
     headers = [("x-compaction", outcome.verdict), ("x-compaction-retries", str(retries))]
     if outcome.before is not None:
         headers.append(("x-compaction-tokens-before", str(outcome.before)))
-    if outcome.after is not None:
-        headers.append(("x-compaction-tokens-after", str(outcome.after)))
-    if outcome.steps:
-        headers.append(("x-compaction-steps", ",".join(outcome.steps)))
+    result = outcome.forecast or outcome
+    if result.after is not None:
+        headers.append(("x-compaction-tokens-after", str(result.after)))
+    if result.steps:
+        headers.append(("x-compaction-steps", ",".join(result.steps)))
     if outcome.output is not None:
         headers.append(("x-compaction-output", "clamped"))
     if outcome.summary is not None:

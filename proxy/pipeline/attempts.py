@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 from starlette.types import Scope
 
 from proxy.access.authenticator import Caller
@@ -16,12 +17,13 @@ from proxy.http.headers import VIA, for_upstream
 from proxy.http.request_body import header
 from proxy.overflow import Overflow
 from proxy.overflow.silent import empty_stream
-from proxy.pipeline.budget import TokenBudgets
+from proxy.pipeline.budget import TokenBudget, TokenBudgets, leaves_no_prompt, smaller_input
 from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.refusal import add_sizes
 from proxy.pipeline.response_start import Asked, ResponseStart, read_start
+from proxy.pipeline.rules import bounds_of, rules_for
 from proxy.pipeline.services import Services
 from proxy.telemetry.metrics import RETRIES
 from proxy.upstream.connections import not_in_time
@@ -37,8 +39,9 @@ Mode = Literal["enforce", "shadow", "off"]
 
 
 class Attempt(msgspec.Struct, eq=False, frozen=True):
-    """One way to send a request: the input of its compaction, and the outcome."""
+    """One way to send a request: its limits, the input of its compaction, and the outcome."""
 
+    budget: TokenBudget
     case: CompactionInput
     outcome: Outcome
 
@@ -67,8 +70,8 @@ ACCEPT = Accept()
 class Attempts:
     """The attempts to get an answer to a request."""
 
-    def __init__(self, service: Services, budgets: TokenBudgets) -> None:
-        self._service = service
+    def __init__(self, services: Services, budgets: TokenBudgets) -> None:
+        self._services = services
         self._budgets = budgets
 
     async def run(self, context: ConversationContext) -> tuple[ResponseStart, Outcome]:
@@ -76,18 +79,19 @@ class Attempts:
 
         Return the response that the client gets, and the outcome of the attempt that it answers.
         """
-        lane = await context.configuration.upstreams.lane(context.route.upstream)
+        transport = await context.configuration.upstreams.lane(context.route.upstream)
         if context.counter is None:
             outcome = Outcome("off" if mode_of(context.scope, context.caller) == "off" else "failed")
-            return await self._send(context, lane, outcome), outcome
-        await self._service.recall(*context.place)
-        case = self.compaction_input(context)
+            return await self._send(context, transport, outcome), outcome
+        await self._services.recall(*context.place)
+        budget = self._budgets.of(context)
+        case = self.compaction_input(context, budget)
         if context.body.messages:
-            attempt = await self.prepare(context, case)
+            attempt = await self.prepare(context, budget, case)
         else:
-            attempt = Attempt(case, Outcome("none" if case.mode == "enforce" else case.mode))
+            attempt = Attempt(budget, case, Outcome("none" if case.mode == "enforce" else case.mode))
         while True:
-            start = await self._send(context, lane, attempt.outcome)
+            start = await self._send(context, transport, attempt.outcome)
             try:
                 decision = await self.decide(context, attempt, start)
                 if decision is ACCEPT:
@@ -95,7 +99,7 @@ class Attempts:
                 if isinstance(decision, Reject):
                     await add_sizes(start, decision.parts)
             except ConfigurationError as error:  # the client gets the response, though it can't be judged
-                self._service.measures.fail(context.profile.tokenizer, error)
+                self._services.measures.fail(context.profile.tokenizer, error)
                 return start, attempt.outcome
             except BaseException:
                 await start.answer.close()
@@ -110,7 +114,7 @@ class Attempts:
     async def decide(self, context: ConversationContext, attempt: Attempt, start: ResponseStart) -> Decision:
         """Decide whether to forward a response or to retry, and learn limits from it."""
         if start.written:
-            self._budgets.proved(context)
+            self._budgets.succeeded(context)
             return ACCEPT
         case, outcome = attempt.case, attempt.outcome
         overflow = start.overflow or await self._silent_overflow(context, attempt, start)
@@ -118,7 +122,7 @@ class Attempts:
             context.repeated = True
             return Retry(attempt)
         if overflow is None and start.answer.status < 400 and not start.empty:
-            self._budgets.proved(context)
+            self._budgets.succeeded(context)
         if overflow is None or case.mode != "enforce" or outcome.verdict == "failed":
             return ACCEPT
         if may_retry(context, overflow):
@@ -127,41 +131,44 @@ class Attempts:
                 return Retry(smaller)
         if start.overflow is None:  # the upstream refused nothing
             return ACCEPT
-        parts = await self._service.compactor.parts(case, outcome)
+        parts = await self._services.compactor.parts(case, outcome)
         return Reject(parts | {OUTPUT_PART: outcome.output or context.body.max_output or 0})
 
     async def _silent_overflow(
         self, context: ConversationContext, attempt: Attempt, start: ResponseStart
     ) -> Overflow | None:
         """Return the overflow that an empty response indicates, or ``None``."""
-        case, outcome = attempt.case, attempt.outcome
+        budget, case, outcome = attempt.budget, attempt.case, attempt.outcome
         if not start.empty or not context.body.messages or case.mode != "enforce" or outcome.verdict == "failed":
             return None
-        counted = int(await self._service.compactor.size(case, outcome) * self._budgets.factor(context))
+        counted = int(await self._services.compactor.size(case, outcome) * budget.factor)
         if start.is_stream and is_silence(start.first):
-            return empty_stream(counted, window=self._budgets.window(context))
+            return empty_stream(counted, window=budget.window)
         asked = outcome.output or context.body.max_output
-        return self._budgets.silent(context, read_usage(start.first), counted, asked)
+        return self._budgets.silent(context, budget.window, read_usage(start.first), counted, asked)
 
-    async def prepare(self, context: ConversationContext, case: CompactionInput, *, may_ask: bool = True) -> Attempt:
+    async def prepare(
+        self, context: ConversationContext, budget: TokenBudget, case: CompactionInput, *, may_ask: bool = True
+    ) -> Attempt:
         """Compact a request if needed. If the compaction fails, log the error and send the request unchanged.
 
         With ``may_ask`` false, a digest replaces a summary that isn't stored yet. Raises ``UpstreamTimeout`` when the
         deadline passes. No other error of the compaction reaches the client.
         """
         try:
-            untouched = self._service.compactor.untouched(case)
+            untouched = self._services.compactor.untouched(case)
             outcome = untouched or await self._in_time(context, case, may_ask=may_ask)
-            outcome.output = await self._budgets.output(context, case, outcome)
+            output = await self._budgets.output(budget, case, outcome)
+            outcome = outcome if output is None else replace(outcome, output=output)
         except UpstreamTimeout:
             raise
         except ConfigurationError as error:
-            self._service.measures.fail(context.profile.tokenizer, error)
+            self._services.measures.fail(context.profile.tokenizer, error)
             outcome = Outcome("failed")
         except Exception as error:  # a client gets its answer even if the compaction has a bug
             log.exception("compaction.failed", error=type(error).__name__)
             outcome = Outcome("failed")
-        return Attempt(case, outcome)
+        return Attempt(budget, case, outcome)
 
     async def _in_time(self, context: ConversationContext, case: CompactionInput, *, may_ask: bool) -> Outcome:
         """Compact a request within its deadline. Meanwhile, the proxy sends heartbeats to a streaming client.
@@ -173,7 +180,7 @@ class Attempts:
         limit = context.clock.until(context.deadline, late)
         try:
             with limit:
-                return await self._service.compactor.compact(case, may_ask=may_ask)
+                return await self._services.compactor.compact(case, may_ask=may_ask)
         except TimeoutError as error:
             if not limit.expired:
                 raise
@@ -182,47 +189,50 @@ class Attempts:
             if heartbeat is not None:
                 heartbeat.unwatch()
 
-    def compaction_input(self, context: ConversationContext) -> CompactionInput:
+    def compaction_input(self, context: ConversationContext, budget: TokenBudget) -> CompactionInput:
         """Return the input of a request's compaction. The request must have a counter."""
         assert context.counter is not None  # noqa: S101 - requests without a counter are sent unmeasured
-        service, caller, route = self._service, context.caller, context.route
-        budget, _, rules = self._budgets.of(context)
+        services, caller, route = self._services, context.caller, context.route
+        known = budget.input is not None
         return CompactionInput(
             body=context.body,
             counter=context.counter,
             policy=caller.policy,
             mode=mode_of(context.scope, caller),
-            budget=budget,
+            budget=budget.input,
             tenant=caller.tenant,
             upstream=route.upstream,
-            models=lambda tokens: service.summary_models(
+            models=lambda tokens: services.summary_models(
                 context.configuration, route, caller, tokens, context.provisional_limit
             ),
-            rules=rules,
+            rules=rules_for(caller.policy, window_known=known, bounds=bounds_of(context.profile)),
             strict=context.profile.strict_alternation,
             kept=caller.kept,
-            allowance=service.budgets.of(caller),
+            allowance=services.budgets.of(caller),
         )
 
     async def _smaller(self, context: ConversationContext, attempt: Attempt, overflow: Overflow) -> Attempt | None:
-        """Return a smaller attempt, within the limit that an overflow indicates, or ``None`` if there is none.
+        """Return an attempt with less output or fewer messages, within the limit that an overflow indicates.
 
-        Summary models are asked only after the first overflow.
+        Return ``None`` if neither would help. Summary models are asked only after the first overflow.
         """
         case, outcome = attempt.case, attempt.outcome
-        smaller = await self._budgets.after(context, case, outcome, overflow)
-        if smaller is None:
+        sent = await self._services.compactor.size(case, outcome)
+        reserved = outcome.output or attempt.budget.reserved
+        limit = self._budgets.overflowed(context, overflow, sent, reserved)
+        budget = self._budgets.of(context)
+        if leaves_no_prompt(context, limit, budget, outcome.output or budget.reserved):
             return None
-        if isinstance(smaller, Outcome):
-            return Attempt(case, smaller)
-        harder = await self.prepare(context, smaller, may_ask=context.retries > context.repeated)
-        sent = await self._service.compactor.size(case, outcome)
-        after = harder.outcome.after
-        if harder.outcome.messages is None or after is None or after >= sent:
-            return None
-        return harder
+        output = await self._budgets.output(budget, case, outcome)
+        if output is not None and output < reserved and budget.input is not None and sent <= budget.input:
+            return Attempt(budget, case, replace(outcome, output=output))
+        rules = rules_for(case.policy, window_known=True, refused=True, bounds=bounds_of(context.profile))
+        smaller = replace(case, budget=smaller_input(case, budget, sent), rules=rules)
+        attempt = await self.prepare(context, budget, smaller, may_ask=context.retries > context.repeated)
+        after = attempt.outcome.after
+        return None if attempt.outcome.messages is None or after is None or after >= sent else attempt
 
-    async def _send(self, context: ConversationContext, lane: Transport, outcome: Outcome) -> ResponseStart:
+    async def _send(self, context: ConversationContext, transport: Transport, outcome: Outcome) -> ResponseStart:
         body, route = context.body, context.route
         model = route.model if route.model != body.model and body.model is not None else None
         headers = for_upstream(context.scope["headers"])
@@ -244,7 +254,7 @@ class Attempts:
         answer = None
         try:
             with context.clock.until(context.deadline):
-                answer = await lane.send(request)
+                answer = await transport.send(request)
                 return await read_start(answer, Asked(body.raw, context.caller.policy.rate_limit_as_limit))
         except TimeoutError as error:
             if answer is None:

@@ -27,7 +27,7 @@ from proxy.pipeline.job import (
     parts_of,
     planned,
 )
-from proxy.pipeline.outcome import Explanation, Outcome
+from proxy.pipeline.outcome import Explanation, Forecast, Outcome
 from proxy.pipeline.summaries import CheckpointSummaries
 from proxy.store.archive import Archive, Removed
 from proxy.summary.store import Summaries
@@ -78,7 +78,8 @@ class Compactor:
             self._summaries.prepare(work)
             return outcome
         if case.mode == "shadow":
-            return await self._remembered.run_if_many(turns, lambda: self._foreseen(work, outcome))
+            forecast = await self._remembered.run_if_many(turns, lambda: _forecast(work))
+            return replace(outcome, forecast=forecast)
         return await self._carry_out(work, outcome, may_ask=may_ask)
 
     async def explain(self, case: CompactionInput) -> Explanation:
@@ -86,12 +87,9 @@ class Compactor:
         turns, fixed, before = await self._measure(case)
         case = within_hope(case, turns)
         work = await self._work(case, turns, fixed, before)
-        outcome = Outcome("shadow", after=before)
-        if _any_trigger(case, before, len(turns)):
-            self._foreseen(work, outcome)
-        parts = parts_of(turns, fixed)
-        after = before if outcome.after is None else outcome.after
-        return Explanation(before, after, len(turns), work.head, case.budget, outcome.steps, work.plan, parts)
+        forecast = _forecast(work) if _any_trigger(case, before, len(turns)) else None
+        after, steps = (before, ()) if forecast is None else (forecast.after, forecast.steps)
+        return Explanation(before, after, len(turns), work.head, case.budget, steps, work.plan, parts_of(turns, fixed))
 
     async def size(self, case: CompactionInput, outcome: Outcome) -> int:
         """Return the tokens of the request as the proxy sent it."""
@@ -132,39 +130,41 @@ class Compactor:
     async def _carry_out(self, work: CompactionJob, outcome: Outcome, *, may_ask: bool) -> Outcome:
         piece: OutgoingMessage | None = None
         if work.plan.cut:
-            entry, outcome.summary = await self._summaries.obtain(work, may_ask=may_ask)
-            outcome.breaker_open = entry.given_up or (entry.digest and entry.unasked and not entry.over_budget)
+            entry, origin = await self._summaries.obtain(work, may_ask=may_ask)
+            blocked = entry.given_up or (entry.digest and entry.unasked and not entry.over_budget)
+            outcome = replace(outcome, summary=origin, breaker_open=blocked)
             piece = OutgoingMessage(entry.message, entry.tokens, None)
         if work.plan.upcoming is not None:
             self._summaries.prepare(work)
         heavy = work.heavy or len(work.turns) > MANY
         finish = partial(self._finished, work, piece, outcome)
-        rendered = await self._remembered.run(finish) if heavy else finish()
+        outcome, rendered = await self._remembered.run(finish) if heavy else finish()
         if rendered is not None:
             self._keep(work, rendered)
         return outcome
 
     def _finished(
         self, work: CompactionJob, piece: OutgoingMessage | None, outcome: Outcome
-    ) -> RenderedConversation | None:
-        """Complete the outcome. Return the messages to send, or ``None`` if the request stays unchanged."""
+    ) -> tuple[Outcome, RenderedConversation | None]:
+        """Return the complete outcome, and the messages to send, or ``None`` if the request stays unchanged."""
         rendered = leaving = work.render(piece)
         if work.case.strict:
             leaving = RenderedConversation(alternating(rendered.pieces, work.case.counter.message), rendered.steps)
         if not work.gains(leaving):
-            outcome.summary = None
-            return None
+            return replace(outcome, summary=None), None
         found = faults([p.turn.facts for p in rendered.pieces if p.turn])
         if found and found > faults([t.facts for t in work.turns]):
             log.error("compaction.invalid_outcome", steps=rendered.steps)
-            outcome.verdict, outcome.summary = "failed", None
-            return None
-        outcome.verdict = "compacted"
-        outcome.messages = [piece.raw for piece in leaving.pieces]
-        outcome.after = leaving.tokens + work.fixed
-        outcome.steps = leaving.steps
-        outcome.parts = parts_of([p.turn for p in leaving.pieces if p.turn], work.fixed)
-        return rendered
+            return replace(outcome, verdict="failed", summary=None), None
+        outcome = replace(
+            outcome,
+            verdict="compacted",
+            messages=[piece.raw for piece in leaving.pieces],
+            after=leaving.tokens + work.fixed,
+            steps=leaving.steps,
+            parts=parts_of([p.turn for p in leaving.pieces if p.turn], work.fixed),
+        )
+        return outcome, rendered
 
     def _keep(self, work: CompactionJob, rendered: RenderedConversation) -> None:
         """Archive the messages before each checkpoint, and the originals of shortened messages."""
@@ -180,17 +180,15 @@ class Compactor:
         removed += [Removed(p.turn.facts.id, (p.turn.raw,)) for p in rendered.pieces if p.turn and p.changed]
         self._archive.keep(work.case.tenant, removed, policy.archive.days * 86_400.0)
 
-    def _foreseen(self, work: CompactionJob, outcome: Outcome) -> Outcome:
-        """Predict the outcome of ``enforce``, with the summary at its maximum size."""
-        stand_in = None
-        if work.plan.cut:
-            caps = work.plan.caps_at(work.plan.cut)
-            stand_in = OutgoingMessage(b"", caps.summary + caps.users + caps.words + caps.index, None)
-        rendered = work.render(stand_in)
-        if work.gains(rendered):
-            outcome.after = rendered.tokens + work.fixed
-            outcome.steps = rendered.steps
-        return outcome
+
+def _forecast(work: CompactionJob) -> Forecast | None:
+    """Predict the outcome of ``enforce``, with the summary at its maximum size."""
+    stand_in = None
+    if work.plan.cut:
+        caps = work.plan.caps_at(work.plan.cut)
+        stand_in = OutgoingMessage(b"", caps.summary + caps.users + caps.words + caps.index, None)
+    rendered = work.render(stand_in)
+    return Forecast(rendered.tokens + work.fixed, rendered.steps) if work.gains(rendered) else None
 
 
 def _judged(
@@ -198,10 +196,13 @@ def _judged(
 ) -> tuple[CompactionInput, Outcome, bool]:
     """Return the input to work on, the outcome so far, and whether there is something to do."""
     estimated = any(turn.facts.estimated for turn in turns)
-    outcome = Outcome("none", before=before, after=before, estimated=estimated)
-    outcome.sizes = fixed, [turn.facts.tokens for turn in turns]
-    if case.mode == "shadow":
-        outcome.verdict = "shadow"
+    outcome = Outcome(
+        "shadow" if case.mode == "shadow" else "none",
+        before=before,
+        after=before,
+        estimated=estimated,
+        sizes=(fixed, [turn.facts.tokens for turn in turns]),
+    )
     case = within_hope(case, turns)
     if not turns or not _reached(case, before, len(turns)):
         return case, outcome, False

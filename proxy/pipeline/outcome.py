@@ -14,14 +14,21 @@ from proxy.summary.store import Origin
 Verdict = Literal["none", "compacted", "shadow", "off", "failed"]
 
 
-class Outcome(msgspec.Struct, eq=False):
+class Forecast(msgspec.Struct, frozen=True):
+    """The result that ``enforce`` would have: the tokens of the request, and the steps."""
+
+    after: int
+    steps: tuple[str, ...]
+
+
+class Outcome(msgspec.Struct, eq=False, frozen=True):
     """The result of a request's compaction: the messages to send (``None``: unchanged), and figures to report.
 
     ``before`` and ``after`` are in tokens, or ``None`` if only bytes decided. ``breaker_open`` is true if the circuit
     breaker kept the proxy from calling a summary model. ``output`` is the lower output limit to send, in tokens, if the
     requested one doesn't fit. ``estimated`` is true if the original request has images or audio, so that ``before``
     contains an estimate, and ``None`` if unknown. ``sizes`` is the tokens of tools and framing, and those of each
-    message of the original request, or ``None`` if the proxy didn't count them.
+    message of the original request, or ``None`` if the proxy didn't count them. ``forecast`` is set in shadow mode.
     """
 
     verdict: Verdict
@@ -35,11 +42,7 @@ class Outcome(msgspec.Struct, eq=False):
     estimated: bool | None = None
     parts: Mapping[str, int] = msgspec.field(default_factory=dict)
     sizes: tuple[int, list[int]] | None = None
-
-    @property
-    def sent(self) -> int | None:
-        """The tokens of the request as the proxy sends it, or ``None`` if it didn't count them."""
-        return self.before if self.messages is None else self.after
+    forecast: Forecast | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from proxy.limits.learned import limit_from_usage
 from proxy.overflow import Overflow
 from proxy.overflow.lasting import asks_for_cuts, has_calls, kept_text
 from proxy.overflow.silent import GROWN, WAVERING, Finished, Sent, counts_in_full, cut_prompt
-from proxy.pipeline.budget import TokenBudgets
+from proxy.pipeline.budget import TokenBudget, TokenBudgets
 from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Outcome
@@ -145,11 +145,14 @@ class UsageFeedback:
     """Learn from responses that clients have received."""
 
     def __init__(
-        self, service: Services, room: TokenBudgets, case: Callable[[ConversationContext], CompactionInput]
+        self,
+        services: Services,
+        budgets: TokenBudgets,
+        case: Callable[[ConversationContext, TokenBudget], CompactionInput],
     ) -> None:
         """``case`` returns the input of a request's compaction."""
-        self._service = service
-        self._room = room
+        self._services = services
+        self._budgets = budgets
         self._case = case
         self._turns: LRUCache[int, tuple[Turn, ...]] = LRUCache(CONVERSATIONS)
 
@@ -172,14 +175,14 @@ class UsageFeedback:
             return None
         place, size = context.place, len(context.body.raw)
         wanted = False
-        if outcome.sent is None:
-            wanted = size > LEAST_COUNTED and self._service.calibration.worth_counting(*place)
+        if outcome.after is None:
+            wanted = size > LEAST_COUNTED and self._services.calibration.worth_counting(*place)
             of_use = wanted
         else:
-            of_use = self._service.calibration.wants(*place) or self._service.learned.below(*place, outcome.sent)
+            of_use = self._services.calibration.wants(*place) or self._services.learned.below(*place, outcome.after)
         if not of_use and size <= WATCHED_BYTES:
             return None
-        if outcome.sent is None:
+        if outcome.after is None:
             return Seen(context, outcome, None, AnswerTail(), wanted)
         return Seen(context, None, self._known(context, outcome, compare=True), AnswerTail(), wanted)
 
@@ -201,9 +204,9 @@ class UsageFeedback:
             if outcome.sizes is not None:
                 earlier = _with_calls(earlier, body.messages, outcome.sizes[1])
         bounded = estimated and not has_remote_media(body.raw)
-        wants = compare and self._service.calibration.wants(*context.place)
+        wants = compare and self._services.calibration.wants(*context.place)
         return Known(
-            counted=outcome.sent,
+            counted=outcome.after,
             least=len(body.raw) // BYTES_A_TOKEN if bounded or not estimated else 0,
             asked=outcome.output or body.max_output,
             estimated=estimated,
@@ -234,13 +237,15 @@ class UsageFeedback:
         if known.estimated:
             self._note(context, known, None, end)
             return
-        factor = self._room.factor(context)
+        factor = self._budgets.factor(context)
         counted = known.counted
         if uncounted is not None:
-            counted = await self._service.compactor.size(self._case(context), uncounted)
+            counted = await self._services.compactor.size(self._case(context, self._budgets.of(context)), uncounted)
         overflow = None
         if counted is not None:
-            overflow = self._room.silent(context, end, int(counted * factor), known.asked)
+            overflow = self._budgets.silent(
+                context, self._budgets.window(context), end, int(counted * factor), known.asked
+            )
         before = self._before(known, end)
         if overflow is None and before:
             counted, overflow = await self._cut(context, known, end, before, counted, factor)
@@ -248,13 +253,13 @@ class UsageFeedback:
             SILENT.inc()
             log.info("overflow.silent", upstream=context.route.upstream, counted=counted, limit=overflow.limit)
             if (shown := limit_from_usage(overflow, counted, factor)) is not None:
-                self._room.learn(context, shown)
+                self._budgets.learn(context, shown)
             return
         self._note(context, known, counted, end)
         if counted is None:
             return
-        self._service.learned.prove(*context.place, counted, end.prompt or None, factor)
-        calibration = self._service.calibration
+        self._services.learned.prove(*context.place, counted, end.prompt or None, factor)
+        calibration = self._services.calibration
         if not calibration.wants(*context.place):
             return
         if known.comparable and end.prompt and plausible(counted, end.prompt):
@@ -268,8 +273,8 @@ class UsageFeedback:
             return
         sizes = [] if counted is None else [counted]
         if end.prompt:
-            sizes.append(int(end.prompt / self._room.factor(context)))
-        self._service.learned.answered(*context.place, min(sizes, default=known.least))
+            sizes.append(int(end.prompt / self._budgets.factor(context)))
+        self._services.learned.answered(*context.place, min(sizes, default=known.least))
 
     def _before(self, known: Known, end: Finished) -> list[Earlier]:
         """Return the earlier turns of the conversation, oldest first, and remember this one for the next.
@@ -297,7 +302,7 @@ class UsageFeedback:
     ) -> tuple[int | None, Overflow | None]:
         """Return our own count of a prompt, if it was counted, and the overflow if the upstream cut it."""
         if known.sizes is None:
-            fixed, sizes = await self._service.compactor.sizes(self._case(context))
+            fixed, sizes = await self._services.compactor.sizes(self._case(context, self._budgets.of(context)))
             before = _with_calls(before, context.body.messages, sizes)
         else:
             fixed, sizes = known.sizes

@@ -180,7 +180,7 @@ class Sessions:
     def __init__(self, service: Runtime) -> None:
         """``service`` is that of an app whose only route takes every model."""
         self._service = service
-        budgets = TokenBudgets(service)
+        budgets = self._budgets = TokenBudgets(service)
         self._attempts = Attempts(service, budgets)
         self._feedback = UsageFeedback(service, budgets, self._attempts.compaction_input)
         self.figures = Figures()
@@ -239,12 +239,13 @@ class Sessions:
         """Send a request, unless it is too large for these sessions."""
         figures, attempts, raw = self.figures, self._attempts, json.dumps(body).encode()
         exchange = self._exchange(raw, known)
-        case = attempts.compaction_input(exchange)
+        budget = self._budgets.of(exchange)
+        case = attempts.compaction_input(exchange, budget)
         size = await self._service.compactor.size(case, Outcome("none"))
         if max(size, upstream.size(body)) > PART * known.window:
             return False
         figures.requests += 1
-        attempt = await attempts.prepare(exchange, case)
+        attempt = await attempts.prepare(exchange, budget, case)
         while True:
             figures.compacted += attempt.outcome.messages is not None
             data, kind = upstream.answer(body)
