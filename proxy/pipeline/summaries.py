@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+from collections.abc import Hashable
 
 import structlog
 from msgspec.structs import replace
@@ -12,15 +12,21 @@ from proxy.compaction.message import decode
 from proxy.compaction.summary_message import SummaryParts, collect_identifiers, summary_message
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import CompactionJob
-from proxy.summary.breaker import Breaker
+from proxy.store.breaker import Change, CircuitBreaker
 from proxy.summary.budget import BudgetSpent
-from proxy.summary.chunking import SummaryFailed, SummaryRequest, write
+from proxy.summary.chunking import SummaryFailed, SummaryRequest, SummaryUnasked, write
 from proxy.summary.quality import SummaryRejected
 from proxy.summary.redaction import redaction
 from proxy.summary.store import Origin, StoredSummary, Summaries, SummaryFactory
-from proxy.telemetry.metrics import SUMMARIES
+from proxy.telemetry.metrics import BREAKER, SUMMARIES
 
 log = structlog.get_logger(__name__)
+
+FIRST_PAUSE = 60.0
+"""Seconds of the breaker's first pause."""
+
+LONGEST_PAUSE = 600.0
+"""Upper bound of a pause, in seconds."""
 
 
 class CheckpointSummaries:
@@ -29,7 +35,7 @@ class CheckpointSummaries:
     def __init__(self, remembered: FactsCache, summaries: Summaries) -> None:
         self._remembered = remembered
         self._summaries = summaries
-        self._breaker = Breaker(time.monotonic)
+        self._breaker = CircuitBreaker(FIRST_PAUSE, LONGEST_PAUSE, is_failure=_is_failure, report=_report)
 
     def prepare(self, job: CompactionJob) -> None:
         """Start making the summary of the next checkpoint in the background."""
@@ -128,3 +134,15 @@ class CheckpointSummaries:
             return StoredSummary(text, message, counter.message(decode(message)), found, digest=digest)
 
         return await self._remembered.run(entry)
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Return whether the model failed. Otherwise the caller left, or the proxy sent no request."""
+    return isinstance(error, Exception) and not isinstance(error, SummaryUnasked)
+
+
+def _report(change: Change, key: Hashable, pause: float) -> None:
+    BREAKER.labels(change=change).inc()
+    # Omit the tenant, because it may be the digest of a caller's key.
+    model = key[1:] if isinstance(key, tuple) else key
+    log.warning(f"summary.breaker_{change}", model=model, **({"pause": pause} if pause else {}))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from typing import TypeVar
 
 import structlog
 
+from proxy.store.breaker import Change, CircuitBreaker
 from proxy.store.interface import Entry, ListingStore, StoreFailed
 from proxy.telemetry.metrics import STORE_BREAKER, STORE_FAILURES
 
@@ -21,9 +22,6 @@ READ_SECONDS = 1.0
 
 WRITE_SECONDS = 5.0
 """Timeout of a write, in seconds. No request waits for one."""
-
-FAILURES = 3
-"""Consecutive failures after which the proxy stops reads, or writes."""
 
 FIRST_PAUSE = 5.0
 """Seconds of the first pause. The pause doubles each time the single attempt after it fails."""
@@ -44,29 +42,28 @@ class Guarded:
     def __init__(self, store: ListingStore, clock: Callable[[], float] = time.monotonic) -> None:
         """Use ``clock`` for monotonic seconds."""
         self._store = store
-        self._reads = _Gate("read", READ_SECONDS, clock)
-        self._writes = _Gate("write", WRITE_SECONDS, clock)
+        self._breaker = CircuitBreaker(FIRST_PAUSE, LONGEST_PAUSE, is_failure=_is_failure, report=_report, clock=clock)
 
     @property
     def left_alone(self) -> tuple[str, ...]:
         """Return the operations with an open breaker: ``read``, ``write``, both, or none."""
-        return tuple(gate.what for gate in (self._reads, self._writes) if gate.open)
+        return tuple(what for what in ("read", "write") if self._breaker.is_open(what))
 
     async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
         """See ``Store``."""
-        return await self._reads.run(lambda: self._store.get(tenant, kind, key))
+        return await self._run("read", READ_SECONDS, lambda: self._store.get(tenant, kind, key))
 
     async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
         """See ``Store``."""
-        await self._writes.run(lambda: self._store.put(tenant, kind, key, value, seconds))
+        await self._run("write", WRITE_SECONDS, lambda: self._store.put(tenant, kind, key, value, seconds))
 
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
         """See ``Store``."""
-        return await self._writes.run(lambda: self._store.add(tenant, kind, key, value, seconds))
+        return await self._run("write", WRITE_SECONDS, lambda: self._store.add(tenant, kind, key, value, seconds))
 
     async def discard(self, tenant: str, kind: str, key: str) -> None:
         """See ``Store``."""
-        await self._writes.run(lambda: self._store.discard(tenant, kind, key))
+        await self._run("write", WRITE_SECONDS, lambda: self._store.discard(tenant, kind, key))
 
     async def entries(self, kind: str) -> list[Entry]:
         """See ``ListingStore``. Has no timeout, because no request waits for it."""
@@ -100,60 +97,26 @@ class Guarded:
         except TimeoutError:
             log.warning("store.not_closed", seconds=CLOSING_SECONDS)
 
-
-class _Gate:
-    """The breaker for reads or writes."""
-
-    def __init__(self, what: str, seconds: float, clock: Callable[[], float]) -> None:
-        self.what = what
-        self._seconds = seconds
-        self._clock = clock
-        self._failures = 0
-        self._pause = 0.0
-        self._until: float | None = None
-        self._probing = False
-
-    @property
-    def open(self) -> bool:
-        """Return whether the breaker is open."""
-        return self._until is not None
-
-    async def run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of the work. Raises ``StoreFailed``."""
-        probe = self._until is not None
-        if self._until is not None and (self._probing or self._clock() < self._until):
+    async def _run(self, what: str, seconds: float, work: Callable[[], Awaitable[T]]) -> T:
+        attempt = self._breaker.attempt(what)
+        if attempt is None:
             raise StoreFailed("the store failed repeatedly; the proxy retries after a pause")
-        self._probing = probe
-        try:
-            async with asyncio.timeout(self._seconds):
-                result = await work()
-        except TimeoutError:
-            self._failed(probe)
-            raise StoreFailed(f"no answer within {self._seconds:g} s") from None
-        except StoreFailed:
-            self._failed(probe)
-            raise
-        finally:
-            if probe:
-                self._probing = False
-        self._succeeded()
-        return result
+        with attempt:
+            try:
+                async with asyncio.timeout(seconds):
+                    return await work()
+            except TimeoutError:
+                STORE_FAILURES.labels(what=what).inc()
+                raise StoreFailed(f"no answer within {seconds:g} s") from None
+            except StoreFailed:
+                STORE_FAILURES.labels(what=what).inc()
+                raise
 
-    def _failed(self, probe: bool) -> None:
-        STORE_FAILURES.labels(what=self.what).inc()
-        self._failures += 1
-        if not probe and (self._until is not None or self._failures < FAILURES):
-            return  # work that began before the pause adds no information
-        self._pause = min(self._pause * 2 or FIRST_PAUSE, LONGEST_PAUSE)
-        self._until = self._clock() + self._pause
-        self._say("opened")
 
-    def _succeeded(self) -> None:
-        self._failures, self._pause = 0, 0.0
-        if self._until is not None:
-            self._until = None
-            self._say("closed")
+def _is_failure(error: BaseException) -> bool:
+    return isinstance(error, StoreFailed)
 
-    def _say(self, change: str) -> None:
-        STORE_BREAKER.labels(what=self.what, change=change).inc()
-        log.warning(f"store.breaker_{change}", what=self.what, pause=self._pause)
+
+def _report(change: Change, what: Hashable, pause: float) -> None:
+    STORE_BREAKER.labels(what=what, change=change).inc()
+    log.warning(f"store.breaker_{change}", what=what, pause=pause)

@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 from proxy.server import maintenance as upkeep
 from proxy.store import guarded
 from proxy.store import sqlite_worker as lane
+from proxy.store.breaker import FAILURES
 from proxy.store.file import put_aside
 from tests.product.test_store import get, metric, rows, running, summary_of, until
 
@@ -99,7 +100,7 @@ def test_requests_go_through_and_it_is_used_again_after_it(
         number = iter(range(100, 200))
         assert until(lambda: summary_of(url, f"sk-{next(number)}") == "made" and "summary" in kinds(tmp_path))
         assert until(lambda: summary_of(url, f"sk-{next(number)}") == "made" and get(url, "/readyz").text == "ready\n")
-    assert failures >= guarded.FAILURES
+    assert failures >= FAILURES
     assert [line for line in logs if line["log_level"] == "error"] == [], "nothing that was not reckoned with"
 
 

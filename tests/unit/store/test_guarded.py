@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from proxy.store import StoreFailed, guarded
-from proxy.store.guarded import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Guarded
+from proxy.store.breaker import FAILURES
+from proxy.store.guarded import FIRST_PAUSE, LONGEST_PAUSE, Guarded
 from proxy.store.sqlite import SqliteStore
 from proxy.telemetry.metrics import STORE_BREAKER, STORE_FAILURES
 
