@@ -68,7 +68,7 @@ class _Model:
         known = profile(window)
         output = output_limit(MODEL, shares(window).summary, known.max_output_tokens)
         self.name = MODEL
-        self.room = budget(known, reserved_output(known, output, None), None)
+        self.input_limit = budget(known, reserved_output(known, output, None), None)
         self.count = counter.text
         self._counter = counter
         self._summariser = summariser

@@ -185,17 +185,17 @@ class Services:
         return UpstreamSummaryModel(
             await configuration.upstreams.lane(found.upstream),
             found.model,
-            upstream=found.upstream,
-            room=budget(profile, reserved_output(profile, output, None), learned, factor),
+            found.upstream,
+            input_limit=budget(profile, reserved_output(profile, output, None), learned, factor),
             max_output=most,
             count=counter.text,
             credential=caller.credential if found.upstream == route.upstream else None,
             timeout=caller.policy.summary.timeout,
             budget=self.budgets.of(caller),
-            told=partial(self._told, found, caller.tenant, published(profile, factor), factor),
+            on_overflow=partial(self._on_overflow, found, caller.tenant, published(profile, factor), factor),
         )
 
-    def _told(
+    def _on_overflow(
         self, route: Route, tenant: str, most: LearnedLimit, factor: float, overflow: Overflow, sent: int, output: int
     ) -> None:
         """Learn the limit that a summary model's error names."""

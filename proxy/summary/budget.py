@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 
 import msgspec
 
@@ -52,8 +54,8 @@ class Spent(msgspec.Struct, frozen=True):
         """Return the newer day, or the larger count of each process if the days are equal."""
         if other.day != self.day:
             return max(self, other, key=lambda spent: spent.day)
-        both = {process: max(self.by.get(process, 0), other.by.get(process, 0)) for process in {**self.by, **other.by}}
-        return Spent(self.day, both)
+        processes = {**self.by, **other.by}
+        return Spent(self.day, {p: max(self.by.get(p, 0), other.by.get(p, 0)) for p in processes})
 
 
 class Budgets:
@@ -64,7 +66,7 @@ class Budgets:
         self._clock = clock
         self._process = secrets.token_hex(8)
         self._spent = ReplicatedMap(store, KIND, Spent, TEAMS, clock)
-        self._begun: dict[str, int] = {}  # tokens of calls that have not ended
+        self._reserved: dict[str, int] = {}  # tokens of calls in progress
 
     def of(self, caller: Caller) -> Budget | None:
         """Return the budget of a caller's team, or ``None`` if the team has none."""
@@ -80,19 +82,21 @@ class Budgets:
 
     def spent(self, team: str) -> int:
         """Return the tokens spent today, including the maximum cost of calls in progress."""
-        return sum(self._today(team).by.values()) + self._begun.get(team, 0)
+        return sum(self._today(team).by.values()) + self._reserved.get(team, 0)
 
-    def begin(self, team: str, tokens: int) -> None:
-        """Reserve ``tokens``, the maximum cost of a call."""
-        self._begun[team] = self._begun.get(team, 0) + tokens
-
-    def end(self, team: str, tokens: int, cost: int) -> None:
-        """Release the ``tokens`` reserved for a call and record its ``cost``, in tokens."""
-        self._begun[team] -= tokens
-        if cost:
-            today = self._today(team)
-            ours = today.by.get(self._process, 0) + cost
-            self._spent.put(f"team:{team}", "", "", Spent(today.day, {**today.by, self._process: ours}))
+    @contextmanager
+    def reserve(self, team: str, tokens: int) -> Iterator[Call]:
+        """Reserve ``tokens``, the maximum cost of a call, until the call ends. Then record its cost."""
+        call = Call(tokens)
+        self._reserved[team] = self._reserved.get(team, 0) + tokens
+        try:
+            yield call
+        finally:
+            self._reserved[team] -= tokens
+            if call.cost:
+                today = self._today(team)
+                ours = today.by.get(self._process, 0) + call.cost
+                self._spent.put(f"team:{team}", "", "", Spent(today.day, {**today.by, self._process: ours}))
 
     async def aclose(self) -> None:
         """Write pending records to the store."""
@@ -104,13 +108,20 @@ class Budgets:
         return known if known is not None and known.day == day else Spent(day)
 
 
-class Budget:
-    """The budget of one team, in tokens a day."""
+@dataclass(slots=True)
+class Call:
+    """One call. ``cost`` is in tokens, and is the maximum until the caller sets it."""
 
-    def __init__(self, budgets: Budgets, team: str, most: int) -> None:
-        self._budgets = budgets
-        self._team = team
-        self._most = most
+    cost: int
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The budget of one team: at most ``most`` tokens a day."""
+
+    _budgets: Budgets
+    _team: str
+    most: int
 
     async def recall(self) -> None:
         """Read the team's counts from the store."""
@@ -119,27 +130,10 @@ class Budget:
     @property
     def spent(self) -> bool:
         """Return whether the budget is used up."""
-        return self._budgets.spent(self._team) >= self._most
+        return self._budgets.spent(self._team) >= self.most
 
-    def call(self, tokens: int) -> Call:
+    def call(self, tokens: int) -> AbstractContextManager[Call]:
         """Return a context manager for a call that costs up to ``tokens``. Raises ``BudgetSpent`` if less is left."""
-        if self._budgets.spent(self._team) + tokens > self._most:
+        if self._budgets.spent(self._team) + tokens > self.most:
             raise BudgetSpent("the team's tokens for summaries are used up for today")
-        return Call(self._budgets, self._team, tokens)
-
-
-class Call:
-    """A context manager for one call. ``cost`` is in tokens, and is the maximum until the caller sets it."""
-
-    def __init__(self, budgets: Budgets, team: str, tokens: int) -> None:
-        self._budgets = budgets
-        self._team = team
-        self._tokens = tokens
-        self.cost = tokens
-
-    def __enter__(self) -> Call:
-        self._budgets.begin(self._team, self._tokens)
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._budgets.end(self._team, self._tokens, self.cost)
+        return self._budgets.reserve(self._team, tokens)

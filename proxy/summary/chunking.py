@@ -18,7 +18,7 @@ PARALLEL = 4
 """Chunks of one conversation that the proxy summarizes concurrently."""
 
 SMALLEST_CHUNK = 500
-"""Smallest usable chunk, in tokens. The proxy doesn't call a summary model with less room."""
+"""Smallest usable chunk, in tokens. The proxy doesn't call a summary model with a smaller window."""
 
 # Tokens of the prompt's wording, and a margin for tokenizers that count slightly differently.
 _PROMPT_TOKENS = 600
@@ -41,10 +41,13 @@ class SummaryUnasked(SummaryFailed):
 
 
 class SummaryModel(Protocol):
-    """A model that writes summaries. ``room`` is its input limit in tokens, or ``None`` if unknown."""
+    """A model that writes summaries. ``input_limit`` is in tokens, or ``None`` if unknown."""
 
-    room: int | None
-    count: TextCounter
+    @property
+    def input_limit(self) -> int | None: ...
+
+    @property
+    def count(self) -> TextCounter: ...
 
     async def ask(self, messages: list[dict[str, Any]], max_tokens: int) -> Written:
         """Return the model's response. Raises ``SummaryFailed``."""
@@ -70,50 +73,50 @@ class SummaryRequest:
 class _Material:
     """Parts shared by all requests for one summary. ``sample`` shows the language to write in."""
 
-    wish: SummaryRequest
+    request: SummaryRequest
     model: SummaryModel
     previous: str | None
     sample: str | None
 
 
-async def write(wish: SummaryRequest, model: SummaryModel) -> str:
+async def write(request: SummaryRequest, model: SummaryModel) -> str:
     """Return the text of the summary. Raises ``SummaryFailed`` or ``SummaryRejected``."""
-    texts = await asyncio.to_thread(entries, wish.turns, wish.redact)
+    texts = await asyncio.to_thread(entries, request.turns, request.redact)
     sizes = await asyncio.to_thread(lambda: [model.count(text) + 2 for text in texts])
-    if wish.trim is not None:
-        texts, sizes = newest(texts, sizes, wish.trim, model.count)
+    if request.trim is not None:
+        texts, sizes = newest(texts, sizes, request.trim, model.count)
     if not texts:
         raise SummaryUnasked("there is nothing to summarize")
-    previous = wish.previous
-    if previous and wish.redact is not None:
-        previous = await asyncio.to_thread(wish.redact, previous)
-    sample = await asyncio.to_thread(language_sample, wish.turns, wish.redact)
-    material = _Material(wish, model, previous, sample)
-    room = model.room
+    previous = request.previous
+    if previous and request.redact is not None:
+        previous = await asyncio.to_thread(request.redact, previous)
+    sample = await asyncio.to_thread(language_sample, request.turns, request.redact)
+    material = _Material(request, model, previous, sample)
+    limit = model.input_limit
     for attempt in (1, 2, 3):
         try:
-            return await _write(texts, sizes, material, room)
+            return await _write(texts, sizes, material, limit)
         except SummaryTooLong:
             if attempt == 3:
                 raise
             # The model accepts less than its known limit, so the next try sends at most half as much.
-            room = min(room or sum(sizes), sum(sizes)) // 2
+            limit = min(limit or sum(sizes), sum(sizes)) // 2
     raise AssertionError("unreachable")
 
 
-async def _write(texts: list[str], sizes: list[int], material: _Material, room: int | None) -> str:
-    wish, model = material.wish, material.model
+async def _write(texts: list[str], sizes: list[int], material: _Material, limit: int | None) -> str:
+    request, model = material.request, material.model
     previous_size = model.count(material.previous) if material.previous else 0
     # The summary must be shorter than the text that it replaces.
     source = sum(sizes) + previous_size
-    if room is None:
+    if limit is None:
         return await _ask(texts, source, material, previous=material.previous)
     prompt = (
         _PROMPT_TOKENS + (model.count(material.sample) if material.sample else 0)
-        if wish.template is None
-        else model.count(wish.template) + _TEMPLATE_MARGIN
+        if request.template is None
+        else model.count(request.template) + _TEMPLATE_MARGIN
     )
-    chunk = int((room - prompt) * _CAUTION) - previous_size
+    chunk = int((limit - prompt) * _CAUTION) - previous_size
     if chunk < SMALLEST_CHUNK:
         raise SummaryUnasked("the summary model's window is too small")
     if sum(sizes) <= chunk:
@@ -131,14 +134,14 @@ async def _write(texts: list[str], sizes: list[int], material: _Material, room: 
     finally:
         while tasks:  # a failed task refers to this frame: clear the list to avoid a reference cycle
             tasks.pop().cancel()
-    if wish.redact is not None:
-        notes = [await asyncio.to_thread(wish.redact, note) for note in notes]
+    if request.redact is not None:
+        notes = [await asyncio.to_thread(request.redact, note) for note in notes]
     notes = [f"[notes on part {number}] {fenced(note)}" for number, note in enumerate(notes, start=1)]
     note_sizes = [model.count(note) + 2 for note in notes]
     if sum(note_sizes) > chunk:
         if len(notes) >= len(texts):
             raise SummaryFailed("the summary model's notes do not get shorter")
-        return await _write(notes, note_sizes, material, room)
+        return await _write(notes, note_sizes, material, limit)
     return await _ask(notes, source, material, previous=material.previous, merge=True)
 
 
@@ -150,17 +153,17 @@ async def _ask(
     previous: str | None = None,
     merge: bool = False,
 ) -> str:
-    wish, model = material.wish, material.model
+    request, model = material.request, material.model
     messages = request_messages(
         texts,
-        max_tokens=wish.max_tokens,
+        max_tokens=request.max_tokens,
         previous=previous,
         merge=merge,
-        template=wish.template,
+        template=request.template,
         sample=material.sample,
     )
-    written = await model.ask(messages, wish.max_tokens)
-    return checked(written, source_tokens=source, max_tokens=wish.max_tokens, count=model.count)
+    written = await model.ask(messages, request.max_tokens)
+    return checked(written, source_tokens=source, max_tokens=request.max_tokens, count=model.count)
 
 
 def chunks(texts: Sequence[str], sizes: Sequence[int], limit: int, count: TextCounter) -> list[list[str]]:

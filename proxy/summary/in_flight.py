@@ -1,7 +1,6 @@
 """Single flight: concurrent callers for one checkpoint wait for the same summary.
 
-A summary belongs to the conversation and not to the client whose request started it. The proxy therefore continues to
-make it after that client disconnects, within bounds.
+The proxy continues to make a summary after the client that started it disconnects, within bounds.
 """
 
 from __future__ import annotations
@@ -43,9 +42,6 @@ class SingleFlight(Generic[V]):
 
     def __contains__(self, place: Place) -> bool:
         return place in self._flights
-
-    def __len__(self) -> int:
-        return len(self._flights)
 
     @property
     def tasks(self) -> list[asyncio.Task[V]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -38,8 +39,9 @@ OUTPUT_MARGIN = 1.5
 
 _ANSWER_LIMIT = 4_000_000
 
-_WRONG = frozenset({400, 422})
-"""Statuses of invalid requests."""
+_INVALID_REQUEST = frozenset({400, 422})
+
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class _Usage(msgspec.Struct):
@@ -54,64 +56,55 @@ class _Answer(msgspec.Struct):
 _TEXT_TYPES = ("text", "output_text", None)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class UpstreamSummaryModel:
     """A summary model at an upstream.
 
-    ``name`` combines the upstream and the model. ``room`` is the input limit and ``max_output`` the output limit, both
-    in tokens. ``credential`` is the caller's key if the upstream has none of its own. ``timeout`` is in seconds per
-    call. The proxy calls ``told`` after an overflow, with the overflow and the request's input and output tokens as
-    counted here. ``budget`` limits the cost of calls for the caller's team.
+    ``input_limit`` and ``max_output`` are in tokens, and ``timeout`` in seconds per call. ``credential`` is the
+    caller's key if the upstream has none of its own. After an overflow, ``on_overflow`` gets the overflow and the
+    request's input and output tokens as counted here. ``budget`` limits the cost of calls for the caller's team.
     """
 
-    def __init__(
-        self,
-        lane: Transport,
-        model: str,
-        *,
-        upstream: str,
-        room: int | None,
-        max_output: int | None,
-        count: TextCounter,
-        credential: Credential | None,
-        timeout: float,
-        told: Callable[[Overflow, int, int], None] | None = None,
-        budget: Budget | None = None,
-    ) -> None:
-        self.name = f"{upstream} {model}"
-        self.room = room
-        self.count = count
-        self._lane = lane
-        self._max_output = max_output
-        self._model = model
-        self._credential = credential
-        self._timeout = timeout
-        self._told = told
-        self._budget = budget
+    transport: Transport
+    model: str
+    upstream: str
+    count: TextCounter
+    timeout: float
+    input_limit: int | None = None
+    max_output: int | None = None
+    credential: Credential | None = None
+    on_overflow: Callable[[Overflow, int, int], None] | None = None
+    budget: Budget | None = None
+
+    @property
+    def name(self) -> str:
+        """The upstream and the model."""
+        return f"{self.upstream} {self.model}"
 
     async def ask(self, messages: list[dict[str, Any]], max_tokens: int) -> Written:
         """Send a summary request. Raises ``SummaryFailed``, or ``SummaryTooLong`` if the input overflows."""
         limit = self._limit(max_tokens)
-        asked = {"model": self._model, "messages": messages, "stream": False}
-        status, body = await self._paid({**asked, **limit}, sum(limit.values()))
+        fields = {"model": self.model, "messages": messages, "stream": False}
+        status, body = await self._paid({**fields, **limit}, sum(limit.values()))
         overflow = recognise(status, body)
-        if overflow is None and status in _WRONG and any(name.encode() in body for name in OUTPUT_FIELDS):
+        if overflow is None and status in _INVALID_REQUEST and any(name.encode() in body for name in OUTPUT_FIELDS):
             # The limit is too high for the model, or the server names the field differently. Try without a limit.
-            status, body = await self._paid(asked, sum(limit.values()))
+            status, body = await self._paid(fields, sum(limit.values()))
             overflow = recognise(status, body)
         if overflow is not None:
-            if self._told is not None:
+            if self.on_overflow is not None:
                 size = self.count("\n".join(str(message["content"]) for message in messages))
-                self._told(overflow, size, sum(limit.values()))
+                self.on_overflow(overflow, size, sum(limit.values()))
             raise SummaryTooLong("the summary model rejected the transcript as too long")
         return _read(status, body)
 
     async def _paid(self, body: Mapping[str, Any], most: int) -> tuple[int, bytes]:
         """Send a call that writes up to ``most`` tokens, charged to the team. Raises ``SummaryFailed``."""
-        if self._budget is None:
+        if self.budget is None:
             return await self._answer(body)
         # Counting a long transcript would block the event loop.
         prompt = await asyncio.to_thread(lambda: sum(self.count(message["content"]) for message in body["messages"]))
-        with self._budget.call(prompt + most) as call:
+        with self.budget.call(prompt + most) as call:
             try:
                 status, answer = await self._answer(body)
             except SummaryFailed as failure:
@@ -125,7 +118,7 @@ class UpstreamSummaryModel:
         """Return the cost of a call in tokens, as the response reports it, or as counted here."""
         try:
             usage = msgspec.json.decode(answer, type=_Answer).usage
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except _UNDECODABLE:
             usage = None
         if usage is not None and usage.prompt_tokens:
             return usage.prompt_tokens + usage.completion_tokens
@@ -138,14 +131,14 @@ class UpstreamSummaryModel:
     async def _answer(self, body: Mapping[str, Any]) -> tuple[int, bytes]:
         request = Outgoing(
             body=msgspec.json.encode(body),
-            model=self._model,
+            model=self.model,
             stream=False,
             headers=[("content-type", "application/json")],
-            credential=self._credential,
-            timeout=self._timeout,
+            credential=self.credential,
+            timeout=self.timeout,
         )
         try:
-            answer = await self._lane.send(request)
+            answer = await self.transport.send(request)
             try:
                 chunks = []
                 size = 0
@@ -161,9 +154,9 @@ class UpstreamSummaryModel:
         return answer.status, b"".join(chunks)
 
     def _limit(self, max_tokens: int) -> dict[str, int]:
-        own = self._model.lower().rsplit("/", 1)[-1]
+        own = self.model.lower().rsplit("/", 1)[-1]
         name = "max_completion_tokens" if _COMPLETION_FIELD.match(own) else "max_tokens"
-        return {name: output_limit(self._model, max_tokens, self._max_output)}
+        return {name: output_limit(self.model, max_tokens, self.max_output)}
 
 
 def output_limit(model: str, max_tokens: int, max_output: int | None) -> int:
@@ -186,15 +179,7 @@ def _read(status: int, body: bytes) -> Written:
         choice = answer["choices"][0]
         message = choice["message"]
         failed = answer.get("error") or choice.get("error")
-    except (
-        msgspec.DecodeError,
-        UnicodeDecodeError,
-        RecursionError,
-        KeyError,
-        IndexError,
-        TypeError,
-        AttributeError,
-    ) as error:
+    except (*_UNDECODABLE, KeyError, IndexError, TypeError, AttributeError) as error:
         raise SummaryFailed("the response isn't a chat completion") from error
     if not isinstance(message, Mapping):
         raise SummaryFailed("the response isn't a chat completion")

@@ -94,7 +94,7 @@ class Plain:
 class _Model:
     """A summary model that is a function."""
 
-    room = None
+    input_limit = None
     count = staticmethod(COUNTER.text)
 
     def __init__(self, name: str, ask: Ask) -> None:

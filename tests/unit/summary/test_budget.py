@@ -225,10 +225,7 @@ USAGE = {"prompt_tokens": 120, "completion_tokens": 30, "total_tokens": 150}
 def test_what_a_call_costs(lane: Any, cost: int | None) -> None:
     async def test() -> None:
         budgets = Budgets(None, Clock())
-        model = UpstreamSummaryModel(
-            lane, "small", upstream="main", room=None, max_output=None, count=words, credential=None, timeout=5.0,
-            budget=budget(budgets, 10_000),
-        )  # fmt: skip
+        model = UpstreamSummaryModel(lane, "small", "main", words, 5.0, budget=budget(budgets, 10_000))
         if isinstance(lane, Failing) or cost == 0:
             with pytest.raises(SummaryFailed):
                 await model.ask(ASKED, 1_000)
@@ -242,10 +239,7 @@ def test_what_a_call_costs(lane: Any, cost: int | None) -> None:
 
 def test_a_call_that_is_not_covered_is_not_made() -> None:
     lane = OneAnswer(answered(usage=USAGE))
-    model = UpstreamSummaryModel(
-        lane, "small", upstream="main", room=None, max_output=None, count=words, credential=None, timeout=5.0,
-        budget=budget(Budgets(None, Clock()), 1_500),
-    )  # fmt: skip
+    model = UpstreamSummaryModel(lane, "small", "main", words, 5.0, budget=budget(Budgets(None, Clock()), 1_500))
     with pytest.raises(BudgetSpent):
         asyncio.run(model.ask(ASKED, 1_000))
     assert lane.requests == []

@@ -36,8 +36,8 @@ def brief(number: int, prompt: str) -> Written:
 class Model:
     """Answers as it is told, and keeps what it was asked."""
 
-    def __init__(self, room: int | None = None, answer: Answer = brief) -> None:
-        self.room = room
+    def __init__(self, input_limit: int | None = None, answer: Answer = brief) -> None:
+        self.input_limit = input_limit
         self.count: TextCounter = words
         self.asked: list[str] = []
         self.at_once = self.most_at_once = 0
@@ -69,7 +69,7 @@ def transcript(prompt: str) -> str:
 
 
 def test_one_call_where_everything_fits() -> None:
-    model = Model(room=100_000)
+    model = Model(input_limit=100_000)
     assert summary(talk(10), model, previous="Old notes.") == "notes 1"
     (prompt,) = model.asked
     assert "<previous_summary>\nOld notes.\n</previous_summary>" in prompt
@@ -82,7 +82,7 @@ def test_one_call_where_nobody_knows_the_models_window() -> None:
 
 
 def test_what_exceeds_the_models_window_is_summarised_in_chunks_and_merged() -> None:
-    model = Model(room=2000)
+    model = Model(input_limit=2000)
     assert summary(talk(60), model, previous="Old notes.") == f"notes {len(model.asked)}"
     *parts, merged = model.asked
     assert len(parts) == 5
@@ -95,24 +95,24 @@ def test_what_exceeds_the_models_window_is_summarised_in_chunks_and_merged() -> 
 
 
 def test_notes_that_are_still_too_long_are_chunked_again() -> None:
-    model = Model(room=2000, answer=lambda number, prompt: Written(f"n{number} " + "note " * 150, "stop"))
+    model = Model(input_limit=2000, answer=lambda number, prompt: Written(f"n{number} " + "note " * 150, "stop"))
     text = summary(talk(200), model)
     assert text.startswith(f"n{len(model.asked)} note")
     assert all(words(prompt) <= 2000 for prompt in model.asked)
 
 
 def test_notes_of_a_model_cannot_end_the_transcript_of_the_next() -> None:
-    model = Model(room=2000, answer=lambda number, prompt: Written("x </transcript> y", "stop"))
+    model = Model(input_limit=2000, answer=lambda number, prompt: Written("x </transcript> y", "stop"))
     summary(talk(40), model)
     assert model.asked[-1].count("</transcript>") == 1
 
 
 def test_a_model_with_too_small_a_window_is_not_asked() -> None:
-    model = Model(room=1000)
+    model = Model(input_limit=1000)
     with pytest.raises(SummaryFailed, match="too small"):
         summary(talk(60), model)
     with pytest.raises(SummaryFailed, match="too small"):
-        summary(talk(60), Model(room=5500), template="prompt " * 5000 + "{messages}")
+        summary(talk(60), Model(input_limit=5500), template="prompt " * 5000 + "{messages}")
     assert model.asked == []
 
 
@@ -122,7 +122,7 @@ def test_a_model_that_takes_less_than_was_known_is_asked_for_less() -> None:
             raise SummaryTooLong("too long")
         return Written("notes", "stop")
 
-    model = Model(room=8000, answer=answer)
+    model = Model(input_limit=8000, answer=answer)
     assert summary(talk(60), model) == "notes"
     assert words(model.asked[0]) > 6000
     assert max(words(prompt) for prompt in model.asked[1:]) < 4000
@@ -132,7 +132,7 @@ def test_it_is_not_asked_for_ever_less() -> None:
     def answer(number: int, prompt: str) -> Written:
         raise SummaryTooLong("too long")
 
-    model = Model(room=None, answer=answer)
+    model = Model(input_limit=None, answer=answer)
     with pytest.raises(SummaryTooLong):
         summary(talk(100), model)
     assert len(model.asked) <= 1 + 4 + 8
@@ -142,7 +142,7 @@ def test_a_failure_of_one_chunk_ends_the_others() -> None:
     def answer(number: int, prompt: str) -> Written:
         raise SummaryFailed("status 500")
 
-    model = Model(room=2000, answer=answer)
+    model = Model(input_limit=2000, answer=answer)
     with pytest.raises(SummaryFailed, match="500"):
         summary(talk(200), model)
     # The whole would be 17 chunks; those that had begun are ended.
@@ -152,7 +152,7 @@ def test_a_failure_of_one_chunk_ends_the_others() -> None:
 
 def test_a_summary_must_be_smaller_than_all_that_it_stands_for() -> None:
     """That is the earlier notes and what came since."""
-    long = Model(room=100_000, answer=lambda number, prompt: Written("note " * 150, "stop"))
+    long = Model(input_limit=100_000, answer=lambda number, prompt: Written("note " * 150, "stop"))
     with pytest.raises(SummaryRejected, match="isn't smaller"):
         summary(talk(1), long)
     assert summary(talk(1), long, previous="old " * 100)
@@ -160,7 +160,9 @@ def test_a_summary_must_be_smaller_than_all_that_it_stands_for() -> None:
 
 def test_nothing_that_is_asked_holds_a_secret() -> None:
     """Neither the transcript nor the earlier notes nor notes on parts."""
-    model = Model(room=2000, answer=lambda number, prompt: Written("The password=opensesame7 is theirs.", "stop"))
+    model = Model(
+        input_limit=2000, answer=lambda number, prompt: Written("The password=opensesame7 is theirs.", "stop")
+    )
     turns = [*talk(20), turn("user", "My password=opensesame7, please."), *talk(20)]
     summary(turns, model, previous="password=opensesame7", redact=Redaction(secrets=True))
     assert len(model.asked) > 2
@@ -169,7 +171,7 @@ def test_nothing_that_is_asked_holds_a_secret() -> None:
     assert all(
         "So begins the user's last message" in prompt and "My password=[redacted]" in prompt for prompt in model.asked
     )
-    open_model = Model(room=None)
+    open_model = Model(input_limit=None)
     summary(turns, open_model, previous="password=opensesame7")
     assert open_model.asked[0].count("opensesame7") == 3
 
@@ -180,7 +182,7 @@ def test_nothing_to_summarise_is_an_error() -> None:
 
 
 def test_trimmed_to_the_newest_and_never_to_nothing() -> None:
-    model = Model(room=None)
+    model = Model(input_limit=None)
     summary(talk(20), model, trim=350)
     assert [n for n in range(20) if f"begin{n} " in model.asked[0]] == [17, 18, 19]
     summary(talk(20), model, trim=60)

@@ -49,9 +49,7 @@ def completion(message: Any, reason: Any = "stop") -> bytes:
 
 
 def ask(lane: Any, model: str = "small", most: int = 1000, max_output: int | None = None) -> Written:
-    asked = UpstreamSummaryModel(
-        lane, model, upstream="main", room=None, max_output=max_output, count=words, credential="key", timeout=5.0
-    )  # fmt: skip
+    asked = UpstreamSummaryModel(lane, model, "main", words, 5.0, max_output=max_output, credential="key")
     return asyncio.run(asked.ask(ASKED, most))
 
 
@@ -197,13 +195,10 @@ def test_what_a_refusal_says_of_the_limit_is_passed_on() -> None:
     asked = UpstreamSummaryModel(
         OneAnswer(refusal, 400),
         "small",
-        upstream="main",
-        room=None,
-        max_output=None,
-        count=words,
-        credential=None,
-        timeout=5.0,
-        told=lambda overflow, sent, output: heard.append((overflow.limit, sent, output)),
+        "main",
+        words,
+        5.0,
+        on_overflow=lambda overflow, sent, output: heard.append((overflow.limit, sent, output)),
     )
     with pytest.raises(SummaryTooLong):
         asyncio.run(asked.ask(ASKED, 1000))
