@@ -22,87 +22,81 @@ NO_MEMORY = "The proxy is at its memory limit for request bodies. Try again in a
 class Capacity:
     """A limited amount of a resource. Requests that wait get it in their order of arrival."""
 
-    def __init__(self, most: Callable[[], float]) -> None:
-        """``most`` returns the total amount."""
-        self._most = most
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+    def __init__(self, total: Callable[[], float]) -> None:
+        self._total = total
+        self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
         self.used = 0
 
     @property
     def waiting(self) -> int:
         """The number of requests that wait."""
-        return len(self._waiting)
+        return len(self._queue)
 
     def take(self, amount: int, *, ahead: bool = False) -> bool:
         """Take an amount if it's free. Without ``ahead``, requests that wait go first. Return whether it was taken."""
-        if (self._waiting and not ahead) or self.used + amount > self._most():
+        if (self._queue and not ahead) or self.used + amount > self._total():
             return False
         self.used += amount
         return True
 
     async def wait(self, amount: int, seconds: float) -> bool:
         """Wait until an amount can be taken. Return whether it was taken in time. Cancellation takes nothing."""
-        place = (amount, asyncio.get_running_loop().create_future())
-        given = place[1]
-        self._waiting.append(place)
+        entry = (amount, asyncio.get_running_loop().create_future())
+        self._queue.append(entry)
+        taken = entry[1]
         try:
-            await asyncio.wait({given}, timeout=seconds)
+            await asyncio.wait({taken}, timeout=seconds)
         except asyncio.CancelledError:
-            if given.done():
-                self.give(amount)
-            else:
-                self._leave(place)
+            if taken.done():
+                self.used -= amount
             raise
-        if given.done():
-            return True
-        self._leave(place)
-        return False
+        finally:
+            if not taken.done():
+                self._queue.remove(entry)
+            self._serve()  # the next one may want less
+        return taken.done()
 
     def give(self, amount: int) -> None:
         """Give back an amount."""
         self.used -= amount
         self._serve()
 
-    def _leave(self, place: tuple[int, asyncio.Future[None]]) -> None:
-        self._waiting.remove(place)
-        self._serve()  # the next one may want less
-
     def _serve(self) -> None:
-        while self._waiting and self.used + self._waiting[0][0] <= self._most():
-            amount, given = self._waiting.popleft()
+        while self._queue and self.used + self._queue[0][0] <= self._total():
+            amount, taken = self._queue.popleft()
             self.used += amount
-            given.set_result(None)
+            taken.set_result(None)
 
 
-class ConcurrencyLimit:
+class ConcurrencyLimit(Capacity):
     """The limit on concurrent requests. ``server`` returns the current settings."""
 
     def __init__(self, server: Callable[[], ServerSettings]) -> None:
+        super().__init__(lambda: server().max_concurrent)
         self._server = server
-        self.places = Capacity(lambda: server().max_concurrent)
 
-    async def wait(self) -> None:
-        """Wait for a place. Raises ``Overloaded`` if the queue is full, or the time is over."""
+    async def wait_for_slot(self) -> None:
+        """Wait for a slot. Raises ``Overloaded`` if the queue is full, or after ``server.queue_timeout``."""
         server = self._server()
-        if self.places.waiting >= server.max_queue or not await self.places.wait(1, server.queue_timeout):
+        if self.waiting >= server.max_queue or not await self.wait(1, server.queue_timeout):
             refused("overload").inc()
             raise Overloaded(FULL)
 
 
-class BodyMemory:
+class BodyMemory(Capacity):
     """The memory for bodies, in bytes. ``server`` returns the current settings."""
 
     def __init__(self, server: Callable[[], ServerSettings]) -> None:
+        super().__init__(lambda: server().body_memory)
         self._server = server
-        self.bytes = Capacity(lambda: server().body_memory)
 
-    def holding(self) -> BodyLease:
+    def lease(self) -> BodyLease:
         """Return the lease of one request, a context manager that gives the memory back at its end."""
         return BodyLease(self)
 
-    async def wait(self, amount: int) -> None:
+    async def wait_for_bytes(self, amount: int) -> None:
         """Wait for memory. Raises ``Overloaded``."""
-        if not await self.bytes.wait(amount, self._server().queue_timeout):
+        if not await self.wait(amount, self._server().queue_timeout):
             refused("memory").inc()
             raise Overloaded(NO_MEMORY)
 
@@ -122,14 +116,14 @@ class BodyLease:
 
     def grown(self, amount: int) -> bool:
         """Take this many more bytes if they're free. Return whether they were taken."""
-        if not self._memory.bytes.take(amount, ahead=amount <= SMALL):
+        if not self._memory.take(amount, ahead=amount <= SMALL):
             return False
         self.size += amount
         return True
 
     async def wait(self, amount: int) -> None:
         """Wait for this many more bytes. Raises ``Overloaded``."""
-        await self._memory.wait(amount)
+        await self._memory.wait_for_bytes(amount)
         self.size += amount
 
     async def more(self, amount: int) -> None:
@@ -140,5 +134,5 @@ class BodyLease:
     def shrink(self, size: int) -> None:
         """Keep only this many bytes."""
         if size < self.size:
-            self._memory.bytes.give(self.size - size)
+            self._memory.give(self.size - size)
             self.size = size

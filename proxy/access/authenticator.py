@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -74,7 +74,7 @@ class Authenticator:
         """
         credential, other = credential_in(headers)
         digest = None if credential is None else _digest(credential.key)
-        key, team = (None, None) if digest is None else _known(self._known, digest)
+        key, team = self._issued(digest)
         if key is not None and self._clock() >= key.ends:
             refused("key").inc()
             raise NotAuthenticated(EXPIRED.format(day=key.expires))
@@ -84,6 +84,17 @@ class Authenticator:
             refused("key").inc()
             raise NotAuthenticated(_refusal(credential))
         return self._caller(f"team:{team}", team, None)
+
+    def _issued(self, digest: str | None) -> tuple[KeySettings, str] | tuple[None, None]:
+        """Return the key with this digest, and the name of its team."""
+        found = None if digest is None else self._known.get(digest)
+        if (
+            digest is not None
+            and found is not None
+            and hmac.compare_digest(found[0].hash.removeprefix("sha256:"), digest)
+        ):
+            return found
+        return None, None
 
     def _caller(self, tenant: str, team: str | None, credential: Credential | None) -> Caller:
         if team is None:
@@ -117,14 +128,6 @@ def _digest(text: str) -> str:
     except UnicodeEncodeError:
         sent = text.encode("utf-8", "surrogatepass")
     return hashlib.sha256(sent).hexdigest()
-
-
-def _known(known: Mapping[str, tuple[KeySettings, str]], digest: str) -> tuple[KeySettings, str] | tuple[None, None]:
-    """Return the key with this digest, and the name of its team."""
-    found = known.get(digest)
-    if found is not None and hmac.compare_digest(found[0].hash.removeprefix("sha256:"), digest):
-        return found
-    return None, None
 
 
 def _open_tenant(digest: str | None, authorization: str | None) -> str | None:

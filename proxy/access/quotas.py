@@ -6,12 +6,15 @@ The rate limit is a token bucket: up to the limit in a burst, refilled evenly ov
 from __future__ import annotations
 
 import math
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
 from aiolimiter import AsyncLimiter
 
 from proxy.access.admission import Capacity
 from proxy.access.authenticator import Caller
+from proxy.config.settings import LimitSettings
 from proxy.errors import TooManyRequests
 from proxy.telemetry.metrics import refused
 
@@ -28,48 +31,42 @@ class Quotas:
     """The current usage of teams. It outlives changes of their limits."""
 
     def __init__(self) -> None:
-        self._teams: dict[str, TeamUsage] = {}
+        self._teams: defaultdict[str, TeamUsage] = defaultdict(TeamUsage)
 
-    def admitted(self, caller: Caller) -> AbstractAsyncContextManager[None]:
+    def admit(self, caller: Caller) -> AbstractAsyncContextManager[None]:
         """Return a context manager that counts one request. Entering it raises ``TooManyRequests``."""
         if caller.team is None or caller.limits is None:
             return _UNLIMITED
-        use = self._teams.get(caller.team)
-        if use is None:
-            use = self._teams[caller.team] = TeamUsage()
-        use.concurrent = caller.limits.concurrent or math.inf
-        return _Admitted(use, caller.limits.requests_per_minute)
+        return self._teams[caller.team].admit(caller.limits)
 
 
 class TeamUsage:
     """The usage of one team."""
 
     def __init__(self) -> None:
-        self.concurrent = math.inf
-        self._inside = Capacity(lambda: self.concurrent)
+        self._limit = math.inf
+        self._concurrent = Capacity(lambda: self._limit)
         self._bucket: AsyncLimiter | None = None
 
-    async def enter(self, rate: int | None) -> None:
-        """Count a request in. Raises ``TooManyRequests``."""
-        if not self._inside.take(1):
+    @asynccontextmanager
+    async def admit(self, limits: LimitSettings) -> AsyncIterator[None]:
+        """Count one request. Raises ``TooManyRequests``."""
+        self._limit = limits.concurrent or math.inf
+        if not self._concurrent.take(1):
             await self._wait()
         try:
-            if rate is not None:
-                await self._count(rate)
-        except BaseException:
-            self.leave()
-            raise
-
-    def leave(self) -> None:
-        """Count a request out."""
-        self._inside.give(1)
+            if limits.requests_per_minute is not None:
+                await self._count(limits.requests_per_minute)
+            yield
+        finally:
+            self._concurrent.give(1)
 
     async def _wait(self) -> None:
-        if self._inside.waiting < self.concurrent and await self._inside.wait(1, WAIT_SECONDS):
+        if self._concurrent.waiting < self._limit and await self._concurrent.wait(1, WAIT_SECONDS):
             return
         refused("concurrency").inc()
         raise TooManyRequests(
-            f"Your team is at its limit of {self.concurrent} concurrent requests. Wait until one ends, or ask the "
+            f"Your team is at its limit of {self._limit} concurrent requests. Wait until one ends, or ask the "
             "operator of this proxy for a higher limit.",
             retry_after=1,
         )
@@ -87,15 +84,3 @@ class TeamUsage:
                 retry_after=seconds,
             )
         await bucket.acquire()  # returns immediately, because there is capacity
-
-
-class _Admitted(AbstractAsyncContextManager[None]):
-    def __init__(self, use: TeamUsage, rate: int | None) -> None:
-        self._use = use
-        self._rate = rate
-
-    async def __aenter__(self) -> None:
-        await self._use.enter(self._rate)
-
-    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
-        self._use.leave()

@@ -51,7 +51,7 @@ class ArchiveEndpoint:
         if scope["method"] != "GET":
             raise MethodNotAllowed(f"This path doesn't support {scope['method']}. Use GET.")
         context = begin_request(self._service, scope, forwarded=False)
-        async with self._service.quotas.admitted(context.caller):
+        async with self._service.quotas.admit(context.caller):
             return await self._entry(context.caller.tenant, scope["path_params"]["id"])
 
     async def _entry(self, tenant: str, id: str) -> bytes:

@@ -52,8 +52,8 @@ class ChatCompletions:
         try:
             service = self._service
             request = begin_request(service, scope)
-            with service.bodies.holding() as held:
-                async with service.quotas.admitted(request.caller):
+            with service.bodies.lease() as held:
+                async with service.quotas.admit(request.caller):
                     limit = request.configuration.settings.server.body_limit
                     # `_serve` empties the list. A variable here would keep the body until the response ends.
                     came = [await read_body(scope, receive, limit, held)]

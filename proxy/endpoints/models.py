@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.access.authenticator import may_use
 from proxy.endpoints.passthrough import drained, upstream_url
-from proxy.endpoints.paths import error_shape, speaks_anthropic
+from proxy.endpoints.paths import error_shape, is_anthropic
 from proxy.endpoints.reply import send_answer
 from proxy.errors import NotFound, ProxyError, UpstreamError
 from proxy.http.headers import VIA, encoded, for_upstream
@@ -50,13 +50,13 @@ class ModelList:
 
     async def _serve(self, scope: Scope, send: Send) -> None:
         context = begin_request(self._service, scope)
-        async with self._service.quotas.admitted(context.caller):
+        async with self._service.quotas.admit(context.caller):
             await self._listed(context, send)
 
     async def _listed(self, context: RequestContext, send: Send) -> None:
         scope, caller, configuration = context.scope, context.caller, context.configuration
         settings = configuration.settings
-        first = configuration.upstreams.first(anthropic=speaks_anthropic(scope))
+        first = configuration.upstreams.first(anthropic=is_anthropic(scope))
         if not settings.models and caller.models is None:
             await send_answer(send, await self._ask(context, first), [])
             return
@@ -68,7 +68,7 @@ class ModelList:
                 entry = {"id": route.match, "object": "model", "created": 0, "owned_by": route.upstream}
                 listed.setdefault(route.match, entry)
         data = [entry for model, entry in listed.items() if may_use(caller, model)]
-        body = msgspec.json.encode(_page(data) if speaks_anthropic(scope) else {"object": "list", "data": data})
+        body = msgspec.json.encode(_page(data) if is_anthropic(scope) else {"object": "list", "data": data})
         headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
         await send({"type": "http.response.start", "status": 200, "headers": encoded(headers)})
         await send({"type": "http.response.body", "body": body})
@@ -78,7 +78,7 @@ class ModelList:
         relay = await context.configuration.upstreams.relay(upstream)
         url = upstream_url(scope, relay, "/models", None)
         forwarded = [*for_upstream(scope["headers"]), (VIA, context.via)]
-        headers = relay.headers(forwarded, context.caller.credential, anthropic=speaks_anthropic(scope))
+        headers = relay.headers(forwarded, context.caller.credential, anthropic=is_anthropic(scope))
         answer = await relay.request("GET", url, headers, None, context.configuration.settings.server.deadline)
         try:
             return await read_start(answer)

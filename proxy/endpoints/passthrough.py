@@ -10,7 +10,7 @@ from starlette.types import Message, Receive, Scope
 from proxy.access.admission import BodyLease
 from proxy.access.authenticator import Caller
 from proxy.dialects.chat.request import named, parsed
-from proxy.endpoints.paths import AZURE, DEPLOYMENT, PREFIX, error_shape, speaks_anthropic
+from proxy.endpoints.paths import AZURE, DEPLOYMENT, PREFIX, error_shape, is_anthropic
 from proxy.endpoints.reply import send_answer
 from proxy.endpoints.restrictions import check_body, check_path
 from proxy.errors import NotFound, ProxyError
@@ -46,15 +46,15 @@ class PassThrough:
     async def _serve(self, scope: Scope, receive: Receive, send: Sent) -> None:
         service = self._service
         context = begin_request(service, scope)
-        async with service.quotas.admitted(context.caller):
-            with service.bodies.holding() as held:
+        async with service.quotas.admit(context.caller):
+            with service.bodies.lease() as held:
                 await self._passed(context, receive, send, held)
 
     async def _passed(self, context: RequestContext, receive: Receive, send: Sent, held: BodyLease) -> None:
         scope, caller, configuration = context.scope, context.caller, context.configuration
         check_path(scope, caller)
         path = upstream_path(scope)
-        anthropic = speaks_anthropic(scope)
+        anthropic = is_anthropic(scope)
         relay = await configuration.upstreams.relay(configuration.upstreams.first(anthropic=anthropic))
         headers = for_upstream(scope["headers"])
         upload = Upload(receive)
@@ -85,8 +85,7 @@ class PassThrough:
         announced = header(scope, b"content-length")
         if announced is None or int(announced) > WHOLE_BYTES:
             return aiter(upload)
-        if not held.grown(int(announced)):
-            await held.wait(int(announced))
+        await held.more(int(announced))
         return await upload.whole()
 
     async def _read(

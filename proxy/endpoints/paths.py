@@ -95,7 +95,7 @@ def is_messages(path: str) -> bool:
     return path == MESSAGES or path.startswith(f"{MESSAGES}/")
 
 
-def speaks_anthropic(scope: Scope) -> bool:
+def is_anthropic(scope: Scope) -> bool:
     """Return whether a request is in Anthropic's format: by its path, or by the header all its clients send."""
     path = scope["path"]
     if path == CHAT:
@@ -105,4 +105,4 @@ def speaks_anthropic(scope: Scope) -> bool:
 
 def error_shape(scope: Scope) -> ErrorShape:
     """Return the shape in which the client of a request expects errors."""
-    return "anthropic" if speaks_anthropic(scope) else "openai"
+    return "anthropic" if is_anthropic(scope) else "openai"

@@ -59,7 +59,7 @@ class Services:
     summaries: Summaries
     archive: Archive
     compactor: Compactor
-    gate: ConcurrencyLimit
+    concurrency: ConcurrencyLimit
     bodies: BodyMemory
     quotas: Quotas
     budgets: Budgets

@@ -43,7 +43,7 @@ HEALTH = frozenset({"/livez", "/readyz", "/metrics"})
 """Paths that are served even if the proxy is overloaded."""
 
 
-Door = Callable[[Scope, Receive, Sent], Awaitable[None]]
+Endpoint = Callable[[Scope, Receive, Sent], Awaitable[None]]
 
 
 class Proxy:
@@ -91,23 +91,23 @@ class Proxy:
             await self._guarded(scope, receive, send)
             return
         scope = canonical(scope)
-        gate = self.service.gate
-        if not gate.places.take(1):
+        limit = self.service.concurrency
+        if not limit.take(1):
             try:
-                await gate.wait()
+                await limit.wait_for_slot()
             except Overloaded as error:
                 await answer_error(send, error, shape=error_shape(scope))
                 return
         try:
             await self._guarded(scope, receive, send)
         finally:
-            gate.places.give(1)
+            limit.give(1)
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request. Log an unexpected error in full, but don't reveal its cause to the client."""
         sent = Sent(send)
         try:
-            await self._door(scope)(scope, receive, sent)
+            await self._endpoint_for(scope)(scope, receive, sent)
         except Exception as error:
             log.exception("request.crashed", error=type(error).__name__)
             if sent.begun:
@@ -117,7 +117,7 @@ class Proxy:
             )
             await answer_error(send, crash, shape=error_shape(scope))
 
-    def _door(self, scope: Scope) -> Door:
+    def _endpoint_for(self, scope: Scope) -> Endpoint:
         path, method = scope["path"], scope["method"]
         if method == "GET" and path.startswith("/v1/") and is_handshake(scope):
             return _no_websocket
@@ -132,7 +132,7 @@ class Proxy:
         asyncio.get_running_loop().set_exception_handler(unhandled)
         on_signal(self.reload)
         following = None if self.reload is None else asyncio.create_task(self.reload.run())
-        self.service.upkeep.start()
+        self.service.maintenance.start()
         yield
         self.service.draining = True
         if following is not None:

@@ -41,11 +41,11 @@ class Runtime(Services):
         self.summaries = Summaries(self.store)
         self.archive = Archive(self.store)
         self.compactor = Compactor(self.remembered, self.summaries, self.archive)
-        self.gate = ConcurrencyLimit(lambda: self.settings.server)
+        self.concurrency = ConcurrencyLimit(lambda: self.settings.server)
         self.bodies = BodyMemory(lambda: self.settings.server)
         self.quotas = Quotas()
         self.budgets = Budgets(self.store)
-        self.upkeep = Maintenance(self.store, [self.summaries, self.archive, self.learned, self.calibration])
+        self.maintenance = Maintenance(self.store, [self.summaries, self.archive, self.learned, self.calibration])
 
     async def reconfigure(self, settings: Settings) -> list[str]:
         """Put other settings in force for the requests that come from now on.
@@ -60,7 +60,7 @@ class Runtime(Services):
 
     async def aclose(self) -> None:
         """Close everything."""
-        await self.upkeep.aclose()
+        await self.maintenance.aclose()
         await self.enquiries.aclose()
         await self.summaries.aclose()
         await self.configuration.aclose()

@@ -86,17 +86,17 @@ def test_who_leaves_in_the_moment_of_being_served_gives_it_back() -> None:
 
 def test_the_queue_is_bounded_and_so_is_the_wait() -> None:
     async def test() -> None:
-        gate = ConcurrencyLimit(lambda: ServerSettings(max_concurrent=1, max_queue=1, queue_timeout=0.2))
-        assert gate.places.take(1)
-        waiting = asyncio.create_task(gate.wait())
+        limit = ConcurrencyLimit(lambda: ServerSettings(max_concurrent=1, max_queue=1, queue_timeout=0.2))
+        assert limit.take(1)
+        waiting = asyncio.create_task(limit.wait_for_slot())
         await turn()
         with pytest.raises(Overloaded):
-            await gate.wait()
+            await limit.wait_for_slot()
         assert not waiting.done(), "the second was refused at once"
         with pytest.raises(Overloaded):
             await waiting
-        gate.places.give(1)
-        assert gate.places.take(1)
+        limit.give(1)
+        assert limit.take(1)
 
     run(test())
 
@@ -130,17 +130,17 @@ def test_a_body_takes_its_memory_before_it_is_read() -> None:
     async def test() -> None:
         memory = BodyMemory(settings)
         sender = Sender([b"x" * 100_000], whole=False)
-        with memory.holding() as first, memory.holding() as second:
+        with memory.lease() as first, memory.lease() as second:
             reading = asyncio.create_task(read_body(scope(content_length="1000000"), sender.receive, 1_000_000, first))
             await turn()
-            assert memory.bytes.used == 1_000_000
+            assert memory.used == 1_000_000
             assert second.grown(1_000_000)
             other = Sender([b"x"])
-            with memory.holding() as third, pytest.raises(Overloaded):
+            with memory.lease() as third, pytest.raises(Overloaded):
                 await read_body(scope(content_length="1000"), other.receive, 1_000_000, third)
             assert other.read == 0
             reading.cancel()
-        assert memory.bytes.used == 0
+        assert memory.used == 0
 
     run(test())
 
@@ -148,14 +148,14 @@ def test_a_body_takes_its_memory_before_it_is_read() -> None:
 def test_a_body_without_a_length_takes_it_as_it_comes() -> None:
     async def test() -> None:
         memory = BodyMemory(settings)
-        with memory.holding() as other, memory.holding() as held:
+        with memory.lease() as other, memory.lease() as held:
             assert other.grown(1_900_000)
             sender = Sender([b"x" * 50_000] * 10)
             with pytest.raises(Overloaded):
                 await read_body(scope(), sender.receive, 1_000_000, held)
             assert sender.read == 150_000
             assert held.size == 100_000
-        assert memory.bytes.used == 0
+        assert memory.used == 0
 
     run(test())
 
@@ -167,14 +167,14 @@ def test_a_compressed_body_keeps_what_it_became() -> None:
         memory = BodyMemory(settings)
         packed = gzip.compress(b"x" * 300_000)
         headers = scope(content_length=str(len(packed)), content_encoding="gzip")
-        with memory.holding() as held:
+        with memory.lease() as held:
             assert len(await read_body(headers, Sender([packed]).receive, 1_000_000, held)) == 300_000
-            assert held.size == memory.bytes.used == 300_000
-        with memory.holding() as other, memory.holding() as held:
+            assert held.size == memory.used == 300_000
+        with memory.lease() as other, memory.lease() as held:
             assert other.grown(1_800_000)
             with pytest.raises(Overloaded):
                 await read_body(headers, Sender([packed]).receive, 1_000_000, held)
-        assert memory.bytes.used == 0
+        assert memory.used == 0
 
     run(test())
 
@@ -182,16 +182,16 @@ def test_a_compressed_body_keeps_what_it_became() -> None:
 def test_a_small_body_does_not_wait_behind_a_large_one() -> None:
     async def test() -> None:
         memory = BodyMemory(lambda: settings(queue_timeout=LONG))
-        with memory.holding() as most, memory.holding() as large, memory.holding() as small:
+        with memory.lease() as most, memory.lease() as large, memory.lease() as small:
             assert most.grown(1_500_000)
             waiting = asyncio.create_task(large.wait(600_000))
             await turn()
-            assert not memory.holding().grown(70_000)
+            assert not memory.lease().grown(70_000)
             assert small.grown(60_000)
             most.shrink(0)
             await waiting
-            assert memory.bytes.used == 660_000
-        assert memory.bytes.used == 0
+            assert memory.used == 660_000
+        assert memory.used == 0
 
     run(test())
 
@@ -199,9 +199,9 @@ def test_a_small_body_does_not_wait_behind_a_large_one() -> None:
 def test_what_is_over_the_limit_takes_nothing() -> None:
     async def test() -> None:
         memory = BodyMemory(settings)
-        with memory.holding() as held:
+        with memory.lease() as held:
             with pytest.raises(BodyTooLarge):
                 await read_body(scope(content_length="1000001"), Sender([b""]).receive, 1_000_000, held)
-            assert memory.bytes.used == 0
+            assert memory.used == 0
 
     run(test())
