@@ -17,7 +17,7 @@ from proxy.cli.learned_report import render as render_learned
 from proxy.cli.profile_report import render
 from proxy.cli.table_differences import differences
 from proxy.config import Policy, Route, Settings, load
-from proxy.config.faults import near
+from proxy.config.issues import near
 from proxy.dialects.chat.request import ChatRequest, parse
 from proxy.errors import ConfigurationError
 from proxy.limits.profiles import Profile

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from proxy.config import Loaded, Policy
-from proxy.config.faults import near
 from proxy.config.inheritance import overrides, stated
+from proxy.config.issues import near
 from proxy.config.policy import STAGES
-from proxy.config.tree import Mapping
+from proxy.config.tree import Node, find
 from proxy.errors import ConfigurationError
 
 WIDE = 150
@@ -44,7 +44,7 @@ def shown(loaded: Loaded, team: str | None, model: str | None) -> None:
     console.print(table, markup=False, highlight=False)
 
 
-def effective_values(policy: Policy, values: Mapping, place: Callable[[int], str]) -> Iterator[Row]:
+def effective_values(policy: Policy, values: Node, place: Callable[[int], str]) -> Iterator[Row]:
     """Return each setting of a policy, its value, and its source: a file and line, or another setting.
 
     ``values`` contains the settings in the files. ``place`` returns the file and line of a line number.
@@ -55,7 +55,7 @@ def effective_values(policy: Policy, values: Mapping, place: Callable[[int], str
 
 
 def _rows(
-    path: tuple[str, ...], value: Any, values: Mapping, policy: Policy, place: Callable[[int], str]
+    path: tuple[str, ...], value: Any, values: Node, policy: Policy, place: Callable[[int], str]
 ) -> Iterator[Row]:
     section = getattr(policy, path[0])
     if len(path) == 1 and isinstance(value, dict) and hasattr(section, "model_fields_set"):
@@ -65,21 +65,14 @@ def _rows(
     yield ".".join(path), _text(value), _origin(path, values, policy, place)
 
 
-def _origin(path: tuple[str, ...], values: Mapping, policy: Policy, place: Callable[[int], str]) -> str:
-    here = values
-    for part in path[:-1]:
-        inner = here.items.get(part)
-        if not isinstance(inner, Mapping):
-            here = Mapping(0)
-            break
-        here = inner
-    last = path[-1]
-    if path == ("prepare",) and (last not in here.items or not policy.trigger):
-        return "follows from trigger" if "trigger" in values.items else "default"
-    if last in here.items:
-        return place(here.lines[last])
-    if path[0] in STAGES and last in ("trigger", "keep") and last in values.items:
-        return f"follows from {last}"
+def _origin(path: tuple[str, ...], values: Node, policy: Policy, place: Callable[[int], str]) -> str:
+    node, found = find(values, path)
+    if path == ("prepare",) and (found != path or not policy.trigger):
+        return "follows from trigger" if "trigger" in values.settings else "default"
+    if found == path:
+        return place(node.line)
+    if path[0] in STAGES and path[-1] in ("trigger", "keep") and path[-1] in values.settings:
+        return f"follows from {path[-1]}"
     return "default"
 
 

@@ -13,7 +13,7 @@ from typing_extensions import TypeAliasType
 
 from proxy.compaction.conditions import Clause, Trigger
 from proxy.compaction.searching import search_for
-from proxy.config.faults import near
+from proxy.config.issues import near
 from proxy.config.patterns import endless, unclear, unsearchable
 from proxy.config.suggestions import condition_for, number_for
 from proxy.config.tree import Ambiguous, shown

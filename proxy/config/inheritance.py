@@ -2,116 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping as ByName
+from collections.abc import Mapping
+from dataclasses import replace
 
-from proxy.config.faults import Issue, Issues, near, said
+from proxy.config.issues import Issue, Issues, issue, near
 from proxy.config.policy import ForModels, Policy, WrittenPolicy
-from proxy.config.tree import Mapping, Node, Path, Sequence, find, plain
+from proxy.config.tree import Node, empty, line_of, plain
 
 # Sections that merge with the parent's section. Every other setting (a trigger, a list) replaces the parent's.
 _MERGED = ("summary", "truncate_args", "evict_results", "user_messages", "index", "unknown_model")
-_OVERRIDES = "models"
 
 
-def effective(root: Mapping, written: ByName[str, WrittenPolicy]) -> dict[str, Policy]:
+def effective(root: Node, written: Mapping[str, WrittenPolicy]) -> dict[str, Policy]:
     """Return every policy in force, ``default`` first. Raises ``Issues`` for unknown or circular parents."""
-    faults = [*_unknown_parents(root, written), *_circles(root, written)]
-    if faults:
-        raise Issues(faults)
+    issues = [*_unknown_parents(root, written), *_circles(root, written)]
+    if issues:
+        raise Issues(issues)
     names = ["default", *(name for name in written if name != "default")]
     return {name: _policy(name, stated(root, name, written)) for name in names}
 
 
-def stated(root: Mapping, name: str, written: ByName[str, WrittenPolicy]) -> Mapping:
+def stated(root: Node, name: str, written: Mapping[str, WrittenPolicy]) -> Node:
     """Return the settings of a policy and its parents, as nodes with their lines."""
     if name not in written:
-        return Mapping(root.line)
-    own, _, _ = find(root, ("policies", name))
-    assert isinstance(own, Mapping)  # noqa: S101 - the file has been checked
-    parent = written[name].extends
-    return own if parent is None else _extended(stated(root, parent, written), own)
-
-
-def overrides(policy: Mapping) -> list[tuple[str, Mapping]]:
-    """Return the globs of a policy's overrides, each with all settings for these models, as nodes."""
-    base = _without(policy, _OVERRIDES)
-    found = []
-    models = policy.items.get(_OVERRIDES)
-    for entry in models.items if isinstance(models, Sequence) else ():
-        assert isinstance(entry, Mapping)  # noqa: S101 - the file has been checked
-        found.append((str(plain(entry.items["match"])), _merged(base, _without(entry, "match"), _MERGED)))
-    return found
-
-
-def _policy(name: str, stated: Mapping) -> Policy:
-    policy = Policy.build(name, _values(stated))
-    own = tuple(
-        ForModels(match=match, policy=Policy.build(name, _values(values))) for match, values in overrides(stated)
-    )
-    return policy.model_copy(update={_OVERRIDES: own}) if own else policy
-
-
-def _extended(parent: Mapping, own: Mapping) -> Mapping:
-    """Return a policy's settings merged over its parent's. Its own overrides for models come first."""
-    merged = _merged(parent, own, _MERGED)
-    above, below = parent.items.get(_OVERRIDES), own.items.get(_OVERRIDES)
-    if isinstance(above, Sequence) and isinstance(below, Sequence):
-        merged.items[_OVERRIDES] = Sequence(below.line, (*below.items, *above.items))
+        return empty(root.line)
+    own, parent = root.settings["policies"].settings[name], written[name].extends
+    if parent is None:
+        return own
+    above = stated(root, parent, written)
+    merged = _merged(above, own, _MERGED)
+    if "models" in above.settings and "models" in own.settings:
+        models = own.settings["models"]
+        merged.settings["models"] = replace(models, value=[*models.items, *above.settings["models"].items])
     return merged
 
 
-def _without(node: Mapping, key: str) -> Mapping:
-    return Mapping(node.line, {name: value for name, value in node.items.items() if name != key}, node.lines)
+def overrides(policy: Node) -> list[tuple[str, Node]]:
+    """Return the globs of a policy's overrides, each with all settings for these models, as nodes."""
+    base = _without(policy, "models")
+    entries = policy.settings.get("models", empty(0)).items
+    return [(str(entry.settings["match"].value), _merged(base, _without(entry, "match"), _MERGED)) for entry in entries]
 
 
-def _merged(base: Mapping, over: Mapping, deep: tuple[str, ...]) -> Mapping:
-    items = dict(base.items)
-    for key, value in over.items.items():
-        items[key] = _over(items.get(key), value) if key in deep else value
-    return Mapping(over.line, items, base.lines | over.lines)
+def _policy(name: str, stated: Node) -> Policy:
+    policy = _built(name, stated)
+    own = tuple(ForModels(match=match, policy=_built(name, values)) for match, values in overrides(stated))
+    return policy.model_copy(update={"models": own}) if own else policy
 
 
-def _over(base: Node | None, over: Node) -> Node:
-    if isinstance(base, Mapping) and isinstance(over, Mapping):
-        return _merged(base, over, ())
-    return over
+def _built(name: str, stated: Node) -> Policy:
+    return Policy.build(
+        name, {key: plain(node) for key, node in _without(stated, "extends", "models").settings.items()}
+    )
 
 
-def _values(node: Mapping) -> dict[str, object]:
-    return {key: plain(value) for key, value in node.items.items() if key not in ("extends", _OVERRIDES)}
+def _without(node: Node, *keys: str) -> Node:
+    return replace(node, value={key: value for key, value in node.settings.items() if key not in keys})
 
 
-def _line(root: Mapping, name: str) -> int:
-    path: Path = ("policies", name, "extends")
-    return find(root, path)[1]
+def _merged(base: Node, over: Node, deep: tuple[str, ...]) -> Node:
+    """Return the settings of ``over`` added to those of ``base``. The sections in ``deep`` are merged likewise."""
+    merged = dict(base.settings)
+    for key, node in over.settings.items():
+        known = merged.get(key)
+        is_section = known is not None and isinstance(known.value, dict) and isinstance(node.value, dict)
+        merged[key] = _merged(known, node, ()) if known and is_section and key in deep else node
+    return replace(over, value=merged)
 
 
-def _unknown_parents(root: Mapping, written: ByName[str, WrittenPolicy]) -> list[Issue]:
+def _unknown_parents(root: Node, written: Mapping[str, WrittenPolicy]) -> list[Issue]:
     known = {"default", *written}
     return [
-        Issue(
-            _line(root, name),
-            said(f"there is no policy '{policy.extends}'", near(policy.extends, known), f"policies.{name}.extends"),
-        )
+        _issue(root, name, f"there is no policy '{policy.extends}'", near(policy.extends, known))
         for name, policy in written.items()
         if policy.extends is not None and policy.extends not in known
     ]
 
 
-def _circles(root: Mapping, written: ByName[str, WrittenPolicy]) -> list[Issue]:
-    faults = []
+def _circles(root: Node, written: Mapping[str, WrittenPolicy]) -> list[Issue]:
+    issues = []
     seen: set[str] = set()
     for name in written:
-        way: list[str] = []
+        chain: list[str] = []
         current: str | None = name
         while current is not None and current in written and current not in seen:
             seen.add(current)
-            way.append(current)
+            chain.append(current)
             current = written[current].extends
-        if current is not None and current in way:
-            circle = [*way[way.index(current) :], current]
-            message = said(
-                f"goes in a circle ({' → '.join(circle)})", "remove one extends", f"policies.{current}.extends"
-            )
-            faults.append(Issue(_line(root, current), message))
-    return faults
+        if current is not None and current in chain:
+            circle = " → ".join([*chain[chain.index(current) :], current])
+            issues.append(_issue(root, current, f"goes in a circle ({circle})", "remove one extends"))
+    return issues
+
+
+def _issue(root: Node, name: str, problem: str, fix: str) -> Issue:
+    return issue(line_of(root, ("policies", name, "extends")), problem, fix, f"policies.{name}.extends")

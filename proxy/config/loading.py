@@ -6,20 +6,21 @@ check across sections. Each step reports all of its errors. The next step runs o
 
 from __future__ import annotations
 
-from collections.abc import Mapping as Environ
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from proxy.config.assembly import Assembly
-from proxy.config.checks import cross_check, warnings
-from proxy.config.faults import Issue, Issues
+from proxy.config.checks import cross_check
 from proxy.config.inheritance import effective
-from proxy.config.messages import faults_of
+from proxy.config.issues import Issues
+from proxy.config.likely_mistakes import likely_mistakes
+from proxy.config.messages import issues_of
 from proxy.config.settings import Settings, WrittenSettings
 from proxy.config.sources import Source, Sources, begun
-from proxy.config.tree import Mapping, plain
+from proxy.config.tree import Node, plain
 from proxy.errors import ConfigurationError
 
 _NOT_IN_FORCE = {"policies", "include"}
@@ -36,31 +37,9 @@ class Loaded:
 
     settings: Settings
     sources: Sources
-    root: Mapping = field(repr=False)
+    root: Node = field(repr=False)
     written: WrittenSettings = field(repr=False)
     warnings: tuple[str, ...]
-
-
-def load(path: Path | None, environ: Environ[str, str]) -> Settings:
-    """Return the settings of a file or folder, or the defaults without one.
-
-    ``environ`` has the values of ``${NAME}``. Raises ``errors.ConfigurationError``; its message has a line
-    ``file:line: setting: problem. Fix: …`` for each error.
-    """
-    return Settings() if path is None else read(path, environ).settings
-
-
-def read(path: Path, environ: Environ[str, str]) -> Loaded:
-    """Return a configuration with its files and lines. Raises ``errors.ConfigurationError``."""
-    return assembled(begun(path), environ)
-
-
-def assembled(sources: Sources, environ: Environ[str, str]) -> Loaded:
-    """Return the configuration in ``sources``. Raises ``errors.ConfigurationError``."""
-    attempt = _attempt(sources, environ)
-    if attempt.loaded is None:
-        raise ConfigurationError(attempt.wrong)
-    return attempt.loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +54,29 @@ class Attempt:
     wrong: str
 
 
-def attempt(path: Path, environ: Environ[str, str]) -> Attempt:
+def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
+    """Return the settings of a file or folder, or the defaults without one.
+
+    ``environ`` has the values of ``${NAME}``. Raises ``errors.ConfigurationError``; its message has a line
+    ``file:line: setting: problem. Fix: …`` for each error.
+    """
+    return Settings() if path is None else read(path, environ).settings
+
+
+def read(path: Path, environ: Mapping[str, str]) -> Loaded:
+    """Return a configuration with its files and lines. Raises ``errors.ConfigurationError``."""
+    return assembled(begun(path), environ)
+
+
+def assembled(sources: Sources, environ: Mapping[str, str]) -> Loaded:
+    """Return the configuration in ``sources``. Raises ``errors.ConfigurationError``."""
+    found = _attempt(sources, environ)
+    if found.loaded is None:
+        raise ConfigurationError(found.wrong)
+    return found.loaded
+
+
+def attempt(path: Path, environ: Mapping[str, str]) -> Attempt:
     """Read a configuration that may be invalid."""
     try:
         sources = begun(path)
@@ -84,27 +85,23 @@ def attempt(path: Path, environ: Environ[str, str]) -> Attempt:
     return _attempt(sources, environ)
 
 
-def _attempt(sources: Sources, environ: Environ[str, str]) -> Attempt:
+def _attempt(sources: Sources, environ: Mapping[str, str]) -> Attempt:
     assembly = Assembly(sources, environ)
     try:
         loaded = _loaded(assembly)
     except Issues as found:
-        return Attempt(assembly.sources, None, "\n".join(assembly.sources.told(found.faults)))
+        return Attempt(assembly.sources, None, "\n".join(assembly.sources.located(found.issues)))
     except ConfigurationError as error:
         return Attempt(assembly.sources, None, error.message)
     return Attempt(loaded.sources, loaded, "")
 
 
-def check(path: Path, environ: Environ[str, str]) -> list[str]:
+def check(path: Path, environ: Mapping[str, str]) -> list[str]:
     """Return a line for each error of a configuration, or an empty list."""
-    try:
-        load(path, environ)
-    except ConfigurationError as error:
-        return error.message.splitlines()
-    return []
+    return attempt(path, environ).wrong.splitlines()
 
 
-def loads(content: bytes, environ: Environ[str, str]) -> Settings:
+def loads(content: bytes, environ: Mapping[str, str]) -> Settings:
     """Return the settings of a file's content. Includes are relative to the working folder. Raises ``Issues``."""
     path = Path("configuration.yaml")
     return _loaded(Assembly(Sources(path, (Source(path, content, owned=False),)), environ)).settings
@@ -117,21 +114,23 @@ def _loaded(assembly: Assembly) -> Loaded:
         **{name: getattr(written, name) for name in written.model_fields_set - _NOT_IN_FORCE},
         policies=effective(root, written.policies),
     )
-    faults = cross_check(root, written, settings)
-    if faults:
-        raise Issues(faults)
-    odd = [fault._replace(message=f"warning: {fault.message}") for fault in warnings(root, written, settings)]
-    ignored = [
-        f"{path}: warning: not read, because its name doesn't end in .yaml. Fix: mv {path.name} {path.stem}.yaml"
-        for path in assembly.sources.ignored
+    issues = cross_check(root, written, settings)
+    if issues:
+        raise Issues(issues)
+    found = [
+        *assembly.sources.located(likely_mistakes(root, written, settings)),
+        *(
+            f"{path}: warning: not read, because its name doesn't end in .yaml. Fix: mv {path.name} {path.stem}.yaml"
+            for path in assembly.sources.ignored
+        ),
     ]
-    return Loaded(settings, assembly.sources, root, written, (*assembly.sources.told(odd), *ignored))
+    return Loaded(settings, assembly.sources, root, written, tuple(found))
 
 
-def _written(root: Mapping) -> WrittenSettings:
+def _written(root: Node) -> WrittenSettings:
     try:
         return WrittenSettings.model_validate(plain(root))
     except ValidationError as error:
-        faults: list[Issue] = faults_of(error, root, WrittenSettings)
+        issues = issues_of(error, root, WrittenSettings)
     # Raise outside the handler, because pydantic's error contains the values, including secrets.
-    raise Issues(faults)
+    raise Issues(issues)

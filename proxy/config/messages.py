@@ -3,197 +3,163 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from proxy.config.faults import Issue, near, said
+from proxy.config.issues import Issue, issue, near
 from proxy.config.suggestions import LITELLM, MISSING, UNKNOWN, number_for, quoted, section_for
-from proxy.config.tree import Ambiguous, Node, Path, Scalar, find, got, reading, shown
-from proxy.config.tree import Mapping as MappingNode
+from proxy.config.tree import Ambiguous, Node, Path, dotted, find, got, reading, shown
 
 # Messages never show values below these names.
 _SECRET = frozenset({"api_key", "headers", "key", "keys", "old_keys", "base_url", "url", "hash"})
 
 
-def faults_of(error: ValidationError, root: MappingNode, model: type[BaseModel]) -> list[Issue]:
+def issues_of(error: ValidationError, root: Node, model: type[BaseModel]) -> list[Issue]:
     """Return the errors in the order of the file."""
     details = error.errors(include_url=False, include_input=False)
-    return sorted(_fault(dict(detail), root, model) for detail in details)
+    return sorted(_issue(dict(detail), root, model) for detail in details)
 
 
-def dotted(path: Path) -> str:
-    """Return a path as people write it: ``models[0].match``."""
-    words = ""
-    for part in path:
-        words += f"[{part}]" if isinstance(part, int) else f".{shown(part)}"
-    return words.removeprefix(".")
-
-
-class _Case(NamedTuple):
+class _Invalid(NamedTuple):
     """An invalid value: its node, its setting's name, and whether a message may show it."""
 
     node: Node
     name: str
-    public: bool
-    context: dict[str, Any]
-    nullable: bool
+    is_public: bool
 
     @property
-    def text(self) -> str | None:
-        """Return the text of a scalar that a message may show."""
-        return self.node.text if self.public and isinstance(self.node, Scalar) else None
+    def text(self) -> str:
+        """Return the text of a scalar that a message may show, or an empty text."""
+        return self.node.text if self.is_public else ""
 
     def line(self, value: str) -> str:
         """Return the corrected line of the file."""
         return f"{self.name}: {value}" if self.name else value
 
 
-def _fault(detail: dict[str, Any], root: MappingNode, model: type[BaseModel]) -> Issue:
+def _issue(detail: dict[str, Any], root: Node, model: type[BaseModel]) -> Issue:
     kind, path, context = detail["type"], detail["loc"], detail.get("ctx", {})
     if kind == "refused":
         path = (*path, *context["path"])
-    node, line, found = find(root, path)
+    node, found = find(root, path)
     where = dotted(found)
     if kind == "extra_forbidden":
-        return Issue(line, said("unknown setting", _unknown(path, model), where))
+        return issue(node.line, "unknown setting", _unknown(path, model), where)
     if kind == "missing":
         name = str(path[-1])
-        return Issue(line, said(f"'{name}' is missing", f"add {MISSING.get(name, name + ': …')}", where))
-    public = _SECRET.isdisjoint(path) and not (isinstance(node, Scalar) and node.substituted)
-    name = str(found[-1]) if found and not isinstance(found[-1], int) else ""
-    case = _Case(node, name, public, context, _nullable(model, found))
-    problem, fix = _WORDS.get(kind, _other(detail["msg"]))(case)
-    shows = public and context.get("shows", found == path) and (isinstance(node, Scalar) or kind != "refused")
-    shows = shows and not problem.startswith("is empty")
-    return Issue(
-        line, said(f"{problem} (got {got(node, read=kind == 'string_type')})" if shows else problem, fix, where)
-    )
+        return issue(node.line, f"'{name}' is missing", f"add {MISSING.get(name, name + ': …')}", where)
+    is_public = _SECRET.isdisjoint(path) and not node.substituted
+    invalid = _Invalid(node, str(found[-1]) if found and not isinstance(found[-1], int) else "", is_public)
+    if kind in _SECTION_WANTED:
+        problem, fix = section_wanted(node, invalid.name, is_public=is_public, nullable=_nullable(model, found))
+    else:
+        problem, fix = _problem_and_fix(kind, invalid, context, detail["msg"])
+    shows = is_public and context.get("shows", found == path) and (node.is_scalar or kind != "refused")
+    if shows and not problem.startswith("is empty"):
+        problem = f"{problem} (got {got(node, read=kind == 'string_type')})"
+    return issue(node.line, problem, fix, where)
 
 
 def _unknown(path: Path, model: type[BaseModel]) -> str:
     """Return the fix for an unknown setting."""
     special = UNKNOWN.get(dotted(path)) or LITELLM.get(str(path[-1]))
-    return special or near(str(path[-1]), names_at(model, path[:-1]))
+    section = _section_at(model, path[:-1])
+    return special or near(str(path[-1]), section.model_fields if section else ())
 
 
-Words = Callable[[_Case], tuple[str, str]]
+_SECTION_WANTED = {"model_type", "model_attributes_type", "mapping_type", "dict_type"}
 
 
-def _other(message: str) -> Words:
-    return lambda case: (message, "correct the value")
+def _problem_and_fix(kind: str, invalid: _Invalid, context: dict[str, Any], message: str) -> tuple[str, str]:
+    match kind:
+        case "refused":
+            fix = context["fix"] if invalid.is_public else context["example"]
+            return context["problem"], fix.replace("SETTING: ", invalid.line("")).replace("SETTING", invalid.name)
+        case "string_type":
+            return _text_wanted(invalid)
+        case "string_too_short":
+            return "is empty", "give a text, or remove the line"
+        case "int_type" | "int_parsing" | "int_parsing_size" | "int_from_float":
+            return "must be a whole number", _number_fix(invalid, whole=True)
+        case "float_type" | "float_parsing" | "finite_number":
+            # Every setting that isn't a whole number is in seconds; fractions have errors of their own.
+            return "must be a number of seconds", _number_fix(invalid, whole=False)
+        case "bool_type" | "bool_parsing":
+            return "must be true or false", invalid.line("true")
+        case "greater_than":
+            return f"must be over {context['gt']:g}", invalid.line(f"{context['gt'] + 1:g}")
+        case "greater_than_equal":
+            return f"must be at least {context['ge']:g}", invalid.line(f"{context['ge']:g}")
+        case "less_than_equal":
+            return f"must be at most {context['le']:g}", invalid.line(f"{context['le']:g}")
+        case "literal_error":
+            return _choice_wanted(invalid, context["expected"])
+        case "tuple_type":
+            items = quoted(shown(invalid.text)) if invalid.text else "a, b"
+            return "must be a list", invalid.line(f"[{items}]")
+        case _:
+            return message, "correct the value"
 
 
-def _refused(case: _Case) -> tuple[str, str]:
-    fix: str = case.context["fix"] if case.public else case.context["example"]
-    return case.context["problem"], fix.replace("SETTING", case.name) if case.name else fix.replace("SETTING: ", "")
-
-
-def _text_wanted(case: _Case) -> tuple[str, str]:
-    node = case.node
-    if isinstance(node, Scalar) and node.value is None:
+def _text_wanted(invalid: _Invalid) -> tuple[str, str]:
+    node = invalid.node
+    if node.value is None:
         return "is empty", "give a text, in quotes if it is null or ~, or remove the line"
-    if isinstance(node, Scalar) and not case.public:
+    if node.is_scalar and not invalid.is_public:
         return f"must be text, but YAML reads the value as {reading(node)}", "put it in quotes"
-    return "must be text", case.line(f'"{shown(case.text)}"' if case.text else '"text"')
+    return "must be text", invalid.line(f'"{shown(invalid.text) or "text"}"')
 
 
-def _number_wanted(kind: str, *, whole: bool) -> Words:
-    def words(case: _Case) -> tuple[str, str]:
-        is_ambiguous = isinstance(case.node, Scalar) and isinstance(case.node.value, Ambiguous)
-        known = None if case.text is None or is_ambiguous else number_for(case.text, whole=whole)
-        return f"must be a {kind}", case.line(known) if known else f"write digits only, as in {case.line('45')}"
-
-    return words
+def _number_fix(invalid: _Invalid, *, whole: bool) -> str:
+    known = None if isinstance(invalid.node.value, Ambiguous) else number_for(invalid.text, whole=whole)
+    return invalid.line(known) if known else f"write digits only, as in {invalid.line('45')}"
 
 
-def _choice_wanted(case: _Case) -> tuple[str, str]:
-    choices = [choice.strip("'") for choice in case.context["expected"].replace(" or ", ", ").split(", ")]
-    hint = near(case.text, choices) if case.text else ""
+def _choice_wanted(invalid: _Invalid, expected: str) -> tuple[str, str]:
+    choices = [choice.strip("'") for choice in expected.replace(" or ", ", ").split(", ")]
+    hint = near(invalid.text, choices) if invalid.text else ""
     meant = next((choice for choice in choices if hint == f"did you mean '{choice}'?"), choices[0])
-    return f"must be one of {', '.join(choices)}", case.line(quoted(meant))
+    return f"must be one of {', '.join(choices)}", invalid.line(quoted(meant))
 
 
-def settings_wanted(node: Node, name: str, *, public: bool = True, nullable: bool = False) -> tuple[str, str]:
+def section_wanted(node: Node, name: str, *, is_public: bool = True, nullable: bool = False) -> tuple[str, str]:
     """Return problem and fix for a value in place of a section. ``nullable``: ``null`` turns the section off."""
-    if isinstance(node, Scalar) and node.value is None:
+    if node.value is None:
         return "is empty", "give its settings, or remove the line"
-    if isinstance(node, Scalar) and node.value is False and nullable:
+    if node.value is False and nullable:
         return "must be a section", f"to turn it off, write {name}: null"
-    if isinstance(node, Scalar) and node.value is True and nullable:
+    if node.value is True and nullable:
         return "must be a section", f"to use its defaults, write {name}: {{}}"
-    text = node.text if public and isinstance(node, Scalar) and not node.substituted else None
-    return "must be a section", section_for(name, text)
-
-
-def _settings_wanted(case: _Case) -> tuple[str, str]:
-    return settings_wanted(case.node, case.name, public=case.public, nullable=case.nullable)
-
-
-def _list_wanted(case: _Case) -> tuple[str, str]:
-    return "must be a list", case.line(f"[{quoted(shown(case.text))}]" if case.text else "[a, b]")
-
-
-def _bound(problem: str, key: str, step: int = 0) -> Words:
-    def words(case: _Case) -> tuple[str, str]:
-        bound = case.context[key]
-        return f"{problem} {bound:g}", case.line(f"{bound + step:g}")
-
-    return words
-
-
-_WORDS: Mapping[str, Words] = {
-    "refused": _refused,
-    "string_type": _text_wanted,
-    "string_too_short": lambda case: ("is empty", "give a text, or remove the line"),
-    **dict.fromkeys(
-        ("int_type", "int_parsing", "int_parsing_size", "int_from_float"), _number_wanted("whole number", whole=True)
-    ),
-    # Every setting that isn't a whole number is in seconds; fractions have errors of their own.
-    **dict.fromkeys(
-        ("float_type", "float_parsing", "finite_number"), _number_wanted("number of seconds", whole=False)
-    ),
-    **dict.fromkeys(("bool_type", "bool_parsing"), lambda case: ("must be true or false", case.line("true"))),
-    "greater_than": _bound("must be over", "gt", 1),
-    "greater_than_equal": _bound("must be at least", "ge"),
-    "less_than_equal": _bound("must be at most", "le"),
-    "literal_error": _choice_wanted,
-    **dict.fromkeys(("model_type", "model_attributes_type", "mapping_type", "dict_type"), _settings_wanted),
-    "tuple_type": _list_wanted,
-}  # fmt: skip
-
-
-def names_at(model: type[BaseModel], path: Iterable[str | int]) -> list[str]:
-    """Return the settings of the section at a path. Empty if the path leads to no section."""
-    here = _model_at(model, path)
-    return [] if here is None else list(here.model_fields)
+    return "must be a section", section_for(name, node.text if is_public and not node.substituted else "")
 
 
 def _nullable(model: type[BaseModel], path: Path) -> bool:
     """Return whether ``null`` is a value of the setting at a path."""
-    above = _model_at(model, path[:-1]) if path else None
+    above = _section_at(model, path[:-1]) if path else None
     field = None if above is None else above.model_fields.get(str(path[-1]))
     return field is not None and types.NoneType in get_args(field.annotation)
 
 
-def _model_at(model: type[BaseModel], path: Iterable[str | int]) -> type[BaseModel] | None:
+def _section_at(model: type[BaseModel], path: Iterable[str | int]) -> type[BaseModel] | None:
+    """Return the section at a path, or ``None`` if the path leads to another value."""
     here: type[BaseModel] | None = model
-    waiting = False  # whether the next part is a key or an index, and not a field
+    is_key = False  # whether the next part is a key or an index, and not a field
     for part in path:
-        if waiting:
-            waiting = False
-            continue
-        if here is None or part not in here.model_fields:
+        if is_key:
+            is_key = False
+        elif here is None or part not in here.model_fields:
             return None
-        here, waiting = _section(here.model_fields[str(part)].annotation)
-    return None if waiting else here
+        else:
+            here, is_key = _section(here.model_fields[str(part)].annotation)
+    return None if is_key else here
 
 
 def _section(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
     """Return the section that an annotation holds, and whether it's in a mapping or list."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation, False
-    inside = [_section(argument)[0] for argument in get_args(annotation)]
+    inside = (_section(argument)[0] for argument in get_args(annotation))
     section = next((section for section in inside if section is not None), None)
     return section, get_origin(annotation) not in (Union, types.UnionType)

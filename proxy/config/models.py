@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import field_validator, model_validator
 
-from proxy.config.faults import near
 from proxy.config.fields import Count, Name, Section, Size, Text, wrong
+from proxy.config.issues import near
 
 
 class ProfileSettings(Section):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from proxy.config.document import MAX_BYTES
-from proxy.config.faults import Issue
+from proxy.config.issues import Issue
 from proxy.config.masking import masked
 from proxy.errors import ConfigurationError
 
@@ -85,9 +85,9 @@ class Sources:
         source = self.files[bisect_right([source.first for source in self.files], line) - 1] if self.files else None
         return f"{self.entry}:{line}" if source is None else f"{source.path}:{line - source.first + 1}"
 
-    def told(self, faults: Iterable[Issue]) -> list[str]:
-        """Return ``file:line: message`` for each fault, with everything masked that looks like a secret."""
-        return [f"{self.place(fault.line)}: {masked(fault.message)}" for fault in faults]
+    def located(self, issues: Iterable[Issue]) -> list[str]:
+        """Return ``file:line: message`` for each issue, with everything masked that looks like a secret."""
+        return [f"{self.place(issue.line)}: {masked(issue.message)}" for issue in issues]
 
     def stamp(self) -> Stamp:
         """Return the current state of the files on disk, including new ones."""

@@ -87,8 +87,8 @@ def quoted(text: str) -> str:
     return f'"{text}"' if _SPECIAL.fullmatch(text) else text
 
 
-def section_for(name: str, text: str | None) -> str:
-    """Return the section that a plain value probably means. ``text`` is ``None`` if it can't be shown."""
+def section_for(name: str, text: str) -> str:
+    """Return the section that a plain value probably means. ``text`` is empty if it can't be shown."""
     main = _MAIN.get(name)
     if main is None or not text:
         return f"write its settings, as in {name or 'name'}: {{{main or 'setting'}: value}}"

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import date
 
-from proxy.config.faults import Issue, said
+from proxy.config.checks import Finding
+from proxy.config.issues import Issue, error_text
 from proxy.config.loading import Loaded
 from proxy.config.settings import Settings
-from proxy.config.tree import Path, find
+from proxy.config.tree import dotted, line_of
 from proxy.http.hosts import LOOPBACK
 
 
 def advice(loaded: Loaded, today: date) -> list[str]:
-    """Return a line for each warning. ``today`` is the day in UTC."""
-    return loaded.sources.told(sorted(_expired(loaded, today)))
+    """Return a line for each key that has expired. ``today`` is the day in UTC."""
+    return _lines(sorted(_expired(loaded.settings, today), key=lambda found: line_of(loaded.root, found[0])), loaded)
 
 
 def exposure(settings: Settings, loaded: Loaded | None) -> list[str]:
@@ -22,44 +23,35 @@ def exposure(settings: Settings, loaded: Loaded | None) -> list[str]:
 
     ``settings`` hold the effective host, which the command may override. ``loaded`` is the file they come from.
     """
-    findings = list(_exposed(settings))
+    return _lines(_exposed(settings), loaded)
+
+
+def _lines(findings: Iterable[Finding], loaded: Loaded | None) -> list[str]:
+    texts = [(path, f"warning: {error_text(problem, fix, dotted(path))}") for path, problem, fix in findings]
     if loaded is None:
-        return [f"warning: {message}" for _, message in findings]
-    return loaded.sources.told(Issue(find(loaded.root, path)[1], f"warning: {message}") for path, message in findings)
+        return [text for _, text in texts]
+    return loaded.sources.located(Issue(line_of(loaded.root, path), text) for path, text in texts)
 
 
-def _exposed(settings: Settings) -> Iterator[tuple[Path, str]]:
+def _exposed(settings: Settings) -> Iterator[Finding]:
     host = settings.server.host
     if host in LOOPBACK:
         return
-    keyed = next((name for name, upstream in settings.upstreams.items() if upstream.spends), None)
-    if settings.auth.mode == "open" and keyed is not None:
-        yield (
-            ("auth", "mode"),
-            said(
-                f"anyone who can reach {host} can spend the credentials of upstream '{keyed}'",
-                "auth: {mode: keys}, or publish the port to trusted callers only",
-                "auth.mode",
-            ),
-        )
+    name = next((name for name, upstream in settings.upstreams.items() if upstream.spends), None)
+    if settings.auth.mode == "open" and name is not None:
+        problem = f"anyone who can reach {host} can spend the credentials of upstream '{name}'"
+        yield ("auth", "mode"), problem, "auth: {mode: keys}, or publish the port to trusted callers only"
     if settings.store.path is not None and settings.store.encryption.key is None:
-        yield (
-            ("store", "encryption", "key"),
-            said(
-                "the store holds the prompts of other machines' users unencrypted",
-                'store: {encryption: {key: "${COMPACTION_STORE_KEY}"}}. '
-                "To store no originals, policies: {default: {archive: null}}",
-                "store.encryption.key",
-            ),
+        fix = (
+            'store: {encryption: {key: "${COMPACTION_STORE_KEY}"}}. '
+            "To store no originals, policies: {default: {archive: null}}"
         )
+        problem = "the store holds the prompts of other machines' users unencrypted"
+        yield ("store", "encryption", "key"), problem, fix
 
 
-def _expired(loaded: Loaded, today: date) -> Iterator[Issue]:
-    for name, team in loaded.settings.teams.items():
+def _expired(settings: Settings, today: date) -> Iterator[Finding]:
+    for name, team in settings.teams.items():
         for index, key in enumerate(team.keys):
             if key.expires is not None and key.expires <= today:
-                _, line, _ = find(loaded.root, ("teams", name, "keys", index))
-                message = said(
-                    f"expired on {key.expires} (UTC) and is refused", "remove it", f"teams.{name}.keys[{index}]"
-                )
-                yield Issue(line, f"warning: {message}")
+                yield ("teams", name, "keys", index), f"expired on {key.expires} (UTC) and is refused", "remove it"

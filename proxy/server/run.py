@@ -17,7 +17,7 @@ import uvicorn
 from uvicorn.supervisors import Multiprocess
 
 from proxy.config import Loaded, Settings, read
-from proxy.config.faults import said
+from proxy.config.issues import error_text
 from proxy.config.loading import assembled
 from proxy.config.sources import Sources
 from proxy.config.warnings import exposure
@@ -96,13 +96,15 @@ def _require_store(settings: Settings) -> None:
     try:
         prepare(path)
         if not path.is_file():
-            raise ConfigurationError(said(f"{path} isn't a regular file", _STORE_FIX, "store.url"))
+            raise ConfigurationError(error_text(f"{path} isn't a regular file", _STORE_FIX, "store.url"))
         # Opening the file here and closing it again would drop this process's locks on it.
         if not os.access(path, os.R_OK | os.W_OK) or not os.access(path.parent, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
-        raise ConfigurationError(said(f"cannot create or write {path} ({reason})", _STORE_FIX, "store.url")) from error
+        raise ConfigurationError(
+            error_text(f"cannot create or write {path} ({reason})", _STORE_FIX, "store.url")
+        ) from error
 
 
 def _allow_many_connections() -> None:

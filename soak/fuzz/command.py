@@ -92,7 +92,7 @@ def read_packed(data: bytes) -> None:
 
 def read_settings(data: bytes) -> None:
     """A configuration file."""
-    from proxy.config.faults import Issues
+    from proxy.config.issues import Issues
     from proxy.config.loading import loads
 
     try:

@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 from proxy.compaction.message import Turn, read
 from proxy.compaction.pins import Pins
 from proxy.compaction.searching import search_for, whole
-from proxy.config.faults import Issues
+from proxy.config.issues import Issues
 from proxy.config.loading import loads
 from proxy.config.patterns import ALIKE, NESTED, endless
 from proxy.summary import redaction as redaction_module
@@ -79,7 +79,7 @@ def refused(setting: str, pattern: str) -> str:
     # JSON on a line of its own is YAML.
     with pytest.raises(Issues) as caught:
         loads(f"policies:\n  default:\n    {json.dumps(written)}\n".encode(), {})
-    (fault,) = caught.value.faults
+    (fault,) = caught.value.issues
     assert fault.line == 3
     return fault.message
 

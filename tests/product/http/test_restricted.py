@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from proxy.config.faults import Issues
+from proxy.config.issues import Issues
 from proxy.config.loading import loads
 from tests.kit.client import CHAT, JSON, StartProxy, ask
 from tests.kit.raw_upstream import RawUpstream
@@ -159,4 +159,4 @@ def test_the_paths_of_a_team(
 def test_a_list_of_models_can_not_be_combined_with_all_paths() -> None:
     with pytest.raises(Issues) as caught:
         loads(b"teams: {a: {models: [cheap], paths: all}}", {})
-    assert "can't be all for a team with models" in str(caught.value.faults[0])
+    assert "can't be all for a team with models" in str(caught.value.issues[0])

@@ -394,7 +394,7 @@ def test_no_key_in_the_file_is_shown_not_even_by_the_error_behind_the_error(text
         load(file, {})
     error: BaseException | None = caught.value
     while error is not None:
-        assert CANARY not in f"{error} {error!r} {getattr(error, 'faults', '')}"
+        assert CANARY not in f"{error} {error!r} {getattr(error, 'issues', '')}"
         error = error.__cause__ or error.__context__
 
 

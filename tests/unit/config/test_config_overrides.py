@@ -9,7 +9,7 @@ import pytest
 
 from proxy.compaction.conditions import Clause
 from proxy.config import Policy, check
-from proxy.config.faults import Issues
+from proxy.config.issues import Issues
 from proxy.config.loading import loads
 
 POLICIES = """
@@ -95,7 +95,7 @@ def test_the_fingerprint_is_that_of_what_is_in_force() -> None:
 def complaint(text: str) -> tuple[int, str]:
     with pytest.raises(Issues) as caught:
         loads(dedent(text).encode(), {})
-    (fault,) = caught.value.faults
+    (fault,) = caught.value.issues
     return fault.line, fault.message
 
 

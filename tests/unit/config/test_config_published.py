@@ -18,7 +18,7 @@ from proxy.config.document import parse
 from proxy.config.policy import ModelOverride
 from proxy.config.schema import SCHEMA_FILE, schema_text
 from proxy.config.settings import WrittenSettings
-from proxy.config.tree import Mapping, Node, Scalar
+from proxy.config.tree import Node
 
 EXAMPLE = Path(__file__).parents[3] / "config.example.yaml"
 
@@ -47,12 +47,9 @@ def sections(annotation: Any) -> Iterator[tuple[type[BaseModel], bool]]:
 def stated(node: Node, path: tuple[str, ...]) -> bool:
     if not path:
         return True
-    if isinstance(node, Scalar):
-        return False
     if path[0] == "*":
-        values = node.items.values() if isinstance(node, Mapping) else node.items
-        return any(stated(value, path[1:]) for value in values)
-    return isinstance(node, Mapping) and path[0] in node.items and stated(node.items[path[0]], path[1:])
+        return any(stated(value, path[1:]) for value in [*node.settings.values(), *node.items])
+    return path[0] in node.settings and stated(node.settings[path[0]], path[1:])
 
 
 def test_there_are_settings_to_look_for() -> None:

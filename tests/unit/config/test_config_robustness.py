@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.config import Settings
-from proxy.config.faults import Issue, Issues
+from proxy.config.issues import Issue, Issues
 from proxy.config.loading import loads
 
 NAMES = [
@@ -90,7 +90,7 @@ def outcome(content: bytes) -> Settings | list[Issue]:
     try:
         return loads(content, {"A": "x"})
     except Issues as found:
-        return found.faults
+        return found.issues
 
 
 def judge(content: bytes) -> None:

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable
 from typing import NamedTuple
 
+MOST = 100
+
 
 class Issue(NamedTuple):
     """One error. ``line`` counts from 1. ``message`` is ``setting: problem. Fix: what to write``, without secrets."""
@@ -14,23 +16,25 @@ class Issue(NamedTuple):
     message: str
 
 
-MOST = 100
-
-
 class Issues(Exception):
     """The distinct errors of one pass over the file, at most ``MOST``."""
 
-    def __init__(self, found: list[Issue]) -> None:
+    def __init__(self, found: Iterable[Issue]) -> None:
         distinct = list(dict.fromkeys(found))
-        super().__init__(f"{len(distinct)} faults in the configuration")
-        self.faults = distinct[:MOST]
+        super().__init__(f"{len(distinct)} errors in the configuration")
+        self.issues = distinct[:MOST]
         if len(distinct) > MOST:
-            more = f"{len(distinct) - MOST:,} more errors. Fix: check that this is the right file"
-            self.faults.append(Issue(distinct[MOST].line, more))
+            more = f"{len(distinct) - MOST:,} more errors"
+            self.issues.append(issue(distinct[MOST].line, more, "check that this is the right file"))
 
 
-def said(problem: str, fix: str, where: str = "") -> str:
-    """Return an error message. ``where`` is the setting's path, ``fix`` the text to write in the file."""
+def issue(line: int, problem: str, fix: str, where: str = "") -> Issue:
+    """Return an error at a line. ``where`` is the setting's path, ``fix`` the text to write in the file."""
+    return Issue(line, error_text(problem, fix, where))
+
+
+def error_text(problem: str, fix: str, where: str = "") -> str:
+    """Return an error message without its line."""
     return f"{where}: {problem}. Fix: {fix}" if where else f"{problem}. Fix: {fix}"
 
 

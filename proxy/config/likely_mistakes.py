@@ -1,0 +1,113 @@
+"""Warnings about settings that are valid but probably not intended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from proxy.config.checks import Finding, below, lowest
+from proxy.config.fields import KINDS
+from proxy.config.globs import covers, meet
+from proxy.config.issues import Issue, issue
+from proxy.config.policy import ModelOverride, Policy, Summary, WrittenPolicy
+from proxy.config.settings import Settings, WrittenSettings
+from proxy.config.tree import Node, Path, dotted, line_of, shown
+from proxy.limits.profiles import Profiles
+
+
+def likely_mistakes(root: Node, written: WrittenSettings, settings: Settings) -> list[Issue]:
+    """Return the warnings in the order of the file."""
+    findings = [
+        *(_summary_models(written, settings) if settings.models else ()),
+        *(_useless_globs(settings) if settings.models else ()),
+        *_unreachable_routes(settings),
+        *_unknown_windows(settings),
+        *_azure_versions(settings),
+        *_keyless_teams(settings),
+    ]
+    issues = [issue(line_of(root, path), problem, fix, dotted(path)) for path, problem, fix in findings]
+    issues += _large_keeps(root, written, settings)
+    return sorted(found._replace(message=f"warning: {found.message}") for found in issues)
+
+
+def _summary_models(written: WrittenSettings, settings: Settings) -> Iterator[Finding]:
+    for name, own in written.policies.items():
+        places: list[tuple[Path, Summary]] = [(("policies", name), own.summary)]
+        places += [(("policies", name, "models", index), over.summary) for index, over in enumerate(own.models)]
+        for above, summary in places:
+            for key in ("model", "fallback_model"):
+                model = getattr(summary, key)
+                if model is not None and settings.route(model) is None:
+                    problem = f"no route of 'models' matches '{shown(model)}', so it makes no summary"
+                    fix = f'correct the name, or add a route: {{match: "{shown(model)}", upstream: NAME}}'
+                    yield (*above, "summary", key), problem, fix
+
+
+def _useless_globs(settings: Settings) -> Iterator[Finding]:
+    for name, team in settings.teams.items():
+        for index, glob in enumerate(team.models or ()):
+            if not any(meet(glob, route.match) for route in settings.models):
+                problem = f"no route of 'models' can match '{shown(glob)}', so it allows no model"
+                fix = f'correct it, or add a route: {{match: "{shown(glob)}", upstream: NAME}}'
+                yield ("teams", name, "models", index), problem, fix
+
+
+def _unreachable_routes(settings: Settings) -> Iterator[Finding]:
+    for index, route in enumerate(settings.models):
+        first = next((n for n in range(index) if covers(settings.models[n].match, route.match)), None)
+        if first is not None:
+            match = shown(settings.models[first].match)
+            problem = f"never reached, because models[{first}] ('{match}') comes first"
+            yield ("models", index, "match"), problem, f"move this route before models[{first}], or remove it"
+
+
+def _unknown_windows(settings: Settings) -> Iterator[Finding]:
+    """Find models that routes name in full and whose context window neither the file nor a table has."""
+    profiles: Profiles | None = None
+    for index, route in enumerate(settings.models):
+        model = route.model or route.match
+        upstream = settings.upstreams.get(route.upstream)
+        stated = route.profile is not None and (route.profile.context_window or route.profile.max_input_tokens)
+        if stated or upstream is None or set("*?[") & set(model):
+            continue
+        if profiles is None:
+            profiles = Profiles()
+            profiles.load()
+        found = profiles.find(model, provider=upstream.provider, override=route.profile, address=upstream.base_url)
+        if found.context_window is None and found.max_input_tokens is None:
+            problem = f"the context window of '{shown(model)}' is unknown unless the upstream reports it"
+            yield ("models", index), problem, "add its size in tokens, as in profile: {context_window: 128000}"
+
+
+def _azure_versions(settings: Settings) -> Iterator[Finding]:
+    for name, upstream in settings.upstreams.items():
+        is_newer = (upstream.base_url or "").endswith("/v1")
+        if upstream.provider == "azure" and upstream.api_version is None and not is_newer:
+            fix = 'add api_version: "2024-10-21", or end base_url in /openai/v1'
+            yield ("upstreams", name), "Azure requires api_version with this base_url", fix
+
+
+def _keyless_teams(settings: Settings) -> Iterator[Finding]:
+    for name, team in settings.teams.items():
+        if not team.keys:
+            fix = f"add the lines that this command prints: compaction-proxy keys new --team {name}"
+            yield ("teams", name), "no caller belongs to this team, because it lists no key", fix
+
+
+def _large_keeps(root: Node, written: WrittenSettings, settings: Settings) -> Iterator[Issue]:
+    for name, own in written.policies.items():
+        policy = settings.policies[name]
+        places: list[tuple[Path, Policy, WrittenPolicy | ModelOverride]] = [(("policies", name), policy, own)]
+        places += [
+            (("policies", name, "models", index), policy.models[index].policy, over)
+            for index, over in enumerate(own.models)
+        ]
+        for path, found, stated_here in places:
+            key = next((key for key in ("keep", "trigger") if key in stated_here.model_fields_set), None)
+            kind = next(kind for kind in KINDS if getattr(found.keep, kind) is not None)
+            kept, bound = getattr(found.keep, kind), lowest(found.trigger, kind)
+            if key is not None and bound is not None and kept >= bound:
+                problem = (
+                    f"{kept:g} ({kind}) isn't below the trigger's {bound:g}, so a compaction can keep all messages"
+                )
+                fix = f"keep: {{{kind}: {below(bound, 0.2)}}}"
+                yield issue(line_of(root, (*path, key)), problem, fix, dotted((*path, "keep")))
