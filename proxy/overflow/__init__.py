@@ -1,12 +1,12 @@
 """Recognize responses that report a prompt as too long, and read the token counts in them.
 
-    response → error_fields.faults   list the errors: codes, numbers, sentences
-             → exclusions.excluded   drop errors about other problems
-             → patterns.ROWS         match known sentences: kind, limit, size
-             → general.read          read other sentences by their words and the words around their numbers
-             → echo.Request          drop words that repeat the client's request
-             → rates.read            accept a rate limit that the request alone exceeds
-             → recognise             choose the reading with the most figures
+    response → error_fields.read_errors   list the errors: codes, numbers, sentences
+             → exclusions.excluded        drop errors about other problems
+             → patterns.read              match known sentences: kind, limit, size
+             → general.read               read other sentences by their words and the words around their numbers
+             → echo.Request               drop words that repeat the client's request
+             → general.read_rate          accept a rate limit that the request alone exceeds
+             → recognise                  choose the reading with the most figures
 
 Codes decide first, words second. ``silent.silent_overflow`` finds overflows without an error: the upstream cut the
 prompt, or the response had no room.
@@ -17,13 +17,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from proxy.overflow import general, rates
+from proxy.overflow import general, patterns
 from proxy.overflow.echo import Request
-from proxy.overflow.error_fields import COUNT_FIELDS, LIMIT_FIELDS, ErrorInfo, faults
+from proxy.overflow.error_fields import COUNT_FIELDS, LIMIT_FIELDS, ErrorInfo, read_errors
 from proxy.overflow.exclusions import AMBIGUOUS_STATUS, FORBIDDEN_STATUS, NEVER_STATUS, RATE_STATUS, excluded
 from proxy.overflow.figures import amounts
-from proxy.overflow.matching import Row, read
-from proxy.overflow.patterns import CODE_SHAPE, CODES, ROWS
+from proxy.overflow.patterns import CODE_SHAPE, CODES, ROWS, Row
 from proxy.overflow.reading import Overflow, OverflowReading
 
 __all__ = ["Overflow", "recognise"]
@@ -54,9 +53,10 @@ def recognise(
     ``rows`` and ``codes`` are the tables of known wordings. Sentences that repeat the ``request`` aren't evidence.
     With ``rate_limits``, a limit on tokens per minute that the request alone exceeds is an overflow, too.
     """
+    errors = read_errors(status, body)
     if rate_limits and status in RATE_STATUS:
-        for fault in faults(status, body):
-            if limit := next((told for text in fault.texts if (told := _rate(text, request))), None):
+        for text in (text for error in errors for text in error.texts):
+            if limit := _rate(text, request):
                 return limit.resolve()
     if status in NEVER_STATUS:
         return None
@@ -68,31 +68,29 @@ def recognise(
     tables = tuple(rows), frozenset(codes)
     readings: list[OverflowReading] = []
     length = 0
-    for fault in faults(status, body):
-        if not forbidden or _names_a_window(fault):
-            readings += _read(fault, *tables, request, ambiguous=ambiguous or forbidden)
-        length += sum(map(len, fault.texts))
+    for error in errors:
+        if not forbidden or any(_WINDOW_NAMED.search(text.lower()) for text in error.texts):
+            readings += _read(error, *tables, request, ambiguous=ambiguous or forbidden)
+        length += sum(map(len, error.texts))
         if length > MOST_TEXT:
             break
-    if not readings:
-        return None
-    return max(readings, key=lambda reading: reading.known).resolve()
+    return max(readings, key=lambda reading: reading.known).resolve() if readings else None
 
 
 def _rate(text: str, request: Request | None) -> OverflowReading | None:
-    found = rates.read(text)
-    return found if found is None or request is None else rates.read(request.without(text) or text)
+    found = general.read_rate(text)
+    return found if found is None or request is None else general.read_rate(request.without(text) or text)
 
 
 def _read(
-    fault: ErrorInfo, rows: tuple[Row, ...], codes: frozenset[str], request: Request | None, *, ambiguous: bool
+    error: ErrorInfo, rows: tuple[Row, ...], codes: frozenset[str], request: Request | None, *, ambiguous: bool
 ) -> list[OverflowReading]:
-    if excluded(fault.codes, ()):
+    if excluded(error.codes, ()):
         return []
-    about = [text for text in fault.texts if not excluded((), (text,))]
-    by_code = not fault.codes.isdisjoint(codes)
-    if not by_code and not ambiguous and len(about) == len(fault.texts):
-        by_code = any(CODE_SHAPE.search(code) for code in fault.codes if not code.startswith("param:"))
+    about = [text for text in error.texts if not excluded((), (text,))]
+    by_code = not error.codes.isdisjoint(codes)
+    if not by_code and not ambiguous and len(about) == len(error.texts):
+        by_code = any(CODE_SHAPE.search(code) for code in error.codes if not code.startswith("param:"))
     readings = []
     for text in about:
         reading = _sentence(text, rows, certain=by_code, ambiguous=ambiguous)
@@ -100,14 +98,14 @@ def _read(
             reading = _confirmed(reading, own) or _sentence(own, rows, certain=by_code, ambiguous=ambiguous)
         if reading is not None:
             readings.append(reading)
-    if by_code or (readings and fault.numbers):
-        readings.append(_told(fault.numbers))
+    if by_code or (readings and error.numbers):
+        readings.append(_numbers(error.numbers))
     return readings
 
 
 def _sentence(text: str, rows: tuple[Row, ...], *, certain: bool, ambiguous: bool) -> OverflowReading | None:
     lowered = general.prepared(text)
-    return read(lowered, rows) or general.read(lowered, certain=certain, ambiguous=ambiguous)
+    return patterns.read(lowered, rows) or general.read(lowered, certain=certain, ambiguous=ambiguous)
 
 
 def _confirmed(reading: OverflowReading, own: str) -> OverflowReading | None:
@@ -116,15 +114,11 @@ def _confirmed(reading: OverflowReading, own: str) -> OverflowReading | None:
     return reading if {reading.limit, reading.counted} & figures else None
 
 
-def _names_a_window(fault: ErrorInfo) -> bool:
-    return any(_WINDOW_NAMED.search(text.lower()) for text in fault.texts)
-
-
-def _told(numbers: Mapping[str, int]) -> OverflowReading:
+def _numbers(numbers: Mapping[str, int]) -> OverflowReading:
     """Read the limit and the prompt's size from an error's numeric fields."""
-    limit = next(((name, numbers[name]) for name in LIMIT_FIELDS if name in numbers), None)
+    limit = next((name for name in LIMIT_FIELDS if name in numbers), None)
     counted = next((numbers[name] for name in COUNT_FIELDS if name in numbers), None)
     if limit is None:
         return OverflowReading(counted=counted)
-    name, size = limit
-    return OverflowReading(limit=size, scope="input" if name.startswith(_INPUT_FIELDS) else "total", counted=counted)
+    of_input = limit.startswith(_INPUT_FIELDS)
+    return OverflowReading(limit=numbers[limit], scope="input" if of_input else "total", counted=counted)

@@ -1,8 +1,8 @@
 """Read the errors of a response: their codes, numeric fields, and sentences.
 
 Providers and gateways wrap errors in many ways: an object, an array of one, a JSON text inside a ``message``, a JSON
-text after a gateway's words, an event of a stream, an error inside a 200, a page of HTML. ``faults`` turns all of them
-into a list of ``ErrorInfo``. It follows only fields that carry errors. Parts of the request that a provider echoes
+text after a gateway's words, an event of a stream, an error inside a 200, a page of HTML. ``read_errors`` turns all of
+them into a list of ``ErrorInfo``. It follows only fields that carry errors. Parts of the request that a provider echoes
 (messages, excerpts, quoted values) aren't evidence.
 """
 
@@ -21,46 +21,23 @@ from proxy.overflow.error_detection import (
     MAX_DEPTH,
     MAX_ITEMS,
     UNREADABLE,
-    WHOLE_BODY,
-    StreamEvent,
+    Candidate,
+    candidates,
     error_part,
-    errors_of_choices,
-    events,
-    exception_members,
-    names_error,
+    further_errors,
     parse,
     says_error,
 )
 
-MAX_FAULTS = 16
+MAX_ERRORS = 16
 # Fields whose value is a sentence about the error, or contains a nested error.
 _TEXT_FIELDS = (
-    "message",
-    "Message",
-    "msg",
-    "error_message",
-    "errorMessage",
-    "error_msg",
-    "status_msg",
-    "detail",
-    "details",
-    "title",
-    "raw",
-    "reason",
-    "description",
-    "error_description",
-    "faultstring",
-    "exception",
-    "err",
-    "errmsg",
-    "error_messages",
-    "reasons",
-    "original_error",
-    "upstream_error",
-    "provider_error",
+    *("message", "Message", "msg", "error_message", "errorMessage", "error_msg", "status_msg", "detail", "details"),
+    *("title", "raw", "reason", "description", "error_description", "faultstring", "exception", "err", "errmsg"),
+    *("error_messages", "reasons", "original_error", "upstream_error", "provider_error", "error"),
 )
 _NESTED_FIELDS = (
-    *("error", "errors", "Error", "Response", "base_resp", "metadata", "innererror", "inner_error", "cause", "body"),
+    *("errors", "Error", "Response", "base_resp", "metadata", "innererror", "inner_error", "cause", "body"),
     *("data", "fault", "result", "issues", "status", "header", "extensions", "ResponseMetadata", "responseBody"),
     *("response_body", "fieldViolations", "violations", "invalid-params", "invalid_params"),
 )
@@ -76,7 +53,6 @@ LIMIT_FIELDS = (
     *("max_input_tokens", "max_prompt_tokens", "token_limit", "context_size"),
 )
 COUNT_FIELDS = ("n_prompt_tokens", "prompt_tokens", "input_tokens", "num_prompt_tokens", "prompt_token_count")
-_NUMBER_FIELDS = (*LIMIT_FIELDS, *COUNT_FIELDS)
 
 _CODE_BREAK = re.compile(r"[ -]+|(?<=[a-z])(?=[A-Z])")
 _CODE_END = re.compile(r"(?i)_?(?:error|exception)$")
@@ -97,29 +73,24 @@ class ErrorInfo:
     texts: tuple[str, ...]
 
 
-def faults(status: int, body: bytes) -> list[ErrorInfo]:
+def read_errors(status: int, body: bytes) -> list[ErrorInfo]:
     """Return the errors in a response, outermost first; empty if there is none.
 
     ``body`` is a whole decompressed body, or the start of a stream of server-sent events. If the status is an error, a
     body that isn't JSON, an event, or HTML counts as one sentence.
     """
-    text = body[: WHOLE_BODY if len(body) <= WHOLE_BODY else PREFIX].decode("utf-8", "replace").lstrip("\ufeff \r\n\t")
-    failed = status >= 400
-    if len(body) <= WHOLE_BODY and text[:1] in '{["':
-        value = parse(text)
-        if value is not None:
-            return _collect(value, failed=failed)
-    found = list(events(text))
-    if found:
-        return [fault for event in found for fault in _of_event(event)][:MAX_FAULTS]
-    return _of_text(text) if failed else []
+    return list(islice(chain.from_iterable(map(_of_candidate, candidates(status, body))), MAX_ERRORS))
 
 
-def _of_event(event: StreamEvent) -> list[ErrorInfo]:
-    value = parse(event.data)
-    if value is not None:
-        return _collect(value, failed=names_error(event.name))
-    return _of_text(event.data) if names_error(event.name) or says_error(event.data) else []
+def _of_candidate(candidate: Candidate) -> Iterator[ErrorInfo]:
+    text, value = candidate.text, candidate.value
+    if value is None:
+        yield from _of_text(text) if candidate.failed or says_error(text) else ()
+    elif candidate.failed:
+        yield from _walk(value, 0)
+        yield from _walk(further_errors(value), 0)
+    else:
+        yield from _walk(error_part(value), 0)
 
 
 def _of_text(text: str) -> list[ErrorInfo]:
@@ -130,13 +101,6 @@ def _of_text(text: str) -> list[ErrorInfo]:
         found = _HEAD_MESSAGE.search(text[:SENTENCE])
         return _sentences(unescaped(found[1]), 0) if found else []
     return _sentences(text, 0)
-
-
-def _collect(value: object, *, failed: bool) -> list[ErrorInfo]:
-    if not failed:
-        return list(islice(_walk(error_part(value), 0), MAX_FAULTS))
-    further = [errors_of_choices(value.get("choices")), exception_members(value)] if isinstance(value, dict) else []
-    return list(islice(chain(_walk(value, 0), _walk(further, 0)), MAX_FAULTS))
 
 
 def _walk(value: object, depth: int) -> Iterator[ErrorInfo]:
@@ -152,34 +116,25 @@ def _walk(value: object, depth: int) -> Iterator[ErrorInfo]:
 
 
 def _object(value: dict[str, object], depth: int) -> Iterator[ErrorInfo]:
-    codes = frozenset(
-        name
-        for key in _CODE_FIELDS
-        if isinstance(code := value.get(key), str | int)
-        for name in _names(str(code)[:100])
-    )
-    if isinstance(param := value.get("param"), str):
-        codes |= {f"param:{param[:100].lower()}"}
-    numbers = {key: number for key in _NUMBER_FIELDS if type(number := value.get(key)) is int}
+    codes = _codes(value)
+    numbers = {key: number for key in (*LIMIT_FIELDS, *COUNT_FIELDS) if type(number := value.get(key)) is int}
     texts: list[str] = []
     inner: list[ErrorInfo] = []
+
+    def add(sentence: str) -> None:
+        text, embedded = _split(sentence, depth)
+        texts.append(text)
+        inner.extend(embedded)
+
     for key in _TEXT_FIELDS:
         field = value.get(key)
         if isinstance(field, str):
-            text, embedded = _split(field, depth)
-            texts.append(text)
-            inner += embedded
+            add(field)
         elif isinstance(field, dict | list):
             inner += _walk(field, depth + 1)
-    if isinstance(error := value.get("error"), str):
-        text, embedded = _split(error, depth)
-        texts.append(text)
-        inner += embedded
     if not any(texts) and not inner:
         for sentence in _last_texts(value):
-            text, embedded = _split(sentence, depth)
-            texts.append(text)
-            inner += embedded
+            add(sentence)
     if codes or texts or numbers:
         yield ErrorInfo(codes, numbers, tuple(dict.fromkeys(text for text in texts if text)))
     yield from inner
@@ -191,8 +146,16 @@ def _object(value: dict[str, object], depth: int) -> Iterator[ErrorInfo]:
             yield from _walk(field, depth + 1)
     for key in _FIELDS_OF_REQUEST:
         if isinstance(field := value.get(key), dict):
-            said = [part for part in islice(field.values(), MAX_ITEMS) if _is_said(part)]
-            yield from _walk(said, depth + 1)
+            yield from _walk([part for part in islice(field.values(), MAX_ITEMS) if _is_sentence(part)], depth + 1)
+
+
+def _codes(value: dict[str, object]) -> frozenset[str]:
+    """Return the codes in lower case, and in OpenAI's style: ``context_length_exceeded``."""
+    found = [str(code)[:100] for key in _CODE_FIELDS if isinstance(code := value.get(key), str | int)]
+    codes = {*map(str.lower, found), *(_CODE_END.sub("", _CODE_BREAK.sub("_", code)).lower() for code in found)}
+    if isinstance(param := value.get("param"), str):
+        codes.add(f"param:{param[:100].lower()}")
+    return frozenset(codes)
 
 
 def _last_texts(value: dict[str, object]) -> list[str]:
@@ -209,12 +172,7 @@ def _last_texts(value: dict[str, object]) -> list[str]:
     return found
 
 
-def _names(code: str) -> tuple[str, ...]:
-    """Return a code in lower case, and in OpenAI's style: ``context_length_exceeded``."""
-    return code.lower(), _CODE_END.sub("", _CODE_BREAK.sub("_", code)).lower()
-
-
-def _is_said(part: object) -> bool:
+def _is_sentence(part: object) -> bool:
     return isinstance(part, str) or (isinstance(part, list) and bool(part) and isinstance(part[0], str))
 
 

@@ -9,17 +9,14 @@ from proxy.overflow.error_detection import (
     ENVELOPES,
     MAX_DEPTH,
     MAX_ITEMS,
-    WHOLE_BODY,
+    candidates,
     error_part,
-    events,
-    is_well,
-    names_error,
-    parse,
+    reports_success,
     says_error,
 )
 
-# An error's sentence is in one of ENVELOPES, in the first of _WORDS that is a string, or in one of _FURTHER_IN.
-_WORDS = (
+# An error's sentence is in one of ENVELOPES, in the first of _TEXT_FIELDS that is a string, or in one of _FURTHER_IN.
+_TEXT_FIELDS = (
     *("message", "Message", "msg", "error_message", "errorMessage", "error_msg", "errmsg", "status_msg", "detail"),
     *("error", "faultstring", "exception", "title"),
 )
@@ -52,18 +49,14 @@ def message_site(value: object, depth: int = 0) -> MessageSite | None:
         return None
     for key in ENVELOPES:
         inner = value.get(key)
-        if not (key in _REPORTS and is_well(inner)) and (found := _further_in(inner, depth)):
+        if not (key in _REPORTS and reports_success(inner)) and (found := message_site(inner, depth + 1)):
             return found
     # A choice's text is the model's output, not an error.
-    words = ("error",) if any(key in value for key in ("delta", "finish_reason")) else _WORDS
-    for key in words:
+    fields = ("error",) if any(key in value for key in ("delta", "finish_reason")) else _TEXT_FIELDS
+    for key in fields:
         if isinstance(text := value.get(key), str) and text.strip():
             return MessageSite(value, key)
-    return next((found for key in _FURTHER_IN if (found := _further_in(value.get(key), depth))), None)
-
-
-def _further_in(inner: object, depth: int) -> MessageSite | None:
-    return message_site(inner, depth + 1) if isinstance(inner, dict | list) else None
+    return next((found for key in _FURTHER_IN if (found := message_site(value.get(key), depth + 1))), None)
 
 
 def as_error(status: int, body: bytes) -> dict[str, Any] | None:
@@ -71,17 +64,13 @@ def as_error(status: int, body: bytes) -> dict[str, Any] | None:
 
     ``body`` is a whole decompressed body, or the start of a stream. An error in OpenAI's envelope stays unchanged.
     """
-    text = body[:WHOLE_BODY].decode("utf-8", "replace").lstrip("\ufeff \r\n\t")
-    value = parse(text)
-    if value is not None:
-        return _enveloped(value, failed=status >= 400)
-    for event in events(text):
-        failed = status >= 400 or names_error(event.name)
-        value = parse(event.data)
-        if value is None and (failed or says_error(event.data)):
-            return {"error": {"message": event.data}}
-        if error := _enveloped(value, failed=failed):
-            return error
+    for candidate in candidates(status, body):
+        failed = candidate.failed or status >= 400
+        if candidate.value is not None:
+            if error := _enveloped(candidate.value, failed=failed):
+                return error
+        elif candidate.event and (failed or says_error(candidate.text)):
+            return {"error": {"message": candidate.text}}
     return None
 
 
@@ -89,18 +78,15 @@ def _enveloped(value: object, *, failed: bool) -> dict[str, Any] | None:
     part = value if failed else error_part(value)
     if isinstance(value, list) and value:
         value = value[0]
-    if (
-        isinstance(value, dict)
-        and isinstance(error := value.get("error"), dict)
-        and isinstance(error.get("message"), str)
-    ):
+    error = value.get("error") if isinstance(value, dict) else None
+    if isinstance(value, dict) and isinstance(error, dict) and isinstance(error.get("message"), str):
         return value
     if isinstance(part, list) and part and isinstance(part[0], str):
         return {"error": {"message": part[0]}}
     found = message_site(part)
     if found is None:
-        return value if isinstance(value, dict) and value.get("error") else None
-    error = {"message": found.text, **{key: field for key, field in found.holder.items() if key != found.key}}
-    if "code" not in error and (code := next((error[key] for key in _CODES if error.get(key)), None)) is not None:
-        error["code"] = code
-    return {"error": error}
+        return value if isinstance(value, dict) and error else None
+    made = {"message": found.text, **{key: field for key, field in found.holder.items() if key != found.key}}
+    if "code" not in made and (code := next((made[key] for key in _CODES if made.get(key)), None)) is not None:
+        made["code"] = code
+    return {"error": made}

@@ -128,12 +128,12 @@ def read(text: str, *, certain: bool = False, ambiguous: bool = False) -> Overfl
     sentences = [sentence for sentence in _SENTENCE_END.split(text) if sentence.strip()]
     for index, sentence in enumerate(sentences):
         both = f"{sentence} {sentences[index + 1]}" if index + 1 < len(sentences) else sentence
-        if _speaks_of_overflow(sentence, ambiguous) or (both is not sentence and _speaks_of_overflow(both, ambiguous)):
+        if _describes_overflow(sentence, ambiguous) or (both is not sentence and _describes_overflow(both, ambiguous)):
             return reading(text)
     return None
 
 
-def _speaks_of_overflow(text: str, ambiguous: bool) -> bool:
+def _describes_overflow(text: str, ambiguous: bool) -> bool:
     if _OTHER.search(text) or (_MEDIA.search(text) and not _TOKENS.search(text)):
         return False
     if not _EXCESS.search(text) and not _is_over(figures(text)) and _pair(text) is None:
@@ -170,8 +170,8 @@ def reading(text: str) -> OverflowReading:
     """Return the figures of a message that describes an overflow, without those that contradict each other."""
     text = _URL.sub(" ", text)
     if both := _SUM.search(text):
-        told = {name: amount(digits) for name, digits in both.groupdict().items()}
-        return OverflowReading("input_plus_output", told["limit"], "total", told["counted"], told["output"])
+        sizes = {name: amount(digits) for name, digits in both.groupdict().items()}
+        return OverflowReading("input_plus_output", sizes["limit"], "total", sizes["counted"], sizes["output"])
     if _CHARACTERS.search(text) and not _TOKENS.search(text):
         return OverflowReading()  # The numbers count characters.
     if (pair := _pair(text)) is not None:
@@ -241,3 +241,27 @@ def _of(found: Sequence[Figure], role: Role) -> list[int]:
 
 def _is_round(value: int) -> bool:
     return value % 100 == 0 or value % 64 == 0
+
+
+_PER_TIME = re.compile(
+    r"\btokens? (?:per|/) ?(?:min(?:ute)?|day|hour)\b|\btp[md]\b|\btokens?[_-]per[_-](?:minute|day)\b"
+)
+_OUTPUT_PER_TIME = re.compile(r"\b(?:output|completion) tokens per\b")
+_RATE_LIMIT = re.compile(rf"\blimit(?: is| of)?\W{{0,3}}(?P<n>{NUMBER})")
+_REQUESTED = re.compile(rf"\brequested(?: tokens)?\W{{0,3}}(?P<n>{NUMBER})")
+
+
+def read_rate(text: str) -> OverflowReading | None:
+    """Read a limit on tokens per minute if the text states that one request exceeds it; ``None`` otherwise.
+
+    Only a smaller request helps then, not waiting. OpenAI (429) and Groq (413): "Request too large for … on tokens per
+    minute (TPM): Limit 6000, Requested 18000". The requested size includes the output, so it isn't the prompt's size.
+    """
+    lowered = text.lower()
+    if not _PER_TIME.search(lowered) or _OUTPUT_PER_TIME.search(lowered):
+        return None
+    limit, requested = _RATE_LIMIT.search(lowered), _REQUESTED.search(lowered)
+    if limit is None or requested is None:
+        return None
+    most, size = amount(limit["n"]), amount(requested["n"])
+    return OverflowReading("input_plus_output", most, "total") if size > most >= SMALLEST_LIMIT else None

@@ -21,8 +21,17 @@ from proxy.dialects.chat.usage import AnswerTail
 from proxy.limits.calibration import LEAST_COUNTED, plausible
 from proxy.limits.learned import limit_from_usage
 from proxy.overflow import Overflow
-from proxy.overflow.lasting import asks_for_cuts, has_calls, kept_text
-from proxy.overflow.silent import GROWN, WAVERING, Finished, Sent, counts_in_full, cut_prompt
+from proxy.overflow.silent import (
+    GROWN,
+    WAVERING,
+    Finished,
+    Sent,
+    asks_for_cuts,
+    counts_in_full,
+    cut_prompt,
+    has_calls,
+    kept_text,
+)
 from proxy.pipeline.budget import TokenBudget, TokenBudgets
 from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.job import CompactionInput
