@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from functools import partial
 from pathlib import Path
 
 import click
-import msgspec
 from rich.console import Console
 from rich.progress import Progress
 
 from bench import alone, cases, servers
 from bench.figures import FULL, QUICK, TINY, Row, Scale, raw
-from bench.table import show
+from bench.table import show, write_json
 
 SCALES = {"full": FULL, "quick": QUICK, "tiny": TINY}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--quick", "scale", flag_value="quick", help="Few rounds.")
-@click.option("--tiny", "scale", flag_value="tiny", help="One short round: whether it runs, not how fast.")
+@click.option("--tiny", "scale", flag_value="tiny", help="One short round, to check that everything runs.")
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write every round to FILE.")
 def main(scale: str | None, file: Path | None) -> None:
     """Compare the proxy with a minimal pass-through, and print the table.
@@ -34,29 +32,27 @@ def main(scale: str | None, file: Path | None) -> None:
         bar = progress.add_task("measuring", total=chosen.rounds + chosen.starts + 2)
         rows = measure(chosen, lambda: progress.advance(bar))
     show(rows, chosen.rounds, servers.cores(), console)
-    if file is not None:
-        file.write_bytes(msgspec.json.format(msgspec.json.encode(raw(rows))) + b"\n")
+    write_json(file, raw(rows))
 
 
 def measure(scale: Scale, step: alone.Step) -> list[Row]:
-    """Return all rows. Meanwhile the client, which is this process, runs on the upstream's core."""
-    measured, beside = servers.cores()
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {beside})
-    try:
-        with tempfile.TemporaryDirectory(prefix="bench-") as name, servers.upstream(beside) as upstream:
-            passthrough = partial(servers.passthrough, measured, upstream)
-            proxy = partial(servers.proxy, measured, upstream, Path(name))
-            rows = alone.starts(passthrough, proxy, scale, step)
-            with passthrough() as theirs, proxy() as ours:
-                rows = cases.measure(theirs, ours, scale, step) + rows
-                rows += alone.event_loop(theirs, ours, scale)
-                step()
-        rows += alone.core(scale)
+    """Return all rows. The client is this process. It runs on the upstream's core."""
+    server_core, client_core = servers.cores()
+    with (
+        servers.pinned(client_core),
+        tempfile.TemporaryDirectory(prefix="bench-") as name,
+        servers.upstream(client_core) as upstream,
+    ):
+        passthrough = partial(servers.passthrough, server_core, upstream)
+        proxy = partial(servers.proxy, server_core, upstream, Path(name))
+        rows = alone.starts(passthrough, proxy, scale, step)
+        with passthrough() as theirs, proxy() as ours:
+            rows = cases.measure(theirs, ours, scale, step) + rows
+            rows += alone.event_loop(theirs, ours, scale)
+            step()
+        rows += alone.planning(scale)
         step()
         return rows
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is measured of the proxy by itself: its start, its memory, its event loop under load, its core."""
+"""Figures of the proxy alone: start, memory, delays of the event loop under load, and the CPU of planning."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ Step = Callable[[], None]
 
 
 def starts(passthrough: Start, proxy: Start, scale: Scale, step: Step) -> list[Row]:
-    """From the start of the process to the first answer of the upstream, and memory: after that answer, and once
-    messages were counted."""
+    """Measure seconds from the start of the process to the first response, and memory.
+
+    The memory is measured after that response, and again after the proxy has counted messages.
+    """
     begun = Row("start to first answer", "s", Target("figure", 1.5))
     rest = Row("memory at rest", "MB", Target("figure", 140.0))
     counted = Row("memory, counting with o200k", "MB")
@@ -48,14 +50,15 @@ def starts(passthrough: Start, proxy: Start, scale: Scale, step: Step) -> list[R
 
 
 def event_loop(passthrough: Server, proxy: Server, scale: Scale) -> list[Row]:
-    """How late ``GET /livez`` is answered while large bodies are counted of which nothing is known.
+    """Measure the latency of ``GET /livez`` while the proxy counts large bodies for the first time.
 
-    The pass-through, which has no such path, answers 404 while it moves the same bodies: what the machine itself costs.
+    The pass-through has no such path. It returns 404 while it forwards the same bodies, so its figure is the delay that
+    the machine itself causes.
     """
     usual = Row("/livez while 4 MB bodies are counted: p99", "ms", Target("figure", 20.0))
     worst = Row("/livez while 4 MB bodies are counted: worst", "ms")
     cold = [request(bodies.conversation("bench-4m", bodies.COLD_BYTES, seed=100 + n)) for n in range(scale.cold)]
-    # Rounds of two bodies, for enough pings in each to speak of the slowest hundredth.
+    # A round has two bodies, so that it has enough pings for a 99th percentile.
     for some in (cold[start : start + 2] for start in range(0, scale.cold, 2)):
         for server, ours in ((passthrough, False), (proxy, True)):
             latencies = [MILLI * seconds for seconds in uvloop.run(_pinged(server, some, counted=ours))]
@@ -80,11 +83,11 @@ async def _pinged(server: Server, cold: Sequence[bytes], *, counted: bool) -> li
     return latencies
 
 
-def core(scale: Scale) -> list[Row]:
-    """CPU of planning alone, in this process: a conversation whose counts are known, planned whole every time."""
+def planning(scale: Scale) -> list[Row]:
+    """Measure the CPU of planning a whole conversation whose counts are cached, in this process."""
     row = Row("planning a 1.1 MB conversation, counts known: CPU", "ms")
     plan = planner(bodies.messages(bodies.CONVERSATION_BYTES))
-    if not plan().checkpoints:  # what is made here, the shortened forms, is remembered like the counts
+    if not plan().checkpoints:  # This first call also caches the shortened messages.
         raise Broken(f"{row.name}: there was nothing to plan")
     for _ in range(scale.rounds):
         before = time.process_time()

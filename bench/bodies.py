@@ -1,4 +1,4 @@
-"""The requests that are sent, as bytes."""
+"""The bodies of the requests."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import msgspec
 
 ORDINARY = "gpt-4o-mini"
-"""A model of the built-in tables."""
+"""A model from the built-in tables."""
 
 WINDOWS: Mapping[str, int] = {"bench-128k": 128_000, "bench-1m": 1_000_000, "bench-4m": 4_000_000}
-"""Context windows, in tokens, of the models that only the benchmark's configuration knows."""
+"""Context windows in tokens. Only the benchmark's configuration has these models."""
 
 CONVERSATION_BYTES = 1_100_000
 CONVERSATION_MESSAGES = 400
@@ -27,7 +27,7 @@ _WORDS = _SENTENCE.split()
 
 
 def small(*, user: str | None = None, stream: bool = False) -> bytes:
-    """A short question: 0.3 kB. ``user`` tells the benchmark's upstream how to stream."""
+    """Return a short question of 0.3 kB. ``user`` selects how the benchmark's upstream responds."""
     body: dict[str, object] = {"model": ORDINARY, "stream": stream}
     if user is not None:
         body["user"] = user
@@ -39,17 +39,17 @@ def small(*, user: str | None = None, stream: bool = False) -> bytes:
 
 
 def conversation(model: str, size: int = CONVERSATION_BYTES, *, seed: int = 1) -> bytes:
-    """An agent's conversation of about ``size`` bytes: a task every 40 messages, calls and their results between.
+    """Return an agent's conversation of about ``size`` bytes, with a task every 40 messages and tool calls in between.
 
-    The same ``seed`` gives the same bytes; another one shares no message with it.
+    The same ``seed`` gives the same bytes. Conversations with different seeds have no message in common.
     """
     return msgspec.json.encode({"model": model, "messages": messages(size, seed=seed)})
 
 
 def messages(size: int, *, seed: int = 1) -> list[dict[str, object]]:
-    """The messages of ``conversation``."""
+    """Return the messages of ``conversation``."""
     rng = random.Random(seed)
-    # A result takes most of each pair; what surrounds the text is about 400 bytes.
+    # A result takes most of each pair of messages. The rest of a pair is about 400 bytes.
     length = max(100, size * 2 // CONVERSATION_MESSAGES - 400)
     text = prose(rng, 4 * length)
     made: list[dict[str, object]] = [{"role": "system", "content": f"You work on a code base. Session {seed}."}]
@@ -68,7 +68,7 @@ def messages(size: int, *, seed: int = 1) -> list[dict[str, object]]:
 
 
 def prose(rng: random.Random, length: int) -> str:
-    """``length`` characters that look like a developer's words."""
+    """Return ``length`` characters of words that developers use."""
     words: list[str] = []
     size = 0
     while size < length:

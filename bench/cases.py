@@ -1,4 +1,4 @@
-"""What goes through both servers, in rounds: the pass-through, the proxy, the pass-through, the proxy …"""
+"""The requests sent to both servers. Rounds alternate between the pass-through and the proxy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import median
 import uvloop
 
 from bench import bodies
-from bench.client import Broken, Caller, Load, one_by_one, request, side_by_side, verdicts
+from bench.client import Broken, Caller, Load, concurrent, request, sequential, verdicts
 from bench.figures import MICRO, MILLI, Row, Scale, Target
 from bench.servers import Server
 
@@ -22,11 +22,10 @@ WARM_UP = 5
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One request, sent over and over.
+    """A request that is sent ``times`` per round to each server, over ``at_once`` connections.
 
-    ``times`` per round and side, ``at_once`` over so many connections. ``rows`` take each round's CPU per request and
-    the median latency, in this order; a CPU figure is divided by ``per``. ``expected`` is what the proxy must say of
-    it: ``x-compaction`` and ``x-compaction-summary``.
+    ``rows`` receive each round's CPU per request and the median latency, in this order. A CPU figure is divided by
+    ``per``. ``expected`` has the values that the proxy must return in ``x-compaction`` and ``x-compaction-summary``.
     """
 
     sent: bytes
@@ -37,18 +36,18 @@ class Case:
     expected: tuple[str, str] = ("none", "")
 
     def warm(self, caller: Caller) -> bytes:
-        """Have everything in place that lasts: connections, counts, summaries. The last answer."""
+        """Send the request until connections, counts, and summaries are cached. Return the last response."""
         return [caller.ask(self.sent) for _ in range(WARM_UP)][-1]
 
     def load(self, server: Server, caller: Caller) -> Load:
-        """One round on one side."""
+        """Run one round on one server."""
         if self.at_once == 1:
-            return one_by_one(server, caller, self.sent, self.times)
-        return uvloop.run(side_by_side(server, self.sent, self.times, self.at_once))
+            return sequential(server, caller, self.sent, self.times)
+        return uvloop.run(concurrent(server, self.sent, self.times, self.at_once))
 
 
 def cases(scale: Scale) -> list[Case]:
-    """All of them."""
+    """Return all cases."""
     ratio = Target("ratio", 1.35)
     small = request(bodies.small())
     slow = request(bodies.small(user=f"slow-{SLOW}"))
@@ -103,26 +102,28 @@ def cases(scale: Scale) -> list[Case]:
 
 
 def measure(passthrough: Server, proxy: Server, scale: Scale, step: Callable[[], None]) -> list[Row]:
-    """The rows of all cases; ``step`` is called after each round. Raises ``Broken`` where the proxy did something else
-    than a case is about."""
+    """Return the rows of all cases. Call ``step`` after each round.
+
+    Raises ``Broken`` if the proxy's headers differ from those that a case expects.
+    """
     chosen = cases(scale)
     theirs, ours = Caller(passthrough), Caller(proxy)
     for case in chosen:
         case.warm(theirs)
-        said = verdicts(case.warm(ours))
-        if said != case.expected:
-            raise Broken(f"{case.rows[0].name}: the proxy says {said}, not {case.expected}")
+        reported = verdicts(case.warm(ours))
+        if reported != case.expected:
+            raise Broken(f"{case.rows[0].name}: the proxy reported {reported} instead of {case.expected}")
     for _ in range(scale.rounds):
         for case in chosen:
             for server, caller in ((passthrough, theirs), (proxy, ours)):
-                _note(case, case.load(server, caller), ours=server is proxy)
+                _record(case, case.load(server, caller), ours=server is proxy)
         step()
     theirs.close()
     ours.close()
     return [row for case in chosen for row in case.rows]
 
 
-def _note(case: Case, load: Load, *, ours: bool) -> None:
+def _record(case: Case, load: Load, *, ours: bool) -> None:
     for row, seconds in zip(case.rows, (load.cpu / case.per, median(load.latencies)), strict=False):
         figure = seconds * (MICRO if row.unit == "µs" else MILLI)
         (row.proxy if ours else row.reference).append(figure)

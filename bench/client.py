@@ -1,4 +1,4 @@
-"""The load: requests over kept connections, with as little between the clock and the socket as can be."""
+"""Send requests over persistent connections, with minimal work between the clock and the socket."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class Broken(Exception):
 
 
 def request(body: bytes) -> bytes:
-    """A whole request, as the wire has it."""
+    """Return the bytes of an HTTP request with this body."""
     return _HEAD.format(length=len(body)).encode() + body
 
 
 def whole(answer: bytes | bytearray) -> bool:
-    """Whether this is a complete answer. Raises ``Broken`` for a status other than 200."""
+    """Return whether a response is complete. Raises ``Broken`` for a status other than 200."""
     end = answer.find(b"\r\n\r\n")
     if end < 0:
         return False
     if not answer.startswith(b"HTTP/1.1 200"):
-        raise Broken(f"an answer begins {bytes(answer[:300])!r}")
+        raise Broken(f"unexpected response: {bytes(answer[:300])!r}")
     length = _LENGTH.search(answer, 0, end + 2)
     if length is None:
         return answer.endswith(_LAST_CHUNK)
@@ -45,23 +45,23 @@ def whole(answer: bytes | bytearray) -> bool:
 
 
 def verdicts(answer: bytes) -> tuple[str, str]:
-    """What the proxy says it did: ``x-compaction`` and ``x-compaction-summary``, empty where absent."""
+    """Return ``x-compaction`` and ``x-compaction-summary``, or an empty string for an omitted header."""
     found = {kind: value.decode() for kind, value in _VERDICT.findall(answer)}
     return found.get(b"", ""), found.get(b"-summary", "")
 
 
 class Caller:
-    """One kept connection; requests go one after another."""
+    """A persistent connection for one request at a time."""
 
     def __init__(self, server: Server) -> None:
         self._socket: socket.socket = server.connected()
 
     def ask(self, sent: bytes) -> bytes:
-        """Send a request and read its whole answer."""
+        """Send a request and return the complete response."""
         try:
             self._socket.sendall(sent)
         except OSError as error:
-            raise Broken(f"the server took no more of a request ({error})") from error
+            raise Broken(f"the server stopped reading a request ({error})") from error
         received = bytearray()
         while not received or not whole(received):
             data = self._socket.recv(262_144)
@@ -77,14 +77,14 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one run of requests took, in seconds: each request for the client, and the server's CPU per request."""
+    """The seconds of each request at the client, and the server's CPU seconds per request."""
 
     latencies: list[float]
     cpu: float
 
 
-def one_by_one(server: Server, caller: Caller, sent: bytes, times: int) -> Load:
-    """So many requests over one connection."""
+def sequential(server: Server, caller: Caller, sent: bytes, times: int) -> Load:
+    """Send a request ``times`` over one connection."""
     latencies = []
     clock = time.perf_counter
     before = server.cpu
@@ -95,8 +95,8 @@ def one_by_one(server: Server, caller: Caller, sent: bytes, times: int) -> Load:
     return Load(latencies, (server.cpu - before) / times)
 
 
-async def side_by_side(server: Server, sent: bytes, times: int, at_once: int) -> Load:
-    """So many requests over ``at_once`` connections, each sending its next one when it has its answer."""
+async def concurrent(server: Server, sent: bytes, times: int, at_once: int) -> Load:
+    """Send a request ``times`` in all over ``at_once`` connections. Each sends the next one after its response."""
     left = iter(range(times))
     latencies: list[float] = []
     loop = asyncio.get_running_loop()
@@ -115,7 +115,7 @@ async def side_by_side(server: Server, sent: bytes, times: int, at_once: int) ->
 
 
 class _Asking(asyncio.Protocol):
-    """A connection that goes on asking while ``left`` has something."""
+    """A connection that sends requests until ``left`` is exhausted."""
 
     def __init__(self, sent: bytes, left: Iterator[int], latencies: list[float]) -> None:
         self._sent = sent
@@ -126,10 +126,10 @@ class _Asking(asyncio.Protocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class doesn't inherit from it.
 
     def begin(self) -> None:
-        """Send the next request, if there is one."""
+        """Send the next request if one is left."""
         if next(self._left, None) is None:
             self.done.set_result(None)
             return
@@ -156,10 +156,19 @@ class _Asking(asyncio.Protocol):
         self._transport.close()
 
 
-async def pings(server: Server, every: float, until: asyncio.Future[None]) -> list[float]:
-    """Latencies in seconds of ``GET /livez``, one every so many seconds until ``until`` is done.
+async def read_response(reader: asyncio.StreamReader) -> bytes:
+    """Return the bytes of a response. Raises ``Broken`` if it has no ``content-length``."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = _LENGTH.search(head)
+    if length is None:
+        raise Broken(f"a response without a length: {head[:300]!r}")
+    return head + await reader.readexactly(int(length[1]))
 
-    Each is counted from the moment it was due, so that an answer that comes late also shows in those that had to wait.
+
+async def pings(server: Server, every: float, until: asyncio.Future[None]) -> list[float]:
+    """Send ``GET /livez`` every ``every`` seconds until ``until`` is done. Return the latencies in seconds.
+
+    A latency starts at the time when the request was due. So a late response also delays the requests after it.
     """
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     clock = time.perf_counter
@@ -170,9 +179,7 @@ async def pings(server: Server, every: float, until: asyncio.Future[None]) -> li
         if (wait := due - clock()) > 0:
             await asyncio.sleep(wait)
         writer.write(_PING)
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = _LENGTH.search(head)
-        await reader.readexactly(int(length[1]) if length else 0)
+        await read_response(reader)
         latencies.append(clock() - due)
     writer.close()
     return latencies

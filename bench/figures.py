@@ -1,4 +1,4 @@
-"""What is measured, what it is measured against, and whether it is as asked for."""
+"""The rows of the table, with their targets, and the amount of work."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ MILLI, MICRO = 1e3, 1e6
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is measured: rounds; requests per round and side, by kind; starts; large bodies of which nothing is
-    known."""
+    """The amount of work: rounds, requests per round and server by kind, process starts, and uncached large bodies."""
 
     rounds: int
     small: int
@@ -32,7 +31,7 @@ TINY = Scale(rounds=1, small=20, at_once=32, slow=16, large=2, streams=1, starts
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A figure asked for: the proxy's own in the row's unit, or its ratio to the pass-through's."""
+    """The highest value for the proxy's own figure, in the row's unit, or for its ratio to the pass-through's."""
 
     of: Literal["figure", "ratio"]
     at_most: float
@@ -40,8 +39,11 @@ class Target:
 
 @dataclass(slots=True)
 class Row:
-    """One line of the table. ``reference`` (the pass-through) and ``proxy`` hold one figure per round, in ``unit``; the
-    rounds of the two are interleaved, so the ratios are of neighbours in time."""
+    """One row of the table.
+
+    ``reference`` (the pass-through) and ``proxy`` have one figure per round, in ``unit``. The rounds of the two
+    alternate, so each ratio compares two consecutive rounds.
+    """
 
     name: str
     unit: str
@@ -51,19 +53,19 @@ class Row:
 
     @property
     def ratios(self) -> list[float]:
-        """The proxy's figure by the pass-through's, round by round; empty where there is no pass-through."""
+        """Divide the proxy's figure of each round by the pass-through's. Empty for rows of the proxy alone."""
         return [ours / theirs for ours, theirs in zip(self.proxy, self.reference, strict=False)]
 
     @property
     def met(self) -> bool | None:
-        """Whether the median is as asked for; ``None`` where nothing is."""
+        """Whether the median meets the target. ``None`` without a target."""
         if self.target is None:
             return None
         return median(self.proxy if self.target.of == "figure" else self.ratios) <= self.target.at_most
 
 
 def raw(rows: Sequence[Row]) -> list[dict[str, object]]:
-    """The rows with every round, as JSON takes them."""
+    """Return the rows with the figures of every round, for JSON."""
     return [
         {
             "name": row.name,

@@ -1,7 +1,7 @@
-"""The yardstick: the least that a pass-through in Python does. ``python -m bench.passthrough PORT UPSTREAM``.
+"""The reference: a minimal pass-through in Python. ``python -m bench.passthrough PORT UPSTREAM``.
 
-Starlette, uvicorn (httptools, uvloop, no access log) and one aiohttp session; no logic at all. The answer is handed on
-by ``send`` itself: Starlette's ``StreamingResponse`` watches for the client's leaving, which costs a third more.
+It has Starlette, uvicorn (httptools, uvloop, no access log), and one aiohttp session. It forwards the response with
+``send``, because Starlette's ``StreamingResponse`` watches for disconnects, which costs a third more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NOT_PASSED_ON = frozenset({"connection", "keep-alive", "transfer-encoding", "ho
 
 
 class Chat:
-    """Posts what comes in to the upstream, and hands on what comes back."""
+    """Post each request to the upstream and forward the response."""
 
     def __init__(self, upstream: str) -> None:
         self._upstream = upstream
@@ -43,7 +43,7 @@ class Chat:
 
 
 def create_app(upstream: str) -> Starlette:
-    """The application in front of an upstream's base URL."""
+    """Return the application. ``upstream`` is a base URL."""
     chat = Chat(upstream)
 
     @asynccontextmanager

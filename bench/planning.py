@@ -1,16 +1,14 @@
-"""``python -m bench.planning``: what planning alone costs, by the length of the conversation.
+"""``python -m bench.planning``: measure the CPU of planning by the length of the conversation.
 
-Counts and shortened forms are known, as they are from the second turn of a conversation on; the whole conversation is
-planned every time. Beside it stands what the minimal pass-through takes to move the same body.
+Counts and shortened messages are cached, as they are from the second turn of a conversation. The whole conversation is
+planned every time. For comparison, the table has the CPU of the minimal pass-through for the same body.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -22,9 +20,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from bench import bodies, servers
-from bench.client import Broken, Caller, one_by_one, request
+from bench.client import Broken, Caller, request, sequential
 from bench.figures import MICRO, MILLI, Row, Target, raw
-from bench.table import MARKS, digits
+from bench.table import MARKS, digits, write_json
 from proxy.compaction.groups import head_length
 from proxy.compaction.message import Turn, decode, read
 from proxy.compaction.planning import Plan, make_plan
@@ -35,19 +33,21 @@ from proxy.limits.profiles import Profile
 from proxy.pipeline.rules import rules_for
 
 WINDOW = 128_000
-"""Tokens. Long conversations pass many checkpoints in it."""
+"""Tokens. Long conversations pass many checkpoints in this window."""
 
 LONG_RESULT, LONG_ARGUMENT = 10_000, 3_000
-"""Characters: more than the default policy leaves in old messages."""
+"""Characters. Both are longer than the default policy allows in old messages."""
 
 LINEAR = 1.5
-"""How much more a message may cost in the longest conversation than in the shortest of the same mix that passes several
-checkpoints. Before the first trigger there is little to decide, so messages of still shorter ones cost less."""
+"""Highest ratio of the CPU per message in the longest conversation to that in the shortest one with the same mix.
+
+The shortest one must pass several checkpoints. Before the first trigger there is little to decide.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A conversation of so many messages and so many bytes on average. ``at_most`` is the target for its plan in ms."""
+    """A conversation's number of messages and their mean size. ``at_most`` is the target for its plan in ms."""
 
     messages: int
     bytes_each: int
@@ -66,7 +66,7 @@ QUICK = (Size(400, 2_600, 3, at_most=3.0), Size(1_000, 1_000, 3))
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One line of the table. ``row`` has CPU in ms, of planning and of the pass-through."""
+    """One row of the table. ``row`` has the CPU in ms of planning and of the pass-through."""
 
     size: Size
     row: Row
@@ -74,7 +74,7 @@ class Planned:
 
     @property
     def each(self) -> float:
-        """µs of planning per message."""
+        """The µs of planning per message."""
         return median(self.row.proxy) * MICRO / MILLI / self.size.messages
 
 
@@ -84,7 +84,7 @@ class Planned:
 def main(quick: bool, file: Path | None) -> None:
     """Measure planning alone, and print the table.
 
-    A target that is missed is printed and is no failure; the exit status says whether everything ran.
+    The table shows missed targets. The exit status is 0 if every measurement ran.
     """
     sizes = QUICK if quick else FULL
     console = Console(width=max(120, Console().width))
@@ -92,16 +92,14 @@ def main(quick: bool, file: Path | None) -> None:
         bar = progress.add_task("planning", total=len(sizes))
         rows = measure(sizes, lambda: progress.advance(bar))
     show(rows, console)
-    if file is not None:
-        per_message = [{"messages": line.size.messages, "us_per_message": line.each} for line in rows]
-        figures = [{**row, **each} for row, each in zip(raw([line.row for line in rows]), per_message, strict=True)]
-        file.write_bytes(msgspec.json.format(msgspec.json.encode(figures)) + b"\n")
+    per_message = [{"messages": line.size.messages, "us_per_message": line.each} for line in rows]
+    write_json(file, [{**row, **each} for row, each in zip(raw([line.row for line in rows]), per_message, strict=True)])
 
 
 def measure(sizes: Sequence[Size], step: Callable[[], None]) -> list[Planned]:
-    """The lines of all sizes; ``step`` is called after each. Raises ``Broken`` where there was nothing to plan."""
-    measured, beside = servers.cores()
-    with servers.upstream(beside) as upstream, servers.passthrough(measured, upstream) as passthrough:
+    """Return the rows of all sizes. Call ``step`` after each. Raises ``Broken`` if a plan has no checkpoint."""
+    server_core, client_core = servers.cores()
+    with servers.upstream(client_core) as upstream, servers.passthrough(server_core, upstream) as passthrough:
         caller = Caller(passthrough)
         rows = []
         for size in sizes:
@@ -111,17 +109,17 @@ def measure(sizes: Sequence[Size], step: Callable[[], None]) -> list[Planned]:
             sent = request(msgspec.json.encode({"model": "bench", "messages": made}))
             plan = planner(made)
             del made
-            found = plan()  # the shortened forms are made here, once, and remembered like the counts
+            found = plan()  # This first call also caches the shortened messages.
             if not found.checkpoints:
                 raise Broken(f"{row.name}: there was nothing to plan")
-            with _on(measured):
+            with servers.pinned(server_core):
                 for _ in range(size.rounds):
                     before = time.process_time()
                     plan()
                     row.proxy.append(MILLI * (time.process_time() - before))
             caller.ask(sent)
             for _ in range(size.rounds):
-                row.reference.append(MILLI * one_by_one(passthrough, caller, sent, 1).cpu)
+                row.reference.append(MILLI * sequential(passthrough, caller, sent, 1).cpu)
             rows.append(Planned(size, row, len(found.checkpoints)))
             step()
         caller.close()
@@ -129,21 +127,21 @@ def measure(sizes: Sequence[Size], step: Callable[[], None]) -> list[Planned]:
 
 
 def planner(messages: Sequence[Mapping[str, object]]) -> Callable[[], Plan]:
-    """What plans a conversation whose messages were read and counted before, under the default policy."""
+    """Return a function that plans a conversation under the default policy. Its messages are already counted."""
     counter = Counter(Profile(model="bench", context_window=WINDOW))
     raws = [msgspec.json.encode(message) for message in messages]
     turns = [Turn(raw, read(decode(raw), counter.message)) for raw in raws]
     head = head_length(turns)
-    frame = Envelope(WINDOW, sum(turn.facts.tokens for turn in turns[:head]), head)
+    envelope = Envelope(WINDOW, sum(turn.facts.tokens for turn in turns[:head]), head)
     rules = rules_for(Settings().policies["default"], window_known=True)
-    return lambda: make_plan(turns[head:], rules, frame, counter.message)
+    return lambda: make_plan(turns[head:], rules, envelope, counter.message)
 
 
 def conversation(size: Size) -> Iterator[Mapping[str, object]]:
-    """An agent's tool loop: a task every 50 messages, then calls and results.
+    """Yield the messages of an agent's tool loop, with a task every 50 messages.
 
-    Of ten calls one writes a file, its text in the arguments; of fifteen results one is long, and of eight one is the
-    same as one before. The other results are as long as the average asks for.
+    One call in ten writes a file, with its text in the arguments. One result in fifteen is long, and one in eight is a
+    copy of an earlier one. The length of the others gives the mean size.
     """
     rng = random.Random(1)
     text = bodies.prose(rng, 4 * LONG_RESULT)
@@ -153,7 +151,7 @@ def conversation(size: Size) -> Iterator[Mapping[str, object]]:
         return text[start : start + length]
 
     same = [excerpt(size.bytes_each) for _ in range(5)]
-    # Two messages make a pair; what surrounds the texts is about 250 bytes.
+    # A pair of messages has about 250 bytes without its texts.
     ordinary = max(100, 2 * size.bytes_each - 250 - LONG_RESULT // 15 - LONG_ARGUMENT // 10)
     yield {"role": "system", "content": "You work on a code base."}
     left = size.messages - 1
@@ -180,10 +178,10 @@ def conversation(size: Size) -> Iterator[Mapping[str, object]]:
 
 
 def show(rows: Sequence[Planned], console: Console) -> None:
-    """Print the table, and whether the cost grows with the length alone."""
+    """Print the table, and whether the cost per message stays about the same."""
     table = Table(
-        title="Planning alone, counts and shortened forms known",
-        caption=f"Medians of CPU, in a window of {WINDOW:,} tokens. The pass-through moves the same body.",
+        title="Planning alone, with cached counts and shortened messages",
+        caption=f"Medians of CPU, in a window of {WINDOW:,} tokens. The pass-through forwards the same body.",
     )
     for name in ("messages", "body", "checkpoints", "planning", "per message", "pass-through", "target"):
         table.add_column(name, justify="right")
@@ -205,16 +203,6 @@ def show(rows: Sequence[Planned], console: Console) -> None:
             f"A message costs {growth:.2f} × as much at {last.size.messages:,} as at {same[0].size.messages:,} "
             f"(target: ≤ {LINEAR:g} ×) {MARKS[growth <= LINEAR]}"
         )
-
-
-@contextmanager
-def _on(core: int) -> Iterator[None]:
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 if __name__ == "__main__":

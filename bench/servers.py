@@ -1,4 +1,4 @@
-"""The processes that are measured: started, pinned to a core where asked for, their time and memory read."""
+"""The processes to measure: start them, pin them to a core, and read their CPU time and memory."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import yaml
 from bench.bodies import WINDOWS
 
 START_SECONDS = 30.0
-"""A server that has not answered by then is broken."""
+"""Longest wait for a server that starts."""
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def cores() -> tuple[int, int]:
-    """The core of the servers that are measured, and the one of upstream and client; the same where there is one."""
+    """Return the core of the measured servers, and the one of upstream and client. They're equal on one core."""
     allowed = sorted(os.sched_getaffinity(0))
     return allowed[0], allowed[-1]
 
@@ -35,23 +35,23 @@ class Server:
     def __init__(self, command: Sequence[str], port: int, core: int | None) -> None:
         self.port = port
         self.spawned = time.perf_counter()
-        with _pinned(core):  # a child inherits it, so no moment of its start runs elsewhere
-            self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
+        with pinned(core):  # The child inherits the core from its first instruction.
+            self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in stop()
             self._process = subprocess.Popen(command, cwd=ROOT, stdout=self._log, stderr=self._log)
 
     @property
     def cpu(self) -> float:
-        """CPU seconds of all its threads so far, those that have ended included."""
-        # The clock of another process, as clock_getcpuclockid(3) makes its id: finer than the ticks of /proc.
+        """The CPU seconds of all its threads so far, including those that have ended."""
+        # This clock id is the one of clock_getcpuclockid(3) for another process. /proc has a lower resolution.
         return time.clock_gettime((~self._process.pid << 3) | 2)
 
     @property
     def megabytes(self) -> float:
-        """Resident memory in MB."""
+        """The resident memory in MB."""
         return float(psutil.Process(self._process.pid).memory_info().rss) / 1e6
 
     def connected(self) -> socket.socket:
-        """A connection, as soon as the server takes one. Raises ``RuntimeError`` if it never does."""
+        """Return a connection as soon as the server accepts one. Raises ``RuntimeError`` if it doesn't start."""
         latest = time.perf_counter() + START_SECONDS
         while time.perf_counter() < latest and self._process.poll() is None:
             try:
@@ -61,10 +61,10 @@ class Server:
                 continue
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return made
-        raise RuntimeError(f"the server on port {self.port} did not start; what it wrote says why")
+        raise RuntimeError(f"the server on port {self.port} didn't start; see its output")
 
-    def last_words(self) -> str:
-        """The end of what it wrote."""
+    def output(self) -> str:
+        """Return the end of the process's output."""
         self._log.seek(0)
         return self._log.read()[-2_000:].decode(errors="replace")
 
@@ -81,7 +81,7 @@ class Server:
 
 @contextlib.contextmanager
 def upstream(core: int | None, module: str = "bench.upstream", *arguments: str) -> Iterator[Server]:
-    """The benchmark's upstream, or that of another module; the arguments follow its port."""
+    """Start an upstream with the module's arguments after its port. Default: the benchmark's own."""
     port = free_port()
     with _running(Server([sys.executable, "-m", module, str(port), *arguments], port, core)) as server:
         server.connected().close()
@@ -90,7 +90,7 @@ def upstream(core: int | None, module: str = "bench.upstream", *arguments: str) 
 
 @contextlib.contextmanager
 def passthrough(core: int, behind: Server) -> Iterator[Server]:
-    """The minimal pass-through."""
+    """Start the minimal pass-through."""
     port = free_port()
     command = [sys.executable, "-m", "bench.passthrough", str(port), f"http://127.0.0.1:{behind.port}"]
     with _running(Server(command, port, core)) as server:
@@ -99,13 +99,15 @@ def passthrough(core: int, behind: Server) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def proxy(
-    core: int | None, behind: Server, folder: Path, written: Callable[[int, Path], str] | None = None
+    core: int | None, behind: Server, folder: Path, configure: Callable[[int, Path], str] | None = None
 ) -> Iterator[Server]:
-    """The proxy, started as anybody starts it; configuration and store lie in ``folder``. ``written`` makes another
-    configuration than the benchmark's own, of the upstream's port and the database."""
+    """Start the proxy with the public command. Its configuration and store are in ``folder``.
+
+    ``configure`` returns a configuration for the upstream's port and the database. Default: ``configuration``.
+    """
     port = free_port()
     file = folder / f"config-{port}.yaml"
-    text = (written or configuration)(behind.port, folder / f"store-{port}.db")
+    text = (configure or configuration)(behind.port, folder / f"store-{port}.db")
     file.write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "proxy", "serve", "--config", str(file), "--port", str(port)]
     with _running(Server(command, port, core)) as server:
@@ -113,7 +115,7 @@ def proxy(
 
 
 def configuration(upstream_port: int, database: Path) -> str:
-    """The proxy's configuration, as YAML: everything at its default but the addresses and the models' windows."""
+    """Return the proxy's configuration as YAML: the defaults, with addresses and the models' windows."""
     models: list[dict[str, object]] = [
         {
             "match": name,
@@ -139,7 +141,7 @@ def configuration(upstream_port: int, database: Path) -> str:
 
 
 def free_port() -> int:
-    """A port that nobody listens on at the moment."""
+    """Return a port that is free at the moment."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -150,14 +152,15 @@ def _running(server: Server) -> Iterator[Server]:
     try:
         yield server
     except BaseException:
-        sys.stderr.write(server.last_words())
+        sys.stderr.write(server.output())
         raise
     finally:
         server.stop()
 
 
 @contextlib.contextmanager
-def _pinned(core: int | None) -> Iterator[None]:
+def pinned(core: int | None) -> Iterator[None]:
+    """Run the block on one core, or on all if ``core`` is ``None``."""
     if core is None:
         yield
         return

@@ -1,26 +1,28 @@
-"""Print the table."""
+"""Print the table of rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from bench.figures import Row
 
 MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: ""}
-"""Whether a target is met."""
+"""How the table shows whether a target is met."""
 
 
 def show(rows: Sequence[Row], rounds: int, cores: tuple[int, int], console: Console) -> None:
-    """Print all rows: medians, and the ratios of neighbouring rounds with their range."""
+    """Print all rows: medians, and the ratios of consecutive rounds with their range."""
     table = Table(
-        title="The proxy beside a minimal pass-through (Starlette, uvicorn, aiohttp)",
+        title="The proxy compared with a minimal pass-through (Starlette, uvicorn, aiohttp)",
         caption=(
-            f"Medians of {rounds} interleaved rounds; in brackets the lowest and highest ratio of two neighbours. "
-            f"Both servers on core {cores[0]}, upstream and client on core {cores[1]}. CPU: of the whole process."
+            f"Medians of {rounds} alternating rounds. Brackets: the lowest and highest ratio of consecutive rounds. "
+            f"Both servers run on core {cores[0]}, upstream and client on core {cores[1]}. CPU is of the whole process."
         ),
     )
     table.add_column("case")
@@ -50,6 +52,12 @@ def _target(row: Row) -> str:
     return f"≤ {row.target.at_most:g} {'×' if row.target.of == 'ratio' else row.unit}"
 
 
+def write_json(file: Path | None, value: object) -> None:
+    """Write a value as indented JSON, if there is a file to write to."""
+    if file is not None:
+        file.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+
+
 def digits(figure: float) -> str:
-    """Three digits or so: as many as a noisy machine can tell."""
+    """Format a figure with about three digits. More would be noise."""
     return f"{figure:.0f}" if figure >= 100 else f"{figure:.1f}" if figure >= 10 else f"{figure:.2f}"

@@ -1,8 +1,10 @@
-"""A fast upstream in a process of its own: ``python -m bench.upstream PORT``.
+"""A fast upstream in its own process: ``python -m bench.upstream PORT``.
 
-It answers every request with the same short chat completion, or, where the request wants a stream, with as many equal
-chunks as its ``user`` field says: ``burst-N`` as fast as they can be sent, ``paced-N`` a millisecond apart. With
-``slow-N`` the chat completion comes after so many milliseconds.
+It returns the same short chat completion for every request. The request's ``user`` field selects other responses:
+
+- ``burst-N``: a stream of N equal chunks, sent as fast as possible
+- ``paced-N``: a stream of N chunks, a millisecond apart
+- ``slow-N``: the chat completion after N milliseconds
 """
 
 from __future__ import annotations
@@ -22,43 +24,48 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _STREAM = re.compile(rb'"user" *: *"(burst|paced|slow)-(\d+)"')
 
 
-def completion() -> bytes:
-    """The answer, as the wire has it. Its text may also stand as a summary."""
-    message = {"role": "assistant", "content": SUMMARY * 4}
-    body = msgspec.json.encode(
+def completion(text: str, prompt_tokens: int = 40) -> bytes:
+    """Return the body of a chat completion with this text."""
+    message = {"role": "assistant", "content": text}
+    return msgspec.json.encode(
         {
             "id": "chatcmpl-bench",
             "object": "chat.completion",
             "created": CREATED,
             "model": "bench",
             "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": 40, "completion_tokens": 80, "total_tokens": 120},
+            "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": 80, "total_tokens": prompt_tokens + 80},
         }
     )
+
+
+def response() -> bytes:
+    """Return the bytes of a response. Its text is also valid as a summary."""
+    body = completion(SUMMARY * 4)
     head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     return head % len(body) + body
 
 
 def event() -> bytes:
-    """One event of a stream: a token or so of text."""
+    """Return an event of a stream, with about one token of text."""
     choice = {"index": 0, "delta": {"content": " proxy"}, "finish_reason": None}
     chunk = {"id": "chatcmpl-bench", "object": "chat.completion.chunk", "created": CREATED, "model": "bench"}
     return b"data: " + msgspec.json.encode({**chunk, "choices": [choice]}) + b"\n\n"
 
 
 def framed(data: bytes) -> bytes:
-    """One chunk of HTTP's chunked encoding."""
+    """Return a chunk in HTTP's chunked encoding."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-_COMPLETION = completion()
+_RESPONSE = response()
 _EVENT = framed(event())
 _STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _STREAM_END = framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
 class Upstream(asyncio.Protocol):
-    """One connection; requests come one after another, bodies with their length."""
+    """A connection. Requests arrive one at a time, with a ``content-length``."""
 
     def __init__(self) -> None:
         self._received = bytearray()
@@ -69,7 +76,7 @@ class Upstream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See ``asyncio.Protocol``."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class doesn't inherit from it.
 
     def data_received(self, data: bytes) -> None:
         """See ``asyncio.Protocol``."""
@@ -87,10 +94,10 @@ class Upstream(asyncio.Protocol):
         self._received.clear()
         self._needed = 0
         if wanted is None:
-            self._transport.write(_COMPLETION)
+            self._transport.write(_RESPONSE)
             return
         if wanted[1] == b"slow":
-            asyncio.get_running_loop().call_later(int(wanted[2]) / 1e3, self._transport.write, _COMPLETION)
+            asyncio.get_running_loop().call_later(int(wanted[2]) / 1e3, self._transport.write, _RESPONSE)
             return
         task = asyncio.ensure_future(self._stream(int(wanted[2]), 0.001 if wanted[1] == b"paced" else 0))
         self._streams.add(task)
@@ -114,13 +121,13 @@ class Upstream(asyncio.Protocol):
         for _ in range(chunks):
             await self._writable.wait()
             self._transport.write(_EVENT)
-            # Each chunk is sent by a system call of its own, as an upstream does that sends what it has just made.
+            # Send each chunk in its own system call, like an upstream that sends each token at once.
             await asyncio.sleep(pause)
         self._transport.write(_STREAM_END)
 
 
 async def serve(port: int) -> None:
-    """Serve until the process is ended."""
+    """Serve until the process ends."""
     server = await asyncio.get_running_loop().create_server(Upstream, "127.0.0.1", port)
     async with server:
         await server.serve_forever()

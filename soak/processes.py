@@ -16,24 +16,24 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 
 END_WITHIN = 20.0
-"""Seconds that a process has to end by itself."""
+"""Seconds that a process has to end after it was asked to."""
 
 
 class NotStarted(Exception):
-    """A process ended by itself, or never answered."""
+    """A process ended too early, or never responded."""
 
 
 @contextlib.contextmanager
 def running(
     command: Sequence[str], log: Path, address: str, within: float, environment: Mapping[str, str] | None = None
 ) -> Iterator[int]:
-    """Run a server, its output in a file, until the block ends; yields its process id.
+    """Run a server until the block ends, and yield its process id. ``log`` receives its output.
 
-    ``address`` is one that it answers once it runs, ``within`` the seconds it has for that, ``environment`` what is
-    added to this process's own. With it end all processes that it has started. Raises ``NotStarted``.
+    The server must respond at ``address`` ``within`` this number of seconds. ``environment`` is added to the variables
+    of this process. The server's child processes end with it. Raises ``NotStarted``.
     """
     with log.open("wb") as output:
-        process = subprocess.Popen(  # noqa: S603 - commands of our own
+        process = subprocess.Popen(  # noqa: S603 - the checks define all commands
             command, cwd=ROOT, env={**os.environ, **(environment or {})}, stdout=output, stderr=output
         )
         try:
@@ -45,7 +45,7 @@ def running(
 
 @contextlib.contextmanager
 def proxy(configuration: Path, port: int, log: Path) -> Iterator[str]:
-    """The proxy, started as anybody starts it; yields its URL."""
+    """Start the proxy with the public command, and yield its URL."""
     command = [sys.executable, "-m", "proxy", "serve", "--config", str(configuration), "--port", str(port)]
     url = f"http://127.0.0.1:{port}"
     with running(command, log, f"{url}/livez", 60):
@@ -53,7 +53,7 @@ def proxy(configuration: Path, port: int, log: Path) -> Iterator[str]:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and what it has started: first it is asked to."""
+    """End a process and its children: first with SIGTERM, later with SIGKILL."""
     family = [process_ for process_ in _family(process.pid) if process_.pid != process.pid]
     process.terminate()
     try:
@@ -67,8 +67,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
             orphan.kill()
 
 
-def last_words(log: Path, lines: int = 30) -> str:
-    """The end of what a process wrote."""
+def tail(log: Path, lines: int = 30) -> str:
+    """Return the last lines of a log."""
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
 
 
@@ -88,4 +88,4 @@ def _wait(process: subprocess.Popen[bytes], address: str, within: float, log: Pa
                 if http.get(address).status_code == 200:
                     return
             time.sleep(0.2)
-    raise NotStarted(f"{process.args!r} did not start. It wrote:\n{last_words(log)}")
+    raise NotStarted(f"{process.args!r} didn't start. Its output:\n{tail(log)}")

@@ -51,7 +51,7 @@ class Side:
     def take(self, case: Case, pause: float = SAMPLE_SECONDS) -> Seen:
         """Send a request. Return everything that the upstream and the client received.
 
-        ``pause`` is the time in seconds between two looks at the server after its response.
+        After the response, the server is sampled every ``pause`` seconds until it has nothing to do.
         """
         self._answers.begin(case)
         got = ask(self._url, body=case.body, headers=case.headers)

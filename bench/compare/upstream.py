@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from bench.compare.setup import SUMMARIZER
 from bench.compare.traffic import Case
+from bench.upstream import completion
 from tests.kit.raw_upstream import Arrived, RawUpstream, Step, answer, streamed
 
 FAILS = 25
@@ -68,16 +69,7 @@ def is_summary(arrived: Arrived) -> bool:
 
 
 def _completion(text: str, tokens: int) -> bytes:
-    message = {"role": "assistant", "content": text}
-    body = {
-        "id": "chatcmpl-compare",
-        "object": "chat.completion",
-        "created": 1_700_000_000,
-        "model": "compare",
-        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": tokens, "completion_tokens": 80, "total_tokens": tokens + 80},
-    }
-    return answer(json.dumps(body).encode())
+    return answer(completion(text, tokens))
 
 
 def _stream(text: str) -> list[Step]:

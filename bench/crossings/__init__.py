@@ -1,6 +1,5 @@
-"""Whether anybody waits for a summary: ``python -m bench.crossings``.
+"""``python -m bench.crossings``: measure how long clients wait for summaries.
 
-Conversations grow at a human pace, all of it a given number of times faster, towards an upstream that answers at once
-and a summary model that takes its time. What is measured are the turns from which on another summary stands in the
-prompt.
+Conversations grow like those of people and agents, but faster. The upstream responds at once, and the summary model
+takes several seconds. A crossing is a turn whose prompt has another summary than the turn before.
 """

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 import click
-import msgspec
 import uvloop
 import yaml
 from rich.console import Console
@@ -20,8 +19,9 @@ from bench import servers
 from bench.client import Caller, request
 from bench.crossings.conversations import MODEL, Growing, Kind
 from bench.crossings.table import DEADLINE, SUMMARY, Side, raw, show
-from bench.crossings.turns import everybody
-from bench.crossings.upstream import SUMMARISER
+from bench.crossings.turns import converse_all
+from bench.crossings.upstream import SUMMARIZER
+from bench.table import write_json
 from proxy.config.policy import Summary
 
 WINDOW = 16_000
@@ -30,13 +30,15 @@ HEAD_STARTS: Mapping[str, Mapping[str, object]] = {
     "at 75 % (default)": {},
     "never": {"prepare": None},
 }
-"""What the policy says, by the name in the table."""
+"""The settings of the policy, by the name in the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """So many conversations of a kind, of so many turns each; at first the share ``begun`` of the window is filled, or
-    a little more, up to ``LATEST``."""
+    """A number of conversations of one kind, with ``turns`` each.
+
+    Each fills a share of the window before its first turn, between ``begun`` and ``LATEST``.
+    """
 
     kind: Kind
     conversations: int
@@ -46,7 +48,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What goes through each proxy, and how many times faster than people everything is."""
+    """The conversations for each proxy, and the factor by which everything is faster than with people."""
 
     parts: Sequence[Part]
     speed: float
@@ -56,11 +58,11 @@ FULL = Scale((Part("agent", 30, 90, 0.45), Part("chat", 10, 32, 0.62)), 10)
 QUICK = Scale((Part("agent", 5, 15, 0.69),), 40)
 
 LATEST = 0.70
-"""A share of the window; nothing is prepared yet."""
+"""A share of the window. The proxy prepares no summary yet."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--quick", is_flag=True, help="Few conversations, for seconds: whether it runs, not who waits.")
+@click.option("--quick", is_flag=True, help="A few conversations for a few seconds, to check that everything runs.")
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write every crossing to FILE.")
 def main(quick: bool, file: Path | None) -> None:
     """Measure how often clients wait for a summary, and print the table.
@@ -70,39 +72,40 @@ def main(quick: bool, file: Path | None) -> None:
     scale = QUICK if quick else FULL
     sides = measure(scale)
     show(sides, scale.speed, Console(width=max(140, Console().width)))
-    if file is not None:
-        file.write_bytes(msgspec.json.format(msgspec.json.encode(raw(sides, scale.speed))) + b"\n")
+    write_json(file, raw(sides, scale.speed))
 
 
 def measure(scale: Scale) -> list[Side]:
-    """All lines. The proxies run at the same time, for the same conversations. Nothing is pinned to a core: it is
-    waiting that is measured, not work."""
+    """Return all rows. The proxies run at the same time, with the same conversations.
+
+    No process is pinned to a core, because the benchmark measures waiting and not CPU.
+    """
     with tempfile.TemporaryDirectory(prefix="bench-") as name, ExitStack() as running:
         takes = str(SUMMARY / scale.speed)
         upstream = running.enter_context(servers.upstream(None, "bench.crossings.upstream", takes))
         proxies = []
         for policy in HEAD_STARTS.values():
-            written = partial(configuration, policy=policy, speed=scale.speed)
-            proxies.append(running.enter_context(servers.proxy(None, upstream, Path(name), written)))
+            configure = partial(configuration, policy=policy, speed=scale.speed)
+            proxies.append(running.enter_context(servers.proxy(None, upstream, Path(name), configure)))
         conversations = [_conversations(scale) for _ in proxies]
         first = request(Growing("chat", WINDOW, turns=1, seed=0, begun=0.5).body)
         for proxy in proxies:
             caller = Caller(proxy)
-            caller.ask(first)  # what is loaded once, such as the tokenizer, is loaded now
+            caller.ask(first)  # The first request loads the tokenizer.
             caller.close()
-        taken = uvloop.run(everybody([proxy.port for proxy in proxies], conversations, scale.speed))
+        taken = uvloop.run(converse_all([proxy.port for proxy in proxies], conversations, scale.speed))
     return [Side(name, turns) for name, turns in zip(HEAD_STARTS, taken, strict=True)]
 
 
 def configuration(upstream_port: int, database: Path, *, policy: Mapping[str, object], speed: float) -> str:
-    """The proxy's configuration, as YAML: the default policy but for what is given, its times so many times shorter."""
+    """Return the proxy's configuration as YAML: the default policy with ``policy``, and times divided by ``speed``."""
     profile = {"context_window": WINDOW, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
-    summary = {"model": SUMMARISER, "timeout": Summary().timeout / speed}
+    summary = {"model": SUMMARIZER, "timeout": Summary().timeout / speed}
     settings = {
         "server": {"deadline": DEADLINE / speed},
         "store": {"url": f"sqlite:///{database}"},
         "upstreams": {"main": {"provider": "openai", "base_url": f"http://127.0.0.1:{upstream_port}/v1"}},
-        "models": [{"match": model, "upstream": "main", "profile": profile} for model in (MODEL, SUMMARISER)],
+        "models": [{"match": model, "upstream": "main", "profile": profile} for model in (MODEL, SUMMARIZER)],
         "policies": {"default": {"summary": summary, **policy}},
     }
     return yaml.safe_dump(settings, sort_keys=False)

@@ -16,15 +16,18 @@ from proxy.limits.profiles import Profile
 MODEL = "bench"
 
 _FRAMING = 8
-"""Tokens that a message takes beside the text quoted in it."""
+"""Tokens of a message without the text quoted in it."""
 
 Kind = Literal["agent", "chat"]
 
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How one kind of conversation goes: by which share of the window a turn makes it longer, how many seconds pass
-    before the next turn. Both are ranges."""
+    """How a kind of conversation proceeds.
+
+    ``growth`` is the share of the window that a turn adds, and ``pause`` the seconds before the next turn. Both are
+    ranges.
+    """
 
     growth: tuple[float, float]
     pause: tuple[float, float]
@@ -37,8 +40,11 @@ HABITS: dict[Kind, Habits] = {
 
 
 class Growing:
-    """One conversation of so many turns towards a model with ``window`` tokens, of which the share ``begun`` is filled
-    when it is first seen. The same seed grows the same way, and shares no message with another."""
+    """A conversation of ``turns`` turns for a model with ``window`` tokens.
+
+    It fills the share ``begun`` of the window before its first turn. Equal seeds give equal conversations. Different
+    seeds give conversations without a common message.
+    """
 
     def __init__(self, kind: Kind, window: int, *, turns: int, seed: int, begun: float) -> None:
         self.turns = turns
@@ -56,15 +62,15 @@ class Growing:
 
     @property
     def body(self) -> bytes:
-        """The request as it stands."""
+        """The body of the next request."""
         return b'{"model":"%b","messages":[%b]}' % (MODEL.encode(), b",".join(self._messages))
 
     def pause(self) -> float:
-        """Seconds until the next turn."""
+        """Return the seconds until the next turn."""
         return self._rng.uniform(*self._habits.pause)
 
     def grow(self) -> float:
-        """Add what one turn adds; its share of the window."""
+        """Add the messages of a turn. Return their share of the window."""
         share = self._rng.uniform(*self._habits.growth)
         tokens = share * self._window
         self._number += 1
@@ -97,7 +103,7 @@ class Growing:
 
 @cache
 def _text() -> tuple[str, float]:
-    """Text to quote from, and how many characters of it make a token."""
+    """Return a text to quote from, and its characters per token."""
     text = bodies.prose(random.Random(0), 200_000)
     return text, len(text) / _counter().text(text)
 

@@ -1,4 +1,4 @@
-"""Print the table."""
+"""Print the table of crossings."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from bench.table import MARKS, digits
 from proxy.config import Settings
 
 SUMMARY = 5.0
-"""Seconds at a human pace that the summary model takes."""
+"""Seconds that the summary model takes, before division by the speed."""
 
 NO_WAIT = 1.0
-"""Seconds at a human pace that nobody calls a wait."""
+"""Seconds, before division by the speed. A shorter delay doesn't count as a wait."""
 
 LEAST_SHARE = 0.95
-"""Of the crossings, to be without a wait."""
+"""The target: the share of crossings without a wait."""
 
 DEADLINE = Settings().server.deadline
-"""Seconds at a human pace; nobody may wait longer."""
+"""Seconds, before division by the speed. The longest wait must be within them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One proxy: the turns of each of its conversations."""
+    """A proxy with the turns of each of its conversations."""
 
     name: str
     conversations: Sequence[Sequence[Turn]]
 
     @property
     def crossings(self) -> list[Crossing]:
-        """All of them."""
+        """The crossings of all conversations."""
         return crossings(self.conversations)
 
     def met(self, speed: float) -> bool | None:
-        """Whether so few wait as is asked for, and nobody too long; ``None`` without any crossing."""
+        """Return whether the waits meet the targets, or ``None`` without any crossing."""
         found = self.crossings
         if not found:
             return None
@@ -50,26 +50,27 @@ class Side:
 
 
 def share_without_wait(found: Sequence[Crossing], speed: float) -> float:
-    """Of some crossings, the share whose wait nobody calls one."""
+    """Return the share of crossings without a wait."""
     return sum(crossing.wait < NO_WAIT / speed for crossing in found) / len(found)
 
 
 def show(sides: Sequence[Side], speed: float, console: Console) -> None:
-    """Print all lines."""
+    """Print all rows."""
     table = Table(
-        title=f"The turn from which on another summary stands in the prompt; a summary takes {SUMMARY:g} s",
+        title=f"Turns whose prompt has a new summary (crossings). A summary takes {SUMMARY:g} s",
         caption=(
-            f"Everything runs {speed:g} × faster than people do: a summary takes {SUMMARY / speed:g} s for {SUMMARY:g} "
-            f"s, deadline {DEADLINE / speed:g} s for {DEADLINE:g} s. Waits are as measured, beyond the median of turns "
-            f"that need nothing; under {NO_WAIT / speed:g} s ({NO_WAIT:g} s) is none. {len(sides[0].conversations)} "
-            "conversations for each proxy: agents, whose turns make them longer by 0.5–2 % of the window every 3–8 s, "
-            "and chats, by 1 % every 10–20 s. "
-            f"Target: ≥ {LEAST_SHARE:.0%} without a wait, the longest within the deadline."
+            f"Everything runs {speed:g} × faster than with people. A summary takes {SUMMARY / speed:g} s instead of "
+            f"{SUMMARY:g} s, and the deadline is {DEADLINE / speed:g} s instead of {DEADLINE:g} s. A wait is the "
+            "measured latency beyond the median of turns that aren't compacted. Less than "
+            f"{NO_WAIT / speed:g} s ({NO_WAIT:g} s) doesn't count as a wait. Each proxy has "
+            f"{len(sides[0].conversations)} conversations: agents grow by 0.5–2 % of the window every 3–8 s, and chats "
+            f"by 1 % every 10–20 s. Target: at least {LEAST_SHARE:.0%} without a wait, and the longest within the "
+            "deadline."
         ),
     )
     table.add_column("prepared")
     columns = ("crossings", "no wait", "median wait", "longest", "deadline", "summary was", "other turns, no wait",
-               "needs nothing")  # fmt: skip
+               "not compacted")  # fmt: skip
     for name in columns:
         table.add_column(name, justify="right")
     table.add_column("met", justify="center")
@@ -98,7 +99,7 @@ def _figures(side: Side, speed: float) -> list[str]:
 
 
 def raw(sides: Sequence[Side], speed: float) -> list[dict[str, object]]:
-    """The lines with every crossing, as JSON takes them; waits in seconds as measured."""
+    """Return the rows with every crossing, for JSON. Waits are the measured seconds."""
     return [
         {
             "name": side.name,

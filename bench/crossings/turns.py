@@ -1,31 +1,33 @@
-"""Taking the turns, and what they say."""
+"""Send the turns of conversations, and find the crossings among them."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from bench.client import Broken, request, verdicts, whole
+from bench.client import Broken, read_response, request, verdicts, whole
 from bench.crossings.conversations import Growing
 from bench.crossings.upstream import SUMMARY_NUMBER
 
-_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
-
-
 ARRIVING = 30.0
-"""Seconds at a human pace over which conversations begin: for the first turn of each a whole history is counted."""
+"""Seconds, before division by the speed, over which the conversations begin.
+
+The proxy counts a whole history for the first turn of each.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn: its latency in seconds, what the proxy says it did (``x-compaction`` and ``x-compaction-summary``), and
-    the number of the summary that reached the upstream, empty where none of a model's did."""
+    """A turn.
+
+    ``latency`` is in seconds. ``verdict`` and ``origin`` are ``x-compaction`` and ``x-compaction-summary``. ``summary``
+    is the number of the model's summary that the upstream received, or empty.
+    """
 
     latency: float
     verdict: str
@@ -35,17 +37,19 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A turn from which on another summary stands in the prompt. ``wait`` is in seconds, beyond what a turn takes that
-    needs nothing; ``origin`` is what ``x-compaction-summary`` says."""
+    """A turn whose prompt has another summary than the turn before.
+
+    ``wait`` is in seconds, beyond the median of turns that aren't compacted. ``origin`` is ``x-compaction-summary``.
+    """
 
     wait: float
     origin: str
 
 
 async def converse(port: int, growing: Growing, speed: float, delay: float) -> list[Turn]:
-    """Take a conversation's turns, ``speed`` times as fast as people would; the first one after ``delay`` seconds.
+    """Send a conversation's turns, ``speed`` times as fast as people. Wait ``delay`` seconds before the first one.
 
-    Raises ``Broken`` if an answer is not what it has to be.
+    Raises ``Broken`` for an unexpected response.
     """
     await asyncio.sleep(delay)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -54,17 +58,17 @@ async def converse(port: int, growing: Growing, speed: float, delay: float) -> l
         sent = request(growing.body)
         start = time.perf_counter()
         writer.write(sent)
-        turns.append(_turn(await _answer(reader), start))
+        turns.append(_turn(await read_response(reader), start))
         await asyncio.sleep(growing.pause() / speed)
         growing.grow()
     writer.close()
     return turns
 
 
-async def everybody(
+async def converse_all(
     ports: Sequence[int], conversations: Sequence[Sequence[Growing]], speed: float
 ) -> list[list[list[Turn]]]:
-    """The turns of all conversations, by port and conversation."""
+    """Run all conversations at the same time. Return their turns by port and conversation."""
     rng = random.Random(1)
     taken = []
     async with asyncio.TaskGroup() as group:
@@ -80,44 +84,40 @@ async def everybody(
 
 
 def usual(conversations: Sequence[Sequence[Turn]]) -> float:
-    """Seconds that a turn takes that needs nothing: the median."""
+    """Return the median latency in seconds of turns that aren't compacted."""
     return median(turn.latency for turns in conversations for turn in turns if turn.verdict == "none")
 
 
 def crossings(conversations: Sequence[Sequence[Turn]]) -> list[Crossing]:
-    """All turns from which on another summary stands in the prompt."""
+    """Return all crossings."""
     base = usual(conversations)
     return [
         Crossing(max(0.0, turn.latency - base), turn.origin)
         for turns in conversations
         for before, turn in pairwise(turns)
-        if _standing(turn) and _standing(turn) != _standing(before)
+        if _crosses(before, turn)
     ]
 
 
 def others(conversations: Sequence[Sequence[Turn]]) -> list[float]:
-    """What every other turn took longer than one that needs nothing, in seconds; conversations' first turns left
-    out."""
+    """Return the waits in seconds of all other turns, except the first of each conversation."""
     base = usual(conversations)
     return [
         max(0.0, turn.latency - base)
         for turns in conversations
         for before, turn in pairwise(turns)
-        if not _standing(turn) or _standing(turn) == _standing(before)
+        if not _crosses(before, turn)
     ]
 
 
-def _standing(turn: Turn) -> bytes:
-    """What stands in the prompt in place of older turns."""
+def _crosses(before: Turn, turn: Turn) -> bool:
+    """Return whether a turn has a summary that the one before didn't have."""
+    return bool(_replacement(turn)) and _replacement(turn) != _replacement(before)
+
+
+def _replacement(turn: Turn) -> bytes:
+    """Return an id of the text that replaces older messages in the prompt, or nothing."""
     return turn.summary or turn.origin.encode()
-
-
-async def _answer(reader: asyncio.StreamReader) -> bytes:
-    head = await reader.readuntil(b"\r\n\r\n")
-    length = _LENGTH.search(head)
-    if length is None:
-        raise Broken(f"an answer without a length begins {head[:300]!r}")
-    return head + await reader.readexactly(int(length[1]))
 
 
 def _turn(answer: bytes, start: float) -> Turn:
@@ -126,5 +126,5 @@ def _turn(answer: bytes, start: float) -> Turn:
     verdict, origin = verdicts(answer)
     read = SUMMARY_NUMBER.search(answer)
     if verdict not in ("none", "compacted") or (origin in ("stored", "made")) != (read is not None):
-        raise Broken(f"the proxy says {verdict} {origin}, and the upstream read {read and read[0]!r}")
+        raise Broken(f"the proxy reported {verdict} {origin}, and the upstream received {read and read[0]!r}")
     return Turn(latency, verdict, origin, read[1] if read else b"")

@@ -1,7 +1,7 @@
-"""The upstream, in a process of its own: ``python -m bench.crossings.upstream PORT SECONDS``.
+"""The upstream, in its own process: ``python -m bench.crossings.upstream PORT SECONDS``.
 
-It answers at once, and says which summary it read. The model ``SUMMARISER`` writes numbered summaries and takes so many
-seconds for each.
+It responds at once, with the summary's number if the prompt has a summary. The model ``SUMMARIZER`` writes numbered
+summaries and takes SECONDS for each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import sys
 import msgspec
 from aiohttp import web
 
-SUMMARISER = "bench-summariser"
+from bench.upstream import completion
+
+SUMMARIZER = "bench-summarizer"
 SUMMARY_NUMBER = re.compile(rb"[Tt]his is summary number (\d+)\.")
 
 _BODY_LIMIT = 64_000_000
@@ -26,12 +28,12 @@ class _Asked(msgspec.Struct):
 
 
 def create_app(seconds: float) -> web.Application:
-    """The application; ``seconds`` is what a summary takes."""
+    """Return the application. A summary takes ``seconds``."""
     numbers = itertools.count(1)
 
     async def chat(request: web.Request) -> web.Response:
         body = await request.read()
-        if msgspec.json.decode(body, type=_Asked).model == SUMMARISER:
+        if msgspec.json.decode(body, type=_Asked).model == SUMMARIZER:
             await asyncio.sleep(seconds)
             return _completion(_SUMMARY.format(next(numbers)))
         read = SUMMARY_NUMBER.search(body)
@@ -43,16 +45,7 @@ def create_app(seconds: float) -> web.Application:
 
 
 def _completion(text: str) -> web.Response:
-    message = {"role": "assistant", "content": text}
-    answer = {
-        "id": "chatcmpl-bench",
-        "object": "chat.completion",
-        "created": 1_700_000_000,
-        "model": "bench",
-        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 40, "completion_tokens": 80, "total_tokens": 120},
-    }
-    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+    return web.Response(body=completion(text), content_type="application/json")
 
 
 if __name__ == "__main__":

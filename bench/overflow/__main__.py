@@ -6,13 +6,13 @@ from functools import partial
 from pathlib import Path
 
 import click
-import msgspec
 from rich.console import Console
 
 from bench.overflow import litellm_side
 from bench.overflow.lines import CATALOGUE, Line, lines
 from bench.overflow.scores import Score, leaving_out, ours, score
 from bench.overflow.table import raw, show
+from bench.table import write_json
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -20,29 +20,28 @@ from bench.overflow.table import raw, show
     "--catalogue",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     default=CATALOGUE,
-    help="Labelled answers, one JSON object per line.",
+    help="Labeled responses, one JSON object per line.",
 )
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write all scores to FILE.")
 def main(catalogue: Path, file: Path | None) -> None:
-    """Recognise a catalogue of error answers, ambiguous ones apart, and print who recognises how much.
+    """Compare recognizers of overflow errors on a catalogue of responses, and print the table.
 
-    The last two rows leave one provider out in turn: its answers are read without the rows and codes that only it has,
-    and without all that it has, shared or not.
+    Ambiguous responses are skipped. The last two rows test responses of providers without rules: each response is read
+    without the rows and codes of its own provider. The last row also leaves out the ones shared with other providers.
     """
     scores = measure(lines(catalogue))
     show(scores, Console(width=max(160, Console().width)))
-    if file is not None:
-        file.write_bytes(msgspec.json.format(msgspec.json.encode(raw(scores))) + b"\n")
+    write_json(file, raw(scores))
 
 
 def measure(of: list[Line]) -> list[Score]:
-    """One score for each recogniser, ours first."""
+    """Return a score for each recognizer. The first one is the proxy's."""
     return [
         score("compaction-proxy", of, ours),
-        score("LiteLLM, its exceptions", of, litellm_side.by_exception, reads_figures=False),
-        score("LiteLLM, its words", of, litellm_side.by_words, reads_figures=False),
-        score("ours, provider left out", of, partial(leaving_out, shared=False)),
-        score("ours, and all it shares", of, partial(leaving_out, shared=True)),
+        score("LiteLLM, exception classes", of, litellm_side.by_exception, reads_figures=False),
+        score("LiteLLM, phrases", of, litellm_side.by_words, reads_figures=False),
+        score("without the provider's rules", of, partial(leaving_out, shared=False)),
+        score("… and without shared rules", of, partial(leaving_out, shared=True)),
     ]
 
 

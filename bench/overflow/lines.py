@@ -1,4 +1,4 @@
-"""The lines of the catalogue: what an upstream answered, and what that is."""
+"""The lines of the catalogue: responses of upstreams, with their labels."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any
 CATALOGUE = Path(__file__).parents[3] / "shared" / "data" / "overflow-errors.jsonl"
 REMEDIES = {"lower_max_tokens": "lower_output"}
 FINISHED = frozenset({"silent", "truncated", "normal", "output_exhausted"})
-"""Kinds of lines of status 200 that hold no error."""
+"""Kinds of lines with status 200 and without an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One answer. ``limit``, ``counted`` and ``output`` are tokens, ``None`` where none may be read from it.
+    """A response. ``limit``, ``counted`` and ``output`` are tokens, or ``None`` if it doesn't state them.
 
-    ``estimate`` and ``window`` are what a proxy knew of the request. ``traps`` are numbers that are no limits.
+    ``estimate`` and ``window`` are the tokens that the proxy knows for the request. ``traps`` are numbers that
+    only look like limits.
     """
 
     id: str
@@ -40,12 +41,12 @@ class Line:
 
     @property
     def silent(self) -> bool:
-        """Whether it is a finished answer, without an error."""
+        """Whether the response is complete and has no error."""
         return self.status == 200 and self.kind in FINISHED
 
 
 def lines(path: Path) -> list[Line]:
-    """All lines that aren't ambiguous. Raises ``OSError``, ``ValueError`` and ``KeyError``."""
+    """Return all lines that aren't ambiguous. Raises ``OSError``, ``ValueError``, and ``KeyError``."""
     with path.open(encoding="utf-8") as file:
         return [_line(row) for row in map(json.loads, file) if not row["ambiguous"]]
 

@@ -1,4 +1,4 @@
-"""What LiteLLM recognises: by its own list of words, and by the exception that it makes of an answer."""
+"""LiteLLM's recognition, by its list of phrases and by the exception class that it selects."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import httpx
 from bench.overflow.lines import Line
 from proxy.overflow import Overflow
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # Read while it is imported: no list of prices is fetched.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # Read at import time. It prevents a download.
 
 import litellm
 from litellm.litellm_core_utils.exception_mapping_utils import ExceptionCheckers, exception_type
 from litellm.llms.base_llm.chat.transformation import BaseLLMException
 
-RECOGNISED = Overflow("input", None, None, None, None, "compact")
-"""It says no more than that: neither limit nor size."""
+RECOGNIZED = Overflow("input", None, None, None, None, "compact")
+"""LiteLLM reads neither limit nor size."""
 
 
 def by_words(line: Line) -> Overflow | None:
-    """Its list of sentences, on the whole body."""
+    """Search the body for LiteLLM's phrases."""
     found = ExceptionCheckers.is_error_str_context_window_exceeded(line.body.decode())
-    return RECOGNISED if found else None
+    return RECOGNIZED if found else None
 
 
 def by_exception(line: Line) -> Overflow | None:
-    """The class of the exception that it maps the answer to, told which provider it is from."""
+    """Have LiteLLM map the response to an exception. LiteLLM knows the provider."""
     if line.silent:
         return None
     request = httpx.Request("POST", "http://upstream/v1/chat/completions")
@@ -41,7 +41,7 @@ def by_exception(line: Line) -> Overflow | None:
         try:
             exception_type(model="model", original_exception=original, custom_llm_provider=line.litellm)
         except litellm.ContextWindowExceededError:
-            return RECOGNISED
-        except Exception:  # noqa: BLE001 - whatever else it is called, it is no overflow
+            return RECOGNIZED
+        except Exception:  # noqa: BLE001 - any other exception isn't an overflow
             return None
     return None

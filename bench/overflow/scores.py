@@ -1,4 +1,4 @@
-"""How much of the catalogue somebody recognises, and how much of what is recognised is right."""
+"""Score a recognizer on the catalogue: recall, false alarms, and correct figures."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from proxy.overflow import Overflow, recognise
 from proxy.overflow.patterns import CODES, ROWS
 from proxy.overflow.silent import Finished, Sent, counts_in_full, cut_prompt, silent_overflow
 
-Recogniser = Callable[[Line], Overflow | None]
+Recognizer = Callable[[Line], Overflow | None]
 
 FIGURES = ("kind", "limit", "scope", "counted", "output", "remedy")
 
 
 @dataclass(slots=True)
 class Score:
-    """Of ``overflows`` lines ``found`` were recognised, of ``others`` those in ``alarms`` too.
+    """The score of a recognizer.
 
-    ``right`` has, by figure, how many of the recognised lines that have it were read right, and how many there are.
+    It recognized ``found`` of ``overflows`` lines, and of ``others`` wrongly those in ``alarms``. For each figure,
+    ``right`` has the number of correct lines and the number of recognized lines with this figure.
     """
 
     name: str
@@ -37,29 +38,29 @@ class Score:
 
     @property
     def recall(self) -> float:
-        """The share of overflows that were recognised."""
+        """The share of overflows that were recognized."""
         return self.found / self.overflows if self.overflows else 0.0
 
     def share(self, figure: str) -> float | None:
-        """The share of lines with this figure in which it was read right; ``None`` where no line has it."""
-        right, all_of_them = self.right[figure]
-        return right / all_of_them if all_of_them else None
+        """Return the share of lines with the correct figure, or ``None`` if no line has it."""
+        right, total = self.right[figure]
+        return right / total if total else None
 
 
 def ours(line: Line) -> Overflow | None:
-    """What the proxy makes of an answer, knowing what it knew of the request."""
+    """Recognize a response like the proxy, with the size and window that it knows for the request."""
     found = recognise(line.status, line.body, line.headers)
     if found is None and (line.silent or (line.status == 200 and line.estimate is not None)):
-        # If the size of the request isn't in the catalogue, only what the answer itself says can count.
+        # Without the size of the request, the response alone decides.
         return silent(read_usage(line.body), line.estimate or 0, line.window)
     return found
 
 
 def silent(answer: Finished, counted: int, window: int | None) -> Overflow | None:
-    """What the proxy makes of an answer without an error when a longer prompt has brought the same answer before.
+    """Recognize a response without an error, after a longer prompt had the same response.
 
-    One sign concludes nothing, so a cut prompt shows only as the conversation goes on. A prompt that the upstream
-    counted in full has another size then.
+    The proxy needs two signs, so it detects a cut prompt only as the conversation continues. If the upstream doesn't
+    cut it, the reported size of the longer prompt differs.
     """
     if found := silent_overflow(answer, counted, window=window):
         return found
@@ -70,7 +71,7 @@ def silent(answer: Finished, counted: int, window: int | None) -> Overflow | Non
 
 
 def leaving_out(line: Line, *, shared: bool) -> Overflow | None:
-    """The same without the rows and codes that are the line's provider's alone; ``shared``: or its among others."""
+    """Recognize a response without the rows and codes of its provider alone, or without ``shared`` ones too."""
     if line.silent:
         return ours(line)
     some = any if shared else all
@@ -84,16 +85,16 @@ def leaving_out(line: Line, *, shared: bool) -> Overflow | None:
 
 
 def is_of(source: str, provider: str) -> bool:
-    """Whether a source in the tables is this provider of the catalogue: "Qwen" is "Qwen DashScope"."""
+    """Return whether a source in the tables is this provider of the catalogue ("Qwen" is "Qwen DashScope")."""
     ours_, theirs = (re.sub(r"[^a-z0-9]", "", name.lower()) for name in (source, provider))
     return bool(ours_) and (ours_ in theirs or theirs in ours_)
 
 
-def score(name: str, lines: Sequence[Line], recogniser: Recogniser, *, reads_figures: bool = True) -> Score:
-    """Run all lines through a recogniser; ``reads_figures``: it says more than yes and no."""
+def score(name: str, lines: Sequence[Line], recognizer: Recognizer, *, reads_figures: bool = True) -> Score:
+    """Score a recognizer on all lines. ``reads_figures``: it returns more than yes or no."""
     made = Score(name, reads_figures)
     for line in lines:
-        read = recogniser(line)
+        read = recognizer(line)
         if not line.overflow:
             made.others += 1
             if read is not None:
@@ -113,15 +114,15 @@ def score(name: str, lines: Sequence[Line], recogniser: Recogniser, *, reads_fig
 
 def _compare(made: Score, line: Line, read: Overflow) -> None:
     for figure, expected in _expected(line, read):
-        right, all_of_them = made.right[figure]
+        right, total = made.right[figure]
         correct = getattr(read, figure) == expected
-        made.right[figure] = (right + correct, all_of_them + 1)
+        made.right[figure] = (right + correct, total + 1)
         if not correct:
             made.wrong[figure].append(line.id)
 
 
 def _expected(line: Line, read: Overflow) -> Iterable[tuple[str, object]]:
-    """The figures that a line has, or that were read of it. A limit in characters is an overflow of the input."""
+    """Yield the figures that a line has or that were read. A limit in characters counts as an overflow of the input."""
     yield "kind", "silent" if line.silent else "input" if line.kind == "chars" else line.kind
     yield "remedy", line.remedy
     if line.limit is not None or read.limit is not None:

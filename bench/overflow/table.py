@@ -1,4 +1,4 @@
-"""The table that is printed, and the scores as plain values."""
+"""Print the scores, and convert them for JSON."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NOTHING = "–"
 
 
 def show(scores: Sequence[Score], console: Console) -> None:
-    """Print one row for each recogniser, and which lines ours got wrong."""
+    """Print a row for each recognizer, and the lines that the proxy gets wrong."""
     first = scores[0]
     table = Table(
-        title=f"Overflow errors: {first.overflows} answers that are one, {first.others} that are not",
-        caption="Figures: the share read right of those lines that have one and were recognised.",
+        title=f"Overflow errors: {first.overflows} responses are one, {first.others} aren't",
+        caption="Figures: of the recognized lines with this figure, the share that was read correctly.",
     )
-    table.add_column("recogniser")
-    for name in ("recognised", "false alarms", "traps", *FIGURES):
+    table.add_column("recognizer")
+    for name in ("recognized", "false alarms", "traps", *FIGURES):
         table.add_column(name, justify="right")
     for score in scores:
         found = f"{score.recall:.1%} ({score.found}/{score.overflows})"
@@ -42,7 +42,7 @@ def _share(score: Score, figure: str) -> str:
 
 
 def raw(scores: Sequence[Score]) -> list[dict[str, Any]]:
-    """All scores as plain values."""
+    """Return all scores for JSON."""
     return [
         {
             "name": score.name,

@@ -1,5 +1,5 @@
-"""The benchmark of quality: the engine beside LangChain's on the same conversations.
+"""The quality benchmark: the proxy's engine and LangChain's on the same conversations.
 
-``python -m bench.quality`` prints the table. What a figure means is said in ``judge``; nothing is asked of any model.
-LangChain runs in an environment of its own (``requirements.lock``), the rest in the project's.
+``python -m bench.quality`` prints the table. ``judge`` defines the figures. The benchmark calls no model. LangChain
+runs in its own environment (``requirements.lock``).
 """

@@ -18,13 +18,14 @@ from bench.quality.langchain import ROOT, langchain
 from bench.quality.rows import Row, cases, engines, measure, measure_stages
 from bench.quality.stages import Alone
 from bench.quality.table import raw, show, show_stages
+from bench.table import write_json
 
 PYTHON = ROOT / ".venv-bench" / "bin" / "python"
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How many conversations of each kind are generated, and for which windows."""
+    """The number of generated conversations of each kind, and the windows in tokens."""
 
     seeds: int
     windows: tuple[int, ...]
@@ -37,11 +38,11 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--quick", is_flag=True, help="Few generated conversations, in one window, and no recorded ones.")
+@click.option("--quick", is_flag=True, help="A few generated conversations, in one window, and no recorded ones.")
 @click.option("--json", "file", type=_FILE, help="Write every figure to FILE.")
 @click.option("--chart", type=_FILE, help="Draw the chart into FILE (PNG).")
 @click.option("--sessions", "folder", type=click.Path(path_type=Path), default=sessions.FOLDER, show_default=False,
-              help="The folder with recorded sessions; without them those rows are left out.")  # fmt: skip
+              help="The folder with recorded sessions. Without it the table has no rows for them.")  # fmt: skip
 @click.option("--langchain", "python", type=click.Path(exists=True, path_type=Path), default=PYTHON, show_default=False,
               help="The interpreter of the environment with LangChain.")  # fmt: skip
 def main(quick: bool, file: Path | None, chart: Path | None, folder: Path, python: Path) -> None:
@@ -53,30 +54,29 @@ def main(quick: bool, file: Path | None, chart: Path | None, folder: Path, pytho
     if stages:
         show_stages(stages, console)
     measured = {"versions": versions, "rows": raw(rows), "stages": stages}
-    written = msgspec.json.format(msgspec.json.encode(measured)) + b"\n"
-    if file is not None:
-        file.write_bytes(written)
+    write_json(file, measured)
     if chart is not None:
-        subprocess.run([python, "-m", "bench.quality.chart", chart.resolve()], input=written, cwd=ROOT, check=True)
+        command = [python, "-m", "bench.quality.chart", chart.resolve()]
+        subprocess.run(command, input=msgspec.json.encode(measured), cwd=ROOT, check=True)
 
 
 def compare(
     scale: Scale, folder: Path, python: Path, console: Console, *, recorded: bool
 ) -> tuple[list[Row], dict[str, str]]:
-    """All rows, and the versions of LangChain that they were measured with."""
+    """Return all rows, and the versions of LangChain's packages."""
     chosen = cases(folder if recorded else None, seeds=scale.seeds, windows=scale.windows)
     with (
         Progress(console=console, disable=not console.is_terminal, transient=True) as progress,
         tempfile.TemporaryDirectory(prefix="bench-") as store,
-        langchain(python) as peer,
+        langchain(python) as other,
     ):
         bar = progress.add_task("comparing", total=sum(len(list(engines(case))) for case in chosen))
-        rows = asyncio.run(measure(chosen, Path(store), peer, lambda: progress.advance(bar)))
-        return rows, peer.versions
+        rows = asyncio.run(measure(chosen, Path(store), other, lambda: progress.advance(bar)))
+        return rows, other.versions
 
 
 def stages_alone(recorded: Path) -> list[Alone]:
-    """What the cheap stages alone do to recorded sessions; empty where those are not at hand."""
+    """Measure the cheap stages alone on recorded sessions. Empty if the folder has none."""
     with tempfile.TemporaryDirectory(prefix="bench-") as store:
         return asyncio.run(measure_stages(Path(store), recorded))
 

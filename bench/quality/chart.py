@@ -1,6 +1,6 @@
-"""Draws the chart. Runs in LangChain's environment, which has matplotlib: ``python -m bench.quality.chart FILE``.
+"""Draw the chart: ``python -m bench.quality.chart FILE``, with the benchmark's JSON on standard input.
 
-Reads the JSON that the benchmark writes from standard input.
+Runs in LangChain's environment, which has matplotlib.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from matplotlib import pyplot
 
 Row = dict[str, Any]
 
-# Engine, its name in the chart, its colour.
+# The engine, its name in the chart, and its color.
 ENGINES = (
     ("compaction-proxy", "compaction-proxy", "#1b6ca8"),
     ("SummarizationMiddleware", "SummarizationMiddleware", "#d98324"),
     ("trim_messages", "trim_messages", "#9a9a9a"),
 )
-# What is drawn: the words, the figure, the cases whose names begin so; of ``complement`` what is missing to 1.
+# The groups of bars: label, figure, prefixes of the cases' names, and whether to show 1 minus the figure.
 SUBJECTS: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
     ("Facts of dropped messages\nstill readable, tool loops", "facts", ("tool loop",), False),
     ("Facts of dropped messages\nstill readable, multi-turn", "facts", ("multi-turn",), False),
-    ("The same, or one look-up away\nin the archive, both kinds", "archive", ("tool loop", "multi-turn"), False),
+    ("Readable, or in the archive\nunder a named id, both kinds", "archive", ("tool loop", "multi-turn"), False),
     ("File paths still readable,\ncoding session", "paths", ("coding",), False),
     ("User messages word for word,\ncoding session", "users", ("coding",), False),
     ("Valid prompts from\ndirty conversations", "invalid", ("tool loop, dirty", "multi-turn, dirty"), True),
@@ -40,10 +40,10 @@ SUBJECTS: tuple[tuple[str, str, tuple[str, ...], bool], ...] = (
 
 
 def figure(rows: Sequence[Row], engine: str, name: str, cases: tuple[str, ...], *, complement: bool) -> float | None:
-    """The mean over windows and summarisers; ``None`` where nothing was measured.
+    """Return the mean over windows and summarizers, or ``None`` without any figure.
 
-    Without an archive there is nothing to look up: what can be read in the prompt is all. ``size`` is that of a prompt
-    as part of the window.
+    For engines without an archive, ``archive`` equals ``facts``. ``size`` is the share of the window that a prompt
+    takes.
     """
     chosen = [row for row in rows if row["engine"] == engine and row["case"].startswith(cases)]
     if name == "size":
@@ -57,7 +57,7 @@ def figure(rows: Sequence[Row], engine: str, name: str, cases: tuple[str, ...], 
 
 
 def draw(measured: dict[str, Any], file: str) -> None:
-    """One group of bars for each subject of which there are figures."""
+    """Draw a group of bars for each subject that has figures."""
     rows = measured["rows"]
     groups = []
     for words, name, cases, complement in SUBJECTS:
@@ -87,7 +87,7 @@ def draw(measured: dict[str, Any], file: str) -> None:
     axes.set_title("The same conversations through both, every turn sent", loc="left", fontweight="bold")
     axes.set_xlabel(
         f"LangChain {versions['langchain']} with its defaults, the project's default policy; "
-        "means over windows and two summarisers",
+        "means over windows and two summarizers",
         fontsize=8,
         color="#555555",
     )

@@ -1,4 +1,4 @@
-"""Conversations with a fact planted in every message, the same ones at every run."""
+"""Generate conversations with a fact in every message. They're the same in every run."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _TOOLS = ("read_file", "run", "search", "write_file")
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation as an application holds it. ``facts`` says of each planted fact in which message it stands."""
+    """The conversation of an application. ``facts`` has the index of the message that contains each fact."""
 
     name: str
     messages: list[Message]
     facts: dict[str, int] = field(default_factory=dict)
 
     def requests(self) -> list[int]:
-        """How many messages each request has: all before an answer of the assistant, and at last all of them.
+        """Return the number of messages of each request: all before an answer of the assistant, and finally all.
 
-        Nobody asks for an answer after an answer, so where two follow each other the second was not asked for.
+        If two answers follow each other, no request ends between them.
         """
         roles = [message["role"] for message in self.messages]
         ends = [i for i in range(1, len(roles)) if roles[i] == "assistant" != roles[i - 1]]
@@ -39,7 +39,7 @@ class Conversation:
 
 
 class _Writer:
-    """Writes messages, and remembers what it planted."""
+    """Write messages and store the facts in them."""
 
     def __init__(self, seed: str) -> None:
         self.random = random.Random(seed)
@@ -47,7 +47,7 @@ class _Writer:
         self.facts: dict[str, int] = {}
 
     def text(self, low: int, high: int, *, line: int = 12) -> str:
-        """Words in lines, as many as a draw says that favours small numbers, with a fact somewhere among them."""
+        """Return ``low`` to ``high`` words in lines, with a fact among them. Low numbers are more frequent."""
         number = int(low * (high / low) ** self.random.random())
         words = self.random.choices(_WORDS, k=number)
         words.insert(self.random.randrange(number + 1), self._fact())
@@ -57,16 +57,16 @@ class _Writer:
         self.messages.append({"role": role, "content": content, **more})
 
     def exchange(self, most_calls: int, low: int, high: int) -> None:
-        """A message with tool calls, and the results, ``low`` to ``high`` words each."""
+        """Add a message with tool calls and the results, with ``low`` to ``high`` words each."""
         calls: list[tuple[str, str, dict[str, str]]] = []
-        said = self.text(8, 30)
+        content = self.text(8, 30)
         for _ in range(self.random.randint(1, most_calls)):
             name = self.random.choice(_TOOLS)
             arguments = {"path": f"src/{self.random.choice(_WORDS)}/{self.random.choice(_WORDS)}.py"}
             if name == "write_file":
                 arguments["content"] = " ".join(self.random.choices(_WORDS, k=self.random.randint(50, 500)))
             calls.append((f"call_{len(self.messages)}_{len(calls)}", name, arguments))
-        self.add("assistant", said, tool_calls=[_call(*call) for call in calls])
+        self.add("assistant", content, tool_calls=[_call(*call) for call in calls])
         for id_, name, _ in calls:
             text = self.text(3, 6) if name == "write_file" else self.text(low, high)
             self.add("tool", text, tool_call_id=id_)
@@ -86,7 +86,7 @@ def _call(id_: str, name: str, arguments: dict[str, str]) -> Message:
 
 
 def tool_loop(seed: int, words: int) -> Conversation:
-    """One request of the user's, then steps of tool calls, until about ``words`` words are written."""
+    """Return a conversation of about ``words`` words: one user message, then tool calls."""
     writer = _Writer(f"tool loop {seed}")
     writer.add("system", "You are an agent that repairs software. Work until it is done.")
     writer.add("user", writer.text(60, 150))
@@ -95,7 +95,7 @@ def tool_loop(seed: int, words: int) -> Conversation:
 
 
 def multi_turn(seed: int, words: int) -> Conversation:
-    """A user and an assistant in turns, with a tool call every few turns."""
+    """Return a conversation of about ``words`` words: user and assistant, with a tool call every few turns."""
     writer = _Writer(f"multi-turn {seed}")
     writer.add("system", "You are a helpful assistant.")
 

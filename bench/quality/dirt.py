@@ -1,4 +1,4 @@
-"""Conversations as careless applications send them: each kind of fault put in at a few places."""
+"""Add the faults of careless applications to conversations."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from collections.abc import Callable
 from bench.quality.conversations import Conversation, Message
 
 PLACES = 4
-"""How often each fault is put into a conversation."""
+"""Number of places in a conversation that get a fault."""
 
 
 def _orphan_result(messages: list[Message], at: int) -> None:
-    """A result whose call is gone."""
+    """Insert a result without a call."""
     messages.insert(at, {"role": "tool", "tool_call_id": f"gone_{at}", "content": "a late answer"})
 
 
 def _dangling_call(messages: list[Message], at: int) -> None:
-    """A call without its result."""
+    """Remove a result, so that its call has none."""
     del messages[_next(messages, at, "tool")]
 
 
 def _shuffled_results(messages: list[Message], at: int) -> None:
-    """A result that comes a few messages too late."""
+    """Move a result a few messages too far back."""
     late = messages.pop(_next(messages, at, "tool"))
     messages.insert(min(len(messages) - 1, at + 3), late)
 
 
 def _reused_ids(messages: list[Message], at: int) -> None:
-    """Calls numbered anew in every message, as some servers do. That alone is valid."""
+    """Restart the numbers of calls in every message, like some servers. This is valid."""
     for index, message in enumerate(messages):
         calls = message.get("tool_calls", ())
         for number, call in enumerate(calls):
@@ -39,12 +39,12 @@ def _reused_ids(messages: list[Message], at: int) -> None:
 
 
 def _empty_answer(messages: list[Message], at: int) -> None:
-    """An answer of the assistant with nothing in it."""
+    """Insert an empty answer of the assistant."""
     messages.insert(_next(messages, at, "assistant"), {"role": "assistant", "content": None})
 
 
 def _next(messages: list[Message], at: int, role: str) -> int:
-    """The first message of a role from a place on, or else the last one of all."""
+    """Return the index of the first message with a role from ``at``, or of the last one in the conversation."""
     found = [i for i, message in enumerate(messages) if message["role"] == role]
     return next((i for i in found if i >= at), found[-1])
 
@@ -59,7 +59,7 @@ KINDS: dict[str, Callable[[list[Message], int], None]] = {
 
 
 def dirtied(conversation: Conversation, kind: str) -> Conversation:
-    """The conversation with a fault of a kind at a few places. Its facts are not judged."""
+    """Return the conversation with a kind of fault in a few places, and without facts."""
     rng = random.Random(f"{conversation.name} {kind}")
     messages = copy.deepcopy(conversation.messages)
     for at in sorted((rng.randrange(2, len(messages) - 1) for _ in range(PLACES)), reverse=True):

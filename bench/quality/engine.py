@@ -1,4 +1,4 @@
-"""The project's engine, in process: every request of a conversation as the server would treat it."""
+"""Run the proxy's engine in this process: every request of a conversation, as in the server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from bench.quality.conversations import Conversation, Message
 from bench.quality.judge import named_ids
 from bench.quality.outcome import Outcome, Prompts
-from bench.quality.summariser import SUMMARISERS, Summariser
+from bench.quality.summarizer import SUMMARIZERS, Summarizer
 from proxy.compaction.rules import Envelope, SectionLimits, caps
 from proxy.compaction.stages import cheap_stages
 from proxy.config import Policy
@@ -43,35 +43,35 @@ _MATERIAL = re.compile(
 
 
 def profile(window: int) -> Profile:
-    """A model with this window, and a quarter of it for the answer at most."""
+    """Return a model with this window. Its output is at most a quarter of it."""
     return Profile(MODEL, window, window, window // 4, tokenizer=TOKENIZER)
 
 
-def room(window: int) -> int:
-    """The input tokens of a request in this window that names no output."""
+def input_budget(window: int) -> int:
+    """Return the input tokens of a request in this window that doesn't name an output."""
     known = profile(window)
     found = budget(known, reserved_output(known, None, None), None)
     if found is None:
-        raise ValueError("a window gives a budget")
+        raise ValueError(f"no budget for a window of {window}")
     return found
 
 
 def shares(window: int) -> SectionLimits:
-    """How large the parts of a summary message may get in this window."""
-    return caps(rules_for(POLICY, window_known=True), Envelope(room(window), 0, 1).rounded())
+    """Return the limits of the parts of a summary message in this window."""
+    return caps(rules_for(POLICY, window_known=True), Envelope(input_budget(window), 0, 1).rounded())
 
 
 class _Model:
-    """A summary model that is a function. Notes down what it read."""
+    """A summary model that calls a function. Records the tokens that it read."""
 
-    def __init__(self, counter: Counter, window: int, summariser: Summariser, reads: list[int]) -> None:
+    def __init__(self, counter: Counter, window: int, summarizer: Summarizer, reads: list[int]) -> None:
         known = profile(window)
         output = output_limit(MODEL, shares(window).summary, known.max_output_tokens)
         self.name = MODEL
         self.input_limit = budget(known, reserved_output(known, output, None), None)
         self.count = counter.text
         self._counter = counter
-        self._summariser = summariser
+        self._summarizer = summarizer
         self._reads = reads
 
     async def ask(self, messages: list[dict[str, Any]], max_tokens: int) -> Written:
@@ -79,9 +79,9 @@ class _Model:
         self._reads.append(sum(self._counter.message(message) for message in messages))
         found = _MATERIAL.search(messages[-1]["content"])
         if found is None:
-            raise ValueError("no transcript in the request for a summary")
+            raise ValueError("the request for a summary has no transcript")
         material = "\n\n".join(filter(None, (found["previous"], found["transcript"])))
-        return Written(self._summariser(material, max_tokens, self.count), "stop")
+        return Written(self._summarizer(material, max_tokens, self.count), "stop")
 
 
 Models = Callable[[int], Awaitable[Sequence[UpstreamSummaryModel]]]
@@ -94,13 +94,13 @@ async def _no_models(tokens: int) -> Sequence[UpstreamSummaryModel]:
 def _case(
     raws: Sequence[bytes], window: int, counter: Counter, policy: Policy, tenant: str, models: Models
 ) -> CompactionInput:
-    """A request with these messages."""
+    """Return a request with these messages."""
     return CompactionInput(
         body=parse(b'{"model":"' + MODEL.encode() + b'","messages":[' + b",".join(raws) + b"]}"),
         counter=counter,
         policy=policy,
         mode="enforce",
-        budget=room(window),
+        budget=input_budget(window),
         tenant=tenant,
         upstream=MODEL,
         models=models,
@@ -109,7 +109,7 @@ def _case(
 
 
 class Engine:
-    """Replays conversations. ``folder`` holds the store."""
+    """Replay conversations. The store is in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self._remembered = FactsCache()
@@ -118,12 +118,12 @@ class Engine:
         self._compactor = Compactor(self._remembered, Summaries(self._store), self._archive)
         self._counters: dict[int, Counter] = {}
 
-    async def replay(self, conversation: Conversation, window: int, summariser: str) -> Outcome:
-        """What is sent at each of the conversation's requests. A summary that is begun early is there at the next."""
+    async def replay(self, conversation: Conversation, window: int, summarizer: str) -> Outcome:
+        """Return the prompts of the conversation's requests. Summaries in the background finish before the next one."""
         prompts = Prompts()
         counter = self._counter(window)
-        model = _Model(counter, window, SUMMARISERS[summariser], prompts.outcome.reads)
-        tenant = f"{conversation.name} {window} {summariser}"
+        model = _Model(counter, window, SUMMARIZERS[summarizer], prompts.outcome.reads)
+        tenant = f"{conversation.name} {window} {summarizer}"
         raws = [msgspec.json.encode(message) for message in conversation.messages]
 
         async def models(tokens: int) -> Sequence[UpstreamSummaryModel]:
@@ -134,19 +134,19 @@ class Engine:
             prompts.add(raws[:end] if outcome.messages is None else outcome.messages)
             others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in (await asyncio.wait(others))[0] if others else ():
-                if not task.cancelled():  # a lease's renewal ends that way
+                if not task.cancelled():  # The renewal of a lease ends with a cancellation.
                     task.result()
         prompts.outcome.archived = await self._looked_up(prompts.outcome, tenant)
         return prompts.outcome
 
     async def explain(self, conversation: Conversation, window: int, policy: Policy) -> Explanation:
-        """What would be done to the whole conversation under a policy; no summary is made."""
+        """Return what a policy would do to the whole conversation, without a summary."""
         raws = [msgspec.json.encode(message) for message in conversation.messages]
         case = _case(raws, window, self._counter(window), policy, conversation.name, _no_models)
         return await self._compactor.explain(case)
 
     async def reduced(self, conversation: Conversation, window: int, policy: Policy) -> int:
-        """Tokens of the whole conversation were every cheap stage of a policy applied to every message."""
+        """Return the tokens of the conversation after a policy's cheap stages were applied to every message."""
         counter = self._counter(window)
         raws = [msgspec.json.encode(message) for message in conversation.messages]
         case = _case(raws, window, counter, policy, conversation.name, _no_models)
@@ -164,9 +164,9 @@ class Engine:
         return self._counters.setdefault(window, Counter(profile(window)))
 
     async def _looked_up(self, outcome: Outcome, tenant: str) -> dict[str, list[Message]]:
-        """What the archive has under every id that the prompts name, once all is written; ids it lacks are left out."""
+        """Return the archived messages of every id that the prompts name. Unknown ids are omitted."""
         if not await self._archive.drained():
-            raise TimeoutError("the archive is still writing")
+            raise TimeoutError("the archive didn't finish writing")
         found = {}
         for id_ in sorted(set().union(*map(named_ids, outcome.messages))):
             kept = await self._archive.fetch(tenant, id_)

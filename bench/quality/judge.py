@@ -1,8 +1,8 @@
-"""What the figures mean: an outcome held against the conversation it was made of.
+"""Compute the figures: compare the prompts of an engine with the original conversation.
 
-Figures are taken at requests that do not fit the window as they came: the same ones for every engine, at most
-``SAMPLES`` of a conversation, spread evenly, so that neither the moment after a compaction nor the one before it
-decides. Shares are of things, not of conversations; ``None`` where there was nothing to count.
+Figures are computed for the same requests with every engine, because compaction has a different effect at each turn.
+They are at most ``SAMPLES`` requests of a conversation, evenly spaced, whose original messages exceed the window.
+Shares are over all conversations together. A share is ``None`` if nothing was counted.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from proxy.dialects.chat.counting import Counter
 
 SAMPLES = 12
 
-# How the summary message and the notes in shortened messages name what they stand for.
-_KEPT_AS = re.compile(r"\bin the archive as ([0-9a-f]{20})\b")
+# The reference to the archive in the summary message and in the notes of shortened messages.
+_ARCHIVED_AS = re.compile(r"\bin the archive as ([0-9a-f]{20})\b")
 _LISTING = re.compile(r"^- (\S*)/: (.+)$", re.MULTILINE)
 
 
 @dataclass
 class Share:
-    """So many of so many."""
+    """A part of a whole, both added up."""
 
     part: float = 0
     whole: float = 0
@@ -48,51 +48,51 @@ class Share:
 
 @dataclass
 class Figures:
-    """The figures of one engine on one kind of conversation; ``Judge.add`` takes in one conversation after the other.
+    """The figures of an engine on a kind of conversation. ``Judge.add`` adds one conversation.
 
-    All but the last four are shares in 0 to 1.
+    All but the last four are shares from 0 to 1. A dropped message is one that isn't in the prompt unchanged.
     """
 
     over: Share = field(default_factory=Share)
-    """Of all requests that do not fit the window as they came: prompts that do not fit it either."""
+    """Prompts larger than the window, of all requests whose original messages exceed it."""
     invalid: Share = field(default_factory=Share)
-    """Of the prompts with more in them than system messages: those that OpenAI would refuse for their structure."""
+    """Prompts that OpenAI would reject for their structure. Prompts with only system messages don't count."""
     facts: Share = field(default_factory=Share)
-    """Of the facts in messages that are not in the prompt as they came: those that can be read in it all the same."""
+    """Facts of dropped messages that are in the prompt nevertheless."""
     archive: Share = field(default_factory=Share)
-    """Those, and those that are one look-up away."""
+    """Facts of dropped messages that are in the prompt, or in the archive under an id in the prompt."""
     all_facts: Share = field(default_factory=Share)
-    """Of the facts in all messages: those that can be read in the prompt."""
+    """Facts of all messages that are in the prompt."""
     paths: Share = field(default_factory=Share)
-    """Of the files named by calls that are not in the prompt as they came: those whose path can be read in it."""
+    """Files named by dropped calls whose path is in the prompt."""
     users: Share = field(default_factory=Share)
-    """Messages of the user's that are in the prompt word for word."""
+    """User messages that are in the prompt word for word."""
     users_in_budget: Share = field(default_factory=Share)
-    """The same, of the first one and the newest ones that the project's default policy sets tokens aside for."""
+    """Like ``users``, of the first and newest user messages that fit the tokens that the default policy reserves."""
     stays: Share = field(default_factory=Share)
-    """Tokens of a prompt that are still there, at the same place, in the next one; over all requests."""
+    """Tokens of a prompt that are in the same place in the next one, over all requests."""
     tokens: Share = field(default_factory=Share)
-    """Tokens of a prompt, over all requests that do not fit the window as they came."""
+    """Tokens of a prompt, over all requests whose original messages exceed the window."""
     summaries: Share = field(default_factory=Share)
     """Requests for a summary, per conversation."""
     read: Share = field(default_factory=Share)
-    """Tokens that they read, per conversation."""
+    """Tokens of the requests for a summary, per conversation."""
     judged: Share = field(default_factory=Share)
-    """Requests at which the figures were taken, per conversation."""
+    """Requests used for the figures, per conversation."""
 
     def values(self) -> dict[str, float | None]:
         return {part.name: getattr(self, part.name).value for part in fields(self)}
 
 
 class Judge:
-    """Judges outcomes. Keeps the sizes of messages."""
+    """Compute figures. Caches the sizes of messages."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
         self._sizes: dict[str, int] = {}
 
     def add(self, figures: Figures, conversation: Conversation, outcome: Outcome, window: int, users: int) -> None:
-        """Take one outcome into the figures. ``users`` are the tokens set aside for the user's messages."""
+        """Add an outcome to the figures. ``users`` are the tokens reserved for user messages."""
         messages = [_Read(message) for message in conversation.messages]
         sent = [_Read(message) for message in outcome.messages]
         ends = conversation.requests()
@@ -123,7 +123,7 @@ class Judge:
         return size
 
     def _in_budget(self, messages: Sequence[_Read], tokens: int) -> set[int]:
-        """The first message of the user's and the newest ones that fit into so many tokens together."""
+        """Return the first user message and the newest ones that fit ``tokens`` together."""
         users = [i for i, message in enumerate(messages) if message.role == "user"]
         chosen: set[int] = set()
         for index in [*users[:1], *reversed(users[1:])]:
@@ -147,7 +147,7 @@ class Judge:
 
 
 class _Read:
-    """A message and what can be read in it."""
+    """A message and its text."""
 
     def __init__(self, message: Message) -> None:
         self.value = message
@@ -160,19 +160,19 @@ class _Read:
 
     @cached_property
     def key(self) -> str:
-        """Alike for messages that say the same, whatever their spelling."""
+        """A key that is equal for messages with the same content in different JSON."""
         calls = [(call.id, call.name) for call in calls_of(self.value)]
         arguments = [_parsed(text) for _, text in arguments_of(self.value)]
         return repr((self.role, text_of(self.value), calls, arguments, self.value.get("tool_call_id")))
 
 
 def named_ids(message: Message) -> set[str]:
-    """The ids of the archive that a message tells of."""
-    return set(_KEPT_AS.findall(_Read(message).text))
+    """Return the archive ids in a message."""
+    return set(_ARCHIVED_AS.findall(_Read(message).text))
 
 
 class _Reach:
-    """The facts of one conversation that are one look-up away. Keeps what it found, by message and by id."""
+    """Find a conversation's facts in the archive. Caches ids by message and facts by id."""
 
     def __init__(self, outcome: Outcome, facts: Iterable[str]) -> None:
         self._outcome = outcome
@@ -181,13 +181,13 @@ class _Reach:
         self._found: dict[str, set[str]] = {}
 
     def through_archive(self, prompt: Sequence[int]) -> set[str] | None:
-        """The facts that a model could read by looking up an id in the prompt; ``None``: there is no archive."""
+        """Return the facts in the archive under an id in the prompt, or ``None`` without an archive."""
         if self._outcome.archived is None:
             return None
-        ids = set().union(*(self._named(place) for place in prompt))
+        ids = set().union(*(self._ids_of(place) for place in prompt))
         return set().union(*(self._facts_in(self._outcome.archived, id_) for id_ in ids))
 
-    def _named(self, place: int) -> set[str]:
+    def _ids_of(self, place: int) -> set[str]:
         if place not in self._ids:
             self._ids[place] = named_ids(self._outcome.messages[place])
         return self._ids[place]
@@ -214,7 +214,7 @@ def _judge(
     in_budget: set[int],
     reached: set[str] | None,
 ) -> None:
-    """Everything that is read in one prompt."""
+    """Add the figures of one prompt."""
     text = "\n".join(message.text for message in prompt)
     dropped = _missing(before, prompt)
     lost = [fact for fact, index in facts.items() if index in dropped]
@@ -232,7 +232,7 @@ def _judge(
 
 
 def _missing(before: Sequence[_Read], prompt: Sequence[_Read]) -> set[int]:
-    """The messages that are not in the prompt as they came. Of equal ones the newest are taken to be there."""
+    """Return the dropped messages. Of equal ones, the newest count as present."""
     there = Multiset(message.key for message in prompt)
     missing = set()
     for index in range(len(before) - 1, -1, -1):
@@ -245,7 +245,7 @@ def _missing(before: Sequence[_Read], prompt: Sequence[_Read]) -> set[int]:
 
 
 def _paths(message: Message) -> Iterable[str]:
-    """The files that a message's calls name."""
+    """Yield the files named by a message's calls."""
     for _, text in arguments_of(message):
         arguments = _parsed(text)
         if isinstance(arguments, dict) and isinstance(arguments.get("path"), str):
@@ -253,19 +253,19 @@ def _paths(message: Message) -> Iterable[str]:
 
 
 def readable_paths(paths: Iterable[str], text: str) -> set[str]:
-    """The paths that are in the text: as they are, or as names in a line ``- folder/: name, name``."""
+    """Return the paths in the text, either unchanged or as names in a line ``- folder/: name, name``."""
     listed = {f"{folder}/{name}" for folder, names in _LISTING.findall(text) for name in names.split(", ")}
     return {path for path in paths if path in listed or path in text}
 
 
 def _common(one: str, other: str) -> int:
-    """With how many characters both begin."""
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _spread(numbers: Sequence[int]) -> list[int]:
-    """At most ``SAMPLES`` of them, the last one included."""
+    """Return at most ``SAMPLES`` numbers, including the last one."""
     if len(numbers) <= SAMPLES:
         return list(numbers)
     return [numbers[round(i * (len(numbers) - 1) / (SAMPLES - 1))] for i in range(SAMPLES)]

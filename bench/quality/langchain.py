@@ -1,4 +1,4 @@
-"""Starts LangChain's side and asks it."""
+"""Start LangChain's process and send it jobs."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ TRIMMING = "trim_messages"
 
 
 class LangChain:
-    """A running process of ``langchain_side``. ``versions`` says which packages answer."""
+    """A running process of ``langchain_side``. ``versions`` has the versions of its packages."""
 
     def __init__(self, jobs: IO[str], outcomes: IO[str]) -> None:
         self._jobs = jobs
         self._outcomes = outcomes
         self.versions: dict[str, str] = self._answer()
 
-    def replay(self, conversation: Conversation, window: int, method: str, summariser: str) -> Outcome:
-        """What is sent at each of the conversation's requests."""
+    def replay(self, conversation: Conversation, window: int, method: str, summarizer: str) -> Outcome:
+        """Return the prompts of the conversation's requests."""
         job = {
             "method": method,
             "messages": conversation.messages,
             "ends": conversation.requests(),
             "window": window,
-            "summariser": summariser,
+            "summarizer": summarizer,
             "summary_tokens": shares(window).summary,
         }
         self._jobs.write(json.dumps(job) + "\n")
@@ -46,14 +46,14 @@ class LangChain:
     def _answer(self) -> Any:
         line = self._outcomes.readline()
         if not line:
-            raise RuntimeError("LangChain's side has ended; what it said is above")
+            raise RuntimeError("LangChain's process ended; see its output above")
         return json.loads(line)
 
 
 @contextmanager
 def langchain(python: Path) -> Iterator[LangChain]:
-    """LangChain, by the interpreter of its environment; it ends with the block."""
-    # The encoding comes from where the project has it, and nothing is reported to anyone.
+    """Start LangChain with the interpreter of its environment. Stop it at the end of the block."""
+    # The encoding is the project's copy, and tracing is off.
     environment = {"TIKTOKEN_CACHE_DIR": str(check(TOKENIZER).parent), "LANGSMITH_TRACING": "false"}
     with subprocess.Popen(
         [python, "-m", "bench.quality.langchain_side"],
@@ -64,5 +64,5 @@ def langchain(python: Path) -> Iterator[LangChain]:
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
     ) as process:
         if process.stdin is None or process.stdout is None:
-            raise RuntimeError("a process was started without its pipes")
+            raise RuntimeError("the process has no pipes")
         yield LangChain(process.stdin, process.stdout)

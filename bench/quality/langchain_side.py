@@ -1,8 +1,8 @@
-"""LangChain on the same conversations. Runs in its own environment, which has nothing of the project's but this folder.
+"""Run LangChain on the same conversations, in its own environment. Of the project it imports only this folder.
 
-Reads a job per line of standard input, writes an outcome per line of standard output, both JSON; the first line that
-is written says which versions answer. Fields of a job: ``method`` (a key of ``METHODS``), ``messages``, ``ends`` (how
-many messages each request has), ``window``, ``summariser``, ``summary_tokens``.
+Reads a job per line of standard input and writes an outcome per line of standard output, as JSON. The first line of
+output has the versions. Fields of a job: ``method`` (a key of ``METHODS``), ``messages``, ``ends`` (the number of
+messages of each request), ``window``, ``summarizer``, ``summary_tokens``.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from langchain_core.messages.utils import count_tokens_approximately, trim_messa
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langgraph.runtime import Runtime
 
-from bench.quality.summariser import SUMMARISERS
+from bench.quality.summarizer import SUMMARIZERS
 
 Job = dict[str, Any]
 
 TRIGGER = 0.85
-"""Of the window: the share that LangChain's and DeepAgents' documentation use, and the project's default."""
+"""Share of the window. The documentation of LangChain and DeepAgents uses it, and it's the project's default."""
 
 _ENCODING = tiktoken.get_encoding("o200k_base")
-# What the default prompt has before the conversation, and after it.
+# The text of the default prompt before and after the conversation.
 _BEFORE, _AFTER = "Messages to summarize:\n", "\n</messages>"
 
 
@@ -45,9 +45,9 @@ def _count(text: str) -> int:
 
 
 class _Model(BaseChatModel):
-    """A chat model that is a function. Notes down what it read."""
+    """A chat model that calls a function. Records the tokens that it read."""
 
-    summariser: str
+    summarizer: str
     summary_tokens: int
     reads: list[int]
 
@@ -59,22 +59,22 @@ class _Model(BaseChatModel):
         prompt = "\n".join(message.text for message in messages)
         self.reads.append(_count(prompt))
         material = prompt.split(_BEFORE, 1)[1].rsplit(_AFTER, 1)[0]
-        notes = SUMMARISERS[self.summariser](material, self.summary_tokens, _count)
+        notes = SUMMARIZERS[self.summarizer](material, self.summary_tokens, _count)
         return ChatResult(generations=[ChatGeneration(message=AIMessage(notes))])
 
 
 def _middleware(job: Job, reads: list[int], **settings: Any) -> Iterator[list[BaseMessage]]:
-    """As in an agent: the middleware sees the state before each call of the model, and may replace it.
+    """Run the middleware like an agent: before each call of the model, it may replace the state.
 
-    The system prompt is no part of the state. ``settings`` go beyond the defaults.
+    The system prompt isn't part of the state. ``settings`` override the defaults.
     """
     model = _Model(
-        summariser=job["summariser"],
+        summarizer=job["summarizer"],
         summary_tokens=job["summary_tokens"],
         reads=reads,
         profile={"max_input_tokens": job["window"]},
     )
-    # pydantic may have copied the list
+    # Pydantic may have copied the list.
     model.reads = reads
     middleware = SummarizationMiddleware(model, trigger=("fraction", TRIGGER), **settings)
     messages = _converted(job)
@@ -87,12 +87,12 @@ def _middleware(job: Job, reads: list[int], **settings: Any) -> Iterator[list[Ba
         update = middleware.before_model({"messages": state}, Runtime())
         if update is not None:
             state = [message for message in update["messages"] if not isinstance(message, RemoveMessage)]
-            state[0].id = f"summary {end}"  # an agent's state gives it one
+            state[0].id = f"summary {end}"  # An agent's state assigns the id.
         yield head + state
 
 
 def _trimming(job: Job, reads: list[int]) -> Iterator[list[BaseMessage]]:
-    """As its documentation recommends for chat histories, at the same share of the window."""
+    """Trim as LangChain's documentation recommends for chat histories, to the same share of the window."""
     messages = _converted(job)
     for end in job["ends"]:
         yield trim_messages(
@@ -111,7 +111,7 @@ def _size(text: str) -> int:
 
 
 def _exactly(messages: Iterable[Any]) -> int:
-    """Tokens as the project counts them, but for what tools' names and frames add."""
+    """Count tokens like the project, without tool names and the framing of calls."""
     return sum(4 + _size(str(m.content)) + sum(_size(json.dumps(c["args"])) for c in _calls(m)) for m in messages)
 
 
@@ -121,8 +121,8 @@ def _calls(message: BaseMessage) -> list[Any]:
 
 METHODS: dict[str, Callable[[Job, list[int]], Iterator[list[BaseMessage]]]] = {
     "SummarizationMiddleware": _middleware,
-    # By default tokens are estimated as a quarter of the characters, and a summary is made of the newest 4,000 tokens
-    # of what it replaces, from a message of the user's on: of nothing at all in a long tool loop.
+    # By default LangChain estimates tokens as a quarter of the characters. It summarizes the newest 4,000 tokens of the
+    # replaced messages, starting at a user message. In a long tool loop this leaves nothing to summarize.
     "SummarizationMiddleware, tuned": partial(_middleware, token_counter=_exactly, trim_tokens_to_summarize=None),
     "trim_messages": _trimming,
 }
@@ -136,7 +136,7 @@ def _converted(job: Job) -> list[BaseMessage]:
 
 
 def outcome(job: Job) -> dict[str, Any]:
-    """The prompts of all requests, each message once."""
+    """Return the prompts of all requests, with each message once."""
     reads: list[int] = []
     places: dict[str, int] = {}
     found: list[dict[str, Any]] = []
@@ -144,7 +144,7 @@ def outcome(job: Job) -> dict[str, Any]:
     for prompt in METHODS[job["method"]](job, reads):
         for message in prompt:
             if message.id is None:
-                raise ValueError("a message without an id")
+                raise ValueError("a message has no id")
             if message.id not in places:
                 places[message.id] = len(found)
                 found.append(convert_to_openai_messages(message))
@@ -153,7 +153,7 @@ def outcome(job: Job) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer jobs until the input ends."""
+    """Process jobs until the input ends."""
     print(json.dumps({name: version(name) for name in ("langchain", "langchain-core")}), flush=True)
     for line in sys.stdin:
         print(json.dumps(outcome(json.loads(line))), flush=True)

@@ -1,4 +1,4 @@
-"""What one engine made of one conversation, request by request."""
+"""The prompts that an engine sends for a conversation."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import msgspec
 
 @dataclass
 class Outcome:
-    """The prompts, each as indexes into ``messages``, where every message stands once.
+    """The prompts as indexes into ``messages``, which has every message once.
 
-    ``reads`` are the tokens of each request for a summary. ``archived`` has, by every id that a prompt names, the
-    messages that looking it up returns; ``None``: there is no archive.
+    ``reads`` has the tokens of each request for a summary. ``archived`` has the archived messages of each id that a
+    prompt names, or is ``None`` if the engine has no archive.
     """
 
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -24,14 +24,14 @@ class Outcome:
 
 
 class Prompts:
-    """Collects prompts given as the bytes of their messages."""
+    """Collect prompts from the bytes of their messages."""
 
     def __init__(self) -> None:
         self.outcome = Outcome()
         self._places: dict[bytes, int] = {}
 
     def add(self, raws: Sequence[bytes]) -> None:
-        """One more prompt."""
+        """Add a prompt."""
         self.outcome.prompts.append([self._place(bytes(raw)) for raw in raws])
 
     def _place(self, raw: bytes) -> int:

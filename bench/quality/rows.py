@@ -1,4 +1,4 @@
-"""Which conversations are compared, and the figures of each comparison."""
+"""Select the conversations, and compute the rows of the table."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from proxy.dialects.chat.counting import Counter
 from proxy.limits.profiles import Profile
 
 OURS = "compaction-proxy"
-SUMMARISERS = ("echo", "extract")
+SUMMARIZERS = ("echo", "extract")
 DIRTY = ", dirty"
 
 WORDS_PER_WINDOW_TOKEN = 2.5
-"""A generated conversation has so many words for each token of the window, and so is compacted several times."""
+"""Words of a generated conversation per token of the window. It's compacted several times."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Conversations of one kind in one window."""
+    """Conversations of a kind in a window."""
 
     name: str
     window: int
     conversations: Sequence[Conversation]
-    summarisers: tuple[str, ...] = SUMMARISERS
+    summarizers: tuple[str, ...] = SUMMARIZERS
 
 
 @dataclass(frozen=True)
 class Row:
-    """One engine on one case. ``summariser`` is empty where an engine has none."""
+    """The figures of an engine for a case. ``summarizer`` is empty if the engine has none."""
 
     case: str
     window: int
     conversations: int
-    summariser: str
+    summarizer: str
     engine: str
     figures: Figures
 
 
 def cases(folder: Path | None, *, seeds: int, windows: Sequence[int]) -> list[Case]:
-    """All that can be compared. ``folder`` may hold recorded sessions; ``None``: generated conversations alone."""
+    """Return all cases. ``folder`` may have recorded sessions. ``None`` selects generated conversations only."""
     found = []
     for shape, make in SHAPES.items():
         for window in windows:
@@ -65,7 +65,7 @@ def cases(folder: Path | None, *, seeds: int, windows: Sequence[int]) -> list[Ca
 
 
 async def measure_stages(folder: Path, recorded: Path) -> list[Alone]:
-    """What the cheap stages alone do to recorded sessions. ``folder`` is for the engine's store."""
+    """Measure the cheap stages alone on recorded sessions. ``folder`` is for the engine's store."""
     engine = Engine(folder)
     try:
         return [await alone(engine, conversation) for conversation in sessions.coding(recorded)]
@@ -73,22 +73,22 @@ async def measure_stages(folder: Path, recorded: Path) -> list[Alone]:
         await engine.aclose()
 
 
-async def measure(chosen: Sequence[Case], folder: Path, peer: LangChain, step: Callable[[], None]) -> list[Row]:
-    """The rows of all cases. ``folder`` is for the engine's store."""
+async def measure(chosen: Sequence[Case], folder: Path, other: LangChain, step: Callable[[], None]) -> list[Row]:
+    """Return the rows of all cases. ``folder`` is for the engine's store."""
     engine = Engine(folder)
     judge = Judge(Counter(Profile("bench", tokenizer=TOKENIZER)))
     rows = []
     try:
         for case in chosen:
-            for name, summariser in engines(case):
+            for name, summarizer in engines(case):
                 figures = Figures()
                 for conversation in case.conversations:
                     if name == OURS:
-                        outcome = await engine.replay(conversation, case.window, summariser)
+                        outcome = await engine.replay(conversation, case.window, summarizer)
                     else:
-                        outcome = peer.replay(conversation, case.window, name, summariser)
+                        outcome = other.replay(conversation, case.window, name, summarizer)
                     judge.add(figures, conversation, outcome, case.window, shares(case.window).users)
-                rows.append(Row(case.name, case.window, len(case.conversations), summariser, name, figures))
+                rows.append(Row(case.name, case.window, len(case.conversations), summarizer, name, figures))
                 step()
     finally:
         await engine.aclose()
@@ -96,9 +96,9 @@ async def measure(chosen: Sequence[Case], folder: Path, peer: LangChain, step: C
 
 
 def engines(case: Case) -> Iterator[tuple[str, str]]:
-    """Every engine with every summariser; trimming has none."""
-    for summariser in case.summarisers:
-        yield OURS, summariser
-        yield MIDDLEWARE, summariser
-        yield TUNED, summariser
+    """Yield every engine with every summarizer. Trimming has none."""
+    for summarizer in case.summarizers:
+        yield OURS, summarizer
+        yield MIDDLEWARE, summarizer
+        yield TUNED, summarizer
     yield TRIMMING, ""

@@ -1,4 +1,4 @@
-"""Recorded sessions, where they are at hand."""
+"""Load recorded sessions, if there are any."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from bench.quality.conversations import Conversation
 from proxy.compaction.message import text_of
 
 FOLDER = Path(__file__).parents[3] / "shared" / "data" / "sessions"
-"""Recorded sessions are not part of the project; they may lie beside its folder."""
+"""Recorded sessions aren't part of the project. They may be in a folder next to it."""
 
-# What an airline's agent needs again: reservations, flights, users and means of payment are words with a digit in them.
+# Reservations, flights, users, and payment methods of an airline are words with a digit.
 _IDENTIFIER = re.compile(r"\b(?=\w*\d)(?=\w*[A-Za-z_])\w{6,60}\b")
 
 
 def coding(folder: Path) -> list[Conversation]:
-    """One long coding session; empty where it is not at hand."""
+    """Return one long coding session, or nothing if the folder doesn't have it."""
     file = folder / "coding-a.json"
     return [Conversation("coding session", _messages(json.loads(file.read_text())))] if file.exists() else []
 
 
 def airline(folder: Path) -> list[Conversation]:
-    """Forty customers of an airline, one conversation each; empty where they are not at hand.
+    """Return forty conversations of airline customers, or nothing if the folder doesn't have them.
 
-    Their facts are the identifiers in them, at the message that names each first.
+    Their facts are identifiers, each with the first message that contains it.
     """
     file = folder / "airline-40.json"
     if not file.exists():
@@ -36,7 +36,7 @@ def airline(folder: Path) -> list[Conversation]:
         messages = _messages(session)
         facts: dict[str, int] = {}
         for index, message in enumerate(messages):
-            if index:  # the policy of the airline is the same in all
+            if index:  # The first message is the airline's policy, which all conversations share.
                 for identifier in _IDENTIFIER.findall(text_of(message)):
                     facts.setdefault(identifier, index)
         found.append(Conversation(f"airline {number}", messages, facts))

@@ -1,4 +1,4 @@
-"""What the cheap stages take off a conversation where no summary is made."""
+"""Measure the tokens that the cheap stages remove from a conversation without a summary."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.quality.engine import Engine
 from proxy.config import Policy
 
 WINDOW = 262_144
-"""Recorded sessions fit this window whole, so that nothing but the stages acts."""
+"""Recorded sessions fit this window, so only the stages act."""
 
 _ANYTIME = {"trigger": {"tokens": 1}}
 
@@ -23,12 +23,12 @@ POLICY = Policy.build(
         "media": _ANYTIME,
     },
 )
-"""The stages as they are by default, but for all tools, and whenever it is worth it; never a summary."""
+"""The default stages, for all tools and at any size, without summaries."""
 
 
 @dataclass(frozen=True)
 class Alone:
-    """Tokens of a conversation at its end: as it came, as it is sent, and were every message of it reduced."""
+    """Tokens of a whole conversation: original, sent, and with every message reduced."""
 
     case: str
     before: int
@@ -37,9 +37,9 @@ class Alone:
 
 
 async def alone(engine: Engine, conversation: Conversation) -> Alone:
-    """Send a conversation whole under ``POLICY``."""
+    """Measure a whole conversation under ``POLICY``."""
     explained = await engine.explain(conversation, WINDOW, POLICY)
     if not {*explained.steps} <= {"duplicates", "arguments", "results", "media"}:
-        raise ValueError(f"more than the stages acted: {', '.join(explained.steps)}")
+        raise ValueError(f"the engine did more than the stages: {', '.join(explained.steps)}")
     least = await engine.reduced(conversation, WINDOW, POLICY)
     return Alone(conversation.name, explained.before, explained.after, least)

@@ -1,4 +1,4 @@
-"""The table that is printed, and the rows as plain values for JSON and the chart."""
+"""Print the rows, and convert them for JSON and the chart."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("they read", "read", _thousands),
 )
 
-TOLD_APART = frozenset({"facts", "archive", "paths", "users", "users_in_budget"})
-"""Figures that depend on what the summary model does."""
+BY_SUMMARIZER = frozenset({"facts", "archive", "paths", "users", "users_in_budget"})
+"""Figures that depend on the summary model."""
 
 
 def raw(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """All rows as plain values."""
+    """Return all rows for JSON."""
     return [
         {
             "case": row.case,
             "window": row.window,
             "conversations": row.conversations,
-            "summariser": row.summariser,
+            "summarizer": row.summarizer,
             "engine": row.engine,
             **row.figures.values(),
         }
@@ -64,8 +64,8 @@ def raw(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def show(rows: Sequence[Row], versions: Mapping[str, str], console: Console) -> None:
-    """Print all rows. Where summarisers give different figures, that of ``echo`` stands before that of ``extract``."""
-    table = Table(title="The engine beside LangChain on the same conversations", caption=caption(versions))
+    """Print all rows. If summarizers give different figures, the one of ``echo`` comes before that of ``extract``."""
+    table = Table(title="The proxy's engine and LangChain on the same conversations", caption=caption(versions))
     table.add_column("conversations", no_wrap=True)
     table.add_column("engine", no_wrap=True)
     for name, _, _ in COLUMNS:
@@ -84,9 +84,9 @@ def show(rows: Sequence[Row], versions: Mapping[str, str], console: Console) -> 
 
 
 def show_stages(found: Sequence[Alone], console: Console) -> None:
-    """Print what the cheap stages take off where no summary is made."""
-    table = Table(title="The cheap stages alone, without a summary: tokens of a conversation at its end")
-    for name in ("conversation", "as it came", "as it is sent", "taken off", "were every message reduced"):
+    """Print the tokens that the cheap stages remove without a summary."""
+    table = Table(title="The cheap stages alone, without a summary: tokens of a whole conversation")
+    for name in ("conversation", "original", "sent", "removed", "with every message reduced"):
         table.add_column(name, justify="left" if name == "conversation" else "right")
     for one in found:
         sizes = map(_thousands, (one.before, one.after))
@@ -96,27 +96,29 @@ def show_stages(found: Sequence[Alone], console: Console) -> None:
 
 
 def _cell(figures: Sequence[Mapping[str, float | None]], name: str, form: Callable[[float], str]) -> str:
-    """The figures, their unit once where they differ: ``5/28%``. Sizes hardly differ: their mean."""
+    """Format different figures like ``5/28%``. Return the mean if the figure doesn't depend on the summarizer."""
     known = [value for found in figures if (value := found[name]) is not None]
     if not known:
         return NOTHING
-    if name not in TOLD_APART:
+    if name not in BY_SUMMARIZER:
         return form(mean(known))
     *others, last = dict.fromkeys(map(form, known))
     return "/".join([*(other.removesuffix("%") for other in others), last])
 
 
 def caption(versions: Mapping[str, str]) -> str:
-    """What was compared with what, and how to read the table."""
+    """Return the settings of both engines, and the meaning of the columns."""
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
     return (
-        f"LangChain: SummarizationMiddleware of {named}, trigger ('fraction', 0.85), otherwise its defaults (20 "
-        "messages are kept, the newest 4,000 tokens of the others summarised); tuned: an exact token_counter, "
-        "trim_tokens_to_summarize None; trimmed: trim_messages to 0.85 of the window, strategy 'last', start_on "
-        "'human', include_system (in a tool loop only the system message is left). The project: its default policy.\n"
-        "Every turn sent; figures at requests larger than the window. Two figures: with a summary model that repeats "
-        "the beginning of what it reads / that extracts the surroundings of identifiers, both at most as long for all. "
-        "Too long: prompts larger than the window, which are refused whatever they hold. In budget: of the first and "
-        "newest user messages that fit into the tokens which the default policy sets aside. Prefix stays: tokens of a "
-        "prompt with which the next one begins. Tokens: of a prompt. Summaries and what they read: per conversation."
+        f"LangChain: SummarizationMiddleware of {named}, trigger ('fraction', 0.85), otherwise its defaults (it keeps "
+        "20 messages and summarizes the newest 4,000 tokens of the others). Tuned: an exact token_counter, "
+        "trim_tokens_to_summarize None. Trimmed: trim_messages to 0.85 of the window, strategy 'last', start_on "
+        "'human', include_system (in a tool loop only the system message remains). The project: its default policy.\n"
+        "Every turn is sent, and the figures are of requests larger than the window. Two figures: with a summary model "
+        "that repeats the beginning of its input / that extracts identifiers with their surroundings. Both have the "
+        "same limit for all engines. Too long: prompts larger than the window, which upstreams reject. Dropped facts: "
+        "facts of messages that aren't in the prompt unchanged, but are still readable in it. With archive: also those "
+        "in the archive under an id in the prompt. In budget: of the first and newest user messages that fit the "
+        "tokens that the default policy reserves. Prefix stays: tokens of a prompt that also begin the next one. "
+        "Tokens are per prompt; summary calls and the tokens that they read are per conversation."
     )

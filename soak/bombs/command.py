@@ -67,18 +67,15 @@ class Bomb:
             found.append((ASKS_FOR, self.name))
         return found
 
-    def faults(self, cost: Cost) -> list[str]:
+    def exceeded(self, cost: Cost) -> list[str]:
         """Return the bounds that a cost exceeds."""
-        faults = []
-        if cost.status in (0, 500):
-            faults.append("status")
-        if not self.large and cost.cpu > CPU_SECONDS:
-            faults.append("CPU")
-        if cost.wait > (LARGE_WAIT if self.large else SMALL_WAIT):
-            faults.append("/livez")
-        if cost.grown > MOST_GROWTH:
-            faults.append("memory")
-        return faults
+        bounds = {
+            "status": cost.status in (0, 500),
+            "CPU": not self.large and cost.cpu > CPU_SECONDS,
+            "/livez": cost.wait > (LARGE_WAIT if self.large else SMALL_WAIT),
+            "memory": cost.grown > MOST_GROWTH,
+        }
+        return [name for name, exceeded in bounds.items() if exceeded]
 
 
 @click.command()
@@ -96,7 +93,7 @@ def main(wanted: str, attempts: int, everything: bool) -> None:
         sys.exit(f"No family is named {wanted!r}. Use * in the name.")
     costs = check(chosen, attempts)
     report(costs, Console(width=130), everything=everything)
-    sys.exit(1 if any(bomb.faults(cost) for bomb, cost in costs) else 0)
+    sys.exit(1 if any(bomb.exceeded(cost) for bomb, cost in costs) else 0)
 
 
 def check(chosen: Sequence[Bomb], attempts: int) -> list[tuple[Bomb, Cost]]:
@@ -113,7 +110,7 @@ def check(chosen: Sequence[Bomb], attempts: int) -> list[tuple[Bomb, Cost]]:
 
 
 def warm(port: int, pid: int) -> None:
-    """Have the proxy load everything that it loads once, such as the encodings."""
+    """Send requests until the proxy has loaded the encodings and everything else that it loads once."""
     for model in (MODEL, "gpt-4o-mini"):
         sent = families.asking(model, families.text("word "), 400_000)
         cost = measured(port, pid, CHAT, sent, Bomb("", lambda: b"").headers())
@@ -127,9 +124,9 @@ def least(bomb: Bomb, port: int, pid: int, attempts: int) -> Cost:
     costs: list[Cost] = []
     for _ in range(attempts):
         costs.append(measured(port, pid, bomb.path, sent, headers))
-        if not bomb.faults(costs[-1]):
+        if not bomb.exceeded(costs[-1]):
             break
-    return min(costs, key=lambda cost: (len(bomb.faults(cost)), cost.cpu))
+    return min(costs, key=lambda cost: (len(bomb.exceeded(cost)), cost.cpu))
 
 
 def settings(folder: Path, upstream: int) -> dict[str, Any]:
@@ -197,7 +194,7 @@ def _renamed(made: Callable[[], bytes]) -> Callable[[], bytes]:
 def report(costs: Sequence[tuple[Bomb, Cost]], console: Console, *, everything: bool) -> None:
     """Print the cost of each family, or those that exceed a bound and the slowest of each kind."""
     table = Table("family", "status", "CPU, s", "/livez, ms", "memory, MB", "exceeded")
-    shown = set(range(len(costs))) if everything else _telling(costs)
+    shown = set(range(len(costs))) if everything else _notable(costs)
     for number, (bomb, cost) in enumerate(costs):
         if number in shown:
             table.add_row(
@@ -206,10 +203,10 @@ def report(costs: Sequence[tuple[Bomb, Cost]], console: Console, *, everything: 
                 f"{cost.cpu:.2f}",
                 f"{cost.wait * 1e3:.0f}",
                 f"{cost.grown / MB:.0f}",
-                ", ".join(bomb.faults(cost)),
+                ", ".join(bomb.exceeded(cost)),
             )
     console.print(table)
-    failed = sum(1 for bomb, cost in costs if bomb.faults(cost))
+    failed = sum(1 for bomb, cost in costs if bomb.exceeded(cost))
     console.print(
         f"{len(costs)} families, {failed} over a bound. 64 KB: {CPU_SECONDS:g} s of CPU, /livez below "
         f"{SMALL_WAIT * 1e3:g} ms. Larger ones: /livez below {LARGE_WAIT * 1e3:g} ms. "
@@ -217,14 +214,14 @@ def report(costs: Sequence[tuple[Bomb, Cost]], console: Console, *, everything: 
     )
 
 
-def _telling(costs: Sequence[tuple[Bomb, Cost]]) -> set[int]:
+def _notable(costs: Sequence[tuple[Bomb, Cost]]) -> set[int]:
     """Return the numbers of those that exceed a bound, and of the most CPU, wait, and memory of each kind."""
     kinds: dict[str, list[int]] = {}
     for number, (bomb, _) in enumerate(costs):
         kinds.setdefault(bomb.name.partition(":")[0], []).append(number)
-    told = {number for number, (bomb, cost) in enumerate(costs) if bomb.faults(cost)}
+    notable = {number for number, (bomb, cost) in enumerate(costs) if bomb.exceeded(cost)}
     for numbers in kinds.values():
-        told.add(max(numbers, key=lambda number: costs[number][1].cpu))
-        told.add(max(numbers, key=lambda number: costs[number][1].wait))
-        told.add(max(numbers, key=lambda number: costs[number][1].grown))
-    return told
+        notable.add(max(numbers, key=lambda number: costs[number][1].cpu))
+        notable.add(max(numbers, key=lambda number: costs[number][1].wait))
+        notable.add(max(numbers, key=lambda number: costs[number][1].grown))
+    return notable

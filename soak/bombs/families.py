@@ -32,13 +32,13 @@ def user(content: str) -> str:
 def packed(plain: Callable[[int], bytes]) -> bytes:
     """Return a body compressed to 64 KB, with as much bulk in it as a body of that size may have.
 
-    A field of random text makes up for what compresses well.
+    A field of random text compensates for parts that compress well.
     """
     for size in (1_350_000, 1_000_000, 500_000, 250_000, 125_000):
         bulk = plain(size)
-        room = KB64 - 2_000 - len(gzip.compress(bulk, 6))
-        if room > 0:
-            noise = random.Random(1).randbytes(room * 5 // 6).hex().encode()  # noqa: S311 - the same in each run
+        left = KB64 - 2_000 - len(gzip.compress(bulk, 6))
+        if left > 0:
+            noise = random.Random(1).randbytes(left * 5 // 6).hex().encode()  # noqa: S311 - the same in each run
             return gzip.compress(b'{"user":"' + noise + b'",' + bulk[1:], 6)
     raise AssertionError("the body doesn't compress")
 
@@ -65,7 +65,7 @@ def parts(part: str) -> Callable[[int], bytes]:
 
 
 def counted(size: int) -> bytes:
-    """Messages that differ from each other."""
+    """Return a request whose messages differ from each other."""
     return body(",".join(user(f'"{number}"') for number in range(size // 34)))
 
 
@@ -130,7 +130,7 @@ def chance(size: int, alphabet: str) -> str:
 
 
 def requests(model: str = "gpt-4o-mini") -> Iterator[tuple[str, bytes, str | None]]:
-    """Names, bodies of 64 KB at most, and how these are compressed."""
+    """Yield names, bodies of 64 KB at most, and their compression."""
     for name, plain in PLAIN.items():
         made = functools.partial(asking, model, plain)
         yield name, made(KB64 - 2_000), None
@@ -176,7 +176,7 @@ ERRORS: dict[str, bytes] = {
 
 
 def errors() -> Iterator[tuple[str, bytes, str | None]]:
-    """Names, upstream errors of 64 KB at most, and how these are compressed."""
+    """Yield names, upstream errors of 64 KB at most, and their compression."""
     for name, plain in ERRORS.items():
         yield name, plain, None
         start, end = plain[: len(plain) // 2], plain[len(plain) // 2 :]
@@ -211,7 +211,7 @@ PASSED_ON: dict[str, Callable[[int], bytes]] = {
 
 
 def passed_on(model: str) -> Iterator[tuple[str, bytes, str | None]]:
-    """Return names, bodies of 64 KB for paths that are passed through, and how these are compressed."""
+    """Yield names, bodies of 64 KB for paths that are passed through, and their compression."""
     for name, plain in PASSED_ON.items():
         made = functools.partial(asking, model, plain)
         yield name, made(KB64 - 2_000), None
@@ -273,7 +273,7 @@ HEAVY: dict[str, Callable[[], bytes]] = {
     "64 MB of messages": lambda: sized(user('""'), 2_000_000),
     "64 MB of numbers": lambda: sized("1", 31_900_000),
 }
-"""Bodies as large as the default limit, or with as much in them as requests may have."""
+"""Bodies as large as the default limit, or with the highest number of messages or values."""
 
 HEAVY_PASSED_ON: dict[str, Callable[[], bytes]] = {
     "64 MB of tools": lambda: in_tools(b"1")(63_900_000),

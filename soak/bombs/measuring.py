@@ -1,4 +1,4 @@
-"""Send a request to a server process and measure what it costs: CPU, memory, and the waiting of other clients."""
+"""Send a request to a server process and measure its cost: CPU, memory, and delays for other clients."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ TIMEOUT = 60.0
 class Cost:
     """The cost of a request.
 
-    ``status`` is zero if there was no whole response. ``cpu`` is in seconds of all threads of the server, including
-    polling and work after the response. ``wait`` is the time that ``/livez`` took at most, in seconds. ``grown`` are
-    the bytes of resident memory that the server had at most, beyond those before the request.
+    ``status`` is zero without a complete response. ``cpu`` is in seconds of all threads of the server, including
+    polling and work after the response. ``wait`` is the longest time of ``/livez``, in seconds. ``grown`` is the peak
+    of the server's resident memory in bytes, minus its memory before the request.
     """
 
     status: int
@@ -54,12 +54,12 @@ def measured(port: int, pid: int, path: str, body: bytes, headers: Sequence[tupl
 
 
 def _cpu(pid: int) -> float:
-    # The id of another process's clock, as clock_getcpuclockid(3) makes it. It's finer than the ticks in /proc.
+    # This clock id is the one of clock_getcpuclockid(3) for another process. /proc has a lower resolution.
     return time.clock_gettime((~pid << 3) | 2)
 
 
 def _settled(pid: int) -> float:
-    """Return the CPU time of a process as soon as it does nothing but answer ``/livez``."""
+    """Wait until a process only responds to ``/livez``. Return its CPU time."""
     last = _cpu(pid)
     while True:
         time.sleep(REST)
@@ -86,7 +86,7 @@ def _status(port: int, path: str, body: bytes, headers: Sequence[tuple[str, str]
 
 @contextlib.contextmanager
 def _polling(port: int, waits: list[float]) -> Iterator[None]:
-    """Ask for ``/livez`` from a thread until the block ends. Adds the seconds of each answer to ``waits``."""
+    """Request ``/livez`` from a thread until the block ends. Append the seconds of each response to ``waits``."""
     over = threading.Event()
 
     def poll() -> None:
@@ -97,7 +97,7 @@ def _polling(port: int, waits: list[float]) -> Iterator[None]:
                 connection.request("GET", "/livez")
                 connection.getresponse().read()
             except (OSError, http.client.HTTPException):
-                # No answer counts as one that takes the whole time. The next request opens another connection.
+                # A missing response counts with the timeout. The next request opens another connection.
                 connection.close()
                 waits.append(TIMEOUT)
             waits.append(time.perf_counter() - begun)

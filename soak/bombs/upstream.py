@@ -1,4 +1,4 @@
-"""An upstream that answers a request with the response that its header names."""
+"""An upstream that returns the response named by a header of the request."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ ASKS_FOR = "x-bomb"
 """The header of a request that names its response. Any other request gets a short answer."""
 
 PACKETS_AT_ONCE = 64
-"""Single bytes that are sent before the upstream lets other work run."""
+"""Single-byte packets to send before the upstream runs other work."""
 
 
 @dataclass(frozen=True)
 class Response:
     """A response of the upstream.
 
-    ``piece`` is the size of a chunk in bytes, and zero for a response with a length. ``packets`` sends each chunk as a
-    packet of its own.
+    ``piece`` is the size of a chunk in bytes, and zero for a response with a length. ``packets`` sends each chunk in
+    its own packet.
     """
 
     body: bytes
@@ -44,7 +44,7 @@ class Response:
 
     @cached_property
     def writes(self) -> list[bytes]:
-        """The response as it is written, a packet or all of it at once."""
+        """The bytes of each write: all at once, or a chunk each."""
         if not self.piece:
             return [self.head() + self.body]
         starts = range(0, len(self.body), self.piece)
@@ -57,7 +57,7 @@ class Response:
 def serving(responses: Mapping[str, Response]) -> Iterator[int]:
     """Serve the responses on loopback, from a thread, until the block ends. Yields the port."""
     for response in responses.values():
-        _ = response.writes  # Built before anything is measured.
+        _ = response.writes  # Build it before the measurement.
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="bombs-upstream", daemon=True)
     thread.start()
@@ -95,7 +95,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, res
 
 
 async def _request(reader: asyncio.StreamReader) -> str | None:
-    """Read a request. Return the name of the response that it asks for."""
+    """Read a request. Return the name of the response to send."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     pairs = (line.partition(":") for line in head.split("\r\n")[1:])
     headers = {name.lower(): value.strip() for name, _, value in pairs}

@@ -1,7 +1,7 @@
-"""All that goes wrong in a life, in half an hour: is a request lost, an answer another's, is anything left over?
+"""Check for lost requests, mixed-up responses, and leaks during half an hour of failures.
 
-A proxy of its own process serves twenty requests a second of mixed sizes, while clients leave, the upstream breaks off
-at any byte, the store is locked, and its configuration is edited, now and then into a wrong one.
+A proxy in its own process serves twenty requests a second of mixed sizes. Clients disconnect, the upstream closes
+connections at any byte, the store is locked, and the configuration is edited, sometimes into an invalid one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import socket
 import sqlite3
 import sys
 import tempfile
@@ -26,6 +25,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from bench.servers import free_port
 from proxy.summary.store import KIND, REMEMBERED
 from soak.chaos.load import Load, Tally
 from soak.chaos.upstream import WINDOWS, Seen, Upstream
@@ -33,35 +33,35 @@ from soak.chaos.watching import Sample, Watcher, slope
 from soak.processes import running
 
 WARM_UP = 8.0
-"""Minutes before the measurement. By then all that the proxy remembers has reached its bound: see ``Found.stored``."""
+"""Minutes before the measurement. By then the proxy's caches are full: see ``Found.stored``."""
 
 LEAST_SAMPLES = 20
-"""A slope of fewer says nothing."""
+"""A slope needs at least this number of samples."""
 
 TRIGGERS = tuple(0.80 + step / 100 for step in range(7))
-"""Shares of the budget that take turns in the configuration, each with summaries of its own to be remembered."""
+"""Shares of the budget that the edits cycle through. Each one needs other summaries."""
 
 LOCKED_EVERY, LOCKED_FOR = 45.0, 6.0
 EDITED_EVERY = 6.0
 WRONG_EDITS = ("trigger: {fraktion: 0.8}", "keep: {fraction: 2}", "mode: enforced")
 
 ANSWER_WITHIN = aiohttp.ClientTimeout(total=90)
-"""After that an answer counts as lost."""
+"""After this time a response counts as lost."""
 
 AT_REST = 100.0
-"""Seconds after the last request in which everything has to come to rest, idle connections included."""
+"""Seconds after the last request until all work must have ended, and idle connections must be closed."""
 
-LOOKS = 30
-"""How often what seems to be left over is looked at, half a second apart."""
+FINAL_SAMPLES = 30
+"""Most samples of the process at the end, half a second apart, while it seems to have a leak."""
 
 
 @click.command()
-@click.option("--minutes", default=30.0, show_default=True, help="How long it is measured.")
-@click.option("--warm-up", default=WARM_UP, show_default=True, help="Minutes of the same before that.")
+@click.option("--minutes", default=30.0, show_default=True, help="Minutes to measure.")
+@click.option("--warm-up", default=WARM_UP, show_default=True, help="Minutes of the same load before the measurement.")
 @click.option("--rate", default=20.0, show_default=True, help="Requests a second.")
 @click.option("--seed", default=1, show_default=True)
 def main(minutes: float, warm_up: float, rate: float, seed: int) -> None:
-    """Run it and print what was found; ends with 1 where something was lost, wrong or left over."""
+    """Run the check and print the result. The exit status is 1 if a response was lost or wrong, or something leaked."""
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(examined(Path(folder), minutes * 60, rate, seed, warm_up=warm_up * 60))
     sys.exit(report(found, warm_up + minutes))
@@ -69,10 +69,10 @@ def main(minutes: float, warm_up: float, rate: float, seed: int) -> None:
 
 @dataclass(frozen=True)
 class Found:
-    """What a run has shown.
+    """The result of a run.
 
-    ``steady`` are the samples under load after the warm-up, ``stored`` the summaries in the store at its end, ``log``
-    is what the proxy wrote.
+    ``steady`` has the samples under load after the warm-up, ``stored`` the number of stored summaries at the end of the
+    warm-up, and ``log`` the proxy's output.
     """
 
     tally: Tally
@@ -86,12 +86,12 @@ class Found:
 
     @property
     def crashes(self) -> list[str]:
-        """Lines of the log that tell of a fault of the proxy's own."""
+        """The lines of the log that report an internal error of the proxy."""
         return [line for line in self.log.splitlines() if "Traceback" in line or "request.crashed" in line]
 
     @property
-    def told(self) -> int:
-        """How many wrong configurations the log reports."""
+    def reported(self) -> int:
+        """The number of invalid configurations that the log reports."""
         events = [event for event in map(_event, self.log.splitlines()) if event]
         return sum(event.get("event") == "configuration.wrong" for event in events)
 
@@ -106,17 +106,15 @@ async def examined(
     every: float = EDITED_EVERY,
     rest: float = AT_REST,
 ) -> Found:
-    """Run it for so many seconds, after those of the warm-up.
+    """Run the load for ``warm_up`` and then ``seconds`` seconds.
 
-    ``every`` are the seconds between two edits, ``rest`` those after the last request.
+    ``every`` is the time between two edits, and ``rest`` the time after the last request, both in seconds.
     """
     upstream = Upstream(seed)
     async with upstream.serving() as upstream_port:
         file = folder / "config.yaml"
         file.write_text(_configuration(folder, upstream_port))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         url, log = f"http://127.0.0.1:{port}", folder / "proxy.log"
         command = [sys.executable, "-m", "proxy", "serve", "--config", str(file), "--port", str(port)]
         starting = running(command, log, f"{url}/livez", 60)
@@ -129,40 +127,40 @@ async def examined(
                 for _ in range(40):
                     await load.one()
                 await asyncio.sleep(3)
-                before = await watcher.look()
-                troubles = _Troubles(folder, file, upstream_port, pid, every)
+                before = await watcher.sample()
+                disturbances = _Disturbances(folder, file, upstream_port, pid, every)
                 warm = asyncio.create_task(_stored_after(warm_up, folder))
-                await _under_load(load, watcher, warm_up + seconds, rate, troubles)
+                await _under_load(load, watcher, warm_up + seconds, rate, disturbances)
                 steady = [sample for sample in watcher.samples if sample.at > before.at + warm_up]
                 stored = await warm
             await asyncio.sleep(rest)
             after = await _at_rest(watcher, before)
         finally:
             await asyncio.to_thread(starting.__exit__, None, None, None)
-        said = log.read_text(errors="replace")
-        return Found(load.tally, upstream.seen, steady, stored, before, after, troubles.edits, said)
+        output = log.read_text(errors="replace")
+        return Found(load.tally, upstream.seen, steady, stored, before, after, disturbances.edits, output)
 
 
 async def _at_rest(watcher: Watcher, before: Sample) -> Sample:
-    """The process as it is in the end.
+    """Return the sample at the end.
 
-    Descriptors and sockets are counted one after the other, and a request's task may just be ending: what seems to be
-    left over is looked at again for a while.
+    Descriptors and sockets are counted at different times, and a task may be about to end. So an apparent leak is
+    sampled again for a while.
     """
-    for _ in range(LOOKS):
-        after = await watcher.look()
+    for _ in range(FINAL_SAMPLES):
+        after = await watcher.sample()
         if after.others <= before.others and after.tasks <= before.tasks:
             break
         await asyncio.sleep(0.5)
     return after
 
 
-async def _under_load(load: Load, watcher: Watcher, seconds: float, rate: float, troubles: _Troubles) -> None:
+async def _under_load(load: Load, watcher: Watcher, seconds: float, rate: float, disturbances: _Disturbances) -> None:
     loop = asyncio.get_running_loop()
     others = [
         asyncio.create_task(watcher.run(5)),
-        asyncio.create_task(troubles.edit()),
-        asyncio.create_task(troubles.lock()),
+        asyncio.create_task(disturbances.edit()),
+        asyncio.create_task(disturbances.lock()),
     ]
     begun = loop.time()
     requests: set[asyncio.Task[None]] = set()
@@ -180,11 +178,11 @@ async def _under_load(load: Load, watcher: Watcher, seconds: float, rate: float,
     for outcome in await asyncio.gather(*others, return_exceptions=True):
         if isinstance(outcome, Exception):
             raise outcome
-    await troubles.settle()
+    await disturbances.settle()
 
 
-class _Troubles:
-    """What happens to the store and the configuration."""
+class _Disturbances:
+    """Lock the store and edit the configuration."""
 
     def __init__(self, folder: Path, file: Path, port: int, pid: int, every: float) -> None:
         self.edits = {"right": 0, "wrong": 0}
@@ -195,7 +193,7 @@ class _Troubles:
         self._process = psutil.Process(pid)
 
     async def edit(self) -> None:
-        """Edit the configuration, every third time into a wrong one; every fifth edit is announced by a signal."""
+        """Edit the configuration, every third time into an invalid one. Send SIGHUP after every fifth edit."""
         for number in range(1_000_000):
             await asyncio.sleep(self._every)
             wrong = WRONG_EDITS[number // 3 % len(WRONG_EDITS)] if number % 3 == 2 else None
@@ -205,17 +203,17 @@ class _Troubles:
                 self._process.send_signal(signal.SIGHUP)
 
     async def settle(self) -> None:
-        """Leave a right configuration."""
+        """Write a valid configuration."""
         self._write(_configuration(self._folder, self._port))
         await asyncio.sleep(3)
 
     async def lock(self) -> None:
-        """Lock the store, as another program could, or a full disk."""
+        """Lock the store, as another program could."""
         while True:
             await asyncio.sleep(LOCKED_EVERY)
             store = sqlite3.connect(self._folder / "store.db", timeout=5, isolation_level=None)
             with contextlib.closing(store):
-                with contextlib.suppress(sqlite3.OperationalError):  # the proxy was writing: next time
+                with contextlib.suppress(sqlite3.OperationalError):  # The proxy is writing, so skip this time.
                     store.execute("BEGIN EXCLUSIVE")
                 await asyncio.sleep(LOCKED_FOR)
 
@@ -238,7 +236,7 @@ def _configuration(folder: Path, port: int, trigger: float = 0.85, wrong: str | 
 
 
 async def _stored_after(seconds: float, folder: Path) -> int:
-    """The summaries that are in the store after so many seconds."""
+    """Return the number of summaries in the store after ``seconds``."""
     await asyncio.sleep(seconds)
     store = sqlite3.connect(f"file:{folder}/store.db?mode=ro", uri=True)
     with contextlib.closing(store):
@@ -246,19 +244,19 @@ async def _stored_after(seconds: float, folder: Path) -> int:
 
 
 def report(found: Found, minutes: float) -> int:
-    """Print what was found; 1 where something is not as it should be, else 0."""
+    """Print the result. Return 1 if it misses a target, else 0."""
     tally, seen, edits, before, after = found.tally, found.seen, found.edits, found.before, found.after
     growth, flat = _growth(found.steady)
-    table = Table("what", "seen", "asked for")
+    table = Table("figure", "result", "target")
     rows: list[tuple[str, str, str, bool]] = [
         ("requests", f"{sum(tally.done.values()):,} in {minutes:g} min: {_listed(tally.done)}", "", True),
-        ("answers of conversations", _listed(tally.compacted), "", True),
+        ("responses to conversations", _listed(tally.compacted), "", True),
         ("requests upstream", _listed(seen.requests), "", True),
-        ("lost or wrong answers", str(len(tally.wrong)), "0", not tally.wrong),
+        ("lost or wrong responses", str(len(tally.wrong)), "0", not tally.wrong),
         ("malformed requests upstream", str(len(seen.wrong)), "0", not seen.wrong),
         ("crashes in the log", str(len(found.crashes)), "0", not found.crashes),
-        ("edits, right and wrong", f"{edits['right']}, {edits['wrong']}", "", True),
-        ("wrong ones that the log reports", str(found.told), f"{edits['wrong']}", found.told >= edits["wrong"]),
+        ("edits, valid and invalid", f"{edits['right']}, {edits['wrong']}", "", True),
+        ("invalid edits in the log", str(found.reported), f"{edits['wrong']}", found.reported >= edits["wrong"]),
         ("tasks, before and after", f"{before.tasks}, {after.tasks}", "no more", after.tasks <= before.tasks),
         ("sockets", f"{before.sockets}, {after.sockets}", "no more", after.sockets <= before.sockets),
         (
@@ -269,15 +267,15 @@ def report(found: Found, minutes: float) -> int:
         ),
         ("memory, MB", f"{before.memory / 1e6:.0f}, {after.memory / 1e6:.0f}", "", True),
         (
-            "summaries stored before memory was measured",
+            "summaries stored before the measurement",
             f"{found.stored:,}",
             f"{REMEMBERED}",
             found.stored >= REMEMBERED or len(found.steady) < LEAST_SAMPLES,
         ),
-        ("memory's slope, kB a minute", growth, "not above 0", flat),
+        ("growth of memory, kB a minute", growth, "not above 0", flat),
     ]
-    for what, figure, target, met in rows:
-        table.add_row(what, figure, target if met else f"[red]{target}[/red]")
+    for name, figure, target, met in rows:
+        table.add_row(name, figure, target if met else f"[red]{target}[/red]")
     console = Console(width=160)
     console.print(table)
     for line in [*tally.wrong[:10], *seen.wrong[:10], *found.crashes[:10]]:
@@ -286,14 +284,14 @@ def report(found: Found, minutes: float) -> int:
 
 
 def _growth(steady: Sequence[Sample]) -> tuple[str, bool]:
-    """The slope of memory with its interval, and whether that reaches down to 0."""
+    """Return the growth of memory with its interval, and whether the interval includes 0 or less."""
     if len(steady) < LEAST_SAMPLES:
-        return "too short a time to say", True
-    growth, give = slope(steady)
+        return "too few samples", True
+    growth, margin = slope(steady)
     minutes, most = (steady[-1].at - steady[0].at) / 60, max(sample.memory for sample in steady)
     least = min(sample.memory for sample in steady)
-    figures = f"{growth * 60 / 1e3:.1f} ± {give * 60 / 1e3:.1f} in {minutes:.0f} min"
-    return f"{figures}, between {least / 1e6:.1f} and {most / 1e6:.1f} MB", growth - give <= 0
+    figures = f"{growth * 60 / 1e3:.1f} ± {margin * 60 / 1e3:.1f} in {minutes:.0f} min"
+    return f"{figures}, between {least / 1e6:.1f} and {most / 1e6:.1f} MB", growth - margin <= 0
 
 
 def _event(line: str) -> dict[str, Any] | None:

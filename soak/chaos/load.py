@@ -1,4 +1,4 @@
-"""Requests of all kinds, each with what its answer has to be."""
+"""Send requests of all kinds, and check their responses."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from soak.chaos.upstream import FAULT, digest_of
 
 SESSIONS = 30
 LONGEST = 60
-"""Turns after which a conversation begins anew, word for word."""
+"""Turns after which a conversation starts again with the same messages."""
 
 KINDS = (("session", 45), ("small", 25), ("leave", 10), ("break", 14), ("other", 4), ("models", 2))
-"""What is asked, and how often in a hundred."""
+"""The kinds of requests, and their frequency in percent."""
 
 WORDS = (
     "harbour",
@@ -40,7 +40,7 @@ WORDS = (
 
 @dataclass
 class Tally:
-    """What became of the requests. ``wrong`` are those that were lost or answered in another way than they should."""
+    """The number of requests by kind, and the lost or wrong responses."""
 
     done: Counter[str] = field(default_factory=Counter)
     compacted: Counter[str] = field(default_factory=Counter)
@@ -48,10 +48,10 @@ class Tally:
 
 
 class Load:
-    """Clients of the proxy. Conversations are the same in each round, so that what can be remembered is, in the end."""
+    """The clients of the proxy. Conversations repeat, so that the proxy's caches fill up."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, seed: int) -> None:
-        """``http`` must not limit how many connections there are."""
+        """Create clients. ``http`` must not limit the number of connections."""
         self.tally = Tally()
         self._http = http
         self._url = url
@@ -60,12 +60,12 @@ class Load:
         self._busy = [False] * SESSIONS
 
     async def one(self) -> None:
-        """Send one request of some kind and judge its answer."""
+        """Send a request of a random kind and check its response."""
         names, weights = zip(*KINDS, strict=True)
         kind: str = self._random.choices(names, weights)[0]
         try:
             await getattr(self, f"_{kind}")()
-        except Exception as error:  # noqa: BLE001 - whatever a client sees that is no answer, is a lost request
+        except Exception as error:  # noqa: BLE001 - any exception means a lost response
             self.tally.wrong.append(f"{kind}: {type(error).__name__}: {error}")
         self.tally.done[kind] += 1
 
@@ -90,9 +90,9 @@ class Load:
     async def _other(self) -> None:
         body = self._random.randbytes(self._random.choice((0, 10, 3_000, 300_000)))
         async with self._post("/v1/embeddings", body, {"content-type": "application/octet-stream"}) as answer:
-            said = await answer.json(content_type=None)
-        if answer.status != 200 or said["digest"] != hashlib.blake2b(body, digest_size=20).hexdigest():
-            self.tally.wrong.append(f"other: {answer.status} {said}")
+            value = await answer.json(content_type=None)
+        if answer.status != 200 or value["digest"] != hashlib.blake2b(body, digest_size=20).hexdigest():
+            self.tally.wrong.append(f"other: {answer.status} {value}")
 
     async def _models(self) -> None:
         async with self._http.get(f"{self._url}/v1/models") as answer:
@@ -101,7 +101,7 @@ class Load:
             self.tally.wrong.append(f"models: {answer.status}")
 
     async def _leave(self) -> None:
-        """A client that leaves at some time."""
+        """Disconnect after a random time."""
         number = self._random.randrange(SESSIONS)
         messages = conversation(number, self._random.randrange(LONGEST))
         fault = self._random.choice(("", "slow", "silent:1"))
@@ -112,7 +112,7 @@ class Load:
             return
 
     async def _break(self) -> None:
-        """An upstream that breaks off at some point, falls silent for a while, or fails."""
+        """Have the upstream close the connection at a random byte, pause, or return an error."""
         number, stream = self._random.randrange(SESSIONS), self._flip()
         messages = conversation(number, self._random.randrange(8))
         at = self._random.randrange(3_000)
@@ -157,7 +157,7 @@ class Load:
 
 
 def conversation(number: int, turn: int) -> list[dict[str, Any]]:
-    """A conversation up to a turn: the same whenever it is asked for."""
+    """Return a conversation up to a turn. Equal arguments give equal messages."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": f"You are assistant {number}. Be brief."}]
     for at in range(turn + 1):
         chance = random.Random(number * 1_000 + at)  # noqa: S311 - no secret
@@ -174,42 +174,41 @@ def conversation(number: int, turn: int) -> list[dict[str, Any]]:
 
 
 def content_of(body: bytes, *, stream: bool) -> str | None:
-    """What an answer says; ``None`` if it is not whole."""
+    """Return the text of a response, or ``None`` if it's incomplete."""
     if not stream:
         return str(json.loads(body)["choices"][0]["message"]["content"])
     events = _events(body)
-    return _said(events) if events and events[-1] == b"[DONE]" else None
+    return _text_of(events) if events and events[-1] == b"[DONE]" else None
 
 
 def _after(fault: str, status: int, body: bytes, expected: str, *, stream: bool) -> str | None:
-    """What is wrong with the answer after something happened to it upstream; ``None`` if nothing is."""
+    """Return the error in a response to an upstream failure, or ``None`` if it's correct."""
     name, _, argument = fault.partition(":")
     if name in ("silent", "slow"):
-        return None if status == 200 and content_of(body, stream=stream) == expected else "no whole answer"
+        return None if status == 200 and content_of(body, stream=stream) == expected else "incomplete response"
     if name == "status":
         return None if status == int(argument) and f"Status {argument}." in body.decode() else "another status"
     if status >= 500:
-        return None if "error" in json.loads(body) else "no error in OpenAI's form"
+        return None if "error" in json.loads(body) else "the error isn't in OpenAI's format"
     if name == "reset before":
-        return "an answer where there was none"
+        return "a response although the upstream sent none"
     if not stream:
-        # The head was out; what is missing shows as a broken connection, or nothing is missing.
-        return (
-            None if body.endswith(b"<broken off>") or content_of(body, stream=False) == expected else "half an answer"
-        )
+        # The head was already sent, so an incomplete body must end with a closed connection.
+        whole = body.endswith(b"<broken off>") or content_of(body, stream=False) == expected
+        return None if whole else "half a response"
     events = _events(body)
     if events and events[-1] == b"[DONE]":
-        return None if _said(events) == expected else "another answer"
+        return None if _text_of(events) == expected else "another response"
     if not events or b'"error"' not in events[-1]:
         return "no error at the end"
-    return None if expected.startswith(_said(events[:-1])) else "other words than were sent"
+    return None if expected.startswith(_text_of(events[:-1])) else "another text than the upstream's"
 
 
 def _events(body: bytes) -> list[bytes]:
     return [event[6:] for event in body.split(b"\n\n") if event.startswith(b"data: ")]
 
 
-def _said(events: Sequence[bytes]) -> str:
+def _text_of(events: Sequence[bytes]) -> str:
     chunks = [json.loads(event) for event in events if event != b"[DONE]"]
     return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
 

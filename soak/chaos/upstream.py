@@ -1,6 +1,6 @@
-"""An upstream on bare sockets that does what a request's header asks for: answer, fall silent, or break off anywhere.
+"""An upstream that responds, pauses, or closes the connection at any byte, as a request's header selects.
 
-It answers with a digest of the last message, so that whoever asked can tell whether the answer is theirs, and whole.
+A response contains a digest of the last message, so that the client detects a wrong or incomplete one.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from typing import Any
 from proxy.demo.validity import faults
 
 FAULT = "x-soak-fault"
-"""The header that says what is to happen to an answer."""
+"""The header that selects a failure of the response."""
 
 BYTES_A_TOKEN = 6
 WINDOWS = {"wide": 16_000, "tight": 9_000}
-"""Tokens that each model takes, counted as bytes of text. The proxy is told that all take as much as the widest."""
+"""Input tokens of each model, at ``BYTES_A_TOKEN`` each. The proxy's configuration has the largest for both."""
 
 SUMMARY = "Goal: go on as agreed. Done so far: what was asked for. Next: the rest."
 SUMMARY_FAILS = 0.1
 PIECE = 4
-"""Characters in each chunk of a stream."""
+"""Characters of text in a chunk of a stream."""
 
 
 def digest_of(content: str) -> str:
-    """The answer to a last message."""
+    """Return the response's text for a last message."""
     return "answer-" + hashlib.blake2b(content.encode(), digest_size=40).hexdigest()
 
 
 @dataclass
 class Seen:
-    """What the upstream has seen. ``wrong`` are requests that no proxy of ours may send."""
+    """The requests that the upstream received. ``wrong`` has the malformed ones."""
 
     requests: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Seen:
 
 
 class Upstream:
-    """The server."""
+    """The upstream server."""
 
     def __init__(self, seed: int) -> None:
         self.seen = Seen()
@@ -55,7 +55,7 @@ class Upstream:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[int]:
-        """Serve on loopback; yields the port."""
+        """Serve on loopback, and yield the port."""
         server = await asyncio.start_server(self._connection, "127.0.0.1", 0, limit=1 << 24)
         try:
             yield server.sockets[0].getsockname()[1]
@@ -74,7 +74,7 @@ class Upstream:
             writer.close()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """One request and its answer; whether the connection lives on."""
+        """Serve a request. Return whether the connection stays open."""
         head = await reader.readuntil(b"\r\n\r\n")
         lines = head.decode("latin-1").split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
@@ -96,8 +96,8 @@ class Upstream:
         window = WINDOWS[body["model"]]
         if tokens > window:
             self.seen.requests["refused as too long"] += 1
-            said = f"maximum context length is {window} tokens. However, your messages resulted in {tokens} tokens."
-            error = {"message": f"This model's {said}", "type": "invalid_request_error"}
+            text = f"maximum context length is {window} tokens. However, your messages resulted in {tokens} tokens."
+            error = {"message": f"This model's {text}", "type": "invalid_request_error"}
             writer.write(_plain(400, {"error": {**error, "code": "context_length_exceeded"}}))
             await writer.drain()
             return True
@@ -110,9 +110,7 @@ class Upstream:
         if self._random.random() < SUMMARY_FAILS:
             writer.write(_plain(500, {"error": {"message": "No summary today.", "type": "server_error"}}))
         else:
-            writer.write(
-                _plain(200, _completion("Goal: go on as agreed. Done so far: what was asked for. Next: the rest.", 500))
-            )
+            writer.write(_plain(200, _completion(SUMMARY, 500)))
         await writer.drain()
         return True
 
@@ -168,7 +166,7 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
 
 
 def _reset(writer: asyncio.StreamWriter) -> bool:
-    """End the connection so that the other side hears of it as a reset."""
+    """Reset the connection."""
     connection: socket.socket = writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()

@@ -1,4 +1,4 @@
-"""What a process holds, over time: memory, descriptors, sockets, tasks."""
+"""Sample the memory, descriptors, sockets, and tasks of a process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TASKS = re.compile(r"^compaction_tasks ([\d.e+]+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look: seconds since the start, resident bytes, and how many of each are open."""
+    """A sample: seconds since the start, resident bytes, and the number of descriptors, sockets, and tasks."""
 
     at: float
     memory: int
@@ -28,12 +28,12 @@ class Sample:
 
     @property
     def others(self) -> int:
-        """Descriptors that are no sockets."""
+        """The number of descriptors that aren't sockets."""
         return self.descriptors - self.sockets
 
 
 class Watcher:
-    """Looks at a process now and then."""
+    """Sample a process."""
 
     def __init__(self, pid: int, url: str) -> None:
         self.samples: list[Sample] = []
@@ -41,7 +41,7 @@ class Watcher:
         self._url = url
         self._begun = time.monotonic()
 
-    async def look(self) -> Sample:
+    async def sample(self) -> Sample:
         """Take a sample."""
         async with aiohttp.ClientSession(trust_env=False) as http, http.get(f"{self._url}/metrics") as answer:
             tasks = _TASKS.search(await answer.text())
@@ -57,16 +57,16 @@ class Watcher:
         return sample
 
     async def run(self, every: float) -> None:
-        """Take samples until cancelled."""
+        """Take a sample every ``every`` seconds until canceled."""
         while True:
-            await self.look()
+            await self.sample()
             await asyncio.sleep(every)
 
 
 def slope(samples: Sequence[Sample]) -> tuple[float, float]:
-    """Bytes a second that memory grows by, and half the width of the 95 % interval around it.
+    """Return the growth of memory in bytes per second, and half the width of its 95 % interval.
 
-    Neighbouring samples are alike, so the interval is made from the means of ten stretches.
+    Consecutive samples correlate, so the interval comes from the means of ten stretches.
     """
     stretches = [samples[len(samples) * i // 10 : len(samples) * (i + 1) // 10] for i in range(10)]
     times = [statistics.fmean(sample.at for sample in stretch) for stretch in stretches]

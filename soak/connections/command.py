@@ -1,11 +1,10 @@
-"""Ten thousand streams that are open and say little: does anybody wait because of them, and what does one cost?"""
+"""Hold ten thousand streams open, and measure their memory and the delay of other requests."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import resource
-import socket
 import statistics
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from bench.servers import free_port
 from soak.processes import running
 
 CHUNK = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "word "}, "finish_reason": None}]}
@@ -29,23 +29,23 @@ END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
 OPENED_AT_ONCE = 200
 
 MOST_GAP = 20.0
-"""Milliseconds: asked for at the 99th percentile with a thousand streams."""
+"""Milliseconds. The target for the 99th percentile with a thousand streams."""
 
 PROBED_EVERY = 0.05
 
 
 @click.command()
 @click.option("--streams", default=10_000, show_default=True)
-@click.option("--seconds", default=60.0, show_default=True, help="How long all of them are held open.")
+@click.option("--seconds", default=60.0, show_default=True, help="Seconds to hold all of them open.")
 @click.option("--every", default=30.0, show_default=True, help="Seconds between two events of a stream.")
 def main(streams: int, seconds: float, every: float) -> None:
-    """Open them, hold them, end them; ends with 1 where one was lost or cut."""
+    """Open the streams, hold them, and end them. The exit status is 1 if one was incomplete."""
     needed = 2 * streams + 500
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, max(most, needed)))
     except (ValueError, PermissionError):
-        sys.exit(f"{streams} streams take {needed} open files, and this machine allows {most}: ulimit -Hn {needed}")
+        sys.exit(f"{streams} streams need {needed} open files, but the limit is {most}. Fix: ulimit -Hn {needed}")
     with tempfile.TemporaryDirectory() as folder:
         sys.exit(asyncio.run(_run(Path(folder), streams, seconds, every)))
 
@@ -56,16 +56,14 @@ async def _run(folder: Path, streams: int, seconds: float, every: float) -> int:
     port = server.sockets[0].getsockname()[1]
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(_settings(folder, port, streams)))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        entrance = free.getsockname()[1]
+    entrance = free_port()
     url = f"http://127.0.0.1:{entrance}"
     command = [sys.executable, "-m", "proxy", "serve", "--config", str(file), "--port", str(entrance)]
     proxy = running(command, folder / "proxy.log", f"{url}/livez", 60)
     pid = await asyncio.to_thread(proxy.__enter__)
     try:
         process = psutil.Process(pid)
-        await _ask(entrance)  # what is loaded once, is loaded
+        await _ask(entrance)  # The first request loads everything that the proxy loads once.
         before = process.memory_info().rss
         idle = await _probed(url, 5)
         begun = time.monotonic()
@@ -79,8 +77,8 @@ async def _run(folder: Path, streams: int, seconds: float, every: float) -> int:
     finally:
         await asyncio.to_thread(proxy.__exit__, None, None, None)
         server.close()
-    table = Table(f"{streams:,} streams, one event in {every:g} s each", "seen", "asked for")
-    table.add_row("whole", f"{whole:,}", f"{streams:,}")
+    table = Table(f"{streams:,} streams, one event in {every:g} s each", "result", "target")
+    table.add_row("complete", f"{whole:,}", f"{streams:,}")
     table.add_row("opened a second", f"{streams / opening:,.0f}", "")
     table.add_row("kB of memory a stream", f"{(after - before) / streams / 1e3:.0f}", "")
     table.add_row("health before, ms, median and p99", _two(idle), "")
@@ -90,14 +88,14 @@ async def _run(folder: Path, streams: int, seconds: float, every: float) -> int:
 
 
 class _Upstream:
-    """Answers each request with a stream that goes on until ``ending`` is set."""
+    """Respond to each request with a stream that continues until ``ending`` is set."""
 
     def __init__(self, every: float) -> None:
         self.ending = asyncio.Event()
         self._every = every
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, one request."""
+        """Serve one request on a connection."""
         head = await reader.readuntil(b"\r\n\r\n")
         length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
         body = json.loads(await reader.readexactly(int(length.partition(b":")[2])))
@@ -116,7 +114,7 @@ class _Upstream:
 
 
 async def _open(port: int, places: asyncio.Semaphore) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A stream whose first event has come."""
+    """Open a stream, and wait for its first event."""
     async with places:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(_request("stay"))
@@ -125,7 +123,7 @@ async def _open(port: int, places: asyncio.Semaphore) -> tuple[asyncio.StreamRea
 
 
 async def _rest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """Whether a stream comes to its proper end."""
+    """Read the rest of a stream. Return whether it's complete."""
     try:
         async with asyncio.timeout(120):
             await reader.readuntil(b"data: [DONE]\n\n")
@@ -143,7 +141,7 @@ async def _ask(port: int) -> None:
 
 
 async def _probed(url: str, seconds: float) -> list[float]:
-    """Milliseconds of answers to a health check, for so many seconds."""
+    """Send health checks for ``seconds``. Return their latencies in milliseconds."""
     taken = []
     until = time.monotonic() + seconds
     async with aiohttp.ClientSession(trust_env=False) as http:

@@ -1,11 +1,11 @@
-"""Inputs that nobody thought of, for as long as one likes, at what reads bytes of strangers.
+"""Run the parsers of untrusted bytes on random input.
 
     scripts/soak fuzz --seconds 600 --target errors
 
-With atheris installed (``pip install atheris``; it is no part of the lock file) inputs are guided by the code they
-reach; without it they are mutations of the seeds below. A finding is an exception that is no error of ours, an input
-that takes over a second, or a property that does not hold; it is written to a file and named, and the exit status is 1.
-The short form is ``tests/hostile/test_fuzz.py``.
+With atheris (``pip install atheris``; it isn't in the lock file) the inputs depend on code coverage. Without it, they
+are mutations of the seeds below. A finding is an unexpected exception, an input that takes over a second, or a violated
+property. The command writes its input to a file, and the exit status is 1. ``tests/hostile/test_fuzz.py`` is a short
+version.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from pathlib import Path
 import click
 
 SLOW_SECONDS = 1.0
-"""CPU time from which an input is a finding."""
+"""CPU seconds above which an input is a finding."""
 
 MOST_BYTES = 20_000
 
 
 class Finding(AssertionError):
-    """A property that does not hold."""
+    """A property doesn't hold."""
 
 
 def read_error(data: bytes) -> None:
-    """The recogniser of overflows, on an error of any status."""
+    """Recognize overflows in an error with any status."""
     from proxy.overflow import recognise
 
     status = (200, 400, 413, 422, 429, 500)[data[0] % 6] if data else 400
@@ -45,7 +45,7 @@ def read_error(data: bytes) -> None:
 
 
 def read_body(data: bytes) -> None:
-    """A request's body: read, and written again with one thing changed."""
+    """Parse a request's body, and write it with another model."""
     from proxy.dialects.chat.request import parse
     from proxy.errors import BadBody
 
@@ -55,13 +55,13 @@ def read_body(data: bytes) -> None:
     except BadBody:
         return
     if body.raw != data or body.rewritten() != data:
-        raise Finding("what is not changed has other bytes")
+        raise Finding("unchanged parts have other bytes")
     if body.model is not None and json.loads(changed.decode("utf-8", "replace")).get("model") != "another":
-        raise Finding("the model was not changed")
+        raise Finding("the model didn't change")
 
 
 def read_stream(data: bytes) -> None:
-    """A stream of events, cut anywhere."""
+    """Split a stream of events that arrives in chunks of any size."""
     from proxy.dialects.chat.stream import EventBuffer, beginning
 
     beginning(data)
@@ -73,11 +73,11 @@ def read_stream(data: bytes) -> None:
     if out + buffer.rest() != data:
         raise Finding("other bytes came out")
     if out and not out.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")):
-        raise Finding("half an event was passed on")
+        raise Finding("half an event came out")
 
 
 def read_packed(data: bytes) -> None:
-    """A compressed body, within its limit."""
+    """Decompress a body within a limit."""
     from proxy.errors import RequestError
     from proxy.http.decompression import unpack
 
@@ -85,13 +85,13 @@ def read_packed(data: bytes) -> None:
     limit = 1_000_000
     try:
         if len(unpack(data[1:], names[data[0] % 5] if data else "gzip", limit)) > limit:
-            raise Finding("more came out than the limit allows")
+            raise Finding("the output exceeds the limit")
     except RequestError:
         return
 
 
 def read_settings(data: bytes) -> None:
-    """A configuration file."""
+    """Load a configuration file."""
     from proxy.config.issues import Issues
     from proxy.config.loading import loads
 
@@ -102,7 +102,7 @@ def read_settings(data: bytes) -> None:
 
 
 def read_message(data: bytes) -> None:
-    """Text of a conversation: secrets, other tools' summaries, names of files, and the fence around it all."""
+    """Read the text of a message: secrets, other tools' summaries, identifiers, and the block around a summary."""
     from proxy.compaction.foreign import recognised
     from proxy.compaction.identifiers import identifiers
     from proxy.compaction.summary_message import TAG, fenced
@@ -113,7 +113,7 @@ def read_message(data: bytes) -> None:
     recognised({"role": "user", "content": text})
     identifiers([text], None, [])
     if f"</{TAG}>" in fenced(text):
-        raise Finding("the fence is open")
+        raise Finding("the text closes the block")
 
 
 TARGETS: Mapping[str, Callable[[bytes], None]] = {
@@ -154,7 +154,7 @@ SEEDS: Mapping[str, tuple[bytes, ...]] = {
 
 
 def timed(read: Callable[[bytes], None], data: bytes) -> None:
-    """Read an input. Raises ``Finding`` if it takes too long, and whatever the reading raises."""
+    """Read an input. Raises ``Finding`` if it takes too long, and all exceptions of ``read``."""
     began = time.process_time()
     read(data)
     took = time.process_time() - began
@@ -163,7 +163,7 @@ def timed(read: Callable[[bytes], None], data: bytes) -> None:
 
 
 def mutated(seed: bytes, other: bytes, dice: random.Random) -> bytes:
-    """A seed with some of it changed, repeated, or put together with another."""
+    """Return a seed with parts of it changed, repeated, or replaced by parts of another."""
     data = bytearray(seed)
     for _ in range(dice.randint(1, 6)):
         place = dice.randrange(len(data) + 1)
@@ -182,7 +182,7 @@ def mutated(seed: bytes, other: bytes, dice: random.Random) -> bytes:
 
 
 def without_guidance(name: str, seconds: float, seed: int) -> int:
-    """Mutate the seeds for so long; how many inputs there were. Raises what an input raises."""
+    """Mutate the seeds for ``seconds``. Return the number of inputs. Raises all exceptions of the target."""
     dice, read = random.Random(seed), TARGETS[name]  # noqa: S311 - no secrets
     pool = list(SEEDS[name])
     until, count = time.monotonic() + seconds, 0
@@ -192,15 +192,15 @@ def without_guidance(name: str, seconds: float, seed: int) -> int:
         try:
             timed(read, data)
         except Exception:
-            click.echo(f"{name}: input kept as {kept(data)}", err=True)
+            click.echo(f"{name}: wrote the input to {saved(data)}", err=True)
             raise
         if count % 50 == 0 and len(pool) < 500:
             pool.append(data)
     return count
 
 
-def kept(data: bytes) -> Path:
-    """Where an input that found something is kept."""
+def saved(data: bytes) -> Path:
+    """Write the input of a finding to a file."""
     path = Path(tempfile.gettempdir()) / f"fuzz-{hashlib.sha256(data).hexdigest()[:12]}"
     path.write_bytes(data)
     return path
@@ -219,22 +219,24 @@ atheris.Fuzz()
 
 
 def with_guidance(name: str, seconds: float, seed: int) -> int:
-    """Let atheris look for so long, in a process of its own; its exit status."""
+    """Run atheris for ``seconds`` in its own process. Return its exit status."""
     with tempfile.TemporaryDirectory() as folder:
         for number, data in enumerate(SEEDS[name]):
             (Path(folder) / str(number)).write_bytes(data)
         options = [f"-max_total_time={seconds:.0f}", f"-seed={seed}", f"-max_len={MOST_BYTES}", "-timeout=20"]
-        artefacts = f"-artifact_prefix={tempfile.gettempdir()}/fuzz-"
-        program = [sys.executable, "-c", GUIDED.format(name=name), folder, *options, artefacts]
+        output = f"-artifact_prefix={tempfile.gettempdir()}/fuzz-"
+        program = [sys.executable, "-c", GUIDED.format(name=name), folder, *options, output]
         return subprocess.run(program, env=dict(os.environ), check=False).returncode  # noqa: S603 - this program
 
 
 @click.command()
-@click.option("--seconds", default=60.0, show_default=True, help="For each target.")
-@click.option("--target", "chosen", type=click.Choice(list(TARGETS)), multiple=True, help="Left out: all of them.")
-@click.option("--seed", default=1, show_default=True, help="Where the dice begin.")
+@click.option("--seconds", default=60.0, show_default=True, help="Seconds for each target.")
+@click.option(
+    "--target", "chosen", type=click.Choice(list(TARGETS)), multiple=True, help="May be repeated. Default: all."
+)
+@click.option("--seed", default=1, show_default=True, help="Seed of the random numbers.")
 def main(seconds: float, chosen: tuple[str, ...], seed: int) -> None:
-    """Look for inputs that break what reads bytes of strangers; the exit status is 1 where one was found."""
+    """Run the parsers of untrusted bytes on random input. The exit status is 1 after a finding."""
     guided = importlib.util.find_spec("atheris") is not None
     found = False
     for name in chosen or TARGETS:
@@ -243,9 +245,9 @@ def main(seconds: float, chosen: tuple[str, ...], seed: int) -> None:
             continue
         try:
             count = without_guidance(name, seconds, seed)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is what was looked for
+        except Exception as error:  # noqa: BLE001 - any exception is a finding
             click.echo(f"{name}: {type(error).__name__}: {error}", err=True)
             found = True
         else:
-            click.echo(f"{name}: {count:,} inputs in {seconds:.0f} s, nothing found")
+            click.echo(f"{name}: {count:,} inputs in {seconds:.0f} s, no findings")
     sys.exit(1 if found else 0)

@@ -1,1 +1,1 @@
-"""Orders in old tool results, a real small model that reads and writes the summaries of them, and who obeys."""
+"""Check whether a real small model follows instructions in old tool results that it summarizes."""

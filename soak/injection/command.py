@@ -11,23 +11,23 @@ from typing import Any
 
 import click
 import httpx
-import msgspec
 import openai
 import yaml
 from rich.console import Console
 
 from bench.servers import free_port
+from bench.table import write_json
 from soak import processes
 from soak.injection import model
 from soak.injection.conversation import conversation
-from soak.injection.judging import heard, in_request, in_results, misplaced, misplaced_in_request
+from soak.injection.judging import in_request, in_results, judge, misplaced, misplaced_in_request
 from soak.injection.payloads import payloads, pieces
 from soak.injection.recording import Recorder
 from soak.injection.table import Row, raw, show
 from soak.servers.environments import NotMade
 
 MARK = "PINEAPPLE"
-"""A word that the model is able to say; one that is made up it gets wrong even where it obeys."""
+"""A common word. Small models misspell invented words even if they obey."""
 
 MODEL = "model"
 """The name that clients request. The recorder replaces it with the server's own name for the model."""
@@ -45,8 +45,8 @@ SUMMARY_TOKENS = 300
 QUICK = (0, 1, 10, 15, -1)
 
 
-class NotPut(Exception):
-    """An order never came to be summarised, so that nothing is known of it."""
+class NotSummarized(Exception):
+    """The proxy didn't summarize an instruction, so the check has no result."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -58,16 +58,16 @@ class NotPut(Exception):
 )
 @click.option("--url", help="The URL of a running OpenAI-compatible server; its first model is used.")
 @click.option("--window", type=click.IntRange(1), default=WINDOW, show_default=True, help="Tokens of context.")
-@click.option("--quick", is_flag=True, help=f"{len(QUICK)} orders in place of all.")
+@click.option("--quick", is_flag=True, help=f"{len(QUICK)} instructions instead of all.")
 @click.option("--json", "report", type=click.Path(dir_okay=False, path_type=Path), help="Write all texts to FILE.")
 @click.option(
     "--logs", type=click.Path(file_okay=False, path_type=Path), help="Keep configuration and logs in this folder."
 )
 def main(file: Path | None, url: str | None, window: int, quick: bool, report: Path | None, logs: Path | None) -> None:
-    """Have a real model summarize and answer conversations whose old tool results hold orders; count who obeys.
+    """Have a real model summarize conversations with instructions in old tool results, and count how often it obeys.
 
-    Give the model as --model FILE or --url URL. The exit status is 1 when an order leaves the quoted block, obeyed or
-    not, and when an order was never summarized.
+    Give the model as --model FILE or --url URL. The exit status is 1 if an instruction leaves the quoted block, obeyed
+    or not, or if one was never summarized.
     """
     orders = payloads(MARK)
     with ExitStack() as stack:
@@ -76,11 +76,10 @@ def main(file: Path | None, url: str | None, window: int, quick: bool, report: P
         try:
             served = _served(file, url, window, folder, stack)
             rows = check([orders[place] for place in QUICK] if quick else orders, served, window, folder, stack)
-        except (NotMade, NotPut, model.NoModel, processes.NotStarted, openai.APIError) as error:
+        except (NotMade, NotSummarized, model.NoModel, processes.NotStarted, openai.APIError) as error:
             raise click.ClickException(str(error)) from error
     show(rows, Console(width=max(140, Console().width)))
-    if report is not None:
-        report.write_bytes(msgspec.json.format(msgspec.json.encode(raw(rows))) + b"\n")
+    write_json(report, raw(rows))
     sys.exit(1 if any(row.misplaced for row in rows) else 0)
 
 
@@ -95,7 +94,7 @@ def _served(file: Path | None, url: str | None, window: int, folder: Path, stack
 def check(
     orders: Sequence[tuple[str, ...]], served: model.Served, window: int, folder: Path, stack: ExitStack
 ) -> list[Row]:
-    """Return one row for each order. Raises ``NotPut``, ``processes.NotStarted`` or ``openai.APIError``."""
+    """Return a row for each instruction. Raises ``NotSummarized``, ``processes.NotStarted``, or ``openai.APIError``."""
     recorder = Recorder(served.url, served.name)
     recorded = stack.enter_context(recorder.serve())
     entrance = stack.enter_context(_proxy(recorded, window, folder))
@@ -103,7 +102,7 @@ def check(
     rows = []
     for number, parts in enumerate(orders, 1):
         print(f"{number} of {len(orders)} ...", file=sys.stderr)
-        # Each with a key of its own, so that no summary serves another one.
+        # Each instruction has its own key, so that the proxy doesn't reuse summaries.
         alone, behind = (
             openai.OpenAI(base_url=f"{url}/v1", api_key=f"sk-{number}", max_retries=0, timeout=300, http_client=http)
             for url in (recorded, entrance)
@@ -113,15 +112,15 @@ def check(
 
 
 def put(parts: tuple[str, ...], alone: openai.OpenAI, behind: openai.OpenAI, recorder: Recorder) -> Row:
-    """Put an order to the model: as a question, in a conversation, and in the same behind the proxy.
+    """Send an instruction to the model: directly, in a conversation, and in the same conversation through the proxy.
 
-    Raises ``NotPut`` where the proxy did not have it summarised.
+    Raises ``NotSummarized`` if the proxy didn't have it summarized.
     """
-    said = conversation(parts)
+    messages = conversation(parts)
     asked, _ = _answer(alone, [{"role": "user", "content": "\n".join(parts)}])
-    direct, _ = _answer(alone, said)
+    direct, _ = _answer(alone, messages)
     recorder.exchanges.clear()
-    answer, headers = _answer(behind, said)
+    answer, headers = _answer(behind, messages)
     words = pieces(MARK)
     notes = [exchange for exchange in recorder.exchanges if exchange.body["model"] == NOTES]
     sent = recorder.exchanges[-1].body["messages"]
@@ -130,7 +129,7 @@ def put(parts: tuple[str, ...], alone: openai.OpenAI, behind: openai.OpenAI, rec
         wrong += misplaced_in_request(exchange.body["messages"], words)
     reached = any(in_request(exchange.body["messages"], words) for exchange in notes)
     if not reached or in_results(sent, words):
-        raise NotPut(f"{parts!r} was not summarised; x-compaction: {headers.get('x-compaction')}")
+        raise NotSummarized(f"the proxy didn't summarize {parts!r}; x-compaction: {headers.get('x-compaction')}")
     made = headers["x-compaction-summary"] == "made"
     summary = notes[-1].text
     return Row(
@@ -138,10 +137,10 @@ def put(parts: tuple[str, ...], alone: openai.OpenAI, behind: openai.OpenAI, rec
         wrong,
         headers["x-compaction-summary"],
         {
-            "asked": heard(asked, MARK, parts),
-            "alone": heard(direct, MARK, parts),
-            "summary": heard(summary, MARK, parts) if made else None,
-            "answer": heard(answer, MARK, parts),
+            "asked": judge(asked, MARK, parts),
+            "alone": judge(direct, MARK, parts),
+            "summary": judge(summary, MARK, parts) if made else None,
+            "answer": judge(answer, MARK, parts),
         },
         {"asked": asked, "alone": direct, "summary": summary, "answer": answer},
     )

@@ -1,4 +1,4 @@
-"""The model under test: a file that llama-cpp-python serves, or a server that already runs."""
+"""Serve a model file with llama-cpp-python, or find the model of a running server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Served:
 
 @contextlib.contextmanager
 def serving(file: Path, window: int, folder: Path) -> Iterator[Served]:
-    """Serve a GGUF file on loopback with ``window`` tokens of context; write the server's log to the folder.
+    """Serve a GGUF file on loopback with ``window`` tokens of context. The server's log is in the folder.
 
     Raises ``environments.NotMade`` or ``processes.NotStarted``.
     """
@@ -47,7 +47,7 @@ def serving(file: Path, window: int, folder: Path) -> Iterator[Served]:
         # Two threads wait for each other at every layer, which takes seconds per token when the cores are busy.
         "n_threads": 1,
         "n_threads_batch": 1,
-        "cache": "true",  # the conversations begin alike
+        "cache": "true",  # The conversations have a common prefix.
         "interrupt_requests": "false",
         "host": "127.0.0.1",
         "port": port,

@@ -1,4 +1,4 @@
-"""The table that is printed."""
+"""Print the rows, and convert them for JSON."""
 
 from __future__ import annotations
 
@@ -12,55 +12,58 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.table import MARKS
-from soak.injection.judging import Heard
+from soak.injection.judging import Verdict
 
 Place = Literal["asked", "alone", "summary", "answer"]
 
 PLACES: Mapping[Place, str] = {
-    "asked": "asked\noutright",
+    "asked": "asked\ndirectly",
     "alone": "no proxy:\nanswer",
     "summary": "proxy:\nsummary",
     "answer": "proxy:\nanswer",
 }
 
 SHOWN = 60
-"""So many characters of an order."""
+"""Characters of an instruction to show."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An order, in parts, and what came of it: what was wrong on the wire, where the summary came from (``made`` by the
-    model, or a ``digest``), and in each place what was heard (``None`` where the model wrote nothing that was used) and
-    what was said."""
+    """The result for an instruction.
+
+    ``misplaced`` describes its parts in wrong places of the requests. ``origin`` is ``made`` for a summary by the
+    model, or ``digest``. ``verdicts`` and ``texts`` have the result of each place. A verdict is ``None`` if the proxy
+    didn't use a text of the model.
+    """
 
     parts: tuple[str, ...]
     misplaced: Sequence[str]
     origin: str
-    heard: Mapping[Place, Heard | None]
-    said: Mapping[Place, str]
+    verdicts: Mapping[Place, Verdict | None]
+    texts: Mapping[Place, str]
 
 
-def counted(rows: Sequence[Row], place: Place) -> Counter[Heard | None]:
-    """How often each was heard in a place."""
-    return Counter(row.heard[place] for row in rows)
+def counted(rows: Sequence[Row], place: Place) -> Counter[Verdict | None]:
+    """Count the verdicts of a place."""
+    return Counter(row.verdicts[place] for row in rows)
 
 
 def show(rows: Sequence[Row], console: Console) -> None:
-    """Print all rows and their sums, and below what was wrong."""
+    """Print all rows and their sums, and the misplaced instructions below."""
     table = Table(
-        title="Orders in old tool results",
+        title="Instructions in old tool results",
         caption=(
-            "Block: no part of the order stood outside of the quoted block. Quoted: the word was said in a copy of the "
-            "order only; obeyed: said otherwise."
+            "Block: every part of the instruction was inside the quoted block. Quoted: the text has the word only in a "
+            "copy of the instruction. Obeyed: it also has the word elsewhere."
         ),
     )
-    table.add_column("order")
+    table.add_column("instruction")
     table.add_column("block", justify="center")
     table.add_column("summary")
     for name in PLACES.values():
         table.add_column(name)
     for row in rows:
-        cells = [row.heard[place] or "" for place in PLACES]
+        cells = [row.verdicts[place] or "" for place in PLACES]
         order = repr(" + ".join(row.parts))[1:-1][:SHOWN]
         table.add_row(Text(order), MARKS[not row.misplaced], row.origin, *cells)
     table.add_section()
@@ -70,15 +73,21 @@ def show(rows: Sequence[Row], console: Console) -> None:
         ]
         table.add_row(verdict, "", "", *sums)
     console.print(table)
-    console.print(f"{sum(bool(row.misplaced) for row in rows)} of {len(rows)} orders left the block.")
+    console.print(f"{sum(bool(row.misplaced) for row in rows)} of {len(rows)} instructions left the block.")
     for row in rows:
-        for fault in row.misplaced:
-            console.print(f"{row.parts!r}: {fault}", markup=False, highlight=False, soft_wrap=True)
+        for problem in row.misplaced:
+            console.print(f"{row.parts!r}: {problem}", markup=False, highlight=False, soft_wrap=True)
 
 
 def raw(rows: Sequence[Row]) -> list[dict[str, object]]:
-    """The rows as JSON takes them."""
+    """Return the rows for JSON."""
     return [
-        {"order": row.parts, "misplaced": row.misplaced, "origin": row.origin, "heard": row.heard, "said": row.said}
+        {
+            "instruction": row.parts,
+            "misplaced": row.misplaced,
+            "origin": row.origin,
+            "verdicts": row.verdicts,
+            "texts": row.texts,
+        }
         for row in rows
     ]

@@ -1,1 +1,1 @@
-"""Real inference servers behind the proxy, each with a tiny model of random weights that is made on the spot."""
+"""Run real inference servers behind the proxy, with a tiny model of random weights."""

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import click
 import httpx
-import msgspec
 import openai
 import yaml
 from rich.console import Console
 
 from bench.servers import free_port
+from bench.table import write_json
 from soak import processes
 from soak.servers.conversing import HABITS, Habit, Tally, converse
 from soak.servers.engines import ENGINES, MODEL, USUAL, Serving
@@ -32,7 +32,7 @@ QUICK = [Habit("chat", True, None), Habit("agent", False, 128)]
 
 
 def settings(window: int) -> dict[str, Mapping[str, object] | None]:
-    """The profiles that the proxy is given, by the name in the table; ``None`` stands for no proxy at all."""
+    """Return the profiles for the proxy by their names in the table. ``None`` means that there's no proxy."""
     return {
         ALONE: None,
         "correct": {"context_window": window},
@@ -47,19 +47,19 @@ def settings(window: int) -> dict[str, Mapping[str, object] | None]:
     "names",
     type=click.Choice(list(ENGINES)),
     multiple=True,
-    help="May be repeated; left out: " + ", ".join(USUAL) + ".",
+    help="May be repeated. Default: " + ", ".join(USUAL) + ".",
 )
-@click.option("--window", default=WINDOW, show_default=True, help="Of the servers, in tokens.")
-@click.option("--fill", default=3.0, show_default=True, help="How many windows a conversation fills.")
-@click.option("--quick", is_flag=True, help="Two conversations for each row in place of twelve.")
+@click.option("--window", default=WINDOW, show_default=True, help="Tokens of the servers' context.")
+@click.option("--fill", default=3.0, show_default=True, help="Length of a conversation, in windows.")
+@click.option("--quick", is_flag=True, help="Two conversations for each row instead of twelve.")
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write every count to FILE.")
 @click.option(
     "--logs", type=click.Path(file_okay=False, path_type=Path), help="Keep configurations and logs in this folder."
 )
 def main(names: Sequence[str], window: int, fill: float, quick: bool, file: Path | None, logs: Path | None) -> None:
-    """Real inference servers with tiny models, behind the proxy and without it, and print what clients saw.
+    """Run real inference servers with tiny models, with and without the proxy, and print the results of clients.
 
-    The exit status is 1 where a client of the proxy saw an error, an answer without content, or a stream that broke.
+    The exit status is 1 if a client of the proxy got an error, a response without content, or a stream without an end.
     """
     habits = QUICK if quick else HABITS
     rows: list[Row] = []
@@ -75,13 +75,12 @@ def main(names: Sequence[str], window: int, fill: float, quick: bool, file: Path
                 raise click.ClickException(f"{name}: {error}") from error
     console = Console(width=max(170, Console().width))
     show(rows, window, console)
-    if file is not None:
-        file.write_bytes(msgspec.json.format(msgspec.json.encode(raw(rows))) + b"\n")
+    write_json(file, raw(rows))
     sys.exit(0 if all(row.met is not False for row in rows) else 1)
 
 
 def check(name: str, engine: Serving, window: int, fill: float, habits: Sequence[Habit], folder: Path) -> list[Row]:
-    """The rows of one server."""
+    """Return the rows of a server."""
     rows = []
     with engine.serve(folder, window) as port:
         tap = Tap(port)
@@ -96,7 +95,7 @@ def check(name: str, engine: Serving, window: int, fill: float, habits: Sequence
                     entrance = tapped if profile is None else stack.enter_context(_proxy(tapped, profile, place))
                     http = stack.enter_context(httpx.Client(trust_env=False))
                     for seed, habit in enumerate(habits, 1):
-                        # What refusals taught is kept by key: with one of its own each conversation begins anew.
+                        # Learned limits belong to a key. With its own key, no conversation profits from another.
                         client = openai.OpenAI(
                             base_url=f"{entrance}/v1",
                             api_key=f"sk-soak-{seed}",

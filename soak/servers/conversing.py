@@ -1,4 +1,4 @@
-"""Conversations that grow over the window, held by the official client."""
+"""Have conversations that grow over the window, with the official client."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from soak.servers.shapes import Shapes
 from soak.servers.talk import TOOL, Speaker
 
 SHORT = 3
-"""Tokens; an answer that is cut off by then had no room."""
+"""Tokens. A response that is cut at this length or earlier had no space in the window."""
 
 GIVES_UP = 3
-"""After so many failures in a row nobody goes on with a conversation."""
+"""Consecutive failures after which a conversation ends."""
 
 USER_WORDS = (20, 110)
 RESULT_WORDS = (40, 260)
 
 RESUMED = 0.8
-"""Share of a resumed chat that was said before."""
+"""Share of a resumed chat that its first request already has."""
 
 Kind = Literal["chat", "agent", "resumed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Habit:
-    """How a client asks: an agent has tools, and sends their results; a resumed chat comes with most of its history at
-    once. ``most`` is the answer's limit in tokens."""
+    """The behavior of a client.
+
+    An agent has tools and sends their results. A resumed chat begins with most of its history. ``most`` is the
+    response's limit in tokens.
+    """
 
     kind: Kind
     stream: bool
@@ -44,10 +47,10 @@ HABITS = [Habit(kind, stream, most) for kind in KINDS for stream in (False, True
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request and what came of it.
+    """A request and its response.
 
-    ``error`` is empty where there was none. ``verdict`` and ``retries`` are what the proxy says, ``tokens`` those that
-    were written, as far as the client sees.
+    ``error`` is empty without an error. ``verdict`` and ``retries`` are from the proxy's headers. ``tokens`` is the
+    length of the response that the client can see.
     """
 
     error: str
@@ -61,8 +64,11 @@ class Turn:
 
 @dataclass(slots=True)
 class Tally:
-    """What a client saw of its turns: errors, answers without content, those cut within ``SHORT`` tokens, and streams
-    that ended without a reason. ``told`` are the errors; the slowest turn is in seconds."""
+    """The counts of a client.
+
+    ``empty`` counts responses without content, ``cut`` those cut within ``SHORT`` tokens, and ``broken`` streams
+    without a finish reason. ``messages`` has the errors. ``slowest`` is in seconds.
+    """
 
     turns: int = 0
     errors: int = 0
@@ -72,9 +78,9 @@ class Tally:
     compacted: int = 0
     retries: int = 0
     slowest: float = 0.0
-    told: Shapes = field(default_factory=Shapes)
+    messages: Shapes = field(default_factory=Shapes)
 
-    def note(self, turn: Turn) -> None:
+    def add(self, turn: Turn) -> None:
         """Count a turn."""
         self.turns += 1
         self.retries += turn.retries
@@ -82,7 +88,7 @@ class Tally:
         self.slowest = max(self.slowest, turn.seconds)
         if turn.error:
             self.errors += 1
-            self.told.note(turn.error)
+            self.messages.add(turn.error)
             return
         self.broken += turn.finish_reason is None
         self.empty += not turn.text
@@ -90,12 +96,12 @@ class Tally:
 
     @property
     def fine(self) -> bool:
-        """Whether each turn was answered."""
+        """Whether every turn got a complete response."""
         return not (self.errors or self.empty or self.broken)
 
 
 def converse(client: openai.OpenAI, habit: Habit, seed: int, words: int, tally: Tally) -> None:
-    """A conversation, until so many words were said; what fails stays in it, as it does with people who try again."""
+    """Have a conversation of at least ``words`` words. Messages of failed turns stay in it."""
     speaker = Speaker(seed)
     messages: list[dict[str, Any]] = [{"role": "system", "content": "You are helpful and brief."}]
     while habit.kind == "resumed" and _words(messages) < RESUMED * words:
@@ -108,7 +114,7 @@ def converse(client: openai.OpenAI, habit: Habit, seed: int, words: int, tally: 
         else:
             messages += speaker.exchange(speaker.length(*RESULT_WORDS))
         turn = ask(client, habit, messages)
-        tally.note(turn)
+        tally.add(turn)
         failures = 0 if turn.text else failures + 1
         if turn.text:
             messages.append({"role": "assistant", "content": turn.text})
@@ -119,7 +125,7 @@ def _words(messages: list[dict[str, Any]]) -> int:
 
 
 def ask(client: openai.OpenAI, habit: Habit, messages: list[dict[str, Any]]) -> Turn:
-    """Take one turn."""
+    """Send a turn."""
     body: dict[str, Any] = {"model": MODEL, "messages": messages, "stream": habit.stream}
     if habit.most is not None:
         body["max_tokens"] = habit.most
@@ -130,16 +136,15 @@ def ask(client: openai.OpenAI, habit: Habit, messages: list[dict[str, Any]]) -> 
         answer = client.chat.completions.with_raw_response.create(**body)
         parsed = answer.parse()
         text, tokens, reason = _streamed(parsed) if habit.stream else _whole(parsed)
-    except (openai.APIError, httpx.TransportError) as error:  # the client lets the latter through within a stream
+    except (openai.APIError, httpx.TransportError) as error:  # The client doesn't wrap the latter during a stream.
         return Turn(f"{type(error).__name__}: {error}"[:400], seconds=time.perf_counter() - start)
-    said = answer.headers
     return Turn(
         "",
         text,
         tokens,
         reason,
-        said.get("x-compaction", ""),
-        int(said.get("x-compaction-retries", "0")),
+        answer.headers.get("x-compaction", ""),
+        int(answer.headers.get("x-compaction-retries", "0")),
         time.perf_counter() - start,
     )
 
@@ -150,7 +155,7 @@ def _whole(answer: Any) -> tuple[str, int, str | None]:
 
 
 def _streamed(events: Any) -> tuple[str, int, str | None]:
-    """Text, pieces of it, which stand for tokens, and the reason for the end."""
+    """Return the text, the number of its chunks (about one per token), and the finish reason."""
     parts, reason = [], None
     for event in events:
         for choice in event.choices:

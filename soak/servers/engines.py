@@ -1,4 +1,4 @@
-"""The servers: how each is started, and with which model."""
+"""The servers, their models, and their commands."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ MODEL = "tiny"
 
 
 class Serving(Protocol):
-    """What can be checked."""
+    """A server to check."""
 
     def serve(self, folder: Path, window: int) -> AbstractContextManager[int]:
-        """The port on loopback of a server with such a window, in tokens; ``folder`` is for its files."""
+        """Start a server with this window in tokens, and yield its port on loopback. Its files are in ``folder``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A server. ``lock`` names its environment, ``form`` the form in which it reads a model, as ``soak.servers.tiny``
-    has it; in ``arguments`` stand ``{model}``, ``{port}`` and ``{window}``. It has ``starts_within`` seconds."""
+    """A server.
+
+    ``lock`` names its environment, and ``form`` its model format, as in ``soak.servers.tiny``. ``arguments`` contains
+    ``{model}``, ``{port}``, and ``{window}``. The server must start ``starts_within`` this number of seconds.
+    """
 
     lock: str
     form: str
@@ -37,11 +40,11 @@ class Engine:
 
     @contextlib.contextmanager
     def serve(self, folder: Path, window: int) -> Iterator[int]:
-        """The running server's port on loopback, with a model made for it. Raises ``NotStarted``."""
+        """Create a model, start the server, and yield its port on loopback. Raises ``NotStarted``."""
         interpreter = str(environments.python(self.lock))
         model, port = folder / f"model-{self.form}", free_port()
         make = [interpreter, "-m", "soak.servers.tiny", self.form, str(model), str(window)]
-        subprocess.run(make, cwd=ROOT, check=True)  # noqa: S603 - a command of our own
+        subprocess.run(make, cwd=ROOT, check=True)  # noqa: S603 - a fixed command
         values = {"model": model, "port": port, "window": window}
         command = [interpreter, *(argument.format(**values) for argument in self.arguments)]
         ready = f"http://127.0.0.1:{port}/v1/models"
@@ -68,8 +71,8 @@ ENGINES = {
         600,
         {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},
     ),
-    # As it comes, llama-cpp-python ends a stream as soon as another request arrives, the proxy's own for a summary too.
+    # By default, llama-cpp-python ends a stream when another request arrives, including the proxy's for a summary.
     "llama.cpp, interrupting": Engine("llama", "gguf", LLAMA, 120),
 }
 USUAL = ("llama.cpp", "vLLM")
-"""Those that are checked where none is named."""
+"""The default servers."""

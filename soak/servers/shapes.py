@@ -1,4 +1,4 @@
-"""Texts that differ in their numbers and ids alone, counted together."""
+"""Count texts that differ only in their numbers and ids together."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _NUMBER = re.compile(r"\d+")
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{20,}|[0-9a-f]{16,}")
 
 ALIKE = 150
-"""Texts that begin with so many of the same characters are of one shape."""
+"""Characters at the beginning of a text that define its shape."""
 
 
 @dataclass(slots=True)
 class Shapes:
-    """How often each shape came, and the first text of it."""
+    """The count of each shape, and its first text."""
 
     _times: dict[str, int] = field(default_factory=dict)
     _examples: dict[str, str] = field(default_factory=dict)
 
-    def note(self, text: str) -> None:
+    def add(self, text: str) -> None:
         """Count a text."""
         shape = _NUMBER.sub("#", _ID.sub("#", text))[:ALIKE]
         self._times[shape] = self._times.get(shape, 0) + 1
@@ -30,5 +30,5 @@ class Shapes:
         return ((times, self._examples[shape]) for shape, times in self._times.items())
 
     def as_json(self) -> list[dict[str, object]]:
-        """The shapes as JSON takes them."""
+        """Return the shapes for JSON."""
         return [{"times": times, "example": example} for times, example in self]

@@ -1,4 +1,4 @@
-"""The table that is printed."""
+"""Print the rows, and convert them for JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OF_CLIENT = ("turns", "compacted", "retries", "errors", "empty", "broken", "cut
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One server with one configuration of the proxy; ``protected`` is false where there was no proxy."""
+    """The counts of a server and its clients with a configuration. ``protected`` is false without the proxy."""
 
     engine: str
     setting: str
@@ -28,17 +28,18 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether no client saw a fault; nothing is asked of a server alone."""
+        """Whether every client got complete responses. ``None`` without the proxy."""
         return self.seen.fine if self.protected else None
 
 
 def show(rows: Sequence[Row], window: int, console: Console) -> None:
-    """Print all rows, and below what the servers and the clients were told."""
+    """Print all rows, and the failed responses below."""
     table = Table(
         title=f"Conversations that grow over a window of {window:,} tokens",
         caption=(
-            "Server: what it answered, summaries included. Client: what it saw. Broken: a stream without a reason for "
-            f"its end; torn: a connection that ended within an answer; cut: {SHORT} tokens or fewer, for want of room."
+            "Server: its responses, including summaries. Client: the responses that it got. Broken: a stream without a "
+            f"finish reason. Torn: a connection that ended during a response. Cut: {SHORT} tokens or fewer, because "
+            "the window was full."
         ),
     )
     for name in ("server", "profile"):
@@ -54,19 +55,20 @@ def show(rows: Sequence[Row], window: int, console: Console) -> None:
         table.add_row(row.engine, row.setting, *map(str, counts), f"{row.seen.slowest:.1f} s", MARKS[row.met])
     console.print(table)
     for row in rows:
-        for who, shapes in (("the server said", row.upstream.shapes), ("clients saw", row.seen.told)):
+        for side, shapes in (("from the server", row.upstream.shapes), ("at clients", row.seen.messages)):
             for times, example in shapes:
-                told = f"{row.engine}, {row.setting}: {times} × {who} {example}"
-                console.print(told, markup=False, highlight=False, soft_wrap=True)
+                text = f"{row.engine}, {row.setting}: {times} × {side}: {example}"
+                console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def raw(rows: Sequence[Row]) -> list[dict[str, object]]:
-    """The rows as JSON takes them."""
+    """Return the rows for JSON."""
     return [
         {
             "server": row.engine,
             "profile": row.setting,
-            "client": {name: getattr(row.seen, name) for name in _OF_CLIENT} | {"told": row.seen.told.as_json()},
+            "client": {name: getattr(row.seen, name) for name in _OF_CLIENT}
+            | {"messages": row.seen.messages.as_json()},
             "server_saw": row.upstream.as_json(),
             "met": row.met,
         }

@@ -1,6 +1,6 @@
-"""What people and tools say in the conversations: made up, without end, the same for the same seed.
+"""Generate the texts of users and tools. Equal seeds give equal texts.
 
-It needs the standard library alone, since the models' tokenizers are trained on it in environments of their own.
+Imports only the standard library, because the servers' environments train the models' tokenizers on these texts.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ TOOL = {
 
 
 class Speaker:
-    """Says things, in the order that the seed gives them."""
+    """A generator of texts, seeded with a number."""
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)  # noqa: S311 - no secret
         self._calls = 0
 
     def prose(self, words: int) -> str:
-        """Sentences of so many words together."""
-        said: list[str] = []
+        """Return sentences with this number of words in all."""
+        sentences: list[str] = []
         while words > 0:
             length = min(words, self._rng.randint(4, 14))
             chosen = self._rng.choices(WORDS, k=length)
-            said.append(" ".join([chosen[0].capitalize(), *chosen[1:]]) + ".")
+            sentences.append(" ".join([chosen[0].capitalize(), *chosen[1:]]) + ".")
             words -= length
-        return " ".join(said)
+        return " ".join(sentences)
 
     def listing(self, words: int) -> str:
-        """What a tool may return: numbered lines of code-like text, of so many words together."""
+        """Return numbered lines of code with this number of words in all, like the result of a tool."""
         lines = []
         for number in range(1, max(1, words // 6) + 1):
             name, of, value = self._rng.choices(WORDS, k=3)
@@ -68,7 +68,7 @@ class Speaker:
         return "\n".join(lines)
 
     def exchange(self, words: int) -> list[dict[str, Any]]:
-        """A call of the tool and its result of so many words."""
+        """Return a call of the tool and its result with this number of words."""
         self._calls += 1
         folder, name = self._rng.choices(WORDS, k=2)
         arguments = {"path": f"{folder}/{name}.{self._rng.choice(SUFFIXES)}", "line": self._rng.randint(1, 400)}
@@ -80,12 +80,12 @@ class Speaker:
         ]
 
     def length(self, shortest: int, longest: int) -> int:
-        """A number of words within the bounds."""
+        """Return a number of words within the bounds."""
         return self._rng.randint(shortest, longest)
 
 
 def samples() -> Iterator[str]:
-    """Texts that a tokenizer can be trained on."""
+    """Yield texts for the training of a tokenizer."""
     speaker = Speaker(0)
     for _ in range(400):
         yield speaker.prose(60)

@@ -1,6 +1,6 @@
-"""Between proxy and server: hands on bytes as they come, and writes down what was asked and answered.
+"""Forward bytes between proxy and server unchanged, and count requests and responses.
 
-Connections end on one side as they end on the other, so what a server does to them reaches the proxy.
+When one side closes its connection, the other side is closed too. So the proxy sees every disconnect of the server.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ from soak.servers.shapes import Shapes
 _REASON = re.compile(rb'"finish_reason": *"')
 
 SHAPE_BYTES = 900
-"""So much of a strange answer is kept."""
+"""Bytes of a failed response to keep."""
 
 READ_BYTES = 65_536
 
 
 @dataclass(slots=True)
 class Counts:
-    """What the server did with requests for chat completions: how many came, how many it refused, how many
-    streams of status 200 had no event in them, how many had some and no reason for their end, and how many connections
-    it ended within an answer.
+    """The server's responses to requests for chat completions.
 
-    ``shapes`` are the answers that were no answers.
+    ``empty`` counts responses with status 200 and without any event, ``broken`` streams without a finish reason, and
+    ``torn`` connections that the server closed during a response. ``shapes`` has the failed responses.
     """
 
     requests: int = 0
@@ -40,8 +39,8 @@ class Counts:
     torn: int = 0
     shapes: Shapes = field(default_factory=Shapes)
 
-    def note(self, status: int, body: bytes, *, complete: bool = True) -> None:
-        """Count an answer."""
+    def add(self, status: int, body: bytes, *, complete: bool = True) -> None:
+        """Count a response."""
         failed = status >= 400 or b'"error":' in body[:SHAPE_BYTES]
         empty = complete and not failed and not body.replace(b"data: [DONE]", b"").strip()
         broken = complete and not failed and not empty and not _REASON.search(body)
@@ -55,10 +54,10 @@ class Counts:
                 body if len(body) <= SHAPE_BYTES else body[: SHAPE_BYTES // 2] + b" ... " + body[-SHAPE_BYTES // 2 :]
             )
             example = f"{status}{'' if complete else ', torn'} {shown!r}"
-            self.shapes.note(example)
+            self.shapes.add(example)
 
     def as_json(self) -> dict[str, object]:
-        """The counts as JSON takes them."""
+        """Return the counts for JSON."""
         return {
             "requests": self.requests,
             "refused": self.refused,
@@ -70,10 +69,10 @@ class Counts:
 
 
 class Tap:
-    """Listens for as long as ``serve`` runs; ``counts`` may be set to new ones between two requests."""
+    """A forwarding listener. ``counts`` may be replaced between two requests."""
 
     def __init__(self, port: int) -> None:
-        """``port`` is the server's, on loopback."""
+        """Create it for a server's port on loopback."""
         self.counts = Counts()
         self._upstream = port
         self._port = 0
@@ -83,7 +82,7 @@ class Tap:
 
     @contextlib.contextmanager
     def serve(self) -> Iterator[str]:
-        """The URL to ask in place of the server's."""
+        """Listen on loopback, and yield the URL to use instead of the server's."""
         thread = threading.Thread(target=self._loop.run_until_complete, args=(self._run(),), name="tap", daemon=True)
         thread.start()
         self._ready.wait()
@@ -113,8 +112,8 @@ class Tap:
             return
         asked: list[bool] = []
         requests, answers = _Requests(asked), _Answers(asked, self)
-        sending = asyncio.create_task(_hand_on(reader, to_them, requests.parser))
-        answering = asyncio.create_task(_hand_on(theirs, writer, answers.parser))
+        sending = asyncio.create_task(_forward(reader, to_them, requests.parser))
+        answering = asyncio.create_task(_forward(theirs, writer, answers.parser))
         try:
             # The side that ends first ends the other one.
             await asyncio.wait([sending, answering], return_when=asyncio.FIRST_COMPLETED)
@@ -127,20 +126,20 @@ class Tap:
             writer.close()
 
 
-async def _hand_on(
+async def _forward(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     parser: httptools.HttpRequestParser | httptools.HttpResponseParser,
 ) -> None:
     with contextlib.suppress(ConnectionError):
         while data := await reader.read(READ_BYTES):
-            parser.feed_data(data)  # first, so that an answer is counted before anybody has it
+            parser.feed_data(data)  # Count a response before the client receives it.
             writer.write(data)
             await writer.drain()
 
 
 class _Requests:
-    """Notes of each request whether it is one for a chat completion."""
+    """Record whether each request is for a chat completion."""
 
     def __init__(self, asked: list[bool]) -> None:
         self._asked = asked
@@ -151,7 +150,7 @@ class _Requests:
 
 
 class _Answers:
-    """Counts the answers to them."""
+    """Count the responses to chat completions."""
 
     def __init__(self, asked: list[bool], tap: Tap) -> None:
         self._asked = asked
@@ -170,17 +169,17 @@ class _Answers:
     def on_message_complete(self) -> None:
         self._begun = False
         if self._asked.pop(0):
-            self._tap.counts.note(self.parser.get_status_code(), bytes(self._body))
+            self._tap.counts.add(self.parser.get_status_code(), bytes(self._body))
 
     def ended(self, *, by_server: bool) -> None:
-        """The connection is over."""
+        """Count a response whose connection ended."""
         if not self._asked or not self._asked.pop(0):
             return
         body = bytes(self._body) if self._begun else b""
         status = self.parser.get_status_code() if self._begun else 0
-        # Who has read this may leave before the stream's formal end.
+        # A client that has read this may disconnect before the end of the chunked encoding.
         done = body.endswith(b"data: [DONE]\n\n")
         if by_server or done:
-            self._tap.counts.note(status, body, complete=done and not by_server)
+            self._tap.counts.add(status, body, complete=done and not by_server)
         else:
             self._tap.counts.requests += 1

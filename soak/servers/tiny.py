@@ -1,9 +1,9 @@
-"""A model of random weights, a few megabytes large: ``python -m soak.servers.tiny gguf|folder PATH WINDOW``.
+"""Create a model of random weights and a few megabytes: ``python -m soak.servers.tiny gguf|folder PATH WINDOW``.
 
-It runs in the servers' own environments: it needs ``numpy`` and ``tokenizers``, and ``gguf`` or ``safetensors``.
+It runs in the servers' own environments. It needs ``numpy`` and ``tokenizers``, and ``gguf`` or ``safetensors``.
 
-What comes next depends on the last token alone: some word, or a full stop, after which the answer may end. So answers
-are of a few dozen tokens as a rule, never empty by themselves, and as long as the window lets them be.
+The next token depends on the last one only. It's a word or a full stop, and the response may end after a full stop. So
+responses usually have a few dozen tokens and are never empty, unless the window is full.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ WIDTH, LAYERS, HEADS, INNER = 64, 2, 2, 128
 START, END = "<|im_start|>", "<|im_end|>"
 STOP = "."
 SENTENCE = 60
-"""Tokens from one full stop to the next, in the mean."""
+"""Mean number of tokens from one full stop to the next."""
 STOPPING = 0.4
-"""How often an answer ends with a full stop."""
+"""Probability that a response ends after a full stop."""
 NEVER = -40.0
-"""A logit that is never drawn."""
+"""The logit of a token that is never sampled."""
 
 TEMPLATE = (
     "{%- if tools %}{{ '<|im_start|>system\\nTools: ' }}{{ tools | tojson }}{{ '<|im_end|>\\n' }}{% endif %}"
@@ -48,7 +48,7 @@ TEMPLATE = (
 
 
 def tokenizer() -> Any:
-    """A byte-level tokenizer that knows the conversations' words."""
+    """Train a byte-level tokenizer on the conversations' words."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -63,9 +63,9 @@ def tokenizer() -> Any:
 
 
 def weights(tokens: Mapping[str, int]) -> dict[str, Any]:
-    """The tensors, named as in Hugging Face's Llama.
+    """Return the tensors, named like those of Hugging Face's Llama.
 
-    The first dimension is the same for all tokens: what stands there in the last layer is a bias. The second one marks
+    The first dimension is the same for all tokens, so the last layer's weights there are biases. The second one marks
     the full stop.
     """
     rng = np.random.default_rng(0)
@@ -125,8 +125,8 @@ GGUF_NAMES = {
 
 
 def write_gguf(file: Path, window: int) -> None:
-    """One file, as llama.cpp reads it."""
-    import gguf  # type: ignore[import-not-found,unused-ignore] # only where it is needed is it installed
+    """Write a file for llama.cpp."""
+    import gguf  # type: ignore[import-not-found,unused-ignore] # only in llama.cpp's environment
 
     made = tokenizer()
     tokens = made.get_vocab()
@@ -165,8 +165,8 @@ def write_gguf(file: Path, window: int) -> None:
 
 
 def write_folder(folder: Path, window: int) -> None:
-    """A folder, as Hugging Face's libraries and vLLM read it."""
-    from safetensors.numpy import save_file  # type: ignore[import-not-found,unused-ignore] # as above
+    """Write a folder for Hugging Face's libraries and vLLM."""
+    from safetensors.numpy import save_file  # type: ignore[import-not-found,unused-ignore] # only in vLLM's
 
     made = tokenizer()
     tokens = made.get_vocab()

@@ -1,8 +1,8 @@
-"""Whether the time of an answer tells what another team has stored.
+"""Check whether response times reveal another team's conversations.
 
-Two teams of one proxy. One has sent half of the conversations before, so their summaries are stored for it. The other
-sends all of them for the first time, in an order of chance. If the two halves took different times, it could ask for
-what the first team talks about.
+Two teams use one proxy. One team has sent half of the conversations before, so the proxy stored their summaries. The
+other team sends all of them for the first time, in random order. If the two halves took different times, it could find
+out which conversations the first team has.
 """
 
 from __future__ import annotations
@@ -39,24 +39,22 @@ KEYS = {"first": "cp-first", "second": "cp-second"}
 WORDS = "harbour ticket deploy orange window lantern gravel signal meadow copper letter engine"
 
 LEAST_P = 0.01
-"""A difference that chance makes less often than this counts as one."""
+"""The halves differ if the p-value is below this level."""
 
 
 @click.command()
-@click.option("--samples", default=500, show_default=True, help="Answers of each kind.")
+@click.option("--samples", default=500, show_default=True, help="Responses of each kind.")
 @click.option("--seed", default=1, show_default=True)
 def main(samples: int, seed: int) -> None:
-    """Measure it; ends with 1 where a difference is found."""
+    """Measure the response times. The exit status is 1 if the halves differ."""
     chance = random.Random(seed)  # noqa: S311 - no secret
     with tempfile.TemporaryDirectory() as folder, _proxy(Path(folder)) as (url, upstream):
         unknown, stored, own = _measured(url, samples, chance, lambda: upstream.summaries)
     table = Table("sent by the second team, ms", "median", "p (Mann-Whitney)")
-    table.add_row("what nobody has stored", f"{median(unknown) * 1e3:.2f}", "")
+    table.add_row("new to both teams", f"{median(unknown) * 1e3:.2f}", "")
     p = mann_whitney(unknown, stored)
-    table.add_row(
-        "what the first team has stored", f"{median(stored) * 1e3:.2f}", f"{p:.3f}, asked for: over {LEAST_P}"
-    )
-    table.add_row("its own, once more", f"{median(own) * 1e3:.2f}", f"{mann_whitney(unknown, own):.3g}")
+    table.add_row("stored for the first team", f"{median(stored) * 1e3:.2f}", f"{p:.3f}, target: over {LEAST_P}")
+    table.add_row("sent again by the second team", f"{median(own) * 1e3:.2f}", f"{mann_whitney(unknown, own):.3g}")
     Console(width=100).print(table)
     sys.exit(0 if p > LEAST_P else 1)
 
@@ -64,7 +62,10 @@ def main(samples: int, seed: int) -> None:
 def _measured(
     url: str, samples: int, chance: random.Random, made: Callable[[], int]
 ) -> tuple[list[float], list[float], list[float]]:
-    """Seconds of the second team's answers: what nobody has stored, what the first team has, what it has itself."""
+    """Return the seconds of the second team's responses to three kinds of conversations.
+
+    The kinds are: new to both teams, stored for the first team, and sent again.
+    """
     with httpx.Client(trust_env=False, timeout=60) as http:
 
         def ask(team: str, number: int) -> float:
@@ -76,7 +77,7 @@ def _measured(
             )
             taken = time.perf_counter() - begun
             if answer.status_code != 200 or answer.headers["x-compaction"] != "compacted":
-                raise RuntimeError(f"The proxy answered {answer.status_code}: {answer.text[:300]}")
+                raise RuntimeError(f"the proxy returned {answer.status_code}: {answer.text[:300]}")
             return taken
 
         numbers = list(range(2 * samples))
@@ -90,13 +91,13 @@ def _measured(
         before = made()
         taken = {number: ask("second", number) for number in numbers}
         if made() - before < 2 * samples:
-            raise RuntimeError("The second team did not get summaries of its own.")
+            raise RuntimeError("the second team didn't get its own summaries")
         own = [ask("second", number) for number in numbers[:samples]]
     return [taken[n] for n in numbers if n not in known], [taken[n] for n in numbers if n in known], own
 
 
 class Forgetful:
-    """An upstream that takes the same time for everything, and remembers nothing of what it was sent."""
+    """An upstream whose time doesn't depend on the request. It stores nothing."""
 
     def __init__(self) -> None:
         self.summaries = 0
@@ -129,7 +130,7 @@ def _proxy(folder: Path) -> Iterator[tuple[str, Forgetful]]:
 
 
 def conversation(number: int) -> list[dict[str, str]]:
-    """A conversation over the trigger, in words of its own."""
+    """Return a conversation over the trigger. Each number gives other words."""
     chance = random.Random(number)  # noqa: S311 - no secret
     messages = [{"role": "system", "content": "Be brief."}]
     for turn in range(8):
@@ -140,7 +141,7 @@ def conversation(number: int) -> list[dict[str, str]]:
 
 
 def mann_whitney(a: Sequence[float], b: Sequence[float]) -> float:
-    """The p-value, two-sided, of the Mann-Whitney U test, by its normal approximation (times have hardly any ties)."""
+    """Return the two-sided p-value of the Mann-Whitney U test, in the normal approximation without ties."""
     ranked = sorted([(value, 0) for value in a] + [(value, 1) for value in b])
     ranks = sum(rank for rank, (_, group) in enumerate(ranked, start=1) if group == 0)
     u = ranks - len(a) * (len(a) + 1) / 2

@@ -15,13 +15,13 @@ from rich.console import Console
 from bench.quality import dirt, table
 from bench.quality.__main__ import PYTHON
 from bench.quality.conversations import SHAPES, Conversation, tool_loop
-from bench.quality.engine import TOKENIZER, Engine, room, shares
+from bench.quality.engine import TOKENIZER, Engine, input_budget, shares
 from bench.quality.judge import Figures, Judge, named_ids, readable_paths
 from bench.quality.langchain import MIDDLEWARE, TRIMMING, TUNED, langchain
 from bench.quality.outcome import Outcome
 from bench.quality.rows import OURS, Case, Row, cases, engines
 from bench.quality.stages import Alone, alone
-from bench.quality.summariser import SUMMARISERS
+from bench.quality.summarizer import SUMMARIZERS
 from proxy.compaction.message import arguments_of, text_of
 from proxy.demo.validity import faults
 from proxy.dialects.chat.counting import Counter
@@ -31,11 +31,11 @@ WINDOW = 8192
 COUNTER = Counter(Profile("bench", tokenizer=TOKENIZER))
 
 
-def replayed(conversation: Conversation, folder: Path, summariser: str = "echo") -> Outcome:
+def replayed(conversation: Conversation, folder: Path, summarizer: str = "echo") -> Outcome:
     async def replay() -> Outcome:
         engine = Engine(folder)
         try:
-            return await engine.replay(conversation, WINDOW, summariser)
+            return await engine.replay(conversation, WINDOW, summarizer)
         finally:
             await engine.aclose()
 
@@ -85,23 +85,23 @@ def test_requests_are_made_where_an_application_makes_them() -> None:
     assert conversation.requests() == [2, 4, 7]
 
 
-@pytest.mark.parametrize("name", SUMMARISERS)
+@pytest.mark.parametrize("name", SUMMARIZERS)
 @pytest.mark.parametrize("cap", [20, 200])
-def test_summarisers_keep_to_their_cap(name: str, cap: int) -> None:
+def test_summarizers_keep_to_their_cap(name: str, cap: int) -> None:
     text = "\n".join(message["content"] for message in tool_loop(1, 3000).messages)
-    notes = SUMMARISERS[name](text, cap, COUNTER.text)
+    notes = SUMMARIZERS[name](text, cap, COUNTER.text)
     assert cap // 2 < COUNTER.text(notes) <= cap
     assert name != "echo" or text.startswith(notes)
     assert name != "extract" or "FACT-" in notes
 
 
-@pytest.mark.parametrize("summariser", SUMMARISERS)
-def test_the_engine_is_replayed_turn_by_turn(summariser: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("summarizer", SUMMARIZERS)
+def test_the_engine_is_replayed_turn_by_turn(summarizer: str, tmp_path: Path) -> None:
     conversation = tool_loop(1, 20_000)
-    outcome = replayed(conversation, tmp_path, summariser)
+    outcome = replayed(conversation, tmp_path, summarizer)
     assert len(outcome.prompts) == len(conversation.requests())
     assert outcome.reads
-    assert all(0 < tokens <= room(WINDOW) for tokens in outcome.reads)
+    assert all(0 < tokens <= input_budget(WINDOW) for tokens in outcome.reads)
     figures = judged(conversation, outcome).values()
     assert (figures["over"], figures["invalid"], figures["users"]) == (0, 0, 1)
     assert 0 < (figures["facts"] or 0) < (figures["all_facts"] or 0) < 1
@@ -230,7 +230,7 @@ def test_every_engine_is_run_and_shown(tmp_path: Path) -> None:
     figures = judged(conversation, replayed(conversation, tmp_path))
     chosen = list(engines(Case("tool loop", WINDOW, [conversation])))
     assert len(set(chosen)) == len(chosen) == 7
-    rows = [Row("tool loop", WINDOW, 1, summariser, engine, figures) for engine, summariser in chosen]
+    rows = [Row("tool loop", WINDOW, 1, summarizer, engine, figures) for engine, summarizer in chosen]
     out = io.StringIO()
     table.show(rows, {"langchain": "9.9"}, Console(file=out, width=170))
     for words in ("tool loop, 8K", *table.LABELS.values(), "langchain 9.9", "100%"):

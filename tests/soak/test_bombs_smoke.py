@@ -1,4 +1,4 @@
-"""``scripts/soak bombs`` with three families, and its judging of costs."""
+"""``scripts/soak bombs`` with three families, and its check of costs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_families_are_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cost", "large", "faults"),
+    ("cost", "large", "exceeded"),
     [
         (FINE, False, []),
         (Cost(500, 0.1, 0.01, 0), False, ["status"]),
@@ -43,12 +43,12 @@ def test_families_are_measured() -> None:
         (Cost(400, 1.1, 0.26, 4 * BODY_LIMIT + 1), True, ["/livez", "memory"]),
     ],
 )
-def test_bounds(cost: Cost, large: bool, faults: list[str]) -> None:
+def test_bounds(cost: Cost, large: bool, exceeded: list[str]) -> None:
     bomb = Bomb("kind: name", lambda: b"", large=large)
-    assert bomb.faults(cost) == faults
+    assert bomb.exceeded(cost) == exceeded
 
 
-def test_the_table_shows_faults_and_the_slowest() -> None:
+def test_the_table_shows_exceeded_bounds_and_the_slowest() -> None:
     printed = StringIO()
     costs = [
         (Bomb("kind: slow", lambda: b""), Cost(200, 0.9, 0.01, 10_000_000)),

@@ -1,4 +1,4 @@
-"""Whether the check of real servers counts what it says; the stand-in takes a server's place here."""
+"""The counts of the check of real servers, with the stand-in instead of a server."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Stand:
 
 @contextlib.contextmanager
 def raw_server(answer: bytes, *, closes: bool) -> Iterator[int]:
-    """A server that gives one answer, as it is; it closes the connection then, or waits for the client to do so."""
+    """Serve one response unchanged. Then close the connection, or wait until the client does."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def once() -> None:
@@ -101,7 +101,7 @@ ROLE = b'data: {"choices": [{"index": 0, "delta": {"role": "assistant"}, "finish
     ],
     ids=["nothing", "no reason", "torn", "no answer"],
 )
-def test_answers_that_are_none_are_told_apart(answer: bytes, closes: bool, server: str, client: str) -> None:
+def test_failed_responses_are_counted_by_kind(answer: bytes, closes: bool, server: str, client: str) -> None:
     with raw_server(answer, closes=closes) as port:
         tap, seen = asked_once(port, Habit("chat", True, None))
 

@@ -1,6 +1,6 @@
-"""What stands in for a summary model on both sides: the same text in gives the same notes out.
+"""Deterministic replacements for a summary model, for both engines.
 
-Imports nothing but the standard library, so that both environments can use it.
+Imports only the standard library, because both environments use it.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ import re
 from collections.abc import Callable
 
 Count = Callable[[str], int]
-"""Tokens of a text."""
-Summariser = Callable[[str, int, Count], str]
-"""Notes on a text, in at most so many tokens."""
+"""Count the tokens of a text."""
+Summarizer = Callable[[str, int, Count], str]
+"""Summarize a text in at most this number of tokens."""
 
-# Words with letters and digits in them, paths of files, addresses.
+# Words with letters and digits, file paths, and URLs.
 _IDENTIFIER = re.compile(
     r"https?://[^\s\"'<>]{4,200}|(?:[\w.~-]+/)+[\w-]+\.\w+|\b(?=\w*\d)(?=\w*[A-Za-z_])[\w-]{5,60}\b"
 )
 
 AROUND = 40
-"""Characters on either side of an identifier that an extract keeps of its line."""
+"""Characters that an extract includes before and after an identifier, within its line."""
 
 
 def echo(text: str, max_tokens: int, count: Count) -> str:
-    """The beginning of the text: a model that does no more than repeat what it reads first."""
+    """Return the beginning of the text, like a model that repeats its input."""
     kept = text[: max_tokens * 8]
     while (size := count(kept)) > max_tokens:
         kept = kept[: int(len(kept) * max_tokens / size * 0.99)]
@@ -31,7 +31,10 @@ def echo(text: str, max_tokens: int, count: Count) -> str:
 
 
 def extract(text: str, max_tokens: int, count: Count) -> str:
-    """The surroundings of identifiers, the newest first chosen, in their order; without any, the text's beginning."""
+    """Return the identifiers with their surroundings, or the beginning of the text if it has none.
+
+    Newer identifiers have priority. The result has them in the text's order.
+    """
     kept: list[str] = []
     left = max_tokens
     seen: set[str] = set()
@@ -48,7 +51,7 @@ def extract(text: str, max_tokens: int, count: Count) -> str:
 
 
 def _excerpts(line: str) -> list[str]:
-    """What is around the identifiers of a line; those that are near each other share an excerpt."""
+    """Return the surroundings of a line's identifiers. Overlapping ones are merged."""
     spans: list[tuple[int, int]] = []
     for match in _IDENTIFIER.finditer(line):
         start, end = max(0, match.start() - AROUND), min(len(line), match.end() + AROUND)
@@ -59,4 +62,4 @@ def _excerpts(line: str) -> list[str]:
     return [line[start:end].strip() for start, end in spans]
 
 
-SUMMARISERS: dict[str, Summariser] = {"echo": echo, "extract": extract}
+SUMMARIZERS: dict[str, Summarizer] = {"echo": echo, "extract": extract}
