@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from proxy.config.settings import ServerSettings
+from proxy.config.server import ServerSettings
 from proxy.errors import Overloaded
 from proxy.http.request_body import SMALL
 from proxy.telemetry.metrics import refused

@@ -13,7 +13,8 @@ import msgspec
 from msgspec.structs import replace
 
 from proxy.config.policy import Policy
-from proxy.config.settings import KeySettings, LimitSettings, Settings
+from proxy.config.settings import Settings
+from proxy.config.teams import KeySettings, LimitSettings
 from proxy.errors import NotAuthenticated
 from proxy.http.headers import Credential, RawHeaders
 from proxy.http.headers import credential as credential_in

@@ -14,7 +14,7 @@ from aiolimiter import AsyncLimiter
 
 from proxy.access.admission import Capacity
 from proxy.access.authenticator import Caller
-from proxy.config.settings import LimitSettings
+from proxy.config.teams import LimitSettings
 from proxy.errors import TooManyRequests
 from proxy.telemetry.metrics import refused
 

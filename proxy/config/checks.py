@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from proxy.compaction.conditions import Trigger
-from proxy.config.fields import KINDS
+from proxy.config.fields import KINDS, lowest
 from proxy.config.inheritance import overrides, stated
 from proxy.config.issues import Issue, issue, near
 from proxy.config.policy import ModelOverride, Policy, WrittenPolicy
-from proxy.config.provider_names import litellm_providers
-from proxy.config.providers import SPEAKS_OPENAI, resolve_transport
+from proxy.config.providers import SPEAKS_OPENAI, litellm_providers, resolve_transport
 from proxy.config.settings import Settings, WrittenSettings
 from proxy.config.tree import Node, Path, dotted, line_of
 from proxy.errors import ConfigurationError
@@ -142,9 +140,3 @@ def _too_late(policy: Policy) -> tuple[str, str] | None:
 def below(bound: float, share: float) -> str:
     """Return a figure of the same kind below a bound."""
     return f"{bound * share:.2g}" if bound <= 1 else str(max(1, int(bound * share)))
-
-
-def lowest(trigger: Trigger, kind: str) -> float | None:
-    """Return the lowest bound of this kind among clauses without other parts."""
-    stated = ({key: getattr(clause, key) for key in KINDS if getattr(clause, key) is not None} for clause in trigger)
-    return min((parts[kind] for parts in stated if parts.keys() == {kind}), default=None)

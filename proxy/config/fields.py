@@ -267,11 +267,7 @@ def _clause(value: object, *path: str | int, usual: str = _USUAL) -> Clause:
         known = condition_for(plain, usual) if isinstance(plain, str | int | float) else usual
         raise wrong("must be a mapping", *path, fix=f"SETTING: {known}", example=f"SETTING: {usual}")
     parts = [_amount(kind, amount, *path, kind) for kind, amount in value.items()]
-    return Clause(
-        tokens=next((part.tokens for part in parts if part.tokens is not None), None),
-        messages=next((part.messages for part in parts if part.messages is not None), None),
-        fraction=next((part.fraction for part in parts if part.fraction is not None), None),
-    )
+    return Clause(**{kind: value for part in parts for kind, value in condition_parts(part).items()})
 
 
 def _trigger(value: object) -> Trigger:
@@ -284,7 +280,7 @@ def _trigger(value: object) -> Trigger:
 
 def _keep(value: object) -> Clause:
     clause = _clause(value, usual=_USUAL_KEEP)
-    if [clause.tokens, clause.messages, clause.fraction].count(None) != 2:
+    if len(condition_parts(clause)) != 1:
         raise wrong("must have exactly one of tokens, messages and fraction", fix=f"SETTING: {_USUAL_KEEP}")
     return clause
 
@@ -300,13 +296,21 @@ def _reserve(value: object) -> Clause | None:
     return _amount("tokens", value, name="SETTING")
 
 
+def condition_parts(clause: Clause) -> dict[str, Any]:
+    """Return the parts of a condition that are set, by kind."""
+    return {kind: getattr(clause, kind) for kind in KINDS if getattr(clause, kind) is not None}
+
+
+def lowest(trigger: Trigger, kind: str) -> float | None:
+    """Return the lowest bound of this kind among clauses without other parts."""
+    return min((parts[kind] for parts in map(condition_parts, trigger) if parts.keys() == {kind}), default=None)
+
+
 def _as_written(value: object) -> object:
     """Return a condition as a file states it. Keep values in that form, because pydantic serializes defaults twice."""
-    if isinstance(value, Clause):
-        return {kind: getattr(value, kind) for kind in KINDS if getattr(value, kind) is not None}
     if isinstance(value, tuple):
         return [_as_written(item) for item in value]
-    return value
+    return condition_parts(value) if isinstance(value, Clause) else value
 
 
 _COUNT_SCHEMA = {"type": "integer", "minimum": 1}
@@ -319,10 +323,10 @@ _PAIR_SCHEMA: dict[str, Any] = {
 }
 
 
-def _clause_schema(most: int) -> dict[str, Any]:
+def _clause_schema(most: int, kinds: Sequence[str] = KINDS) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {"tokens": _COUNT_SCHEMA, "messages": _COUNT_SCHEMA, "fraction": _FRACTION_SCHEMA},
+        "properties": {kind: _FRACTION_SCHEMA if kind == "fraction" else _COUNT_SCHEMA for kind in kinds},
         "additionalProperties": False,
         "minProperties": 1,
         "maxProperties": most,
@@ -353,22 +357,13 @@ KeepField = TypeAliasType(
 )
 """The conversation to keep: exactly one of tokens, messages, and fraction."""
 
-ReserveField = TypeAliasType("ReserveField", Annotated[
-    Clause | None,
-    PlainValidator(_reserve),
-    PlainSerializer(_as_written),
-    WithJsonSchema({
-        "anyOf": [
-            _COUNT_SCHEMA,
-            {
-                "type": "object",
-                "properties": {"tokens": _COUNT_SCHEMA, "fraction": _FRACTION_SCHEMA},
-                "additionalProperties": False,
-                "minProperties": 1,
-                "maxProperties": 1,
-            },
-            {"type": "null"},
-        ]
-    }),
-])  # fmt: skip
+ReserveField = TypeAliasType(
+    "ReserveField",
+    Annotated[
+        Clause | None,
+        PlainValidator(_reserve),
+        PlainSerializer(_as_written),
+        WithJsonSchema({"anyOf": [_COUNT_SCHEMA, _clause_schema(1, ("tokens", "fraction")), {"type": "null"}]}),
+    ],
+)
 """Reserved tokens: a number, a fraction of the window, or null."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from proxy.config.checks import Finding, below, lowest
-from proxy.config.fields import KINDS
+from proxy.config.checks import Finding, below
+from proxy.config.fields import condition_parts, lowest
 from proxy.config.globs import covers, meet
 from proxy.config.issues import Issue, issue
 from proxy.config.policy import ModelOverride, Policy, Summary, WrittenPolicy
@@ -103,8 +103,8 @@ def _large_keeps(root: Node, written: WrittenSettings, settings: Settings) -> It
         ]
         for path, found, stated_here in places:
             key = next((key for key in ("keep", "trigger") if key in stated_here.model_fields_set), None)
-            kind = next(kind for kind in KINDS if getattr(found.keep, kind) is not None)
-            kept, bound = getattr(found.keep, kind), lowest(found.trigger, kind)
+            ((kind, kept),) = condition_parts(found.keep).items()
+            bound = lowest(found.trigger, kind)
             if key is not None and bound is not None and kept >= bound:
                 problem = (
                     f"{kept:g} ({kind}) isn't below the trigger's {bound:g}, so a compaction can keep all messages"

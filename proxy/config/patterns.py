@@ -55,7 +55,7 @@ def endless(pattern: str) -> Flaw | None:
 
     Raises ``re.error`` for an invalid expression.
     """
-    return _judged(parser.parse(pattern), repeated=False)
+    return _flaw(parser.parse(pattern), is_repeated=False)
 
 
 _UNLIKE = {
@@ -116,39 +116,28 @@ def _codes(items: Iterable[tuple[Any, Any]]) -> Iterable[Any]:
             yield from _codes(part)
 
 
-def _inner(code: Any, value: Any) -> Iterable[Any]:
+def _inner(code: Any, value: Any) -> list[Any]:
+    """Return the expressions inside a part of an expression."""
     if code is codes.BRANCH:
         return list(value[1])
-    return [value] if isinstance(value, parser.SubPattern) else _parts(value)
+    parts = value if isinstance(value, tuple) else (value,)
+    return [part for part in parts if isinstance(part, parser.SubPattern)]
 
 
-def _judged(items: Iterable[tuple[Any, Any]], *, repeated: bool) -> Flaw | None:
+def _flaw(items: Iterable[tuple[Any, Any]], *, is_repeated: bool) -> Flaw | None:
     for code, value in items:
-        found = _judged_one(code, value, repeated)
-        if found is not None:
-            return found
-    return None
-
-
-def _judged_one(code: Any, value: Any, repeated: bool) -> Flaw | None:
-    if code in _REPEATS:
-        least, most, body = value
-        if repeated and least != most:
-            return NESTED
-        return _judged(body, repeated=repeated or most > _FEW)
-    if code is codes.BRANCH:
-        branches = value[1]
-        if repeated and not _differ([_beginning(branch) for branch in branches]):
+        repeats = is_repeated and code not in _FINAL
+        if code in _REPEATS:
+            least, most, _ = value
+            if is_repeated and least != most:
+                return NESTED
+            repeats = is_repeated or most > _FEW
+        elif code is codes.BRANCH and is_repeated and not _differ([_beginning(branch) for branch in value[1]]):
             return ALIKE
-        return next((found for branch in branches if (found := _judged(branch, repeated=repeated))), None)
-    if code in _FINAL:
-        return _judged(value[-1] if code is codes.POSSESSIVE_REPEAT else value, repeated=False)
-    return next((found for part in _parts(value) if (found := _judged(part, repeated=repeated))), None)
-
-
-def _parts(value: Any) -> list[Any]:
-    """Return the expressions inside a group, look-around, or condition."""
-    return [part for part in value if isinstance(part, parser.SubPattern)] if isinstance(value, tuple) else []
+        for part in _inner(code, value):
+            if (found := _flaw(part, is_repeated=repeats)) is not None:
+                return found
+    return None
 
 
 def _beginning(branch: Any) -> int | None:

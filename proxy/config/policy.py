@@ -28,6 +28,7 @@ from proxy.config.fields import (
     Section,
     Text,
     TriggerField,
+    lowest,
     wrong,
 )
 
@@ -94,33 +95,27 @@ class Summary(Section):
         return prompt
 
 
-class Duplicates(Section):
-    """Replace older exact copies of a tool result with a reference to the newest one."""
-
+class _Stage(Section):
     trigger: TriggerField = TRIGGER
     """When this stage runs. Default: the policy's trigger."""
     keep: KeepField = KEEP
     """How much recent conversation this stage doesn't change. Default: the policy's keep."""
+
+
+class Duplicates(_Stage):
+    """Replace older exact copies of a tool result with a reference to the newest one."""
+
     min_length: Count = 200
     """Minimum characters of a result to compare."""
 
 
-class Media(Section):
+class Media(_Stage):
     """Replace old images, audio, and files with labels. The user's newest message doesn't change."""
 
-    trigger: TriggerField = TRIGGER
-    """When this stage runs. Default: the policy's trigger."""
-    keep: KeepField = KEEP
-    """How much recent conversation this stage doesn't change. Default: the policy's keep."""
 
-
-class TruncateArgs(Section):
+class TruncateArgs(_Stage):
     """Cut long strings in the arguments of old tool calls. The JSON keeps its structure."""
 
-    trigger: TriggerField = TRIGGER
-    """When this stage runs. Default: the policy's trigger."""
-    keep: KeepField = KEEP
-    """How much recent conversation this stage doesn't change. Default: the policy's keep."""
     max_length: Count = 2000
     """Maximum characters of a string."""
     truncation_text: Text | None = None
@@ -130,13 +125,9 @@ class TruncateArgs(Section):
     """The tools whose arguments may be cut; "*" for all tools."""
 
 
-class EvictResults(Section):
+class EvictResults(_Stage):
     """Shorten large old tool results to their beginning and end."""
 
-    trigger: TriggerField = TRIGGER
-    """When this stage runs. Default: the policy's trigger."""
-    keep: KeepField = KEEP
-    """How much recent conversation this stage doesn't change. Default: the policy's keep."""
     max_tokens: Count = 2000
     """Maximum tokens of a result."""
     max_tokens_per_tool: Mapping[Text, Count] = Field(default_factory=dict)
@@ -331,14 +322,7 @@ def _prepare_before(trigger: Trigger) -> Trigger:
 
     Only fractions have a default, and the lowest one decides. Smaller triggers use the ratio 0.75 : 0.85, too.
     """
-    fractions = [
-        clause.fraction
-        for clause in trigger
-        if clause.fraction is not None and clause.tokens is None and clause.messages is None
-    ]
-    if not fractions:
+    least = lowest(trigger, "fraction")
+    if least is None:
         return ()
-    lowest = min(fractions)
-    if lowest > PREPARE_FRACTION:
-        return (Clause(fraction=PREPARE_FRACTION),)
-    return (Clause(fraction=round(lowest * 15 / 17, 4)),)
+    return (Clause(fraction=PREPARE_FRACTION if least > PREPARE_FRACTION else round(least * 15 / 17, 4)),)

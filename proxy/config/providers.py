@@ -1,4 +1,4 @@
-"""Choose the lane and base URL for a provider.
+"""Choose the lane and base URL for a provider, and list LiteLLM's providers.
 
 The proxy relays to providers with OpenAI's format. LiteLLM's registry lists them with their URLs. Providers in the
 table below don't need LiteLLM.
@@ -6,7 +6,11 @@ table below don't need LiteLLM.
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Literal
 
 from proxy.errors import ConfigurationError
@@ -65,3 +69,25 @@ def resolve_transport(
             )
         return TransportChoice("relay", address)
     return None
+
+
+@cache
+def litellm_providers() -> frozenset[str]:
+    """Return the names, read from LiteLLM's source because importing it takes seconds.
+
+    Raises ``RuntimeError`` if LiteLLM doesn't define them in the expected place."""
+    found = importlib.util.find_spec("litellm")
+    folders = [] if found is None else found.submodule_search_locations or []
+    for folder in folders:
+        source = (Path(folder) / "types" / "utils.py").read_text(encoding="utf-8")
+        names = frozenset(_values(ast.parse(source)))
+        if names:
+            return names
+    raise RuntimeError("Cannot find the list of providers in LiteLLM. Fix: install the version in requirements.lock")
+
+
+def _values(module: ast.Module) -> list[str]:
+    """Return the values of the enumeration."""
+    classes = [node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "LlmProviders"]
+    members = [node.value for found in classes for node in found.body if isinstance(node, ast.Assign)]
+    return [node.value for node in members if isinstance(node, ast.Constant) and isinstance(node.value, str)]

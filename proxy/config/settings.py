@@ -8,30 +8,12 @@ from fnmatch import fnmatchcase
 from pydantic import Field, field_validator
 
 from proxy.config.fields import Name, Section, Text, wrong
-from proxy.config.models import ProfileSettings, Route, RouteSettings
+from proxy.config.models import Route, RouteSettings
 from proxy.config.policy import Policy, WrittenPolicy
 from proxy.config.server import ServerSettings
-from proxy.config.store import EncryptionSettings, StoreSettings, default_store_url
-from proxy.config.teams import AuthSettings, KeySettings, LimitSettings, TeamSettings
+from proxy.config.store import StoreSettings
+from proxy.config.teams import AuthSettings, TeamSettings
 from proxy.config.upstreams import UpstreamSettings, default_upstreams
-
-__all__ = [
-    "AuthSettings",
-    "EncryptionSettings",
-    "KeySettings",
-    "LimitSettings",
-    "Policy",
-    "ProfileSettings",
-    "Route",
-    "RouteSettings",
-    "ServerSettings",
-    "Settings",
-    "StoreSettings",
-    "TeamSettings",
-    "UpstreamSettings",
-    "WrittenSettings",
-    "default_store_url",
-]
 
 
 class _SettingsFields(Section):

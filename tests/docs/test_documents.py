@@ -32,7 +32,8 @@ from proxy.config import Settings, policy
 from proxy.config.fields import Section
 from proxy.config.loading import loads
 from proxy.config.policy import STAGES
-from proxy.config.settings import WrittenSettings, default_store_url
+from proxy.config.settings import WrittenSettings
+from proxy.config.store import default_store_url
 from proxy.demo.figures import ROWS
 from proxy.demo.run import WINDOW
 from proxy.demo.serving import serve

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.access.admission import BodyMemory, Capacity, ConcurrencyLimit
-from proxy.config.settings import ServerSettings
+from proxy.config.server import ServerSettings
 from proxy.errors import BodyTooLarge, Overloaded
 from proxy.http.request_body import read_body
 

@@ -10,9 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from proxy.compaction.conditions import Clause
-from proxy.config import Settings, load
+from proxy.config import Route, Settings, load
 from proxy.config.loading import loads
-from proxy.config.settings import Route
 
 # The names that are settled, as users have them in their files.
 SETTLED = """

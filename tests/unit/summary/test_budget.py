@@ -12,7 +12,7 @@ import pytest
 
 from proxy.access.authenticator import Caller
 from proxy.config.policy import Policy
-from proxy.config.settings import LimitSettings
+from proxy.config.teams import LimitSettings
 from proxy.errors import UpstreamTimeout, UpstreamUnreachable
 from proxy.store import StoreFailed, open_store
 from proxy.store import replicated_map as shared
