@@ -57,8 +57,10 @@ async def _limits(names: Sequence[str], settings: Settings) -> None:
         for _, route in routes:
             if route is not None:
                 await service.profile(route)  # asks the upstream in the background
-        await service.enquiries.settled()
-        profiles = [await service.profile(route) if route else service.profiles.find(name) for name, route in routes]
+        await service.limit_discovery.settled()
+        profiles = [
+            await service.profile(route) if route else service.measures.profiles.find(name) for name, route in routes
+        ]
     except StoreFailed as error:
         raise ConfigurationError(f"store.url: the store can't be read: {error}") from error
     finally:
@@ -170,7 +172,7 @@ def _case(service: Runtime, body: ChatRequest, policy: Policy, route: Route, pro
 
     return CompactionInput(
         body=body,
-        counter=service.counter(profile),
+        counter=service.measures.counter(profile),
         policy=policy,
         mode="shadow",
         budget=most,

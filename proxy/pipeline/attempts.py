@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -11,7 +12,6 @@ from msgspec.structs import replace
 from starlette.types import Scope
 
 from proxy.access.authenticator import Caller
-from proxy.dialects.chat.usage import is_silence, read_usage
 from proxy.errors import BadBody, ConfigurationError, UpstreamTimeout
 from proxy.http.headers import VIA, for_upstream
 from proxy.http.request_body import header
@@ -25,6 +25,7 @@ from proxy.pipeline.refusal import add_sizes
 from proxy.pipeline.response_start import Asked, ResponseStart, read_start
 from proxy.pipeline.rules import bounds_of, rules_for
 from proxy.pipeline.services import Services
+from proxy.pipeline.summary_models import summary_models
 from proxy.telemetry.metrics import RETRIES
 from proxy.upstream.connections import not_in_time
 from proxy.upstream.transport import Outgoing, Transport
@@ -142,10 +143,10 @@ class Attempts:
         if not start.empty or not context.body.messages or case.mode != "enforce" or outcome.verdict == "failed":
             return None
         counted = int(await self._services.compactor.size(case, outcome) * budget.factor)
-        if start.is_stream and is_silence(start.first):
+        if start.silence:
             return empty_stream(counted, window=budget.window)
         asked = outcome.output or context.body.max_output
-        return self._budgets.silent(context, budget.window, read_usage(start.first), counted, asked)
+        return self._budgets.silent(context, budget.window, start.usage, counted, asked)
 
     async def prepare(
         self, context: ConversationContext, budget: TokenBudget, case: CompactionInput, *, may_ask: bool = True
@@ -202,9 +203,7 @@ class Attempts:
             budget=budget.input,
             tenant=caller.tenant,
             upstream=route.upstream,
-            models=lambda tokens: services.summary_models(
-                context.configuration, route, caller, tokens, context.provisional_limit
-            ),
+            models=partial(summary_models, services, context),
             rules=rules_for(caller.policy, window_known=known, bounds=bounds_of(context.profile)),
             strict=context.profile.strict_alternation,
             kept=caller.kept,
@@ -276,7 +275,7 @@ def _ended_early(
     """
     if context.repeated or case.mode != "enforce" or context.retries >= case.policy.overflow_retries:
         return False
-    ended = overflow is not None and start.is_stream and is_silence(start.first)
+    ended = overflow is not None and start.silence
     return start.interrupted or (ended and start.overflow is None)
 
 

@@ -22,7 +22,7 @@ from proxy.tokens.encodings import check
 log = structlog.get_logger(__name__)
 
 TABLE = "table"
-"""Names the table of models among the faults. The others are named by their tokenizer."""
+"""The name of the table of models among the unavailable files. The others have the name of their tokenizer."""
 
 RETRY_SECONDS = 10.0
 """Time between two attempts to read a table that is unreadable. An attempt can take 50 ms."""
@@ -34,26 +34,26 @@ class Measures:
     def __init__(self, profiles: Profiles, clock: Callable[[], float] = time.monotonic) -> None:
         """``clock`` returns seconds."""
         self.profiles = profiles
-        self.faults: dict[str, str] = {}
+        self.unavailable: dict[str, str] = {}
         self._clock = clock
         self._counters: dict[Hashable, Counter] = {}
-        self._refused: ConfigurationError | None = None
+        self._error: ConfigurationError | None = None
         self._again = 0.0
 
     async def load(self) -> None:
         """Read the table of models in a thread, unless it is loaded. Raises ``ConfigurationError``."""
         if self.profiles.loaded:
             return
-        if self._refused is not None and self._clock() < self._again:
-            raise ConfigurationError(self._refused.message)
+        if self._error is not None and self._clock() < self._again:
+            raise ConfigurationError(self._error.message)
         try:
             await asyncio.to_thread(self.profiles.load)
         except ConfigurationError as error:
-            self._refused, self._again = error, self._clock() + RETRY_SECONDS
+            self._error, self._again = error, self._clock() + RETRY_SECONDS
             self.fail(TABLE, error)
             raise
-        self._refused = None
-        self._mended(TABLE)
+        self._error = None
+        self._repaired(TABLE)
 
     def counter(self, profile: Profile) -> Counter:
         """Return the counter for a profile; profiles that count alike share one. Raises ``ConfigurationError``."""
@@ -67,22 +67,22 @@ class Measures:
         """Return the counter for a profile, or ``None`` if its tokenizer can't be used."""
         try:
             counter = self.counter(profile)
-            if profile.tokenizer in self.faults:
+            if profile.tokenizer in self.unavailable:
                 await asyncio.to_thread(encoding, profile.tokenizer)
-                self._mended(profile.tokenizer)
+                self._repaired(profile.tokenizer)
         except ConfigurationError as error:
             self.fail(profile.tokenizer, error)
             return None
         return counter
 
     def fail(self, name: str, error: ConfigurationError) -> None:
-        """Remember that the table or a tokenizer can't be used. Logs each fault once."""
-        if self.faults.get(name) != error.message:
-            self.faults[name] = error.message
+        """Remember that the table or a tokenizer can't be used. Log each error once."""
+        if self.unavailable.get(name) != error.message:
+            self.unavailable[name] = error.message
             log.error("counting.unavailable", reason=error.message, effect="requests pass through uncompacted")
 
-    def _mended(self, name: str) -> None:
-        if self.faults.pop(name, None) is not None:
+    def _repaired(self, name: str) -> None:
+        if self.unavailable.pop(name, None) is not None:
             log.info("counting.available", of=name)
 
 

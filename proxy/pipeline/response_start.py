@@ -9,11 +9,12 @@ import msgspec
 
 from proxy.dialects.chat.first_bytes import ContentDetector, fast_path
 from proxy.dialects.chat.stream import Start
-from proxy.dialects.chat.usage import gives_up, read_usage
+from proxy.dialects.chat.usage import gives_up, is_silence, read_usage
 from proxy.errors import RequestError
 from proxy.http.decompression import Unpacking, unpack
 from proxy.overflow import Overflow, recognise
 from proxy.overflow.echo import Request
+from proxy.overflow.silent import Finished
 from proxy.upstream.transport import Answer
 
 ERROR_BYTES = 1_000_000
@@ -64,7 +65,17 @@ class ResponseStart(msgspec.Struct, eq=False):
         if self.written:
             return False
         over = self.answer.status == 200 and (self.complete or self.ended) and not is_encoded(self.answer)
-        return over and read_usage(self.first).empty
+        return over and self.usage.empty
+
+    @property
+    def usage(self) -> Finished:
+        """The usage and finish reason of a complete response."""
+        return read_usage(self.first)
+
+    @property
+    def silence(self) -> bool:
+        """Whether this is a stream that ended before its first content, without a usage or a finish reason."""
+        return self.is_stream and is_silence(self.first)
 
     @property
     def interrupted(self) -> bool:
@@ -73,9 +84,7 @@ class ResponseStart(msgspec.Struct, eq=False):
         By default, llama-cpp-python does this when another request arrives. The stream of a model that wrote nothing
         ends with a finish reason, a usage, or at least a last event.
         """
-        if self.written or not self.is_stream or not self.empty:
-            return False
-        return gives_up(self.first)
+        return not self.written and self.is_stream and self.empty and gives_up(self.first)
 
     @property
     def is_stream(self) -> bool:

@@ -35,11 +35,11 @@ class ConfigSnapshot:
         self.teams = Authenticator(settings)
         self.web = WebRules(settings)
         self.upstreams: Upstreams = Upstreams(settings.upstreams, None if before is None else before.upstreams)
-        self.enquiries: LimitDiscovery = LimitDiscovery(
+        self.limit_discovery: LimitDiscovery = LimitDiscovery(
             settings.upstreams,
             self.upstreams.relay,
             instance,
-            before=None if before is None else before.enquiries,
+            before=None if before is None else before.limit_discovery,
             kept=self.upstreams.kept,
         )
 
@@ -59,11 +59,11 @@ class ConfigSnapshot:
     async def retire(self, successor: ConfigSnapshot) -> None:
         """Close the parts that the successor doesn't use. Requests with this configuration can still finish."""
         await self.upstreams.retire(successor.upstreams)
-        await self.enquiries.retire(successor.enquiries)
+        await self.limit_discovery.retire(successor.limit_discovery)
 
     async def aclose(self) -> None:
         """Close everything."""
-        await self.enquiries.aclose()
+        await self.limit_discovery.aclose()
         await self.upstreams.aclose()
 
 

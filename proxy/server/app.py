@@ -147,7 +147,7 @@ class Proxy:
         if self.service.store.left_alone:
             # The proxy still serves requests, so it stays ready.
             said += f"; the store fails ({', '.join(self.service.store.left_alone)})"
-        for fault in self.service.measures.faults.values():
+        for fault in self.service.measures.unavailable.values():
             said += f"\nRequests pass through uncompacted: {fault}"
         if self.reload is not None and self.reload.wrong is not None:
             said += f"\n{WRONG}"

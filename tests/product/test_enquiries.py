@@ -152,7 +152,7 @@ async def test_the_window_is_the_upstreams_and_its_source_says_so(name: str) -> 
         service = service_for(url, api_key="sk-own")
         route = Route("main", "acme", None)
         before = await service.profile(route)
-        await service.enquiries.settled()
+        await service.limit_discovery.settled()
         after = await service.profile(route)
         await service.aclose()
     assert not before.known
@@ -168,7 +168,7 @@ async def test_the_table_gives_way_and_the_operator_does_not() -> None:
     with serve(upstream) as url:
         service = service_for(url)
         await service.profile(Route("main", "gpt-4o", None))
-        await service.enquiries.settled()
+        await service.limit_discovery.settled()
         told = await service.profile(Route("main", "gpt-4o", None))
         untold = await service.profile(Route("main", "gpt-5.2", None))
         stated = loads(b"models: [{match: x, upstream: openai, profile: {context_window: 5000}}]", {}).models[0].profile
@@ -185,7 +185,7 @@ async def test_a_cap_on_the_input_stays_below_the_window_that_is_told() -> None:
     with serve(Telling({"/v1/models": {"data": [{"id": "openai/gpt-5", "context_length": 400_000}]}})) as url:
         service = service_for(url)
         await service.profile(Route("main", "openai/gpt-5", None))
-        await service.enquiries.settled()
+        await service.limit_discovery.settled()
         profile = await service.profile(Route("main", "openai/gpt-5", None))
         await service.aclose()
     assert (profile.context_window, profile.max_input_tokens) == (400_000, 272_000)
@@ -212,7 +212,7 @@ async def test_an_upstream_that_tells_nothing_changes_nothing(name: str) -> None
         service = service_for(url)
         for _ in range(2):
             profile = await service.profile(Route("main", "acme", None))
-            await service.enquiries.settled()
+            await service.limit_discovery.settled()
         assert not (await service.profile(Route("main", "acme", None))).known
         await service.aclose()
     assert not profile.known
@@ -229,12 +229,12 @@ async def test_it_is_asked_again_now_and_then_and_what_it_told_stays_where_it_fa
     upstream = Telling(answers)
     with serve(upstream) as url:
         service = service_for(url)
-        service.enquiries._clock = lambda: now
-        service.enquiries._books["main"].due = now
+        service.limit_discovery._clock = lambda: now
+        service.limit_discovery._books["main"].due = now
 
         async def window() -> int | None:
             await service.profile(Route("main", "acme", None))
-            await service.enquiries.settled()
+            await service.limit_discovery.settled()
             return (await service.profile(Route("main", "acme", None))).context_window
 
         assert await window() == WINDOW
@@ -258,7 +258,7 @@ async def test_each_of_ollamas_models_is_asked_for_once_and_no_other() -> None:
         windows = []
         for model in ("acme", "made-up", "tiny", "tiny", "made-up-too", "acme:latest"):
             await service.profile(Route("main", model, None))
-            await service.enquiries.settled()
+            await service.limit_discovery.settled()
             windows.append((await service.profile(Route("main", model, None))).context_window)
         await service.aclose()
     assert windows == [4_096, None, 4_096, 4_096, None, 4_096]
@@ -276,13 +276,13 @@ async def test_ollama_is_asked_again_soon_until_the_model_is_loaded() -> None:
 
     async def window(service: Runtime) -> int | None:
         await service.profile(Route("main", "acme", None))
-        await service.enquiries.settled()
+        await service.limit_discovery.settled()
         return (await service.profile(Route("main", "acme", None))).context_window
 
     with serve(upstream) as url:
         service = service_for(url)
         relay = service.configuration.upstreams.relay
-        service.configuration.enquiries = LimitDiscovery(service.settings.upstreams, relay, "x", lambda: now[0])
+        service.configuration.limit_discovery = LimitDiscovery(service.settings.upstreams, relay, "x", lambda: now[0])
         assert await window(service) == 131_072
         upstream.answers = {**upstream.answers, "/api/ps": {"models": [{"name": "acme", "context_length": 4_096}]}}
         now[0] = SOON / 2

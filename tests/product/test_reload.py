@@ -226,7 +226,7 @@ def test_what_was_learned_stays(tmp_path: Path) -> None:
                 raw = caller.chat.completions.with_raw_response.create(model="m", messages=chat(7, 1_000))
                 return raw.headers["x-compaction-summary"]
 
-            kept = (app.service.learned, app.service.calibration, app.service.summaries, app.service.remembered)
+            kept = (app.service.learned, app.service.calibration, app.service.summaries, app.service.facts)
             assert summary() == "made"
             written(file, main_file(entrance, tmp_path, models=models, server={"deadline": 500}))
             until(lambda: app.service.settings.server.deadline == 500, "the edit takes effect")
@@ -235,7 +235,7 @@ def test_what_was_learned_stays(tmp_path: Path) -> None:
                 app.service.learned,
                 app.service.calibration,
                 app.service.summaries,
-                app.service.remembered,
+                app.service.facts,
             )
             places = app.service.configuration.upstreams
             assert places.kept == {"main"}, "an upstream that is as it was keeps its connections"

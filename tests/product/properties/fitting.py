@@ -270,7 +270,7 @@ class Sessions:
         profile = Profile("m", context_window=known.window, tokenizer="o200k_base")
         caller = Caller("key:t", None, Policy(name="default"), None, None)
         clock = CoarseTimer(asyncio.get_running_loop())
-        scope, counter = {"type": "http", "headers": []}, service.counter(profile)
+        scope, counter = {"type": "http", "headers": []}, service.measures.counter(profile)
         return ConversationContext(
             id="",
             started=0.0,

@@ -1,0 +1,86 @@
+"""Find the models that may summarize a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+
+from proxy.config import Route
+from proxy.errors import ConfigurationError
+from proxy.limits.learned import (
+    budget,
+    for_others,
+    limit_from_overflow,
+    lower,
+    published,
+    reserved_output,
+)
+from proxy.overflow import Overflow
+from proxy.pipeline.context import ConversationContext
+from proxy.pipeline.services import Services
+from proxy.summary.model import UpstreamSummaryModel, output_limit
+
+log = structlog.get_logger(__name__)
+
+
+async def summary_models(
+    services: Services, context: ConversationContext, max_tokens: int
+) -> Sequence[UpstreamSummaryModel]:
+    """Return the models that may summarize a conversation, in the order to try them.
+
+    ``max_tokens`` is the maximum size of the summary, which their windows reserve. The caller's key goes only to the
+    upstream of the caller's request.
+    """
+    policy = context.caller.policy
+    names: list[str | Route] = [policy.summary.model or context.route]
+    if policy.summary.fallback_model is not None:
+        names.append(policy.summary.fallback_model)
+    models = []
+    for name in names:
+        route = context.configuration.settings.route(name) if isinstance(name, str) else name
+        if route is None:
+            log.warning("summary.no_route", model=name, policy=policy.name)
+            continue
+        try:
+            models.append(await _summary_model(services, context, route, max_tokens))
+        except ConfigurationError as error:  # the other models, or a digest, take its place
+            log.error("summary.model_unusable", model=name, upstream=route.upstream, reason=error.message)
+    return models
+
+
+async def _summary_model(
+    services: Services, context: ConversationContext, route: Route, max_tokens: int
+) -> UpstreamSummaryModel:
+    """Return the model of a route. Raises ``ConfigurationError`` if its upstream or its tokenizer can't be used."""
+    caller = context.caller
+    place = route.upstream, route.model, caller.tenant
+    profile = await services.profile(route, context.configuration)
+    counter = services.measures.counter(profile)
+    # Reasoning must not use all of a small window that it shares with the transcript.
+    shared = (profile.context_window or 0) // 2
+    most = min(filter(None, (profile.max_output_tokens, shared)), default=None)
+    output = output_limit(route.model, max_tokens, most)
+    await services.recall(*place)
+    learned = services.learned.get(*place)
+    if context.provisional_limit is not None and place == context.place:
+        learned = lower(learned, for_others(context.provisional_limit))
+    factor = services.calibration.factor(*place)
+
+    def learn(overflow: Overflow, sent: int, output: int) -> None:
+        limit = limit_from_overflow(overflow, sent, output, factor)
+        if limit.source == "refusal":
+            services.learned.learn(*place, limit, published(profile, factor))
+
+    return UpstreamSummaryModel(
+        await context.configuration.upstreams.lane(route.upstream),
+        route.model,
+        route.upstream,
+        input_limit=budget(profile, reserved_output(profile, output, None), learned, factor),
+        max_output=most,
+        count=counter.text,
+        credential=caller.credential if route.upstream == context.route.upstream else None,
+        timeout=caller.policy.summary.timeout,
+        budget=services.budgets.of(caller),
+        on_overflow=learn,
+    )
