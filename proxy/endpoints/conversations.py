@@ -31,7 +31,7 @@ from proxy.pipeline.facts_cache import MANY
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot
-from proxy.pipeline.usage_feedback import Seen, UsageFeedback
+from proxy.pipeline.usage_feedback import Feedback, UsageFeedback
 from proxy.telemetry.metrics import TOKENS_REMOVED, requests
 
 log = structlog.get_logger(__name__)
@@ -44,7 +44,7 @@ class ChatCompletions:
         self._service = service
         budgets = TokenBudgets(service)
         self._attempts = Attempts(service, budgets)
-        self._feedback = UsageFeedback(service, budgets, self._attempts.compaction_input)
+        self._usage_feedback = UsageFeedback(service, budgets, self._attempts.compaction_input)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Sent) -> None:
         """Serve one request."""
@@ -58,10 +58,10 @@ class ChatCompletions:
                     # `_serve` empties the list. A variable here would keep the body until the response ends.
                     came = [await read_body(scope, receive, limit, held)]
                     with leaving(receive, send) as clock:
-                        seen = await self._serve(request, came, held, clock, send)
-                if seen is not None:
+                        feedback = await self._serve(request, came, held, clock, send)
+                if feedback is not None:
                     # The client has the whole response, so a disconnect doesn't matter anymore.
-                    await self._feedback.record(seen)
+                    await self._usage_feedback.record(feedback)
         except ClientLeft:
             requests("client_left").inc()
         except ProxyError as error:
@@ -72,7 +72,7 @@ class ChatCompletions:
 
     async def _serve(
         self, request: RequestContext, came: list[bytes], held: BodyLease, clock: CoarseTimer, send: Send
-    ) -> Seen | None:
+    ) -> Feedback | None:
         """Serve one request. Return it if its response can show how the upstream counts.
 
         ``came`` is a list with the body. This method empties it.
@@ -119,30 +119,30 @@ class ChatCompletions:
         finally:
             heartbeat.close()
 
-    async def _answered(self, context: ConversationContext, held: BodyLease, send: Send) -> Seen | None:
-        opening, outcome = await self._attempts.run(context)
+    async def _answered(self, context: ConversationContext, held: BodyLease, send: Send) -> Feedback | None:
+        start, outcome = await self._attempts.run(context)
         requests(outcome.verdict).inc()
         if outcome.verdict == "compacted" and outcome.before and outcome.after:
             # A bound on messages can replace a conversation with a longer summary.
             TOKENS_REMOVED.inc(max(0, outcome.before - outcome.after))
-        seen = self._feedback.watch(context, opening, outcome)
-        tail = None if seen is None else seen.tail
+        feedback = self._usage_feedback.prepare(context, start, outcome)
+        tail = None if feedback is None else feedback.tail
         pending = context.heartbeat is not None and context.heartbeat.begun
         headers = done(outcome, context.retries)
         if not pending:
             headers += identity(context)
         # From here on there are no retries, and a stream may take hours.
-        if seen is None or seen.known is not None:
+        if feedback is None or feedback.facts is not None:
             context.body.release()
         del outcome
-        if not opening.answer.keeps_request:
-            held.shrink(context.body.size + (0 if seen is None else seen.size))
+        if not start.answer.keeps_request:
+            held.shrink(context.body.size + (0 if feedback is None else feedback.size))
         if pending and context.heartbeat is not None:
             await context.heartbeat.hush()
-            await send_rest(send, opening, headers, tail)
+            await send_rest(send, start, headers, tail)
         else:
-            await send_answer(send, opening, headers, tail)
-        return seen
+            await send_answer(send, start, headers, tail)
+        return feedback
 
 
 def _route(configuration: ConfigSnapshot, body: ChatRequest, caller: Caller) -> Route:

@@ -87,17 +87,17 @@ class ModelList:
             raise
 
     async def _list(self, context: RequestContext, upstream: str) -> bytes:
-        opening = await self._ask(context, upstream)
+        start = await self._ask(context, upstream)
         try:
-            chunks, size = [opening.first], len(opening.first)
-            async for chunk in opening.answer.body:
+            chunks, size = [start.first], len(start.first)
+            async for chunk in start.answer.body:
                 chunks.append(chunk)
                 size += len(chunk)
                 if size > LIST_BYTES:
                     raise UpstreamError("The upstream's list of models is too long.")
         finally:
-            await opening.answer.close()
-        return await readable(opening.answer, b"".join(chunks), LIST_BYTES)
+            await start.answer.close()
+        return await readable(start.answer, b"".join(chunks), LIST_BYTES)
 
     async def _routed(self, context: RequestContext, upstream: str) -> dict[str, dict[str, Any]]:
         """Return the models in an upstream's list that are routed to it, or none if it doesn't have a list."""

@@ -22,32 +22,32 @@ SAID_BYTES = 500
 
 
 async def send_answer(
-    send: Send, opening: ResponseStart, extra: Headers, tail: AnswerTail | None = None, *, shape: ErrorShape = "openai"
+    send: Send, start: ResponseStart, extra: Headers, tail: AnswerTail | None = None, *, shape: ErrorShape = "openai"
 ) -> None:
     """Forward an answer as it arrives, with further headers. Close the upstream's request at the end, or on an error.
 
     ``tail`` receives the bytes that are sent. ``shape`` is that of the error event which ends an interrupted stream.
     """
-    answer = opening.answer
+    answer = start.answer
     headers = [pair for pair in answer.headers if not pair[0].startswith("x-compaction")]
-    if opening.is_stream and not opening.complete:
+    if start.is_stream and not start.complete:
         # If the stream breaks, an error event replaces the missing part, so the length changes.
         headers = [pair for pair in headers if pair[0] != "content-length"]
     try:
         await send({"type": "http.response.start", "status": answer.status, "headers": encoded([*headers, *extra])})
         if tail is not None:
-            tail.add(opening.first)
-        if opening.complete:
-            await send({"type": "http.response.body", "body": opening.first})
-        elif opening.is_stream:
-            await _send_events(send, opening, tail, shape)
+            tail.add(start.first)
+        if start.complete:
+            await send({"type": "http.response.body", "body": start.first})
+        elif start.is_stream:
+            await _send_events(send, start, tail, shape)
         else:
-            await _send_bytes(send, opening, tail)
+            await _send_bytes(send, start, tail)
     finally:
         await answer.close()
 
 
-async def send_rest(send: Send, opening: ResponseStart, done: Headers, tail: AnswerTail | None = None) -> None:
+async def send_rest(send: Send, start: ResponseStart, done: Headers, tail: AnswerTail | None = None) -> None:
     """Send a response whose head, that of an event stream, has been sent. Any other response becomes an error event.
 
     ``done`` is the headers that weren't known then. A comment reports them. This always closes the upstream's request.
@@ -57,15 +57,15 @@ async def send_rest(send: Send, opening: ResponseStart, done: Headers, tail: Ans
     try:
         await send({"type": "http.response.body", "body": f": {comment}\n\n".encode(), "more_body": True})
         if tail is not None:
-            tail.add(opening.first)
-        if not opening.is_stream or opening.answer.status >= 400:
-            await send({"type": "http.response.body", "body": _event(await _error_of(opening))})
-        elif opening.complete:
-            await send({"type": "http.response.body", "body": opening.first})
+            tail.add(start.first)
+        if not start.is_stream or start.answer.status >= 400:
+            await send({"type": "http.response.body", "body": _event(await _error_of(start))})
+        elif start.complete:
+            await send({"type": "http.response.body", "body": start.first})
         else:
-            await _send_events(send, opening, tail)
+            await _send_events(send, start, tail)
     finally:
-        await opening.answer.close()
+        await start.answer.close()
 
 
 async def send_error_event(send: Send, error: ProxyError) -> None:
@@ -78,10 +78,10 @@ def _event(data: bytes, shape: ErrorShape = "openai") -> bytes:
     return name + b"data: " + data + b"\n\n"
 
 
-async def _error_of(opening: ResponseStart) -> bytes:
+async def _error_of(start: ResponseStart) -> bytes:
     """Return a response that isn't a stream as a one-line error, the upstream's own if it has one."""
-    status = opening.answer.status
-    body = await readable(opening.answer, opening.first)
+    status = start.answer.status
+    body = await readable(start.answer, start.first)
     if error := as_error(status, body):
         # Python's encoder accepts everything that its parser accepts, such as half of a surrogate pair.
         return json.dumps(error, separators=(",", ":")).encode()
@@ -96,11 +96,11 @@ async def _error_of(opening: ResponseStart) -> bytes:
     )
 
 
-async def _send_bytes(send: Send, opening: ResponseStart, tail: AnswerTail | None) -> None:
-    if opening.first:
-        await send({"type": "http.response.body", "body": opening.first, "more_body": True})
+async def _send_bytes(send: Send, start: ResponseStart, tail: AnswerTail | None) -> None:
+    if start.first:
+        await send({"type": "http.response.body", "body": start.first, "more_body": True})
     try:
-        async for chunk in opening.answer.body:
+        async for chunk in start.answer.body:
             if tail is not None:
                 tail.add(chunk)
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -111,15 +111,13 @@ async def _send_bytes(send: Send, opening: ResponseStart, tail: AnswerTail | Non
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _send_events(
-    send: Send, opening: ResponseStart, tail: AnswerTail | None, shape: ErrorShape = "openai"
-) -> None:
+async def _send_events(send: Send, start: ResponseStart, tail: AnswerTail | None, shape: ErrorShape = "openai") -> None:
     buffer = EventBuffer()
     feed = buffer.feed
     try:
-        if opening.first and (whole := feed(opening.first)):
+        if start.first and (whole := feed(start.first)):
             await send({"type": "http.response.body", "body": whole, "more_body": True})
-        async for chunk in opening.answer.body:
+        async for chunk in start.answer.body:
             if tail is not None:
                 tail.add(chunk)
             if whole := feed(chunk):

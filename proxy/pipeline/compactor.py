@@ -42,9 +42,9 @@ HOPELESS = 1.5
 class Compactor:
     """Compact requests. Each process has one compactor, which keeps counts and the summaries in progress."""
 
-    def __init__(self, remembered: FactsCache, summaries: Summaries, archive: Archive) -> None:
-        self._remembered = remembered
-        self._summaries = CheckpointSummaries(remembered, summaries)
+    def __init__(self, facts: FactsCache, summaries: Summaries, archive: Archive) -> None:
+        self._facts = facts
+        self._summaries = CheckpointSummaries(facts, summaries)
         self._archive = archive
 
     def surely_small(self, case: CompactionInput) -> bool:
@@ -70,7 +70,7 @@ class Compactor:
         background for the next turn.
         """
         turns, fixed, before = await self._measure(case)
-        case, outcome, worth_it = await self._remembered.run_if_many(turns, lambda: _judged(case, turns, fixed, before))
+        case, outcome, worth_it = await self._facts.run_if_many(turns, lambda: _judged(case, turns, fixed, before))
         if not worth_it:
             return outcome
         work = await self._work(case, turns, fixed, before)
@@ -78,7 +78,7 @@ class Compactor:
             self._summaries.prepare(work)
             return outcome
         if case.mode == "shadow":
-            forecast = await self._remembered.run_if_many(turns, lambda: _forecast(work))
+            forecast = await self._facts.run_if_many(turns, lambda: _forecast(work))
             return replace(outcome, forecast=forecast)
         return await self._carry_out(work, outcome, may_ask=may_ask)
 
@@ -107,12 +107,12 @@ class Compactor:
         if outcome.parts:
             return dict(outcome.parts)
         turns, fixed, _ = await self._measure(case)
-        return await self._remembered.run_if_many(turns, lambda: parts_of(turns, fixed))
+        return await self._facts.run_if_many(turns, lambda: parts_of(turns, fixed))
 
     async def _measure(self, case: CompactionInput) -> tuple[list[Turn], int, int]:
         """Return the messages with their facts, the tokens of tools and framing, and those of the whole request."""
-        turns = await self._remembered.turns(case.body.messages, case.counter, case.tenant)
-        fixed = await self._remembered.overhead(case.body, case.counter, case.tenant)
+        turns = await self._facts.turns(case.body.messages, case.counter, case.tenant)
+        fixed = await self._facts.overhead(case.body, case.counter, case.tenant)
         return turns, fixed, fixed + sum(turn.facts.tokens for turn in turns)
 
     async def _work(self, case: CompactionInput, turns: list[Turn], fixed: int, before: int) -> CompactionJob:
@@ -120,12 +120,12 @@ class Compactor:
             return planned(case, turns, fixed, before)
 
         if len(turns) > MANY:
-            return await self._remembered.run(work)
+            return await self._facts.run(work)
         # Stages cache the short forms of messages, so only new large messages and repaired ones take time.
         cold = sum(len(turn.raw) for turn in turns if not turn.facts.forms and case.rules.may_shorten(turn.facts))
         if cold <= 4 * INLINE_BYTES and len(case.body.raw) > 4 * INLINE_BYTES and needs_repair(case, turns):
             cold = len(case.body.raw)
-        return await self._remembered.run(work) if cold > 4 * INLINE_BYTES else work()
+        return await self._facts.run(work) if cold > 4 * INLINE_BYTES else work()
 
     async def _carry_out(self, work: CompactionJob, outcome: Outcome, *, may_ask: bool) -> Outcome:
         piece: OutgoingMessage | None = None
@@ -138,7 +138,7 @@ class Compactor:
             self._summaries.prepare(work)
         heavy = work.heavy or len(work.turns) > MANY
         finish = partial(self._finished, work, piece, outcome)
-        outcome, rendered = await self._remembered.run(finish) if heavy else finish()
+        outcome, rendered = await self._facts.run(finish) if heavy else finish()
         if rendered is not None:
             self._keep(work, rendered)
         return outcome

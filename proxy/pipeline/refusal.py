@@ -11,22 +11,22 @@ from proxy.overflow.error_message import message_site
 from proxy.pipeline.response_start import ResponseStart, readable
 
 
-async def add_sizes(opening: ResponseStart, parts: Mapping[str, int]) -> None:
+async def add_sizes(start: ResponseStart, parts: Mapping[str, int]) -> None:
     """Add one sentence to the message of the upstream's refusal: the parts of the request, with sizes in tokens.
 
     Status, type, and code stay. A response that isn't an error with a message stays unchanged.
     """
     added = _sentence(parts)
-    body = await readable(opening.answer, opening.first)
+    body = await readable(start.answer, start.first)
     first = _error_with(body, added) or b"\n".join(_line_with(line, added) for line in body.split(b"\n"))
     if first == body:
         return
-    opening.first = first
-    opening.answer.headers = [
-        pair for pair in opening.answer.headers if pair[0] not in ("content-length", "content-encoding")
+    start.first = first
+    start.answer.headers = [
+        pair for pair in start.answer.headers if pair[0] not in ("content-length", "content-encoding")
     ]
-    if opening.complete:
-        opening.answer.headers.append(("content-length", str(len(first))))
+    if start.complete:
+        start.answer.headers.append(("content-length", str(len(first))))
 
 
 def _line_with(line: bytes, added: str) -> bytes:

@@ -74,7 +74,7 @@ class ResponseStart(msgspec.Struct, eq=False):
 
     @property
     def silence(self) -> bool:
-        """Whether this is a stream that ended before its first content, without a usage or a finish reason."""
+        """Whether this is a stream without any event except its end."""
         return self.is_stream and is_silence(self.first)
 
     @property

@@ -32,8 +32,8 @@ LONGEST_PAUSE = 600.0
 class CheckpointSummaries:
     """Obtain the summaries of a request's checkpoints. Keeps the circuit breakers of summary models."""
 
-    def __init__(self, remembered: FactsCache, summaries: Summaries) -> None:
-        self._remembered = remembered
+    def __init__(self, facts: FactsCache, summaries: Summaries) -> None:
+        self._facts = facts
         self._summaries = summaries
         self._breaker = CircuitBreaker(FIRST_PAUSE, LONGEST_PAUSE, is_failure=_is_failure, report=_report)
 
@@ -65,7 +65,7 @@ class CheckpointSummaries:
         async def make(previous: StoredSummary | None, start: int) -> StoredSummary:
             settings = job.case.policy.summary
             pinned = job.plan.pinned
-            wish = SummaryRequest(
+            request = SummaryRequest(
                 [turn for index, turn in enumerate(job.body[start:position], start) if index not in pinned],
                 previous.text if previous else None,
                 job.plan.caps_at(position).summary,
@@ -79,7 +79,7 @@ class CheckpointSummaries:
                 over_budget = allowance.spent
             passed = [p for p in job.plan.checkpoints if p < position]
             given_up = self._summaries.given_up(job.case.tenant, job.checkpoints([*passed, position]))
-            for model in () if given_up or over_budget else await job.case.models(wish.max_tokens):
+            for model in () if given_up or over_budget else await job.case.models(request.max_tokens):
                 attempt = self._breaker.attempt((job.case.tenant, model.name))
                 if attempt is None:
                     SUMMARIES.labels(outcome="skipped").inc()
@@ -89,7 +89,7 @@ class CheckpointSummaries:
                     with attempt:
                         # Not wait_for: its task and the error would form a reference cycle with the conversation.
                         async with asyncio.timeout(settings.timeout):
-                            text = await write(wish, model)
+                            text = await write(request, model)
                 except BudgetSpent:
                     over_budget = True
                     break
@@ -111,7 +111,7 @@ class CheckpointSummaries:
         self, job: CompactionJob, previous: StoredSummary | None, start: int, position: int
     ) -> StoredSummary:
         """Return an entry with a digest in place of a model's summary."""
-        text = await self._remembered.run(lambda: job.digest(previous.text if previous else None, start, position))
+        text = await self._facts.run(lambda: job.digest(previous.text if previous else None, start, position))
         return await self._entry(job, previous, start, position, text, digest=True)
 
     async def _entry(
@@ -129,11 +129,11 @@ class CheckpointSummaries:
         def entry() -> StoredSummary:
             found = collect_identifiers(body[start:position], previous.found if previous else None)
             omitted = len(job.plan.omitted.get(position, ()))
-            gist = SummaryParts(job.quoted(position), found, text, job.archived(position), omitted)
-            message = summary_message(gist, caps, job.case.rules, counter.text)
+            parts = SummaryParts(job.quoted(position), found, text, job.archived(position), omitted)
+            message = summary_message(parts, caps, job.case.rules, counter.text)
             return StoredSummary(text, message, counter.message(decode(message)), found, digest=digest)
 
-        return await self._remembered.run(entry)
+        return await self._facts.run(entry)
 
 
 def _is_failure(error: BaseException) -> bool:

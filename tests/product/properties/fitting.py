@@ -255,7 +255,7 @@ class Sessions:
                 break
             exchange.retries += 1
             attempt = decision.attempt
-        seen = self._feedback.watch(exchange, opening, attempt.outcome)
+        seen = self._feedback.prepare(exchange, opening, attempt.outcome)
         if seen is not None:
             seen.tail.add(data)
             await self._feedback.record(seen)
