@@ -29,35 +29,38 @@ KIND = "summary"
 LIFETIME = 30 * 24 * 3600.0
 """Lifetime of a model's summary in the store, in seconds."""
 
-DIGEST_LIFETIME = 300.0
-"""Seconds to use a digest before the proxy calls a model again. Until then the prompt stays the same."""
-
 REMEMBERED = 500
 """Entries that each process keeps in memory."""
-
-REMEMBERED_BYTES = 32_000_000
-"""Maximum bytes of these entries. The newest one stays even if it is larger."""
 
 FAILURES = 3
 """Failed attempts after which the proxy stops calling models for a conversation."""
 
-SAVING_SECONDS = 0.5
-"""Seconds that a request waits until its summary is stored. Storing then continues in the background."""
 
-LOOKING_SECONDS = 2.0
-"""Seconds that a request waits for earlier summaries from the store."""
+@dataclass(frozen=True, slots=True)
+class SummaryLimits:
+    """The times, in seconds, and the sizes of ``Summaries``.
 
-CLOSING_SECONDS = 5.0
-"""Seconds to store pending summaries when the process ends."""
+    After ``digest_lifetime`` the proxy calls a model again in place of a digest. Until then the prompt stays the same.
+    A request waits ``saving`` until its summary is stored, and ``looking`` for earlier summaries. A worker looks for
+    the summary of another one every ``poll``, and offers a summary to a failed store again after ``retry``. When the
+    process ends, it stores pending summaries for ``closing``.
 
-POLL_SECONDS = 0.1
-"""Seconds between two checks for a summary that another worker is making."""
+    Memory keeps the most recently used ``entries`` of at most ``bytes``, but always the newest one. It also keeps
+    the failures of ``failed`` checkpoints.
+    """
 
-SAVED_AGAIN_SECONDS = 30.0
-"""Seconds before the proxy retries to store a summary after a failure."""
+    digest_lifetime: float = 300.0
+    saving: float = 0.5
+    looking: float = 2.0
+    closing: float = 5.0
+    poll: float = 0.1
+    retry: float = 30.0
+    entries: int = REMEMBERED
+    bytes: int = 32_000_000
+    failed: int = 5_000
 
-FAILED_REMEMBERED = 5_000
-"""Failed checkpoints kept in memory, the newest ones."""
+
+DEFAULT_LIMITS = SummaryLimits()
 
 Origin = Literal["stored", "made", "digest"]
 
@@ -98,41 +101,63 @@ class Checkpoint:
     content: str = ""
 
 
+@dataclass(slots=True)
+class _Kept:
+    """An entry in memory. ``retry_at`` is set if it couldn't be stored, in the event loop's time."""
+
+    entry: StoredSummary
+    retry_at: float | None = None
+
+
+class _Memory(LRUCache[Place, _Kept]):
+    """Entries by tenant and key."""
+
+    def __init__(self, limits: SummaryLimits) -> None:
+        super().__init__(limits.bytes, getsizeof=lambda kept: min(_size(kept.entry), limits.bytes))
+        self._entries = limits.entries
+
+    def __setitem__(self, place: Place, kept: _Kept) -> None:
+        super().__setitem__(place, kept)
+        if len(self) > self._entries:
+            self.popitem()
+
+
 class Summaries:
     """Provide the entry for a conversation's last checkpoint."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, limits: SummaryLimits | None = None) -> None:
+        """``limits`` defaults to ``DEFAULT_LIMITS``."""
+        self._limits = limits or DEFAULT_LIMITS
         self._store = store
-        self._memory: dict[tuple[str, str], StoredSummary] = {}
-        self._bytes = 0
-        self._failures: LRUCache[tuple[str, str], int] = LRUCache(FAILED_REMEMBERED)
+        self._memory = _Memory(self._limits)
+        self._failures: LRUCache[Place, int] = LRUCache(self._limits.failed)
         self._flights: SingleFlight[StoredSummary] = SingleFlight()
-        self._unsaved: dict[Place, float] = {}  # time of the next retry, in the event loop's time
         self._background: set[asyncio.Task[None]] = set()
         self._saving: set[asyncio.Task[None]] = set()
 
     async def stored(self, tenant: str, key: str) -> StoredSummary | None:
         """Return the entry, or ``None``."""
         try:
-            return await self._found(tenant, key)
+            return await self._found((tenant, key))
         except StoreFailed as failure:
             log.warning("store.read_failed", reason=str(failure))
             # Another caller may have made it during the read.
-            return self._in_memory(tenant, key)
+            return self._in_memory((tenant, key))
 
-    async def _found(self, tenant: str, key: str) -> StoredSummary | None:
+    async def _found(self, place: Place) -> StoredSummary | None:
         """Return the entry, or ``None``. Raises ``StoreFailed``."""
-        entry = self._in_memory(tenant, key)
+        entry = self._in_memory(place)
         if entry is not None:
-            due = self._unsaved.get((tenant, key))
-            if due is not None and asyncio.get_running_loop().time() >= due:
-                self._save(tenant, key, entry)
+            due = self._memory[place].retry_at
+            if due is not None and _now() >= due:
+                self._save(place, entry)
             return entry
+        tenant, key = place
         value = await self._store.get(tenant, KIND, key)
         # Another caller may have made it during the read.
-        entry = self._in_memory(tenant, key) or (None if value is None else _decoded(value))
+        entry = self._in_memory(place) or (None if value is None else _decoded(value))
         if entry is not None:
-            self._remember(tenant, key, entry)
+            self._memory[place] = _Kept(entry)
         return entry
 
     async def obtain(
@@ -143,18 +168,17 @@ class Summaries:
         Concurrent callers for one checkpoint share the same task. It continues after the last of them disconnects,
         within its own timeouts, so that the client's next attempt finds the summary.
         """
-        last = checkpoints[-1]
-        entry = await self.stored(tenant, last.key)
+        place = tenant, checkpoints[-1].key
+        entry = await self.stored(*place)
         if entry is not None:
             return entry, "digest" if entry.digest else "stored"
-        place = (tenant, last.key)
         entry = await self._flights.run(place, lambda: self._make(tenant, checkpoints, make))
         return entry, "digest" if entry.digest else "made"
 
     def begin(self, tenant: str, checkpoints: Sequence[Checkpoint], make: SummaryFactory) -> None:
         """Make an entry ahead of need, in the background."""
-        key = checkpoints[-1].key
-        if (tenant, key) in self._flights or self._in_memory(tenant, key) is not None:
+        place = tenant, checkpoints[-1].key
+        if place in self._flights or self._in_memory(place) is not None:
             return
 
         async def ahead() -> None:
@@ -172,8 +196,8 @@ class Summaries:
         """
         failures = 0
         for checkpoint in reversed(checkpoints):
-            entry = self._memory.get((tenant, checkpoint.key))
-            if entry is not None and not entry.digest:
+            kept = self._memory.get((tenant, checkpoint.key))
+            if kept is not None and not kept.entry.digest:
                 break
             failures += self._failures.get((tenant, checkpoint.key), 0)
         return failures >= FAILURES
@@ -181,11 +205,10 @@ class Summaries:
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         """Drop the entries of forgotten tenants, and return those tenants."""
         tenants = {tenant for tenant, _ in (*self._memory, *self._failures) if forgotten(tenant)}
-        for tenant, key in [place for place in self._memory if place[0] in tenants]:
-            self._forget(tenant, key)
-        for place in [place for place in self._failures if place[0] in tenants]:
-            del self._failures[place]
-        self._unsaved = {place: due for place, due in self._unsaved.items() if place[0] not in tenants}
+        caches: tuple[LRUCache[Place, Any], ...] = (self._memory, self._failures)
+        for cache in caches:
+            for place in [place for place in cache if place[0] in tenants]:
+                del cache[place]
         return tenants
 
     async def aclose(self) -> None:
@@ -195,7 +218,7 @@ class Summaries:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._saving:
-            _, late = await asyncio.wait(self._saving, timeout=CLOSING_SECONDS)
+            _, late = await asyncio.wait(self._saving, timeout=self._limits.closing)
             if late:
                 log.warning("summary.not_stored", summaries=len(late))
             for task in late:
@@ -203,9 +226,9 @@ class Summaries:
 
     async def _make(self, tenant: str, checkpoints: Sequence[Checkpoint], make: SummaryFactory) -> StoredSummary:
         """Make the entry, or wait for the worker that is making it."""
-        key = checkpoints[-1].key
-        lease = Lease(self._store, tenant, key)
-        if not await lease.take() and (entry := await self._made_elsewhere(lease, tenant, key)) is not None:
+        place = tenant, checkpoints[-1].key
+        lease = Lease(self._store, *place)
+        if not await lease.take() and (entry := await self._made_elsewhere(lease, place)) is not None:
             return entry
         saving = None
         try:
@@ -213,23 +236,24 @@ class Summaries:
             entry = await make(previous, position)
             if entry.digest:
                 return self._keep_digest(tenant, checkpoints, entry)
-            self._failures.pop((tenant, key), None)
-            self._remember(tenant, key, entry)
-            saving = self._save(tenant, key, entry)
-            await asyncio.wait({saving}, timeout=SAVING_SECONDS)
-            return self._memory.get((tenant, key), entry)
+            self._failures.pop(place, None)
+            self._memory[place] = _Kept(entry)
+            saving = self._save(place, entry)
+            await asyncio.wait({saving}, timeout=self._limits.saving)
+            kept = self._memory.get(place)
+            return entry if kept is None else kept.entry
         finally:
             if lease.held:
                 self._later(self._released(lease, saving))
 
-    async def _made_elsewhere(self, lease: Lease, tenant: str, key: str) -> StoredSummary | None:
+    async def _made_elsewhere(self, lease: Lease, place: Place) -> StoredSummary | None:
         """Return the entry that another worker is making; ``None`` if it ends without one."""
         while True:
             free = await lease.free()
-            entry = await self.stored(tenant, key)
+            entry = await self.stored(*place)
             if entry is not None or free:
                 return entry
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(self._limits.poll)
 
     async def _released(self, lease: Lease, saving: asyncio.Task[None] | None) -> None:
         """Release a lease after the summary is stored, so that a waiting worker finds the summary.
@@ -246,25 +270,27 @@ class Summaries:
     async def _earlier(self, tenant: str, checkpoints: Sequence[Checkpoint]) -> tuple[StoredSummary | None, int]:
         """Return the latest earlier summary and its position, only from memory if the store fails or is slow."""
         try:
-            async with asyncio.timeout(LOOKING_SECONDS):
+            async with asyncio.timeout(self._limits.looking):
                 for earlier in reversed(checkpoints):
-                    entry = await self._found(tenant, earlier.key)
+                    entry = await self._found((tenant, earlier.key))
                     if entry is not None and not entry.digest:
                         return entry, earlier.position
         except (StoreFailed, TimeoutError) as failure:
-            log.warning("store.read_failed", reason=str(failure) or f"took over {LOOKING_SECONDS:g} s")
+            log.warning("store.read_failed", reason=str(failure) or f"took over {self._limits.looking:g} s")
         for earlier in reversed(checkpoints):
-            entry = self._in_memory(tenant, earlier.key)
+            entry = self._in_memory((tenant, earlier.key))
             if entry is not None and not entry.digest:
                 return entry, earlier.position
         return None, 0
 
-    def _save(self, tenant: str, key: str, entry: StoredSummary) -> asyncio.Task[None]:
+    def _save(self, place: Place, entry: StoredSummary) -> asyncio.Task[None]:
         """Store an entry in the background, or use the one that another worker stored first."""
-        self._unsaved.pop((tenant, key), None)
-        return self._later(self._agree(tenant, key, entry))
+        if (kept := self._memory.get(place)) is not None:
+            kept.retry_at = None
+        return self._later(self._agree(place, entry))
 
-    async def _agree(self, tenant: str, key: str, entry: StoredSummary) -> None:
+    async def _agree(self, place: Place, entry: StoredSummary) -> None:
+        tenant, key = place
         value = msgspec.msgpack.encode(entry)
         try:
             first = await self._store.add(tenant, KIND, key, value, LIFETIME)
@@ -274,11 +300,11 @@ class Summaries:
             if winner is None:
                 await self._store.put(tenant, KIND, key, value, LIFETIME)
             else:
-                self._remember(tenant, key, winner)
+                self._memory[place] = _Kept(winner)
         except StoreFailed as failure:
             log.warning("store.write_failed", reason=str(failure))
-            if (tenant, key) in self._memory:
-                self._unsaved[tenant, key] = asyncio.get_running_loop().time() + SAVED_AGAIN_SECONDS
+            if (kept := self._memory.get(place)) is not None:
+                kept.retry_at = _now() + self._limits.retry
 
     def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start background work that ``aclose`` waits for."""
@@ -288,44 +314,36 @@ class Summaries:
         return task
 
     def _keep_digest(self, tenant: str, checkpoints: Sequence[Checkpoint], entry: StoredSummary) -> StoredSummary:
-        """Keep a digest in this process for ``DIGEST_LIFETIME``, or without limit after too many failures."""
-        key = checkpoints[-1].key
+        """Keep a digest in this process for its lifetime, or without limit after too many failures."""
+        place = tenant, checkpoints[-1].key
         known = self.given_up(tenant, checkpoints)
         if not entry.unasked:
-            self._failures[tenant, key] = self._failures.get((tenant, key), 0) + 1
+            self._failures[place] = self._failures.get(place, 0) + 1
         given_up = self.given_up(tenant, checkpoints)
         if given_up and not known:
             GIVEN_UP.inc()
             log.warning("summary.given_up", failures=FAILURES)
-        until = math.inf if given_up else asyncio.get_running_loop().time() + DIGEST_LIFETIME
+        until = math.inf if given_up else _now() + self._limits.digest_lifetime
         entry = msgspec.structs.replace(entry, until=until, given_up=given_up)
-        self._remember(tenant, key, entry)
+        self._memory[place] = _Kept(entry)
         return entry
 
-    def _in_memory(self, tenant: str, key: str) -> StoredSummary | None:
+    def _in_memory(self, place: Place) -> StoredSummary | None:
         """Return the entry in memory. Drop a digest when it expires."""
-        entry = self._memory.get((tenant, key))
-        if entry is None or not entry.digest or asyncio.get_running_loop().time() < entry.until:
-            return entry
-        self._forget(tenant, key)
+        kept = self._memory.get(place)
+        if kept is None or not kept.entry.digest or _now() < kept.entry.until:
+            return None if kept is None else kept.entry
+        del self._memory[place]
         return None
-
-    def _remember(self, tenant: str, key: str, entry: StoredSummary) -> None:
-        if (tenant, key) in self._memory:
-            self._forget(tenant, key)
-        self._memory[tenant, key] = entry
-        self._bytes += _size(entry)
-        while len(self._memory) > 1 and (len(self._memory) > REMEMBERED or self._bytes > REMEMBERED_BYTES):
-            self._forget(*next(iter(self._memory)))
-
-    def _forget(self, tenant: str, key: str) -> None:
-        self._bytes -= _size(self._memory.pop((tenant, key)))
-        self._unsaved.pop((tenant, key), None)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("summary.background_failed", error=type(error).__name__, exc_info=error)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _decoded(value: bytes) -> StoredSummary | None:

@@ -235,8 +235,8 @@ def test_with_no_model_left_there_is_a_digest_at_once(tmp_path: Path) -> None:
 def test_a_prefix_that_failed_three_times_keeps_its_digest(
     remembered: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "DIGEST_LIFETIME", 0.0)
-    monkeypatch.setattr(service, "REMEMBERED", remembered)
+    limits = service.SummaryLimits(digest_lifetime=0.0, entries=remembered)
+    monkeypatch.setattr(service, "DEFAULT_LIMITS", limits)
 
     def summariser(body: dict[str, Any]) -> Reply:
         return Reply(content="") if "Hopeless" in json.dumps(body) else Reply(content="Goal: SUMMARY-1.")
