@@ -3,7 +3,7 @@
 #   docker build -t compaction-proxy .
 #   docker run -p 127.0.0.1:8787:8787 -v compaction-proxy:/var/lib/compaction-proxy compaction-proxy
 #
-# With a configuration of your own:
+# With your own configuration:
 #
 #   docker run -p 127.0.0.1:8787:8787 -v compaction-proxy:/var/lib/compaction-proxy \
 #       -v "$PWD/config.yaml:/etc/compaction-proxy.yaml:ro" -e OPENAI_API_KEY \
@@ -29,17 +29,17 @@ LABEL org.opencontainers.image.title="compaction-proxy" \
 COPY --from=packages /opt/venv /opt/venv
 COPY proxy /opt/compaction-proxy/proxy
 
-# Bytecode is written now (pip has done it for the packages): the user that serves can't write outside its volume.
+# Compile to bytecode now, because the proxy's user can't write outside its volume. pip has compiled the packages.
 RUN /opt/venv/bin/python -m compileall -q /opt/compaction-proxy
 
-# The store and whatever else is kept. A named volume takes this folder's owner when it is first used; a folder of the
-# host that is mounted here has to belong to 10001.
+# The proxy's state. A named volume inherits this folder's owner at its first use. A mounted folder of the host must
+# belong to user 10001.
 RUN mkdir -m 0700 /var/lib/compaction-proxy && chown 10001:10001 /var/lib/compaction-proxy
 VOLUME /var/lib/compaction-proxy
 # Paths in a configuration, such as sqlite:///state/compaction.db, are relative to the volume.
 WORKDIR /var/lib/compaction-proxy
 
-# The volume is the working directory and can be written to, so nothing is ever imported from it (SAFEPATH).
+# The working directory is writable, so PYTHONSAFEPATH prevents imports from it.
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONPATH=/opt/compaction-proxy \
     PYTHONSAFEPATH=1 \
@@ -52,14 +52,14 @@ ENV PATH=/opt/venv/bin:$PATH \
 RUN printf '#!/bin/sh\nexec python -m proxy "$@"\n' > /usr/local/bin/compaction-proxy \
     && chmod 0755 /usr/local/bin/compaction-proxy
 
-# The build fails if the tables of models and tokens need the network, or the packages don't load.
+# The build fails if the model table or the tokenizers need the network, or if the packages don't load.
 RUN ["python", "-c", "from proxy.limits.profiles import Profiles; from proxy.tokens.encodings import FILES, encoding; Profiles().load(); [encoding(name) for name in FILES]"]
 
-# A number, so that Kubernetes' runAsNonRoot can see that it is not root.
+# The user is a number, so that Kubernetes' runAsNonRoot can check it.
 USER 10001:10001
 
 EXPOSE 8787
-# Inside the container leave the port at 8787; publish it as any other. The empty ProxyHandler keeps HTTP_PROXY out.
+# Publish port 8787 as any other port; inside the container it must not change. The empty ProxyHandler ignores HTTP_PROXY.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=15s --retries=3 \
     CMD ["python", "-c", "from urllib.request import ProxyHandler, build_opener; build_opener(ProxyHandler({})).open('http://127.0.0.1:8787/readyz', timeout=3)"]
 

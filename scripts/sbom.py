@@ -1,6 +1,6 @@
-"""A software bill of materials, CycloneDX 1.6, made of the lock file alone: the same lock gives the same bytes.
+"""Create a software bill of materials in CycloneDX 1.6 from the lock file alone.
 
-Nothing is looked up, so nothing of an index is in it; and no time, by which two runs would differ.
+The same lock file gives the same bytes, because the list contains neither a time nor data from a package index.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _PINNED = re.compile(
 
 
 def components(lock: str) -> list[dict[str, Any]]:
-    """One for each package that a lock file pins. Raises ``ValueError`` for a line that is not understood."""
+    """Return a component for each package of a lock file. Raises ``ValueError`` for an unknown kind of line."""
     rest = re.sub(r"^ *#.*\n?", "", _PINNED.sub("", lock), flags=re.MULTILINE).strip()
     if rest:
-        raise ValueError(f"this is no package with hashes: {rest.splitlines()[0]}")
+        raise ValueError(f"not a package with hashes: {rest.splitlines()[0]}")
     return [_component(found) for found in _PINNED.finditer(lock)]
 
 
 def _component(found: re.Match[str]) -> dict[str, Any]:
     name = re.sub(r"[-_.]+", "-", found["name"]).lower()
-    # The version of a purl may hold neither + nor !.
+    # The version of a purl must not contain + or !.
     version = found["version"].replace("+", "%2B").replace("!", "%21")
     purl = f"pkg:pypi/{name}@{version}"
-    # A package is locked with the hashes of all its files, of which one is installed.
+    # The lock file has the hashes of all files of a package. pip installs one of them.
     hashes = re.findall(r"sha256:([0-9a-f]{64})", found["hashes"])
     component: dict[str, Any] = {
         "type": "library",
@@ -54,7 +54,7 @@ def _component(found: re.Match[str]) -> dict[str, Any]:
 
 
 def bill(lock: str, project: dict[str, Any]) -> dict[str, Any]:
-    """The whole list. ``project`` is the table of that name in pyproject.toml."""
+    """Return the whole list. ``project`` is the table of that name in pyproject.toml."""
     digest = hashlib.sha256(lock.encode()).hexdigest()
     own = f"{project['name']}@{project['version']}"
     return {
@@ -79,7 +79,7 @@ def bill(lock: str, project: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """Write it to the file that is named, or to standard output."""
+    """Write the list to the file given as argument, or to standard output."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     text = json.dumps(bill((ROOT / LOCK).read_text(encoding="utf-8"), project), indent=2) + "\n"
     if arguments:

@@ -156,7 +156,7 @@ async def _probed(url: str, seconds: float) -> list[float]:
 
 def _request(content: str) -> bytes:
     body = json.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "content": content}]}).encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
     return head + b"content-length: %d\r\n\r\n%s" % (len(body), body)
 
 

@@ -1,4 +1,4 @@
-"""The benchmark runs, and its table and figures have the shape they should; how fast anything is, is not asked here."""
+"""Run the benchmark, and check the form of its table and figures. The times aren't checked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="th
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dict[str, Any]]]:
-    """What a run of one short round prints, and what it writes."""
+    """Return the output and the JSON of a run with one short round."""
     file = tmp_path_factory.mktemp("bench") / "figures.json"
     command = [sys.executable, "-m", "bench", "--tiny", "--json", str(file)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
@@ -70,7 +70,7 @@ def test_a_target_is_met_by_the_median(
 def test_conversations_of_two_seeds_share_no_message() -> None:
     first, second = (bodies.messages(50_000, seed=seed) for seed in (1, 2))
     shared = [message for message in first if message in second]
-    # What is said in the last message is always the same.
+    # The last message is always the same.
     assert shared == [first[-1]]
 
 

@@ -1,4 +1,4 @@
-"""Whether the benchmark of waiting runs and counts what it says; who waits how long, is not asked here."""
+"""Run the benchmark of waits, and check its counts. The times aren't checked."""
 
 from __future__ import annotations
 

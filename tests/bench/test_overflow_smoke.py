@@ -1,4 +1,4 @@
-"""Whether the benchmark of recognition runs and scores what it says, on lines made up here."""
+"""Run the benchmark of recognition on a few invented lines, and check its scores."""
 
 from __future__ import annotations
 

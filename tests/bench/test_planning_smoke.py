@@ -1,4 +1,4 @@
-"""Whether the benchmark of planning runs and plans what it says; how fast, is not asked here."""
+"""Run the benchmark of planning, and check its conversations and plans. The times aren't checked."""
 
 from __future__ import annotations
 

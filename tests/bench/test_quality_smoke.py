@@ -1,4 +1,4 @@
-"""Whether the benchmark of quality measures what it says, on conversations small enough to see it."""
+"""Check the figures of the quality benchmark on small conversations."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_dirt_is_put_in(kind: str) -> None:
     assert dirty == dirt.dirtied(clean, kind)
     assert dirty.messages != clean.messages
     assert faults({"messages": clean.messages}) == []
-    # Ids that come again are valid; what they are for is to mislead.
+    # Repeated ids are valid, but a naive engine can confuse them.
     assert bool(faults({"messages": dirty.messages})) == (kind != "reused ids")
 
 

@@ -1,4 +1,4 @@
-"""What the documents say is so: settings, commands, headers, links, configurations, and the Dockerfile."""
+"""Check the documents' settings, commands, headers, links, and configurations, and the Dockerfile."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_setting_has_its_meaning_its_unit_and_its_default(path: str) -> None:
 
 
 def with_setting(path: str, value: object) -> dict[str, Any]:
-    """The settings in force where a file states this one; ``...`` leaves it out."""
+    """Return the settings in force for a file with this value. ``...`` omits it."""
     *above, last = path.split(".")
     inner: dict[str, Any] = {} if value is ... else {last: value}
     for name in reversed(above):
@@ -295,7 +295,7 @@ def entrance(start_module_proxy: StartProxy, store_url: str) -> Iterator[str]:
 
 
 def answer(entrance: str, exchanges: int, **headers: str) -> httpx.Response:
-    """The answer to a conversation of so many exchanges of some 1,500 tokens."""
+    """Return the response to a conversation with this number of exchanges of some 1,500 tokens."""
     words = "one two three four five " * 300
     messages = [{"role": "user", "content": "Begin."}]
     for number in range(exchanges):
@@ -308,7 +308,7 @@ def test_the_response_headers_are_those_in_the_table(entrance: str) -> None:
     answers = [answer(entrance, 1), answer(entrance, 10), answer(entrance, 10)]
     assert [found.status_code for found in answers] == [200, 200, 200]
     seen = {name for found in answers for name in found.headers if name.startswith("x-compaction")}
-    seen |= {"x-compaction-breaker", "x-compaction-output"}  # after failures only; where too much output is asked for
+    seen |= {"x-compaction-breaker", "x-compaction-output"}  # after failures, and for too much output
     assert {name for row in table(REFERENCE, "response header") for name in spans(row[0])} == seen
     assert set(re.findall(r"x-compaction[a-z-]*", README + CONFIGURATION + REFERENCE)) <= seen
 

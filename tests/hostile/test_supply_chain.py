@@ -103,7 +103,7 @@ def test_no_bill_is_made_of_what_is_not_locked(tmp_path: Path, line: str) -> Non
     done = bill(tmp_path, more=f"{line}\n")
     assert done.returncode != 0
     assert done.stdout == ""
-    assert f"this is no package with hashes: {line}" in done.stderr
+    assert f"not a package with hashes: {line}" in done.stderr
 
 
 def test_poisoned_releases_cannot_be_chosen() -> None:

@@ -1,8 +1,12 @@
-"""The rules of plain technical English that a machine can check, for documents and recipes."""
+"""The rules of plain technical English that a machine can check, for documents, docstrings, and comments."""
 
 from __future__ import annotations
 
+import ast
+import io
 import re
+import tokenize
+from collections.abc import Iterator
 
 MOST_WORDS = 25
 """Words of a sentence."""
@@ -64,3 +68,37 @@ def findings(text: str) -> list[str]:
         if len(sentence.split()) > MOST_WORDS:
             found.append(f"over {MOST_WORDS} words: {sentence}")
     return found
+
+
+def code_findings(source: str) -> list[str]:
+    """Return a line for each sentence of a Python module's docstrings and comments that breaks a rule."""
+    return [found for text in (*_docstrings(source), *_comments(source)) for found in findings(text.replace("``", "`"))]
+
+
+def script_findings(source: str) -> list[str]:
+    """Return a line for each sentence of a shell script's or Dockerfile's comments that breaks a rule."""
+    blocks = re.findall(r"(?:^ *#(?!!).*\n)+", source, flags=re.MULTILINE)
+    return [found for block in blocks for found in findings(re.sub(r"^ *# ?", "", block, flags=re.MULTILINE))]
+
+
+def _docstrings(source: str) -> Iterator[str]:
+    """Yield all string statements: docstrings, and the descriptions below constants and fields."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield text
+
+
+def _comments(source: str) -> Iterator[str]:
+    """Yield comments, with consecutive lines joined, and without directives for tools."""
+    block: list[str] = []
+    last = 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT or re.match(r"# ?(?:noqa|type:|fmt:|pragma)", token.string):
+            continue
+        if token.start[0] != last + 1:
+            yield "\n".join(block)
+            block = []
+        block.append(token.string.lstrip("# "))
+        last = token.start[0]
+    yield "\n".join(block)

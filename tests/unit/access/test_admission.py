@@ -1,4 +1,4 @@
-"""Places and memory, and those who wait for them."""
+"""Test slots and memory leases, and the requests that wait for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is calling: tenants, policies, and keys that go nowhere they should not."""
+"""Test tenants, policies, and the checks of keys."""
 
 from __future__ import annotations
 

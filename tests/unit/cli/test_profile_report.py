@@ -1,4 +1,4 @@
-"""What people see of a profile."""
+"""Test the report of a profile."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Where LiteLLM's table and ours differ."""
+"""Test the report of differences between LiteLLM's table and the built-in one."""
 
 from __future__ import annotations
 

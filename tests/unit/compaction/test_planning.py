@@ -1,4 +1,4 @@
-"""Test where the planner compacts a conversation."""
+"""Test the positions at which the planner compacts a conversation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each thing that can be wrong with a file: the line that is named, and the advice that is given."""
+"""Test the line and the advice of each configuration error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CANARY = "sk-canary-8c1f"
 
 
 def complaints(tmp_path: Path, text: str | bytes, environ: dict[str, str] | None = None) -> list[tuple[int, str]]:
-    """What `check` says, as (line, message)."""
+    """Return the errors of ``check`` as pairs of line and message."""
     file = tmp_path / "proxy.yaml"
     file.write_bytes(text if isinstance(text, bytes) else dedent(text).lstrip("\n").encode())
     found = []
@@ -86,7 +86,7 @@ VALUES = {
         "policies.default.truncate_args.max_lenght: unknown setting. Fix: did you mean 'max_length'?",
     ),
     "unknown key in a team": ("teams:\n  a:\n    key: []\n", 3, "did you mean 'keys'?"),
-    # YAML 1.1 scalars where text is wanted
+    # YAML 1.1 scalars instead of text
     "no as text": ("server:\n  host: no\n", 2, 'Fix: host: "no"'),
     "1.10 as text": ("models:\n  - match: 1.10\n    upstream: openai\n", 2, 'Fix: match: "1.10"'),
     "12:30:45 as text": ("server:\n  host: 12:30:45\n", 2, 'Fix: host: "12:30:45"'),

@@ -1,4 +1,4 @@
-"""Configurations of several files: what joins, what may not, and where errors are said to be."""
+"""Test configurations of several files: merging, conflicts, and the places of errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def laid_out(folder: Path, files: dict[str, str]) -> Path:
 
 
 def complaints(entry: Path, below: Path) -> list[str]:
-    """What ``check`` says, with paths relative to a folder."""
+    """Return the output of ``check``, with paths relative to a folder."""
     return [line.replace(f"{below}/", "") for line in check(entry, {})]
 
 

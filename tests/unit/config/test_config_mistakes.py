@@ -1,4 +1,4 @@
-"""Mistakes that people make in practice: each gets an error or a warning whose fix can be pasted."""
+"""Test common mistakes: each one gets an error or a warning with a fix to paste."""
 
 from __future__ import annotations
 

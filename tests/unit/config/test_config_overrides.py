@@ -1,4 +1,4 @@
-"""What a policy says for some models: which entry holds, what it takes from where, and what it changes."""
+"""Test a policy's overrides for models: selection, inheritance, and effect."""
 
 from __future__ import annotations
 

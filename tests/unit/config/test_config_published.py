@@ -1,4 +1,4 @@
-"""The JSON Schema and the example file keep up with the settings."""
+"""Test that the JSON Schema and the example file match the settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXAMPLE = Path(__file__).parents[3] / "config.example.yaml"
 
 
 def paths(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every setting there is; ``*`` stands for any name or index."""
+    """Return the paths of all settings. ``*`` means any name or index."""
     for name, field in model.model_fields.items():
         here = (*above, name)
         yield here
@@ -36,7 +36,7 @@ def paths(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple
 
 
 def sections(annotation: Any) -> Iterator[tuple[type[BaseModel], bool]]:
-    """The sections in an annotation, and whether they stand in a mapping or list."""
+    """Yield the sections in an annotation, and whether they're in a mapping or list."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation, False
     for argument in get_args(annotation):

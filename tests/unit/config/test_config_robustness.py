@@ -1,4 +1,4 @@
-"""Whatever the file holds, it is either settings or an error with a line."""
+"""Test that any file gives settings or an error with a line."""
 
 from __future__ import annotations
 

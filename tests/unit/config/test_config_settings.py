@@ -1,4 +1,4 @@
-"""What a file that is right means."""
+"""Test the settings of valid files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent, its session without the proxy, through something else than the proxy, and the whole demonstration."""
+"""Test the agent, its session without the proxy and with another server, and the whole demonstration."""
 
 from __future__ import annotations
 

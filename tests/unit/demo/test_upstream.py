@@ -1,4 +1,4 @@
-"""The stand-in upstream, through its own door: the official client and plain HTTP."""
+"""Test the stand-in upstream with the official client and plain HTTP."""
 
 from __future__ import annotations
 

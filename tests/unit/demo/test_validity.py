@@ -1,4 +1,4 @@
-"""What OpenAI refuses in a conversation's shape, what it takes, and how it says so."""
+"""Test the conversation structures that OpenAI rejects, and its error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line to a client that waits: who sends when."""
+"""Test the heartbeat to a waiting client."""
 
 from __future__ import annotations
 

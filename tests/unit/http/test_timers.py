@@ -1,4 +1,4 @@
-"""Limits in time that have no timer before the work has taken a while."""
+"""Test deadlines that start a timer only after the work has taken a while."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the usage that an upstream reports says of its tokens."""
+"""Test token ratios learned from the usage that an upstream reports."""
 
 from __future__ import annotations
 

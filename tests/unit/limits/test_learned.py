@@ -1,4 +1,4 @@
-"""How many tokens a request may have."""
+"""Test the token limits of requests."""
 
 from __future__ import annotations
 
@@ -96,8 +96,10 @@ overflows = st.builds(
 def test_after_a_refusal_the_budget_is_below_what_was_refused(
     overflow: Overflow, counted_here: int, part: float, window: int | None
 ) -> None:
-    """So that each attempt is smaller than the one before. Not so where the request is tiny beside the window, and only
-    the output that it asks for is too large: then there is nothing that compaction could do."""
+    """Each attempt must be smaller than the one before.
+
+    If the request is tiny compared to the window and only its output is too large, compaction can't help.
+    """
     assume(overflow.limit is None or overflow.limit // SMALLEST_PART < counted_here)
     reserved = int(part * counted_here)
     learned = limit_from_overflow(overflow, counted_here, reserved)

@@ -1,4 +1,4 @@
-"""What is remembered of messages is bounded, in number and in size."""
+"""Test that the cache of message facts is bounded in number and size."""
 
 from __future__ import annotations
 

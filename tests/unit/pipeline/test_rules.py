@@ -1,4 +1,4 @@
-"""From a policy to the rules of the core."""
+"""Test the conversion of a policy to compaction rules."""
 
 from __future__ import annotations
 

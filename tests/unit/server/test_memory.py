@@ -1,4 +1,4 @@
-"""Memory that was freed goes back to the system."""
+"""Test that freed memory returns to the system."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def resident() -> int:
 def test_what_was_freed_is_given_back() -> None:
     before = resident()
     pieces = [b"x" * (PIECE + number) for number in range(PIECES)]
-    last = pieces.pop()  # lies behind all others, so that these are no end that could be cut off
+    last = pieces.pop()  # The last piece follows all others, so the C library can't simply truncate the heap.
     held = resident()
     assert held - before > 0.8 * PIECE * PIECES
     pieces.clear()

@@ -1,4 +1,4 @@
-"""What is taken out is written once, found whole, by its tenant only, and never costs a request."""
+"""Test that removed messages are written once, found by their tenant only, and never fail a request."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_what_was_kept_is_found_in_its_own_spelling() -> None:
 
 
 def test_messages_may_be_slices_of_a_request() -> None:
-    """The parser hands out slices; what waits must neither be stored as something else nor hold the body."""
+    """The parser returns slices. Entries that wait must keep their bytes without keeping the whole body."""
     body = b'{"model":"m","messages":[' + b",".join(texts("one", "two")) + b"]}"
 
     async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
@@ -253,7 +253,7 @@ def test_a_tenant_finds_nothing_of_another(tmp_path: Path) -> None:
         for tenant in ("team:two", "team:onE", "team:one ", "", "team:%"):
             assert await archive.fetch(tenant, A.id) is None
             assert await archive.fetch(tenant, B.id) is None
-        # The chain ends where the tenant's own entries end, although the store has the rest.
+        # The chain ends with the tenant's own entries, although the store has the rest.
         assert await archive.fetch("team:two", C.id) == Found(texts("four"), complete=False)
         assert await store.get("team:one", "summary", A.id) is None
         await store.aclose()

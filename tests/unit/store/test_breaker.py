@@ -1,4 +1,4 @@
-"""The circuit breaker."""
+"""Test the circuit breaker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeping the file in order: its size, and that nothing is left in it of what was removed."""
+"""Test the size limit of the file, and that deleted data leaves no trace in it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def size(folder: Path) -> int:
 
 
 def holding(folder: Path, *texts: bytes) -> list[str]:
-    """The files in which one of these texts stands."""
+    """Return the files that contain one of these texts."""
     return [file.name for file in folder.iterdir() if any(text in file.read_bytes() for text in texts)]
 
 
@@ -85,7 +85,7 @@ def test_nothing_is_left_of_a_tenant_that_is_forgotten(tmp_path: Path, seed: int
 
 @pytest.mark.parametrize("seed", [2, 4, 5])
 def test_not_even_a_name_is_left_between_the_rows_of_others(tmp_path: Path, seed: int) -> None:
-    """Rows move from page to page; with these seeds a name stays behind until the whole file is written anew."""
+    """Rows move between pages. With these seeds a name remains until SQLite rewrites the whole file."""
 
     async def test(store: SqliteStore) -> None:
         other, chance = SqliteStore(tmp_path / "a.db"), random.Random(seed)

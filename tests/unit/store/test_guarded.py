@@ -1,4 +1,4 @@
-"""A store that is slow or fails: how long anybody waits for it, and when it is left alone."""
+"""Test timeouts and back-off for a store that is slow or fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the processes on one store know together."""
+"""Test the values that processes share through one store."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def in_a_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
 
 
 async def read(known: LearnedLimits) -> LearnedLimit | None:
-    """What is known once the store was read, if that is due."""
+    """Return the value after a read from the store, if a read is due."""
     task = known.first_read(*KEY)
     if task is not None:
         await task

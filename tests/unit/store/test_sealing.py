@@ -1,4 +1,4 @@
-"""What lies in the file when the store encrypts, and what can be read of it with which key."""
+"""Test the contents of an encrypted file, and reading it with each key."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_only_its_own_key_opens_an_entry_and_only_in_its_own_place() -> None:
 
 
 def test_a_pickle_that_was_encrypted_with_the_key_is_refused(tmp_path: Path) -> None:
-    """Whoever has the key can write entries; what they write is still only data."""
+    """An attacker with the key can write entries, but the store treats them only as data."""
 
     class Trap:
         def __reduce__(self) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""The store in one file."""
+"""Test the SQLite store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What summaries may cost in a day."""
+"""Test the daily budget of summaries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.summary.test_model import ASKED, OneAnswer
 
 
 class Clock:
-    """A clock that stands still until it is set."""
+    """A clock that advances only when it's set."""
 
     def __init__(self, now: float = 1_000 * DAY + 60.0) -> None:
         self.now = now

@@ -1,4 +1,4 @@
-"""From a stretch of conversation to its summary, whatever its size."""
+"""Test summaries of conversations of any size."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_chunks_hold_everything_in_order_and_none_is_too_large(sizes: list[int],
     assert [text.split()[0] for part in parts for text in part] == [f"t{n}" for n in range(len(sizes))]
     assert all(words(" ".join(part)) <= limit for part in parts)
     assert all(text in texts or words(texts[n]) > limit for n, text in enumerate(t for part in parts for t in part))
-    # A chunk ends only where the next text has no place in it; one that was cut counts as a whole chunk.
+    # A chunk ends only when the next text doesn't fit. A text that was cut counts as a whole chunk.
     charged = [[words(text) if text in texts else limit for text in part] for part in parts]
     assert all(sum(one) + other[0] > limit for one, other in pairwise(charged))
 

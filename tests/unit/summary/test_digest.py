@@ -1,4 +1,4 @@
-"""A summary made without a model."""
+"""Test the digest, which is made without a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking a model for a summary."""
+"""Test requests to a summary model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the summary model is asked."""
+"""Test the prompt for the summary model."""
 
 from __future__ import annotations
 

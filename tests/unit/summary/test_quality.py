@@ -1,4 +1,4 @@
-"""Whether what a model wrote may stand for a conversation."""
+"""Test the checks of a model's summary."""
 
 from __future__ import annotations
 

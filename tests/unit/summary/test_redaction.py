@@ -1,4 +1,4 @@
-"""What looks like a secret, and what only looks random."""
+"""Test the detection of secrets, without false alarms."""
 
 from __future__ import annotations
 

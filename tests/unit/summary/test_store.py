@@ -1,4 +1,4 @@
-"""One making for all who wait, kept for all who come later."""
+"""Test that waiting and later requests share one summary."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Shelf:
 
 
 class Maker:
-    """Makes entries when it is let go; keeps from what it was asked to make them."""
+    """Create entries after a release, and record the requests for them."""
 
     def __init__(self, text: str = "made", *, digest: bool = False, held: bool = False) -> None:
         self.text = text
@@ -438,7 +438,7 @@ def test_made_ahead_in_the_background_once() -> None:
         summaries.begin("t", [FIRST], make)
         caller = asyncio.ensure_future(summaries.obtain("t", [FIRST], make))
         await turns_of_the_loop()
-        # Whoever leaves does not end what was begun ahead.
+        # A client that disconnects doesn't end a summary that was prepared in the background.
         caller.cancel()
         await turns_of_the_loop()
         make.go.set()

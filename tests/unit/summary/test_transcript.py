@@ -1,4 +1,4 @@
-"""A conversation as text for a model to read."""
+"""Test the transcript of a conversation for a summary model."""
 
 from __future__ import annotations
 

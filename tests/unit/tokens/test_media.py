@@ -52,8 +52,10 @@ def tokens(family: str, part: dict[str, Any]) -> int:
     return Media(family).tokens(part["type"], part, len)
 
 
-# From OpenAI's guide "Images and vision" (tiles: 1024 square and 2048 × 4096; patches: 1024 square and 1800 × 2400),
-# Anthropic's "Vision" (1000 square, 1092 square) and Google's "Understand and count tokens" (384 square, 960 × 540).
+# Sources of the sizes:
+# - OpenAI, "Images and vision": tiles for 1024 square and 2048 × 4096, patches for 1024 square and 1800 × 2400.
+# - Anthropic, "Vision": 1000 square and 1092 square.
+# - Google, "Understand and count tokens": 384 square and 960 × 540.
 GUIDES = [
     ("gpt-4o", (1024, 1024), "high", 765),
     ("gpt-4o", (2048, 4096), "high", 1105),

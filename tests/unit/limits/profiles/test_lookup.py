@@ -1,4 +1,4 @@
-"""From names to limits, against LiteLLM's own table and made-up ones."""
+"""Test the lookup of limits by model name, with LiteLLM's table and with invented ones."""
 
 import subprocess
 import sys
