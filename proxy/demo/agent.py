@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import httpx
 import openai
-from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam, ChatCompletionToolParam
+from openai.types.chat import ChatCompletionChunk
 
 from proxy.demo.script import SYSTEM, task_message, tool_result
 from proxy.demo.tools import TOOLS
@@ -64,21 +64,18 @@ class Agent:
 
     def _whole(self) -> dict[str, Any]:
         raw = self.client.chat.completions.with_raw_response.create(
-            model=self.model, messages=self._history(), tools=_tools()
+            model=self.model, messages=cast(Any, self.messages), tools=cast(Any, TOOLS)
         )
         self.session.headers.append(raw.headers)
         return raw.parse().choices[0].message.model_dump(exclude_none=True)
 
     def _streamed(self) -> dict[str, Any]:
         raw = self.client.chat.completions.with_raw_response.create(
-            model=self.model, messages=self._history(), tools=_tools(), stream=True
+            model=self.model, messages=cast(Any, self.messages), tools=cast(Any, TOOLS), stream=True
         )
         self.session.headers.append(raw.headers)
         with raw.parse() as chunks:
             return gather(chunks)
-
-    def _history(self) -> list[ChatCompletionMessageParam]:
-        return cast(list[ChatCompletionMessageParam], self.messages)
 
 
 def gather(chunks: Iterable[ChatCompletionChunk]) -> dict[str, Any]:
@@ -91,7 +88,9 @@ def gather(chunks: Iterable[ChatCompletionChunk]) -> dict[str, Any]:
             content += choice.delta.content or ""
             finished = finished or choice.finish_reason is not None
             for delta in choice.delta.tool_calls or ():
-                call = calls.setdefault(delta.index, _empty_call())
+                call = calls.setdefault(
+                    delta.index, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+                )
                 call["id"] += delta.id or ""
                 if delta.function:
                     call["function"]["name"] += delta.function.name or ""
@@ -104,14 +103,6 @@ def gather(chunks: Iterable[ChatCompletionChunk]) -> dict[str, Any]:
     if calls:
         message["tool_calls"] = [calls[index] for index in sorted(calls)]
     return message
-
-
-def _empty_call() -> dict[str, Any]:
-    return {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
-
-
-def _tools() -> list[ChatCompletionToolParam]:
-    return cast(list[ChatCompletionToolParam], TOOLS)
 
 
 def _words(error: Exception) -> str:

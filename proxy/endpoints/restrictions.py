@@ -7,8 +7,9 @@ further fields that name models. A request is sent on only if every reader finds
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -41,6 +42,8 @@ MOST_TOOLS = 1_000
 
 INLINE_BYTES = 65_536
 """A body of at most this many bytes is checked on the event loop, a larger one in a thread."""
+
+T = TypeVar("T")
 
 ASK = "Use one of the key's models in 'model', or ask the operator of this proxy."
 
@@ -78,23 +81,22 @@ def _check(scope: Scope, caller: Caller, raw: bytes) -> None:
     fields = _fields(raw)
     if fields is None:
         raise ModelNotAllowed(f"This key is limited to some models, but the body isn't valid JSON. {ASK}")
-    model = _text(fields.get("model"))
+    model = _decoded(fields.get("model"), str)
     if model is None:
         raise ModelNotAllowed(
             f"This key is limited to some models, but the body doesn't name one. {ASK}", param="model"
         )
     if not may_use(caller, model):
         raise ModelNotAllowed(f"This key may not use the model {model[:100]!r}. {ASK}", param="model")
-    tools = _items(fields.get("tools"))
+    tools = _decoded(fields.get("tools"), list[msgspec.Raw]) or []
     if len(tools) > MOST_TOOLS:
         raise ModelNotAllowed(
             f"This key is limited to some models, and the body has over {MOST_TOOLS} tools. Send fewer tools.",
             param="tools",
         )
     for tool in tools:
-        inside = _fields(tool)
-        named = None if inside is None else inside.get("model")
-        if named is not None and not ((text := _text(named)) is not None and may_use(caller, text)):
+        named = (_fields(tool) or {}).get("model")
+        if named is not None and ((text := _decoded(named, str)) is None or not may_use(caller, text)):
             raise ModelNotAllowed(
                 "This key may not use the model that a tool names. Send the tool without it.", param="tools"
             )
@@ -138,12 +140,10 @@ def _pairs(raw: bytes) -> list[tuple[str, msgspec.Raw]] | None:
 
     Raises ``ModelNotAllowed`` for more than ``MOST_FIELDS`` fields.
     """
-    seen = 0
+    count = itertools.count(1)
 
     def name(text: str) -> _Name:
-        nonlocal seen
-        seen += 1
-        if seen > MOST_FIELDS:
+        if next(count) > MOST_FIELDS:
             raise ModelNotAllowed(
                 f"This key is limited to some models, and the body has over {MOST_FIELDS} fields. Send fewer fields."
             )
@@ -163,17 +163,17 @@ def _plain(raw: bytes) -> bytes | None:
     It takes NaN, control characters and other encodings, as some upstreams do. Raises ``ModelNotAllowed`` for repeated
     fields.
     """
+
+    def zero(_: str) -> int:
+        return 0
+
     try:
         value = json.loads(
-            raw, strict=False, object_pairs_hook=_distinct, parse_int=_zero, parse_float=_zero, parse_constant=_zero
+            raw, strict=False, object_pairs_hook=_distinct, parse_int=zero, parse_float=zero, parse_constant=zero
         )
         return json.dumps(value).encode()
     except (ValueError, RecursionError):
         return None
-
-
-def _zero(_: str) -> int:
-    return 0
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -200,24 +200,9 @@ def _check_name(name: str) -> None:
         )
 
 
-def _text(raw: msgspec.Raw | None) -> str | None:
-    value = _decoded(raw)
-    return value if isinstance(value, str) else None
-
-
-def _items(raw: msgspec.Raw | None) -> list[msgspec.Raw]:
-    if raw is None or not bytes(raw).lstrip().startswith(b"["):
-        return []
+def _decoded(raw: msgspec.Raw | None, kind: type[T]) -> T | None:
+    """Return a JSON value of a type, or ``None`` for anything else."""
     try:
-        return msgspec.json.decode(raw, type=list[msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return []
-
-
-def _decoded(raw: msgspec.Raw | None) -> Any:
-    if raw is None:
-        return None
-    try:
-        return msgspec.json.decode(raw)
+        return None if raw is None else msgspec.json.decode(raw, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -173,13 +173,15 @@ async def _metrics(request: Request) -> Response:
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
-    wrong = NotFound("This path doesn't exist. The API is under /v1, so end the client's base URL with /v1.")
-    return Response(wrong.body(), status_code=wrong.status, media_type="application/json")
+    return _response(NotFound("This path doesn't exist. The API is under /v1, so end the client's base URL with /v1."))
 
 
 async def _not_allowed(request: Request, error: Exception) -> Response:
-    wrong = MethodNotAllowed(f"This path doesn't support {request.method}. Use GET.")
-    return Response(wrong.body(), status_code=wrong.status, media_type="application/json", headers={"allow": "GET"})
+    return _response(MethodNotAllowed(f"This path doesn't support {request.method}. Use GET."), {"allow": "GET"})
+
+
+def _response(error: ProxyError, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(error.body(), error.status, headers, media_type="application/json")
 
 
 def create_app(settings: Settings, loaded: Loaded | None = None, profiles: Profiles | None = None) -> Proxy:

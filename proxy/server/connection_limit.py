@@ -17,10 +17,10 @@ log = structlog.get_logger(__name__)
 RESERVED = 64
 """Open files for everything other than requests: the store, the log, libraries, and listening sockets."""
 
-TOLD_SECONDS = 60.0
+LOG_SECONDS = 60.0
 
 
-class Guest(Protocol):
+class ClientConnection(Protocol):
     """A client's connection. ``since`` is when it began to wait for its client; ``None`` during a request."""
 
     transport: asyncio.Transport
@@ -40,24 +40,24 @@ def most_connections() -> float:
     return float("inf") if files == resource.RLIM_INFINITY else max(16, (files - RESERVED) // 2)
 
 
-def make_room(new: Guest, connections: Iterable[Guest]) -> None:
+def close_idle(new: ClientConnection, connections: Iterable[ClientConnection]) -> None:
     """Close the quarter of the idle connections that has waited longest; without any, close the new one."""
-    others = [guest for guest in connections if guest is not new and not guest.transport.is_closing()]
-    idle = [(guest.since, guest) for guest in others if guest.since is not None]
+    others = [client for client in connections if client is not new and not client.transport.is_closing()]
+    idle = [(client.since, client) for client in others if client.since is not None]
     idle.sort(key=itemgetter(0))
-    for _, guest in idle[: len(idle) // 4 + 1] or [(0.0, new)]:
-        guest.transport.close()
-    _tell(len(idle))
+    for _, client in idle[: len(idle) // 4 + 1] or [(0.0, new)]:
+        client.transport.close()
+    _log(len(idle))
 
 
-_told = -TOLD_SECONDS
+_logged = -LOG_SECONDS
 
 
-def _tell(idle: int) -> None:
+def _log(idle: int) -> None:
     """Log that connections were closed, at most once a minute."""
-    global _told
+    global _logged
     now = time.monotonic()
-    if now - _told < TOLD_SECONDS:
+    if now - _logged < LOG_SECONDS:
         return
-    _told = now
+    _logged = now
     log.warning("connections.limited", limit=most_connections(), idle=idle, fix="raise the open-file limit (ulimit -n)")

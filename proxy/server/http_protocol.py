@@ -11,7 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from proxy.errors import Malformed
 from proxy.server.coalescing import CoalescingTransport
-from proxy.server.connection_limit import make_room, most_connections
+from proxy.server.connection_limit import close_idle, most_connections
 from proxy.server.half_closed import HalfClosed
 
 log = structlog.get_logger(__name__)
@@ -72,7 +72,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._since = self.loop.time()
         self._timer = self.loop.call_later(self.head_seconds, self._look)
         if len(self.connections) > most_connections():
-            make_room(self, [other for other in self.connections if isinstance(other, BoundedProtocol)])
+            close_idle(self, [other for other in self.connections if isinstance(other, BoundedProtocol)])
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop everything that belongs to the connection."""

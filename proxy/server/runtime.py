@@ -48,10 +48,7 @@ class Runtime(Services):
         self.maintenance = Maintenance(self.store, [self.summaries, self.archive, self.learned, self.calibration])
 
     async def reconfigure(self, settings: Settings) -> list[str]:
-        """Put other settings in force for the requests that come from now on.
-
-        Returns the names of the settings that hold as they were until the proxy is started again.
-        """
+        """Use other settings for new requests. Return the names of changed settings that need a restart."""
         before = self.configuration
         changed, waiting = apply_reloadable(before.settings, settings)
         self.configuration = ConfigSnapshot(changed, self.instance, before)
@@ -60,13 +57,7 @@ class Runtime(Services):
 
     async def aclose(self) -> None:
         """Close everything."""
-        await self.maintenance.aclose()
-        await self.limit_discovery.aclose()
-        await self.summaries.aclose()
-        await self.configuration.aclose()
-        await self.archive.aclose()
-        await self.learned.aclose()
-        await self.calibration.aclose()
-        await self.budgets.aclose()
-        await self.store.aclose()
+        users = (self.maintenance, self.limit_discovery, self.summaries, self.configuration, self.archive)
+        for part in (*users, self.learned, self.calibration, self.budgets, self.store):
+            await part.aclose()
         self.facts.close()
