@@ -86,7 +86,7 @@ def _no_enquiries() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _certificates_are_read_once() -> Iterator[None]:
-    """For each client anew that would take 16 ms, and nearly all clients here speak to loopback, without TLS."""
+    """Building one for each client takes 16 ms, and nearly all clients here use loopback without TLS."""
     kept = functools.cache(httpx.create_ssl_context)
 
     def context(**wanted: Any) -> ssl.SSLContext:
@@ -99,7 +99,7 @@ def _certificates_are_read_once() -> Iterator[None]:
 
 @pytest.fixture
 def waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], bool]:
-    """Waits until so many requests wait for a summary, in the proxies of this process; whether they do, in time."""
+    """Wait until a number of requests wait for a summary in this process. Return whether they do in time."""
     flights: list[in_flight.InFlight] = []
 
     class Seen(in_flight.InFlight):

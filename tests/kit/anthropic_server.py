@@ -1,4 +1,4 @@
-"""A local stand-in that speaks Anthropic's Messages API, and refuses what Anthropic would refuse."""
+"""A local stand-in for Anthropic's Messages API. It rejects the same requests."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class LocalServer:
 
 @dataclass
 class Script:
-    """What a stand-in answers. ``cut`` is how a stream breaks after its first content, if it does."""
+    """A response of the stand-in. ``cut`` is the way a stream breaks after its first content, if it does."""
 
     blocks: list[dict[str, Any]] = field(default_factory=lambda: [{"type": "text", "text": "Hello there"}])
     error: tuple[int, str, str] | None = None
@@ -154,7 +154,7 @@ class AnthropicServer(LocalServer):
 
 
 def complaints(body: dict[str, Any]) -> Iterator[str]:
-    """What Anthropic would not take."""
+    """Return the reason for which Anthropic would reject a request."""
     if not isinstance(body.get("max_tokens"), int) or body["max_tokens"] < 1:
         yield "max_tokens: Field required"
     roles = [message["role"] for message in body["messages"]]

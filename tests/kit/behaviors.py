@@ -25,7 +25,7 @@ from proxy.server.app import create_app
 
 WINDOW = 8_000
 RESERVE = 512
-"""What is kept for an answer in that window where the request names no size."""
+"""Tokens reserved for a response in that window if the request names no output."""
 BUDGET = WINDOW - RESERVE
 LEVEL = int(0.85 * BUDGET)
 """Tokens from which the default policy compacts."""
@@ -48,7 +48,7 @@ counter = Counter()
 
 @dataclass(frozen=True)
 class Exchange:
-    """One request: what the caller sent, what reached the upstream, what came back."""
+    """A request of the client, the upstream's requests, and the response."""
 
     raw: bytes
     request: Received
@@ -57,7 +57,7 @@ class Exchange:
 
     @property
     def verdict(self) -> str:
-        """What the proxy says it did."""
+        """The proxy's report of its action."""
         return self.headers["x-compaction"]
 
     @property
@@ -89,7 +89,7 @@ class Exchange:
 
     @property
     def after(self) -> list[bytes]:
-        """What stands behind the summary message."""
+        """The messages after the summary message."""
         return self.messages[self.place + 1 :]
 
     @property
@@ -204,7 +204,7 @@ def opened(
 
 
 def profile(window: int) -> dict[str, Any]:
-    """What is known of a model with a window."""
+    """Return the profile of a model with a window."""
     return {"context_window": window, "max_output_tokens": 4_000, "tokenizer": "o200k_base", "images": "gpt-4o"}
 
 
@@ -238,7 +238,7 @@ def decoded(raws: Sequence[bytes]) -> list[Message]:
 
 
 def is_summary(raw: bytes) -> bool:
-    """Whether a message stands for the summarised part."""
+    """Return whether a message replaces the summarized part."""
     content = json.loads(raw).get("content")
     return isinstance(content, str) and content.startswith(TAG)
 
@@ -315,7 +315,7 @@ def agent(turns: int, size: int = 120, *, fresh_ids: bool = True, seed: str = ""
 
 
 def requests(messages: Sequence[Message]) -> list[int]:
-    """Where an application would send the conversation: after a user's message and after an exchange's last result."""
+    """Return the places at which an application sends the conversation: after user messages and last results."""
     ends = []
     for index, message in enumerate(messages):
         following = messages[index + 1]["role"] if index + 1 < len(messages) else None

@@ -38,7 +38,7 @@ class StartProxy(Protocol):
 
 @dataclass(slots=True)
 class Got:
-    """An answer. ``whole`` is false where the connection ended before the body did."""
+    """A response. ``whole`` is false if the connection ended before the body did."""
 
     status: int
     headers: list[tuple[str, str]]
@@ -73,7 +73,7 @@ def ask(
     headers: Sequence[tuple[str, str]] = (JSON,),
     method: str | None = None,
 ) -> Got:
-    """One request on a connection of its own. A body that is no ``bytes`` goes out in chunks, without a length."""
+    """Send a request on its own connection. A body that isn't ``bytes`` is sent in chunks, without a length."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT)
     try:
@@ -119,7 +119,7 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 def read_until(connection: socket.socket, wanted: bytes) -> bytes:
-    """Everything until some bytes have come. Fails where the other side closes before."""
+    """Return everything up to some bytes. Fails if the other side closes earlier."""
     found = b""
     while wanted not in found:
         part = connection.recv(65_536)

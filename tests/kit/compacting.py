@@ -26,7 +26,7 @@ FIXED = 40
 
 @dataclass(frozen=True)
 class Sent:
-    """What leaves for the upstream. ``plan`` is ``None`` where the request goes as it came."""
+    """The request to the upstream. ``plan`` is ``None`` if it's unchanged."""
 
     pieces: list[OutgoingMessage]
     plan: Plan | None
@@ -118,7 +118,7 @@ def send(
     budget: int | None,
     summary: Callable[[Sequence[Turn]], str] = summary_text,
 ) -> Sent:
-    """What a proxy with this policy sends on. The bytes of a request are its messages'."""
+    """Return the messages that a proxy with this policy sends."""
     untouched = Sent([OutgoingMessage(t.raw, t.facts.tokens, t) for t in turns], None)
     before = sum(t.facts.tokens for t in turns)
     triggers = [policy.trigger, *(part.trigger for part in policy.stages)]

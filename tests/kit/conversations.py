@@ -124,7 +124,7 @@ conversations = st.lists(episodes, min_size=1, max_size=8) | st.lists(episodes, 
 
 
 def text_of_size(tokens: int, flavour: int, seed: int) -> str:
-    """A text of about so many tokens, as ``text_tokens`` counts them; never empty."""
+    """Return a text of about this number of tokens, as ``text_tokens`` counts them. It's never empty."""
     rng = random.Random(seed * FLAVOURS + flavour)
     makers: tuple[Callable[[], str], ...] = (
         lambda: rng.choice(("the", "build", "failed", "again", "because", "of", "a", "missing", "comma")) + " ",
@@ -197,7 +197,7 @@ _EXPAND: dict[str, Callable[[Episode, int], list[Message]]] = {
 
 
 def requests(messages: Sequence[Message]) -> list[int]:
-    """Where an application sends the conversation: after a user message, and after the last result of an exchange."""
+    """Return the places at which an application sends the conversation: after user messages and last results."""
     ends = []
     for index, message in enumerate(messages):
         following = messages[index + 1]["role"] if index + 1 < len(messages) else None

@@ -1,4 +1,4 @@
-"""The whole engine in process: what becomes of a request, as the server would treat it."""
+"""Run the whole engine in this process, like the server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from proxy.summary.store import Summaries
 from tests.kit.generator import MODEL, Setting, body_of
 
 NOTES = "The build was repaired; two tests still fail."
-"""What the summary model writes, whatever it reads."""
+"""The summary model's text. It doesn't depend on its input."""
 
 T = TypeVar("T")
 Ask = Callable[[str], str]
@@ -167,7 +167,7 @@ class Engine:
         )
 
     async def send(self, request: Request, ask: Ask = constant) -> Outcome:
-        """What leaves; a summary that is begun early is there when this returns."""
+        """Return the sent request. Summaries in the background are finished by then."""
         case = self.case(request, ask)
         outcome = self.compactor.untouched(case) or await self.compactor.compact(case)
         await settled()
@@ -203,7 +203,7 @@ class _Inline(asyncio.SelectorEventLoop):
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:  # noqa: BLE001  as a thread's, it is whoever awaits the future who gets it
+        except Exception as error:  # noqa: BLE001  the code that awaits the future gets it, as with a thread
             future.set_exception(error)
         return future
 
@@ -215,5 +215,5 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 def runner() -> asyncio.Runner:
-    """What runs coroutines one after the other in one loop, without threads."""
+    """Return a function that runs coroutines one after the other in one loop, without threads."""
     return asyncio.Runner(loop_factory=_Inline)

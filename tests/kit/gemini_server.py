@@ -1,4 +1,4 @@
-"""A local stand-in that speaks Gemini's API (``v1beta``), and refuses what Gemini would refuse."""
+"""A local stand-in for Gemini's API (``v1beta``). It rejects the same requests."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def answer_of(parts: list[dict[str, Any]], *, last: bool) -> dict[str, Any]:
 
 
 def complaints(body: dict[str, Any]) -> Iterator[str]:
-    """What Gemini would not take. Turns of the same role may follow each other."""
+    """Return the reason for which Gemini would reject a request. Turns of the same role may follow each other."""
     called: list[str] = []
     before = ""
     for content in body["contents"]:

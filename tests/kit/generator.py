@@ -23,7 +23,7 @@ SIZES = (1, 5, 20, 60, 150, 400, 1200, 4000)
 """Tokens of the pool's texts, about."""
 
 PIN = "KEEP-THIS"
-"""What the policy with pinned messages looks for."""
+"""The pattern of the policy with pinned messages."""
 
 _SHOUTED = f"{PIN}: never deploy on a Friday. "
 _RTL = "שלום עולם \u202bمرحبا بالعالم\u202c، "
@@ -47,7 +47,7 @@ SMALL_STAGES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A policy, and whether the upstream wants user and assistant to speak in turn."""
+    """A policy, and whether the upstream wants user and assistant to alternate."""
 
     name: str
     policy: Policy
@@ -80,7 +80,7 @@ GROWN = (0.6, 0.9, 1.0, 1.3, 2.0)
 
 @dataclass(frozen=True)
 class Batch:
-    """What Hypothesis draws: a few conversations under one policy. ``dirt`` is a name in ``DIRT``, or empty."""
+    """An example from Hypothesis: a few conversations under one policy. ``dirt`` is a name in ``DIRT``, or empty."""
 
     seed: int
     setting: int

@@ -139,7 +139,7 @@ class RawUpstream:
         return None
 
     def wait_arrived(self, count: int, seconds: float = 15.0) -> bool:
-        """Whether so many requests have come within the time."""
+        """Return whether this number of requests arrive within the time."""
         until = time.monotonic() + seconds
         while len(self.arrived) < count and time.monotonic() < until:
             time.sleep(0.005)

@@ -17,7 +17,7 @@ ANSWER = "All is well."
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """What a model's first request is answered with. ``pieces`` are the chunks of the body as they are sent."""
+    """The response to a model's first request. ``pieces`` are the chunks of the body."""
 
     status: int
     pieces: Sequence[bytes]

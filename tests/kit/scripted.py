@@ -55,7 +55,7 @@ def proxied(settings: Mapping[str, Any], folder: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def client(url: str, key: str = "sk-client") -> Iterator[openai.OpenAI]:
-    """The official client, which never tries again by itself: every refusal shall be seen."""
+    """Return the official client without retries, so that tests see every rejection."""
     with httpx.Client(trust_env=False) as direct:
         yield openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=120, http_client=direct)
 

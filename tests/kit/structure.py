@@ -1,4 +1,4 @@
-"""Long damaged histories, sent through a running proxy; what arrived at the upstream behind it."""
+"""Send long damaged histories through a running proxy, and record the requests to the upstream."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAST = {"role": "user", "content": "And now?"}
 
 @dataclass(frozen=True)
 class Arrived:
-    """What reached the upstream: the messages of the conversation, and the words that the summary model was given."""
+    """The requests to the upstream: the conversation's messages, and the input of the summary model."""
 
     messages: list[Any]
     transcript: str
@@ -61,7 +61,7 @@ def assistant(text: str | None, **more: Any) -> dict[str, Any]:
 
 
 def sound(first: int, count: int) -> list[Any]:
-    """So many exchanges of about 1,100 tokens each, with nothing wrong in them."""
+    """Return this number of valid exchanges of about 1,100 tokens each."""
     messages: list[Any] = []
     for number in range(first, first + count):
         messages += [
@@ -86,7 +86,7 @@ def arrived(
     profile: Mapping[str, Any] | None = None,
     policy: Mapping[str, Any] | None = None,
 ) -> Arrived:
-    """What a new proxy makes of one request. ``status`` is the upstream's answer."""
+    """Send one request through a new proxy. ``status`` is the upstream's."""
     upstream = StandIn(window=WINDOW, max_output=2_000, responder=lambda body: Reply(content="fine"))
     with serve(upstream.app) as address:
         settings = {
