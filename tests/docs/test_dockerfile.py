@@ -1,0 +1,147 @@
+"""The Dockerfile builds an image that runs the proxy without root, as docs/container.md states."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from proxy.cli.commands import main
+from proxy.config import Settings
+from proxy.config.store import default_store_url
+
+ROOT = Path(__file__).parents[2]
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The instructions of the Dockerfile with their arguments."""
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    text = "\n".join(line for line in lines if not line.lstrip().startswith("#")).replace("\\\n", " ")
+    return [(name, rest.strip()) for name, _, rest in (line.partition(" ") for line in text.splitlines()) if name]
+
+
+def last(name: str) -> str:
+    """The argument of the last instruction of a name."""
+    return [rest for found, rest in instructions() if found == name][-1]
+
+
+def excluded(path: str) -> bool:
+    """Whether .dockerignore keeps a path out: of the patterns that match it or a folder above, the last one decides."""
+    above = [path, *(str(folder) for folder in Path(path).parents)]
+    out = False
+    for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines():
+        pattern = line.removeprefix("!").removeprefix("**/")
+        assert line.startswith("#") or "/" not in pattern, "only single names are understood here"
+        names = [Path(name).name for name in above] if "**/" in line else [path.split("/")[0]]
+        if not line.startswith("#") and any(fnmatchcase(name, pattern) for name in names):
+            out = not line.startswith("!")
+    return out
+
+
+def environment() -> dict[str, str]:
+    return dict(pair.split("=", 1) for pair in shlex.split(last("ENV")))
+
+
+def test_everything_that_is_copied_is_there() -> None:
+    copies = [shlex.split(rest)[:-1] for name, rest in instructions() if name == "COPY" and "--from" not in rest]
+    sources = [source for copy in copies for source in copy]
+    assert set(sources) == {"proxy", "requirements-runtime.lock"}
+    for source in sources:
+        path = ROOT / source
+        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.suffix in (".py", ".json")]
+        assert files
+        assert [str(file) for file in files if excluded(file.relative_to(ROOT).as_posix())] == []
+
+
+def locked(name: str) -> dict[str, tuple[str, frozenset[str]]]:
+    """The packages of a lock file: version and condition, and hashes."""
+    text = (ROOT / name).read_text(encoding="utf-8").replace("\\\n", " ")
+    found = {}
+    for line in text.splitlines():
+        if line and not line.lstrip().startswith("#"):
+            package, _, rest = line.partition("==")
+            pin, *hashes = rest.split("--hash=")
+            found[package] = (pin.strip(), frozenset(map(str.strip, hashes)))
+            assert hashes, package
+    return found
+
+
+def test_the_image_gets_what_the_proxy_needs_and_nothing_for_development() -> None:
+    whole, runtime = locked("requirements.lock"), locked("requirements-runtime.lock")
+    assert runtime.items() < whole.items()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    needed = {re.split(r"[<>=!; ]", line)[0].lower() for line in project["project"]["dependencies"]}
+    assert needed <= set(runtime)
+    development = {name.lower() for name in project["dependency-groups"]["dev"]}
+    assert development & set(runtime) == {"jsonschema"}, "LiteLLM needs it too"
+    assert not [line for line in (ROOT / "requirements-runtime.lock").read_text().splitlines() if "://" in line]
+
+
+def test_nothing_private_gets_into_the_image() -> None:
+    private = [".git/config", ".venv/bin/python", "state/compaction.db", "config.yaml", "proxy/__pycache__/app.pyc"]
+    assert [path for path in private if not excluded(path)] == []
+
+
+def test_both_stages_have_one_python_and_packages_are_checked_against_their_hashes() -> None:
+    first, second = (rest.split()[0] for name, rest in instructions() if name == "FROM")
+    assert first == second == "${PYTHON_IMAGE}", "so that one argument pins both by digest"
+    assert ("ARG", "PYTHON_IMAGE=python:3.11-slim") in instructions()
+    (install,) = [rest for name, rest in instructions() if name == "RUN" and " install " in rest]
+    assert {"--require-hashes", "--no-deps", "-r"} <= set(install.split())
+
+
+def test_it_does_not_run_as_root_and_owns_its_volume(monkeypatch: pytest.MonkeyPatch) -> None:
+    user, volume = last("USER"), last("VOLUME")
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
+    names = [f"{name} {rest}" for name, rest in instructions()]
+    owned = next(index for index, text in enumerate(names) if f"chown {user} {volume}" in text)
+    assert owned < names.index(f"VOLUME {volume}"), "what is changed after VOLUME is lost"
+    assert last("WORKDIR") == volume
+    monkeypatch.setenv("XDG_STATE_HOME", environment()["XDG_STATE_HOME"])
+    assert default_store_url().startswith(f"sqlite:///{volume}/")
+
+
+def test_it_starts_the_proxy_on_all_addresses() -> None:
+    assert json.loads(last("ENTRYPOINT")) == ["python", "-m", "proxy"]
+    command, *arguments = json.loads(last("CMD"))
+    context = main.commands[command].make_context(command, arguments)
+    assert (command, context.params["host"], context.params["port"]) == ("serve", "0.0.0.0", None)  # noqa: S104
+    assert last("EXPOSE") == str(Settings().server.port)
+    (code,) = [rest.split()[-1] for name, rest in instructions() if name == "COPY" and rest.startswith("proxy ")]
+    assert code == f"{environment()['PYTHONPATH']}/proxy"
+
+
+def test_the_build_loads_its_tables_without_a_network_and_puts_the_command_on_the_path(tmp_path: Path) -> None:
+    script, load = (rest for name, rest in instructions() if name == "RUN" and ("printf" in rest or "Profiles" in rest))
+    assert environment()["LITELLM_LOCAL_MODEL_COST_MAP"] == "True"
+    environ = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+    environ |= {"HTTPS_PROXY": "http://127.0.0.1:9", "PYTHONSAFEPATH": "1"}
+    assert subprocess.run([sys.executable, *json.loads(load)[1:]], env=environ, check=False).returncode == 0
+    command = tmp_path / "compaction-proxy"
+    subprocess.run(["sh", "-c", script.replace("/usr/local/bin/compaction-proxy", str(command))], check=True)
+    done = subprocess.run([command, "--version"], env=environ, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("compaction-proxy, version ")
+
+
+def test_the_health_check_tells_a_proxy_that_serves_from_none(entrance: str) -> None:
+    code = json.loads(last("HEALTHCHECK").partition("CMD")[2])
+    assert code[:2] == ["python", "-c"]
+    port = Settings().server.port
+    assert f"http://127.0.0.1:{port}/readyz" in code[2]
+
+    def status(url: str) -> int:
+        here = code[2].replace(f"http://127.0.0.1:{port}", url)
+        environ = {**os.environ, "http_proxy": "http://127.0.0.1:9"}  # the machine's own must not matter
+        return subprocess.run([sys.executable, "-c", here], env=environ, capture_output=True, check=False).returncode
+
+    assert status(entrance) == 0
+    assert status(f"{entrance}/nothing") != 0
+    assert status("http://127.0.0.1:9") != 0
