@@ -19,7 +19,7 @@ DOCUMENTS = [
 
 MODULES = sorted(
     str(path.relative_to(ROOT))
-    for folder in ("bench", "soak", "scripts", "tests/bench", "tests/docs", "tests/soak", "tests/unit")
+    for folder in ("bench", "soak", "scripts", "tests/bench", "tests/docs", "tests/kit", "tests/soak", "tests/unit")
     for path in (ROOT / folder).rglob("*.py")
 )
 SCRIPTS = [

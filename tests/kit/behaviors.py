@@ -297,8 +297,10 @@ def chat(pairs: int, size: int, *, seed: str = "") -> list[Message]:
 
 
 def agent(turns: int, size: int = 120, *, fresh_ids: bool = True, seed: str = "") -> list[Message]:
-    """An agent at work: exchanges of one to three calls whose results come in any order, an answer in words after every
-    sixth, and then the user's next wish."""
+    """Return an agent's conversation.
+
+    An exchange has one to three calls, with results in any order. After every sixth come an answer and a new request.
+    """
     messages = [system("You are a careful engineer. Use the tools."), user(f"Task 0{seed}: repair the build.")]
     for turn in range(1, turns + 1):
         ids = [f"call_{seed}{turn if fresh_ids else ''}_{n}" for n in range(1 + turn % 3)]

@@ -1,7 +1,7 @@
-"""Conversations for tests: building blocks, a cheap way of counting, and a generator of clean ones.
+"""Conversations for tests: building blocks, a cheap counter, and a generator of valid ones.
 
-A generated conversation is a list of episodes, each a few small numbers, so that a failing example shrinks to the
-episodes that matter; ``expand`` makes the messages of them.
+A generated conversation is a list of episodes of a few small numbers each, so that Hypothesis can shrink a failing
+example. ``expand`` turns it into messages.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""One proxy for many policies, seen from both ends: what a client is answered, and what each upstream was sent.
+"""One proxy for many policies, with the client's response and the upstreams' requests of each call.
 
     with front({"default": {}, "short": {"keep": {"messages": 2}}}, folder) as door:
         seen = door.ask(messages, policy="short")
         assert seen.messages[0] == messages[0]
 
-A policy is chosen by the caller's key, so policies share neither summaries nor what refusals taught.
+The caller's key selects a policy, so policies share neither summaries nor learned limits.
 """
 
 from __future__ import annotations
@@ -280,14 +280,14 @@ def summary_messages(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str,
 
 
 def dropped(messages: Sequence[Any], seen: Seen) -> list[Any]:
-    """The messages that the summary in a request stands for; the conversation has one system message, at its head."""
+    """Return the messages that the summary replaces. The conversation has one system message, at its beginning."""
     kept = len(seen.messages) - 2
     assert seen.messages[2:] == list(messages[-kept:]), "what is kept is kept as it came"
     return list(messages[1:-kept])
 
 
 def quoted_users(summary: str) -> list[str]:
-    """What a summary message quotes as the user's own words."""
+    """Return the user's own words in a summary message."""
     return re.findall(r"<user_message>\n(.*?)\n</user_message>", summary, re.DOTALL)
 
 
@@ -298,7 +298,7 @@ def archive_id(text: str) -> str:
 
 
 def numbers_before(word: str, text: str) -> list[int]:
-    """The numbers that stand before a word: ``1,204 lines``."""
+    """Return the numbers before a word, as in ``1,204 lines``."""
     return [int(found.replace(",", "")) for found in re.findall(rf"(\d[\d,]*) {word}", text)]
 
 

@@ -1,4 +1,4 @@
-"""What must hold of every request that leaves the engine, whatever came in."""
+"""Properties of every request that the engine sends, for any input."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _SMALLEST = 120
 
 @dataclass(frozen=True)
 class Judged:
-    """What left, and where its messages come from.
+    """The sent request, and the origin of its messages.
 
-    ``given`` are the client's messages, put right; ``kept`` says of each message behind the summary which of those it
-    is. Under strict alternation messages become one: ``kept`` is empty then.
+    ``given`` has the client's messages after repair. ``kept`` has the index in ``given`` of each message after the
+    summary. It's empty under strict alternation, which joins messages.
     """
 
     given: list[Turn]
@@ -105,7 +105,7 @@ def _sound(given: Sequence[Turn], out: Sequence[bytes], *, clean: bool) -> None:
     messages = [json.loads(raw) for raw in out]
     found = validity.faults({"messages": messages})
     if found and not clean:
-        # What nobody can read is the upstream's to judge, and calls at the end may yet be answered.
+        # The upstream judges messages that the proxy can't read, and calls at the end may get results later.
         as_given = {turn.raw for turn in given}
         messages = [
             _STAND_IN if raw in as_given and _unreadable(m) else m for raw, m in zip(out, messages, strict=True)
@@ -118,7 +118,7 @@ def _sound(given: Sequence[Turn], out: Sequence[bytes], *, clean: bool) -> None:
 
 
 def _unreadable(message: Any) -> bool:
-    """Whether a message is wrong by itself, wherever it stands."""
+    """Return whether a message is invalid in any position."""
     found = validity.faults({"messages": [message]})
     return any(not any(words in fault.message for words in _ORDER) for fault in found)
 
@@ -169,7 +169,7 @@ def _last_words_of_the_user(
 def _aligned(
     given: Sequence[Turn], out: Sequence[bytes], head: int, pinned: frozenset[int], *, whole: bool
 ) -> list[int]:
-    """Which of the given messages each one is: at the end all of them, before that those that stand."""
+    """Return the index of each message in the given ones: at the end all of them, before that the retained ones."""
     places: list[int] = []
     at = len(given)
     left = list(out)
@@ -248,10 +248,10 @@ def _put_in(request: Request, out: Sequence[bytes]) -> int:
 def _fits(
     request: Request, rules: Rules, given: Sequence[Turn], fixed: int, tokens: int, pinned: frozenset[int]
 ) -> None:
-    """Where what nothing may touch takes half of the budget at most (in tiny windows a quarter), the rest must fit.
+    """If the fixed part takes at most half of the budget (a quarter in tiny windows), the request must fit.
 
-    That is: the head, later system messages, groups with a pin, the user's last message, pictures where the policy
-    leaves them alone, and what results and calls of the newest exchange cannot do without.
+    The fixed part is the head, later system messages, groups with a pin, and the user's last message. It also has
+    images that the policy retains, and the minimum of the newest exchange's results and calls.
     """
     head = head_length(given)
     starts = [*group_starts(given[head:]), len(given) - head]
@@ -275,8 +275,7 @@ def _fits(
 
 
 async def in_archive(engine: Engine, asked: Request, judged: Judged) -> tuple[int, int]:
-    """Everything that was taken out can be had, by the ids that stand in its place: how many messages were dropped,
-    and how many shortened."""
+    """Check that the archive has everything that was removed. Return the numbers of dropped and shortened messages."""
     assert await engine.archive.drained()
     if asked.setting.policy.archive is None:
         assert not any(HANDLE.search(raw.decode()) for raw in judged.out if raw not in asked.messages)

@@ -26,13 +26,13 @@ from tests.kit.overflow_wordings import WORDINGS, Worded
 from tests.kit.scripted import client, words
 
 BELIEVED = 8_000
-"""Tokens. What the proxy takes for the window of every model here."""
+"""Tokens. The window of every model in the proxy's configuration."""
 
 LATE_KEY = "sk-late"
-"""The key of the team that compacts only where a budget is full."""
+"""The key of the team that compacts only if a budget is full."""
 
 CALL_EVERY = 5
-"""Every so many questions the model looks something up before it answers."""
+"""The model calls a tool before it answers one in this number of questions."""
 
 TOOL: Any = {
     "type": "function",
@@ -99,7 +99,7 @@ def answers(body: dict[str, Any]) -> Reply:
 
 
 def summarises(body: dict[str, Any]) -> Reply:
-    """The summary model's part: what fits where the window is small."""
+    """Return a summary that fits small windows."""
     return Reply(content="The shelves were looked at one by one, and all of them are well.")
 
 
@@ -124,15 +124,15 @@ class Conversation:
     largest: int = 0
 
     def go_on(self, turns: int, size: int = 80) -> None:
-        """So many turns, with about ``size`` tokens of new text in each. Fails where an answer is not what it must be.
+        """Send turns with about ``size`` tokens of new text in each. Fails on an unexpected response.
 
-        Raises ``openai.APIError`` for one that the client is told of.
+        Raises ``openai.APIError`` for an error that the client receives.
         """
         for _ in range(turns):
             self._turn(size)
 
     def grows_beyond(self, limit: int, turns: int, size: int) -> bool:
-        """Whether, within so many more turns, the upstream answers a prompt of more than ``limit`` of its tokens."""
+        """Return whether the upstream accepts a prompt of more than ``limit`` tokens within this number of turns."""
         self.largest = 0
         for _ in range(turns):
             self.go_on(1, size)
@@ -158,7 +158,7 @@ class Conversation:
 
     def ask(self, messages: list[Any], *, stream: bool = False) -> dict[str, Any]:
         """The answer to these messages, once it was seen what the upstream was sent for it."""
-        # The client walks through ``messages`` to transform what need not be; what is in ``extra_body`` it sends as is.
+        # The client transforms ``messages``, which takes time. It sends ``extra_body`` unchanged.
         extra = {"messages": messages, "tools": [TOOL]}
         options: Any = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
         create = self.caller.chat.completions.with_raw_response.create
@@ -169,7 +169,7 @@ class Conversation:
         return message
 
     def _judge(self, messages: list[Any], retries: int) -> None:
-        """Look at what came to the upstream for one request, and let go of it."""
+        """Check the upstream's requests for one request of the client, and clear them."""
         upstream = self.upstream
         # A summary that is made in the background may not be answered yet: that one is looked at next time.
         arrived = [received for received in upstream.requests if received.status]

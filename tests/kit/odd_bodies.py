@@ -1,7 +1,7 @@
-"""Chat requests in every spelling that JSON allows, and some that it does not: what a relay must not touch.
+"""Chat requests in every spelling that JSON allows, and in some invalid ones. A relay must not change them.
 
-Bodies are texts, so that the spelling is ours: number forms, escapes, white space, order and duplicates of keys.
-Each has the place ``@STREAM@`` where a ``stream`` field may be put.
+Bodies are texts, so that tests control numbers, escapes, white space, and the order and duplicates of keys. Each
+contains ``@STREAM@`` as the place for a ``stream`` field.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from proxy.demo.replies import event
 
 @dataclass(frozen=True)
 class Refused:
-    """What a refusal is about, in tokens: the prompt, the window, and the output that the request asked for."""
+    """The numbers of a rejection in tokens: the prompt, the window, and the requested output."""
 
     counted: int
     limit: int
@@ -223,7 +223,7 @@ class Worded:
 
 
 def _read(error: Any) -> Refused | None:
-    """What the stand-in's own refusal says; ``None`` where it is about something else."""
+    """Return the numbers in the stand-in's own rejection, or ``None`` for another error."""
     limit = _LIMIT.search(error["message"])
     if error.get("code") != "context_length_exceeded" or limit is None:
         return None
