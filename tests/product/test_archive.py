@@ -143,6 +143,13 @@ def test_what_is_no_id_is_told_so(teams: Running, id: str) -> None:
     assert "Copy the archive id from the note" in message
 
 
+def test_the_id_of_a_request_is_recognized(teams: Running) -> None:
+    message = error(teams.entry("0f" * 8, "sk-search"))["message"]
+    assert message.startswith(
+        "This is the id of a request, from the header x-compaction-id. Copy the archive id from the note "
+    )
+
+
 @pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
 def test_other_methods_are_refused(teams: Running, method: str) -> None:
     answer = teams.ask(f"/compaction/archive/{FIRST.id}", {"authorization": "Bearer sk-search"}, method)

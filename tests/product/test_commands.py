@@ -310,3 +310,12 @@ def test_serve_on_a_port_that_is_taken(folder: Path) -> None:
         done = run(folder, "serve", "--config", "good.yaml", "--port", str(taken.getsockname()[1]))
     assert done.returncode != 0
     assert "address already in use" in (done.stderr + done.stdout).lower()
+
+
+def test_serve_refuses_a_store_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file, not a folder")
+    (tmp_path / "c.yaml").write_text("store: {url: sqlite:///taken/s.db}\n")
+    done = run(tmp_path, "serve", "--config", "c.yaml", "--port", "0")
+    assert done.returncode == 2
+    assert done.stderr.startswith("store.url: cannot create or write taken/s.db (")
+    assert ". Fix: " in done.stderr

@@ -1,4 +1,4 @@
-"""Test a policy's overrides for models: selection, inheritance, and effect."""
+"""Test policies that extend others, and their overrides for models."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from proxy.compaction.conditions import Clause
 from proxy.config import Policy, check
-from proxy.config.issues import Issues
 from proxy.config.loading import loads
+from tests.kit.configuration import errors_in
 
 POLICIES = """
     policies:
@@ -92,54 +92,51 @@ def test_the_fingerprint_is_that_of_what_is_in_force() -> None:
     assert base.fingerprint != without["base"].fingerprint
 
 
-def complaint(text: str) -> tuple[int, str]:
-    with pytest.raises(Issues) as caught:
-        loads(dedent(text).encode(), {})
-    (fault,) = caught.value.issues
-    return fault.line, fault.message
-
-
 WRONG = {
     "unknown setting": (
-        """\
+        """
         policies:
           a:
             models:
               - match: x
                 triger: {fraction: 0.5}
         """,
-        (5, "policies.a.models[0].triger: unknown setting. Fix: did you mean 'trigger'?"),
+        5,
+        "policies.a.models[0].triger: unknown setting. Fix: did you mean 'trigger'?",
     ),
     "no match": (
-        """\
+        """
         policies:
           a:
             models:
               - keep: {messages: 5}
         """,
-        (4, "policies.a.models[0]: 'match' is missing. Fix: add match"),
+        4,
+        "policies.a.models[0]: 'match' is missing. Fix: add match",
     ),
     "extends": (
-        """\
+        """
         policies:
           a:
             models:
               - match: x
                 extends: default
         """,
-        (5, "policies.a.models[0].extends: unknown setting. Fix: "),
+        5,
+        "policies.a.models[0].extends: unknown setting. Fix: ",
     ),
     "entries in entries": (
-        """\
+        """
         policies:
           a:
             models:
               - {match: x, models: []}
         """,
-        (4, "policies.a.models[0].models: unknown setting. Fix: "),
+        4,
+        "policies.a.models[0].models: unknown setting. Fix: ",
     ),
     "a value": (
-        """\
+        """
         policies:
           a:
             models:
@@ -147,10 +144,11 @@ WRONG = {
                 summary:
                   max_tokens: lots
         """,
-        (6, "policies.a.models[0].summary.max_tokens: must be a whole number"),
+        6,
+        "policies.a.models[0].summary.max_tokens: must be a whole number",
     ),
     "prepared too late": (
-        """\
+        """
         policies:
           a:
             prepare: {fraction: 0.6}
@@ -158,10 +156,11 @@ WRONG = {
               - match: x
                 trigger: {fraction: 0.5}
         """,
-        (6, "policies.a.models (x).prepare: 0.6 (fraction) must be below the trigger's 0.5"),
+        6,
+        "policies.a.models (x).prepare: 0.6 (fraction) must be below the trigger's 0.5",
     ),
     "prepared too late by a child": (
-        """\
+        """
         policies:
           a:
             models:
@@ -171,17 +170,17 @@ WRONG = {
             extends: a
             prepare: {fraction: 0.6}
         """,
-        (8, "policies.b.models (x).prepare: 0.6 (fraction) must be below the trigger's 0.5"),
+        8,
+        "policies.b.models (x).prepare: 0.6 (fraction) must be below the trigger's 0.5",
     ),
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_said_with_its_line(name: str) -> None:
-    text, (line, words) = WRONG[name]
-    found = complaint(text)
-    assert found[0] == line
-    assert found[1].startswith(words)
+@pytest.mark.parametrize(("text", "line", "hint"), WRONG.values(), ids=WRONG)
+def test_an_invalid_override_is_an_error_with_its_line(text: str | bytes, line: int, hint: str) -> None:
+    (found,) = errors_in(text)
+    assert found.line == line
+    assert found.message.startswith(hint)
 
 
 def test_a_file_may_hold_a_thousand_teams_with_overrides(tmp_path: Path) -> None:
@@ -190,3 +189,58 @@ def test_a_file_may_hold_a_thousand_teams_with_overrides(tmp_path: Path) -> None
     lines += [f"  p{n}: {{models: [{{match: 'm{n}*', keep: {{messages: {n + 1}}}}}]}}" for n in range(1_000)]
     file.write_text("\n".join(lines) + "\n")
     assert check(file, {}) == []
+
+
+INHERITED = """
+    policies:
+      grandchild:
+        extends: child
+        trigger: {tokens: 5000}
+        truncate_args: {max_length: 50}
+        evict_results: {max_tokens: 9}
+        prepare: null
+      child:
+        extends: base
+        keep: {messages: 7}
+        summary: {timeout: 5}
+        truncate_args: null
+        unknown_model: {keep: {messages: 2}}
+      base:
+        mode: shadow
+        trigger: [{tokens: 9000}, {messages: 90}]
+        prepare: {tokens: 8000}
+        summary: {model: small, timeout: 90}
+        truncate_args: {max_length: 7, tools: ["*"]}
+        evict_results: {exclude: [cat], max_tokens: 8}
+        unknown_model: {trigger: {tokens: 1000}}
+      apart: {}
+"""
+
+
+def test_a_policy_takes_what_it_does_not_state_from_the_one_it_extends() -> None:
+    found = policies(INHERITED)
+    child, grandchild = found["child"], found["grandchild"]
+    assert child.mode == "shadow"
+    assert child.trigger == (Clause(tokens=9000), Clause(messages=90))
+    assert (child.summary.model, child.summary.timeout) == ("small", 5)
+    assert child.truncate_args is None
+    assert child.unknown_model.trigger == (Clause(tokens=1000),)
+    assert child.unknown_model.keep == Clause(messages=2)
+    assert grandchild.trigger == (Clause(tokens=5000),)
+    assert grandchild.prepare == ()
+    assert grandchild.keep == Clause(messages=7)
+    assert grandchild.truncate_args is not None
+    assert grandchild.truncate_args.max_length == 50
+    assert "write_file" in grandchild.truncate_args.tools
+    assert grandchild.evict_results is not None
+    assert (grandchild.evict_results.exclude, grandchild.evict_results.max_tokens) == (("cat",), 9)
+
+
+def test_a_policy_without_a_parent_starts_from_the_built_in_defaults() -> None:
+    found = policies("policies: {default: {trigger: {tokens: 5}}, apart: {}, child: {extends: default}}")
+    assert found["apart"].trigger == (Clause(fraction=0.85),)
+    assert found["child"].trigger == (Clause(tokens=5),)
+
+
+def test_default_is_always_there_and_first() -> None:
+    assert list(policies("policies: {a: {}, b: {extends: default}}")) == ["default", "a", "b"]

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-from fnmatch import fnmatchcase
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from proxy.config import check, load, read
-from proxy.config.globs import meet
 
 HASH = "sha256:" + "ab" * 32
 
@@ -38,6 +32,8 @@ MAIN = """
     policies:
       default: {keep: {messages: 4}}
 """
+
+
 SEARCH = f"""
     policies:
       careful: {{extends: default, trigger: {{tokens: 5000}}}}
@@ -72,15 +68,6 @@ def test_a_folder_is_its_files_and_those_of_policies(tmp_path: Path) -> None:
     ]
     assert loaded.settings.teams["search"].policy == "careful"
     assert loaded.warnings == ()
-
-
-def test_a_file_that_is_found_twice_is_read_once(tmp_path: Path) -> None:
-    files = {"main.yaml": 'include: ["*.yaml", "./*.yaml"]\nserver: {port: 1}\n', "a.yaml": "policies: {a: {}}\n"}
-    laid_out(tmp_path, files)
-    os.symlink(tmp_path / "a.yaml", tmp_path / "b.yaml")
-    loaded = read(tmp_path / "main.yaml", {})
-    assert len(loaded.sources.files) == 2
-    assert loaded.sources.stamp() == loaded.sources.stamp_as_read
 
 
 WRONG: dict[str, tuple[dict[str, str], list[str]]] = {
@@ -177,138 +164,3 @@ def test_what_is_wrong_in_a_folder(tmp_path: Path) -> None:
         "folder policies/",
         "policies/d.yaml:1: policies.p: is also in another file (a.yaml:2). Fix: keep one of them, or rename one",
     ]
-
-
-def test_a_file_with_another_ending_is_told(tmp_path: Path) -> None:
-    laid_out(tmp_path, {"a.yaml": "server: {}\n", "policies/b.yml": "policies: {}\n"})
-    (said,) = read(tmp_path, {}).warnings
-    assert (
-        said
-        == f"{tmp_path}/policies/b.yml: warning: not read, because its name doesn't end in .yaml. Fix: mv b.yml b.yaml"
-    )
-
-
-def test_what_changes_when_a_file_does(tmp_path: Path) -> None:
-    laid_out(tmp_path, {"main.yaml": MAIN, "teams/search.yaml": SEARCH, "extra.yaml": "policies: {more: {}}\n"})
-    sources = read(tmp_path / "main.yaml", {}).sources
-    seen = [sources.stamp_as_read]
-    assert sources.stamp() == seen[0]
-
-    def now() -> None:
-        assert sources.stamp() not in seen
-        seen.append(sources.stamp())
-
-    (tmp_path / "teams" / "new.yaml").write_text("teams: {}\n")
-    now()
-    (tmp_path / "teams" / "search.yaml").unlink()
-    now()
-    (tmp_path / "extra.new").write_text("policies: {m0re: {}}\n")
-    os.replace(tmp_path / "extra.new", tmp_path / "extra.yaml")
-    now()
-    (tmp_path / "main.yaml").unlink()
-    now()
-    (tmp_path / "teams" / "note.txt").write_text("x")
-    assert sources.stamp() == seen[-1]
-
-
-PROVIDERS = {
-    "openai": None,
-    "anthropic": None,
-    "bedrock": None,
-    "anthropc": "did you mean 'anthropic'?",
-    "opena": "did you mean 'openai'?",
-    "zzzzzz": "lane: relay",
-}
-
-
-@pytest.mark.parametrize("provider", PROVIDERS)
-def test_a_provider_that_nobody_knows(provider: str, tmp_path: Path) -> None:
-    file = tmp_path / "a.yaml"
-    file.write_text(f"upstreams:\n  main:\n    provider: {provider}\n")
-    hint = PROVIDERS[provider]
-    if hint is None:
-        assert check(file, {}) == []
-        return
-    (said,) = check(file, {})
-    assert said.startswith(f"{file}:3: upstreams.main.provider: LiteLLM has no provider '{provider}'. Fix: ")
-    assert hint in said
-    file.write_text(f"upstreams: {{main: {{provider: {provider}, lane: relay, base_url: 'http://127.0.0.1:1'}}}}\n")
-    assert check(file, {}) == []
-
-
-def test_a_provider_without_an_address_needs_one(tmp_path: Path) -> None:
-    file = tmp_path / "a.yaml"
-    file.write_text("server: {}\nupstreams:\n  main: {provider: hosted_vllm}\n")
-    assert check(file, {}) == [
-        f"{file}:3: upstreams.main: provider hosted_vllm has no default address. Fix: add base_url: https://HOST/v1"
-    ]
-
-
-def test_what_is_hardly_meant_is_a_warning(tmp_path: Path) -> None:
-    file = tmp_path / "a.yaml"
-    file.write_text(
-        dedent(
-            """
-        upstreams: {openai: {}}
-        models:
-          - {match: "gpt-5*", upstream: openai}
-        policies:
-          default:
-            summary: {model: gpt-5-mini, fallback_model: gpt-4o}
-            models:
-              - match: "gpt-5.2*"
-                summary:
-                  model: o9
-        teams:
-          one: {models: ["gpt-*", "*mini", "claude-*"], keys: ["KEY1"]}
-          none: {models: [], keys: ["KEY2"]}
-        """
-        ).replace("KEY", "sha256:" + "1" * 63)
-    )
-    assert [line.removeprefix(f"{file}:").partition(", so")[0] for line in read(file, {}).warnings] == [
-        "7: warning: policies.default.summary.fallback_model: no route of 'models' matches 'gpt-4o'",
-        "11: warning: policies.default.models[0].summary.model: no route of 'models' matches 'o9'",
-        "13: warning: teams.one.models[2]: no route of 'models' can match 'claude-*'",
-    ]
-    file.write_text("policies: {default: {summary: {model: anything}}}\n")
-    assert read(file, {}).warnings == (), "without routes every model has one"
-
-
-MEETING = [
-    ("gpt-*", "gpt-5*", True),
-    ("*", "a", True),
-    ("*mini", "gpt-*", True),
-    ("a*b", "b*a", False),
-    ("a*c", "*b*", True),
-    ("claude-*", "gpt-*", False),
-    ("gpt-?", "gpt-5", True),
-    ("gpt-?", "gpt-55", False),
-    ("gpt-[45]", "gpt-[56]", True),
-    ("gpt-[45]", "gpt-[67]", False),
-    ("gpt-[!5]", "gpt-5", False),
-    ("[[]x]", "?x]", True),
-    ("[[]x]", "[x]", False),
-    ("", "*", True),
-    ("", "?", False),
-    ("a" + "*a" * 30 + "b", "a" * 60, False),
-    ("a" + "*a" * 300 + "b", "*c" + "a?" * 300 + "c", False),
-    ("*" + "a*" * 300 + "b", "*c*" + "a?" * 300 + "*b", True),
-    ("*b?", "[!b]c[a-z]", False),
-    ("*b?", "[!b]b[a-z]", True),
-]
-
-
-@pytest.mark.parametrize(("one", "other", "meets"), MEETING)
-def test_whether_two_patterns_can_match_the_same(one: str, other: str, meets: bool) -> None:
-    assert meet(one, other) is meets
-    assert meet(other, one) is meets
-
-
-TEXTS = ["".join(letters) for length in range(7) for letters in itertools.product("abc", repeat=length)]
-PATTERNS = st.lists(st.sampled_from(["a", "b", "?", "*", "[ab]", "[!a]"]), max_size=3).map("".join)
-
-
-@given(PATTERNS, PATTERNS)
-def test_patterns_meet_where_some_text_matches_both(one: str, other: str) -> None:
-    """Two patterns of three pieces that meet do so in a text of six characters at most."""
-    assert meet(one, other) is any(fnmatchcase(text, one) and fnmatchcase(text, other) for text in TEXTS)

@@ -1,0 +1,114 @@
+"""Test settings that are valid alone but not together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from proxy.config import check
+from tests.kit.configuration import errors_in
+
+HASH = "sha256:" + "ab" * 32
+
+
+OTHER = "sha256:" + "cd" * 32
+
+
+TOGETHER = {
+    "a route to nowhere": (
+        "upstreams:\n  main: {}\nmodels:\n  - match: a\n    upstream: mian\n",
+        5,
+        "Fix: did you mean 'main'?",
+    ),
+    "a team with an unknown policy": (
+        "policies:\n  careful: {}\nteams:\n  a:\n    policy: carefull\n",
+        5,
+        "Fix: did you mean 'careful'?",
+    ),
+    "one key, two teams": (
+        f"teams:\n  a:\n    keys: ['{HASH}']\n"
+        f"  b:\n    keys:\n      - '{OTHER}'\n      - '{HASH.upper().replace('SHA', 'sha')}'\n",
+        7,
+        'Fix: keep it in one team',
+    ),
+    "keys without a key": ("auth:\n  mode: keys\nupstreams:\n  main: {api_key: x}\n", 2, "Fix: add the lines"),
+    "keys and an upstream without one": (
+        f"auth: {{mode: keys}}\nteams:\n  a: {{keys: ['{HASH}']}}\n"
+        "upstreams:\n  main: {api_key: x}\n  two:\n    lane: auto\n",
+        6,
+        "upstreams.two: api_key is missing",
+    ),
+    "keys and the default upstream": (
+        f"teams:\n  a: {{keys: ['{HASH}']}}\nauth: {{mode: keys}}\n",
+        1,
+        "upstreams.openai: api_key is missing",
+    ),
+    "an unknown parent": (
+        "policies:\n  careful:\n    extends: defualt\n",
+        3,
+        "Fix: did you mean 'default'?",
+    ),
+    "its own parent": ("policies:\n  a:\n    keep: {messages: 5}\n    extends: a\n", 4, "in a circle (a → a)"),
+    "a circle of three": (
+        "policies:\n  d:\n    extends: a\n  a:\n    extends: b\n  b:\n    extends: c\n  c:\n    extends: a\n",
+        5,
+        "in a circle (a → b → c → a)",
+    ),
+    "prepare at the trigger": (
+        "policies:\n  a:\n    trigger: {fraction: 0.8}\n    prepare: {fraction: 0.8}\n",
+        4,
+        "0.8 (fraction) must be below the trigger's 0.8",
+    ),
+    "prepare above a trigger in tokens": (
+        "policies:\n  a:\n    prepare: {tokens: 5000}\n    trigger: [{tokens: 4000}, {fraction: 0.8}]\n",
+        3,
+        "5000 (tokens) must be below the trigger's 4000",
+    ),
+    "a trigger below the parent's prepare": (
+        "policies:\n  a:\n    prepare: {fraction: 0.7}\n  b:\n    extends: a\n    trigger: {fraction: 0.5}\n",
+        6,
+        "policies.b.prepare: 0.7 (fraction) must be below the trigger's 0.5",
+    ),
+    "prepare above the default trigger": ("policies:\n  a:\n    prepare: {fraction: 0.9}\n", 3, "the trigger's 0.85"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "line", "hint"), TOGETHER.values(), ids=TOGETHER)
+def test_settings_that_conflict_are_an_error_with_its_line(text: str | bytes, line: int, hint: str) -> None:
+    (found,) = errors_in(text)
+    assert found.line == line
+    assert hint in found.message
+
+
+PROVIDERS = {
+    "openai": None,
+    "anthropic": None,
+    "bedrock": None,
+    "anthropc": "did you mean 'anthropic'?",
+    "opena": "did you mean 'openai'?",
+    "zzzzzz": "lane: relay",
+}
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_provider_that_nobody_knows(provider: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(f"upstreams:\n  main:\n    provider: {provider}\n")
+    hint = PROVIDERS[provider]
+    if hint is None:
+        assert check(file, {}) == []
+        return
+    (said,) = check(file, {})
+    assert said.startswith(f"{file}:3: upstreams.main.provider: LiteLLM has no provider '{provider}'. Fix: ")
+    assert hint in said
+    file.write_text(f"upstreams: {{main: {{provider: {provider}, lane: relay, base_url: 'http://127.0.0.1:1'}}}}\n")
+    assert check(file, {}) == []
+
+
+def test_a_provider_without_an_address_needs_one(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("server: {}\nupstreams:\n  main: {provider: hosted_vllm}\n")
+    assert check(file, {}) == [
+        f"{file}:3: upstreams.main: provider hosted_vllm has no default address. Fix: add base_url: https://HOST/v1"
+    ]

@@ -1,0 +1,91 @@
+"""Test the warnings about settings that are valid but probably not intended."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from proxy.config import read
+
+UP = "upstreams:\n  main: {base_url: 'http://127.0.0.1:9/v1'}\n"
+
+
+POLICY = "policies:\n  default:\n    %s\n"
+
+
+FORM = re.compile(r".+?:\d+: warning: (?:[\w.\[\]-]+: )?.+?\. Fix: .+", re.DOTALL)
+
+WARNINGS = {
+    "a route that is never reached": (
+        UP + "models:\n  - {match: '*', upstream: main}\n  - {match: gpt-4o, upstream: main}\n",
+        5,
+        "models[1].match: never reached, because models[0] ('*') comes first. Fix: move this route before models[0]",
+    ),
+    "keep above the trigger": (
+        POLICY % "trigger: {fraction: 0.5}\n    keep: {fraction: 0.6}",
+        4,
+        "policies.default.keep: 0.6 (fraction) isn't below the trigger's 0.5, so a compaction can keep all messages. "
+        "Fix: keep: {fraction: 0.1}",
+    ),
+    "keep above the trigger of a model": (
+        POLICY % "models: [{match: 'a*', trigger: {messages: 9}, keep: {messages: 9}}]",
+        3,
+        "Fix: keep: {messages: 1}",
+    ),
+    "Azure": (
+        "upstreams:\n  az:\n    provider: azure\n    base_url: https://x.openai.azure.com\n",
+        2,
+        'Fix: add api_version: "2024-10-21"',
+    ),
+    "an unknown window": (
+        UP + "models:\n  - {match: my-model, upstream: main}\n",
+        4,
+        "the context window of 'my-model' is unknown unless the upstream reports it. "
+        "Fix: add its size in tokens, as in profile: {context_window: 128000}",
+    ),
+    "a team without keys": ("teams:\n  t: {keys: []}\n", 2, "compaction-proxy keys new --team t"),
+}
+
+
+@pytest.mark.parametrize("name", WARNINGS)
+def test_a_likely_mistake_is_a_warning_with_its_fix(name: str, tmp_path: Path) -> None:
+    text, line, hint = WARNINGS[name]
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    (found,) = read(file, {}).warnings
+    assert found.startswith(f"{file}:{line}: warning: ")
+    assert hint in found
+    assert FORM.fullmatch(found)
+
+
+def test_what_is_hardly_meant_is_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(
+        dedent(
+            """
+        upstreams: {openai: {}}
+        models:
+          - {match: "gpt-5*", upstream: openai}
+        policies:
+          default:
+            summary: {model: gpt-5-mini, fallback_model: gpt-4o}
+            models:
+              - match: "gpt-5.2*"
+                summary:
+                  model: o9
+        teams:
+          one: {models: ["gpt-*", "*mini", "claude-*"], keys: ["KEY1"]}
+          none: {models: [], keys: ["KEY2"]}
+        """
+        ).replace("KEY", "sha256:" + "1" * 63)
+    )
+    assert [line.removeprefix(f"{file}:").partition(", so")[0] for line in read(file, {}).warnings] == [
+        "7: warning: policies.default.summary.fallback_model: no route of 'models' matches 'gpt-4o'",
+        "11: warning: policies.default.models[0].summary.model: no route of 'models' matches 'o9'",
+        "13: warning: teams.one.models[2]: no route of 'models' can match 'claude-*'",
+    ]
+    file.write_text("policies: {default: {summary: {model: anything}}}\n")
+    assert read(file, {}).warnings == (), "without routes every model has one"
