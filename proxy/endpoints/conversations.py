@@ -1,6 +1,6 @@
 """Serve ``POST /v1/chat/completions``, from the client's bytes to the upstream's response and back.
 
-authenticate the caller             pipeline.context, access.authenticator
+authenticate the caller              pipeline.context, access.authenticator
 read and parse the body              http.request_body, dialects.chat.request
 find the model's limits              pipeline.measures, pipeline.budget
 compact, send, and retry             pipeline.attempts

@@ -69,7 +69,7 @@ async def landing(request: Request) -> Response:
     base = f"{_origin(request)}/v1"
     if "text/html" in request.headers.get("accept", ""):
         paths = "\n".join(
-            f'<li><a href="{path}"><code>{path}</code></a>: {escape(what)}</li>' for path, what in PATHS.items()
+            f'<li><a href="{path}"><code>{path}</code></a>: {escape(purpose)}</li>' for path, purpose in PATHS.items()
         )
         page = _PAGE.format(style=_STYLE, version=escape(__version__), base=escape(base), paths=paths)
         return Response(page, media_type="text/html", headers=HEADERS)

@@ -17,7 +17,7 @@ from proxy.upstream.transport import Headers
 
 log = structlog.get_logger(__name__)
 
-SAID_BYTES = 500
+QUOTED_BYTES = 500
 """Bytes of an error that isn't JSON to quote in an error event."""
 
 
@@ -86,7 +86,7 @@ async def _error_of(start: ResponseStart) -> bytes:
         # Python's encoder accepts everything that its parser accepts, such as half of a surrogate pair.
         return json.dumps(error, separators=(",", ":")).encode()
     if status >= 400:
-        text = body[:SAID_BYTES].decode("utf-8", "replace").strip()
+        text = body[:QUOTED_BYTES].decode("utf-8", "replace").strip()
         kind = "invalid_request_error" if status < 500 else "server_error"
         return error_body(f"The upstream returned status {status}: {text}", type=kind, code="upstream_error")
     return error_body(

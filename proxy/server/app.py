@@ -143,15 +143,15 @@ class Proxy:
     async def _ready(self, request: Request) -> Response:
         if self.service.draining:
             return PlainTextResponse("draining\n", status_code=503)
-        said = "ready"
+        status = "ready"
         if self.service.store.left_alone:
             # The proxy still serves requests, so it stays ready.
-            said += f"; the store fails ({', '.join(self.service.store.left_alone)})"
-        for fault in self.service.measures.unavailable.values():
-            said += f"\nRequests pass through uncompacted: {fault}"
+            status += f"; the store fails ({', '.join(self.service.store.left_alone)})"
+        for problem in self.service.measures.unavailable.values():
+            status += f"\nRequests pass through uncompacted: {problem}"
         if self.reload is not None and self.reload.wrong is not None:
-            said += f"\n{WRONG}"
-        return PlainTextResponse(f"{said}\n")
+            status += f"\n{WRONG}"
+        return PlainTextResponse(f"{status}\n")
 
 
 async def _refused(error: ProxyError, scope: Scope, receive: Receive, send: Send) -> None:
