@@ -78,7 +78,7 @@ def _plain_environment() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_enquiries() -> Iterator[None]:
-    """Upstreams of tests expect the requests of the test alone; ``tests/product/test_enquiries.py`` has the others."""
+    """Upstreams of tests expect the requests of the test alone; ``test_limit_discovery.py`` tests the others."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(asking, "may_tell", lambda settings: False)
         yield

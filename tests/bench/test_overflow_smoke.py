@@ -60,13 +60,7 @@ ROWS = [
         trap_numbers=[30000],
     ),
     row(
-        "cut",
-        "",
-        http_status=200,
-        body=json.dumps(CUT),
-        kind="silent",
-        limit_tokens=8192,
-        proxy_estimate_tokens=20_000,
+        "cut", "", http_status=200, body=json.dumps(CUT), kind="silent", limit_tokens=8192, proxy_estimate_tokens=20_000
     ),
     row("left out", "prompt is too long", ambiguous=True),
 ]

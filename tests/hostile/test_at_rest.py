@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import stat
 import subprocess
 import sys
@@ -18,26 +17,15 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 
 from proxy.demo.serving import serve
 from proxy.store import sqlite_worker as lane
 from proxy.store.file import put_aside
 from proxy.store.sqlite import SqliteStore
-from tests.kit.scripted import wait_for_server
-from tests.product.test_store import (
-    CALLER,
-    KEY,
-    PROMPT,
-    SUMMARY,
-    configuration,
-    conversation,
-    encrypts,
-    stand_in,
-    until,
-)
+from tests.kit.program import ROOT, program, write_config
+from tests.kit.waiting import until
+from tests.product.test_store import CALLER, KEY, PROMPT, SUMMARY, configuration, conversation, stand_in
 
-ROOT = Path(__file__).parents[2]
 RESULT = "what the canary sang in a result"
 CANARIES = (PROMPT, SUMMARY, RESULT, CALLER)
 
@@ -60,7 +48,7 @@ def messages() -> list[Any]:
 
 
 @contextlib.contextmanager
-def program(
+def started(
     folder: Path, store: Mapping[str, Any] | None, policy: Mapping[str, Any] | None = None
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """The program itself with a umask that allows everything; wherever it may write is in the folder."""
@@ -70,27 +58,11 @@ def program(
     places |= {"TMPDIR": "tmp", "SQLITE_TMPDIR": "tmp"}
     environment = {**os.environ, **{name: str(folder / place) for name, place in places.items()}}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
     with serve(stand_in().app) as upstream:
         settings = {**configuration(upstream, folder), "policies": {"default": policy or {}}, "store": store or {}}
-        (folder / "config.yaml").write_text(yaml.safe_dump(settings))
-        command = [sys.executable, "-m", "proxy", "serve", "--config", str(folder / "config.yaml")]
-        process = subprocess.Popen(
-            [*command, "--port", url.rpartition(":")[2]],
-            cwd=folder / "here",
-            env=environment,
-            umask=0,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            wait_for_server(f"{url}/livez", process)
-            yield url, process
-        finally:
-            process.kill()
-            process.wait(10)
+        config = write_config(settings, folder)
+        with program(config, log=Path(os.devnull), cwd=folder / "here", env=environment, umask=0) as running:
+            yield running.url, running.process
 
 
 def compacted(url: str) -> None:
@@ -106,7 +78,6 @@ def compacted(url: str) -> None:
 
 
 def archived(url: str) -> float:
-    """How many entries of the archive were written."""
     text = httpx.get(f"{url}/metrics", timeout=30, trust_env=False).text
     return sum(
         float(line.split()[-1])
@@ -116,7 +87,6 @@ def archived(url: str) -> float:
 
 
 def found(folder: Path) -> dict[str, set[str]]:
-    """In which files which canaries stand."""
     shown: dict[str, set[str]] = {}
     for path in folder.rglob("*"):
         if path.is_file():
@@ -128,7 +98,7 @@ def found(folder: Path) -> dict[str, set[str]]:
 @posix
 def test_by_default_it_is_one_file_for_its_owner_alone(tmp_path: Path) -> None:
     """Killed without warning, so that the log beside the file stays. Also shows that the canaries can be found."""
-    with program(tmp_path, None) as (url, process):
+    with started(tmp_path, None) as (url, process):
         compacted(url)
         assert until(lambda: archived(url) > 0)
         process.kill()
@@ -146,7 +116,7 @@ def test_by_default_it_is_one_file_for_its_owner_alone(tmp_path: Path) -> None:
 
 @posix
 def test_without_a_file_nothing_is_written_anywhere(tmp_path: Path) -> None:
-    with program(tmp_path, {"url": "sqlite://"}) as (url, process):
+    with started(tmp_path, {"url": "sqlite://"}) as (url, process):
         compacted(url)
         assert until(lambda: archived(url) > 0)
         process.kill()
@@ -156,9 +126,8 @@ def test_without_a_file_nothing_is_written_anywhere(tmp_path: Path) -> None:
 
 
 @posix
-@encrypts
 def test_encrypted_nothing_is_to_be_read_anywhere_after_a_crash(tmp_path: Path) -> None:
-    with program(tmp_path, {"encryption": {"key": KEY}}) as (url, process):
+    with started(tmp_path, {"encryption": {"key": KEY}}) as (url, process):
         compacted(url)
         assert until(lambda: archived(url) > 0)
         process.kill()
@@ -172,7 +141,7 @@ def test_encrypted_nothing_is_to_be_read_anywhere_after_a_crash(tmp_path: Path) 
 @pytest.mark.parametrize("archive", [True, False])
 def test_what_is_taken_out_is_kept_only_where_a_policy_keeps_an_archive(tmp_path: Path, archive: bool) -> None:
     """The summary is kept either way, with what a policy has it quote."""
-    with program(tmp_path, None, {} if archive else {"archive": None}) as (url, process):
+    with started(tmp_path, None, {} if archive else {"archive": None}) as (url, process):
         compacted(url)
         # What is written for the request is there when the program has ended as it should.
         process.terminate()
@@ -184,7 +153,6 @@ def test_what_is_taken_out_is_kept_only_where_a_policy_keeps_an_archive(tmp_path
 
 
 async def kept(file: Path) -> dict[str, list[bytes]]:
-    """The values in a store by their kind."""
     store = SqliteStore(file)
     values = {kind: [entry.value for entry in await store.entries(kind)] for kind in ("archive", "summary")}
     await store.aclose()

@@ -19,12 +19,12 @@ import pytest
 import zstandard
 
 from proxy.dialects.chat.stream import EventBuffer, Start
-from proxy.errors import BodyTooLarge, UnsupportedEncoding
+from proxy.errors import UnsupportedEncoding
 from proxy.http.decompression import unpack
 from proxy.overflow import recognise
 from tests.kit.client import CHAT, JSON, Got, StartProxy, ask, chat
+from tests.kit.program import relaying
 from tests.kit.raw_upstream import Arrived, RawUpstream, Stage, Step, answer, chunk, head, stream_head
-from tests.product.http.test_drain import Server
 
 MB = 1_000_000
 LIMIT = 16 * MB
@@ -125,37 +125,21 @@ def test_bombs_both_ways_take_no_memory(tmp_path: Path) -> None:
         headers = [("Content-Type", "application/json"), ("Content-Encoding", name.split(" with")[0])]
         return [answer(packed[name], "400 Bad Request", headers)]
 
-    with RawUpstream(script) as upstream:
-        server = Server(upstream.url, tmp_path, body_limit="16MB")
-        try:
-            server.wait_ready()
-            assert ask(server.url, CHAT, chat()).status == 200
-            process = psutil.Process(server.process.pid)
-            with watched(process) as highest:
-                for name, body in packed.items():
-                    how = ("content-encoding", name.split(" with")[0])
-                    got = ask(server.url, CHAT, body, [JSON, how])
-                    assert (got.status, got.error["code"]) in (
-                        (413, "request_too_large"),
-                        (415, "unsupported_content_encoding"),
-                    ), name
-                    came = ask(server.url, CHAT, chat(), [JSON, ("x-bomb", name)])
-                    assert (came.status, came.body) == (400, body), "an answer's packing is the client's to undo"
-            assert highest() < 60 * MB
-            assert ask(server.url, CHAT, chat()).status == 200
-        finally:
-            server.process.terminate()
-            server.process.wait(10)
-
-
-def test_an_encoding_in_an_encoding_in_an_encoding() -> None:
-    body = chat()
-    for _ in range(3):
-        body = gzip.compress(body)
-    with pytest.raises(UnsupportedEncoding):
-        unpack(body, "gzip, gzip, gzip", LIMIT)
-    with pytest.raises(BodyTooLarge, match="times its size"):
-        unpack(gzip.compress(gzip.compress(bytes(LIMIT))), "gzip, gzip", LIMIT)
+    with RawUpstream(script) as upstream, relaying(upstream.url, tmp_path, body_limit="16MB") as server:
+        assert ask(server.url, CHAT, chat()).status == 200
+        process = psutil.Process(server.process.pid)
+        with watched(process) as highest:
+            for name, body in packed.items():
+                how = ("content-encoding", name.split(" with")[0])
+                got = ask(server.url, CHAT, body, [JSON, how])
+                assert (got.status, got.error["code"]) in (
+                    (413, "request_too_large"),
+                    (415, "unsupported_content_encoding"),
+                ), name
+                came = ask(server.url, CHAT, chat(), [JSON, ("x-bomb", name)])
+                assert (came.status, came.body) == (400, body), "an answer's packing is the client's to undo"
+        assert highest() < 60 * MB
+        assert ask(server.url, CHAT, chat()).status == 200
 
 
 @pytest.mark.parametrize(("how", "empty"), [("gzip", gzip.compress(b"", mtime=0)), ("zstd", zstandard.compress(b""))])
@@ -186,19 +170,13 @@ def test_a_list_of_models_that_never_ends(start_proxy: StartProxy, stage: Stage)
 
 def test_a_request_for_the_models_with_a_body(tmp_path: Path) -> None:
     """Its body is thrown away as it comes, and not kept."""
-    with RawUpstream(lambda _: [answer(b'{"data":[]}')]) as upstream:
-        server = Server(upstream.url, tmp_path)
-        try:
-            server.wait_ready()
-            assert ask(server.url, "/v1/models", None).status == 200
-            process = psutil.Process(server.process.pid)
-            with watched(process) as highest:
-                got = ask(server.url, "/v1/models", (b"x" * MB for _ in range(100)), method="GET")
-            assert got.status == 200
-            assert highest() < 40 * MB
-        finally:
-            server.process.terminate()
-            server.process.wait(10)
+    with RawUpstream(lambda _: [answer(b'{"data":[]}')]) as upstream, relaying(upstream.url, tmp_path) as server:
+        assert ask(server.url, "/v1/models", None).status == 200
+        process = psutil.Process(server.process.pid)
+        with watched(process) as highest:
+            got = ask(server.url, "/v1/models", (b"x" * MB for _ in range(100)), method="GET")
+        assert got.status == 200
+        assert highest() < 40 * MB
 
 
 def grown(size: int) -> dict[str, bytes]:

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from proxy.server.app import Proxy
 from tests.kit.client import CHAT, JSON, StartProxy, ask, chat, connected, read_until, request_bytes
 from tests.kit.raw_upstream import Arrived, End, RawUpstream, Step, answer, chunk, stream_head
-from tests.product.http.test_disconnects import CONTENT, ROLE
+from tests.kit.watched import CONTENT, ROLE
 
 MB = 1_000_000
 STREAMS = 20

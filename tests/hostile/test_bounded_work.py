@@ -13,8 +13,8 @@ from proxy.dialects.chat.request import MAX_MESSAGES, MAX_VALUES
 from soak.bombs.families import HEAVY, KB64, MB, body, errors, requests, sized, user
 from tests.hostile.test_bodies import waits, watched
 from tests.kit.client import CHAT, JSON, ask, chat
+from tests.kit.program import Program, relaying
 from tests.kit.raw_upstream import Arrived, RawUpstream, Step, answer
-from tests.product.http.test_drain import Server
 
 CPU_SECONDS = 1.5
 """The aim is 1 second on a quiet machine."""
@@ -37,20 +37,14 @@ def upstream() -> Iterator[RawUpstream]:
 
 
 @pytest.fixture(scope="module")
-def server(upstream: RawUpstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = Server(upstream.url, tmp_path_factory.mktemp("proxy"))
-    try:
-        running.wait_ready()
+def server(upstream: RawUpstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    with relaying(upstream.url, tmp_path_factory.mktemp("proxy")) as running:
         # Loads the encoding.
         assert ask(running.url, CHAT, chat("word " * 100_000)).status == 200
         yield running
-    finally:
-        running.process.terminate()
-        running.process.wait(20)
 
 
-def cost(server: Server, work: Callable[[], object]) -> float:
-    """Seconds of CPU that the server uses for some work."""
+def cost(server: Program, work: Callable[[], object]) -> float:
     process = psutil.Process(server.process.pid)
     before = process.cpu_times()
     work()
@@ -58,7 +52,7 @@ def cost(server: Server, work: Callable[[], object]) -> float:
     return after.user - before.user + after.system - before.system
 
 
-def test_no_request_of_64_kb_takes_a_second(server: Server) -> None:
+def test_no_request_of_64_kb_takes_a_second(server: Program) -> None:
     """The model's window of 8,192 tokens makes most of them be compacted."""
     expensive = {}
     for name, raw, how in requests("gpt-4"):
@@ -70,7 +64,7 @@ def test_no_request_of_64_kb_takes_a_second(server: Server) -> None:
     assert expensive == {}
 
 
-def test_no_error_of_64_kb_takes_a_second(server: Server) -> None:
+def test_no_error_of_64_kb_takes_a_second(server: Program) -> None:
     expensive = {}
     for name, raw, _ in errors():
         assert len(raw) <= KB64 + 2_000, name
@@ -93,7 +87,7 @@ def test_no_error_of_64_kb_takes_a_second(server: Server) -> None:
     ids=["messages", "numbers", "parts", "tools"],
 )
 def test_what_cannot_be_a_conversation_is_refused(
-    server: Server, upstream: RawUpstream, sent: bytes, says: str
+    server: Program, upstream: RawUpstream, sent: bytes, says: str
 ) -> None:
     upstream.arrived = []
     got = ask(server.url, CHAT, sent)
@@ -103,14 +97,14 @@ def test_what_cannot_be_a_conversation_is_refused(
 
 
 @pytest.mark.parametrize("text", ["1, 2, " * 300_000, '"a","b",' * 100_000, "\\," * MAX_VALUES])
-def test_commas_in_texts_are_no_values(server: Server, upstream: RawUpstream, text: str) -> None:
+def test_commas_in_texts_are_no_values(server: Program, upstream: RawUpstream, text: str) -> None:
     sent = body(user(json.dumps(text)), model="gpt-4.1")
     assert ask(server.url, CHAT, sent, [JSON, ("x-compaction", "off")]).status == 200
     assert upstream.last.body == sent
 
 
 @pytest.mark.parametrize("name", HEAVY)
-def test_many_small_messages_hold_nobody_up(server: Server, name: str) -> None:
+def test_many_small_messages_hold_nobody_up(server: Program, name: str) -> None:
     """Other callers get their answers meanwhile, and memory grows by less than four times the limit on bodies."""
     process = psutil.Process(server.process.pid)
     sent = HEAVY[name]()

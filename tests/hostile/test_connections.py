@@ -17,7 +17,7 @@ from proxy.server.http_protocol import BoundedProtocol
 from tests.conftest import settings_for
 from tests.kit.client import CHAT, StartProxy, ask, chat, connected, read_all, read_until, request_bytes
 from tests.kit.raw_upstream import End, RawUpstream, Step, answer, chunk, head, stream_head
-from tests.product.http.test_disconnects import CONTENT, SOON, House
+from tests.kit.watched import CONTENT, SOON, House
 
 HEAD = request_bytes(chat())[:60]
 

@@ -172,12 +172,7 @@ def test_half_a_character_hides_nothing() -> None:
 
 
 # Each takes a second or so without a bound; then a test fails, and does not hang.
-HOSTILE = {
-    SLOW[0]: " " * 20_000 + "x",
-    SLOW[1]: "ab" * 8_000,
-    SLOW[2]: "ab" * 1_000,
-    SLOW[3]: " " * 1_000 + "yx",
-}
+HOSTILE = {SLOW[0]: " " * 20_000 + "x", SLOW[1]: "ab" * 8_000, SLOW[2]: "ab" * 1_000, SLOW[3]: " " * 1_000 + "yx"}
 
 
 @pytest.mark.parametrize("pattern", HOSTILE)

@@ -21,8 +21,8 @@ from proxy.server.app import create_app
 from proxy.server.http_protocol import BoundedProtocol
 from tests.conftest import settings_for
 from tests.kit.client import CHAT, ask, chat, connected
-from tests.kit.raw_upstream import RawUpstream, Stage, answer, streamed
-from tests.product.http.test_streams import AWKWARD, STREAM
+from tests.kit.raw_upstream import RawUpstream, Stage, answer
+from tests.product.http.test_streams import STREAM
 
 GOOD = b'{"choices":[]}'
 
@@ -114,18 +114,6 @@ def told(entrance: str, sent: bytes, *, end: bool = False) -> bytes:
         while part := connection.recv(65_536):
             parts.append(part)
     return b"".join(parts)
-
-
-cuts = st.lists(st.integers(0, len(AWKWARD)), max_size=30).map(lambda places: sorted({0, *places, len(AWKWARD)}))
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(cuts)
-def test_a_stream_cut_into_any_pieces_arrives_whole(start_proxy: Any, stage: Stage, places: list[int]) -> None:
-    """Through the door: comments, all line ends, emoji, empty events, wherever the network cuts them."""
-    pieces = [AWKWARD[a:b] for a, b in itertools.pairwise(places)]
-    with stage(lambda _: streamed([piece for piece in pieces if piece])) as upstream:
-        assert ask(start_proxy(upstream.url), body=STREAM).body == AWKWARD
 
 
 PIECES = st.sampled_from(

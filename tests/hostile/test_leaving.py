@@ -14,7 +14,8 @@ import pytest
 from tests.kit.anthropic_server import AnthropicServer
 from tests.kit.client import CHAT, StartProxy, ask, chat, connected, request_bytes
 from tests.kit.raw_upstream import Arrived, End, RawUpstream, Step, answer, chunk, head, stream_head
-from tests.product.http.test_disconnects import CONTENT, ROLE, SOON, SUMMARY, House, leave, talk
+from tests.kit.waiting import until
+from tests.kit.watched import CONTENT, ROLE, SOON, SUMMARY, House, leave, talk
 
 DOORS = (CHAT, "/v1/responses", "/v1/messages")
 
@@ -23,6 +24,8 @@ Steps = Sequence[Step]
 MOMENTS: dict[str, Steps] = {
     "nothing was said": [End.SILENCE],
     "the head was sent": [stream_head(), End.SILENCE],
+    "only a comment was sent": [stream_head(), chunk(b": comment\n\n"), End.SILENCE],
+    "an error was begun": [head("400 Bad", [("Content-Length", "100")]), b'{"error":', End.SILENCE],
     "no content yet": [stream_head(), chunk(ROLE), End.SILENCE],
     "in the middle": [stream_head(), chunk(ROLE + CONTENT), End.SILENCE],
     "in the middle of an event": [stream_head(), chunk(ROLE + CONTENT + b'data: {"'), End.SILENCE],
@@ -69,17 +72,14 @@ def test_a_client_that_reads_nothing_leaves(house: House, path: str, streams: bo
     house.upstream.script = endless  # type: ignore[assignment]
     connection = connected(house.url)
     connection.sendall(request_bytes(chat(stream=streams), path))
-    until = time.monotonic() + SOON
+    end = time.monotonic() + SOON
     held = -1
-    while held != sent and time.monotonic() < until:
+    while (held != sent or not sent) and time.monotonic() < end:
         held = sent
-        time.sleep(0.1)
+        time.sleep(0.2)
     assert 0 < sent == held < 20_000_000
     leave(connection)
-    until = time.monotonic() + SOON
-    while not over and time.monotonic() < until:
-        time.sleep(0.005)
-    assert over, "the upstream still believes that somebody reads"
+    assert until(lambda: over), "the upstream still believes that somebody reads"
     assert house.watched.comes_to_rest(), house.watched.left_over()
 
 
@@ -104,9 +104,7 @@ def test_a_summary_is_finished_for_a_client_that_left(house: House, streams: boo
         assert house.upstream.wait_arrived(before + 1)
         time.sleep(0.1)
         leave(connection)
-    until = time.monotonic() + SOON
-    while any("run_asgi" in task for task in house.watched.left_over()) and time.monotonic() < until:
-        time.sleep(0.01)  # until the server has noticed that the clients left
+    assert until(lambda: not any("run_asgi" in task for task in house.watched.left_over())), "it notices that they left"
     go.set()
     assert house.watched.comes_to_rest(), house.watched.left_over()
     assert len(house.upstream.arrived) == before + 1, "one call, and nothing that was to be sent after it"

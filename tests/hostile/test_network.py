@@ -18,8 +18,9 @@ import pytest
 
 from proxy.upstream.connections import environment_proxy
 from tests.kit.client import CHAT, JSON, StartProxy, ask, chat
+from tests.kit.program import served
 from tests.kit.raw_upstream import Arrived, RawUpstream, Stage, Step, answer
-from tests.kit.scripted import proxied, served
+from tests.kit.scripted import proxied
 
 GOOD = b'{"choices":[]}'
 

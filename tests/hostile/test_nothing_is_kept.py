@@ -15,7 +15,7 @@ from proxy.upstream.litellm.stream import Stream
 from tests.kit.anthropic_server import AnthropicServer
 from tests.kit.client import JSON, StartProxy, ask, chat, connected, request_bytes
 from tests.kit.raw_upstream import Arrived, End, RawUpstream, Step, answer, chunk, stream_head
-from tests.product.http.test_disconnects import CONTENT, POLICY, ROLE, talk
+from tests.kit.watched import CONTENT, POLICY, ROLE, talk
 
 SLOWLY = 0.15
 """Seconds. What takes longer than a few hundredths is watched: whether the client leaves, whether the time is over."""

@@ -16,7 +16,7 @@ from tests.kit.client import CHAT, Got, StartProxy, ask, chat, connected, reques
 from tests.kit.raw_upstream import Arrived, End, RawUpstream, Step, answer
 from tests.kit.scripted import chat as conversation
 from tests.kit.scripted import proxied
-from tests.product.http.test_disconnects import SUMMARY, TRIGGERED, talk
+from tests.kit.watched import SUMMARY, TRIGGERED, talk
 
 REFUSED = answer(
     b'{"error":{"message":"This model\'s maximum context length is 4000 tokens. However, your messages resulted in '

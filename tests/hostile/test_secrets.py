@@ -27,11 +27,10 @@ from proxy.upstream.connections import Connections
 from proxy.upstream.transport import Answer
 from tests.conftest import settings_for
 from tests.kit.client import CHAT, JSON, Got, StartProxy, ask, chat, connected, request_bytes
+from tests.kit.program import ROOT, Program, relaying
 from tests.kit.raw_upstream import Arrived, End, RawUpstream, Stage, Step, answer, chunk, stream_head
-from tests.product.http.test_disconnects import CONTENT, POLICY, ROLE, talk
-from tests.product.http.test_drain import Server
+from tests.kit.watched import CONTENT, POLICY, ROLE, talk
 
-ROOT = Path(__file__).parents[2]
 OPERATOR = "sk-canary-operator-5ec4e7"
 CALLER = "sk-canary-caller-5ec4e7"
 PROMPT = "canary-prompt-5ec4e7"
@@ -42,7 +41,6 @@ SECRETS = (OPERATOR, CALLER, PROMPT, ANSWER, HEADER, SUMMARY)
 
 
 def script(arrived: Arrived) -> Sequence[Step]:
-    """The upstream does what the model's name says."""
     if b"<transcript>" in arrived.body:
         return [answer(json.dumps({"choices": [{"message": {"content": f"Goal: {SUMMARY}."}}]}).encode())]
     said = json.dumps({"error": {"message": f"no: {ANSWER}", "type": "invalid_request_error"}}).encode()
@@ -63,7 +61,7 @@ MODELS = ("well", "400", "401", "500", "no http", "cut", "silent", PROMPT)
 
 
 @pytest.fixture
-def debugged(tmp_path: Path) -> Iterator[tuple[Server, RawUpstream]]:
+def debugged(tmp_path: Path) -> Iterator[tuple[Program, RawUpstream]]:
     """The program itself with everything logged that anything in it would log."""
     (tmp_path / "sitecustomize.py").write_text(
         "import logging\nlogging.basicConfig(level=logging.DEBUG)\nlogging.debug('on')\n"
@@ -71,17 +69,11 @@ def debugged(tmp_path: Path) -> Iterator[tuple[Server, RawUpstream]]:
     with pytest.MonkeyPatch.context() as patch, RawUpstream(script) as upstream:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
         patch.setenv("PYTHONASYNCIODEBUG", "1")
-        server = Server(upstream.url, tmp_path, deadline=1)
-        try:
-            server.wait_ready()
+        with relaying(upstream.url, tmp_path, deadline=1) as server:
             yield server, upstream
-        finally:
-            if server.process.poll() is None:
-                server.process.kill()
-            server.process.wait(5)
 
 
-def test_nothing_secret_is_logged_or_answered(debugged: tuple[Server, RawUpstream]) -> None:
+def test_nothing_secret_is_logged_or_answered(debugged: tuple[Program, RawUpstream]) -> None:
     """Success, refusals, failures, timeouts and damaged requests, with all logging on."""
     server, _ = debugged
     headers = [JSON, ("authorization", f"Bearer {CALLER}"), ("x-note", HEADER)]
@@ -198,9 +190,7 @@ def test_no_fault_of_the_program_shows_what_it_was_working_on(tmp_path: Path) ->
     with pytest.MonkeyPatch.context() as patch, RawUpstream(broken_script) as upstream:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
         patch.setenv("PYTHONASYNCIODEBUG", "1")
-        server = Server(upstream.url, tmp_path)
-        try:
-            server.wait_ready()
+        with relaying(upstream.url, tmp_path) as server:
             headers = [JSON, ("authorization", f"Bearer {CALLER}"), ("x-note", HEADER)]
             got = ask(server.url, CHAT, chat(PROMPT), headers)
             assert (got.status, got.error["code"]) == (500, "proxy_error")
@@ -209,10 +199,6 @@ def test_no_fault_of_the_program_shows_what_it_was_working_on(tmp_path: Path) ->
             assert ask(server.url, "/livez", None).status == 200
             server.process.terminate()
             assert server.process.wait(10) == 0
-        finally:
-            if server.process.poll() is None:
-                server.process.kill()
-            server.process.wait(5)
     log = server.log.read_text()
     for secret in SECRETS:
         assert secret not in log, secret
@@ -290,8 +276,6 @@ def test_no_command_shows_a_key(tmp_path: Path, name: str, wrong: str) -> None:
 
 @pytest.fixture
 def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """An application whose upstream answers at once."""
-
     async def body() -> Any:
         yield b'{"choices":[],"usage":{"prompt_tokens":9}}'
 

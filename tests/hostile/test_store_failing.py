@@ -20,14 +20,14 @@ from proxy.store import guarded
 from proxy.store import sqlite_worker as lane
 from proxy.store.breaker import FAILURES
 from proxy.store.file import put_aside
-from tests.product.test_store import get, metric, rows, running, summary_of, until
+from tests.kit.waiting import until
+from tests.product.test_store import get, metric, rows, running, summary_of
 
 PAUSE = 0.2
 
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is used again soon after it works again."""
     monkeypatch.setattr(guarded, "FIRST_PAUSE", PAUSE)
     monkeypatch.setattr(guarded, "LONGEST_PAUSE", PAUSE)
     monkeypatch.setattr(upkeep, "EVERY", PAUSE)
@@ -35,7 +35,6 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def down(file: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A file stands where the folder should be."""
     file.parent.write_text("in the way")
     yield
     file.parent.unlink()
@@ -54,7 +53,6 @@ def locked(file: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @contextlib.contextmanager
 def full(file: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No page more can be had."""
     opening, bound = lane.SqliteWorker._open, "1"
 
     def opened(self: lane.SqliteWorker) -> sqlite3.Connection:

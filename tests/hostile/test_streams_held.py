@@ -15,9 +15,9 @@ import psutil
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tests.kit.client import CHAT, StartProxy, ask, chat, connected, request_bytes
+from tests.kit.program import relaying
 from tests.kit.raw_upstream import Arrived, End, RawUpstream, Step, answer, chunk, stream_head
-from tests.product.http.test_disconnects import CONTENT, ROLE
-from tests.product.http.test_drain import Server
+from tests.kit.watched import CONTENT, ROLE
 
 READERS = 20
 STREAM_BYTES = 50_000_000
@@ -38,30 +38,28 @@ def test_slow_readers_of_large_streams_cost_less_than_a_megabyte_each(tmp_path: 
             yield chunk(piece)
             sent[int(found[1])] += len(piece)
 
-    with RawUpstream(endless) as upstream, contextlib.ExitStack() as held:  # type: ignore[arg-type]
-        server = Server(upstream.url, tmp_path)
-        try:
-            server.wait_ready()
-            for _ in range(20):
-                assert ask(server.url, CHAT, chat()).status == 200
-            process = psutil.Process(server.process.pid)
-            before = process.memory_info().rss
-            readers = [held.enter_context(connected(server.url)) for _ in range(READERS)]
-            for number, reader in enumerate(readers):
-                reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-                reader.sendall(request_bytes(chat(f"reader {number}", stream=True)))
-            comes_to_rest(sent)
-            for reader in readers:
-                reader.recv(10_000)  # a little, so that more is taken in
-            comes_to_rest(sent)
-            each = (process.memory_info().rss - before) / READERS
-            assert all(0 < taken < STREAM_BYTES / 2 for taken in sent.values()), sent
-            assert each < 1_000_000, each
+    with (
+        RawUpstream(endless) as upstream,  # type: ignore[arg-type]
+        relaying(upstream.url, tmp_path) as server,
+        contextlib.ExitStack() as held,
+    ):
+        for _ in range(20):
             assert ask(server.url, CHAT, chat()).status == 200
-            held.close()
-        finally:
-            server.process.terminate()
-            server.process.wait(10)
+        process = psutil.Process(server.process.pid)
+        before = process.memory_info().rss
+        readers = [held.enter_context(connected(server.url)) for _ in range(READERS)]
+        for number, reader in enumerate(readers):
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            reader.sendall(request_bytes(chat(f"reader {number}", stream=True)))
+        comes_to_rest(sent)
+        for reader in readers:
+            reader.recv(10_000)  # a little, so that more is taken in
+        comes_to_rest(sent)
+        each = (process.memory_info().rss - before) / READERS
+        assert all(0 < taken < STREAM_BYTES / 2 for taken in sent.values()), sent
+        assert each < 1_000_000, each
+        assert ask(server.url, CHAT, chat()).status == 200
+        held.close()
 
 
 def comes_to_rest(sent: dict[int, int]) -> None:

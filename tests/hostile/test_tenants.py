@@ -123,7 +123,6 @@ class House:
             await asyncio.sleep(0.001)
 
     async def victim(self, turns: int) -> tuple[Any, ...]:
-        """What the victim's request came to."""
         await self.settled()
         begun = len(self.upstream.got)
         got = await self.ask(self.keys[0], {"model": "m", "messages": talk(turns, "Victim", {})})

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from proxy.config import check
 from proxy.server.app import create_app
 from tests.conftest import settings_for
-from tests.kit.client import CHAT, JSON, TIMEOUT, Got, StartProxy, ask, chat, received
+from tests.kit.client import CHAT, TIMEOUT, Got, StartProxy, chat, received
 from tests.kit.raw_upstream import RawUpstream, answer
 
 Headers = Sequence[tuple[str, str]]
@@ -285,8 +285,3 @@ def test_a_refusal_has_the_shape_that_the_client_expects(start_proxy: StartProxy
     got = sent(url, "/v1/messages", [("origin", "https://evil.example")], body=b"{}")
     error = json.loads(got.body)
     assert (got.status, error["type"], error["error"]["type"]) == (403, "error", "permission_error")
-
-
-def test_unknown_paths_say_where_the_api_is(start_proxy: StartProxy, upstream: RawUpstream) -> None:
-    got = ask(start_proxy(upstream.url, LISTED), "/docs", None, [JSON, ("accept", "text/html")])
-    assert (got.status, got.error["code"]) == (404, "not_found")

@@ -64,26 +64,21 @@ class Broken:
         self._patch, self._folder = monkeypatch, folder
 
     def table(self) -> None:
-        """The table isn't there."""
         self._patch.setattr(litellm_table, "find_spec", lambda _: None)
 
     def unreadable_table(self) -> None:
-        """The table has another form."""
         (self._folder / litellm_table.FILE_NAME).write_bytes(b'{"a": "\xff"}')
         self._patch.setattr(litellm_table, "table_path", lambda: self._folder / litellm_table.FILE_NAME)
 
     def tokenizers(self) -> None:
-        """The tokenizers aren't there."""
         self._patch.setattr(encodings, "_carried_folder", lambda: self._folder)
 
     def damaged_tokenizers(self) -> None:
-        """They are there, and can't be loaded."""
         for file in encodings.FILES.values():
             (self._folder / file.name).write_bytes(b"damaged")
         self.tokenizers()
 
     def mend(self) -> None:
-        """Everything is as it was."""
         self._patch.undo()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import itertools
 import json
@@ -17,11 +16,12 @@ import msgspec
 import yaml
 
 from proxy.config import load
-from proxy.demo.counting import Counter, first_tokens
+from proxy.demo.counting import Counter
 from proxy.demo.replies import Responder
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Received, Reply, StandIn
 from proxy.server.app import create_app
+from tests.kit.messages import Message, assistant, call, result, system, user, words
 
 WINDOW = 8_000
 RESERVE = 512
@@ -42,7 +42,6 @@ SUMMARY = "Goal: SUMMARY-TEXT, the build is to be green again. State: the work g
 KEYS = 16
 """Callers for each policy, each with a tenant of its own."""
 
-Message = dict[str, Any]
 counter = Counter()
 
 
@@ -57,12 +56,10 @@ class Exchange:
 
     @property
     def verdict(self) -> str:
-        """The proxy's report of its action."""
         return self.headers["x-compaction"]
 
     @property
     def input(self) -> list[bytes]:
-        """The messages that the caller sent, as they were spelled."""
         return messages_of(self.raw)
 
     @property
@@ -72,7 +69,6 @@ class Exchange:
 
     @property
     def untouched(self) -> bool:
-        """Whether the body went through byte by byte."""
         return self.request.raw == self.raw
 
     @property
@@ -83,13 +79,11 @@ class Exchange:
 
     @property
     def summary(self) -> str:
-        """The text of the summary message."""
         content: str = json.loads(self.messages[self.place])["content"]
         return content
 
     @property
     def after(self) -> list[bytes]:
-        """The messages after the summary message."""
         return self.messages[self.place + 1 :]
 
     @property
@@ -115,7 +109,6 @@ class Caller:
         self._model = model
 
     def post(self, raw: bytes, **headers: str) -> Exchange:
-        """Send a body."""
         known = len(self.sent)
         answer = self._front.http.post(
             f"{self._front.url}/v1/chat/completions",
@@ -139,7 +132,6 @@ class Caller:
 
     @property
     def sent(self) -> list[Received]:
-        """The requests of this caller that reached the upstream."""
         return [r for r in self._front.upstream.conversations if r.headers["authorization"] == f"Bearer {self._key}"]
 
     @property
@@ -158,7 +150,6 @@ class Front:
         self._handed_out: dict[str, int] = {}
 
     def caller(self, policy: str = "default", model: str = "m") -> Caller:
-        """A caller that nobody was before."""
         number = self._handed_out.get(policy, 0)
         assert number < KEYS, "more callers than keys"
         self._handed_out[policy] = number + 1
@@ -166,7 +157,6 @@ class Front:
 
 
 def key(policy: str, number: int) -> str:
-    """A key of the team that has this policy."""
     return f"sk-{policy}-{number}"
 
 
@@ -204,12 +194,10 @@ def opened(
 
 
 def profile(window: int) -> dict[str, Any]:
-    """Return the profile of a model with a window."""
     return {"context_window": window, "max_output_tokens": 4_000, "tokenizer": "o200k_base", "images": "gpt-4o"}
 
 
 def digest(secret: str) -> str:
-    """A key as the configuration has it."""
     return f"sha256:{hashlib.sha256(secret.encode()).hexdigest()}"
 
 
@@ -222,23 +210,19 @@ def body(messages: Sequence[Message | bytes], **fields: Any) -> bytes:
 
 
 def fields_of(raw: bytes) -> dict[str, bytes]:
-    """The fields of a JSON object in their order, undecoded."""
     fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
     return {name: bytes(value) for name, value in fields.items()}
 
 
 def messages_of(raw: bytes) -> list[bytes]:
-    """The messages of a body, undecoded."""
     return [bytes(message) for message in msgspec.json.decode(fields_of(raw)["messages"], type=list[msgspec.Raw])]
 
 
 def decoded(raws: Sequence[bytes]) -> list[Message]:
-    """The messages as objects."""
     return [json.loads(raw) for raw in raws]
 
 
 def is_summary(raw: bytes) -> bool:
-    """Return whether a message replaces the summarized part."""
     content = json.loads(raw).get("content")
     return isinstance(content, str) and content.startswith(TAG)
 
@@ -255,36 +239,6 @@ _SPELLINGS = (
     lambda message: json.dumps(message, separators=(" ,\t", "  : ")).encode().replace(b"/", b"\\/"),
     lambda message: json.dumps(message).encode().replace(b"word", b"\\u0077ord"),
 )
-
-
-@functools.cache
-def words(count: int, seed: str = "word") -> str:
-    """``count`` tokens of text, of another wording for each seed."""
-    return first_tokens(" ".join(f"{seed}{number % 10}" for number in range(count)), count)
-
-
-def system(text: Any = "Be brief.", role: str = "system") -> Message:
-    return {"role": role, "content": text}
-
-
-def user(text: Any) -> Message:
-    return {"role": "user", "content": text}
-
-
-def assistant(text: Any, *calls: Message, **extra: Any) -> Message:
-    message: Message = {"role": "assistant", "content": text, **extra}
-    if calls:
-        message["tool_calls"] = list(calls)
-    return message
-
-
-def call(identity: str, name: str = "read_file", **arguments: Any) -> Message:
-    function = {"name": name, "arguments": json.dumps(arguments)}
-    return {"id": identity, "type": "function", "function": function}
-
-
-def result(identity: str, text: Any) -> Message:
-    return {"role": "tool", "tool_call_id": identity, "content": text}
 
 
 def chat(pairs: int, size: int, *, seed: str = "") -> list[Message]:

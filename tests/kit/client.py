@@ -55,7 +55,6 @@ class Got:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error, checked for OpenAI's shape."""
         value = json.loads(self.body)
         error: dict[str, Any] = value["error"]
         assert set(value) == {"error"}
@@ -96,7 +95,6 @@ def ask(
 
 
 def received(response: http.client.HTTPResponse) -> Got:
-    """The rest of an answer."""
     headers = [(name.lower(), value) for name, value in response.getheaders()]
     try:
         return Got(response.status, headers, response.read())
@@ -105,13 +103,11 @@ def received(response: http.client.HTTPResponse) -> Got:
 
 
 def connected(url: str) -> socket.socket:
-    """A bare connection."""
     parts = urlsplit(url)
     return socket.create_connection((parts.hostname or "", parts.port or 80), timeout=TIMEOUT)
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Everything until the other side closes."""
     parts = []
     while part := connection.recv(65_536):
         parts.append(part)
@@ -129,12 +125,10 @@ def read_until(connection: socket.socket, wanted: bytes) -> bytes:
 
 
 def request_bytes(body: bytes, path: str = CHAT, headers: Sequence[tuple[str, str]] = (JSON,)) -> bytes:
-    """A whole POST request."""
     lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers]
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
 def chat(content: str = "Hello", **fields: Any) -> bytes:
-    """A small chat completion request."""
     return json.dumps({"model": "gpt-4o-mini", "messages": [{"role": "user", "content": content}], **fields}).encode()

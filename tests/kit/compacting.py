@@ -108,15 +108,11 @@ budgets = st.sampled_from((1792, 1792, 3584, 7168, 15_000, 62_000))
 
 
 def summary_text(dropped: Sequence[Turn]) -> str:
-    """As different for different prefixes as a model's."""
     return f"{len(dropped)} messages went by; the last had {dropped[-1].facts.tokens} tokens."
 
 
 def send(
-    turns: Sequence[Turn],
-    policy: Rules,
-    budget: int | None,
-    summary: Callable[[Sequence[Turn]], str] = summary_text,
+    turns: Sequence[Turn], policy: Rules, budget: int | None, summary: Callable[[Sequence[Turn]], str] = summary_text
 ) -> Sent:
     """Return the messages that a proxy with this policy sends."""
     untouched = Sent([OutgoingMessage(t.raw, t.facts.tokens, t) for t in turns], None)

@@ -15,15 +15,13 @@ from typing import Any
 from hypothesis import strategies as st
 
 from proxy.compaction.message import Turn, decode, encode, read
-
-Message = dict[str, Any]
+from tests.kit.messages import Message, assistant, call, result, system, user
 
 IMAGE_TOKENS = 85
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBORw0KGgo" * 50}}
 
 
 def text_tokens(text: str) -> int:
-    """A quarter of the bytes, rounded up."""
     return -(-len(text.encode("utf-8", "surrogatepass")) // 4)
 
 
@@ -59,40 +57,12 @@ class Counting:
 
 
 def turn(message: Any, count: Callable[[Any], int] = message_tokens) -> Turn:
-    """The message as the core takes it."""
     raw = encode(message)
     return Turn(raw, read(decode(raw), count))
 
 
 def turns(messages: Sequence[Any], count: Callable[[Any], int] = message_tokens) -> list[Turn]:
     return [turn(message, count) for message in messages]
-
-
-def user(text: str) -> Message:
-    return {"role": "user", "content": text}
-
-
-def assistant(text: str | None, *calls: Message) -> Message:
-    message: Message = {"role": "assistant", "content": text}
-    if calls:
-        message["tool_calls"] = list(calls)
-    return message
-
-
-def call(id_: str, name: str = "read_file", **arguments: Any) -> Message:
-    return {
-        "id": id_,
-        "type": "function",
-        "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)},
-    }
-
-
-def result(id_: str, text: Any) -> Message:
-    return {"role": "tool", "tool_call_id": id_, "content": text}
-
-
-def system(text: str) -> Message:
-    return {"role": "system", "content": text}
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,6 @@ class Request:
         return [bytes(raw) for raw in self.body.messages]
 
     def printed(self) -> str:
-        """For who wants to send it again."""
         return json.dumps(
             {
                 "setting": self.setting.name,
@@ -192,7 +191,6 @@ async def settled() -> None:
 
 
 def sent(request: Request, outcome: Outcome) -> list[bytes]:
-    """The messages that leave."""
     return request.messages if outcome.messages is None else [bytes(raw) for raw in outcome.messages]
 
 
@@ -209,7 +207,6 @@ class _Inline(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in a loop of its own, without threads."""
     with runner() as loop:
         return loop.run(main)
 

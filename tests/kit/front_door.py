@@ -10,7 +10,6 @@ The caller's key selects a policy, so policies share neither summaries nor learn
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import re
@@ -25,11 +24,12 @@ import httpx
 import yaml
 
 from proxy.config import load
-from proxy.demo.counting import first_tokens, text_tokens
+from proxy.demo.counting import text_tokens
 from proxy.demo.replies import Reply, Responder
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Received, StandIn
 from proxy.server.app import create_app
+from tests.kit.messages import assistant, call, result, system, user, words
 
 WINDOW = 16_000
 HUGE = 1_000_000
@@ -69,12 +69,10 @@ class Seen:
 
     @property
     def steps(self) -> list[str]:
-        """The names of the stages that changed something."""
         return [step for step in self.headers.get("x-compaction-steps", "").split(",") if step]
 
     @property
     def error(self) -> Any:
-        """The error that the client was answered with."""
         return self.response.json()["error"]
 
     @property
@@ -84,23 +82,19 @@ class Seen:
 
     @property
     def messages(self) -> list[Any]:
-        """The messages in it."""
         return list(self.body["messages"])
 
     @property
     def text(self) -> str:
-        """The same as one JSON text, for looking into."""
         return json.dumps(self.messages, ensure_ascii=False)
 
     @property
     def summary(self) -> str:
-        """The text of the one summary message in it."""
         (message,) = summary_messages(self.messages)
         return text_of(message)
 
     @property
     def asked(self) -> str:
-        """Everything that summary models were sent, as one text."""
         return "\n".join(text_of(message) for request in self.summaries for message in request.body["messages"])
 
 
@@ -132,7 +126,6 @@ class Front:
         )
 
     def archived(self, identity: str, policy: str = "default", *, caller: int = 0) -> list[Any]:
-        """The original messages under an archive id."""
         headers = {"authorization": f"Bearer {key(policy, caller)}"}
         response = self._http.get(f"{self.url}/compaction/archive/{identity}", headers=headers)
         assert response.status_code == 200, response.text
@@ -140,11 +133,7 @@ class Front:
 
     @contextlib.contextmanager
     def scripted(
-        self,
-        *,
-        window: int | None = None,
-        responder: Responder | None = None,
-        summariser: Responder | None = None,
+        self, *, window: int | None = None, responder: Responder | None = None, summariser: Responder | None = None
     ) -> Iterator[None]:
         """The upstream with another window or other answers, for as long as the block runs."""
         upstream = self.upstream
@@ -186,21 +175,16 @@ def front(policies: Mapping[str, Mapping[str, Any]], folder: Path, window: int =
         }
         file = folder / "config.yaml"
         file.write_text(yaml.safe_dump(settings))
-        with (
-            serve(create_app(load(file, {}))) as entrance,
-            httpx.Client(trust_env=False, timeout=60) as http,
-        ):
+        with serve(create_app(load(file, {}))) as entrance, httpx.Client(trust_env=False, timeout=60) as http:
             yield Front(entrance, upstream, http)
     assert upstream.faults == [], "every request was well formed"
 
 
 def key(policy: str, caller: int = 0) -> str:
-    """The key of a caller with this policy."""
     return f"sk-{policy}-{caller}"
 
 
 def _hashes(policy: str) -> list[str]:
-    """The keys of its callers as a configuration has them."""
     secrets = (key(policy, caller).encode() for caller in range(CALLERS))
     return [f"sha256:{hashlib.sha256(secret).hexdigest()}" for secret in secrets]
 
@@ -211,40 +195,16 @@ def alone(section: str, trigger: int, **settings: Any) -> dict[str, Any]:
     return {"trigger": NEVER, **others, section: {"trigger": {"tokens": trigger}, **settings}}
 
 
-def system(text: str) -> dict[str, Any]:
-    return {"role": "system", "content": text}
-
-
-def user(content: Any) -> dict[str, Any]:
-    return {"role": "user", "content": content}
-
-
-def says(text: str) -> dict[str, Any]:
-    return {"role": "assistant", "content": text}
+says = assistant
 
 
 def calling(*calls: tuple[str, str, Mapping[str, Any]]) -> dict[str, Any]:
     """A message of the assistant's with calls: id, name and arguments of each."""
-    made = [
-        {"id": identity, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
-        for identity, name, arguments in calls
-    ]
-    return {"role": "assistant", "content": None, "tool_calls": made}
-
-
-def result(identity: str, text: str) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": identity, "content": text}
+    return assistant(None, *(call(identity, name, **arguments) for identity, name, arguments in calls))
 
 
 def look(identity: str, text: str, tool: str = "read_file") -> list[dict[str, Any]]:
-    """A call and its result."""
     return [calling((identity, tool, {"path": f"src/{identity}.py"})), result(identity, text)]
-
-
-@functools.cache
-def words(count: int, seed: str = "word") -> str:
-    """``count`` tokens of text, of another wording for each seed."""
-    return first_tokens(" ".join(f"{seed}{number % 10}" for number in range(count)), count)
 
 
 def lines(count: int, seed: str = "line") -> str:
@@ -267,7 +227,6 @@ def long_talk(seed: str = "") -> list[Any]:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """The text of a message."""
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
@@ -275,7 +234,6 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 
 def summary_messages(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages that hold a summary of the proxy's."""
     return [message for message in messages if f"<{TAG}>" in text_of(message)]
 
 
@@ -287,12 +245,10 @@ def dropped(messages: Sequence[Any], seen: Seen) -> list[Any]:
 
 
 def quoted_users(summary: str) -> list[str]:
-    """Return the user's own words in a summary message."""
     return re.findall(r"<user_message>\n(.*?)\n</user_message>", summary, re.DOTALL)
 
 
 def archive_id(text: str) -> str:
-    """The one archive id in a text."""
     (found,) = set(ARCHIVE_ID.findall(text))
     return str(found)
 

@@ -49,7 +49,6 @@ class Judged:
 
     @property
     def changed(self) -> list[tuple[bytes, Turn]]:
-        """The messages that were shortened, with their originals."""
         start = len(self.out) - len(self.kept)
         pairs = [(raw, self.given[index]) for raw, index in zip(self.out[start:], self.kept, strict=True)]
         return [(raw, turn) for raw, turn in pairs if raw != turn.raw]
@@ -126,7 +125,6 @@ def _unreadable(message: Any) -> bool:
 def _head_and_summary(
     request: Request, outcome: Outcome, rules: Rules, head: Sequence[Turn], out: Sequence[bytes]
 ) -> bytes | None:
-    """The summary message, if there is one."""
     joined = request.setting.strict and rules.role in HEAD_ROLES
     intact = head[:-1] if joined and "summary" in outcome.steps else head
     assert [turn.raw for turn in intact] == list(out[: len(intact)]), "the head was changed"

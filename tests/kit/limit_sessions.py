@@ -195,6 +195,5 @@ class Conversation:
 def conversation(
     fleet: Fleet, model: str, key: str = "sk-client", streams: Sequence[bool] = (False, True)
 ) -> Iterator[Conversation]:
-    """A caller's conversation with a model of the fleet."""
     with client(fleet.url, key) as caller:
         yield Conversation(caller, model, fleet.upstreams[model], streams)

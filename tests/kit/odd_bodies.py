@@ -16,12 +16,10 @@ _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhg
 
 
 def _field(text: str) -> str:
-    """A minimal body with one further field."""
     return '{"model":"gpt-4o-mini",@STREAM@' + text + "," + _HI + "}"
 
 
 def _content(text: str) -> str:
-    """A body whose message has this JSON as its content."""
     return '{"model":"gpt-4o-mini",@STREAM@"messages":[{"role":"user","content":' + text + "}]}"
 
 
@@ -164,7 +162,6 @@ _HAND_WRITTEN = (
 
 
 def hand_written() -> list[str]:
-    """The bodies that people thought of."""
     return [
         *_HAND_WRITTEN,
         *(_field(text) for text in _PARAMETERS),
@@ -174,7 +171,6 @@ def hand_written() -> list[str]:
 
 
 def generated(count: int) -> list[str]:
-    """The same bodies at every call."""
     dice = random.Random(20_240_607)
     return [_body(dice) for _ in range(count)]
 
@@ -218,7 +214,6 @@ def _string(dice: random.Random) -> str:
 
 
 def _character(dice: random.Random) -> str:
-    """A character of any plane, spelled as itself or escaped."""
     ranges = ((0x20, 0x7E), (0xA0, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFD), (0x10000, 0x10FFFF))
     code = dice.randint(*dice.choice(ranges))
     if code in (0x22, 0x5C):

@@ -15,6 +15,8 @@ from enum import Enum
 from types import TracebackType
 from typing import Protocol, Self
 
+from tests.kit.waiting import until
+
 Headers = list[tuple[str, str]]
 
 
@@ -62,18 +64,15 @@ def answer(
     status: str = "200 OK",
     headers: Sequence[tuple[str, str]] = (("Content-Type", "application/json"),),
 ) -> bytes:
-    """A whole answer with its length."""
     return head(status, [*headers, ("Content-Length", str(len(body)))]) + body
 
 
 def head(status: str = "200 OK", headers: Sequence[tuple[str, str]] = ()) -> bytes:
-    """The head of an answer."""
     lines = [f"HTTP/1.1 {status}", *(f"{name}: {value}" for name, value in headers), "", ""]
     return "\r\n".join(lines).encode("latin-1")
 
 
 def stream_head(*headers: tuple[str, str]) -> bytes:
-    """The head of a stream of events."""
     return head("200 OK", [("Content-Type", "text/event-stream"), ("Transfer-Encoding", "chunked"), *headers])
 
 
@@ -83,7 +82,6 @@ def chunk(data: bytes) -> bytes:
 
 
 def streamed(parts: Sequence[bytes], pause: float = 0.0, headers: Sequence[tuple[str, str]] = ()) -> list[Step]:
-    """A stream whose body comes in these parts."""
     steps: list[Step] = [stream_head(*headers)]
     for part in parts:
         steps.append(chunk(part))
@@ -126,31 +124,19 @@ class RawUpstream:
 
     @property
     def last(self) -> Arrived:
-        """The newest request."""
         return self.arrived[-1]
 
     def wait_left(self, index: int = -1, seconds: float = 15.0) -> float | None:
         """When the other side of a request left; ``None`` if it did not within the time."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            if len(self.arrived) > max(index, 0) and self.arrived[index].left_at is not None:
-                return self.arrived[index].left_at
-            time.sleep(0.005)
-        return None
+        until(lambda: len(self.arrived) > max(index, 0) and self.arrived[index].left_at is not None, seconds)
+        return self.arrived[index].left_at if len(self.arrived) > max(index, 0) else None
 
     def wait_arrived(self, count: int, seconds: float = 15.0) -> bool:
-        """Return whether this number of requests arrive within the time."""
-        until = time.monotonic() + seconds
-        while len(self.arrived) < count and time.monotonic() < until:
-            time.sleep(0.005)
-        return len(self.arrived) >= count
+        return until(lambda: len(self.arrived) >= count, seconds)
 
     def wait_closed(self, seconds: float = 15.0) -> bool:
         """Block until scripts have ended all connections so far. Return whether they did within the time."""
-        until = time.monotonic() + seconds
-        while self.closed < self.connections and time.monotonic() < until:
-            time.sleep(0.001)
-        return self.closed >= self.connections
+        return until(lambda: self.closed >= self.connections, seconds)
 
     async def _start(self) -> asyncio.Server:
         return await asyncio.start_server(self._serve, self._host, 0, limit=1 << 20, ssl=self._tls)

@@ -25,7 +25,6 @@ class First:
 
     @property
     def body(self) -> bytes:
-        """The whole body."""
         return b"".join(self.pieces)
 
 
@@ -37,7 +36,6 @@ class Refusing:
     asked: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The application."""
         if scope["type"] != "http":
             await _lifespan(receive, send)
             return

@@ -11,12 +11,11 @@ from typing import Any
 
 import openai
 
-from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
-from tests.kit.scripted import client, proxied, words
+from tests.kit.messages import assistant, result, user, words
+from tests.kit.scripted import PROFILE, behind, client
 
 WINDOW = 16_000
-PROFILE = {"context_window": WINDOW, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 LAST = {"role": "user", "content": "And now?"}
@@ -31,7 +30,6 @@ class Arrived:
 
     @property
     def body(self) -> list[Any]:
-        """The messages behind the system message and the summary."""
         assert self.messages[0] == SYSTEM
         assert self.messages[1]["content"].startswith("<conversation_summary>")
         return self.messages[2:]
@@ -46,18 +44,6 @@ def call(id_: Any, name: str = "look") -> dict[str, Any]:
 
 def calls(*ids: Any, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": [call(id_) for id_ in ids], **more}
-
-
-def result(id_: Any, text: str) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": id_, "content": text}
-
-
-def user(text: str, **more: Any) -> dict[str, Any]:
-    return {"role": "user", "content": text, **more}
-
-
-def assistant(text: str | None, **more: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": text, **more}
 
 
 def sound(first: int, count: int) -> list[Any]:
@@ -88,19 +74,15 @@ def arrived(
 ) -> Arrived:
     """Send one request through a new proxy. ``status`` is the upstream's."""
     upstream = StandIn(window=WINDOW, max_output=2_000, responder=lambda body: Reply(content="fine"))
-    with serve(upstream.app) as address:
-        settings = {
-            "upstreams": {"main": {"base_url": f"{address}/v1", "api_key": "sk-upstream"}},
-            "models": [{"match": "*", "upstream": "main", "profile": {**PROFILE, **(profile or {})}}],
-            "policies": {"default": dict(policy or {})},
-        }
-        folder.mkdir(exist_ok=True)
-        with proxied(settings, folder) as url, client(url) as caller:
-            refusal = contextlib.nullcontext() if status == 200 else contextlib.suppress(openai.BadRequestError)
-            with refusal:
-                sent: Any = list(messages)
-                raw = caller.chat.completions.with_raw_response.create(model="m", messages=sent)
-                assert raw.headers["x-compaction"] == "compacted"
+    folder.mkdir(exist_ok=True)
+    known = {**PROFILE, **(profile or {})}
+    with (
+        behind(upstream, folder, profile=known, policy=policy) as url,
+        client(url) as caller,
+        contextlib.suppress(*[openai.BadRequestError] if status == 400 else []),
+    ):
+        raw = caller.chat.completions.with_raw_response.create(model="m", messages=list(messages))
+        assert raw.headers["x-compaction"] == "compacted"
     received = upstream.conversations[-1]
     assert received.status == status
     assert len(json.dumps(received.body["messages"])) < len(json.dumps(messages)), "it was not compacted"

@@ -10,17 +10,14 @@ from proxy.compaction.message import Turn, decode, read
 
 
 def words(text: str) -> int:
-    """A token for each word."""
     return len(text.split())
 
 
 def turn(role: str, content: Any = None, **fields: Any) -> Turn:
-    """A message of a conversation."""
     raw = msgspec.json.encode({"role": role, "content": content, **fields})
     return Turn(raw, read(decode(raw), lambda message: words(str(message))))
 
 
 def calling(name: str, arguments: str, text: str | None = None) -> Turn:
-    """An assistant's message with one call."""
     call = {"id": "a", "type": "function", "function": {"name": name, "arguments": arguments}}
     return turn("assistant", text, tool_calls=[call])

@@ -40,7 +40,6 @@ class Browser:
         self._session = session
 
     def open(self, url: str) -> None:
-        """Load a page."""
         _call("POST", f"{self._session}/url", {"url": url})
 
     def run(self, script: str, *arguments: Any) -> Any:

@@ -73,14 +73,12 @@ def running(folder: Path, settings: Mapping[str, Any]) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def teams(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A proxy with the entries of one team in its archive."""
     with running(tmp_path_factory.mktemp("teams"), TEAMS) as proxy:
         proxy.keep("team:search")
         yield proxy
 
 
 def error(answer: httpx.Response) -> dict[str, Any]:
-    """The error of an answer, in OpenAI's shape."""
     assert answer.headers["content-type"] == "application/json"
     value = answer.json()
     found: dict[str, Any] = value["error"]
@@ -89,7 +87,6 @@ def error(answer: httpx.Response) -> dict[str, Any]:
 
 
 def answered(answer: httpx.Response, id: str, messages: Sequence[bytes], *, complete: bool = True) -> None:
-    """Assert that an answer holds these messages, to the byte."""
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "application/json"
     assert "no-store" in answer.headers["cache-control"]

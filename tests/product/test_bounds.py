@@ -19,9 +19,8 @@ import pytest
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive
 
-from proxy.demo.serving import serve
 from proxy.demo.upstream import Received, StandIn
-from tests.kit.scripted import client, proxied
+from tests.kit.scripted import behind, client
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 
@@ -70,14 +69,8 @@ def bounded(
         profile["max_messages"] = upstream.most_messages
     if knows and upstream.most_bytes is not None:
         profile["max_bytes"] = upstream.most_bytes
-    with serve(upstream.app) as behind:
-        settings = {
-            "upstreams": {"main": {"base_url": f"{behind}/v1", "api_key": "sk-upstream"}},
-            "models": [{"match": "*", "upstream": "main", "profile": profile}],
-            "policies": {"default": policy},
-        }
-        with proxied(settings, folder) as url, client(url) as caller:
-            yield caller, url
+    with behind(upstream, folder, profile=profile, policy=policy) as url, client(url) as caller:
+        yield caller, url
 
 
 def tiny(count: int, more: str = "") -> list[Any]:
@@ -103,7 +96,6 @@ def png(size: int, seed: int) -> str:
 
 
 def seen(number: int, size: int) -> dict[str, Any]:
-    """A message of the user's with a picture of so many bytes."""
     picture = {"type": "image_url", "image_url": {"url": png(size, number)}}
     return {"role": "user", "content": [{"type": "text", "text": f"Look at picture {number}."}, picture]}
 
@@ -116,7 +108,6 @@ def pictures(count: int, size: int) -> list[Any]:
 
 
 def archived(url: str, message_text: str) -> list[Any]:
-    """What the archive has under the ids that a text names."""
     found = []
     with httpx.Client(trust_env=False) as http:
         for word in message_text.replace(".", " ").replace("]", " ").split():
@@ -223,11 +214,7 @@ def test_one_result_of_too_many_bytes(tmp_path: Path) -> None:
     function = {"name": "read_file", "arguments": "{}"}
     messages: list[Any] = [
         {"role": "user", "content": "Read it."},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": "c1", "type": "function", "function": function}],
-        },
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": function}]},
         {"role": "tool", "tool_call_id": "c1", "content": "\n".join(f"line {number}" for number in range(60_000))},
     ]
     with bounded(upstream, tmp_path) as (caller, url):

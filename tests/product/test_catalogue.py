@@ -5,7 +5,6 @@ Limits on tokens per minute that one request exceeds are errors of both kinds: t
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -16,9 +15,8 @@ import pytest
 
 from bench.overflow.lines import CATALOGUE, Line, lines
 from proxy.demo.agent import gather
-from proxy.demo.serving import serve
 from tests.kit.refusing import ANSWER, First, Refusing
-from tests.kit.scripted import chat, client, proxied
+from tests.kit.scripted import behind, chat, client, key_hash
 
 WINDOW = 4_000_000
 """What the proxy believes. Every limit of the catalogue is news to it."""
@@ -63,16 +61,12 @@ def upstream() -> Refusing:
 @pytest.fixture(scope="module")
 def caller(upstream: Refusing, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     """A client of a proxy in front of all upstreams of the catalogue; each line is a model of its own."""
-    with serve(upstream) as url:
-        profile = {"context_window": WINDOW, "tokenizer": "o200k_base"}
-        settings = {
-            "upstreams": {"main": {"base_url": f"{url}/v1"}},
-            "models": [{"match": "*", "upstream": "main", "profile": profile}],
-            "policies": {"default": {}, "strict": {"extends": "default", "rate_limit_as_limit": False}},
-            "teams": {"strict": {"keys": ["sha256:" + hashlib.sha256(KEY.encode()).hexdigest()], "policy": "strict"}},
-        }
-        with proxied(settings, tmp_path_factory.mktemp("catalogue")) as entrance, client(entrance) as asking:
-            yield asking
+    profile = {"context_window": WINDOW, "tokenizer": "o200k_base"}
+    policies = {"default": {}, "strict": {"extends": "default", "rate_limit_as_limit": False}}
+    teams = {"strict": {"keys": [key_hash(KEY)], "policy": "strict"}}
+    folder = tmp_path_factory.mktemp("catalogue")
+    with behind(upstream, folder, profile=profile, policies=policies, teams=teams) as url, client(url) as asking:
+        yield asking
 
 
 def first(line: Line) -> First:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,8 @@ import yaml
 
 from proxy.access.authenticator import Authenticator
 from proxy.config.loading import loads
-from tests.kit.scripted import ROOT, chat, served
+from tests.kit.program import ROOT, run, served
+from tests.kit.scripted import chat
 
 GOOD: dict[str, Any] = {
     "upstreams": {"main": {"base_url": "http://127.0.0.1:9/v1"}},
@@ -35,20 +33,6 @@ policies:
     triger: {fraction: 0.5}
     keep: {fraction: 2}
 """
-
-
-def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in a folder."""
-    inherited = {"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
-    return subprocess.run(
-        [sys.executable, "-m", "proxy", *arguments],
-        cwd=folder,
-        env={**inherited, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -10,9 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.demo.serving import serve
 from tests.kit.refusing import ANSWER, First, Refusing
-from tests.kit.scripted import proxied
+from tests.kit.scripted import behind, key_hash
 
 PHRASE = "maximum context length is 300 tokens"
 URL = f"https://images.example/?{PHRASE}"
@@ -44,22 +42,16 @@ def upstream() -> Refusing:
 
 @pytest.fixture(scope="module")
 def entrance(upstream: Refusing, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serve(upstream) as url:
-        settings = {
-            "upstreams": {"main": {"base_url": f"{url}/v1"}},
-            "models": [
-                {"match": "*", "upstream": "main", "profile": {"context_window": 8_000, "tokenizer": "o200k_base"}}
-            ],
-            "policies": {
-                "default": {"trigger": {"fraction": 1.0}},
-                "strict": {"extends": "default", "rate_limit_as_limit": False},
-            },
-            "teams": {
-                "strict": {"keys": ["sha256:" + hashlib.sha256(b"sk-strict-key").hexdigest()], "policy": "strict"}
-            },
-        }
-        with proxied(settings, tmp_path_factory.mktemp("matters")) as entrance:
-            yield entrance
+    profile = {"context_window": 8_000, "tokenizer": "o200k_base"}
+    policies = {
+        "default": {"trigger": {"fraction": 1.0}},
+        "strict": {"extends": "default", "rate_limit_as_limit": False},
+    }
+    teams = {"strict": {"keys": [key_hash("sk-strict-key")], "policy": "strict"}}
+    with behind(
+        upstream, tmp_path_factory.mktemp("matters"), profile=profile, policies=policies, teams=teams
+    ) as entrance:
+        yield entrance
 
 
 def conversation() -> list[dict[str, Any]]:

@@ -10,9 +10,8 @@ from typing import Any
 import openai
 import pytest
 
-from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
-from tests.kit.scripted import chat, client, protected, proxied, words
+from tests.kit.scripted import behind, chat, client, protected, words
 
 WINDOW = 8_000
 BELIEVED = WINDOW * 10 // 3
@@ -129,11 +128,9 @@ def test_the_users_words_are_shortened_where_the_policy_allows_it(believed: int,
 @pytest.mark.parametrize("name", ["a result", "tiny messages"])
 def test_a_fit_where_nobody_knows_the_window(name: str, tmp_path: Path) -> None:
     upstream = StandIn(window=WINDOW)
-    with serve(upstream.app) as behind:
-        settings = {"upstreams": {"main": {"base_url": f"{behind}/v1"}}}
-        with proxied(settings, tmp_path) as url, client(url) as caller:
-            for _ in range(2):
-                before = len(upstream.conversations)
-                assert caller.chat.completions.create(model="nobody-knows", **EXTREMES[name][0]).choices
-                assert len(upstream.conversations) - before <= 3
+    with behind(upstream, tmp_path, profile=None) as url, client(url) as caller:
+        for _ in range(2):
+            before = len(upstream.conversations)
+            assert caller.chat.completions.create(model="nobody-knows", **EXTREMES[name][0]).choices
+            assert len(upstream.conversations) - before <= 3
     assert upstream.conversations[-1].status == 200

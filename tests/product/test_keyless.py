@@ -11,11 +11,10 @@ import pytest
 
 from proxy.access.authenticator import Authenticator
 from proxy.config import Settings
-from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
 from proxy.pipeline.snapshot import listening
 from proxy.store.tenants import SHARED_TENANT, UNSTORED_TENANT
-from tests.kit.scripted import chat, proxied
+from tests.kit.scripted import behind, chat
 
 WINDOW = 16_000
 
@@ -31,21 +30,15 @@ def asked(url: str, messages: list[Any], key: str | None = None) -> httpx.Respon
 @pytest.mark.parametrize("keyless", ["separate", "shared"])
 def test_nothing_is_stored_for_nobody(keyless: str, tmp_path: Path) -> None:
     upstream = StandIn(window=WINDOW)
-    with serve(upstream.app) as main:
-        profile = {"context_window": WINDOW, "tokenizer": "o200k_base"}
-        settings = {
-            "auth": {"keyless": keyless},
-            "upstreams": {"main": {"base_url": f"{main}/v1", "api_key": "sk-upstream"}},
-            "models": [{"match": "*", "upstream": "main", "profile": profile}],
-        }
-        with proxied(settings, tmp_path) as url:
-            messages = chat(9, 900)
-            told = [asked(url, messages).headers["x-compaction-summary"] for _ in range(2)]
-            sent = upstream.conversations[-1].raw
-            assert asked(url, messages, "sk-own").headers["x-compaction-summary"] == "made"
-            summaries = len(upstream.summaries)
-            upstream.window = WINDOW // 2  # from here on it refuses what the proxy believes to fit
-            retries = [asked(url, chat(6, 900)).headers["x-compaction-retries"] for _ in range(2)]
+    profile = {"context_window": WINDOW, "tokenizer": "o200k_base"}
+    with behind(upstream, tmp_path, profile=profile, auth={"keyless": keyless}) as url:
+        messages = chat(9, 900)
+        told = [asked(url, messages).headers["x-compaction-summary"] for _ in range(2)]
+        sent = upstream.conversations[-1].raw
+        assert asked(url, messages, "sk-own").headers["x-compaction-summary"] == "made"
+        summaries = len(upstream.summaries)
+        upstream.window = WINDOW // 2  # from here on it refuses what the proxy believes to fit
+        retries = [asked(url, chat(6, 900)).headers["x-compaction-retries"] for _ in range(2)]
     with sqlite3.connect(tmp_path / "store.db") as store:
         tenants = {tenant for (tenant,) in store.execute("SELECT DISTINCT tenant FROM entries")}
     if keyless == "separate":

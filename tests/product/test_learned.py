@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,17 +11,14 @@ from typing import Any
 
 import openai
 import pytest
-import yaml
 
-from proxy.config import load
 from proxy.demo.agent import Agent
 from proxy.demo.script import decide
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
-from proxy.limits.learned import NAMED_SECONDS, LearnedLimits
-from proxy.server.app import create_app
 from tests.kit.overflow_wordings import WORDINGS, Worded
-from tests.kit.scripted import ROOT, client, proxied, served, words
+from tests.kit.program import run, served
+from tests.kit.scripted import client, proxied, words
 
 BELIEVED = 20_000
 TURNS = 60
@@ -59,7 +54,6 @@ def talk(turns: int, size: int) -> list[Any]:
 
 
 def ask(caller: openai.OpenAI, messages: list[Any], **fields: Any) -> Mapping[str, str]:
-    """The headers of an answer."""
     # What is in ``extra_body`` the client sends as it is; all else it walks through.
     extra = {"messages": messages}
     return caller.chat.completions.with_raw_response.create(model="m", messages=[], extra_body=extra, **fields).headers
@@ -71,8 +65,8 @@ def refused(upstream: StandIn) -> int:
 
 def shown(folder: Path, *arguments: str) -> str:
     """What the command ``models`` prints of what was learned."""
-    command = [sys.executable, "-m", "proxy", "models", *arguments, "--config", str(folder / "config.yaml")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = run(folder, "models", *arguments, "--config", "config.yaml")
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
@@ -113,7 +107,6 @@ def test_another_process_knows_and_so_does_the_command(tmp_path: Path) -> None:
                 assert (headers["x-compaction"], headers["x-compaction-retries"]) == ("compacted", "0")
             with client(entrance, "sk-another") as caller:
                 assert ask(caller, LONG)["x-compaction-retries"] == "1", "what one credential learned is its own"
-    (tmp_path / "config.yaml").write_text((tmp_path / "served.yaml").read_text())
     for printed in (shown(tmp_path), shown(tmp_path, "m")):
         rows = re.findall(
             r"main +│ m +│ (\w{12}) +│ input and output │ ([\d,]+) +│ refusal +│ (\d+) min +│ 20", printed
@@ -122,49 +115,6 @@ def test_another_process_knows_and_so_does_the_command(tmp_path: Path) -> None:
         assert all(7_000 < int(tokens.replace(",", "")) < 8_000 for _, tokens, _ in rows)
         assert all(60 * int(minutes) <= time.monotonic() - started for _, _, minutes in rows)
     assert "Nothing has been learned" in shown(tmp_path, "another")
-
-
-@contextlib.contextmanager
-def with_clock(url: str, folder: Path, now: list[float]) -> Iterator[openai.OpenAI]:
-    """The same as ``calling``, where what was learned ages by a clock of its own."""
-    file = folder / "config.yaml"
-    file.write_text(yaml.safe_dump({"store": {"url": f"sqlite:///{folder}/store.db"}, **settings_for(url)}))
-    app = create_app(load(file, {}))
-    app.service.learned = LearnedLimits(app.service.store, lambda: now[0])
-    with serve(app) as entrance, client(entrance) as caller:
-        yield caller
-
-
-def test_a_limit_that_was_raised_is_found_once_the_old_one_is_over(tmp_path: Path) -> None:
-    upstream = StandIn(window=8_000)
-    now = [1_000_000.0]
-    with serve(upstream.app) as url:
-        with with_clock(url, tmp_path, now) as caller:
-            assert ask(caller, LONG)["x-compaction-retries"] == "1"
-            upstream.window = BELIEVED
-            now[0] += NAMED_SECONDS - 60
-            assert ask(caller, LONG)["x-compaction"] == "compacted"
-            now[0] += 120
-            assert ask(caller, LONG)["x-compaction"] == "none"
-        assert upstream.conversations[-1].body["messages"] == LONG
-        with with_clock(url, tmp_path, now) as caller:
-            assert ask(caller, LONG)["x-compaction"] == "none"
-    assert refused(upstream) == 1
-
-
-def test_a_limit_that_was_raised_is_found_at_once_where_more_is_taken(tmp_path: Path) -> None:
-    upstream = StandIn(window=8_000)
-    large: list[Any] = [{"role": "user", "content": prose(14_000, 1)}]
-    with serve(upstream.app) as url:
-        with calling(settings_for(url), tmp_path) as caller:
-            assert ask(caller, LONG)["x-compaction-retries"] == "1"
-            upstream.window = BELIEVED
-            assert ask(caller, LONG)["x-compaction"] == "compacted"
-            assert ask(caller, large)["x-compaction-retries"] == "0"
-            assert ask(caller, LONG)["x-compaction"] == "none"
-        with calling(settings_for(url), tmp_path) as caller:
-            assert ask(caller, LONG)["x-compaction"] == "none", "a restarted one knows that, too"
-    assert refused(upstream) == 1
 
 
 @pytest.mark.parametrize("ratio", [0.7, 1.6])

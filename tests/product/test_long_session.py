@@ -57,7 +57,6 @@ def result(number: int, name: str) -> str:
 
 
 def ask(client: openai.OpenAI, messages: list[Any], *, stream: bool) -> dict[str, Any]:
-    """One turn of the model, as a message for the history."""
     # The client walks through ``messages`` to transform what need not be; what is in ``extra_body`` it sends as is.
     asked: Any = {"model": "agent-model", "messages": [], "tools": TOOLS, "extra_body": {"messages": messages}}
     if not stream:

@@ -22,7 +22,6 @@ WINDOW = 16_000
 
 
 def sent(upstream: StandIn, tmp_path: Path, body: bytes, **policy: Any) -> httpx.Response:
-    """The answer to one request."""
     with protected(upstream, tmp_path, WINDOW, policy) as caller, httpx.Client(trust_env=False, timeout=60) as http:
         return http.post(f"{caller.base_url}chat/completions", content=body, headers={"authorization": "Bearer k"})
 

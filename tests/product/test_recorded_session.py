@@ -14,10 +14,7 @@ from tests.kit.scripted import common_prefix, protected
 
 SESSION = Path(__file__).parents[3] / "shared" / "data" / "sessions" / "coding-a.json"
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(not SESSION.exists(), reason="the recorded session is not at hand"),
-]
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not SESSION.exists(), reason="the recorded session is not at hand")]
 
 MOST_SUMMARIES = {32_768: 10, 65_536: 5, 131_072: 4}
 LEAST_SHARED = 0.97

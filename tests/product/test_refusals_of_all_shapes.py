@@ -15,9 +15,8 @@ import pytest
 import zstandard
 
 from proxy.demo.agent import gather
-from proxy.demo.serving import serve
 from tests.kit.refusing import ANSWER, First, Refusing
-from tests.kit.scripted import chat, client, proxied, words
+from tests.kit.scripted import behind, chat, client, words
 
 LIMIT = 5_000
 SENTENCE = f"The prompt has 6200 tokens, but this model takes {LIMIT} tokens of context at most."
@@ -40,14 +39,9 @@ def upstream() -> Refusing:
 @pytest.fixture(scope="module")
 def caller(upstream: Refusing, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     """A client of a proxy that believes in a far larger window; each test has a model of its own."""
-    with serve(upstream) as url:
-        profile = {"context_window": 320_000, "tokenizer": "o200k_base"}
-        settings = {
-            "upstreams": {"main": {"base_url": f"{url}/v1"}},
-            "models": [{"match": "*", "upstream": "main", "profile": profile}],
-        }
-        with proxied(settings, tmp_path_factory.mktemp("shapes")) as entrance, client(entrance) as asking:
-            yield asking
+    profile = {"context_window": 320_000, "tokenizer": "o200k_base"}
+    with behind(upstream, tmp_path_factory.mktemp("shapes"), profile=profile) as url, client(url) as asking:
+        yield asking
 
 
 SHAPES: dict[str, Callable[[str], Any]] = {
@@ -75,7 +69,6 @@ def ask(caller: openai.OpenAI, model: str, *, stream: bool) -> tuple[str, str]:
 
 
 def bytes_of(caller: openai.OpenAI, model: str, *, stream: bool) -> tuple[int, bytes]:
-    """An answer as it came, still compressed."""
     body = {"model": model, "messages": chat(10, 300), "stream": stream}
     headers = {"authorization": "Bearer k", "accept-encoding": "gzip, deflate, br, zstd"}
     url = f"{caller.base_url}chat/completions"

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,18 +24,18 @@ from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
 from proxy.pipeline.snapshot import listening
 from proxy.server.app import WRONG, Proxy, create_app
-from tests.kit.scripted import ROOT, chat, client, wait_for_server
+from tests.kit.program import program
+from tests.kit.scripted import chat, client, key_hash
 
 PATIENCE = 30.0
 """Seconds after which what should have happened has not."""
 
 EDITS = int(os.environ.get("COMPACTION_PROXY_TEST_EDITS", "30"))
 KEY = "sk-search"
-HASH = f"sha256:{hashlib.sha256(KEY.encode()).hexdigest()}"
+HASH = key_hash(KEY)
 
 
 def until(true: Callable[[], bool], what: str) -> float:
-    """Wait for something; the seconds that it took."""
     begun = time.monotonic()
     while not true():
         assert time.monotonic() - begun < PATIENCE, what
@@ -75,7 +71,6 @@ def main_file(upstream: str, folder: Path, **sections: Any) -> str:
 
 
 def policy_of(url: str, key: str = KEY) -> str:
-    """The policy under which a request is answered."""
     with client(url, key) as caller:
         raw = caller.chat.completions.with_raw_response.create(model="m", messages=chat(1, 5))
     return raw.headers["x-compaction-policy"]
@@ -231,12 +226,7 @@ def test_what_was_learned_stays(tmp_path: Path) -> None:
             written(file, main_file(entrance, tmp_path, models=models, server={"deadline": 500}))
             until(lambda: app.service.settings.server.deadline == 500, "the edit takes effect")
             assert summary() in ("remembered", "stored")
-            assert kept == (
-                app.service.learned,
-                app.service.calibration,
-                app.service.summaries,
-                app.service.facts,
-            )
+            assert kept == (app.service.learned, app.service.calibration, app.service.summaries, app.service.remembered)
             places = app.service.configuration.upstreams
             assert places.kept == {"main"}, "an upstream that is as it was keeps its connections"
             written(file, main_file(entrance, tmp_path, models=models, policies={"default": {"keep": {"messages": 4}}}))
@@ -340,7 +330,7 @@ def test_a_pipe_in_place_of_the_file_blocks_nothing(tmp_path: Path) -> None:
     file = tmp_path / "main.yaml"
     with serve(StandIn().app) as entrance:
         file.write_text(main_file(entrance, tmp_path))
-        with process(file, tmp_path) as (url, running, log):
+        with program(file) as (url, running, log):
             until(lambda: ready(url) == "ready\n", "it serves")
             file.unlink()
             os.mkfifo(file)
@@ -431,23 +421,6 @@ def test_a_file_that_is_suddenly_empty_opens_no_door(content: str, tmp_path: Pat
             assert app.service.settings.auth.mode == "keys"
 
 
-@contextlib.contextmanager
-def process(config: Path, folder: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[bytes], Path]]:
-    """The command ``serve`` in a process of its own, and the file that it logs to."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = folder / "log.txt"
-    command = [sys.executable, "-m", "proxy", "serve", "--config", str(config), "--port", str(port), *options]
-    with log.open("wb") as errors, subprocess.Popen(command, cwd=ROOT, stdout=errors, stderr=errors) as running:
-        try:
-            wait_for_server(f"http://127.0.0.1:{port}/livez", running)
-            yield f"http://127.0.0.1:{port}", running, log
-        finally:
-            running.terminate()
-            running.wait(30)
-
-
 def entries(log: Path, event: str) -> list[dict[str, Any]]:
     """The entries of a log under one name; a line that is still being written is left for the next look."""
     lines = [json.loads(line) for line in log.read_text().splitlines(True) if line[:1] == "{" and line[-1:] == "\n"]
@@ -461,7 +434,7 @@ def test_sighup(workers: int, tmp_path: Path) -> None:
     file = tmp_path / "main.yaml"
     with serve(upstream.app) as entrance:
         file.write_text(main_file(entrance, tmp_path))
-        with process(file, tmp_path, "--workers", str(workers)) as (url, running, log):
+        with program(file, "--workers", str(workers)) as (url, running, log):
             until(lambda: ready(url) == "ready\n", "it serves")
             if workers > 1:
                 time.sleep(1)  # its workers are ready one after the other
@@ -489,7 +462,7 @@ def test_a_worker_that_died_comes_back_with_what_was_last_right(tmp_path: Path) 
     file = tmp_path / "main.yaml"
     with serve(upstream.app) as entrance:
         file.write_text(main_file(entrance, tmp_path, policies={"new": {}}, teams={"t": TEAM}))
-        with process(file, tmp_path, "--workers", "2") as (url, running, log):
+        with program(file, "--workers", "2") as (url, running, log):
             until(lambda: ready(url) == "ready\n", "it serves")
             file.write_text("policies: 7\n")
             until(lambda: len(entries(log, "configuration.wrong")) == 2, "each worker tells it")

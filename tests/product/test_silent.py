@@ -17,8 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from proxy.demo.counting import Counter
-from proxy.demo.serving import serve
-from tests.kit.scripted import client, proxied, words
+from tests.kit.scripted import behind, client, words
 
 REAL = 4_096
 BELIEVED = {"context_window": 12_000, "tokenizer": "o200k_base"}
@@ -85,7 +84,6 @@ def answer(
 
 
 def nothing_at_all(tokens: int, body: dict[str, Any]) -> Response:
-    """llama-cpp-python's stream."""
     return Response(b"", media_type="text/event-stream") if body.get("stream") else answer(body, SAID, None)
 
 
@@ -94,7 +92,6 @@ def only_the_end(tokens: int, body: dict[str, Any]) -> Response:
 
 
 def cut_at_the_front(tokens: int, body: dict[str, Any]) -> Response:
-    """Ollama's answer: to what is left of the prompt."""
     return answer(body, "Which question?", REAL)
 
 
@@ -116,18 +113,11 @@ def window_exceeded(tokens: int, body: dict[str, Any]) -> Response:
 @contextlib.contextmanager
 def before(upstream: Quiet, folder: Path, policy: Mapping[str, Any] | None = None) -> Iterator[openai.OpenAI]:
     """A client of a proxy that takes the upstream's window for larger than it is."""
-    with serve(upstream.app) as url:
-        settings = {
-            "upstreams": {"main": {"base_url": f"{url}/v1"}},
-            "models": [{"match": "*", "upstream": "main", "profile": BELIEVED}],
-            "policies": {"default": dict(policy or {})},
-        }
-        with proxied(settings, folder) as entrance, client(entrance) as caller:
-            yield caller
+    with behind(upstream.app, folder, profile=BELIEVED, policy=policy) as url, client(url) as caller:
+        yield caller
 
 
 def said(caller: openai.OpenAI, messages: list[Any], *, stream: bool, **fields: Any) -> str:
-    """What a client reads."""
     if not stream:
         whole = caller.chat.completions.create(model="m", messages=messages, **fields)
         return whole.choices[0].message.content or ""
@@ -145,10 +135,7 @@ def talk(turns: int, size: int = 150) -> list[Any]:
 
 
 # How often a prompt may be too long: an empty stream is sent again, and believed when a second request has one.
-SESSIONS = [
-    ("nothing at all", nothing_at_all, True, 4),
-    ("only the end", only_the_end, True, 4),
-]
+SESSIONS = [("nothing at all", nothing_at_all, True, 4), ("only the end", only_the_end, True, 4)]
 
 
 @pytest.mark.parametrize(("ending", "stream", "most"), [row[1:] for row in SESSIONS])
@@ -225,7 +212,6 @@ def test_an_upstream_that_drops_reasoning_is_sent_the_whole_conversation(tmp_pat
 
 
 def visible(message: Mapping[str, Any]) -> int:
-    """A size that is often that of a window."""
     return len(message["content"]) // 8 // 2 * 4
 
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
-import os
 import pickle
 import sqlite3
 import subprocess
-import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +26,9 @@ from proxy.store import sqlite_worker as lane
 from proxy.store.file import put_aside
 from proxy.store.replicated_map import name_of
 from proxy.store.sqlite import MARK
-from tests.kit.scripted import ROOT, chat, client, proxied
+from tests.kit.program import run
+from tests.kit.scripted import chat, client, proxied
+from tests.kit.waiting import until
 
 WINDOW = 16_000
 PROFILE = {"context_window": WINDOW, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
@@ -37,8 +36,6 @@ KEY, OTHER_KEY = "01" * 32, "02" * 32
 CALLER = "sk-caller-Xq7"
 CALLER_SHA = hashlib.sha256(CALLER.encode()).hexdigest()
 PROMPT, SUMMARY = "PROMPT-CANARY-81f2", "SUMMARY-CANARY-5b0c"
-
-encrypts = pytest.mark.skipif(importlib.util.find_spec("cryptography") is None, reason="needs cryptography")
 
 
 def conversation() -> list[Any]:
@@ -79,16 +76,6 @@ def summary_of(url: str, key: str = CALLER) -> str:
     return ask(url, key)["x-compaction-summary"]
 
 
-def until(true: Callable[[], bool], seconds: float = 20) -> bool:
-    """Whether something comes true within some seconds."""
-    end = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
-
-
 def rows(folder: Path) -> list[tuple[str, str, bytes]]:
     """Tenant, kind and value of what is stored, as it lies there."""
     with sqlite3.connect(folder / "state" / "store.db") as db:
@@ -98,7 +85,6 @@ def rows(folder: Path) -> list[tuple[str, str, bytes]]:
 
 
 def raw(folder: Path) -> bytes:
-    """The bytes of all files of the store."""
     return b"".join(file.read_bytes() for file in sorted((folder / "state").iterdir()))
 
 
@@ -113,22 +99,13 @@ def get(url: str, path: str) -> httpx.Response:
 
 
 def metric(url: str, name: str) -> float:
-    """The sum of a counter over its labels."""
     lines = get(url, "/metrics").text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}_total"))
 
 
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A command with the configuration that the server was started with."""
-    return subprocess.run(
-        [sys.executable, "-m", "proxy", *arguments, "--config", str(folder / "config.yaml")],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run(folder, *arguments, "--config", str(folder / "config.yaml"))
 
 
 def test_without_a_key_the_file_has_what_was_said(tmp_path: Path) -> None:
@@ -140,7 +117,6 @@ def test_without_a_key_the_file_has_what_was_said(tmp_path: Path) -> None:
     assert found_in(tmp_path) == {PROMPT, SUMMARY, CALLER_SHA}
 
 
-@encrypts
 def test_with_a_key_nothing_of_it_is_in_any_file(tmp_path: Path) -> None:
     store = {"encryption": {"key": KEY}}
     with running(tmp_path, store) as url:
@@ -158,7 +134,6 @@ def test_with_a_key_nothing_of_it_is_in_any_file(tmp_path: Path) -> None:
         assert summary_of(url, "sk-somebody-else") == "made"
 
 
-@encrypts
 def test_with_another_key_everything_works_and_nothing_is_there(tmp_path: Path) -> None:
     with running(tmp_path, {"encryption": {"key": KEY}}) as url:
         assert summary_of(url) == "made"
@@ -169,7 +144,6 @@ def test_with_another_key_everything_works_and_nothing_is_there(tmp_path: Path) 
         assert summary_of(url) == "stored"
 
 
-@encrypts
 def test_a_key_is_replaced_by_another(tmp_path: Path) -> None:
     with running(tmp_path, {"encryption": {"key": KEY}}) as url:
         assert summary_of(url) == "made"
@@ -203,7 +177,6 @@ def test_forgetting_a_caller_beside_a_running_server(tmp_path: Path, monkeypatch
     assert found_in(tmp_path) == set()
 
 
-@encrypts
 def test_forgetting_a_team_in_an_encrypted_store(tmp_path: Path) -> None:
     teams = {"auth": {"mode": "keys"}, "teams": {"search": {"keys": [f"sha256:{CALLER_SHA}"]}}}
     with serve(stand_in().app) as upstream:
@@ -271,7 +244,6 @@ def test_a_damaged_file_is_moved_aside_at_the_start(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def slow(seconds: float) -> Iterator[None]:
-    """Every access to a store takes some seconds."""
     do = lane.SqliteWorker._do
 
     def slowly(self: lane.SqliteWorker, work: Callable[[sqlite3.Connection], Any]) -> Any:
@@ -297,37 +269,6 @@ def test_a_slow_store_holds_nobody_up_for_long_and_is_left_alone(tmp_path: Path)
         assert metric(url, "compaction_store_failures") >= 3
         assert metric(url, "compaction_store_breaker") >= 1
         assert summary_of(url, "sk-1") == "stored"  # in memory
-
-
-def test_a_locked_store_is_passed_by(tmp_path: Path) -> None:
-    with running(tmp_path) as url:
-        assert summary_of(url, "sk-first") == "made"
-        lock = sqlite3.connect(tmp_path / "state" / "store.db")
-        lock.execute("BEGIN IMMEDIATE")
-        began = time.monotonic()
-        for n in range(4):
-            assert summary_of(url, f"sk-{n}") == "made"
-        assert time.monotonic() - began < 20
-        lock.rollback()
-        lock.close()
-
-
-def test_a_full_disk_is_passed_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_up = lane._set_up
-
-    def full(connection: sqlite3.Connection) -> None:
-        set_up(connection)
-        pages = connection.execute("PRAGMA page_count").fetchone()[0]
-        connection.execute(f"PRAGMA max_page_count = {pages}")
-
-    monkeypatch.setattr(lane, "_set_up", full)
-    with running(tmp_path) as url:
-        for n in range(4):
-            assert summary_of(url, f"sk-{n}") == "made"
-            assert summary_of(url, f"sk-{n}") == "stored"
-        assert until(lambda: get(url, "/readyz").text == "ready; the store fails (write)\n")
-        assert get(url, "/readyz").status_code == 200
-    assert rows(tmp_path) == []
 
 
 class Trap:
@@ -374,25 +315,9 @@ def test_a_pickle_in_the_file_is_refused(tmp_path: Path) -> None:
 def test_a_wrong_key_is_an_error_that_names_its_line_and_not_the_key(tmp_path: Path, key: str) -> None:
     lines = ["store:", "  encryption:", "    key: ${COMPACTION_STORE_KEY}", "    old_keys: ['${COMPACTION_STORE_KEY}']"]
     (tmp_path / "config.yaml").write_text("\n".join(lines))
-    done = subprocess.run(
-        [sys.executable, "-m", "proxy", "check", "config.yaml"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COMPACTION_STORE_KEY": key},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run(tmp_path, "check", "config.yaml", COMPACTION_STORE_KEY=key)
     assert done.returncode == 1
     first, second = done.stderr.splitlines()
     assert first.startswith("config.yaml:3: store.encryption.key: must be a key of 32 bytes")
     assert second.startswith("config.yaml:4: store.encryption.old_keys[0]: must be a key of 32 bytes")
     assert not key or key not in done.stderr
-
-
-@pytest.mark.skipif(importlib.util.find_spec("cryptography") is not None, reason="cryptography is installed")
-def test_a_key_without_the_package_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(f"store:\n  encryption:\n    key: '{KEY}'\n")
-    done = command(tmp_path, "models", "gpt-4o")
-    assert done.returncode == 2
-    assert "config.yaml:3: store.encryption.key: needs the package cryptography" in done.stderr

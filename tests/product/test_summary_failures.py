@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from proxy.demo.replies import Responder, ToolCall
+from proxy.demo.replies import ToolCall
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
 from proxy.demo.validity import faults
@@ -24,10 +23,9 @@ from proxy.summary import store as service
 from proxy.telemetry.metrics import REGISTRY
 from proxy.tokens import encodings
 from proxy.upstream import registry
-from tests.kit.scripted import chat, client, proxied, words
+from tests.kit.scripted import PROFILE, behind, chat, client, key_hash, proxied, words
 
 WINDOW = 16_000
-PROFILE = {"context_window": WINDOW, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
 
 LAST = "And what of ticket OPS-4711 now?"
 
@@ -42,25 +40,11 @@ def talk(seed: str) -> list[Any]:
     return [*messages, {"role": "assistant", "content": "It is in a/b.py."}, {"role": "user", "content": LAST}]
 
 
-@contextlib.contextmanager
-def summarising(upstream: StandIn, folder: Path, summary: Mapping[str, Any]) -> Iterator[str]:
-    """The URL of a proxy in front of the upstream."""
-    with serve(upstream.app) as url:
-        settings = {
-            "upstreams": {"main": {"base_url": f"{url}/v1"}},
-            "models": [{"match": "*", "upstream": "main", "profile": PROFILE}],
-            "policies": {"default": {"summary": dict(summary)}},
-        }
-        with proxied(settings, folder) as entrance:
-            yield entrance
-
-
-def hash_of(key: str) -> str:
-    return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
+def summarising(upstream: StandIn, folder: Path, summary: Mapping[str, Any]) -> AbstractContextManager[str]:
+    return behind(upstream, folder, policy={"summary": dict(summary)})
 
 
 def ask(caller: openai.OpenAI, messages: list[Any]) -> Mapping[str, str]:
-    """The headers of an answer."""
     answer = caller.chat.completions.with_raw_response.create(model="m", messages=messages)
     content = answer.parse().choices[0].message.content
     assert content is not None
@@ -69,12 +53,10 @@ def ask(caller: openai.OpenAI, messages: list[Any]) -> Mapping[str, str]:
 
 
 def counted(outcome: str) -> float:
-    """How many summaries came out so, in this process."""
     return REGISTRY.get_sample_value("compaction_summaries_total", {"outcome": outcome}) or 0
 
 
 def completion(message: Mapping[str, Any], **choice: Any) -> Reply:
-    """An answer that is a chat completion with any message."""
     return Reply(error={"choices": [{"index": 0, "message": dict(message), "finish_reason": "stop", **choice}]})
 
 
@@ -167,7 +149,7 @@ def test_a_summary_model_that_cannot_be_used_costs_a_digest(
                 "default": {"summary": {"model": "small"}},
                 "second": {"summary": {"model": "small", "fallback_model": "m"}},
             },
-            "teams": {"a": {"keys": [{"hash": hash_of("sk-second")}], "policy": "second"}},
+            "teams": {"a": {"keys": [{"hash": key_hash("sk-second")}], "policy": "second"}},
         }
         with proxied(settings, tmp_path) as entrance, client(entrance) as caller, client(entrance, "sk-second") as team:
             headers = ask(caller, talk("Nobody can be asked"))
@@ -187,18 +169,7 @@ def test_twenty_at_once_share_one_failure(tmp_path: Path) -> None:
     assert len({request.raw for request in upstream.conversations}) == 1
 
 
-def test_twenty_at_once_share_one_call(tmp_path: Path) -> None:
-    upstream = StandIn(window=WINDOW, summariser=lambda body: Reply(content="Goal: SUMMARY-1.", delay=0.5))
-    messages = talk("All at once")
-    with summarising(upstream, tmp_path, {}) as url, client(url) as caller, ThreadPoolExecutor(20) as threads:
-        headers = list(threads.map(lambda _: ask(caller, messages), range(20)))
-    assert {answer["x-compaction-summary"] for answer in headers} <= {"made", "stored"}
-    assert len(upstream.summaries) == 1
-    assert all("SUMMARY-1" in request.raw.decode() for request in upstream.conversations)
-
-
 def failing_first(body: dict[str, Any]) -> Reply:
-    """The second model works."""
     return Reply(content="Goal: SUMMARY-2.") if body["model"] == "second-best" else FAILURES["500"]
 
 
@@ -222,15 +193,6 @@ def test_a_model_that_fails_three_times_is_not_asked_a_fourth(tmp_path: Path) ->
     assert 'compaction_summary_breaker_total{change="opened"}' in metrics
 
 
-def test_with_no_model_left_there_is_a_digest_at_once(tmp_path: Path) -> None:
-    upstream = StandIn(window=WINDOW, summariser=lambda body: FAILURES["401"])
-    with summarising(upstream, tmp_path, {}) as url, client(url) as caller:
-        for number in range(5):
-            assert ask(caller, talk(f"Conversation {number}"))["x-compaction-summary"] == "digest"
-    assert len(upstream.summaries) == 3
-    assert upstream.faults == []
-
-
 @pytest.mark.parametrize("remembered", [500, 1], ids=("in memory", "forgotten"))
 def test_a_prefix_that_failed_three_times_keeps_its_digest(
     remembered: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -250,69 +212,3 @@ def test_a_prefix_that_failed_three_times_keeps_its_digest(
         hopeless = [request for request in upstream.conversations if "Hopeless" in request.raw.decode()]
         assert len({request.raw for request in hopeless}) == 1, "the prompt stays the same"
         assert len([request for request in upstream.summaries if "Hopeless" in request.raw.decode()]) == 3
-
-
-SECRET = "opensesame-4711"
-
-
-@pytest.mark.parametrize("redact", [True, False])
-def test_a_summary_model_reads_no_secrets_where_the_policy_says_so(redact: bool, tmp_path: Path) -> None:
-    upstream = StandIn(window=WINDOW, summariser=lambda body: Reply(content="Goal: SUMMARY-1."))
-    messages = talk("A secret")
-    messages[1]["content"] = f"The database: DB_PASSWORD={SECRET}\n{messages[1]['content']}"
-    messages[4]["content"] = f'Written: {{"api_key": "{SECRET}"}}, for ACME-77.\n{messages[4]["content"]}'
-    summary = {"redact_secrets": redact, "redact": [r"ACME-\d+"] if redact else []}
-    with summarising(upstream, tmp_path, summary) as url, client(url) as caller:
-        assert ask(caller, messages)["x-compaction-summary"] == "made"
-    (asked,) = upstream.summaries
-    assert (SECRET in asked.raw.decode()) is not redact
-    assert ("ACME-77" in asked.raw.decode()) is not redact
-    assert ("DB_PASSWORD=[redacted]" in asked.raw.decode()) is redact
-    assert SECRET in upstream.conversations[0].raw.decode(), "the user's own words go where they always went"
-
-
-def test_the_language_of_the_user_is_shown(tmp_path: Path) -> None:
-    upstream = StandIn(window=WINDOW, summariser=lambda body: Reply(content="Ziel: SUMMARY-1."))
-    messages = talk("Deutsch")
-    for message in messages:
-        if message["role"] == "user" and message["content"] != LAST:
-            message["content"] = "Bitte prüfe das Modul. " + message["content"]
-    with summarising(upstream, tmp_path, {}) as url, client(url) as caller:
-        assert ask(caller, messages)["x-compaction-summary"] == "made"
-    (asked,) = upstream.summaries
-    assert "<language_sample>\nBitte prüfe das Modul." in asked.body["messages"][-1]["content"]
-
-
-def test_neither_thoughts_nor_base64_reach_the_summary_model(tmp_path: Path) -> None:
-    upstream = StandIn(window=WINDOW, summariser=lambda body: Reply(content="Goal: SUMMARY-1."))
-    data = "iVBORw0KGgo" * 20
-    messages = talk("Pictures")
-    messages[1]["content"] = [
-        {"type": "text", "text": messages[1]["content"]},
-        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}", "detail": "low"}},
-    ]
-    messages[2]["reasoning_content"] = "THOUGHTS-OF-THE-MODEL"
-    messages[3]["content"] += f" See data:image/png;base64,{data}."
-    with summarising(upstream, tmp_path, {}) as url, client(url) as caller:
-        assert ask(caller, messages)["x-compaction-summary"] == "made"
-    text = upstream.summaries[0].raw.decode()
-    assert "THOUGHTS" not in text
-    assert "iVBORw0KGgo" not in text
-    assert "[image]" in text
-
-
-@pytest.mark.parametrize("first", ["hangs", "500", "empty", "cut off"])
-def test_the_fallback_comes_to_the_rescue(first: str, tmp_path: Path) -> None:
-    def decide(body: dict[str, Any]) -> Reply:
-        return Reply(content="Goal: SUMMARY-2.") if body["model"] == "second-best" else FAILURES[first]
-
-    responder: Responder = decide
-    upstream = StandIn(window=WINDOW, summariser=responder)
-    with (
-        summarising(upstream, tmp_path, {"timeout": 1, "fallback_model": "second-best"}) as url,
-        client(url) as caller,
-    ):
-        assert ask(caller, talk("Rescued"))["x-compaction-summary"] == "made"
-    assert [request.body["model"] for request in upstream.summaries] == ["m", "second-best"]
-    assert "SUMMARY-2" in upstream.conversations[0].raw.decode()
-    assert BAD not in upstream.conversations[0].raw.decode()

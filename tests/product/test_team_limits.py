@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,11 @@ import pytest
 
 from proxy.access import quotas
 from proxy.demo.replies import WORDS_PER_CHUNK
-from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
 from proxy.telemetry.metrics import SUMMARIES, refused
-from tests.kit.scripted import chat, client, proxied
+from tests.kit.scripted import behind, chat, client, key_hash
 
 WINDOW = 16_000
-PROFILE = {"context_window": WINDOW, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
 LONG = chat(7, 1_000)
 """A conversation just over the trigger."""
 SHORT: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -33,35 +30,18 @@ SHORT: list[Any] = [{"role": "user", "content": "Hello"}]
 SEARCH, OTHER = "cp-search", "cp-other"
 
 
-def entry(key: str, **more: str) -> dict[str, str]:
-    return {"hash": "sha256:" + hashlib.sha256(key.encode()).hexdigest(), **more}
-
-
-@contextlib.contextmanager
-def limited(upstream: StandIn, folder: Path, **limits: int) -> Iterator[str]:
+def limited(upstream: StandIn, folder: Path, **limits: int) -> AbstractContextManager[str]:
     """The URL of a proxy in front of the upstream, where the teams ``search`` and ``other`` have these limits each."""
-    with serve(upstream.app) as url:
-        settings = {
-            "auth": {"mode": "keys"},
-            "upstreams": {"main": {"base_url": f"{url}/v1", "api_key": "sk-upstream"}},
-            "models": [{"match": "*", "upstream": "main", "profile": PROFILE}],
-            "teams": {
-                "search": {"keys": [entry(SEARCH), entry("cp-old", expires="2020-01-31")], "limits": limits},
-                "other": {"keys": [entry(OTHER)], "limits": limits},
-            },
-        }
-        with proxied(settings, folder) as entrance:
-            yield entrance
+    expired = {"hash": key_hash("cp-old"), "expires": "2020-01-31"}
+    teams = {
+        "search": {"keys": [key_hash(SEARCH), expired], "limits": limits},
+        "other": {"keys": [key_hash(OTHER)], "limits": limits},
+    }
+    return behind(upstream, folder, auth={"mode": "keys"}, teams=teams)
 
 
 def ask(caller: openai.OpenAI, messages: list[Any]) -> Mapping[str, str]:
-    """The headers of an answer."""
     return caller.chat.completions.with_raw_response.create(model="m", messages=messages).headers
-
-
-def asked_often(caller: openai.OpenAI) -> None:
-    for _ in range(100):
-        ask(caller, SHORT)
 
 
 def refusal(caller: openai.OpenAI) -> openai.RateLimitError:
@@ -115,19 +95,6 @@ def test_the_rate_is_a_teams_own(tmp_path: Path) -> None:
     assert refused("rate")._value.get() == before + 5
 
 
-def test_a_rate_lets_as_many_in_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quotas, "MINUTE", 2.0)
-    upstream = StandIn()
-    with limited(upstream, tmp_path, requests_per_minute=2) as url, client(url, SEARCH) as caller:
-        ask(caller, SHORT)
-        ask(caller, SHORT)
-        # On a busy machine a minute of two seconds may have passed by now.
-        with pytest.raises(openai.RateLimitError) as caught:
-            asked_often(caller)
-        time.sleep(float(caught.value.response.headers["retry-after"]))
-        ask(caller, SHORT)
-
-
 def test_the_openai_client_waits_and_tries_again_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quotas, "MINUTE", 2.0)
     upstream = StandIn()
@@ -146,11 +113,7 @@ def test_requests_at_the_same_time_are_a_teams_own(tmp_path: Path, monkeypatch: 
         return Reply(content=words, go=go) if body.get("stream") else Reply(content="Done.")
 
     upstream = StandIn(responder=held_stream)
-    with (
-        limited(upstream, tmp_path, concurrent=2) as url,
-        client(url, SEARCH) as search,
-        client(url, OTHER) as other,
-    ):
+    with limited(upstream, tmp_path, concurrent=2) as url, client(url, SEARCH) as search, client(url, OTHER) as other:
         streams = [search.chat.completions.create(model="m", messages=SHORT, stream=True) for _ in range(2)]
         for stream in streams:
             next(stream)

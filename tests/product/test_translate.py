@@ -17,7 +17,8 @@ from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn, ToolCall
 from tests.kit.anthropic_server import AnthropicServer, LocalServer, Received, Script
 from tests.kit.gemini_server import GeminiServer
-from tests.kit.scripted import client, proxied, served
+from tests.kit.program import served
+from tests.kit.scripted import client, proxied
 
 TOOLS: Any = [
     {
@@ -110,7 +111,6 @@ def translated(
     profile: Mapping[str, Any] | None = None,
     policy: Mapping[str, Any] | None = None,
 ) -> Iterator[openai.OpenAI]:
-    """A client of a proxy in front of a provider's stand-in."""
     settings = {
         "upstreams": {"main": {"provider": provider, "base_url": server.url, "api_key": server.key}},
         "models": [{"match": "*", "upstream": "main", **({"profile": dict(profile)} if profile else {})}],
@@ -126,7 +126,6 @@ def provider(request: pytest.FixtureRequest) -> str:
 
 
 def blocks(provider: str) -> list[dict[str, Any]]:
-    """Text and a tool call, as the provider writes them."""
     if provider == "anthropic":
         call = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"number": 7}}
         return [{"type": "text", "text": "I look."}, call]

@@ -4,50 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
-from tests.kit.scripted import ROOT, chat, wait_for_server
+from tests.kit.program import program, write_config
+from tests.kit.scripted import chat
 
 WINDOW = 16_000
 WORKERS = 3
-
-
-@contextlib.contextmanager
-def workers(upstream: str, folder: Path) -> Iterator[int]:
-    """The port of a server with several workers in front of an upstream."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    settings = {
-        "store": {"url": f"sqlite:///{folder}/store.db"},
-        "upstreams": {"main": {"base_url": f"{upstream}/v1"}},
-        "models": [
-            {"match": "*", "upstream": "main", "profile": {"context_window": WINDOW, "tokenizer": "o200k_base"}}
-        ],
-    }
-    config = folder / "config.yaml"
-    config.write_text(yaml.safe_dump(settings))
-    command = [sys.executable, "-m", "proxy", "serve", "--config", str(config), "--port", str(port)]
-    with subprocess.Popen([*command, "--workers", str(WORKERS)], cwd=ROOT, stderr=subprocess.DEVNULL) as process:
-        try:
-            wait_for_server(f"http://127.0.0.1:{port}/livez", process)
-            yield port
-        finally:
-            process.terminate()
-            process.wait(30)
 
 
 def test_all_workers_use_one_summary(tmp_path: Path) -> None:
@@ -57,7 +27,12 @@ def test_all_workers_use_one_summary(tmp_path: Path) -> None:
         return Reply(content=f"Goal: these are notes number {next(made)}.", delay=0.5)
 
     upstream = StandIn(window=WINDOW, summariser=summariser)
-    with serve(upstream.app) as url, workers(url, tmp_path) as port, contextlib.ExitStack() as closing:
+    profile = {"context_window": WINDOW, "tokenizer": "o200k_base"}
+    with serve(upstream.app) as url, contextlib.ExitStack() as closing:
+        main = {"upstreams": {"main": {"base_url": f"{url}/v1"}}}
+        models = [{"match": "*", "upstream": "main", "profile": profile}]
+        config = write_config({**main, "models": models}, tmp_path)
+        port = closing.enter_context(program(config, "--workers", str(WORKERS))).port
         lines = []
         for _ in range(12):  # each stays with the worker that accepted it
             line = HTTPConnection("127.0.0.1", port, timeout=60)

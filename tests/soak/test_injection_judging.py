@@ -141,7 +141,6 @@ def test_requests_and_responses_are_recorded() -> None:
 
 
 def put_to(stand_in: StandIn, folder: Path, order: tuple[str, ...]) -> Row:
-    """Send an instruction to the stand-in instead of a model."""
     with serve(stand_in.app) as server:
         recorder = Recorder(server)
         with (

@@ -44,7 +44,6 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
 
 
 def loop(turns: int, size: int = 300, *, start: int = 0) -> list[Message]:
-    """Exchanges without a word of the user's between them."""
     messages = []
     for turn in range(start, start + turns):
         messages.append(assistant(None, call(f"loop_{turn}", path=f"src/file_{turn}.py")))

@@ -68,7 +68,6 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
 
 
 def arguments(message: Any, index: int = 0) -> Any:
-    """The arguments of a call, read."""
     return json.loads(message["tool_calls"][index]["function"]["arguments"])
 
 
@@ -235,7 +234,6 @@ def test_43_no_marker_can_be_taken_for_the_value(door: Front) -> None:
 
 
 def common_start(one: str, other: str) -> str:
-    """The longest text that both begin with."""
     length = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     return one[:length]
 

@@ -146,7 +146,6 @@ def test_53_its_size_is_capped(door: Front) -> None:
 
 
 def section(summary: str, heading: str) -> str:
-    """What stands under a heading of a summary message."""
     return summary.split(f"## {heading}", 1)[1].split("\n## ", 1)[0].split(f"\n</{TAG}>", 1)[0]
 
 

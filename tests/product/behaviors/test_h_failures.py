@@ -34,7 +34,6 @@ FAILURES = {
 
 
 def choice(message: dict[str, Any]) -> Reply:
-    """An answer whose message is of an unusual form."""
     chosen = {"index": 0, "message": {"role": "assistant", "content": None, **message}, "finish_reason": "stop"}
     return Reply(error={"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [chosen]})
 

@@ -88,8 +88,7 @@ def test_73_overflows_are_recognised(kind: str, door: Front) -> None:
 ORDINARY = {
     "400": Reply(status=400, error=error("Invalid value for 'temperature': must be at most 2.", param="temperature")),
     "400, too much output": Reply(
-        status=400,
-        error=error("max_tokens is too large: 9000. This model supports at most 4096 completion tokens."),
+        status=400, error=error("max_tokens is too large: 9000. This model supports at most 4096 completion tokens.")
     ),
     "400, quoted": Reply(
         status=400, error=error("Invalid 'messages[1].content': \"maximum context length is 8000 tokens\".")

@@ -49,7 +49,6 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
 
 @pytest.fixture
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    """Another proxy, with an empty store."""
     with opened(tmp_path_factory.mktemp("fresh"), POLICIES) as front:
         yield front
 
@@ -75,18 +74,15 @@ def grown(request: pytest.FixtureRequest, front: Front) -> list[Exchange]:
 
 
 def always(text: str) -> Responder:
-    """A summary model that always says the same."""
     return lambda _: Reply(content=text)
 
 
 def numbered() -> Responder:
-    """A summary model that numbers its summaries."""
     numbers = itertools.count(1)
     return lambda _: Reply(content=f"Goal: NUMBER-{next(numbers)}-, the user asks numbered questions.")
 
 
 def made(exchange: Exchange) -> bytes | None:
-    """The summary message, if there is one."""
     return next((raw for raw in exchange.messages if is_summary(raw)), None)
 
 

@@ -29,15 +29,19 @@ def stage() -> Iterator[Stage]:
 
 
 @pytest.fixture(scope="module")
+def upstream() -> Iterator[RawUpstream]:
+    """An upstream that answers everything with an empty object."""
+    with RawUpstream() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def start_proxy(start_module_proxy: StartProxy) -> StartProxy:
     """Starts proxies; one that is asked for again with the same configuration is there already."""
     running: dict[str, str] = {}
 
     def start(
-        upstream: str,
-        overrides: Mapping[str, Any] | None = None,
-        *,
-        wrap: Callable[[ASGIApp], ASGIApp] | None = None,
+        upstream: str, overrides: Mapping[str, Any] | None = None, *, wrap: Callable[[ASGIApp], ASGIApp] | None = None
     ) -> str:
         if wrap is not None:
             return start_module_proxy(upstream, overrides, wrap=wrap)

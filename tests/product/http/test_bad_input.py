@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import brotli
@@ -192,12 +192,6 @@ CASES: Sequence[Case] = (
     encoded("a zstd bomb", "zstd", zstandard.compress(zeros(70 * MB)), TOO_LARGE),
     encoded("a bomb in a bomb", "gzip, gzip", gzip.compress(gzip.compress(zeros(70 * MB))), TOO_LARGE),
 )
-
-
-@pytest.fixture(scope="module")
-def upstream() -> Iterator[RawUpstream]:
-    with RawUpstream() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import socket
 import ssl
 import subprocess
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.kit.client import CHAT, JSON, Got, StartProxy, ask, chat
+from tests.kit.program import free_port
 from tests.kit.raw_upstream import End, RawUpstream, Stage, Step, answer, chunk, head, stream_head
 
 CANARY = "sk-canary-5ec4e7"
@@ -22,14 +22,7 @@ CALLERS = "sk-callers-5ec4e7"
 HOST = "canary-upstream.invalid"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def everywhere(url: str) -> list[Got]:
-    """The same failure by each of the doors."""
     headers = [JSON, ("authorization", f"Bearer {CALLERS}")]
     return [
         ask(url, CHAT, chat("canary words of a prompt"), headers),
@@ -180,9 +173,7 @@ def test_no_http(
 
 
 def test_a_fault_of_ours_shows_nothing(
-    start_proxy: StartProxy,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    start_proxy: StartProxy, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error nobody thought of: the client gets words without a cause, the server lives."""
 

@@ -83,7 +83,6 @@ TRIGGERED = {
 
 
 def summaries(arrived: Arrived) -> list[Step]:
-    """An upstream that summarises, and says nothing else."""
     said = "The talk so far." if b"<transcript>" in arrived.body else "Fine."
     body = {"choices": [{"index": 0, "message": {"role": "assistant", "content": said}, "finish_reason": "stop"}]}
     return [answer(json.dumps(body).encode())]

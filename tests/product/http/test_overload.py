@@ -82,7 +82,6 @@ def occupied(url: str, upstream: RawUpstream, clients: ThreadPoolExecutor) -> Fu
 
 
 def soon_served(url: str, path: str = CHAT, body: bytes = chat()) -> bool:
-    """Whether a request gets a place within a while."""
     until = time.monotonic() + TIMEOUT
     while time.monotonic() < until:
         if not overloaded(ask(url, path, body)):
@@ -280,11 +279,7 @@ def answer_on(connection: socket.socket) -> Got:
 # A body without a length is passed on as it comes, and has the time that the upstream gives it.
 @pytest.mark.parametrize(
     ("path", "length"),
-    [
-        (CHAT, "Content-Length: 1000"),
-        (CHAT, "Transfer-Encoding: chunked"),
-        ("/v1/files", "Content-Length: 1000"),
-    ],
+    [(CHAT, "Content-Length: 1000"), (CHAT, "Transfer-Encoding: chunked"), ("/v1/files", "Content-Length: 1000")],
 )
 def test_a_body_that_does_not_come_gives_the_place_back(
     path: str, length: str, stage: Stage, start_proxy: StartProxy, monkeypatch: pytest.MonkeyPatch

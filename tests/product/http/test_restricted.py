@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,12 +22,6 @@ def restricted(**team: Any) -> dict[str, Any]:
         "upstreams": {"main": {"api_key": "sk-operators"}},
         "teams": {"a": {"keys": [f"sha256:{hashlib.sha256(b'sk-a').hexdigest()}"], **team}},
     }
-
-
-@pytest.fixture(scope="module")
-def upstream() -> Iterator[RawUpstream]:
-    with RawUpstream() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,12 +16,6 @@ BEARER, X_API_KEY, API_KEY = ("authorization", "Bearer sk-1"), ("x-api-key", "sk
 ENTRA = ("authorization", "Bearer eyJhbGciOi.eyJhdWQ.c2ln-_")
 VERSION = ("anthropic-version", "2023-06-01")
 KEYS = ("authorization", "x-api-key", "api-key")
-
-
-@pytest.fixture(scope="module")
-def upstream() -> Iterator[RawUpstream]:
-    with RawUpstream() as running:
-        yield running
 
 
 def keys(arrived: Arrived) -> list[tuple[str, str]]:

@@ -5,10 +5,6 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
-    "deterministic",
-    derandomize=True,
-    deadline=None,
-    max_examples=120,
-    suppress_health_check=[HealthCheck.too_slow],
+    "deterministic", derandomize=True, deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("deterministic")

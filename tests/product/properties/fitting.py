@@ -68,7 +68,6 @@ class Habits:
 
 
 def habits(random: random.Random) -> Habits:
-    """Return an upstream's habits."""
     pick = random.choice
     return Habits(
         window=pick(WINDOWS),
@@ -100,7 +99,6 @@ class Upstream:
     cached: int = 0
 
     def words(self, message: dict[str, Any]) -> int:
-        """Return the words of a message that the template keeps."""
         role, content = message["role"], message.get("content") or ""
         if role == "tool" and not self.habits.keeps_tools:
             return 0
@@ -109,12 +107,10 @@ class Upstream:
         return len(content.rsplit("</think>", maxsplit=1)[-1].split()) + 4
 
     def size(self, body: dict[str, Any]) -> int:
-        """Return the tokens of a prompt."""
         words = sum(map(self.words, body["messages"]))
         return int(words * self.habits.ratio) + 200 * len(body.get("documents", ()))
 
     def answer(self, body: dict[str, Any]) -> tuple[bytes, str]:
-        """Return the answer to a request and its content type."""
         self.calls += 1
         habits, pick = self.habits, self.random
         prompt = self.size(body)
@@ -186,7 +182,6 @@ class Sessions:
         self.figures = Figures()
 
     async def run(self, seed: int) -> None:
-        """Run the session of this seed."""
         chosen = random.Random(seed)
         known = habits(chosen)
         upstream = Upstream(known, chosen)
@@ -210,7 +205,6 @@ class Sessions:
             self.figures.faults.append(f"{seed}: {known}")
 
     def _new(self, upstream: Upstream, turn: int) -> list[dict[str, Any]]:
-        """Return the messages that a turn adds."""
         chosen, known = upstream.random, upstream.habits
 
         def text() -> str:

@@ -43,7 +43,6 @@ REMEMBERED = FactsCache()
 
 
 async def check(asked: Request, *, clean: bool, afresh: bool, seen: Seen | None = None) -> None:
-    """Everything that must hold for one request."""
     engine = Engine(REMEMBERED)
     outcome = await engine.send(asked)
     judged = await judge(asked, outcome, REMEMBERED, clean=clean)

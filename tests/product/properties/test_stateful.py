@@ -88,7 +88,6 @@ class AtWork(RuleBasedStateMachine):
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Another process, with an empty store."""
         self.engine = Engine(REMEMBERED)
         self.summariser.made = 0
         self.checkpoints: set[object] = set()

@@ -34,8 +34,6 @@ P = ParamSpec("P")
 
 
 def running(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Runs a test on an event loop of its own."""
-
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         asyncio.run(test(*args, **kwargs))
@@ -320,7 +318,6 @@ def test_who_is_asked(upstream: dict[str, Any], asked: bool) -> None:
 
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An upstream that takes enquiries and never answers them."""
     stand_in = StandIn(window=WINDOW)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

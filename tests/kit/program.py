@@ -1,0 +1,106 @@
+"""The program in processes of its own: the server, and the other commands."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import yaml
+
+from tests.kit.waiting import until
+
+ROOT = Path(__file__).parents[2]
+
+
+class Program(NamedTuple):
+    """A running server. ``log`` has its output."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def refuses(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+        except ConnectionRefusedError:
+            return True
+        return False
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def write_config(settings: Mapping[str, Any], folder: Path, name: str = "config.yaml") -> Path:
+    """Write settings as YAML. Unless they name a store, it's in the folder."""
+    file = folder / name
+    file.write_text(yaml.safe_dump({"store": {"url": f"sqlite:///{folder}/store.db"}, **settings}))
+    return file
+
+
+@contextlib.contextmanager
+def program(config: Path, *options: str, log: Path | None = None, **process: Any) -> Iterator[Program]:
+    """Run ``serve`` with a configuration until the block ends. ``process`` are further arguments of ``Popen``."""
+    port = free_port()
+    log = log or config.with_name("log")
+    command = [sys.executable, "-m", "proxy", "serve", "--config", str(config), "--port", str(port), *options]
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(command, stdout=output, stderr=output, **{"cwd": ROOT, **process}) as running,
+        httpx.Client(trust_env=False) as http,
+    ):
+        started = Program(f"http://127.0.0.1:{port}", running, log)
+
+        def ready() -> bool:
+            assert running.poll() is None, log.read_text()
+            with contextlib.suppress(httpx.TransportError):
+                return http.get(f"{started.url}/readyz").status_code == 200
+            return False
+
+        try:
+            assert until(ready, 60), log.read_text()
+            yield started
+        finally:
+            running.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.wait(30)
+            running.kill()
+
+
+def relaying(upstream: str, folder: Path, **server: object) -> contextlib.AbstractContextManager[Program]:
+    """Run the server in front of an upstream, with these settings of the section ``server``."""
+    main = {"provider": "openai", "base_url": f"{upstream}/v1", "api_key": "sk-canary"}
+    return program(write_config({"server": server, "upstreams": {"main": main}}, folder))
+
+
+@contextlib.contextmanager
+def served(settings: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    with program(write_config(settings, folder)) as running:
+        yield running.url
+
+
+def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder, with nothing of the machine's own environment."""
+    own = {"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+    return subprocess.run(
+        [sys.executable, "-m", "proxy", *arguments],
+        cwd=folder,
+        env={**own, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
