@@ -1,4 +1,4 @@
-"""A proxy whose tasks can be counted, in front of a scripted upstream: what goes on after a client left."""
+"""Count the tasks of a proxy in front of a scripted upstream, to find work that continues after a client left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.kit.raw_upstream import RawUpstream, answer
 from tests.kit.waiting import until
 
 SOON = 15.0
-"""Seconds in which everything must have ended, however busy the machine is. What is not told of a leaving takes 60."""
+"""Seconds in which everything must have ended, however busy the machine is. Work that misses the disconnect takes 60."""
 
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 CONTENT = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
@@ -81,7 +81,7 @@ def leave(connection: socket.socket) -> float:
 
 
 def talk(turns: int = 12) -> list[dict[str, str]]:
-    """Most of it is the assistant's, since the user's own words stay beside a summary."""
+    """Most of it is the assistant's, because the proxy keeps the user's own words."""
     roles, sizes = ("user", "assistant"), (3, 200)
     return [
         {"role": roles[turn % 2], "content": f"{turn}. " + "some words " * sizes[turn % 2]} for turn in range(turns)

@@ -1,4 +1,4 @@
-"""What upstreams tell of their windows, asked beside the requests."""
+"""Read windows from the upstreams' own model lists, in the background."""
 
 from __future__ import annotations
 
