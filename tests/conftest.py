@@ -80,7 +80,7 @@ def _plain_environment() -> Iterator[None]:
 def _no_enquiries() -> Iterator[None]:
     """Upstreams of tests expect the requests of the test alone; ``test_limit_discovery.py`` tests the others."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asking, "may_tell", lambda settings: False)
+        patch.setattr(asking, "reports_limits", lambda settings: False)
         yield
 
 

@@ -19,7 +19,7 @@ from proxy.compaction.stages import cheap_stages
 from proxy.config import Policy
 from proxy.dialects.chat.counting import Counter
 from proxy.dialects.chat.request import parse
-from proxy.limits.learned import budget, reserved_output
+from proxy.limits.budget import budget, reserved_output
 from proxy.limits.profiles import Profile
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.facts_cache import FactsCache

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from cachetools import LRUCache
 
-from proxy.limits.learned import RATIO_BOUNDS
+from proxy.limits.learned import RATIO_BOUNDS, Place
 from proxy.store import Store
 from proxy.store.replicated_map import ReplicatedMap
 from proxy.store.tenants import UNSTORED_TENANT
@@ -55,13 +55,14 @@ tenants together, until they expire."""
 class TokenRatios(msgspec.Struct, frozen=True):
     """The stored ratios of one model at an upstream for one tenant, oldest first.
 
-    ``steps`` is the factor in force, decided at ``since``; the last ratio came at ``noted`` (seconds since 1970).
+    ``quantized_factor`` is the factor in force, in steps of 1/20, decided at ``since``. The last ratio came at
+    ``noted``. Times are seconds since 1970.
     """
 
     upstream: str
     model: str
     ratios: tuple[float, ...] = ()
-    steps: int = STEPS
+    quantized_factor: int = msgspec.field(default=STEPS, name="steps")
     since: float = 0.0
     noted: float = 0.0
 
@@ -75,15 +76,11 @@ class TokenRatios(msgspec.Struct, frozen=True):
         """Return the upstream's tokens per token counted here, within ``BOUNDS``."""
         # Conversations naturally differ by a step. The bounds also cover a damaged or edited entry.
         low, high = BOUNDS
-        return 1.0 if abs(self.steps - STEPS) <= 1 else min(max(self.steps / STEPS, low), high)
+        return 1.0 if abs(self.quantized_factor - STEPS) <= 1 else min(max(self.quantized_factor / STEPS, low), high)
 
     def merged(self, other: TokenRatios) -> TokenRatios:
         """Return the ratios with the newer decision."""
         return other if other.since > self.since else self
-
-
-Place = tuple[str, str, str]
-"""An upstream, the model's name there, and a tenant."""
 
 
 class Calibration:
@@ -134,8 +131,8 @@ class Calibration:
         now = self._now()
         ratios = (*seen.ratios, ratio)[-OBSERVATIONS:]
         enough = len(ratios) >= LEAST_OBSERVATIONS
-        steps = _stepped(_estimate(ratios), seen.steps) if enough else seen.steps
-        decided = enough and (steps != seen.steps or not seen.since)
+        steps = _stepped(_estimate(ratios), seen.quantized_factor) if enough else seen.quantized_factor
+        decided = enough and (steps != seen.quantized_factor or not seen.since)
         observed = TokenRatios(upstream, model, ratios, steps, now if decided else seen.since, now)
         if decided:
             self._known.put(tenant, upstream, model, observed)

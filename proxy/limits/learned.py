@@ -1,4 +1,4 @@
-"""Compute the input budget of a request from its model's profile, its reserved output, and learned limits."""
+"""Learn the limits of upstreams from refusals and from reported usage."""
 
 from __future__ import annotations
 
@@ -9,19 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import msgspec
+from cachetools import LRUCache
 
-from proxy.compaction.conditions import Clause
-from proxy.limits.answered import Answered
 from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
 from proxy.store import Store
 from proxy.store.replicated_map import ReplicatedMap
-
-# If input and output share a window, reserve room for the answer even if the request states no output. Servers accept a
-# prompt that fills the window and answer with the one to three tokens that are left. The trigger leaves far more room;
-# the reserve matters for the rare request that barely fits.
-RESERVE_PART = 32
-RESERVE_AT_LEAST = 512
 
 SMALLEST_PART = 8
 """The budget is at least the window divided by this, regardless of the reserved output."""
@@ -55,7 +48,13 @@ CONTRADICTED = 0.5
 
 LEARNED_ENTRIES = 10_000
 
+PERIOD = 3_600.0
+"""Seconds. An answer counts as recent for at least this time, and at most twice as long."""
+
 KIND = "limit"
+
+Place = tuple[str, str, str]
+"""An upstream, the model's name there, and a tenant."""
 
 # A count in a refusal can differ from the proxy's by these factors. Beyond them it isn't a count of the same prompt.
 RATIO_BOUNDS = (0.5, 3.0)
@@ -81,40 +80,6 @@ class LearnedLimit:
     def blind(self) -> bool:
         """Return whether the limit is a guess from a refusal without a number."""
         return self.source == "guess" and self.named is None
-
-
-def reserved_output(
-    profile: Profile, asked: int | None, policy: Clause | None, learned: LearnedLimit | None = None
-) -> int:
-    """Return the tokens of the known or learned window to reserve for the answer."""
-    if asked is not None:
-        return asked
-    if policy is not None and policy.tokens is not None:
-        return policy.tokens
-    window = profile.context_window
-    if learned is not None and learned.total:
-        window = min(window or learned.total, learned.total)
-    if window is None:
-        return 0
-    if policy is not None and policy.fraction is not None:
-        return int(window * policy.fraction)
-    reserve = max(window // RESERVE_PART, min(RESERVE_AT_LEAST, window // SMALLEST_PART))
-    return min(reserve, profile.max_output_tokens or reserve)
-
-
-def budget(profile: Profile, reserved: int, learned: LearnedLimit | None, factor: float = 1.0) -> int | None:
-    """Return the input budget of a request, in tokens as counted here, or ``None`` if unknown.
-
-    ``factor`` is the upstream's tokens per token counted here. Profiles are in the upstream's tokens.
-    """
-    stated = _bounds(profile.context_window, profile.max_input_tokens, reserved)
-    told = _bounds(learned.total, learned.input, reserved) if learned else []
-    return min([int(bound / factor) for bound in stated] + told, default=None)
-
-
-def _bounds(total: int | None, most_input: int | None, reserved: int) -> list[int]:
-    bounds = [max(total - reserved, total // SMALLEST_PART)] if total else []
-    return [*bounds, most_input] if most_input else bounds
 
 
 def limit_from_overflow(overflow: Overflow, counted_here: int, reserved: int, factor: float = 1.0) -> LearnedLimit:
@@ -166,7 +131,7 @@ def for_others(guess: LearnedLimit) -> LearnedLimit:
 def published(profile: Profile, factor: float = 1.0) -> LearnedLimit:
     """Return the limits of a profile in tokens as counted here. ``factor`` is as in ``budget``."""
     window, cap = profile.context_window, profile.max_input_tokens
-    most = min((bound for bound in (window, cap) if bound), default=None)
+    most = _least(window or None, cap or None)
     return LearnedLimit(most and int(most / factor), window and int(window / factor))
 
 
@@ -195,7 +160,7 @@ class LimitRecord(msgspec.Struct, frozen=True):
         return self.source == "guess" and self.named is None
 
     @property
-    def told(self) -> bool:
+    def is_named(self) -> bool:
         """Return whether an upstream named the limit and no answer has disproved it."""
         return not self.disproved and (self.source == "refusal" or (self.source == "usage" and self.named is not None))
 
@@ -211,11 +176,42 @@ class Limits(msgspec.Struct, frozen=True):
     @property
     def until(self) -> float:
         """Return when the last of the records expires, in seconds since 1970."""
-        return max((figure.until for figure in (self.input, self.total) if figure is not None), default=0.0)
+        return max((record.until for record in (self.input, self.total) if record is not None), default=0.0)
 
     def merged(self, other: Limits) -> Limits:
         """Return the newer record of each kind. A named limit takes precedence over a guess without a number."""
         return Limits(self.upstream, self.model, _newer(self.input, other.input), _newer(self.total, other.total))
+
+
+class _AnsweredSizes:
+    """The largest recently answered sizes, in tokens as counted here. A guessed limit must not be below them."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._largest: LRUCache[Place, tuple[float, int, int]] = LRUCache(LEARNED_ENTRIES)
+
+    def note(self, place: Place, tokens: int) -> None:
+        """Record that the upstream answered a request of this size."""
+        began, now, before = self._periods(place)
+        if tokens <= now:
+            return
+        self._largest[place] = (began, tokens, before)
+
+    def forget(self, place: Place) -> None:
+        """Forget the answers of this upstream, model, and tenant."""
+        self._largest.pop(place, None)
+
+    def largest(self, place: Place) -> int:
+        """Return the largest recently answered size, or 0 if there is none."""
+        return max(self._periods(place)[1:])
+
+    def _periods(self, place: Place) -> tuple[float, int, int]:
+        """Return when the current period began, and the largest sizes of this period and the one before."""
+        time = self._clock()
+        began, now, before = self._largest.get(place, (time, 0, 0))
+        if time - began < PERIOD:
+            return began, now, before
+        return time, 0, (now if time - began < 2 * PERIOD else 0)
 
 
 class LearnedLimits:
@@ -228,7 +224,7 @@ class LearnedLimits:
         """Use ``clock`` for seconds since 1970. Without a store, the limits end with the process."""
         self._clock = clock
         self._known = ReplicatedMap(store, KIND, Limits, LEARNED_ENTRIES, clock)
-        self._answered = Answered(clock)
+        self._answered = _AnsweredSizes(clock)
 
     def first_read(self, upstream: str, model: str, tenant: str) -> asyncio.Task[None] | None:
         """Start a read of stored limits if one is due (see ``ReplicatedMap.first_read``)."""
@@ -244,7 +240,7 @@ class LearnedLimits:
         return None if most_input is None and total is None else LearnedLimit(most_input, total)
 
     def learn(
-        self, upstream: str, model: str, tenant: str, told: LearnedLimit, most: LearnedLimit | None = None
+        self, upstream: str, model: str, tenant: str, limit: LearnedLimit, most: LearnedLimit | None = None
     ) -> None:
         """Record a limit. The lower of two valid limits of the same kind applies.
 
@@ -255,12 +251,13 @@ class LearnedLimits:
         """
         now = self._clock()
         known = self._known.get(tenant, upstream, model) or Limits(upstream, model)
-        least = 0 if told.source == "refusal" else self._answered.largest((upstream, model, tenant))
+        least = 0 if limit.source == "refusal" else self._answered.largest((upstream, model, tenant))
+        bound = most or LearnedLimit()
         changed = Limits(
             upstream,
             model,
-            _learned(known.input, told.input, least, None if most is None else most.input, told, now),
-            _learned(known.total, told.total, least, None if most is None else most.total, told, now),
+            _learned(known.input, limit.input, least, bound.input, limit, now),
+            _learned(known.total, limit.total, least, bound.total, limit, now),
         )
         if changed != known:
             self._known.put(tenant, upstream, model, changed)
@@ -269,15 +266,15 @@ class LearnedLimits:
         """Record that the upstream answered a request of this size, in tokens as counted here."""
         self._answered.note((upstream, model, tenant), tokens)
 
-    def contradicts(self, upstream: str, model: str, tenant: str, told: LearnedLimit, refused: int) -> bool:
+    def contradicts(self, upstream: str, model: str, tenant: str, limit: LearnedLimit, refused: int) -> bool:
         """Return whether a recent answer contradicts the limit from a refusal of ``refused`` tokens.
 
         It contradicts a named limit far below the answered size, and an unnamed one if ``refused`` is smaller.
         """
         answered = self._answered.largest((upstream, model, tenant))
-        if told.blind:
+        if limit.blind:
             return refused < answered
-        return any(limit is not None and limit < CONTRADICTED * answered for limit in (told.input, told.total))
+        return any(size is not None and size < CONTRADICTED * answered for size in (limit.input, limit.total))
 
     def outdate(self, upstream: str, model: str, tenant: str) -> None:
         """Forget the answered sizes, because repeated refusals show that the upstream now accepts less."""
@@ -286,9 +283,9 @@ class LearnedLimits:
     def below(self, upstream: str, model: str, tenant: str, tokens: int) -> bool:
         """Return whether a learned limit is lower than ``tokens``."""
         known = self.get(upstream, model, tenant)
-        return known is not None and any(limit is not None and limit < tokens for limit in (known.input, known.total))
+        return known is not None and any(size is not None and size < tokens for size in (known.input, known.total))
 
-    def prove(self, upstream: str, model: str, tenant: str, sent: int, reported: int | None, factor: float) -> None:
+    def confirm(self, upstream: str, model: str, tenant: str, sent: int, reported: int | None, factor: float) -> None:
         """Raise or drop lower limits after an answer to a request of ``sent`` tokens, as counted here.
 
         ``reported`` is the prompt size that the upstream reports, if any. ``factor`` is the upstream's tokens per token
@@ -299,8 +296,8 @@ class LearnedLimits:
             return
         now = self._clock()
         size = sent if reported is None else min(sent, int(reported / factor))
-        figures = [_proved(figure, size, reported, now) for figure in (known.input, known.total)]
-        changed = Limits(upstream, model, *figures)
+        records = [_confirmed(record, size, reported, now) for record in (known.input, known.total)]
+        changed = Limits(upstream, model, *records)
         if changed != known:
             self._known.put(tenant, upstream, model, changed)
 
@@ -318,15 +315,15 @@ def _newer(ours: LimitRecord | None, theirs: LimitRecord | None) -> LimitRecord 
         return ours or theirs
     new, old = (theirs, ours) if theirs.since > ours.since else (ours, theirs)
     # Ignore a guess from a process that hadn't read the named limit yet.
-    return old if new.blind and not new.disproved and old.told and new.since <= old.until else new
+    return old if new.blind and not new.disproved and old.is_named and new.since <= old.until else new
 
 
-def _tokens(figure: LimitRecord | None, now: float) -> int | None:
-    return figure.tokens if figure is not None and figure.holds(now) else None
+def _tokens(record: LimitRecord | None, now: float) -> int | None:
+    return record.tokens if record is not None and record.holds(now) else None
 
 
 def _learned(
-    known: LimitRecord | None, tokens: int | None, least: int, most: int | None, told: LearnedLimit, now: float
+    known: LimitRecord | None, tokens: int | None, least: int, most: int | None, limit: LearnedLimit, now: float
 ) -> LimitRecord | None:
     """Return the record that applies after an upstream refused: ``tokens``, but at least ``least``."""
     if tokens is None or tokens < LEAST_LIMIT:
@@ -334,33 +331,34 @@ def _learned(
     guessed, tokens = tokens, max(tokens, least)
     if most is not None and tokens >= most:
         return known
-    if told.blind and known is not None and known.told and known.holds(now):
+    if limit.blind and known is not None and known.is_named and known.holds(now):
         return known
-    until = now + (GUESS_SECONDS if told.source == "guess" else NAMED_SECONDS)
-    refused = int(guessed / BLIND_FACTOR) if told.source == "guess" else None
-    new = LimitRecord(tokens, told.source, now, until, told.named, refused=refused)
-    if known is None or not known.holds(now) or tokens <= known.tokens or (known.blind and told.source != "guess"):
+    until = now + (GUESS_SECONDS if limit.source == "guess" else NAMED_SECONDS)
+    refused = int(guessed / BLIND_FACTOR) if limit.source == "guess" else None
+    new = LimitRecord(tokens, limit.source, now, until, limit.named, refused=refused)
+    if known is None or not known.holds(now) or tokens <= known.tokens or (known.blind and limit.source != "guess"):
         return new
     # A repeated limit is valid from now on. A guess doesn't renew a named limit.
-    return msgspec.structs.replace(known, since=now, until=until) if known.source == told.source else known
+    return msgspec.structs.replace(known, since=now, until=until) if known.source == limit.source else known
 
 
-def _proved(figure: LimitRecord | None, size: int, reported: int | None, now: float) -> LimitRecord | None:
+def _confirmed(record: LimitRecord | None, size: int, reported: int | None, now: float) -> LimitRecord | None:
     """Return the record that applies after an answer to a request of ``size`` tokens."""
-    if figure is None or not figure.holds(now):
-        return figure
-    if reported is None and figure.source == "usage":
-        return figure  # an upstream that silently truncates prompts accepts requests of any size
-    beyond = figure.named is not None and reported is not None and reported > figure.named * COUNTS_DIFFER
-    if beyond or size >= (figure.refused or figure.tokens * DISPROVED):
-        return msgspec.structs.replace(figure, source="usage", since=now, disproved=True)
-    return msgspec.structs.replace(figure, tokens=size, source="usage", since=now) if size > figure.tokens else figure
+    if record is None or not record.holds(now):
+        return record
+    if reported is None and record.source == "usage":
+        return record  # an upstream that silently truncates prompts accepts requests of any size
+    beyond = record.named is not None and reported is not None and reported > record.named * COUNTS_DIFFER
+    if beyond or size >= (record.refused or record.tokens * DISPROVED):
+        return msgspec.structs.replace(record, source="usage", since=now, disproved=True)
+    return msgspec.structs.replace(record, tokens=size, source="usage", since=now) if size > record.tokens else record
 
 
 def lower(a: LearnedLimit | None, b: LearnedLimit | None) -> LearnedLimit:
     """Return the lower limits of two."""
-    known = [learned for learned in (a, b) if learned is not None]
-    return LearnedLimit(
-        min((k.input for k in known if k.input is not None), default=None),
-        min((k.total for k in known if k.total is not None), default=None),
-    )
+    known = [limit for limit in (a, b) if limit is not None]
+    return LearnedLimit(_least(*(limit.input for limit in known)), _least(*(limit.total for limit in known)))
+
+
+def _least(*sizes: int | None) -> int | None:
+    return min((size for size in sizes if size is not None), default=None)

@@ -9,19 +9,25 @@ import msgspec
 from cachetools import LRUCache
 
 from proxy.config import Policy
+from proxy.limits.budget import (
+    StatesOutput,
+    budget,
+    clamp_output,
+    may_lower,
+    output_reserve,
+    reserved_output,
+    shared_window,
+)
 from proxy.limits.learned import (
     BLIND_FACTOR,
     GUESS_SECONDS,
     SMALLEST_PART,
     LearnedLimit,
-    budget,
     for_others,
     limit_from_overflow,
     lower,
     published,
-    reserved_output,
 )
-from proxy.limits.output import StatesOutput, clamp_output, may_lower, output_reserve, shared_window
 from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
 from proxy.overflow.silent import Filled, Finished, seems_full, silent_overflow

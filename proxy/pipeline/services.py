@@ -68,13 +68,13 @@ class Services:
         upstream = configuration.settings.upstreams[route.upstream]
         stated = self._stated_limits(route, configuration)
         return self.measures.profiles.find(
-            route.model, provider=upstream.provider, override=route.profile, told=stated, address=upstream.base_url
+            route.model, provider=upstream.provider, override=route.profile, reported=stated, address=upstream.base_url
         )
 
     def _stated_limits(self, route: Route, configuration: ConfigSnapshot) -> StatedLimit | None:
         """Return the limits that the upstream states, unless the operator states some."""
         configured = route.profile is not None and (route.profile.context_window or route.profile.max_input_tokens)
-        return None if configured else configuration.limit_discovery.told(route.upstream, route.model)
+        return None if configured else configuration.limit_discovery.window(route.upstream, route.model)
 
     async def recall(self, upstream: str, model: str, tenant: str) -> None:
         """Load what the store has on a model. Only the first call waits, for at most ``FIRST_READ_SECONDS``."""

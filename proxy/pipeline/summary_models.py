@@ -8,14 +8,8 @@ import structlog
 
 from proxy.config import Route
 from proxy.errors import ConfigurationError
-from proxy.limits.learned import (
-    budget,
-    for_others,
-    limit_from_overflow,
-    lower,
-    published,
-    reserved_output,
-)
+from proxy.limits.budget import budget, reserved_output
+from proxy.limits.learned import for_others, limit_from_overflow, lower, published
 from proxy.overflow import Overflow
 from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.services import Services

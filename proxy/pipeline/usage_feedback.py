@@ -266,7 +266,7 @@ class UsageFeedback:
         self._note(context, facts, counted, end)
         if counted is None:
             return
-        self._services.learned.prove(*context.place, counted, end.prompt or None, factor)
+        self._services.learned.confirm(*context.place, counted, end.prompt or None, factor)
         calibration = self._services.calibration
         if not calibration.wants(*context.place):
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -119,57 +119,57 @@ class LimitDiscovery:
         kept: Collection[str] = (),
     ) -> None:
         """``before`` belongs to the previous configuration. The limits of the upstreams in ``kept`` stay valid."""
-        known = {} if before is None else {name: book for name, book in before._books.items() if name in kept}
-        self._books: dict[str, UpstreamModels] = {
+        known = {} if before is None else {name: models for name, models in before._upstreams.items() if name in kept}
+        self._upstreams: dict[str, UpstreamModels] = {
             name: known.get(name) or UpstreamModels(due=clock())
             for name, settings in upstreams.items()
-            if name in known or may_tell(settings)
+            if name in known or reports_limits(settings)
         }
         self._relay = relay
         self._instance = instance
         self._clock = clock
 
-    def told(self, upstream: str, model: str) -> StatedLimit | None:
+    def window(self, upstream: str, model: str) -> StatedLimit | None:
         """Return the known limit. If it is time to ask, start a background task."""
-        book = self._books.get(upstream)
-        if book is None:
+        models = self._upstreams.get(upstream)
+        if models is None:
             return None
-        if book.wants(model, self._clock()):
-            book.task = asyncio.create_task(self._round(upstream, book))
-        return book.find(model)
+        if models.wants(model, self._clock()):
+            models.task = asyncio.create_task(self._ask_safely(upstream, models))
+        return models.find(model)
 
     async def settled(self) -> None:
         """Wait for the running tasks."""
-        running = [book.task for book in self._books.values() if book.task is not None]
+        running = [models.task for models in self._upstreams.values() if models.task is not None]
         await asyncio.gather(*running, return_exceptions=True)
 
     async def retire(self, successor: LimitDiscovery) -> None:
         """Stop asking upstreams that the successor doesn't share. Keep their reported limits."""
-        mine = [book for name, book in self._books.items() if successor._books.get(name) is not book]
-        running = [book.task for book in mine if book.task is not None]
+        mine = [models for name, models in self._upstreams.items() if successor._upstreams.get(name) is not models]
+        running = [models.task for models in mine if models.task is not None]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
     async def aclose(self) -> None:
         """Stop asking."""
-        for book in self._books.values():
-            if book.task is not None:
-                book.task.cancel()
+        for models in self._upstreams.values():
+            if models.task is not None:
+                models.task.cancel()
         await self.settled()
 
-    async def _round(self, upstream: str, book: UpstreamModels) -> None:
+    async def _ask_safely(self, upstream: str, models: UpstreamModels) -> None:
         try:
-            await self._ask(upstream, book)
+            await self._ask(upstream, models)
         except NotFound:
-            self._books.pop(upstream, None)  # LiteLLM translates for this provider, so there is no endpoint to ask
+            self._upstreams.pop(upstream, None)  # LiteLLM translates for this provider, so there is no endpoint to ask
         except Exception as error:  # no request depends on it
             log.exception("limits.asking_failed", upstream=upstream, error=type(error).__name__)
         finally:
-            book.due = self._clock() + (SOON if book.waits else EVERY)
-            book.task = None
+            models.due = self._clock() + (SOON if models.waits else EVERY)
+            models.task = None
 
-    async def _ask(self, upstream: str, book: UpstreamModels) -> None:
+    async def _ask(self, upstream: str, models: UpstreamModels) -> None:
         """Ask once. Keep earlier limits if the upstream reports none now."""
         lane = await self._relay(upstream)
         root = lane.base_url.removesuffix("/v1")
@@ -183,36 +183,36 @@ class LimitDiscovery:
                 return {}
 
         entries = _entries(await answer("GET", f"{lane.base_url}/models"))
-        book.ids = frozenset(entry["id"] for entry in entries) or book.ids
+        models.ids = frozenset(entry["id"] for entry in entries) or models.ids
         found = windows(entries, "/models")
-        if not found and len(book.ids) <= 1:
-            book.everywhere = props(await answer("GET", f"{root}/props")) or book.everywhere
-            found = {} if book.everywhere is None else {"": book.everywhere}
+        if not found and len(models.ids) <= 1:
+            models.everywhere = props(await answer("GET", f"{root}/props")) or models.everywhere
+            found = {} if models.everywhere is None else {"": models.everywhere}
         if not found:
             found = windows(_entries(await answer("GET", f"{root}/api/v0/models")), "/api/v0/models")
-        book.listed = found or book.listed
+        models.listed = found or models.listed
         if not found:
-            found = await self._shown(book, answer, root)
-        if not found and not book.complained:
-            book.complained = True
+            found = await self._ask_ollama(models, answer, root)
+        if not found and not models.complained:
+            models.complained = True
             log.info("limits.not_told", upstream=upstream, reasons=reasons)
-        book.complained = book.complained and not found
+        models.complained = models.complained and not found
 
-    async def _shown(
-        self, book: UpstreamModels, answer: Callable[[str, str, bytes | None], Awaitable[dict[str, Any]]], root: str
+    async def _ask_ollama(
+        self, models: UpstreamModels, answer: Callable[[str, str, bytes | None], Awaitable[dict[str, Any]]], root: str
     ) -> dict[str, StatedLimit]:
         """Return the windows that Ollama reports for the requested models that it has."""
-        book.names = {name for name in book.names if _listed_as(name, book.ids) in book.ids}
-        for name in sorted(book.names):
+        models.names = {name for name in models.names if _listed_as(name, models.ids) in models.ids}
+        for name in sorted(models.names):
             shown = await answer("POST", f"{root}/api/show", msgspec.json.encode({"model": name}))
             if not shown:
                 break
-            book.shows = True
-            book.shown[_listed_as(name, book.ids)] = show(shown)
-        if book.shows:
-            for name, told in loaded(await answer("GET", f"{root}/api/ps", None)).items():
-                book.loaded[_listed_as(name, book.ids)] = told
-        return {name: told for name, told in book.shown.items() if told is not None}
+            models.shows = True
+            models.shown[_listed_as(name, models.ids)] = show(shown)
+        if models.shows:
+            for name, limit in loaded(await answer("GET", f"{root}/api/ps", None)).items():
+                models.loaded[_listed_as(name, models.ids)] = limit
+        return {name: limit for name, limit in models.shown.items() if limit is not None}
 
     async def _answer(self, lane: RelayTransport, method: str, url: str, body: bytes | None) -> dict[str, Any]:
         """Return the JSON object at an address. Raises ``_NoAnswerError``."""
@@ -244,7 +244,7 @@ class _NoAnswerError(Exception):
     """An address returns no response, or one that isn't readable."""
 
 
-def may_tell(settings: UpstreamSettings) -> bool:
+def reports_limits(settings: UpstreamSettings) -> bool:
     """Return whether to ask an upstream: it is relayed to, and its API may report limits."""
     if not settings.ask_limits:
         return False
@@ -259,23 +259,21 @@ def windows(entries: list[dict[str, Any]], where: str) -> dict[str, StatedLimit]
     """Return the windows in a list of models, by model id."""
     found = {}
     for entry in entries:
-        for name in _WINDOW_FIELDS:
-            if tokens := _window(entry.get(name)):
-                found[entry["id"]] = StatedLimit(tokens, f"upstream: {name} in {where}")
-                break
+        limits = (_stated(entry.get(name), f"{name} in {where}") for name in _WINDOW_FIELDS)
+        if limit := next(filter(None, limits), None):
+            found[entry["id"]] = limit
     for entry in entries:
         # vLLM lists adapters without a window, but with their base model.
         parent = entry.get("parent")
-        if entry["id"] not in found and isinstance(parent, str) and parent in found:
-            found[entry["id"]] = found[parent]
+        if isinstance(parent, str) and parent in found:
+            found.setdefault(entry["id"], found[parent])
     return found
 
 
 def props(answer: Mapping[str, Any]) -> StatedLimit | None:
     """Return the window of each llama.cpp slot."""
     generation = answer.get("default_generation_settings")
-    tokens = _window(generation.get("n_ctx")) if isinstance(generation, Mapping) else None
-    return None if tokens is None else StatedLimit(tokens, "upstream: n_ctx in /props")
+    return _stated(generation.get("n_ctx"), "n_ctx in /props") if isinstance(generation, Mapping) else None
 
 
 def show(answer: Mapping[str, Any]) -> StatedLimit | None:
@@ -283,12 +281,12 @@ def show(answer: Mapping[str, Any]) -> StatedLimit | None:
     parameters = answer.get("parameters")
     for line in parameters.splitlines() if isinstance(parameters, str) else ():
         name, _, value = line.strip().partition(" ")
-        if name == "num_ctx" and (tokens := _window(value)):
-            return StatedLimit(tokens, "upstream: num_ctx in /api/show")
+        if name == "num_ctx" and (limit := _stated(value, "num_ctx in /api/show")):
+            return limit
     about = answer.get("model_info")
     for key, value in about.items() if isinstance(about, Mapping) else ():
-        if key.endswith(".context_length") and (tokens := _window(value)):
-            return StatedLimit(tokens, "upstream: context_length in /api/show")
+        if key.endswith(".context_length") and (limit := _stated(value, "context_length in /api/show")):
+            return limit
     return None
 
 
@@ -298,28 +296,22 @@ def loaded(answer: Mapping[str, Any]) -> dict[str, StatedLimit]:
     Source: https://docs.ollama.com/api/ps
     """
     models = answer.get("models")
-    entries = [entry for entry in models if isinstance(entry, Mapping)] if isinstance(models, list) else []
     found = {}
-    for entry in entries:
-        name, tokens = entry.get("model") or entry.get("name"), _window(entry.get("context_length"))
-        if isinstance(name, str) and tokens is not None:
-            found[name] = StatedLimit(tokens, "upstream: context_length in /api/ps")
-    return found
+    for entry in models if isinstance(models, list) else ():
+        if isinstance(entry, Mapping) and isinstance(name := entry.get("model") or entry.get("name"), str):
+            found[name] = _stated(entry.get("context_length"), "context_length in /api/ps")
+    return {name: limit for name, limit in found.items() if limit is not None}
 
 
-def _window(value: object) -> int | None:
+def _stated(value: object, field: str) -> StatedLimit | None:
     tokens = as_tokens(value)
-    return tokens if tokens is not None and SMALLEST <= tokens <= LARGEST else None
+    return StatedLimit(tokens, f"upstream: {field}") if tokens and SMALLEST <= tokens <= LARGEST else None
 
 
 def _entries(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return list(_named(answer.get("data")))
-
-
-def _named(data: object) -> Iterator[dict[str, Any]]:
-    for entry in data if isinstance(data, list) else ():
-        if isinstance(entry, dict) and isinstance(entry.get("id"), str):
-            yield entry
+    data = answer.get("data")
+    entries = data if isinstance(data, list) else []
+    return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
 
 
 def _listed_as(model: str, ids: frozenset[str]) -> str:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from proxy.demo.upstream import StandIn
 from proxy.dialects.chat.request import parse
-from proxy.limits.output import CAUTION_PART, clamp_output, output_reserve
+from proxy.limits.budget import CAUTION_PART, clamp_output, output_reserve
 from tests.kit.scripted import chat, protected
 
 WINDOW = 16_000

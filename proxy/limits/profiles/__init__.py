@@ -1,6 +1,6 @@
 """Model profiles: limits, tokenizer, and the source of each figure."""
 
-from proxy.limits.profiles.lookup import Profiles, ProfileSettings
+from proxy.limits.profiles.lookup import Profiles
 from proxy.limits.profiles.profile import Profile
 
-__all__ = ["Profile", "ProfileSettings", "Profiles"]
+__all__ = ["Profile", "Profiles"]

@@ -42,7 +42,7 @@ class FamilyRule:
 
     name: str
     pattern: re.Pattern[str]
-    tokenizer: str
+    tokenizer: str = "o200k_base"
     ratio: float = 1.0
     images: str = "unknown"
     tools: str = "json"
@@ -73,46 +73,42 @@ def _pattern(text: str) -> re.Pattern[str]:
     return re.compile(text, re.DOTALL)
 
 
+def _input_cap(name: str, pattern: str, window: int, most_input: int, most_output: int, reason: str) -> LimitRule:
+    return LimitRule(name, _pattern(pattern), Kind.INPUT_CAP, window, most_input, most_output, reason)
+
+
+def _openai(name: str, pattern: str, images: str = "unknown", tokenizer: str = "o200k_base") -> FamilyRule:
+    return FamilyRule(name, _pattern(pattern), tokenizer, images=images, tools="typescript")
+
+
 LIMITS: tuple[LimitRule, ...] = (
     # Azure lists 111,616 as their input, which is the window minus the output. That figure stays.
-    LimitRule(
+    _input_cap(
         "GPT-5 chat",
-        _pattern(r"gpt-5(\.\d+)?-chat"),
-        Kind.INPUT_CAP,
-        128_000,
-        128_000,
-        16_384,
-        "the chat snapshots have the window of GPT-4o (OpenAI's model pages)",
+        r"gpt-5(\.\d+)?-chat",
+        *(128_000, 128_000, 16_384),
+        reason="the chat snapshots have the window of GPT-4o (OpenAI's model pages)",
     ),
     # Listed with 272,000 input, or with 400,000 which is their whole window.
-    LimitRule(
+    _input_cap(
         "small or special models of GPT-5.4 and later",
-        _pattern(r"gpt-5\.(?:[4-9]|\d\d)-(?:mini|nano|cyber)(?:-.*)?|(?:gpt-)?daybreak-red|(?:gpt-)?chat"),
-        Kind.INPUT_CAP,
-        400_000,
-        272_000,
-        128_000,
-        "the window is 400,000, of which 128,000 are output; 272,000 are enforced for the input",
+        r"gpt-5\.(?:[4-9]|\d\d)-(?:mini|nano|cyber)(?:-.*)?|(?:gpt-)?daybreak-red|(?:gpt-)?chat",
+        *(400_000, 272_000, 128_000),
+        reason="the window is 400,000, of which 128,000 are output; 272,000 are enforced for the input",
     ),
     # The table has either figure as the input, depending on the provider.
-    LimitRule(
+    _input_cap(
         "GPT-5.4 and later",
-        _pattern(r"gpt-(?:5\.(?:[4-9]|\d\d)|6(?:\.\d+)?)(?:-.*)?|(?:gpt-)?daybreak-blue"),
-        Kind.INPUT_CAP,
-        1_050_000,
-        922_000,
-        128_000,
-        "the window is 1,050,000, of which 128,000 are output; 922,000 are enforced for the input",
+        r"gpt-(?:5\.(?:[4-9]|\d\d)|6(?:\.\d+)?)(?:-.*)?|(?:gpt-)?daybreak-blue",
+        *(1_050_000, 922_000, 128_000),
+        reason="the window is 1,050,000, of which 128,000 are output; 922,000 are enforced for the input",
     ),
     # Also for the codex and pro models that the table lists with 400,000.
-    LimitRule(
+    _input_cap(
         "GPT-5 to GPT-5.3",
-        _pattern(r"gpt-5(?:\.[0-3])?(?:-.*)?"),
-        Kind.INPUT_CAP,
-        400_000,
-        272_000,
-        128_000,
-        "the window is 400,000, of which 128,000 are output; 272,000 are enforced for the input",
+        r"gpt-5(?:\.[0-3])?(?:-.*)?",
+        *(400_000, 272_000, 128_000),
+        reason="the window is 400,000, of which 128,000 are output; 272,000 are enforced for the input",
     ),
     # Google publishes inputTokenLimit and outputTokenLimit, and enforces each separately.
     LimitRule("Gemini", _pattern(r"(?:google-)?gemini-.*"), Kind.SEPARATE),
@@ -128,9 +124,8 @@ PROVIDERS: tuple[ProviderRule, ...] = (
     ProviderRule("OpenAI", frozenset({"openai"}), ("api.openai.com",), max_messages=2_048),
     # learn.microsoft.com, Azure OpenAI quotas and limits: "Max number of /chat/completions messages 2048".
     ProviderRule("Azure OpenAI", frozenset({"azure"}), ("openai.azure.com",), max_messages=2_048),
-    # docs.anthropic.com, Errors, request size limits: Messages API 32 MB (batches, which the proxy
-    # doesn't serve, 256 MB). Messages API
-    # reference: "There is a limit of 100,000 messages in a single request."
+    # docs.anthropic.com, Errors, request size limits: Messages API 32 MB (batches, which the proxy doesn't serve,
+    # 256 MB). Messages API reference: "There is a limit of 100,000 messages in a single request."
     ProviderRule(
         "Anthropic", frozenset({"anthropic"}), ("api.anthropic.com",), max_bytes=32_000_000, max_messages=100_000
     ),
@@ -182,45 +177,25 @@ PROVIDERS: tuple[ProviderRule, ...] = (
 # and 128K to 200K are close to o200k_base.
 FAMILIES: tuple[FamilyRule, ...] = (
     # tiktoken's own map of models to encodings.
-    FamilyRule("gpt-4o-mini", _pattern(r"gpt-4o-mini.*"), "o200k_base", images="gpt-4o-mini", tools="typescript"),
-    FamilyRule("gpt-4.1-mini", _pattern(r"gpt-4\.1-mini.*"), "o200k_base", images="gpt-4.1-mini", tools="typescript"),
-    FamilyRule("gpt-4.1-nano", _pattern(r"gpt-4\.1-nano.*"), "o200k_base", images="gpt-4.1-nano", tools="typescript"),
-    FamilyRule(
-        "gpt-4o, 4.1 and 4.5",
-        _pattern(r"gpt-4o.*|gpt-4\.[15].*|chatgpt-4o.*|gpt-audio.*|gpt-realtime.*"),
-        "o200k_base",
-        images="gpt-4o",
-        tools="typescript",
+    _openai("gpt-4o-mini", r"gpt-4o-mini.*", "gpt-4o-mini"),
+    _openai("gpt-4.1-mini", r"gpt-4\.1-mini.*", "gpt-4.1-mini"),
+    _openai("gpt-4.1-nano", r"gpt-4\.1-nano.*", "gpt-4.1-nano"),
+    _openai("gpt-4o, 4.1 and 4.5", r"gpt-4o.*|gpt-4\.[15].*|chatgpt-4o.*|gpt-audio.*|gpt-realtime.*", "gpt-4o"),
+    _openai("gpt-5 mini", r"gpt-5-mini.*", "gpt-5-mini"),
+    _openai("gpt-5 nano", r"gpt-5-nano.*", "gpt-5-nano"),
+    _openai("later gpt-5 mini", r"gpt-5\.\d+.*-mini.*", "gpt-5.4-mini"),
+    _openai("later gpt-5 nano", r"gpt-5\.\d+.*-nano.*", "gpt-5.4-nano"),
+    _openai("gpt-5.2 and 5.3", r"gpt-5\.[23](?:-.*)?", "gpt-5.2"),
+    _openai("gpt-5", r"gpt-5(?:\.[01])?(?:-.*)?", "gpt-5"),
+    _openai(
+        "gpt-5.4 and later", r"gpt-(?:5\.\d+|[6-9](?:\.\d+)?)(?:-.*)?|(?:gpt-)?daybreak-.*|(?:gpt-)?chat", "gpt-5.4"
     ),
-    FamilyRule("gpt-5 mini", _pattern(r"gpt-5-mini.*"), "o200k_base", images="gpt-5-mini", tools="typescript"),
-    FamilyRule("gpt-5 nano", _pattern(r"gpt-5-nano.*"), "o200k_base", images="gpt-5-nano", tools="typescript"),
-    FamilyRule(
-        "later gpt-5 mini", _pattern(r"gpt-5\.\d+.*-mini.*"), "o200k_base", images="gpt-5.4-mini", tools="typescript"
-    ),
-    FamilyRule(
-        "later gpt-5 nano", _pattern(r"gpt-5\.\d+.*-nano.*"), "o200k_base", images="gpt-5.4-nano", tools="typescript"
-    ),
-    FamilyRule("gpt-5.2 and 5.3", _pattern(r"gpt-5\.[23](?:-.*)?"), "o200k_base", images="gpt-5.2", tools="typescript"),
-    FamilyRule("gpt-5", _pattern(r"gpt-5(?:\.[01])?(?:-.*)?"), "o200k_base", images="gpt-5", tools="typescript"),
-    FamilyRule(
-        "gpt-5.4 and later",
-        _pattern(r"gpt-(?:5\.\d+|[6-9](?:\.\d+)?)(?:-.*)?|(?:gpt-)?daybreak-.*|(?:gpt-)?chat"),
-        "o200k_base",
-        images="gpt-5.4",
-        tools="typescript",
-    ),
-    FamilyRule("o4-mini", _pattern(r"o4-mini.*|codex-mini.*"), "o200k_base", images="o4-mini", tools="typescript"),
-    FamilyRule("o-series", _pattern(r"o[1-9](?:-.*)?"), "o200k_base", images="o-series", tools="typescript"),
-    FamilyRule("computer use", _pattern(r"computer-use-.*"), "o200k_base", images="computer-use", tools="typescript"),
+    _openai("o4-mini", r"o4-mini.*|codex-mini.*", "o4-mini"),
+    _openai("o-series", r"o[1-9](?:-.*)?", "o-series"),
+    _openai("computer use", r"computer-use-.*", "computer-use"),
     # o200k_harmony: the same vocabulary with more special tokens. No images.
-    FamilyRule("gpt-oss", _pattern(r"gpt-oss.*"), "o200k_base", tools="typescript"),
-    FamilyRule(
-        "gpt-4 and gpt-3.5",
-        _pattern(r"gpt-4(?:-.*)?|gpt-3\.5.*|text-embedding-.*"),
-        "cl100k_base",
-        images="gpt-4o",
-        tools="typescript",
-    ),
+    _openai("gpt-oss", r"gpt-oss.*"),
+    _openai("gpt-4 and gpt-3.5", r"gpt-4(?:-.*)?|gpt-3\.5.*|text-embedding-.*", "gpt-4o", "cl100k_base"),
     # Claude up to 4.6: 15 to 25 % more than o200k_base on code and prose (counted with the count_tokens endpoint in
     # public comparisons). From Opus 4.7 on a new tokenizer: 1.0 to 1.35 times that by Anthropic's migration guide,
     # up to 1.47 measured on technical prose.

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -19,7 +19,15 @@ from urllib.parse import urlsplit
 from cachetools import LRUCache
 
 from proxy.limits.profiles import litellm_table
-from proxy.limits.profiles.corrections import FamilyRule, Kind, LimitRule, family_rule, limit_rule, provider_rule
+from proxy.limits.profiles.corrections import (
+    FamilyRule,
+    Kind,
+    LimitRule,
+    ProviderRule,
+    family_rule,
+    limit_rule,
+    provider_rule,
+)
 from proxy.limits.profiles.litellm_table import Listing
 from proxy.limits.profiles.names import LONGEST_NAME, plain, spelling, undated
 from proxy.limits.profiles.profile import Profile
@@ -28,60 +36,35 @@ from proxy.limits.profiles.profile import Profile
 REMEMBERED = 2048
 _UNKNOWN = "unknown"
 _OVERRIDE = "override"
+_Settings = tuple[tuple[str, Any], ...]
 
 # Providers, by LiteLLM's names, that serve their own models. Their figures are authoritative.
 MAKERS = frozenset(
     {
-        "ai21",
-        "amazon_nova",
-        "anthropic",
-        "codestral",
-        "cohere",
-        "cohere_chat",
-        "dashscope",
-        "deepseek",
-        "gemini",
-        "meta_llama",
-        "minimax",
-        "mistral",
-        "moonshot",
-        "openai",
-        "text-completion-openai",
-        "vertex_ai-language-models",
-        "xai",
-        "zai",
+        *("ai21", "amazon_nova", "anthropic", "codestral", "cohere", "cohere_chat", "dashscope", "deepseek", "gemini"),
+        *("meta_llama", "minimax", "mistral", "moonshot", "openai", "text-completion-openai"),
+        *("vertex_ai-language-models", "xai", "zai"),
     }
 )
 
+# The fields that an operator can set. ``None`` leaves a field to the look-up.
+SETTINGS = (
+    *("context_window", "max_input_tokens", "max_output_tokens", "max_bytes", "max_messages"),
+    *("tokenizer", "images", "strict_alternation"),
+)
+SOURCED = (
+    *("context_window", "max_input_tokens", "max_output_tokens", "max_bytes", "max_messages"),
+    *("tokenizer", "token_ratio", "images"),
+)
 
-class Told(Protocol):
+
+class ReportedWindow(Protocol):
     """A window in tokens that an upstream reports, and its source. Hashable."""
 
     @property
     def context_window(self) -> int: ...
     @property
     def source(self) -> str: ...
-
-
-class ProfileSettings(Protocol):
-    """An operator's settings for a model. ``None`` leaves a field to the look-up."""
-
-    @property
-    def context_window(self) -> int | None: ...
-    @property
-    def max_input_tokens(self) -> int | None: ...
-    @property
-    def max_output_tokens(self) -> int | None: ...
-    @property
-    def max_bytes(self) -> int | None: ...
-    @property
-    def max_messages(self) -> int | None: ...
-    @property
-    def tokenizer(self) -> str | None: ...
-    @property
-    def images(self) -> str | None: ...
-    @property
-    def strict_alternation(self) -> bool | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,48 +121,52 @@ class Profiles:
         model: str,
         *,
         provider: str | None = None,
-        override: ProfileSettings | None = None,
-        told: Told | None = None,
+        override: object = None,
+        reported: ReportedWindow | None = None,
         address: str | None = None,
     ) -> Profile:
         """Return the profile of ``model`` at ``provider`` (LiteLLM's name).
 
-        ``told`` is the window that the upstream reports. ``address`` is the base URL, if known.
+        ``override`` has the operator's ``SETTINGS`` as attributes. ``reported`` is the window that the upstream
+        reports. ``address`` is the base URL, if known.
         """
+        settings = tuple((name, value) for name in SETTINGS if (value := getattr(override, name, None)) is not None)
+        query = (model, provider, settings, reported, address)
         if len(model) > LONGEST_NAME:
-            return self._build(model, provider, override, told, address)
-        remembered = (model, provider, _stated(override), told, address)
+            return self._build(*query)
         with self._lock:
-            if profile := self._remembered.get(remembered):
+            if profile := self._remembered.get(query):
                 return profile
-        profile = self._build(model, provider, override, told, address)
+        profile = self._build(*query)
         with self._lock:
-            self._remembered[remembered] = profile
+            self._remembered[query] = profile
         return profile
 
     def _build(
         self,
         model: str,
         provider: str | None,
-        override: ProfileSettings | None,
-        told: Told | None,
+        settings: _Settings,
+        reported: ReportedWindow | None,
         address: str | None,
     ) -> Profile:
         match = self._match(model, provider)
-        sources: dict[str, str] = {}
         # The entry's name identifies the family better than a name stripped of its date.
         name = undated(match.key) if match else undated(model)
+        override = dict(settings)
+        sources = {**dict.fromkeys(SOURCED, _UNKNOWN), **dict.fromkeys(override.keys() & set(SOURCED), _OVERRIDE)}
         limits = _Limits()
         if match:
             limits = _limits(match, limit_rule(name), sources)
-        if told:
-            limits = _told_limits(limits, told, limit_rule(name), sources)
+        if reported:
+            limits = _reported_limits(limits, reported, limit_rule(name), sources)
         limits = _override_limits(limits, override, sources)
-        max_bytes, max_messages = _door(provider, address, name, override, sources)
+        host = None if address is None else (urlsplit(address).hostname or "")
+        max_bytes, max_messages = _request_limits(provider_rule(provider, host, name), override, sources)
         family = family_rule(name)
         tokenizer, ratio = _tokenizer(family, override, sources)
-        images = override.images if override and override.images else family.images
-        sources["images"] = _OVERRIDE if override and override.images else f"corrections: {family.name}"
+        if "images" not in override:
+            sources["images"] = f"corrections: {family.name}"
         return Profile(
             model=model,
             context_window=limits.context_window,
@@ -189,12 +176,12 @@ class Profiles:
             max_messages=max_messages,
             tokenizer=tokenizer,
             token_ratio=ratio,
-            images=images,
+            images=override.get("images", family.images),
             tools=family.tools,
             escapes=family.escapes,
-            strict_alternation=bool(override and override.strict_alternation),
-            sources={field: sources.get(field, _UNKNOWN) for field in SOURCED},
-            note=match.note if match and not told else self._unknown_note(model, limits),
+            strict_alternation=bool(override.get("strict_alternation")),
+            sources=sources,
+            note=match.note if match and not reported else self._unknown_note(model, limits),
         )
 
     def _match(self, model: str, provider: str | None) -> _Match | None:
@@ -222,18 +209,6 @@ class Profiles:
         # Comparing an invented name with every name in the table would take tens of milliseconds.
         near = [other for other in self._undated if other[:3] == name[:3]] if name else []
         return difflib.get_close_matches(name, near[:100], n=3, cutoff=0.6)
-
-
-SOURCED = (
-    "context_window",
-    "max_input_tokens",
-    "max_output_tokens",
-    "max_bytes",
-    "max_messages",
-    "tokenizer",
-    "token_ratio",
-    "images",
-)
 
 
 def _index(table: Mapping[str, Listing], normalise: Any) -> dict[str, list[str]]:
@@ -299,17 +274,17 @@ def _limits(match: _Match, rule: LimitRule, sources: dict[str, str]) -> _Limits:
     return _Limits(window, cap, output)
 
 
-def _told_limits(limits: _Limits, told: Told, rule: LimitRule, sources: dict[str, str]) -> _Limits:
+def _reported_limits(limits: _Limits, reported: ReportedWindow, rule: LimitRule, sources: dict[str, str]) -> _Limits:
     """Replace the table's window with the upstream's. A smaller cap on the input stays."""
-    window = told.context_window
-    sources["context_window"] = told.source
+    window = reported.context_window
+    sources["context_window"] = reported.source
     cap, output = limits.max_input_tokens, limits.max_output_tokens
     if rule.kind is Kind.SHARED or cap is None or cap > window:
         cap = window
-        sources["max_input_tokens"] = told.source
+        sources["max_input_tokens"] = reported.source
     if output is not None and output > window:
         output = window
-        sources["max_output_tokens"] = told.source
+        sources["max_output_tokens"] = reported.source
     return _Limits(window, cap, output)
 
 
@@ -317,63 +292,41 @@ def _smaller(*values: int | None) -> int | None:
     return min((value for value in values if value is not None), default=None)
 
 
-def _override_limits(limits: _Limits, override: ProfileSettings | None, sources: dict[str, str]) -> _Limits:
+def _override_limits(limits: _Limits, override: Mapping[str, Any], sources: dict[str, str]) -> _Limits:
     """Apply the operator's limits.
 
     A stated window also replaces the known input cap, and the reverse. The known figures belong together, so an old cap
     doesn't fit a new window.
     """
-    if override is None:
-        return limits
-    window, cap = override.context_window, override.max_input_tokens
+    window, cap, output = (override.get(field) for field in SETTINGS[:3])
     if window is not None or cap is not None:
-        for field, value in (("context_window", window), ("max_input_tokens", cap)):
-            sources[field] = _OVERRIDE if value is not None else _UNKNOWN
         limits = _Limits(window, cap, limits.max_output_tokens)
-    if override.max_output_tokens is not None:
+        for field in ("context_window", "max_input_tokens"):
+            sources[field] = _OVERRIDE if field in override else _UNKNOWN
+    if output is not None:
+        limits = replace(limits, max_output_tokens=output)
         sources["max_output_tokens"] = _OVERRIDE
-        limits = _Limits(limits.context_window, limits.max_input_tokens, override.max_output_tokens)
     return limits
 
 
-def _door(
-    provider: str | None, address: str | None, name: str, override: ProfileSettings | None, sources: dict[str, str]
+def _request_limits(
+    rule: ProviderRule, override: Mapping[str, Any], sources: dict[str, str]
 ) -> tuple[int | None, int | None]:
     """Return the limits on bytes and messages: the operator's, or else the provider's published ones."""
-    rule = provider_rule(provider, None if address is None else (urlsplit(address).hostname or ""), name)
-    found: dict[str, int | None] = {}
     for field in ("max_bytes", "max_messages"):
-        stated = getattr(override, field) if override else None
-        found[field] = getattr(rule, field) if stated is None else stated
-        if found[field] is not None:
-            sources[field] = f"corrections: {rule.name}" if stated is None else _OVERRIDE
-    return found["max_bytes"], found["max_messages"]
+        if field not in override and getattr(rule, field) is not None:
+            sources[field] = f"corrections: {rule.name}"
+    return override.get("max_bytes", rule.max_bytes), override.get("max_messages", rule.max_messages)
 
 
-def _tokenizer(family: FamilyRule, override: ProfileSettings | None, sources: dict[str, str]) -> tuple[str, float]:
-    rule = f"corrections: {family.name}"
-    sources["tokenizer"] = sources["token_ratio"] = rule
-    stated = override.tokenizer if override else None
-    if not stated:
+def _tokenizer(family: FamilyRule, override: Mapping[str, Any], sources: dict[str, str]) -> tuple[str, float]:
+    stated: str | None = override.get("tokenizer")
+    sources["token_ratio"] = f"corrections: {family.name}"
+    if stated is None:
+        sources["tokenizer"] = sources["token_ratio"]
         return family.tokenizer, family.ratio
-    sources["tokenizer"] = _OVERRIDE
     if stated == family.tokenizer and family.name != "unknown family":
         return stated, family.ratio
     # An operator who sets another encoding states that it is the model's own.
     sources["token_ratio"] = _OVERRIDE
     return stated, 1.0
-
-
-def _stated(override: ProfileSettings | None) -> Iterable[object] | None:
-    if override is None:
-        return None
-    return (
-        override.context_window,
-        override.max_input_tokens,
-        override.max_output_tokens,
-        override.max_bytes,
-        override.max_messages,
-        override.tokenizer,
-        override.images,
-        override.strict_alternation,
-    )

@@ -64,7 +64,7 @@ def test_a_limit_that_nobody_stated_is_never_below_what_was_answered_lately(even
         if isinstance(event, int):
             largest = max(largest, event)
             known.answered("u", "m", "t", event)
-            known.prove("u", "m", "t", event, event, 1.0)
+            known.confirm("u", "m", "t", event, event, 1.0)
         else:
             known.learn("u", "m", "t", event)
         limit = known.get("u", "m", "t")

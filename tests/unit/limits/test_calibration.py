@@ -15,8 +15,9 @@ from proxy.dialects.chat import usage as ending
 from proxy.dialects.chat.comparable import comparable
 from proxy.dialects.chat.usage import AnswerTail
 from proxy.limits import calibration
+from proxy.limits.budget import budget
 from proxy.limits.calibration import BOUNDS, LEAST_OBSERVATIONS, OBSERVATIONS, PAUSE, TRIES, Calibration
-from proxy.limits.learned import LearnedLimit, budget, limit_from_overflow
+from proxy.limits.learned import LearnedLimit, limit_from_overflow
 from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
 from proxy.store.tenants import UNSTORED_TENANT

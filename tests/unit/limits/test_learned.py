@@ -8,15 +8,8 @@ from hypothesis import strategies as st
 
 from proxy.compaction.conditions import Clause
 from proxy.limits import learned as limits
-from proxy.limits.learned import (
-    SMALLEST_PART,
-    LearnedLimit,
-    LearnedLimits,
-    budget,
-    limit_from_overflow,
-    published,
-    reserved_output,
-)
+from proxy.limits.budget import budget, reserved_output
+from proxy.limits.learned import SMALLEST_PART, LearnedLimit, LearnedLimits, limit_from_overflow, published
 from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
 from proxy.overflow.reading import Scope
@@ -153,7 +146,7 @@ def test_a_guess_takes_the_place_of_nothing_that_was_named_and_holds() -> None:
 def test_a_guess_takes_the_place_of_what_an_answer_disproved() -> None:
     known = LearnedLimits()
     known.learn("u", "m", "t", NAMED)
-    known.prove("u", "m", "t", 20_000, 20_000, 1.0)
+    known.confirm("u", "m", "t", 20_000, 20_000, 1.0)
     known.learn("u", "m", "t", GUESS)
     assert known.get("u", "m", "t") == LearnedLimit(5_000)
 
@@ -237,7 +230,7 @@ def test_what_was_answered_raises_a_limit_or_drops_it(
     known = LearnedLimits(clock=lambda: now)
     known.learn("u", "m", "t", LearnedLimit(input=5_000, source="guess"))
     now = 10
-    known.prove("u", "m", "t", sent, reported, factor)
+    known.confirm("u", "m", "t", sent, reported, factor)
     assert known.get("u", "m", "t") == (None if left is None else LearnedLimit(left))
     now = limits.GUESS_SECONDS + 1
     assert known.get("u", "m", "t") is None, "it lives no longer for that"
@@ -247,7 +240,7 @@ def test_a_usage_beyond_the_number_that_was_named_shows_that_it_is_no_limit_any_
     known = LearnedLimits()
     for reported, left in ((8_100, LearnedLimit(total=5_000)), (8_500, None)):
         known.learn("u", "m", "t", LearnedLimit(total=5_000, named=8_000))
-        known.prove("u", "m", "t", 4_900, reported, 1.6)
+        known.confirm("u", "m", "t", 4_900, reported, 1.6)
         assert known.get("u", "m", "t") == left
 
 
@@ -255,15 +248,15 @@ def test_what_usage_showed_only_usage_can_raise() -> None:
     """An upstream that leaves out what is too long, without a word, takes a request of any size."""
     known = LearnedLimits()
     known.learn("u", "m", "t", LearnedLimit(input=5_000, source="usage"))
-    known.prove("u", "m", "t", 9_000, None, 1.0)
+    known.confirm("u", "m", "t", 9_000, None, 1.0)
     assert known.get("u", "m", "t") == LearnedLimit(5_000)
-    known.prove("u", "m", "t", 5_500, 5_600, 1.0)
+    known.confirm("u", "m", "t", 5_500, 5_600, 1.0)
     assert known.get("u", "m", "t") == LearnedLimit(5_500)
 
 
 def test_answers_alone_lower_nothing() -> None:
     known = LearnedLimits()
-    known.prove("u", "m", "t", 9_000, 9_000, 1.0)
+    known.confirm("u", "m", "t", 9_000, 9_000, 1.0)
     assert known.get("u", "m", "t") is None
 
 

@@ -114,7 +114,7 @@ async def test_it_is_read_once_and_again_after_a_while(tmp_path: Path, monkeypat
     monkeypatch.setattr(shared, "REFRESH_SECONDS", 0.0)
     second = LearnedLimits(store)
     assert await read(second) == LearnedLimit(total=8_000)
-    first.prove(*KEY, 20_000, 20_000, 1.0)
+    first.confirm(*KEY, 20_000, 20_000, 1.0)
     await first.aclose()
     assert second.get(*KEY) == LearnedLimit(total=8_000)
 

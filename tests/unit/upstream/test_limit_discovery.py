@@ -26,7 +26,7 @@ from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
 from proxy.server.runtime import Runtime
 from proxy.upstream import limit_discovery as asking
-from proxy.upstream.limit_discovery import EVERY, MOST_BYTES, SOON, LimitDiscovery, may_tell
+from proxy.upstream.limit_discovery import EVERY, MOST_BYTES, SOON, LimitDiscovery, reports_limits
 from tests.kit.scripted import chat, client, proxied
 
 WINDOW = 8_000
@@ -43,7 +43,7 @@ def running(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
 
 @pytest.fixture(autouse=True)
 def _asking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "may_tell", may_tell)
+    monkeypatch.setattr(asking, "reports_limits", reports_limits)
 
 
 @dataclass
@@ -228,7 +228,7 @@ async def test_it_is_asked_again_now_and_then_and_what_it_told_stays_where_it_fa
     with serve(upstream) as url:
         service = service_for(url)
         service.limit_discovery._clock = lambda: now
-        service.limit_discovery._books["main"].due = now
+        service.limit_discovery._upstreams["main"].due = now
 
         async def window() -> int | None:
             await service.profile(Route("main", "acme", None))
@@ -313,7 +313,7 @@ ASKED: list[tuple[dict[str, Any], bool]] = [
 
 @pytest.mark.parametrize(("upstream", "asked"), ASKED)
 def test_who_is_asked(upstream: dict[str, Any], asked: bool) -> None:
-    assert may_tell(UpstreamSettings.model_validate(upstream)) is asked
+    assert reports_limits(UpstreamSettings.model_validate(upstream)) is asked
 
 
 @pytest.fixture

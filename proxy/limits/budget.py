@@ -1,15 +1,22 @@
-"""Lower the requested output if input and output share a window and the conversation needs the room.
+"""Compute the input budget of a request from its model's profile, its reserved output, and learned limits.
 
 Clients often request the maximum output of a model and use little of it. Reserving all of it would leave the
-conversation only a part of the window.
+conversation only a part of a window that input and output share. So the proxy may lower the requested output.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from proxy.limits.learned import LearnedLimit
+from proxy.compaction.conditions import Clause
+from proxy.limits.learned import SMALLEST_PART, LearnedLimit
 from proxy.limits.profiles import Profile
+
+# If input and output share a window, reserve room for the answer even if the request states no output. Servers accept a
+# prompt that fills the window and answer with the one to three tokens that are left. The trigger leaves far more room;
+# the reserve matters for the rare request that barely fits.
+RESERVE_PART = 32
+RESERVE_AT_LEAST = 512
 
 SENSIBLE_PART = 8
 """The window divided by this is enough room for an answer, ..."""
@@ -19,6 +26,40 @@ SENSIBLE_AT_LEAST = 256
 
 CAUTION_PART = 100
 """The prompt divided by this is the margin next to a lowered output, because counts differ."""
+
+
+def reserved_output(
+    profile: Profile, asked: int | None, policy: Clause | None, learned: LearnedLimit | None = None
+) -> int:
+    """Return the tokens of the known or learned window to reserve for the answer."""
+    if asked is not None:
+        return asked
+    if policy is not None and policy.tokens is not None:
+        return policy.tokens
+    window = profile.context_window
+    if learned is not None and learned.total:
+        window = min(window or learned.total, learned.total)
+    if window is None:
+        return 0
+    if policy is not None and policy.fraction is not None:
+        return int(window * policy.fraction)
+    reserve = max(window // RESERVE_PART, min(RESERVE_AT_LEAST, window // SMALLEST_PART))
+    return min(reserve, profile.max_output_tokens or reserve)
+
+
+def budget(profile: Profile, reserved: int, learned: LearnedLimit | None, factor: float = 1.0) -> int | None:
+    """Return the input budget of a request, in tokens as counted here, or ``None`` if unknown.
+
+    ``factor`` is the upstream's tokens per token counted here. Profiles are in the upstream's tokens.
+    """
+    stated = _bounds(profile.context_window, profile.max_input_tokens, reserved)
+    measured = _bounds(learned.total, learned.input, reserved) if learned else []
+    return min([int(bound / factor) for bound in stated] + measured, default=None)
+
+
+def _bounds(total: int | None, most_input: int | None, reserved: int) -> list[int]:
+    bounds = [max(total - reserved, total // SMALLEST_PART)] if total else []
+    return [*bounds, most_input] if most_input else bounds
 
 
 class StatesOutput(Protocol):
