@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 NEVER_STATUS = frozenset({401, 402, 404, 405, 408, 504})
 """Statuses for keys, credit, names, methods, and timeouts. They never mean a long prompt."""
@@ -20,108 +20,78 @@ RATE_STATUS = frozenset({413, 429})
 # Codes of errors about other problems.
 _CODES = frozenset(
     {
-        "rate_limit_exceeded",
-        "rate_limit_error",
-        "rate_limit",
-        "rate_limit_reached_error",
-        "ratelimitreached",
-        "insufficient_quota",
-        "quota_exceeded",
-        "budget_exceeded",
-        "overloaded_error",
-        "throttlingexception",
-        "servicequotaexceededexception",
-        "toomanyrequests",
-        "too_many_requests",
-        "resource_exhausted",
-        "request_too_large",
-        "max_tokens_per_request",
-        "entity.too.large",
-        "file_too_large",
-        "string_above_max_length",
-        "array_above_max_length",
-        "integer_above_max_value",
-        "integer_below_min_value",
-        "invalid_value",
-        "invalid_api_key",
-        "model_not_found",
-        "content_filter",
-        "content_policy_violation",
+        *("rate_limit_exceeded", "rate_limit_error", "rate_limit", "rate_limit_reached_error", "ratelimitreached"),
+        *("insufficient_quota", "quota_exceeded", "budget_exceeded", "overloaded_error", "throttlingexception"),
+        *("servicequotaexceededexception", "toomanyrequests", "too_many_requests", "resource_exhausted"),
+        *("request_too_large", "max_tokens_per_request", "entity.too.large", "file_too_large"),
+        *("string_above_max_length", "array_above_max_length", "integer_above_max_value", "integer_below_min_value"),
+        *("invalid_value", "invalid_api_key", "model_not_found", "content_filter", "content_policy_violation"),
         "data_inspection_failed",
     }
 )
 
-_WORDS: tuple[tuple[str, str], ...] = (
-    (
-        "rate",
+# Words of errors about other problems, by the problem.
+_WORDS: Mapping[str, tuple[str, ...]] = {
+    "rate": (
         r"\b(?:per[ -](?:min(?:ute)?|sec(?:ond)?|hour|day)|tpm|rpm|tpd|rpd)\b|rate[ -]?limit|throttl|for this minute",
+        r"\b(?:try again later|please wait|retry after|in flight|queue|overloaded)\b",
+        r"每(?:分钟|秒|小时|天|日)|频[繁率]|限流|流控|并发|排队",
+        r"次数|qps|轮数|条数|消息数|会话数|对话数|本月|今日|当日|每月",
+        r"в (?:минуту|секунду|день|сутки)|분당|毎分|1分あたり|レート制限",
     ),
-    ("rate", r"\b(?:try again later|please wait|retry after|in flight|queue|overloaded)\b"),
-    ("quota", r"\bquota|\bcredits?\b|\bafford|\bbilling\b|\bbudget has been\b|\bmax budget\b|allowance"),
-    ("bytes", r"\b(?:bytes|entity too large|content size)\b|\b\d+ ?[km]i?b\b|\bmessage size\b"),
-    ("media", r"^(?!.*(?:\btokens?\b|\bcontext\b)).*\bur[li]s?\b"),
-    ("bytes", r"payload (?:too large|size)(?![^.]{0,60}\bcontext\b)"),
-    ("characters", r"string too long|string with (?:maximum|at most)|\bmaximum length of \d+ characters"),
-    ("array", r"array too long|\d items\b|maximum number of (?:items|messages|tools|images)"),
-    (
-        "media",
+    "quota": (
+        r"\bquota|\bcredits?\b|\bafford|\bbilling\b|\bbudget has been\b|\bmax budget\b|allowance",
+        r"余额|欠费|配额|额度|充值",
+        r"квот|баланс|оплат|残高|잔액",
+    ),
+    "bytes": (
+        r"\b(?:bytes|entity too large|content size)\b|\b\d+ ?[km]i?b\b|\bmessage size\b",
+        r"payload (?:too large|size)(?![^.]{0,60}\bcontext\b)",
+        r"client_max_body_size",
+        r"请求体|大小",
+    ),
+    "media": (
+        r"^(?!.*(?:\btokens?\b|\bcontext\b)).*\bur[li]s?\b",
         r"\bimages?\(s\)|\bimage (?:size|dimensions)|\b(?:pixels|pages)\b|\battachment|\bfile (?:size|exceeds|too)",
+        r"^(?!.*(?:token|上下文)).*(?:图片|图像|视频|音频|附件|文件|文档)",
     ),
-    ("output", r"max(?:imum)?_?(?:completion_|output_|new_)?tokens (?:is|are) (?:too large|limited)"),
-    (
-        "output",
+    "characters": (r"string too long|string with (?:maximum|at most)|\bmaximum length of \d+ characters",),
+    "array": (r"array too long|\d items\b|maximum number of (?:items|messages|tools|images)",),
+    "output": (
+        r"max(?:imum)?_?(?:completion_|output_|new_)?tokens (?:is|are) (?:too large|limited)",
         r"^[`']?max_(?!total)\w{0,20}tokens\b[^:+]{0,40}(?:exceed|must|cannot|larger|too large)",
-    ),
-    (
-        "output",
         r"number of output tokens|\bmax_?(?:completion_|output_)?tokens'?[^.;]{0,40} (?:cannot|can't) be greater",
-    ),
-    ("output", r"supports at most [\d,]+ (?:completion|output)|(?<!and )\bmaximum output\b|max_?output_?tokens value"),
-    (
-        "output",
+        r"supports at most [\d,]+ (?:completion|output)|(?<!and )\bmaximum output\b|max_?output_?tokens value",
         r"maximum tokens you requested|(?<!\+ )(?<!and )max_tokens must be|invalid max_tokens|model output limit was",
+        r"^(?!.*(?:输入|上下文|提示|prompt)).*(?:输出|生成长度|max_\w{0,12}tokens ?(?:参数|超|过|大))",
     ),
-    ("schema", r"\binput should be (?:a|an|less|greater|at)\b"),
-    ("schema", r"^invalid (?:value|schema|')|truncate_prompt_tokens|\bthinking.budget|\bobject properties\b"),
-    ("rate", r"每(?:分钟|秒|小时|天|日)|频[繁率]|限流|流控|并发|排队"),
-    ("quota", r"余额|欠费|配额|额度|充值"),
-    ("media", r"^(?!.*(?:token|上下文)).*(?:图片|图像|视频|音频|附件|文件|文档)"),
-    ("bytes", r"client_max_body_size"),
-    ("fit elsewhere", r"model name|batchsize|deadline"),
-    ("server", r"\bstack overflow\b|\bthreads?\b|\bcuda\b|out of memory"),
-    ("plan", r"\b(?:subscription|your plan|not yet available|permissions?)\b"),
-    ("output", r"^(?!.*(?:输入|上下文|提示|prompt)).*(?:输出|生成长度|max_\w{0,12}tokens ?(?:参数|超|过|大))"),
-    ("rate", r"次数|qps|轮数|条数|消息数|会话数|对话数|本月|今日|当日|每月"),
-    ("bytes", r"请求体|大小"),
-    ("field", r"(?:标题|名称|用户名|昵称|描述|字段|密码|标签|备注|文件名)\S{0,6}(?:长度|字数)"),
-    ("key", r"令牌(?:数量|额度)|(?:api )?keys? (?:limit|quota)"),
-    ("rate", r"в (?:минуту|секунду|день|сутки)|분당|毎分|1分あたり|レート制限"),
-    ("quota", r"квот|баланс|оплат|残高|잔액"),
-    (
-        "fetching",
+    "schema": (
+        r"\binput should be (?:a|an|less|greater|at)\b",
+        r"^invalid (?:value|schema|')|truncate_prompt_tokens|\bthinking.budget|\bobject properties\b",
+    ),
+    "fit elsewhere": (r"model name|batchsize|deadline",),
+    "server": (r"\bstack overflow\b|\bthreads?\b|\bcuda\b|out of memory",),
+    "plan": (r"\b(?:subscription|your plan|not yet available|permissions?)\b",),
+    "field": (r"(?:标题|名称|用户名|昵称|描述|字段|密码|标签|备注|文件名)\S{0,6}(?:长度|字数)",),
+    "key": (r"令牌(?:数量|额度)|(?:api )?keys? (?:limit|quota)",),
+    "fetching": (
         r"\b(?:fail(?:ed|ure|s)?|unable|error|could ?n[o']t|could not|cannot|can't)(?: \w+){0,2} (?:to )?"
         r"(?:(?:down)?load|fetch|retriev|decod|pars|open|identify|resolv)(?:e|ed|ing)?\b",
+        r"\bnot found\b|\bno such\b",
     ),
-    ("fetching", r"\bnot found\b|\bno such\b"),
-    ("content", r"content (?:was )?filtered|content management policy|safety (?:system|violations)"),
-)
+    "content": (r"content (?:was )?filtered|content management policy|safety (?:system|violations)",),
+}
 _MATTER = re.compile(
     r"(?:image|media|audio|video|file|url|download|fetch|json|pars(?:e|ing)|decod|schema|function|regex|grammar)"
     r"|(?<![a-z])tools?(?![a-z])"
 )
 """Words for other problems in an error's code, or in the name of the parameter that the error is about."""
 
-_EXCLUDED = tuple((name, re.compile(pattern)) for name, pattern in _WORDS)
+_EXCLUDED = tuple(re.compile(pattern) for patterns in _WORDS.values() for pattern in patterns)
 
 
-def excluded(codes: Iterable[str], texts: Iterable[str]) -> str | None:
-    """Return why an error is about another problem; ``None`` if it may be an overflow. ``codes`` are lower case."""
-    for code in codes:
-        if code in _CODES or _MATTER.search(code):
-            return code
-    for text in texts:
-        lowered = text.lower()
-        for name, pattern in _EXCLUDED:
-            if pattern.search(lowered):
-                return name
-    return None
+def excluded(codes: Iterable[str], texts: Iterable[str]) -> bool:
+    """Return whether an error is about another problem than a long prompt. ``codes`` are lower case."""
+    if any(code in _CODES or _MATTER.search(code) for code in codes):
+        return True
+    return any(pattern.search(text) for text in map(str.lower, texts) for pattern in _EXCLUDED)

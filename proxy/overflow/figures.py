@@ -35,45 +35,36 @@ _ROLES_BEFORE: tuple[tuple[Role, re.Pattern[str]], ...] = (
     (
         "output",
         re.compile(
-            r"(?:max_?(?:new_|completion_|output_)?tokens|\bcompletion|\boutput(?: tokens)?|\bto generate|"
-            r"\bnew tokens)[`'\")]{0,2}"
-            r"\W{0,3}(?:is |of |= ?|: ?|\()?(?:at least )?$"
+            r"(?:max_?(?:new_|completion_|output_)?tokens|\bcompletion|\boutput(?: tokens)?|\bto generate"
+            r"|\bnew tokens)[`'\")]{0,2}\W{0,3}(?:is |of |= ?|: ?|\()?(?:at least )?$"
         ),
     ),
     (
         "limit",
         re.compile(
-            r"(?:\bmax(?:imum)?\b|\bmax_\w{1,20}|\blimit(?:ed|s)?\b|\bcap(?:acity|ped)?\b|\bceiling\b|\ballow(?:s|"
-            r"ed)?\b|"
-            r"\bsupport(?:s|ed)?\b|\baccepts?\b|\btakes\b|\bat most\b|\bup to\b|\bonly\b|\bwindow\b|"
-            r"\bcontext(?: |_)?(?:length|size|len)?\b|"
-            r"\b(?:n_)?ctx\b|"
-            r"\b(?:less|fewer|smaller|shorter|longer|larger|greater|bigger|more|higher) than(?: or equal to)?\b|"
-            r"\bunder\b|"
-            r"\bbelow\b|\bwithin\b|\bover\b|\babove\b|\bbeyond\b|\bexceed(?:s|ed|ing)?\b|\bmust be\b|<=?|(?<!=)>=?|≤|≥|"
-            r"\[\d{1,3}, ?|限制|上限|最大|超过|超出|大于|不超|最多|最长"
-            r"|コンテキスト長|上下文(?:长度|窗口)|컨텍스트 길이|최대|한도|лимит|максим|предел)"
-            r"[^\d.;]{0,24}$"
+            r"(?:\bmax(?:imum)?\b|\bmax_\w{1,20}|\blimit(?:ed|s)?\b|\bcap(?:acity|ped)?\b|\bceiling\b|\ballow(?:s"
+            r"|ed)?\b|\bsupport(?:s|ed)?\b|\baccepts?\b|\btakes\b|\bat most\b|\bup to\b|\bonly\b|\bwindow\b"
+            r"|\bcontext(?: |_)?(?:length|size|len)?\b|\b(?:n_)?ctx\b|\b(?:less|fewer|smaller|shorter|longer|larger"
+            r"|greater|bigger|more|higher) than(?: or equal to)?\b|\bunder\b|\bbelow\b|\bwithin\b|\bover\b|\babove\b"
+            r"|\bbeyond\b|\bexceed(?:s|ed|ing)?\b|\bmust be\b|<=?|(?<!=)>=?|≤|≥|\[\d{1,3}, ?|限制|上限|最大|超过|超出"
+            r"|大于|不超|最多|最长|コンテキスト長|上下文(?:长度|窗口)|컨텍스트 길이|최대|한도|лимит|максим"
+            r"|предел)[^\d.;]{0,24}$"
         ),
     ),
     (
         "counted",
         re.compile(
-            r"\b(?:got|given|gave|received|found|has|have|had|contains?|containing|results? in|resulted in|requested|"
-            r"requests?|"
-            r"were|was|used|uses|using|actual(?:ly)?|provided|supplied|counted|count|sent|current(?:ly)?|required?s?|"
-            r"needs?|"
-            r"needed|length|len|prompt|prompt_tokens|inputs?|input_tokens|messages?|request|tokens|total|estimated|"
-            r"size|of|is)\b"
-            r"[^\d.;]{0,16}$"
+            r"\b(?:got|given|gave|received|found|has|have|had|contains?|containing|results? in|resulted in|requested"
+            r"|requests?|were|was|used|uses|using|actual(?:ly)?|provided|supplied|counted|count|sent|current(?:ly)?"
+            r"|required?s?|needs?|needed|length|len|prompt|prompt_tokens|inputs?|input_tokens|messages?|request|tokens"
+            r"|total|estimated|size|of|is)\b[^\d.;]{0,16}$"
         ),
     ),
 )
 _SURELY_BEFORE = re.compile(
     r"(?:\b(?:got|given|gave|received|requested|used|contains?|supplied|sent|passed|yours|resulted in)\b[^\d.;]{0,8}"
-    r"|\b(?:needs|requires) (?:about |at least )?|(?:请求|输入|序列|提示词?)(?:长度|的?长度为?)\W{0,2}"
-    r"|\b(?:has|have|had|needed)[ =](?:about |approximately )?|(?<!max )(?<!maximum )(?<!max_)(?:prompt|"
-    r"input)[ _]tokens?\W{0,2})$"
+    r"|\b(?:needs|requires) (?:about |at least )?|(?:请求|输入|序列|提示词?)(?:长度|的?长度为?)\W{0,2}|\b(?:has|have"
+    r"|had|needed)[ =](?:about |approximately )?|(?<!max )(?<!maximum )(?<!max_)(?:prompt|input)[ _]tokens?\W{0,2})$"
 )
 _SURELY_AFTER = re.compile(
     r"[)\]]? ?(?:tokens )?(?:>|(?:were |was )?(?:given|provided|requested|supplied|received|sent)\b)"
@@ -83,10 +74,9 @@ _ROLES_AFTER: tuple[tuple[Role, re.Pattern[str]], ...] = (
     (
         "output",
         re.compile(
-            r"[)\]]? ?(?:tokens )?(?:for|in|of|from) (?:the |your )?(?:completion|output|response|generation|answer|"
-            r"reply)"
-            r"|[)\]]? ?(?:max_?(?:new_|output_|completion_)?tokens|(?:new|output|completion|generated|"
-            r"requested output) tokens)"
+            r"[)\]]? ?(?:tokens )?(?:for|in|of|from) (?:the |your )?(?:completion|output|response|generation|answer"
+            r"|reply)|[)\]]? ?(?:max_?(?:new_|output_|completion_)?tokens|(?:new|output|completion|generated"
+            r"|requested output) tokens)"
         ),
     ),
     (
@@ -100,12 +90,10 @@ _ROLES_AFTER: tuple[tuple[Role, re.Pattern[str]], ...] = (
     (
         "counted",
         re.compile(
-            r"[)\]]? ?(?:(?:input|prompt|message|context|total)[ -])?(?:tokens?\b)?[)\]]? ?(?:in (?:the |"
-            r"your )?(?:prompt|messages?|"
-            r"input|request|conversation)|from the|were|was|(?:which )?(?:exceed|surpass|overflow)|(?:is|are) (?:too|"
-            r"longer|larger|greater|"
-            r"more|over|above)|given|provided|requested|supplied|received|of input|>|does(?:n't| not)|cannot|can't)"
-            r"|[)\]]? ?(?:input|prompt|message)[ -]tokens?\b"
+            r"[)\]]? ?(?:(?:input|prompt|message|context|total)[ -])?(?:tokens?\b)?[)\]]? ?(?:in (?:the "
+            r"|your )?(?:prompt|messages?|input|request|conversation)|from the|were|was|(?:which )?(?:exceed|surpass"
+            r"|overflow)|(?:is|are) (?:too|longer|larger|greater|more|over|above)|given|provided|requested|supplied"
+            r"|received|of input|>|does(?:n't| not)|cannot|can't)|[)\]]? ?(?:input|prompt|message)[ -]tokens?\b"
         ),
     ),
 )

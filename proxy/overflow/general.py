@@ -51,32 +51,26 @@ _ASKED = re.compile(
     r"|input_?(?:ids|tokens|text|length)|prompt_?tokens|输入|提示|消息|对话"
 )
 _EXCESS = re.compile(
-    r"\bexceed(?:s|ed|ing)?\b|\b(?:longer|larger|greater|bigger|more|higher) than\b|\btoo (?:long|large|big|many|"
-    r"small)\b"
-    r"|(?:surpass|overflow|overrun)|\b(?:does not|doesn't|do not|don't|cannot|can't|won't|will not|not) fit\b"
+    r"\bexceed(?:s|ed|ing)?\b|\b(?:longer|larger|greater|bigger|more|higher) than\b|\btoo (?:long|large|big|many"
+    r"|small)\b|(?:surpass|overflow|overrun)|\b(?:does not|doesn't|do not|don't|cannot|can't|won't|will not|not) fit\b"
     r"|\b(?:over|above|beyond|past|outside)\b|\bgoes over\b|\bfull\b|\breached\b|\bran out\b|\bout of context\b"
-    r"|\b(?:must|should|has to|have to) (?:be|have) (?:<=?|≤|less|fewer|smaller|shorter|at most|within|under|below|"
-    r"no more)"
-    r"|\b(?:must|should) (?:be )?in \[|\bshould be \[|\b(?:reduce|shorten|trim|truncate|shrink|decrease)\b"
+    r"|\b(?:must|should|has to|have to) (?:be|have) (?:<=?|≤|less|fewer|smaller|shorter|at most|within|under|below"
+    r"|no more)|\b(?:must|should) (?:be )?in \[|\bshould be \[|\b(?:reduce|shorten|trim|truncate|shrink|decrease)\b"
     r"|\bno more than\b|\b(?:cannot|can't|may not|must not) be (?:more|longer|larger|greater)\b|\boverflow"
     r"|\binsufficient\b|\bnot enough\b|\bonly (?:supports?|accepts?|allows?|handles?|has)\b|\bat most\b"
-    r"|\d\)? ?(?:tokens? )?>=? ?(?:[a-z_]{1,20} ?)?\(?\d"
-    r"|超|过长|太长|大于|長すぎ|초과|dépass|überschr|zu lang|\bexced|demasiado larg|trop long"
+    r"|\d\)? ?(?:tokens? )?>=? ?(?:[a-z_]{1,20} ?)?\(?\d|超|过长|太长|大于|長すぎ|초과|dépass|überschr|zu lang|\bexced"
+    r"|demasiado larg|trop long"
 )
 _WINDOW = re.compile(
-    r"\b(?:context|ctx|prompt|input|sequence|seq|token|message)s?[ _-]{0,2}(?:token )?"
-    r"(?:length|window|size|limit|capacity|budget|len|maximum)s?\b"
-    r"|\bcontext\b.{0,20}\b(?:length|window|size|limit|capacity)\b"
-    r"|(?:\b|_)ctx(?:\b|_)|\bmax_length\b|\bmax[_ ]position[_ ]embeddings\b"
-    r"|\bmax_(?:model_len|seq_len|input_\w{1,12}|"
-    r"prompt_\w{1,12}|"
-    r"context_\w{1,12}|total_tokens|num_tokens|sequence_length)\b|\bmax(?:imum)? (?:number of )?(?:model |input |"
-    r"prompt |"
-    r"message |context |total |sequence )(?:length|tokens?|size|count)\b|\bkv[ -]?cache\b|\b(?:max(?:imum)?|model's|"
-    r"model|supported|available|its) context\b"
-    r"|\bcontext(?: (?:is|of|has))?(?: only)?[ (:=]{1,2}\d|\btokens available\b"
-    r"|\bmodel(?:'s)? (?:\w{1,12} ){0,2}(?:length|window|capacity)\b|\blimit of the (?:\w{1,12} ){0,2}model\b"
-    r"|(?:上下文|输入|提示).{0,8}(?:长度|窗口|限制|上限)|上下文|コンテキスト|컨텍스트|\bcontexte\b|\bkontext|\bcontexto\b"
+    r"\b(?:context|ctx|prompt|input|sequence|seq|token|message)s?[ _-]{0,2}(?:token )?(?:length|window|size|limit"
+    r"|capacity|budget|len|maximum)s?\b|\bcontext\b.{0,20}\b(?:length|window|size|limit|capacity)\b|(?:\b|_)ctx(?:\b|_)"
+    r"|\bmax_length\b|\bmax[_ ]position[_ ]embeddings\b|\bmax_(?:model_len|seq_len|input_\w{1,12}|prompt_\w{1,12}"
+    r"|context_\w{1,12}|total_tokens|num_tokens|sequence_length)\b|\bmax(?:imum)? (?:number of )?(?:model |input "
+    r"|prompt |message |context |total |sequence )(?:length|tokens?|size|count)\b|\bkv[ -]?cache\b|\b(?:max(?:imum)?"
+    r"|model's|model|supported|available|its) context\b|\bcontext(?: (?:is|of|has))?(?: only)?[ (:=]{1,2}\d"
+    r"|\btokens available\b|\bmodel(?:'s)? (?:\w{1,12} ){0,2}(?:length|window|capacity)\b"
+    r"|\blimit of the (?:\w{1,12} ){0,2}model\b|(?:上下文|输入|提示).{0,8}(?:长度|窗口|限制|上限)|上下文|コンテキスト"
+    r"|컨텍스트|\bcontexte\b|\bkontext|\bcontexto\b"
 )
 _TOKENS = re.compile(r"token")
 _BOUND = re.compile(
@@ -94,13 +88,12 @@ _JOINED = re.compile(r"\+|\bplus\b|\bor\b|\band\b|\bsum\b|\btotal\b|\bcombined\b
 _BOTH = re.compile(r"requested token count|token budget|answering your request")
 
 _OTHER = re.compile(
-    r"\b(?:month(?:ly)?|daily|weekly|hourly|day|week|hour|minute|plan|tier|subscription|usage limit|spend|balance|"
-    r"account|organi[sz]ation|concurren\w+|connections?|sessions?|timeout|timed out|batch|queue|memory slot|rate|retry|"
-    r"pricing|trial|free|characters?|chars|bytes?|[kmg]i?b|"
-    r"urls?|headers?|names?|titles?|ids?|keys?|properties|schema|enum|stop sequences?|functions?|tools|"
-    r"logprobs|temperature|top_\w|seed|metadata|thinking|reasoning|(?<!position )embeddings?|loop|recursion|depth|"
-    r"nest\w+|"
-    r"iterations?|turns|steps|items|entries|elements|arguments?|parameters?|regex|grammar|deadline|beta|adapter|lora)\b"
+    r"\b(?:month(?:ly)?|daily|weekly|hourly|day|week|hour|minute|plan|tier|subscription|usage limit|spend|balance"
+    r"|account|organi[sz]ation|concurren\w+|connections?|sessions?|timeout|timed out|batch|queue|memory slot|rate|retry"
+    r"|pricing|trial|free|characters?|chars|bytes?|[kmg]i?b|urls?|headers?|names?|titles?|ids?|keys?|properties|schema"
+    r"|enum|stop sequences?|functions?|tools|logprobs|temperature|top_\w|seed|metadata|thinking|reasoning"
+    r"|(?<!position )embeddings?|loop|recursion|depth|nest\w+|iterations?|turns|steps|items|entries|elements|arguments?"
+    r"|parameters?|regex|grammar|deadline|beta|adapter|lora)\b"
 )
 """Words of errors about other problems. Only a row of the table can match a sentence with one of them."""
 _MEDIA = re.compile(r"\b(?:images?|pixels?|pages?|pdfs?|files?|audio|videos?|frames?|attachments?|documents?)\b")

@@ -91,14 +91,12 @@ CODES: Mapping[str, str] = {
 listed because these servers also send them for other errors."""
 
 CODE_SHAPE = re.compile(
-    r"^(?!.*(?:rate|quota|output|completion|minute|day|image|file|audio|video|usage|budget|credit|deadline|batch|"
-    r"string|array|tool|name|key|schema|stop|body|upload|retr|timeout))"
-    r".*(?:(?:context|prompt|input|conversation)(?:_[a-z]+){0,3}_(?:exceed\w*|overflow\w*|too_(?:long|large|big|many\w*))"
-    r"|(?:context|prompt|input)_?(?:length|window|tokens?|size)_(?:error|limit(?:_reached)?)$"
-    r"|exceed(?:s|ed)?(?:_[a-z]+){0,2}_(?:context|prompt|input)"
-    r"|too_(?:many|long)(?:_[a-z]+){0,2}_(?:context|prompt|input)"
-    r"|(?:tokens?|characters?|messages?)_too_long"
-    r"|(?:content|message)_length_exceed)"
+    r"^(?!.*(?:rate|quota|output|completion|minute|day|image|file|audio|video|usage|budget|credit|deadline|batch|string"
+    r"|array|tool|name|key|schema|stop|body|upload|retr|timeout)).*(?:(?:context|prompt|input"
+    r"|conversation)(?:_[a-z]+){0,3}_(?:exceed\w*|overflow\w*|too_(?:long|large|big|many\w*))|(?:context|prompt"
+    r"|input)_?(?:length|window|tokens?|size)_(?:error|limit(?:_reached)?)$|exceed(?:s|ed)?(?:_[a-z]+){0,2}_(?:context"
+    r"|prompt|input)|too_(?:many|long)(?:_[a-z]+){0,2}_(?:context|prompt|input)|(?:tokens?|characters?"
+    r"|messages?)_too_long|(?:content|message)_length_exceed)"
 )
 """The form of unlisted codes of overflow errors, in lower case with underscores."""
 
@@ -172,9 +170,8 @@ ROWS: tuple[Row, ...] = (
     ),
     row(
         "general, in other languages",
-        r"(?:コンテキスト|プロンプト|入力|トークン)[^。]{0,16}(?:超え|超過|長すぎ)"
-        r"|(?:컨텍스트|프롬프트|입력|토큰)[^.]{0,16}(?:초과|너무 (?:길|깁)|넘)"
-        r"|слишком (?:много токенов|длинн\w{0,3} (?:запрос|промпт|контекст))"
+        r"(?:コンテキスト|プロンプト|入力|トークン)[^。]{0,16}(?:超え|超過|長すぎ)|(?:컨텍스트|프롬프트|입력"
+        r"|토큰)[^.]{0,16}(?:초과|너무 (?:길|깁)|넘)|слишком (?:много токенов|длинн\w{0,3} (?:запрос|промпт|контекст))"
         r"|(?:запрос|промпт|контекст|токенов)[^.]{0,30}(?:превыша|превышен|слишком длин)",
         figures=True,
     ),
@@ -211,27 +208,23 @@ ROWS: tuple[Row, ...] = (
     ),
     row(
         "general",
-        r"\b(?:context[ _-]?(?:length|window|size|limit)|n_ctx|max_model_len|max_seq_len)[^.;]{0,30}"
-        r"(?:exceeded|overflow|too (?:small|long|large)|reached)|context[_ ]?(?:length|window)[_ ]?exceeded"
-        r"|\bcontext[_ ]overflow"
-        r"|\blength of (?:all |the |your )?(?:messages|prompt|input|conversation)[^.;]{0,20}exceed"
-        r"|\b(?:not enough|insufficient) context\b(?! caching)|\bonly <n> (?:tokens )?(?:fit|are left|are available)\b"
-        r"|\b(?:requires?|needs?) (?:a )?(?:larger|bigger|longer|more) context\b"
-        r"|\bcontext (?:length|window|size|limit) (?:is|of) [^.;]{1,20}, (?:but )?you(?:r \w{1,12})? "
-        r"(?:requested|sent|provided|passed|has|have|needs?)\b",
+        r"\b(?:context[ _-]?(?:length|window|size|limit)|n_ctx|max_model_len|max_seq_len)[^.;]{0,30}(?:exceeded"
+        r"|overflow|too (?:small|long|large)|reached)|context[_ ]?(?:length|window)[_ ]?exceeded|\bcontext[_ ]overflow"
+        r"|\blength of (?:all |the |your )?(?:messages|prompt|input|conversation)[^.;]{0,20}exceed|\b(?:not enough"
+        r"|insufficient) context\b(?! caching)|\bonly <n> (?:tokens )?(?:fit|are left|are available)\b|\b(?:requires?"
+        r"|needs?) (?:a )?(?:larger|bigger|longer|more) context\b|\bcontext (?:length|window|size|limit) (?:is"
+        r"|of) [^.;]{1,20}, (?:but )?you(?:r \w{1,12})? (?:requested|sent|provided|passed|has|have|needs?)\b",
         figures=True,
     ),
     row(
         "general",
-        r"\b(?:prompt|input|conversation|context|messages)(?: tokens| length)? (?:(?:is|are|was) )?too (?:long|large)\b"
-        r"|\b(?:prompt|input)s?(?: tokens?)?[ _]?too[ _]?(?:long|large)\b|\b(?:query|text|message)s? too long\b"
-        r"|\b(?:prompt|input|message|query|text|request)s?"
-        r"(?: (?!(?:ids?|names?|titles?|arrays?|lists?|urls?|headers?|keys?|time\w*|roles?)\b)\w{1,12}){0,3} "
-        r"(?:is|was|are|were) (?:much |far )?too long\b"
-        r"|\btoo many tokens in (?:the |your )?(?:prompt|input|request|messages|conversation)\b|"
-        r"\b(?:prompt|conversation|history|transcript|messages)(?: (?:history|you|sent|provided|is|are|was|has|have|"
-        r"been|"
-        r"become|grown|got|now|much|far)){0,5} too long\b|\b(?:prompt|input|request) (?:has|contains) too many tokens"
+        r"\b(?:prompt|input|conversation|context|messages)(?: tokens| length)? (?:(?:is|are|was) )?too (?:long"
+        r"|large)\b|\b(?:prompt|input)s?(?: tokens?)?[ _]?too[ _]?(?:long|large)\b|\b(?:query|text"
+        r"|message)s? too long\b|\b(?:prompt|input|message|query|text|request)s?(?: (?!(?:ids?|names?|titles?|arrays?"
+        r"|lists?|urls?|headers?|keys?|time\w*|roles?)\b)\w{1,12}){0,3} (?:is|was|are|were) (?:much |far )?too long\b"
+        r"|\btoo many tokens in (?:the |your )?(?:prompt|input|request|messages|conversation)\b|\b(?:prompt"
+        r"|conversation|history|transcript|messages)(?: (?:history|you|sent|provided|is|are|was|has|have|been|become"
+        r"|grown|got|now|much|far)){0,5} too long\b|\b(?:prompt|input|request) (?:has|contains) too many tokens"
         r"|\brequest (?:is )?too long: <n> tokens|too many tokens: <n> > <n>",
         figures=True,
     ),
