@@ -14,7 +14,7 @@ from tests.kit.raw_upstream import RawUpstream, answer
 from tests.kit.waiting import until
 
 SOON = 15.0
-"""Seconds in which everything must have ended, however busy the machine is. Work that misses the disconnect takes 60."""
+"""Seconds in which everything must have ended on a busy machine. Work that misses the disconnect takes 60."""
 
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
 CONTENT = b'data: {"choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
