@@ -44,7 +44,7 @@ def limits(names: Sequence[str], config: Path | None) -> None:
 async def _limits(names: Sequence[str], settings: Settings) -> None:
     service = Runtime(settings)
     try:
-        known = await learned(service.store)
+        known = await learned(service.store.unguarded)
         wanted = list(names) or _named(settings)
         routes = [(name, settings.route(name)) for name in wanted]
         places = [(route.upstream, route.model) for _, route in routes if route is not None]

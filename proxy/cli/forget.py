@@ -13,6 +13,7 @@ from proxy.config import Settings, load
 from proxy.errors import ConfigurationError
 from proxy.store import StoreFailed, open_store
 from proxy.store.file import put_aside
+from proxy.store.forgetting import forget as forget_tenant
 from proxy.store.opening import store_file
 
 
@@ -62,7 +63,7 @@ async def _forget(settings: Settings, names: list[str]) -> tuple[Counter[str], i
     counts: Counter[str] = Counter()
     try:
         for name in names:
-            counts.update(await store.forget(name))
+            counts.update(await forget_tenant(store, name))
         return counts, await store.unknown()
     except StoreFailed as error:
         raise ConfigurationError(

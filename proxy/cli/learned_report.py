@@ -16,7 +16,7 @@ from proxy.limits import calibration
 from proxy.limits import learned as limits
 from proxy.limits.calibration import TokenRatios
 from proxy.limits.learned import Limits
-from proxy.store import Entry, ListingStore
+from proxy.store import Entry, ManagedStore
 from proxy.store.replicated_map import UNREADABLE, Known
 
 V = TypeVar("V", bound=Known)
@@ -35,7 +35,7 @@ class Learned(NamedTuple):
         return sorted(known | {(found.upstream, found.model) for _, found in self.ratios})
 
 
-async def learned(store: ListingStore) -> Learned:
+async def learned(store: ManagedStore) -> Learned:
     """Return the limits and ratios in the store, by tenant. Raises ``StoreFailed``."""
     told = [(entry.tenant, _read(entry, Limits)) for entry in await store.entries(limits.KIND)]
     ratios = [(entry.tenant, _read(entry, TokenRatios)) for entry in await store.entries(calibration.KIND)]

@@ -144,9 +144,9 @@ class Proxy:
         if self.service.draining:
             return PlainTextResponse("draining\n", status_code=503)
         status = "ready"
-        if self.service.store.left_alone:
+        if self.service.store.open_breakers:
             # The proxy still serves requests, so it stays ready.
-            status += f"; the store fails ({', '.join(self.service.store.left_alone)})"
+            status += f"; the store fails ({', '.join(self.service.store.open_breakers)})"
         for problem in self.service.measures.unavailable.values():
             status += f"\nRequests pass through uncompacted: {problem}"
         if self.reload is not None and self.reload.wrong is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -11,7 +10,8 @@ from typing import Protocol
 import structlog
 
 from proxy.server.memory import malloc_trim
-from proxy.store import ListingStore, StoreFailed
+from proxy.store import ManagedStore, StoreFailed
+from proxy.store.forgetting import digest, forgotten, remove
 
 log = structlog.get_logger(__name__)
 
@@ -30,11 +30,12 @@ class Holder(Protocol):
 class Maintenance:
     """Run the rounds in the background of one process. Log a round that fails; the next round repeats its work."""
 
-    def __init__(self, store: ListingStore, holders: Sequence[Holder]) -> None:
+    def __init__(self, store: ManagedStore, holders: Sequence[Holder]) -> None:
         self._store = store
         self._holders = holders
         self._began = time.time()
         self._seen: dict[str, float] = {}
+        self._unknown = 0
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -51,6 +52,7 @@ class Maintenance:
     async def once(self) -> None:
         """Run one round. Raises ``StoreFailed``."""
         await self._store.upkeep()
+        await self._report_unknown()
         await self._notice()
 
     async def _run(self) -> None:
@@ -64,16 +66,23 @@ class Maintenance:
             await asyncio.to_thread(malloc_trim)
             await asyncio.sleep(EVERY)
 
+    async def _report_unknown(self) -> None:
+        """Log the number of entries that the store can't read, if it has grown."""
+        unknown = await self._store.unknown()
+        if unknown > self._unknown:
+            log.warning("store.other_keys", entries=unknown)
+        self._unknown = unknown
+
     async def _notice(self) -> None:
         """Drop tenants that another process forgot, and remove entries that this process stored for them since then."""
-        marks = await self._store.forgotten()
+        marks = await forgotten(self._store)
         new = {tenant for tenant, when in marks.items() if when >= self._began and when != self._seen.get(tenant)}
         if not new:
             return
         dropped: set[str] = set()
         for holder in self._holders:
-            dropped |= holder.forget(lambda tenant: hashlib.sha256(tenant.encode()).hexdigest() in new)
+            dropped |= holder.forget(lambda tenant: digest(tenant) in new)
         for tenant in dropped:
-            await self._store.remove(tenant)
+            await remove(self._store, tenant)
         self._seen.update((tenant, marks[tenant]) for tenant in new)
         log.info("store.forgotten", tenants=len(new), remembered_here=len(dropped))

@@ -45,7 +45,9 @@ class Runtime(Services):
         self.bodies = BodyMemory(lambda: self.settings.server)
         self.quotas = Quotas()
         self.budgets = Budgets(self.store)
-        self.maintenance = Maintenance(self.store, [self.summaries, self.archive, self.learned, self.calibration])
+        self.maintenance = Maintenance(
+            self.store.unguarded, [self.summaries, self.archive, self.learned, self.calibration]
+        )
 
     async def reconfigure(self, settings: Settings) -> list[str]:
         """Use other settings for new requests. Return the names of changed settings that need a restart."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable
 from typing import TypeVar
 
 import structlog
 
 from proxy.store.breaker import Change, CircuitBreaker
-from proxy.store.interface import Entry, ListingStore, StoreFailed
+from proxy.store.interface import ManagedStore, StoreFailed
 from proxy.telemetry.metrics import STORE_BREAKER, STORE_FAILURES
 
 log = structlog.get_logger(__name__)
@@ -34,66 +34,39 @@ CLOSING_SECONDS = 5.0
 
 
 class Guarded:
-    """A store with a timeout and a circuit breaker for reads, and others for writes.
+    """A ``Store`` with a timeout and a circuit breaker for reads, and others for writes.
 
     Reads and writes fail independently: a full disk, for example, is still readable.
     """
 
-    def __init__(self, store: ListingStore, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: ManagedStore, clock: Callable[[], float] = time.monotonic) -> None:
         """Use ``clock`` for monotonic seconds."""
-        self._store = store
+        self.unguarded = store
+        """The store without timeouts, for commands and maintenance. No request waits for them."""
         self._breaker = CircuitBreaker(FIRST_PAUSE, LONGEST_PAUSE, is_failure=_is_failure, report=_report, clock=clock)
 
     @property
-    def left_alone(self) -> tuple[str, ...]:
+    def open_breakers(self) -> tuple[str, ...]:
         """Return the operations with an open breaker: ``read``, ``write``, both, or none."""
         return tuple(what for what in ("read", "write") if self._breaker.is_open(what))
 
     async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
-        """See ``Store``."""
-        return await self._run("read", READ_SECONDS, lambda: self._store.get(tenant, kind, key))
+        return await self._run("read", READ_SECONDS, lambda: self.unguarded.get(tenant, kind, key))
 
     async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
-        """See ``Store``."""
-        await self._run("write", WRITE_SECONDS, lambda: self._store.put(tenant, kind, key, value, seconds))
+        await self._run("write", WRITE_SECONDS, lambda: self.unguarded.put(tenant, kind, key, value, seconds))
 
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
-        """See ``Store``."""
-        return await self._run("write", WRITE_SECONDS, lambda: self._store.add(tenant, kind, key, value, seconds))
+        return await self._run("write", WRITE_SECONDS, lambda: self.unguarded.add(tenant, kind, key, value, seconds))
 
-    async def discard(self, tenant: str, kind: str, key: str) -> None:
-        """See ``Store``."""
-        await self._run("write", WRITE_SECONDS, lambda: self._store.discard(tenant, kind, key))
-
-    async def entries(self, kind: str) -> list[Entry]:
-        """See ``ListingStore``. Has no timeout, because no request waits for it."""
-        return await self._store.entries(kind)
-
-    async def forget(self, tenant: str) -> Mapping[str, int]:
-        """See ``ListingStore``. Has no timeout."""
-        return await self._store.forget(tenant)
-
-    async def remove(self, tenant: str) -> Mapping[str, int]:
-        """See ``ListingStore``. Has no timeout."""
-        return await self._store.remove(tenant)
-
-    async def forgotten(self) -> Mapping[str, float]:
-        """See ``ListingStore``. Has no timeout."""
-        return await self._store.forgotten()
-
-    async def unknown(self) -> int:
-        """See ``ListingStore``. Has no timeout."""
-        return await self._store.unknown()
-
-    async def upkeep(self) -> None:
-        """See ``ListingStore``. Has no timeout."""
-        await self._store.upkeep()
+    async def delete(self, tenant: str, kind: str, key: str) -> None:
+        await self._run("write", WRITE_SECONDS, lambda: self.unguarded.delete(tenant, kind, key))
 
     async def aclose(self) -> None:
         """Close the store. Log a warning if it doesn't close within ``CLOSING_SECONDS``."""
         try:
             async with asyncio.timeout(CLOSING_SECONDS):
-                await self._store.aclose()
+                await self.unguarded.aclose()
         except TimeoutError:
             log.warning("store.not_closed", seconds=CLOSING_SECONDS)
 

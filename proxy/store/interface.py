@@ -1,4 +1,4 @@
-"""The store interface. Callers continue without a store that fails, so it never fails a request."""
+"""The interfaces of stores. Callers continue without a store that fails, so it never fails a request."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Protocol
 
 
 class StoreFailed(Exception):
-    """The store can't currently be read or written."""
+    """The store can't currently be read or written. All methods except ``aclose`` raise it."""
 
 
 class Store(Protocol):
     """Entries by tenant, kind, and key. Values are bytes; ``seconds`` is the lifetime of an entry."""
 
     async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
-        """Return the entry, or ``None`` if there is none or it has expired. Raises ``StoreFailed``."""
+        """Return the entry, or ``None`` if there is none or it has expired."""
         ...
 
     async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
-        """Store an entry and replace an older one. Raises ``StoreFailed``."""
+        """Store an entry and replace an older one."""
         ...
 
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
-        """Store an entry unless one exists. Return the value now in the store. Raises ``StoreFailed``.
+        """Store an entry unless one exists. Return the value now in the store.
 
         If several processes add an entry at the same time, one succeeds and all get its value.
         """
         ...
 
-    async def discard(self, tenant: str, kind: str, key: str) -> None:
-        """Remove an entry if there is one. Raises ``StoreFailed``."""
+    async def delete(self, tenant: str, kind: str, key: str) -> None:
+        """Remove an entry if there is one."""
         ...
 
     async def aclose(self) -> None:
@@ -40,46 +40,66 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A stored entry."""
+    """A stored entry. ``seconds`` is its remaining lifetime."""
 
     tenant: str
+    kind: str
     key: str
     value: bytes
+    seconds: float
 
 
-class ListingStore(Store, Protocol):
-    """A store that can list its entries for the CLI, and that supports maintenance."""
+class ManagedStore(Store, Protocol):
+    """A store with the operations of commands and maintenance. No request waits for them."""
 
     async def entries(self, kind: str) -> list[Entry]:
-        """Return all unexpired entries of a kind, sorted by tenant and key. Raises ``StoreFailed``."""
-        ...
-
-    async def forget(self, tenant: str) -> Mapping[str, int]:
-        """Remove every entry of a tenant and all of its bytes. Return the number of removed entries by kind.
-
-        Other processes on the same store find the tenant in ``forgotten``. Raises ``StoreFailed`` after a partial
-        removal; calling it again is safe.
-        """
+        """Return all unexpired entries of a kind, sorted by tenant and key."""
         ...
 
     async def remove(self, tenant: str) -> Mapping[str, int]:
-        """Remove every entry of a tenant like ``forget``, but don't add the tenant to ``forgotten``."""
+        """Remove some entries of a tenant. Return their number by kind, which is empty once none are left."""
         ...
 
-    async def forgotten(self) -> Mapping[str, float]:
-        """Return the tenants forgotten in the last day: their SHA-256 in hex, and the time in seconds since 1970.
+    async def erase(self) -> None:
+        """Overwrite the values of removed entries. Raise ``StoreFailed`` while that isn't possible."""
+        ...
 
-        Raises ``StoreFailed``.
-        """
+    async def rebuild(self) -> None:
+        """Overwrite the names of removed entries, too. This may be slow."""
         ...
 
     async def unknown(self) -> int:
-        """Count the entries that the store can't read: encrypted with other keys, or unencrypted in an encrypted store.
-
-        Raises ``StoreFailed``.
-        """
+        """Count the entries that this store can't read, because they were written with other encryption settings."""
         ...
 
     async def upkeep(self) -> None:
-        """Remove expired and excess entries, and replace a damaged file. Raises ``StoreFailed``."""
+        """Remove expired and excess entries, and replace damaged storage."""
+        ...
+
+
+class Backend(ManagedStore, Protocol):
+    """A store that others can encode values for. It keeps the name of each value's ``codec``, empty for none."""
+
+    async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> None:
+        """See ``Store``."""
+        ...
+
+    async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> bytes:
+        """See ``Store``."""
+        ...
+
+    async def sample(self, tenant: str) -> list[Entry]:
+        """Return one entry of each kind that a tenant has, expired or not."""
+        ...
+
+    async def scan(self, codec: str, limit: int) -> list[Entry]:
+        """Return up to ``limit`` unexpired entries of a codec, in any order."""
+        ...
+
+    async def remove_codec(self, codec: str) -> int:
+        """Remove some entries of a codec. Return their number, which is 0 once none are left."""
+        ...
+
+    async def count_except(self, codecs: tuple[str, ...]) -> int:
+        """Count the entries of all other codecs."""
         ...

@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from proxy.errors import ConfigurationError
-from proxy.store.interface import ListingStore
+from proxy.store.interface import ManagedStore
+from proxy.store.sealing import SealedStore
 from proxy.store.sqlite import SqliteStore
 
 
-def open_store(url: str, keys: Sequence[bytes] = (), max_bytes: int | None = None) -> ListingStore:
+def open_store(url: str, keys: Sequence[bytes] = (), max_bytes: int | None = None) -> ManagedStore:
     """Return the store at ``sqlite:///relative/path``, ``sqlite:////absolute/path``, or ``sqlite://`` (in memory).
 
     The first of the ``keys``, 32 bytes each, encrypts new entries; all of them decrypt. ``max_bytes`` is the size that
     maintenance enforces. The file opens at first use. Raises ``ConfigurationError`` for other addresses.
     """
-    path = store_file(url)
-    return SqliteStore(path, keys, max_bytes)
+    store = SqliteStore(store_file(url), max_bytes)
+    return SealedStore(store, keys) if keys else store
 
 
 def store_file(url: str) -> Path | None:

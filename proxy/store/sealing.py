@@ -1,11 +1,12 @@
-"""Codecs for stored entries: plain, or encrypted with AES-256-GCM.
+"""Encrypt the entries of any store with AES-256-GCM.
 
-For encrypted entries the lookup columns are keyed digests, and the encrypted content includes the real names. The
-content is bound to its columns, so it is unreadable in another row.
+The names under which the backend stores an entry are keyed digests, and the encrypted content includes the real names.
+The content is bound to those digests, so it's unreadable under the names of another entry.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import importlib
@@ -14,15 +15,27 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
+import structlog
+
+from proxy.store.interface import Backend, Entry
+from proxy.telemetry.metrics import STORE_REMOVED, STORE_UNREADABLE
+
+log = structlog.get_logger(__name__)
 
 RowKey = tuple[str, str, str]
-"""The tenant, kind, and key columns, as stored."""
+"""The tenant, kind, and key under which the backend stores an entry."""
+
+BATCH = 20
+"""Entries that are encrypted again at once."""
+
+INLINE_BYTES = 65_536
+"""Values of more bytes are encrypted and decrypted in a thread."""
 
 _NONCE = 12
 
 
 class Unreadable(Exception):
-    """The stored bytes aren't the bytes that the proxy wrote for this row."""
+    """The stored bytes aren't the bytes that the proxy wrote under these names."""
 
 
 class Content(msgspec.Struct, frozen=True, array_like=True):
@@ -34,110 +47,184 @@ class Content(msgspec.Struct, frozen=True, array_like=True):
     value: bytes
 
 
-class Codec(Protocol):
-    """Encode entries. Each row stores the ``id`` of its codec."""
-
-    id: str
-
-    def tenant(self, tenant: str) -> str:
-        """Return the column for a tenant."""
-        ...
-
-    def kind(self, kind: str) -> str:
-        """Return the column for a kind."""
-        ...
-
-    def place(self, tenant: str, kind: str, key: str) -> RowKey:
-        """Return all three columns."""
-        ...
-
-    def write(self, content: Content) -> bytes:
-        """Return the bytes to store for an entry."""
-        ...
-
-    def read(self, place: RowKey, stored: bytes) -> Content:
-        """Return the entry. Raises ``Unreadable``."""
-        ...
-
-
 class _Cipher(Protocol):
     def encrypt(self, nonce: bytes, data: bytes, associated_data: bytes) -> bytes: ...
 
     def decrypt(self, nonce: bytes, data: bytes, associated_data: bytes) -> bytes: ...
 
 
-class Plain:
-    """A codec that doesn't encrypt."""
-
-    id = ""
-
-    def tenant(self, tenant: str) -> str:
-        """See ``Codec``."""
-        return tenant
-
-    def kind(self, kind: str) -> str:
-        """See ``Codec``."""
-        return kind
-
-    def place(self, tenant: str, kind: str, key: str) -> RowKey:
-        """See ``Codec``."""
-        return tenant, kind, key
-
-    def write(self, content: Content) -> bytes:
-        """See ``Codec``."""
-        return content.value
-
-    def read(self, place: RowKey, stored: bytes) -> Content:
-        """See ``Codec``."""
-        return Content(*place, stored)
-
-
 class AesGcmCodec:
-    """A codec that encrypts with a 32-byte key. Nonces are random, so use a key for up to 2^32 entries."""
+    """Encrypts with a 32-byte key. Nonces are random, so use a key for up to 2^32 entries."""
 
     def __init__(self, key: bytes) -> None:
         # Import here, because most deployments don't encrypt and don't need the package.
         aead = importlib.import_module("cryptography.hazmat.primitives.ciphers.aead")
-        self._wrong: type[Exception] = importlib.import_module("cryptography.exceptions").InvalidTag
+        self._invalid: type[Exception] = importlib.import_module("cryptography.exceptions").InvalidTag
         self.id = _derived(key, "id").hex()[:16]
         self._names = _derived(key, "names")
         self._cipher: _Cipher = aead.AESGCM(_derived(key, "content"))
 
     def tenant(self, tenant: str) -> str:
-        """See ``Codec``."""
-        return self._name("tenant", tenant)
+        """Return the name of a tenant in the backend."""
+        return self._digest("tenant", tenant)
 
     def kind(self, kind: str) -> str:
-        """See ``Codec``."""
-        return self._name("kind", kind)
+        """Return the name of a kind in the backend."""
+        return self._digest("kind", kind)
 
-    def place(self, tenant: str, kind: str, key: str) -> RowKey:
-        """See ``Codec``."""
-        return self.tenant(tenant), self.kind(kind), self._name("key", tenant, kind, key)
+    def row_key(self, tenant: str, kind: str, key: str) -> RowKey:
+        """Return the names of an entry in the backend."""
+        return self.tenant(tenant), self.kind(kind), self._digest("key", tenant, kind, key)
 
-    def write(self, content: Content) -> bytes:
-        """See ``Codec``."""
-        place = self.place(content.tenant, content.kind, content.key)
+    def encrypt(self, content: Content) -> bytes:
+        """Return the bytes to store for an entry."""
         nonce = os.urandom(_NONCE)
-        return nonce + self._cipher.encrypt(nonce, msgspec.msgpack.encode(content), _bound(place))
+        bound = _bound(self.row_key(content.tenant, content.kind, content.key))
+        return nonce + self._cipher.encrypt(nonce, msgspec.msgpack.encode(content), bound)
 
-    def read(self, place: RowKey, stored: bytes) -> Content:
-        """See ``Codec``."""
+    def decrypt(self, row: RowKey, stored: bytes) -> Content:
+        """Return the entry. Raises ``Unreadable``."""
         try:
-            opened = self._cipher.decrypt(stored[:_NONCE], stored[_NONCE:], _bound(place))
-            content = msgspec.msgpack.decode(opened, type=Content)
-        except (self._wrong, ValueError, msgspec.DecodeError) as error:
+            content = self._cipher.decrypt(stored[:_NONCE], stored[_NONCE:], _bound(row))
+            return msgspec.msgpack.decode(content, type=Content)
+        except (self._invalid, ValueError, msgspec.DecodeError) as error:
             raise Unreadable(type(error).__name__) from None
-        return content
 
-    def _name(self, *parts: str) -> str:
+    def _digest(self, *parts: str) -> str:
         # Digest the parts as a list, so that different parts never produce the same input.
         return hmac.new(self._names, ascii(parts).encode(), hashlib.sha256).hexdigest()
 
 
-def codecs(keys: Sequence[bytes]) -> tuple[Codec, ...]:
-    """Return the codec for new entries, then those for older ones. Without keys, entries aren't encrypted."""
-    return tuple(map(AesGcmCodec, keys)) or (Plain(),)
+class SealedStore:
+    """A store that encrypts the entries of a backend. See ``ManagedStore`` for its methods."""
+
+    def __init__(self, backend: Backend, keys: Sequence[bytes]) -> None:
+        """Encrypt with the first of the ``keys``, 32 bytes each, and decrypt with all of them."""
+        self._backend = backend
+        self._codecs = [AesGcmCodec(key) for key in keys]
+
+    async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
+        return await self._get(self._codecs, tenant, kind, key)
+
+    async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
+        codec = self._codecs[0]
+        stored = await _encrypt(codec, Content(tenant, kind, key, value))
+        await self._backend.put(*codec.row_key(tenant, kind, key), stored, seconds, codec.id)
+
+    async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
+        newest, *older = self._codecs
+        found = await self._get(older, tenant, kind, key)
+        if found is not None:
+            return found
+        row = newest.row_key(tenant, kind, key)
+        ours = await _encrypt(newest, Content(tenant, kind, key, value))
+        stored = await self._backend.add(*row, ours, seconds, newest.id)
+        if stored != ours:
+            content = await _decrypt(newest, row, stored)
+            if content is not None:
+                return content.value
+            await self._backend.put(*row, ours, seconds, newest.id)
+        return value
+
+    async def delete(self, tenant: str, kind: str, key: str) -> None:
+        for codec in self._codecs:
+            await self._backend.delete(*codec.row_key(tenant, kind, key))
+
+    async def entries(self, kind: str) -> list[Entry]:
+        found: dict[tuple[str, str], Entry] = {}
+        for codec in self._codecs:
+            stored = await self._backend.entries(codec.kind(kind))
+            for entry in await asyncio.to_thread(_readable, codec, stored):
+                found.setdefault((entry.tenant, entry.key), entry)
+        return [found[name] for name in sorted(found)]
+
+    async def remove(self, tenant: str) -> dict[str, int]:
+        for codec in self._codecs:
+            name = codec.tenant(tenant)
+            kinds = {codec.kind(entry.kind): entry.kind for entry in _readable(codec, await self._backend.sample(name))}
+            if counts := await self._backend.remove(name):
+                return {kinds.get(kind, "unreadable"): count for kind, count in counts.items()}
+        return {}
+
+    async def erase(self) -> None:
+        await self._backend.erase()
+
+    async def rebuild(self) -> None:
+        await self._backend.rebuild()
+
+    async def unknown(self) -> int:
+        return await self._backend.count_except(tuple(codec.id for codec in self._codecs))
+
+    async def upkeep(self) -> None:
+        """Run the backend's maintenance, remove unencrypted entries, and re-encrypt those under older keys."""
+        await self._backend.upkeep()
+        changed = False
+        while count := await self._backend.remove_codec(""):
+            log.warning("store.unencrypted_removed", entries=count)
+            STORE_REMOVED.labels(reason="unencrypted").inc(count)
+            changed = True
+        for codec in self._codecs[1:]:
+            while entries := await self._backend.scan(codec.id, BATCH):
+                await self._renew(codec, entries)
+                changed = True
+        if changed:
+            await self._backend.upkeep()
+
+    async def aclose(self) -> None:
+        await self._backend.aclose()
+
+    async def _get(self, codecs: Sequence[AesGcmCodec], tenant: str, kind: str, key: str) -> bytes | None:
+        for codec in codecs:
+            row = codec.row_key(tenant, kind, key)
+            stored = await self._backend.get(*row)
+            content = None if stored is None else await _decrypt(codec, row, stored)
+            if content is not None:
+                return content.value
+        return None
+
+    async def _renew(self, codec: AesGcmCodec, entries: Sequence[Entry]) -> None:
+        """Encrypt entries under an older key with the first one, unless a newer entry exists."""
+        newest = self._codecs[0]
+        for entry in entries:
+            row = (entry.tenant, entry.kind, entry.key)
+            content = await _decrypt(codec, row, entry.value)
+            if content is not None:
+                stored = await _encrypt(newest, content)
+                renewed = newest.row_key(content.tenant, content.kind, content.key)
+                await self._backend.add(*renewed, stored, entry.seconds, newest.id)
+            await self._backend.delete(*row)
+
+
+async def _encrypt(codec: AesGcmCodec, content: Content) -> bytes:
+    if len(content.value) <= INLINE_BYTES:
+        return codec.encrypt(content)
+    return await asyncio.to_thread(codec.encrypt, content)
+
+
+async def _decrypt(codec: AesGcmCodec, row: RowKey, stored: bytes) -> Content | None:
+    if len(stored) <= INLINE_BYTES:
+        return _content(codec, row, stored)
+    return await asyncio.to_thread(_content, codec, row, stored)
+
+
+def _content(codec: AesGcmCodec, row: RowKey, stored: bytes) -> Content | None:
+    """Decrypt an entry. Return ``None`` if it's unreadable."""
+    try:
+        return codec.decrypt(row, stored)
+    except Unreadable as error:
+        STORE_UNREADABLE.inc()
+        log.warning("store.undecryptable", reason=str(error))
+        return None
+
+
+def _readable(codec: AesGcmCodec, entries: Sequence[Entry]) -> list[Entry]:
+    """Return the readable entries under their real names."""
+    found = []
+    for entry in entries:
+        content = _content(codec, (entry.tenant, entry.kind, entry.key), entry.value)
+        if content is not None:
+            found.append(Entry(content.tenant, content.kind, content.key, content.value, entry.seconds))
+    return found
 
 
 def _derived(key: bytes, purpose: str) -> bytes:
@@ -145,5 +232,5 @@ def _derived(key: bytes, purpose: str) -> bytes:
     return hmac.new(key, f"compaction-proxy store {purpose}".encode(), hashlib.sha256).digest()
 
 
-def _bound(place: RowKey) -> bytes:
-    return "\n".join(place).encode()
+def _bound(row: RowKey) -> bytes:
+    return "\n".join(row).encode()

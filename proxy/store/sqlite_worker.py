@@ -58,8 +58,9 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 class SqliteWorker:
     """Run work sequentially on the database in a file, or on one in memory."""
 
-    def __init__(self, path: Path | None, name: str) -> None:
+    def __init__(self, path: Path | None, name: str, busy_seconds: float = BUSY_SECONDS) -> None:
         self._path = path
+        self._busy_seconds = busy_seconds
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
@@ -68,9 +69,9 @@ class SqliteWorker:
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Return the result of ``work``. Cancellation doesn't stop work that has begun. Raises ``StoreFailed``."""
-        return await self.look(lambda: self._do(work))
+        return await self.run_without_database(lambda: self._do(work))
 
-    async def look(self, work: Callable[[], T]) -> T:
+    async def run_without_database(self, work: Callable[[], T]) -> T:
         """Return the result of work that needs the thread but no database. Raises ``StoreFailed``."""
         loop = asyncio.get_running_loop()
         try:
@@ -108,9 +109,9 @@ class SqliteWorker:
             if self._path is not None:
                 file.prepare(self._path)
                 self._file = file.identity(self._path)
-            connection = sqlite3.connect(self._path or ":memory:", timeout=BUSY_SECONDS)
+            connection = sqlite3.connect(self._path or ":memory:", timeout=self._busy_seconds)
             try:
-                _set_up(connection)
+                _set_up(connection, self._busy_seconds)
             except sqlite3.Error:
                 connection.close()
                 raise
@@ -123,22 +124,22 @@ class SqliteWorker:
             connection.close()
 
 
-def _set_up(connection: sqlite3.Connection) -> None:
+def _set_up(connection: sqlite3.Connection, busy_seconds: float) -> None:
     # Only for new files: setting auto_vacuum on an existing file waits for other writers.
     if connection.execute("PRAGMA page_count").fetchone() == (0,):
         connection.execute(f"PRAGMA page_size = {PAGE}")
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-    _write_ahead(connection)
+    _write_ahead(connection, busy_seconds)
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA secure_delete = ON")
     connection.execute("PRAGMA temp_store = MEMORY")
     columns = [row[1] for row in connection.execute("PRAGMA table_info(entries)")]
     if columns and "pad" not in columns:
-        _renew(connection)
+        _convert(connection)
     connection.executescript(_SCHEMA)
 
 
-def _renew(connection: sqlite3.Connection) -> None:
+def _convert(connection: sqlite3.Connection) -> None:
     """Convert a file from version 0.1, unless another process is already doing it."""
     try:
         connection.executescript(_FROM_0_1)
@@ -159,9 +160,9 @@ def rebuild(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA temp_store = MEMORY")
 
 
-def _write_ahead(connection: sqlite3.Connection) -> None:
+def _write_ahead(connection: sqlite3.Connection, busy_seconds: float) -> None:
     """Enable the write-ahead log. Retry, because SQLite rejects one of two processes that open a new file."""
-    deadline = time.monotonic() + BUSY_SECONDS
+    deadline = time.monotonic() + busy_seconds
     while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL")

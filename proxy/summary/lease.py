@@ -68,7 +68,7 @@ class Lease:
         await asyncio.wait({self._renewing})
         self._renewing = None
         try:
-            await self._store.discard(*self._place)
+            await self._store.delete(*self._place)
         except StoreFailed as failure:  # the lease expires without renewal
             log.warning("store.write_failed", reason=str(failure))
 

@@ -21,6 +21,7 @@ import pytest
 from proxy.demo.serving import serve
 from proxy.store import sqlite_worker as lane
 from proxy.store.file import put_aside
+from proxy.store.forgetting import forget
 from proxy.store.sqlite import SqliteStore
 from tests.kit.program import ROOT, program, write_config
 from tests.kit.waiting import until
@@ -206,7 +207,7 @@ def test_writing_the_file_anew_leaves_no_temporary_file(
             await store.put(f"t{n % 2}", "archive", f"k{n}", os.urandom(100_000), 60)
         await store._writer.run(lambda db: db.set_progress_handler(look, 20))
         assert await in_memory(store)
-        await store.forget("t1")
+        await forget(store, "t1")
         assert await in_memory(store)
         await store.aclose()
 

@@ -83,7 +83,7 @@ class Plain:
         """See ``Store``."""
         return self.entries.setdefault((tenant, kind, key), value)
 
-    async def discard(self, tenant: str, kind: str, key: str) -> None:
+    async def delete(self, tenant: str, kind: str, key: str) -> None:
         """See ``Store``."""
         self.entries.pop((tenant, kind, key), None)
 

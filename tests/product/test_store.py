@@ -24,8 +24,8 @@ from proxy.demo.upstream import Reply, StandIn
 from proxy.server import maintenance as upkeep
 from proxy.store import sqlite_worker as lane
 from proxy.store.file import put_aside
+from proxy.store.forgetting import KIND as FORGOTTEN
 from proxy.store.replicated_map import name_of
-from proxy.store.sqlite import MARK
 from tests.kit.program import run
 from tests.kit.scripted import chat, client, proxied
 from tests.kit.waiting import until
@@ -290,7 +290,7 @@ def test_a_pickle_in_the_file_is_refused(tmp_path: Path) -> None:
     tenant, name = f"key:{CALLER_SHA}", name_of("main", "m")
     with sqlite3.connect(tmp_path / "state" / "store.db") as db:
         ids = [row[0] for row in db.execute("SELECT key FROM entries WHERE kind = 'archive'")]
-        places = [(tenant, "limit", name), (tenant, "spent", name), ("", "ratio", name), ("", MARK, CALLER_SHA)]
+        places = [(tenant, "limit", name), (tenant, "spent", name), ("", "ratio", name), ("", FORGOTTEN, CALLER_SHA)]
         put = "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, '', x'', x'')"
         db.executemany(put, [(*place, time.time() + 600) for place in places])
         db.execute("UPDATE entries SET value = ? WHERE kind != 'archive'", (pickle.dumps(Trap(trap)),))

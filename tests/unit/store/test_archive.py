@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-import time
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from proxy.store import archive as module
 from proxy.store.archive import KIND, Archive, Found, Removed
 from proxy.store.sqlite import SqliteStore
 from proxy.telemetry.metrics import REGISTRY
+from tests.kit.stores import Clock, with_store
 
 MONTH = 30 * 86_400.0
 
@@ -67,7 +67,7 @@ class Shelf:
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
         raise NotImplementedError
 
-    async def discard(self, tenant: str, kind: str, key: str) -> None:
+    async def delete(self, tenant: str, kind: str, key: str) -> None:
         raise NotImplementedError
 
     async def aclose(self) -> None:
@@ -77,14 +77,6 @@ class Shelf:
         """The first digits of what was put since the last time, in order."""
         put, self.puts = self.puts, []
         return "".join(key for _, key, _ in put)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def run(test: Callable[[Archive, Shelf, Clock], Awaitable[None]]) -> None:
@@ -186,20 +178,19 @@ def test_an_entry_in_use_is_written_anew_at_half_of_its_time() -> None:
     run(test)
 
 
-def test_an_entry_ends_with_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        store = SqliteStore(tmp_path / "a.db")
-        archive = Archive(store)
+def test_an_entry_ends_with_its_time(tmp_path: Path) -> None:
+    clock = Clock()
+
+    async def test(store: SqliteStore) -> None:
+        archive = Archive(store, clock)
         await kept(archive, [A], 100)
         await kept(archive, [B], 1000)
         assert await archive.fetch("t", B.id) == Found(texts("one", "two", "three"), complete=True)
-        now = time.time()
-        monkeypatch.setattr(time, "time", lambda: now + 101)
+        clock.now += 101
         assert await archive.fetch("t", A.id) is None
         assert await archive.fetch("t", B.id) == Found(texts("three"), complete=False)
-        await store.aclose()
 
-    asyncio.run(test())
+    with_store(lambda: SqliteStore(tmp_path / "a.db", clock=clock), test)
 
 
 def test_a_chain_is_found_whole_and_in_order() -> None:

@@ -18,6 +18,7 @@ from proxy.limits.calibration import Calibration
 from proxy.limits.learned import LearnedLimit, LearnedLimits
 from proxy.store import StoreFailed, open_store
 from proxy.store import replicated_map as shared
+from proxy.store.forgetting import forget
 from proxy.store.replicated_map import FIRST_READ_SECONDS, name_of
 from proxy.store.sqlite import SqliteStore
 from proxy.store.tenants import UNSTORED_TENANT
@@ -241,7 +242,7 @@ async def test_ratios_that_an_earlier_version_kept_for_all_tenants_are_ignored(t
     await known.aclose()
     (found,) = (await learned(store)).ratios
     assert (found[0], found[1].factor) == ("t", 1.2)
-    assert await store.forget("t") == {"tenant_ratio": 1}
+    assert await forget(store, "t") == {"tenant_ratio": 1}
     await store.aclose()
 
 

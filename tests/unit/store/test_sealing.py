@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from proxy.server.maintenance import Maintenance
+from proxy.store import ManagedStore, open_store
+from proxy.store.forgetting import forget
 from proxy.store.sealing import AesGcmCodec, Content, Unreadable
-from proxy.store.sqlite import SqliteStore
 from proxy.telemetry.metrics import STORE_UNREADABLE
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("cryptography") is None, reason="needs cryptography")
@@ -22,12 +24,12 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("cryptography") is None
 OLD, NEW, OTHER = (bytes([number]) * 32 for number in (1, 2, 3))
 CONTENT = Content("team:a", "summary", "k", b"what was said")
 
-Test = Callable[[SqliteStore], Awaitable[None]]
+Test = Callable[[ManagedStore], Awaitable[None]]
 
 
 def with_keys(path: Path, keys: Sequence[bytes], test: Test) -> None:
     async def whole() -> None:
-        store = SqliteStore(path, keys)
+        store = open_store(f"sqlite:///{path}", keys)
         try:
             await test(store)
         finally:
@@ -56,18 +58,18 @@ def everything(folder: Path) -> bytes:
 
 def test_only_its_own_key_opens_an_entry_and_only_in_its_own_place() -> None:
     sealed = AesGcmCodec(NEW)
-    place = sealed.place("team:a", "summary", "k")
-    written = sealed.write(CONTENT)
-    assert sealed.read(place, written) == CONTENT
-    assert sealed.write(CONTENT) != written
+    place = sealed.row_key("team:a", "summary", "k")
+    written = sealed.encrypt(CONTENT)
+    assert sealed.decrypt(place, written) == CONTENT
+    assert sealed.encrypt(CONTENT) != written
     with pytest.raises(Unreadable):
-        AesGcmCodec(OLD).read(place, written)
+        AesGcmCodec(OLD).decrypt(place, written)
     for elsewhere in (("team:b", "summary", "k"), ("team:a", "archive", "k"), ("team:a", "summary", "j")):
         with pytest.raises(Unreadable):
-            sealed.read(sealed.place(*elsewhere), written)
+            sealed.decrypt(sealed.row_key(*elsewhere), written)
     for damaged in (b"", written[:11], written[:-1], written + b"x", bytes([written[0] ^ 1]) + written[1:]):
         with pytest.raises(Unreadable):
-            sealed.read(place, damaged)
+            sealed.decrypt(place, damaged)
 
 
 def test_a_pickle_that_was_encrypted_with_the_key_is_refused(tmp_path: Path) -> None:
@@ -78,25 +80,25 @@ def test_a_pickle_that_was_encrypted_with_the_key_is_refused(tmp_path: Path) -> 
             return (Path.touch, (tmp_path / "sprung",))
 
     sealed = AesGcmCodec(NEW)
-    place = sealed.place("team:a", "summary", "k")
+    place = sealed.row_key("team:a", "summary", "k")
     nonce = os.urandom(12)
     for written in (pickle.dumps(Trap()), pickle.dumps(Content("team:a", "summary", "k", b""))):
         with pytest.raises(Unreadable):
-            sealed.read(place, nonce + sealed._cipher.encrypt(nonce, written, "\n".join(place).encode()))
+            sealed.decrypt(place, nonce + sealed._cipher.encrypt(nonce, written, "\n".join(place).encode()))
     assert not (tmp_path / "sprung").exists()
 
 
 def test_names_are_told_apart_and_say_nothing() -> None:
     sealed = AesGcmCodec(NEW)
-    places = [sealed.place(*names) for names in (("a", "b", "c"), ("ab", "", "c"), ("a", "bc", ""), ("a,", "b", "c"))]
+    places = [sealed.row_key(*names) for names in (("a", "b", "c"), ("ab", "", "c"), ("a", "bc", ""), ("a,", "b", "c"))]
     assert len({place[2] for place in places}) == 4
-    assert sealed.place("a", "b", "c") == places[0]
-    assert AesGcmCodec(OLD).place("a", "b", "c")[0] != places[0][0]
-    assert sealed.place("a", "b", "c")[2] != sealed.place("z", "b", "c")[2]
+    assert sealed.row_key("a", "b", "c") == places[0]
+    assert AesGcmCodec(OLD).row_key("a", "b", "c")[0] != places[0][0]
+    assert sealed.row_key("a", "b", "c")[2] != sealed.row_key("z", "b", "c")[2]
 
 
 def test_nothing_of_an_entry_is_in_the_files_yet_all_can_be_listed_and_forgotten(tmp_path: Path) -> None:
-    async def test(store: SqliteStore) -> None:
+    async def test(store: ManagedStore) -> None:
         for tenant in ("team:search", "key:" + "ab" * 32):
             for n in range(5):
                 await store.put(tenant, "summary", f"KEY-{n}", b"PROMPT " * 900, 60)
@@ -107,7 +109,7 @@ def test_nothing_of_an_entry_is_in_the_files_yet_all_can_be_listed_and_forgotten
             assert canary not in everything(tmp_path), canary
         found = await store.entries("summary")
         assert [(entry.tenant, entry.key) for entry in found][5:] == [("team:search", f"KEY-{n}") for n in range(5)]
-        assert await store.forget("team:search") == {"summary": 5, "archive": 1}
+        assert await forget(store, "team:search") == {"summary": 5, "archive": 1}
         assert len(await store.entries("summary")) == 5
         assert await store.get("team:search", "archive", "id") is None
 
@@ -117,10 +119,10 @@ def test_nothing_of_an_entry_is_in_the_files_yet_all_can_be_listed_and_forgotten
 def test_an_entry_in_another_tenants_place_is_absent_and_logged_without_its_content(tmp_path: Path) -> None:
     path, sealed = tmp_path / "a.db", AesGcmCodec(NEW)
 
-    async def write(store: SqliteStore) -> None:
+    async def write(store: ManagedStore) -> None:
         await store.put("team:a", "summary", "k", b"PROMPT", 60)
 
-    async def read(store: SqliteStore) -> None:
+    async def read(store: ManagedStore) -> None:
         before = STORE_UNREADABLE._value.get()
         with capture_logs() as logs:
             assert await store.get("team:b", "summary", "k") is None
@@ -132,17 +134,17 @@ def test_an_entry_in_another_tenants_place_is_absent_and_logged_without_its_cont
         assert await store.get("team:b", "summary", "k") == b"again"
 
     with_keys(path, [NEW], write)
-    changed(path, "UPDATE entries SET tenant = ?, kind = ?, key = ?", *sealed.place("team:b", "summary", "k"))
+    changed(path, "UPDATE entries SET tenant = ?, kind = ?, key = ?", *sealed.row_key("team:b", "summary", "k"))
     with_keys(path, [NEW], read)
 
 
 def test_what_is_not_even_bytes_is_absent(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
 
-    async def write(store: SqliteStore) -> None:
+    async def write(store: ManagedStore) -> None:
         await store.put("t", "summary", "k", b"1", 60)
 
-    async def read(store: SqliteStore) -> None:
+    async def read(store: ManagedStore) -> None:
         assert await store.get("t", "summary", "k") is None
 
     for keys in ([NEW], []):
@@ -154,22 +156,23 @@ def test_what_is_not_even_bytes_is_absent(tmp_path: Path) -> None:
 def test_without_the_key_entries_are_absent_and_stay(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
 
-    async def write(store: SqliteStore) -> None:
+    async def write(store: ManagedStore) -> None:
         await store.put("t", "summary", "k", b"1", 60)
 
-    async def absent(store: SqliteStore) -> None:
+    async def absent(store: ManagedStore) -> None:
         assert await store.get("t", "summary", "k") is None
         assert await store.entries("summary") == []
         assert await store.unknown() == 1
         with capture_logs() as logs:
-            await store.upkeep()
-            await store.upkeep()
+            maintenance = Maintenance(store, [])
+            await maintenance.once()
+            await maintenance.once()
         assert [(line["event"], line["entries"]) for line in logs] == [("store.other_keys", 1)]
         await store.put("t", "summary", "j", b"2", 60)
         assert await store.get("t", "summary", "j") == b"2"
         assert await store.remove("t") == {"summary": 1}
 
-    async def there(store: SqliteStore) -> None:
+    async def there(store: ManagedStore) -> None:
         assert await store.get("t", "summary", "k") == b"1"
 
     with_keys(path, [NEW], write)
@@ -181,11 +184,11 @@ def test_without_the_key_entries_are_absent_and_stay(tmp_path: Path) -> None:
 def test_entries_from_before_there_was_a_key_are_not_read_and_leave_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
 
-    async def write(store: SqliteStore) -> None:
+    async def write(store: ManagedStore) -> None:
         for n in range(300):
             await store.put("t", "summary", f"k{n}", b"PROMPT " * n, 60)
 
-    async def read(store: SqliteStore) -> None:
+    async def read(store: ManagedStore) -> None:
         assert await store.get("t", "summary", "k1") is None
         await store.put("t", "summary", "k1", b"sealed", 60)
         assert b"PROMPT" in everything(tmp_path)
@@ -201,21 +204,21 @@ def test_entries_from_before_there_was_a_key_are_not_read_and_leave_the_file(tmp
 def test_an_old_key_decrypts_until_upkeep_has_written_everything_anew(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
 
-    async def write(store: SqliteStore) -> None:
+    async def write(store: ManagedStore) -> None:
         for n in range(50):
             await store.put("t", "summary", f"k{n}", b"old", 60)
         await store.put("gone", "summary", "k", b"old", 60)
 
-    async def rotate(store: SqliteStore) -> None:
+    async def rotate(store: ManagedStore) -> None:
         assert await store.get("t", "summary", "k1") == b"old"
         assert len(await store.entries("summary")) == 51
         await store.put("t", "summary", "k1", b"new", 60)
         assert len(await store.entries("summary")) == 51
-        assert await store.forget("gone") == {"summary": 1}
+        assert await forget(store, "gone") == {"summary": 1}
         await store.upkeep()
         assert len(await store.entries("summary")) == 50
 
-    async def read(store: SqliteStore) -> None:
+    async def read(store: ManagedStore) -> None:
         assert await store.get("t", "summary", "k1") == b"new"
         assert await store.get("t", "summary", "k49") == b"old"
         assert await store.unknown() == 0
@@ -227,12 +230,12 @@ def test_an_old_key_decrypts_until_upkeep_has_written_everything_anew(tmp_path: 
 
 
 def test_forgetting_reaches_what_an_old_key_encrypted(tmp_path: Path) -> None:
-    async def write(store: SqliteStore) -> None:
+    async def write(store: ManagedStore) -> None:
         await store.put("t", "summary", "k", os.urandom(5000), 60)
 
-    async def forget(store: SqliteStore) -> None:
-        assert await store.forget("t") == {"summary": 1}
+    async def forgets(store: ManagedStore) -> None:
+        assert await forget(store, "t") == {"summary": 1}
         assert await store.entries("summary") == []
 
     with_keys(tmp_path / "a.db", [OLD], write)
-    with_keys(tmp_path / "a.db", [NEW, OLD], forget)
+    with_keys(tmp_path / "a.db", [NEW, OLD], forgets)

@@ -1,14 +1,13 @@
-"""Test the SQLite store."""
+"""The store in one file: sharing, damage, permissions, size, and the bytes of removed entries."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
+import random
 import stat
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -17,23 +16,26 @@ import pytest
 from proxy.errors import ConfigurationError
 from proxy.store import StoreFailed, open_store
 from proxy.store.file import put_aside
+from proxy.store.sealing import SealedStore
 from proxy.store.sqlite import SqliteStore
+from proxy.store.sqlite_worker import SqliteWorker
+from tests.kit.stores import Clock, files_with, opened, with_store, write_version_0_1
+
+CANARY = b"CANARY-7f3a9b"
+NO_DATABASE = b"this is no database at all " * 100
+
+
+def size(folder: Path) -> int:
+    """Return the bytes of the store's files, without the index of the log."""
+    return sum(file.stat().st_size for file in folder.iterdir() if not file.name.endswith("-shm"))
+
 
 Test = Callable[[SqliteStore], Awaitable[None]]
 
 
 def run(path: Path | None, *tests: Test) -> None:
     """Run tests one after the other, each with a store of its own at the same place."""
-
-    async def whole(test: Test) -> None:
-        store = SqliteStore(path)
-        try:
-            await test(store)
-        finally:
-            await store.aclose()
-
-    for test in tests:
-        asyncio.run(whole(test))
+    with_store(lambda: SqliteStore(path), *tests)
 
 
 @pytest.mark.parametrize("on_disk", [True, False])
@@ -49,34 +51,32 @@ def test_what_was_put_is_got_by_tenant_kind_and_key(tmp_path: Path, on_disk: boo
     run(tmp_path / "a.db" if on_disk else None, test)
 
 
-def test_entries_outlive_the_process_and_end_with_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_outlive_the_process_and_end_with_their_time(tmp_path: Path) -> None:
+    clock = Clock()
+
     async def write(store: SqliteStore) -> None:
         await store.put("t", "summary", "short", b"1", 10)
         await store.put("t", "summary", "long", b"2", 1000)
 
     async def read(store: SqliteStore) -> None:
         assert await store.get("t", "summary", "short") == b"1"
-        now = time.time()
-        monkeypatch.setattr(time, "time", lambda: now + 11)
+        clock.now += 11
         assert await store.get("t", "summary", "short") is None
         assert await store.get("t", "summary", "long") == b"2"
 
-    run(tmp_path / "a.db", write, read)
+    with_store(lambda: SqliteStore(tmp_path / "a.db", clock=clock), write, read)
 
 
-def test_upkeep_removes_expired_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.store.sqlite.BATCH", 3)
-
+def test_upkeep_removes_expired_entries(tmp_path: Path) -> None:
     async def test(store: SqliteStore) -> None:
         for n in range(10):
             await store.put("t", "summary", f"k{n}", b"", -1)
         await store.put("t", "summary", "lasting", b"", 60)
         await store.upkeep()
 
-    run(tmp_path / "a.db", test)
-    with sqlite3.connect(tmp_path / "a.db") as db:
+    with_store(lambda: SqliteStore(tmp_path / "a.db", batch=3), test)
+    with opened(tmp_path / "a.db") as db:
         assert db.execute("SELECT key FROM entries").fetchall() == [("lasting",)]
-    db.close()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
@@ -102,38 +102,38 @@ def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
 def test_two_processes_share_it(tmp_path: Path) -> None:
     async def test(store: SqliteStore) -> None:
         other = SqliteStore(tmp_path / "a.db")
+        stores = {"a": store, "b": other}
         await asyncio.gather(
-            *(one.put("t", "summary", f"{name}{n}", b"", 60) for n in range(30) for name, one in pairs(store, other))
+            *(one.put("t", "summary", f"{name}{n}", b"", 60) for n in range(30) for name, one in stores.items())
         )
         assert await other.get("t", "summary", "a29") == await store.get("t", "summary", "b29") == b""
         await other.aclose()
-
-    def pairs(a: SqliteStore, b: SqliteStore) -> tuple[tuple[str, SqliteStore], ...]:
-        return (("a", a), ("b", b))
 
     run(tmp_path / "a.db", test)
 
 
 @pytest.mark.parametrize("keys", [(), (b"k" * 32,)], ids=("plain", "encrypted"))
-def test_of_many_that_add_an_entry_the_first_one_wins(
-    keys: tuple[bytes, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_many_that_add_an_entry_the_first_one_wins(keys: tuple[bytes, ...], tmp_path: Path) -> None:
     """Each store is a process of its own."""
+    clock = Clock()
+
+    def opened_store() -> SqliteStore | SealedStore:
+        store = SqliteStore(tmp_path / "a.db", clock=clock)
+        return SealedStore(store, keys) if keys else store
 
     async def whole() -> None:
-        stores = [SqliteStore(tmp_path / "a.db", keys) for _ in range(4)]
+        stores = [opened_store() for _ in range(4)]
         place = ("t", "summary", "k")
         got = await asyncio.gather(*(store.add(*place, b"%d" % number, 60) for number, store in enumerate(stores * 5)))
         (first,) = set(got)
         assert {await store.get(*place) for store in stores} == {first}
         assert await stores[0].add("u", "summary", "k", b"theirs", 60) == b"theirs"
-        await stores[1].discard(*place)
-        await stores[1].discard(*place)
+        await stores[1].delete(*place)
+        await stores[1].delete(*place)
         assert await stores[2].get(*place) is None
         assert await stores[2].get("u", "summary", "k") == b"theirs"
         assert await stores[3].add(*place, b"next", 60) == b"next"
-        now = time.time()
-        monkeypatch.setattr(time, "time", lambda: now + 61)
+        clock.now += 61
         assert await stores[0].add(*place, b"after it expired", 60) == b"after it expired"
         for store in stores:
             await store.aclose()
@@ -162,7 +162,7 @@ def test_hostile_names_are_only_names(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_database_fails_as_a_store_does(tmp_path: Path) -> None:
-    (tmp_path / "a.db").write_bytes(b"this is no database at all " * 100)
+    (tmp_path / "a.db").write_bytes(NO_DATABASE)
 
     async def test(store: SqliteStore) -> None:
         for _ in range(2):
@@ -178,8 +178,7 @@ def test_a_file_that_is_no_database_fails_as_a_store_does(tmp_path: Path) -> Non
 
 
 def test_upkeep_moves_a_file_that_is_no_database_aside(tmp_path: Path) -> None:
-    other = b"this is no database at all " * 100
-    (tmp_path / "a.db").write_bytes(other)
+    (tmp_path / "a.db").write_bytes(NO_DATABASE)
 
     async def test(store: SqliteStore) -> None:
         await store.upkeep()
@@ -189,11 +188,11 @@ def test_upkeep_moves_a_file_that_is_no_database_aside(tmp_path: Path) -> None:
 
     run(tmp_path / "a.db", test)
     (aside,) = put_aside(tmp_path / "a.db")
-    assert aside.read_bytes() == other
+    assert aside.read_bytes() == NO_DATABASE
 
 
 def test_many_processes_move_a_damaged_file_aside_once(tmp_path: Path) -> None:
-    (tmp_path / "a.db").write_bytes(b"this is no database at all " * 100)
+    (tmp_path / "a.db").write_bytes(NO_DATABASE)
 
     async def test(store: SqliteStore) -> None:
         stores = [SqliteStore(tmp_path / "a.db") for _ in range(6)]
@@ -243,19 +242,12 @@ def test_a_file_that_was_removed_is_begun_anew(tmp_path: Path) -> None:
 
 
 def test_a_file_of_an_earlier_version_keeps_its_entries(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / "a.db") as db:
-        db.executescript(
-            """CREATE TABLE entries (tenant TEXT NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL,
-            expires REAL NOT NULL, PRIMARY KEY (tenant, kind, key)) WITHOUT ROWID;
-            CREATE INDEX entries_expire ON entries (expires);"""
-        )
-        db.execute("INSERT INTO entries VALUES ('t', 'summary', 'k', ?, ?)", (b"old", time.time() + 60))
-    db.close()
+    write_version_0_1(tmp_path / "a.db", [("k", b"old")])
 
     async def test(store: SqliteStore) -> None:
         other = SqliteStore(tmp_path / "a.db")
-        found = tuple(await asyncio.gather(store.get("t", "summary", "k"), other.get("t", "summary", "k")))
-        assert found == (b"old", b"old")
+        found = await asyncio.gather(store.get("t", "summary", "k"), other.get("t", "summary", "k"))
+        assert found == [b"old", b"old"]
         await other.aclose()
 
     run(tmp_path / "a.db", test, test)
@@ -271,48 +263,35 @@ def test_a_place_that_cannot_be_written_fails_as_a_store_does(tmp_path: Path) ->
     run(tmp_path / "file" / "a.db", test)
 
 
-def test_a_lock_is_waited_for_only_so_long_and_the_store_goes_on_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("proxy.store.sqlite_worker.BUSY_SECONDS", 0.05)
-
+def test_a_lock_is_waited_for_only_so_long_and_the_store_goes_on_after_it(tmp_path: Path) -> None:
     async def test(store: SqliteStore) -> None:
         await store.put("t", "summary", "k", b"1", 60)
-        other = sqlite3.connect(tmp_path / "a.db")
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreFailed, match="locked"):
-            await store.put("t", "summary", "k", b"2", 60)
-        assert await store.get("t", "summary", "k") == b"1"
-        other.rollback()
-        other.close()
+        with opened(tmp_path / "a.db") as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreFailed, match="locked"):
+                await store.put("t", "summary", "k", b"2", 60)
+            assert await store.get("t", "summary", "k") == b"1"
         await store.put("t", "summary", "k", b"2", 60)
         assert await store.get("t", "summary", "k") == b"2"
 
-    run(tmp_path / "a.db", test)
+    with_store(lambda: SqliteStore(tmp_path / "a.db", busy_seconds=0.05), test)
 
 
-def test_a_slow_disk_does_not_hold_up_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(store: SqliteStore) -> None:
-        await store.put("t", "summary", "k", b"1", 60)
-        work = store._reader._open
-        go = threading.Event()
-
-        def slowly() -> sqlite3.Connection:
-            assert go.wait(30)
-            return work()
-
-        monkeypatch.setattr(store._reader, "_open", slowly)
-        reading = asyncio.ensure_future(store.get("t", "summary", "k"))
+def test_a_slow_disk_does_not_hold_up_the_event_loop(tmp_path: Path) -> None:
+    async def test() -> None:
+        worker, go = SqliteWorker(tmp_path / "a.db", "test"), threading.Event()
+        reading = asyncio.ensure_future(worker.run(lambda db: go.wait(30)))
         turns = 0
         while not reading.done():
             turns += 1
             if turns == 20:
                 go.set()
             await asyncio.sleep(0.001)
-        assert await reading == b"1"
+        assert await reading
         assert turns >= 20
+        await worker.aclose()
 
-    run(tmp_path / "a.db", test)
+    asyncio.run(test())
 
 
 def test_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,3 +314,96 @@ def test_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_addresses_are_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"store\.url"):
         open_store(url)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_content_is_left_of_what_expired(tmp_path: Path, seed: int) -> None:
+    clock = Clock()
+
+    async def test(store: SqliteStore) -> None:
+        other, chance = SqliteStore(tmp_path / "a.db", clock=clock), random.Random(seed)
+        for _ in range(400):
+            tenant = chance.choice(["team:leaving", "team:a"])
+            size = chance.choice([0, 30, 300, 1000, 3000, 20_000])
+            text, seconds = (CANARY, 30) if tenant == "team:leaving" else (b"harmless", 60)
+            names = chance.choice(["summary", "archive"]), f"k{chance.randrange(200)}"
+            await chance.choice([store, other]).put(tenant, *names, text + os.urandom(size) + text, seconds)
+        assert files_with(tmp_path, CANARY)
+        clock.now += 31
+        await other.upkeep()
+        assert len(await store.entries("summary")) > 20
+        assert files_with(tmp_path, CANARY) == []
+        await other.aclose()
+
+    with_store(lambda: SqliteStore(tmp_path / "a.db", clock=clock), test)
+
+
+@pytest.mark.parametrize("seed", [3, 8, 9])
+def test_no_content_is_left_of_small_entries_that_moved(tmp_path: Path, seed: int) -> None:
+    """With these seeds, bytes stay in the file unless each value lies on its own pages."""
+    clock = Clock()
+
+    async def test(store: SqliteStore) -> None:
+        other, chance = SqliteStore(tmp_path / "a.db", clock=clock), random.Random(seed)
+        for _ in range(600):
+            tenant = chance.choice(["team:leaving", "team:a", "team:b"])
+            size = chance.choice([0, 30, 300, 900, 1000, 1500, 3000])
+            value, seconds = (CANARY, 60) if tenant == "team:leaving" else (b"h" * (26 + size), 600)
+            writer, kind = chance.choice([store, other]), chance.choice(["summary", "archive"])
+            await writer.put(tenant, kind, f"k{chance.randrange(200):03}", value, seconds)
+        clock.now += 61
+        await store.upkeep()
+        assert files_with(tmp_path, CANARY) == []
+        await other.aclose()
+
+    with_store(lambda: SqliteStore(tmp_path / "a.db", clock=clock), test)
+
+
+def test_no_content_is_left_of_what_expired_in_a_file_that_keeps_its_pages(tmp_path: Path) -> None:
+    """Files of version 0.1 keep their empty pages."""
+    write_version_0_1(tmp_path / "a.db", [(f"k{n}", CANARY * 500) for n in range(100)])
+    clock = Clock()
+
+    async def test(store: SqliteStore) -> None:
+        assert len(await store.entries("summary")) == 100
+        before = (tmp_path / "a.db").stat().st_size
+        clock.now += 61
+        await store.upkeep()
+        assert await store.entries("summary") == []
+        assert (tmp_path / "a.db").stat().st_size >= before / 2
+        assert files_with(tmp_path, CANARY) == []
+
+    with_store(lambda: SqliteStore(tmp_path / "a.db", clock=clock), test)
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_the_size_is_kept_by_removing_what_expires_first(tmp_path: Path, on_disk: bool) -> None:
+    path, most = tmp_path / "a.db" if on_disk else None, 2_000_000
+
+    async def test(store: SqliteStore) -> None:
+        await store.put("t", "limit", "small", b"1", 900)
+        for n in range(100):
+            await store.put("t", "archive", f"{n:03}", os.urandom(50_000), 1000 + n)
+        await store.upkeep()
+        assert await store.get("t", "limit", "small") == b"1"
+        left = [entry.key for entry in await store.entries("archive")]
+        assert left == [f"{n:03}" for n in range(100 - len(left), 100)]
+        assert 29 <= len(left) <= 36
+        if path is not None:
+            assert size(tmp_path) <= most
+        await store.upkeep()
+        assert len(await store.entries("archive")) == len(left)
+
+    with_store(lambda: SqliteStore(path, most), test)
+
+
+def test_many_small_entries_are_bounded_too(tmp_path: Path) -> None:
+    async def test(store: SqliteStore) -> None:
+        for n in range(100):
+            await store.put("t", "limit", f"{n:03}", b"1", 1000 + n)
+        await store.upkeep()
+        left = [entry.key for entry in await store.entries("limit")]
+        assert 0 < len(left) < 90
+        assert left == [f"{n:03}" for n in range(100 - len(left), 100)]
+
+    with_store(lambda: SqliteStore(tmp_path / "a.db", 300_000, batch=10), test)

@@ -160,7 +160,7 @@ class Gone:
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
         raise StoreFailed("gone")
 
-    async def discard(self, tenant: str, kind: str, key: str) -> None:
+    async def delete(self, tenant: str, kind: str, key: str) -> None:
         raise StoreFailed("gone")
 
     async def aclose(self) -> None:

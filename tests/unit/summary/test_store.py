@@ -57,7 +57,7 @@ class Shelf:
             return self.leases.setdefault((tenant, key), value)
         return self.kept.setdefault((tenant, kind, key), value)
 
-    async def discard(self, tenant: str, kind: str, key: str) -> None:
+    async def delete(self, tenant: str, kind: str, key: str) -> None:
         if self.failing:
             raise StoreFailed("disk full")
         assert kind == lease.KIND

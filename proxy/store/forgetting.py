@@ -1,0 +1,81 @@
+"""Remove everything that a store has of a tenant, and tell the other processes that use the store."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from proxy.store.interface import ManagedStore, StoreFailed
+
+T = TypeVar("T")
+
+KIND = "forgotten"
+"""The kind of entry that tells other processes about a forgotten tenant. These entries don't belong to a tenant."""
+
+MARK_SECONDS = 24 * 3600.0
+
+PATIENCE = 60.0
+"""Seconds to retry each step of a removal while other processes use the store."""
+
+
+async def forget(store: ManagedStore, tenant: str, patience: float = PATIENCE) -> Counter[str]:
+    """Remove every entry of a tenant and all of its bytes, and list the tenant in ``forgotten``.
+
+    Return the number of removed entries by kind. Raises ``StoreFailed`` after a partial removal; calling it again is
+    safe.
+    """
+    counts = await _remove_entries(store, tenant, patience)
+    mark = repr(time.time()).encode()
+    await _retry(lambda: store.put("", KIND, digest(tenant), mark, MARK_SECONDS), patience)
+    await _retry(store.rebuild, patience)
+    await _retry(store.erase, patience)
+    return counts
+
+
+async def remove(store: ManagedStore, tenant: str, patience: float = PATIENCE) -> Counter[str]:
+    """Remove every entry of a tenant like ``forget``, but don't list the tenant, and leave names to be overwritten."""
+    counts = await _remove_entries(store, tenant, patience)
+    await _retry(store.erase, patience)
+    return counts
+
+
+async def forgotten(store: ManagedStore) -> dict[str, float]:
+    """Return the tenants forgotten in the last day: their digests, and the time in seconds since 1970.
+
+    Raises ``StoreFailed``.
+    """
+    marks = {}
+    for entry in await store.entries(KIND):
+        try:
+            marks[entry.key] = float(entry.value)
+        except ValueError:
+            continue
+    return marks
+
+
+def digest(tenant: str) -> str:
+    """Return the SHA-256 of a tenant in hex."""
+    return hashlib.sha256(tenant.encode()).hexdigest()
+
+
+async def _remove_entries(store: ManagedStore, tenant: str, patience: float) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    while removed := await _retry(lambda: store.remove(tenant), patience):
+        counts.update(removed)
+    return counts
+
+
+async def _retry(work: Callable[[], Awaitable[T]], patience: float) -> T:
+    """Retry work until it succeeds. Raises ``StoreFailed`` after ``patience`` seconds."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return await work()
+        except StoreFailed:
+            if time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(0.1)

@@ -1,0 +1,130 @@
+"""Forgetting leaves nothing of a tenant in the files."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.store import StoreFailed
+from proxy.store.forgetting import KIND, digest, forget, forgotten, remove
+from proxy.store.sqlite import SqliteStore
+from tests.kit.stores import being_read, files_with, with_store, write_version_0_1
+
+CANARY, GONE = b"CANARY-7f3a9b", b"GONE-1c8e02"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_left_of_a_tenant_that_is_forgotten(tmp_path: Path, seed: int) -> None:
+    """Entries have many sizes, in an order that makes rows move, some of them twice."""
+
+    async def test(store: SqliteStore) -> None:
+        other, chance = SqliteStore(tmp_path / "a.db"), random.Random(seed)
+        for _ in range(400):
+            tenant = chance.choice(["team:leaving", "team:a", "team:b"])
+            size = chance.choice([0, 30, 300, 1000, 3000, 20_000])
+            text = CANARY if tenant == "team:leaving" else b"harmless"
+            names = chance.choice(["summary", "archive"]), f"k{chance.randrange(200)}"
+            await chance.choice([store, other]).put(tenant, *names, text + os.urandom(size) + text, 60)
+        assert files_with(tmp_path, CANARY)
+        count = {kind: len(await store.entries(kind)) for kind in ("summary", "archive")}
+        removed = await forget(store, "team:leaving")
+        left = {kind: await other.entries(kind) for kind in ("summary", "archive")}
+        assert removed == {kind: count[kind] - len(left[kind]) for kind in count}
+        assert min(removed.values()) > 20
+        assert {entry.tenant for entries in left.values() for entry in entries} == {"team:a", "team:b"}
+        assert files_with(tmp_path, CANARY, b"team:leaving") == []
+        assert list(await forgotten(other)) == [digest("team:leaving")]
+        assert await forget(store, "team:leaving") == {}
+        await other.aclose()
+        assert files_with(tmp_path, CANARY, b"team:leaving") == []
+
+    with_store(lambda: SqliteStore(tmp_path / "a.db"), test)
+    assert files_with(tmp_path, CANARY, b"team:leaving") == []
+
+
+@pytest.mark.parametrize("seed", [2, 4, 5])
+def test_not_even_a_name_is_left_between_the_rows_of_others(tmp_path: Path, seed: int) -> None:
+    """With these seeds, rows move so that a name stays in the file until it is rebuilt."""
+
+    async def test(store: SqliteStore) -> None:
+        other, chance = SqliteStore(tmp_path / "a.db"), random.Random(seed)
+        for _ in range(600):
+            tenant = chance.choice(["team:leaving", "team:a", "team:b"])
+            chance.choice([0])  # the seeds were found with this draw
+            writer, kind = chance.choice([store, other]), chance.choice(["summary", "archive"])
+            await writer.put(tenant, kind, f"k{chance.randrange(2000):064}", b"", 60)
+        await forget(store, "team:leaving")
+        assert files_with(tmp_path, b"team:leaving") == []
+        await other.aclose()
+
+    with_store(lambda: SqliteStore(tmp_path / "a.db"), test)
+
+
+def test_no_content_is_left_of_a_file_of_an_earlier_version(tmp_path: Path) -> None:
+    entries = [(f"k{n}", (GONE if f"k{n}" < "k2" else CANARY) * 20) for n in range(300)]
+    deletion = ("PRAGMA secure_delete = OFF", "DELETE FROM entries WHERE key < 'k2'")
+    write_version_0_1(tmp_path / "a.db", entries, deletion)
+    assert files_with(tmp_path, GONE)
+
+    async def test(store: SqliteStore) -> None:
+        assert len(await store.entries("summary")) > 100
+        await store.upkeep()
+        assert files_with(tmp_path, GONE) == []
+        await forget(store, "t")
+        assert files_with(tmp_path, CANARY) == []
+
+    with_store(lambda: SqliteStore(tmp_path / "a.db"), test)
+
+
+@pytest.mark.parametrize("work", [forget, remove])
+def test_a_file_that_is_read_without_a_pause_fails(tmp_path: Path, work: Callable[..., Awaitable[Any]]) -> None:
+    async def test(store: SqliteStore) -> None:
+        await store.put("t", "summary", "k", CANARY, 60)
+        with being_read(tmp_path / "a.db"), pytest.raises(StoreFailed, match="log"):
+            await work(store, "t", patience=0.3)
+        await work(store, "t")
+        assert files_with(tmp_path, CANARY) == []
+
+    with_store(lambda: SqliteStore(tmp_path / "a.db", busy_seconds=0.05), test)
+
+
+def test_waiting_for_readers_rebuilds_the_file_once(tmp_path: Path) -> None:
+    """Rebuilding a gigabyte takes seconds, and writes as long a log."""
+    rebuilt = 0
+
+    class Watched(SqliteStore):
+        """A store whose file another process reads from the end of the rebuild."""
+
+        async def rebuild(self) -> None:
+            nonlocal rebuilt
+            await super().rebuild()
+            rebuilt += 1
+            reading.enter_context(being_read(tmp_path / "a.db"))
+
+    async def test(store: Watched) -> None:
+        await store.put("t", "summary", "k", CANARY, 60)
+        forgetting = asyncio.create_task(forget(store, "t"))
+        await asyncio.sleep(0.5)
+        assert not forgetting.done()
+        reading.close()
+        assert await forgetting == {"summary": 1}
+        assert files_with(tmp_path, CANARY) == []
+
+    with contextlib.ExitStack() as reading:
+        with_store(lambda: Watched(tmp_path / "a.db", busy_seconds=0.05), test)
+    assert rebuilt == 1
+
+
+def test_a_mark_without_a_time_is_ignored() -> None:
+    async def test(store: SqliteStore) -> None:
+        await store.put("", KIND, "damaged", b"yesterday", 60)
+        assert await forgotten(store) == {}
+
+    with_store(lambda: SqliteStore(None), test)
