@@ -171,18 +171,18 @@ class LimitDiscovery:
 
     async def _ask(self, upstream: str, models: UpstreamModels) -> None:
         """Ask once. Keep earlier limits if the upstream reports none now."""
-        lane = await self._relay(upstream)
-        root = lane.base_url.removesuffix("/v1")
+        relay = await self._relay(upstream)
+        root = relay.base_url.removesuffix("/v1")
         reasons: list[str] = []
 
         async def answer(method: str, url: str, body: bytes | None = None) -> dict[str, Any]:
             try:
-                return await self._answer(lane, method, url, body)
+                return await self._answer(relay, method, url, body)
             except _NoAnswerError as error:
                 reasons.append(f"{method} {url.removeprefix(root)}: {error}")
                 return {}
 
-        entries = _entries(await answer("GET", f"{lane.base_url}/models"))
+        entries = _entries(await answer("GET", f"{relay.base_url}/models"))
         models.ids = frozenset(entry["id"] for entry in entries) or models.ids
         found = windows(entries, "/models")
         if not found and len(models.ids) <= 1:
@@ -214,14 +214,14 @@ class LimitDiscovery:
                 models.loaded[_listed_as(name, models.ids)] = limit
         return {name: limit for name, limit in models.shown.items() if limit is not None}
 
-    async def _answer(self, lane: RelayTransport, method: str, url: str, body: bytes | None) -> dict[str, Any]:
+    async def _answer(self, relay: RelayTransport, method: str, url: str, body: bytes | None) -> dict[str, Any]:
         """Return the JSON object at an address. Raises ``_NoAnswerError``."""
         headers = [("accept", "application/json"), (VIA, self._instance)]
         if body is not None:
             headers.append(("content-type", "application/json"))
         try:
             async with asyncio.timeout(WITHIN):
-                answer = await lane.connections.send(method, url, lane.headers(headers, None), body, WITHIN)
+                answer = await relay.connections.send(method, url, relay.headers(headers, None), body, WITHIN)
                 try:
                     if answer.status != 200:
                         raise _NoAnswerError(f"status {answer.status}")

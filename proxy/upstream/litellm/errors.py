@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
@@ -55,8 +54,7 @@ _ADDED = re.compile(
 _SECRETS = re.compile(r"\b(?:sk|key|AIza)[-_]?[A-Za-z0-9_-]{16,}")
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """An error status with headers and body, in OpenAI's format."""
 
     status: int
@@ -91,10 +89,10 @@ def network_error(error: BaseException) -> UpstreamError | None:
 
 
 def _of_provider(error: Exception, status: int, headers: Mapping[str, str], hidden: tuple[str, ...]) -> Refusal:
-    said = _said(error)
-    message = _hide(said.message, hidden) or UNUSABLE
+    reply = _provider_message(error)
+    message = _hide(reply.message, hidden) or UNUSABLE
     kind, code = _KINDS.get(status, _SERVER_KIND if status >= 500 else _CLIENT_KIND)
-    code = said.code or code
+    code = reply.code or code
     if _is_overflow(error, status, message):
         status, (kind, code) = (400 if status >= 500 else status), (_CLIENT_KIND[0], OVERFLOW_CODE)
     return Refusal(status, answer_headers(headers), error_body(message, type=kind, code=code))
@@ -103,7 +101,7 @@ def _of_provider(error: Exception, status: int, headers: Mapping[str, str], hidd
 def _without_provider(error: Exception, hidden: tuple[str, ...]) -> Refusal:
     """Return the response if LiteLLM itself failed: on the request (400), or on the provider's response (502)."""
     if getattr(error, "status_code", 500) in (400, 422):
-        reason = _hide(_said(error).message, hidden)[:200]
+        reason = _hide(_provider_message(error).message, hidden)[:200]
         message = f"{UNTRANSLATABLE}: {reason}" if " " in reason else f"{UNTRANSLATABLE}. Check its messages and tools."
         return Refusal(400, [_JSON], error_body(message, type=_CLIENT_KIND[0], code="untranslatable_request"))
     return Refusal(502, [_JSON], UpstreamError(UNUSABLE).body())
@@ -117,10 +115,8 @@ def answer_headers(headers: Mapping[str, str]) -> Headers:
     kept: Headers = [_JSON]
     if retry_after := headers.get("retry-after"):
         kept.append(("retry-after", retry_after))
-    for name in _REQUEST_IDS:
-        if value := headers.get(name):
-            kept.append(("x-request-id", value))
-            break
+    if request_id := next(filter(None, map(headers.get, _REQUEST_IDS)), None):
+        kept.append(("x-request-id", request_id))
     return kept
 
 
@@ -150,13 +146,12 @@ def _head(error: Exception) -> tuple[int | None, Mapping[str, str]]:
     return None, {}
 
 
-@dataclass(frozen=True, slots=True)
-class _Said:
+class _ProviderMessage(NamedTuple):
     message: str
     code: str | None = None
 
 
-def _said(error: Exception) -> _Said:
+def _provider_message(error: Exception) -> _ProviderMessage:
     """Return the provider's message and error code, without LiteLLM's additions."""
     text = str(getattr(error, "message", None) or error)
     while found := _PREFIX.match(text):
@@ -164,13 +159,13 @@ def _said(error: Exception) -> _Said:
     inner = _json_in(text)
     if inner is None:
         text = _ADDED.split(text, maxsplit=1)[0]
-        return _Said(text.strip()[:_LONGEST_MESSAGE])
+        return _ProviderMessage(text.strip()[:_LONGEST_MESSAGE])
     fields = inner.get("error", inner)
     if isinstance(fields, str):
-        return _Said(fields[:_LONGEST_MESSAGE])
+        return _ProviderMessage(fields[:_LONGEST_MESSAGE])
     code = next((fields[key] for key in ("type", "status") if isinstance(fields.get(key), str)), None)
     message = fields.get("message") or fields.get("detail") or json.dumps(fields)
-    return _Said(str(message)[:_LONGEST_MESSAGE], None if code == "invalid_request_error" else code)
+    return _ProviderMessage(str(message)[:_LONGEST_MESSAGE], None if code == "invalid_request_error" else code)
 
 
 def _json_in(text: str) -> dict[str, Any] | None:
