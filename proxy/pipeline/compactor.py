@@ -70,7 +70,9 @@ class Compactor:
         background for the next turn.
         """
         turns, fixed, before = await self._measure(case)
-        case, outcome, worth_it = await self._facts.run_if_many(turns, lambda: _judged(case, turns, fixed, before))
+        case, outcome, worth_it = await self._facts.run_if(
+            len(turns) > MANY, lambda: _judged(case, turns, fixed, before)
+        )
         if not worth_it:
             return outcome
         work = await self._work(case, turns, fixed, before)
@@ -78,7 +80,7 @@ class Compactor:
             self._summaries.prepare(work)
             return outcome
         if case.mode == "shadow":
-            forecast = await self._facts.run_if_many(turns, lambda: _forecast(work))
+            forecast = await self._facts.run_if(len(turns) > MANY, lambda: _forecast(work))
             return replace(outcome, forecast=forecast)
         return await self._carry_out(work, outcome, may_ask=may_ask)
 
@@ -107,7 +109,7 @@ class Compactor:
         if outcome.parts:
             return dict(outcome.parts)
         turns, fixed, _ = await self._measure(case)
-        return await self._facts.run_if_many(turns, lambda: parts_of(turns, fixed))
+        return await self._facts.run_if(len(turns) > MANY, lambda: parts_of(turns, fixed))
 
     async def _measure(self, case: CompactionInput) -> tuple[list[Turn], int, int]:
         """Return the messages with their facts, the tokens of tools and framing, and those of the whole request."""
@@ -125,7 +127,7 @@ class Compactor:
         cold = sum(len(turn.raw) for turn in turns if not turn.facts.forms and case.rules.may_shorten(turn.facts))
         if cold <= 4 * INLINE_BYTES and len(case.body.raw) > 4 * INLINE_BYTES and needs_repair(case, turns):
             cold = len(case.body.raw)
-        return await self._facts.run(work) if cold > 4 * INLINE_BYTES else work()
+        return await self._facts.run_if(cold > 4 * INLINE_BYTES, work)
 
     async def _carry_out(self, work: CompactionJob, outcome: Outcome, *, may_ask: bool) -> Outcome:
         piece: OutgoingMessage | None = None
@@ -138,7 +140,7 @@ class Compactor:
             self._summaries.prepare(work)
         heavy = work.heavy or len(work.turns) > MANY
         finish = partial(self._finished, work, piece, outcome)
-        outcome, rendered = await self._facts.run(finish) if heavy else finish()
+        outcome, rendered = await self._facts.run_if(heavy, finish)
         if rendered is not None:
             self._keep(work, rendered)
         return outcome

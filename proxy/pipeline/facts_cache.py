@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Hashable, Sequence, Sized
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import repeat
 from typing import TypeVar, cast
 
@@ -107,32 +108,19 @@ class FactsCache:
 
         Many messages, and large unknown ones, are read and counted off the event loop.
         """
-        if len(raws) > MANY:
-            return await self.run(lambda: self._turns(raws, counter, tenant))
         memory = self.memory(counter)
+        if len(raws) > MANY:
+            return await self.run(lambda: _turns(memory, raws, counter, tenant))
         found, keys = memory.look_up(raws, tenant)
         if None in found:
-            unknown = [i for i, facts in enumerate(found) if facts is None]
-            size = sum(len(raws[i]) for i in unknown)
-            if size <= INLINE_BYTES and counter.ready:
-                self._learn(memory, raws, keys, found, unknown)
-            else:
-                await self.run(lambda: self._learn(memory, raws, keys, found, unknown))
+            size = sum(len(raw) for raw, facts in zip(raws, found, strict=True) if facts is None)
+            learn = partial(_learn, memory, raws, keys, found)
+            await self.run_if(size > INLINE_BYTES or not counter.ready, learn)
         if counter.profile.escapes:
             places = _among_several(found)
-            if sum(len(raws[index]) for index, facts in places if facts.one_of_several is None) <= INLINE_BYTES:
-                _put_right(raws, found, places, counter)
-            else:
-                await self.run(lambda: _put_right(raws, found, places, counter))
-        return _turns_of(raws, found)
-
-    def _turns(self, raws: Sequence[bytes], counter: Counter, tenant: str) -> list[Turn]:
-        memory = self.memory(counter)
-        found, keys = memory.look_up(raws, tenant)
-        self._learn(memory, raws, keys, found, [i for i, facts in enumerate(found) if facts is None])
-        if counter.profile.escapes:
-            _put_right(raws, found, _among_several(found), counter)
-        return _turns_of(raws, found)
+            size = sum(len(raws[index]) for index, facts in places if facts.one_of_several is None)
+            await self.run_if(size > INLINE_BYTES, partial(_put_right, raws, found, places, counter))
+        return list(map(Turn, raws, cast(Sequence[Facts], found)))
 
     async def overhead(self, body: ChatRequest, counter: Counter, tenant: str = "") -> int:
         """Return the tokens of a request's tools, response format, and framing. They are counted once per tenant."""
@@ -142,16 +130,14 @@ class FactsCache:
         key = (counter.key, tenant, *map(xxhash.xxh3_128_digest, body.overhead, repeat(_SEED)))
         found = self._overheads.get(key)
         if found is None:
-            if size <= INLINE_BYTES and counter.ready:
-                found = counter.overhead(body.overhead_fields())
-            else:
-                found = await self.run(lambda: counter.overhead(body.overhead_fields()))
+            slow = size > INLINE_BYTES or not counter.ready
+            found = await self.run_if(slow, lambda: counter.overhead(body.overhead_fields()))
             self._overheads[key] = found
         return found
 
-    async def run_if_many(self, items: Sized, work: Callable[[], T]) -> T:
-        """Do work on messages, in a thread if there are more than ``MANY``."""
-        return await self.run(work) if len(items) > MANY else work()
+    async def run_if(self, slow: bool, work: Callable[[], T]) -> T:
+        """Do CPU-bound work, in the counting threads if it's slow."""
+        return await self.run(work) if slow else work()
 
     async def run(self, work: Callable[[], T]) -> T:
         """Do CPU-bound work in the counting threads."""
@@ -161,21 +147,19 @@ class FactsCache:
         """End the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    @staticmethod
-    def _learn(
-        memory: CounterFacts,
-        raws: Sequence[bytes],
-        keys: list[bytes],
-        found: list[Facts | None],
-        unknown: list[int],
-    ) -> None:
-        for index in unknown:
-            found[index] = memory.learn(raws[index], keys[index])
 
-
-def _turns_of(raws: Sequence[bytes], found: Sequence[Facts | None]) -> list[Turn]:
-    """Return messages with their facts."""
+def _turns(memory: CounterFacts, raws: Sequence[bytes], counter: Counter, tenant: str) -> list[Turn]:
+    found, keys = memory.look_up(raws, tenant)
+    _learn(memory, raws, keys, found)
+    if counter.profile.escapes:
+        _put_right(raws, found, _among_several(found), counter)
     return list(map(Turn, raws, cast(Sequence[Facts], found)))
+
+
+def _learn(memory: CounterFacts, raws: Sequence[bytes], keys: list[bytes], found: list[Facts | None]) -> None:
+    for index, facts in enumerate(found):
+        if facts is None:
+            found[index] = memory.learn(raws[index], keys[index])
 
 
 def _among_several(found: Sequence[Facts | None]) -> list[tuple[int, Facts]]:

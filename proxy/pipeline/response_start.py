@@ -150,8 +150,7 @@ async def _whole(answer: Answer, asked: Asked) -> ResponseStart:
     body = bytes(first)
     if packed is not None and not complete:
         return ResponseStart(answer, body, False, None)
-    shown = bytes(plain) or await readable(answer, body)
-    return ResponseStart(answer, body, complete, await _recognised(answer, shown, asked))
+    return ResponseStart(answer, body, complete, await _overflow(answer, body, asked, bytes(plain)))
 
 
 async def _stream(answer: Answer, first: bytes, asked: Asked) -> ResponseStart:
@@ -183,12 +182,12 @@ async def _stream(answer: Answer, first: bytes, asked: Asked) -> ResponseStart:
     return ResponseStart(answer, first, False, overflow, ended=found == "end")
 
 
-async def _overflow(answer: Answer, first: bytes, asked: Asked) -> Overflow | None:
-    return await _recognised(answer, await readable(answer, first), asked)
+async def _overflow(answer: Answer, body: bytes, asked: Asked, plain: bytes = b"") -> Overflow | None:
+    """Return the overflow in a response, if any. ``plain`` is its decompressed body, if it's known.
 
-
-async def _recognised(answer: Answer, shown: bytes, asked: Asked) -> Overflow | None:
-    """Return the overflow in a response, if any. Long responses and large requests are compared in a thread."""
+    Long responses and large requests are compared in a thread.
+    """
+    shown = plain or await readable(answer, body)
 
     def read() -> Overflow | None:
         request = Request(asked.body) if asked.body else None

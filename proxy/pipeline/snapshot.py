@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from proxy.access.authenticator import Authenticator
 from proxy.access.web_origins import WebRules
 from proxy.config import Route, Settings
@@ -69,20 +67,13 @@ class ConfigSnapshot:
 
 def apply_reloadable(running: Settings, new: Settings) -> tuple[Settings, list[str]]:
     """Return the new settings without those that need a restart, and the names of these settings."""
-    kept = {}
+    kept, waiting = {}, []
     for section, names in ONLY_AT_START.items():
         ours, theirs = getattr(running, section), getattr(new, section)
         fields = names or tuple(type(ours).model_fields)
         kept[section] = theirs.model_copy(update={name: getattr(ours, name) for name in fields})
-    return new.model_copy(update=kept), list(_different(running, new))
-
-
-def _different(running: Settings, new: Settings) -> Iterator[str]:
-    for section, names in ONLY_AT_START.items():
-        ours, theirs = getattr(running, section), getattr(new, section)
-        for name in names or type(ours).model_fields:
-            if getattr(ours, name) != getattr(theirs, name):
-                yield f"{section}.{name}"
+        waiting += [f"{section}.{name}" for name in fields if getattr(ours, name) != getattr(theirs, name)]
+    return new.model_copy(update=kept), waiting
 
 
 def listening(settings: Settings, host: str | None) -> Settings:

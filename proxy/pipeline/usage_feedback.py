@@ -9,6 +9,7 @@ import asyncio
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 import structlog
@@ -328,9 +329,8 @@ class UsageFeedback:
         start = len(sizes) - len(added)
         assert counter is not None  # noqa: S101 - requests without a counter have no feedback
         large = sum(map(len, added)) > INLINE_BYTES
-        kept = (
-            await asyncio.to_thread(_kept, counter, added, tools=tools) if large else _kept(counter, added, tools=tools)
-        )
+        count = partial(_kept, counter, added, tools=tools)
+        kept = await asyncio.to_thread(count) if large else count()
         sent = [
             Sent(
                 one.turn.reported,
@@ -376,7 +376,7 @@ def _stalled(now: SentTurn, before: Sequence[SentTurn]) -> bool:
 
 
 def _may_stall(now: SentTurn, before: Sequence[SentTurn]) -> bool:
-    """Return whether ``_still`` can be true for some reported size."""
+    """Return whether ``_stalled`` can be true for some reported size."""
     if not before:
         return False
     least = before[-1].reported / (1 + WAVERING)
