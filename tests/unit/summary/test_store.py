@@ -1,21 +1,22 @@
-"""Test that waiting and later requests share one summary."""
+"""One making for all who wait, kept for all who come later."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.store import Store, StoreFailed, open_store
+from proxy.store import StoreFailed, open_store
 from proxy.summary import in_flight, lease
 from proxy.summary.store import KIND, Checkpoint, StoredSummary, Summaries, SummaryFactory, SummaryLimits
 
 NO_DIGESTS = SummaryLimits(digest_lifetime=0.0)
+pytestmark = pytest.mark.anyio
+
 FIRST, SECOND, THIRD = (Checkpoint(n, key) for n, key in ((10, "k10"), (20, "k20"), (30, "k30")))
 
 
@@ -26,40 +27,48 @@ def entry(text: str, *, digest: bool = False) -> StoredSummary:
 
 
 class Shelf:
-    """A store in memory that can fail, and be slow."""
+    """A store in memory that can fail, be slow, and lose keys."""
 
     def __init__(self) -> None:
         self.kept: dict[tuple[str, str, str], bytes] = {}
         self.leases: dict[tuple[str, str], bytes] = {}
         self.gets = 0
         self.failing = False
+        self.stuck = False
         self.gate: asyncio.Event | None = None
+        self.trouble: dict[str, str] = {}
+
+    def _check(self) -> None:
+        if self.failing:
+            raise StoreFailed("disk full")
 
     async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
         self.gets += 1
         found = self.leases.get((tenant, key)) if kind == lease.KIND else self.kept.get((tenant, kind, key))
         if self.gate is not None:
             await self.gate.wait()
-        if self.failing:
+        if self.trouble.get(key) == "hangs":
+            await asyncio.sleep(3600)
+        if self.trouble.get(key) == "fails":
             raise StoreFailed("disk full")
+        self._check()
         return found
 
     async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
-        if self.failing:
-            raise StoreFailed("disk full")
+        self._check()
         assert seconds > 3600
         self.kept[tenant, kind, key] = value
 
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
-        if self.failing:
-            raise StoreFailed("disk full")
+        self._check()
         if kind == lease.KIND:
             return self.leases.setdefault((tenant, key), value)
+        if self.stuck:
+            await asyncio.Event().wait()
         return self.kept.setdefault((tenant, kind, key), value)
 
     async def delete(self, tenant: str, kind: str, key: str) -> None:
-        if self.failing:
-            raise StoreFailed("disk full")
+        self._check()
         assert kind == lease.KIND
         self.leases.pop((tenant, key), None)
 
@@ -68,7 +77,7 @@ class Shelf:
 
 
 class Maker:
-    """Create entries after a release, and record the requests for them."""
+    """Makes entries when it is let go; keeps from what it was asked to make them."""
 
     def __init__(self, text: str = "made", *, digest: bool = False, held: bool = False) -> None:
         self.text = text
@@ -94,22 +103,29 @@ class Maker:
         return entry(self.text, digest=self.digest)
 
 
-Test = Callable[[Summaries, Any], Awaitable[None]]
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
 
 
-def run(test: Test, store: Any = None, limits: SummaryLimits | None = None) -> None:
-    """Run a test. Afterwards no task is left."""
+@pytest.fixture
+def limits() -> SummaryLimits:
+    return SummaryLimits()
 
-    async def whole() -> None:
-        shelf: Store = store or Shelf()
-        summaries = Summaries(shelf, limits)
-        async with asyncio.timeout(10):
-            await test(summaries, shelf)
-            await summaries.aclose()
-            await turns_of_the_loop(20)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    asyncio.run(whole())
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf()
+
+
+@pytest.fixture
+async def summaries(shelf: Shelf, limits: SummaryLimits) -> AsyncIterator[Summaries]:
+    """Summaries that leave no task behind."""
+    summaries = Summaries(shelf, limits)
+    yield summaries
+    await summaries.aclose()
+    await turns_of_the_loop(20)
+    assert all("TestRunner" in repr(task) for task in asyncio.all_tasks()), "only anyio's own tasks"
 
 
 async def turns_of_the_loop(number: int = 5) -> None:
@@ -117,242 +133,209 @@ async def turns_of_the_loop(number: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-def test_made_once_and_stored() -> None:
-    async def test(summaries: Summaries, shelf: Shelf) -> None:
-        make = Maker()
-        assert await summaries.obtain("t", [FIRST], make) == (entry("made"), "made")
-        assert await summaries.obtain("t", [FIRST], make) == (entry("made"), "stored")
-        assert make.calls == [(None, 0)]
-        assert list(shelf.kept) == [("t", KIND, "k10")]
-        # Another process, or this one after a restart.
-        assert await Summaries(shelf).obtain("t", [FIRST], make) == (entry("made"), "stored")
-        assert len(make.calls) == 1
-
-    run(test)
+async def test_made_once_and_stored(summaries: Summaries, shelf: Shelf) -> None:
+    make = Maker()
+    assert await summaries.obtain("t", [FIRST], make) == (entry("made"), "made")
+    assert await summaries.obtain("t", [FIRST], make) == (entry("made"), "stored")
+    assert make.calls == [(None, 0)]
+    assert list(shelf.kept) == [("t", KIND, "k10")]
+    # Another process, or this one after a restart.
+    assert await Summaries(shelf).obtain("t", [FIRST], make) == (entry("made"), "stored")
+    assert len(make.calls) == 1
 
 
-def test_another_tenant_shares_nothing() -> None:
-    async def test(summaries: Summaries, shelf: Shelf) -> None:
-        await summaries.obtain("t", [FIRST], Maker("mine"))
-        other = Maker("other")
-        assert await summaries.obtain("u", [FIRST], other) == (entry("other"), "made")
-        assert (await summaries.obtain("t", [FIRST], other))[0].text == "mine"
-
-    run(test)
+async def test_another_tenant_shares_nothing(summaries: Summaries, shelf: Shelf) -> None:
+    await summaries.obtain("t", [FIRST], Maker("mine"))
+    other = Maker("other")
+    assert await summaries.obtain("u", [FIRST], other) == (entry("other"), "made")
+    assert (await summaries.obtain("t", [FIRST], other))[0].text == "mine"
 
 
 @pytest.mark.parametrize(
     ("known", "start"),
     [([], (None, 0)), ([FIRST], ("k10", 10)), ([FIRST, SECOND], ("k20", 20)), ([SECOND], ("k20", 20))],
 )
-def test_a_checkpoints_summary_is_made_from_the_latest_one_that_is_stored(
-    known: Sequence[Checkpoint], start: tuple[str | None, int]
+async def test_a_checkpoints_summary_is_made_from_the_latest_one_that_is_stored(
+    known: Sequence[Checkpoint], start: tuple[str | None, int], summaries: Summaries, shelf: Shelf
 ) -> None:
-    async def test(summaries: Summaries, shelf: Shelf) -> None:
-        for checkpoint in known:
-            await summaries.obtain("t", [checkpoint], Maker(checkpoint.key))
-        make = Maker()
-        await Summaries(shelf).obtain("t", [FIRST, SECOND, THIRD], make)
-        assert make.calls == [start]
-
-    run(test)
+    for checkpoint in known:
+        await summaries.obtain("t", [checkpoint], Maker(checkpoint.key))
+    make = Maker()
+    await Summaries(shelf).obtain("t", [FIRST, SECOND, THIRD], make)
+    assert make.calls == [start]
 
 
-def test_all_who_ask_at_once_wait_for_one_making() -> None:
-    async def test(summaries: Summaries, shelf: Shelf) -> None:
-        make = Maker(held=True)
-        callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], make)) for _ in range(50)]
-        await make.began.wait()
-        make.go.set()
-        assert {origin for _, origin in await asyncio.gather(*callers)} == {"made"}
-        assert len(make.calls) == 1
-
-    run(test)
+async def test_all_who_ask_at_once_wait_for_one_making(summaries: Summaries, shelf: Shelf) -> None:
+    make = Maker(held=True)
+    callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], make)) for _ in range(50)]
+    await make.began.wait()
+    make.go.set()
+    assert {origin for _, origin in await asyncio.gather(*callers)} == {"made"}
+    assert len(make.calls) == 1
 
 
 @pytest.mark.parametrize("leaving", [range(1), range(1, 20), range(19)], ids=("the first", "the others", "all but one"))
-def test_who_leaves_does_not_end_it_for_those_who_stay(leaving: range) -> None:
-    async def test(summaries: Summaries, shelf: Shelf) -> None:
-        make = Maker(held=True)
-        callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], make)) for _ in range(20)]
-        await make.began.wait()
-        for n in leaving:
-            callers[n].cancel()
-        await turns_of_the_loop()
-        make.go.set()
-        outcomes = await asyncio.gather(*callers, return_exceptions=True)
-        for n, outcome in enumerate(outcomes):
-            if n in leaving:
-                assert isinstance(outcome, asyncio.CancelledError)
-            else:
-                assert outcome == (entry("made"), "made")
-        assert (len(make.calls), make.cancelled) == (1, 0)
-
-    run(test)
-
-
-def test_it_goes_on_when_the_last_one_leaves() -> None:
-    async def test(summaries: Summaries, shelf: Shelf) -> None:
-        make = Maker(held=True)
-        callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], make)) for _ in range(3)]
-        await make.began.wait()
-        for caller in callers:
-            caller.cancel()
-        await turns_of_the_loop()
-        again = asyncio.ensure_future(summaries.obtain("t", [FIRST], Maker("unused")))
-        await turns_of_the_loop()
-        again.cancel()
-        await turns_of_the_loop()
-        assert make.cancelled == 0
-        make.go.set()
-        await turns_of_the_loop(20)
-        assert await summaries.obtain("t", [FIRST], Maker("unused")) == (entry("made"), "stored")
-        assert ("t", KIND, "k10") in shelf.kept
-
-    run(test)
+async def test_who_leaves_does_not_end_it_for_those_who_stay(
+    leaving: range, summaries: Summaries, shelf: Shelf
+) -> None:
+    make = Maker(held=True)
+    callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], make)) for _ in range(20)]
+    await make.began.wait()
+    for n in leaving:
+        callers[n].cancel()
+    await turns_of_the_loop()
+    make.go.set()
+    outcomes = await asyncio.gather(*callers, return_exceptions=True)
+    for n, outcome in enumerate(outcomes):
+        if n in leaving:
+            assert isinstance(outcome, asyncio.CancelledError)
+        else:
+            assert outcome == (entry("made"), "made")
+    assert (len(make.calls), make.cancelled) == (1, 0)
 
 
-def test_no_more_than_so_many_go_on_without_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_goes_on_when_the_last_one_leaves(summaries: Summaries, shelf: Shelf) -> None:
+    make = Maker(held=True)
+    callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], make)) for _ in range(3)]
+    await make.began.wait()
+    for caller in callers:
+        caller.cancel()
+    await turns_of_the_loop()
+    again = asyncio.ensure_future(summaries.obtain("t", [FIRST], Maker("unused")))
+    await turns_of_the_loop()
+    again.cancel()
+    await turns_of_the_loop()
+    assert make.cancelled == 0
+    make.go.set()
+    await turns_of_the_loop(20)
+    assert await summaries.obtain("t", [FIRST], Maker("unused")) == (entry("made"), "stored")
+    assert ("t", KIND, "k10") in shelf.kept
+
+
+async def test_no_more_than_so_many_go_on_without_a_client(
+    monkeypatch: pytest.MonkeyPatch, summaries: Summaries, shelf: Shelf
+) -> None:
     """A tenant's own bound first; over the bound of the process, the tenant that has most of them loses one."""
     monkeypatch.setattr(in_flight, "LEFT_OF_A_TENANT", 3)
     monkeypatch.setattr(in_flight, "LEFT", 4)
 
-    async def test(summaries: Summaries, shelf: Shelf) -> None:
-        async def left(tenant: str, key: str) -> Maker:
-            make = Maker(held=True)
-            caller = asyncio.ensure_future(summaries.obtain(tenant, [Checkpoint(1, key)], make))
-            await make.began.wait()
-            caller.cancel()
-            await turns_of_the_loop()
-            return make
-
-        strangers = [await left("s", f"k{number}") for number in range(5)]
-        assert [make.cancelled for make in strangers] == [0, 0, 0, 1, 1]
-        mine = [await left("t", f"k{number}") for number in range(2)]
-        assert [make.cancelled for make in mine] == [0, 0], "a stranger's makings don't end another tenant's"
-        assert [make.cancelled for make in strangers] == [0, 0, 1, 1, 1]
-        # A request that comes while the cancelled one is still ending doesn't join it.
-        assert (await summaries.obtain("s", [Checkpoint(1, "k2")], Maker("again")))[0].text == "again"
-
-    run(test)
-
-
-def test_a_fault_in_a_making_without_a_client_is_logged() -> None:
-    async def test(summaries: Summaries, shelf: Shelf) -> None:
-        go = asyncio.Event()
-
-        async def broken(previous: StoredSummary | None, position: int) -> StoredSummary:
-            await go.wait()
-            raise LookupError("a fault of ours")
-
-        caller = asyncio.ensure_future(summaries.obtain("t", [FIRST], broken))
-        await turns_of_the_loop()
+    async def left(tenant: str, key: str) -> Maker:
+        make = Maker(held=True)
+        caller = asyncio.ensure_future(summaries.obtain(tenant, [Checkpoint(1, key)], make))
+        await make.began.wait()
         caller.cancel()
         await turns_of_the_loop()
-        with capture_logs() as logs:
-            go.set()
-            await turns_of_the_loop(20)
-        assert [line["event"] for line in logs] == ["summary.background_failed"]
+        return make
 
-    run(test)
+    strangers = [await left("s", f"k{number}") for number in range(5)]
+    assert [make.cancelled for make in strangers] == [0, 0, 0, 1, 1]
+    mine = [await left("t", f"k{number}") for number in range(2)]
+    assert [make.cancelled for make in mine] == [0, 0], "a stranger's makings don't end another tenant's"
+    assert [make.cancelled for make in strangers] == [0, 0, 1, 1, 1]
+    # A request that comes while the cancelled one is still ending doesn't join it.
+    assert (await summaries.obtain("s", [Checkpoint(1, "k2")], Maker("again")))[0].text == "again"
 
 
-def test_the_first_summary_that_is_stored_is_the_one_all_workers_use() -> None:
-    """Without leases, as when the store was slow: each worker has made its own."""
+async def test_a_fault_in_a_making_without_a_client_is_logged(summaries: Summaries, shelf: Shelf) -> None:
+    go = asyncio.Event()
 
-    async def test(summaries: Summaries, shelf: Shelf) -> None:
-        other = Summaries(shelf)
-        mine, theirs = Maker("mine", held=True), Maker("theirs", held=True)
-        callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], mine))]
-        await mine.began.wait()
-        del shelf.leases["t", "k10"]
-        callers.append(asyncio.ensure_future(other.obtain("t", [FIRST], theirs)))
-        await theirs.began.wait()
-        theirs.go.set()
+    async def broken(previous: StoredSummary | None, position: int) -> StoredSummary:
+        await go.wait()
+        raise LookupError("a fault of ours")
+
+    caller = asyncio.ensure_future(summaries.obtain("t", [FIRST], broken))
+    await turns_of_the_loop()
+    caller.cancel()
+    await turns_of_the_loop()
+    with capture_logs() as logs:
+        go.set()
         await turns_of_the_loop(20)
-        mine.go.set()
-        assert {found.text for found, _ in await asyncio.gather(*callers)} == {"theirs"}
-        for worker in (summaries, other):
-            assert (await worker.obtain("t", [FIRST], Maker("unused")))[0].text == "theirs"
-        await other.aclose()
+    assert [line["event"] for line in logs] == ["summary.background_failed"]
 
-    run(test)
+
+async def test_the_first_summary_that_is_stored_is_the_one_all_workers_use(summaries: Summaries, shelf: Shelf) -> None:
+    """Without leases, as when the store was slow: each worker has made its own."""
+    other = Summaries(shelf)
+    mine, theirs = Maker("mine", held=True), Maker("theirs", held=True)
+    callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], mine))]
+    await mine.began.wait()
+    del shelf.leases["t", "k10"]
+    callers.append(asyncio.ensure_future(other.obtain("t", [FIRST], theirs)))
+    await theirs.began.wait()
+    theirs.go.set()
+    await turns_of_the_loop(20)
+    mine.go.set()
+    assert {found.text for found, _ in await asyncio.gather(*callers)} == {"theirs"}
+    for worker in (summaries, other):
+        assert (await worker.obtain("t", [FIRST], Maker("unused")))[0].text == "theirs"
+    await other.aclose()
 
 
 @pytest.mark.parametrize("ends", ["made", "digest", "dies"])
-def test_other_workers_wait_for_the_one_that_makes_it(ends: str) -> None:
-    limits = SummaryLimits(poll=0.001)
-
-    async def test(summaries: Summaries, shelf: Shelf) -> None:
-        others = [Summaries(shelf, limits) for _ in range(3)]
-        makes = [Maker("first", held=True, digest=ends == "digest"), *(Maker(f"{n}") for n in range(3))]
-        callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], makes[0]))]
-        await makes[0].began.wait()
-        callers += [
-            asyncio.ensure_future(other.obtain("t", [FIRST], make))
-            for other, make in zip(others, makes[1:], strict=True)
-        ]
-        await asyncio.sleep(0.05)
-        assert [len(make.calls) for make in makes] == [1, 0, 0, 0]
-        if ends == "dies":
-            del shelf.leases["t", "k10"]
-        else:
-            makes[0].go.set()
-        texts = {found.text for found, _ in await asyncio.gather(*callers[1:])}
-        assert texts == {"first"} if ends == "made" else len(texts) == 1
-        made = sum(len(make.calls) for make in makes[1:])
-        assert made == 0 if ends == "made" else 1 <= made <= 3
+@pytest.mark.parametrize("limits", [SummaryLimits(poll=0.001)])
+async def test_other_workers_wait_for_the_one_that_makes_it(
+    ends: str, limits: SummaryLimits, summaries: Summaries, shelf: Shelf
+) -> None:
+    others = [Summaries(shelf, limits) for _ in range(3)]
+    makes = [Maker("first", held=True, digest=ends == "digest"), *(Maker(f"{n}") for n in range(3))]
+    callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], makes[0]))]
+    await makes[0].began.wait()
+    callers += [
+        asyncio.ensure_future(other.obtain("t", [FIRST], make)) for other, make in zip(others, makes[1:], strict=True)
+    ]
+    await asyncio.sleep(0.05)
+    assert [len(make.calls) for make in makes] == [1, 0, 0, 0]
+    if ends == "dies":
+        del shelf.leases["t", "k10"]
+    else:
         makes[0].go.set()
-        await callers[0]
-        for other in others:
-            await other.aclose()
-        await turns_of_the_loop(20)
-        assert shelf.leases == {}
-
-    run(test, limits=limits)
-
-
-def test_a_summary_that_could_not_be_stored_is_offered_again() -> None:
-    async def test(summaries: Summaries, shelf: Shelf) -> None:
-        shelf.failing = True
-        await summaries.obtain("t", [FIRST], Maker("mine"))
-        shelf.failing = False
-        other = Summaries(shelf)
-        await other.obtain("t", [FIRST], Maker("theirs"))
-        await summaries.obtain("t", [FIRST], Maker("unused"))
-        await turns_of_the_loop(20)
-        assert (await summaries.obtain("t", [FIRST], Maker("unused")))[0].text == "theirs"
+    texts = {found.text for found, _ in await asyncio.gather(*callers[1:])}
+    assert texts == {"first"} if ends == "made" else len(texts) == 1
+    made = sum(len(make.calls) for make in makes[1:])
+    assert made == 0 if ends == "made" else 1 <= made <= 3
+    makes[0].go.set()
+    await callers[0]
+    for other in others:
         await other.aclose()
-
-    run(test, limits=SummaryLimits(retry=0.0))
-
-
-def test_who_waited_for_a_slow_store_while_it_was_made_does_not_make_it_again() -> None:
-    async def test(summaries: Summaries, shelf: Shelf) -> None:
-        shelf.gate = asyncio.Event()
-        slow = Maker("again")
-        caller = asyncio.ensure_future(summaries.obtain("t", [FIRST], slow))
-        await turns_of_the_loop()
-        gate, shelf.gate = shelf.gate, None
-        await summaries.obtain("t", [FIRST], Maker())
-        gate.set()
-        assert await caller == (entry("made"), "stored")
-        assert slow.calls == []
-
-    run(test)
+    await turns_of_the_loop(20)
+    assert shelf.leases == {}
 
 
-def test_a_store_that_fails_fails_no_request() -> None:
-    async def test(summaries: Summaries, shelf: Shelf) -> None:
-        shelf.failing = True
-        make = Maker()
-        assert await summaries.obtain("t", [FIRST], make) == (entry("made"), "made")
-        assert await summaries.obtain("t", [FIRST], make) == (entry("made"), "stored")
-        assert len(make.calls) == 1
-        shelf.failing = False
-        assert shelf.kept == {}
+@pytest.mark.parametrize("limits", [SummaryLimits(retry=0.0)])
+async def test_a_summary_that_could_not_be_stored_is_offered_again(summaries: Summaries, shelf: Shelf) -> None:
+    shelf.failing = True
+    await summaries.obtain("t", [FIRST], Maker("mine"))
+    shelf.failing = False
+    other = Summaries(shelf)
+    await other.obtain("t", [FIRST], Maker("theirs"))
+    await summaries.obtain("t", [FIRST], Maker("unused"))
+    await turns_of_the_loop(20)
+    assert (await summaries.obtain("t", [FIRST], Maker("unused")))[0].text == "theirs"
+    await other.aclose()
 
-    run(test)
+
+async def test_who_waited_for_a_slow_store_while_it_was_made_does_not_make_it_again(
+    summaries: Summaries, shelf: Shelf
+) -> None:
+    shelf.gate = asyncio.Event()
+    slow = Maker("again")
+    caller = asyncio.ensure_future(summaries.obtain("t", [FIRST], slow))
+    await turns_of_the_loop()
+    gate, shelf.gate = shelf.gate, None
+    await summaries.obtain("t", [FIRST], Maker())
+    gate.set()
+    assert await caller == (entry("made"), "stored")
+    assert slow.calls == []
+
+
+async def test_a_store_that_fails_fails_no_request(summaries: Summaries, shelf: Shelf) -> None:
+    shelf.failing = True
+    make = Maker()
+    assert await summaries.obtain("t", [FIRST], make) == (entry("made"), "made")
+    assert await summaries.obtain("t", [FIRST], make) == (entry("made"), "stored")
+    assert len(make.calls) == 1
+    shelf.failing = False
+    assert shelf.kept == {}
 
 
 @pytest.mark.parametrize(
@@ -360,124 +343,97 @@ def test_a_store_that_fails_fails_no_request() -> None:
     [b"", b"\xc1", b"garbage", msgspec.msgpack.encode({"text": 5}), msgspec.msgpack.encode([1]),
      b"\x81\xa4text\xa2\xff\xfe", msgspec.msgpack.encode(entry("x"))[:-3]],
 )  # fmt: skip
-def test_an_entry_that_cannot_be_read_is_made_anew(value: bytes) -> None:
-    async def test(summaries: Summaries, shelf: Shelf) -> None:
-        shelf.kept["t", KIND, "k10"] = shelf.kept["t", KIND, "k20"] = value
-        make = Maker()
-        assert await summaries.obtain("t", [FIRST, SECOND], make) == (entry("made"), "made")
-        assert make.calls == [(None, 0)]
-        assert msgspec.msgpack.decode(shelf.kept["t", KIND, "k20"], type=StoredSummary) == entry("made")
-
-    run(test)
+async def test_an_entry_that_cannot_be_read_is_made_anew(value: bytes, summaries: Summaries, shelf: Shelf) -> None:
+    shelf.kept["t", KIND, "k10"] = shelf.kept["t", KIND, "k20"] = value
+    make = Maker()
+    assert await summaries.obtain("t", [FIRST, SECOND], make) == (entry("made"), "made")
+    assert make.calls == [(None, 0)]
+    assert msgspec.msgpack.decode(shelf.kept["t", KIND, "k20"], type=StoredSummary) == entry("made")
 
 
-def test_a_digest_stands_in_for_a_while_and_is_never_stored_nor_built_upon() -> None:
-    async def test(summaries: Summaries, shelf: Shelf) -> None:
-        failing = Maker("digest", digest=True)
-        for origin in ("digest", "digest"):
-            found, said = await summaries.obtain("t", [FIRST], failing)
-            assert (found.text, found.digest, said) == ("digest", True, origin)
-        assert len(failing.calls) == 1
-        assert shelf.kept == {}
-        later = Maker("later")
-        await summaries.obtain("t", [FIRST, SECOND], later)
-        assert later.calls == [(None, 0)]
+async def test_a_digest_stands_in_for_a_while_and_is_never_stored_nor_built_upon(
+    summaries: Summaries, shelf: Shelf
+) -> None:
+    failing = Maker("digest", digest=True)
+    for origin in ("digest", "digest"):
+        found, said = await summaries.obtain("t", [FIRST], failing)
+        assert (found.text, found.digest, said) == ("digest", True, origin)
+    assert len(failing.calls) == 1
+    assert shelf.kept == {}
+    later = Maker("later")
+    await summaries.obtain("t", [FIRST, SECOND], later)
+    assert later.calls == [(None, 0)]
 
-    run(test)
 
-    async def expired(summaries: Summaries, shelf: Shelf) -> None:
-        await summaries.obtain("t", [FIRST], Maker("digest", digest=True))
-        summaries.begin("t", [FIRST], Maker("made"))
-        await turns_of_the_loop(20)
-        assert await summaries.obtain("t", [FIRST], Maker("unused")) == (entry("made"), "stored")
-
-    run(expired, limits=NO_DIGESTS)
+@pytest.mark.parametrize("limits", [NO_DIGESTS])
+async def test_an_expired_digest_is_replaced(summaries: Summaries, shelf: Shelf) -> None:
+    await summaries.obtain("t", [FIRST], Maker("digest", digest=True))
+    summaries.begin("t", [FIRST], Maker("made"))
+    await turns_of_the_loop(20)
+    assert await summaries.obtain("t", [FIRST], Maker("unused")) == (entry("made"), "stored")
 
 
 @pytest.mark.parametrize("trouble", ["fails", "hangs"])
-def test_a_store_that_fails_for_an_earlier_summary_leaves_what_is_in_memory(trouble: str) -> None:
+@pytest.mark.parametrize("limits", [SummaryLimits(looking=0.05)])
+async def test_a_store_that_fails_for_an_earlier_summary_leaves_what_is_in_memory(
+    trouble: str, summaries: Summaries, shelf: Shelf
+) -> None:
     """The store returns the last summary, but none of the earlier ones."""
 
-    class Earlier(Shelf):
-        async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
-            if key == SECOND.key:
-                if trouble == "fails":
-                    raise StoreFailed("disk full")
-                await asyncio.sleep(3600)
-            return await super().get(tenant, kind, key)
-
-    async def test(summaries: Summaries, shelf: Shelf) -> None:
-        first, third = Maker("first"), Maker("third")
-        await summaries.obtain("t", [FIRST], first)
-        assert await summaries.obtain("t", [FIRST, SECOND, THIRD], third) == (entry("third"), "made")
-        assert third.calls == [("first", 10)]
-
-    run(test, Earlier(), SummaryLimits(looking=0.05))
+    shelf.trouble[SECOND.key] = trouble
+    first, third = Maker("first"), Maker("third")
+    await summaries.obtain("t", [FIRST], first)
+    assert await summaries.obtain("t", [FIRST, SECOND, THIRD], third) == (entry("third"), "made")
+    assert third.calls == [("first", 10)]
 
 
-def test_an_error_reaches_all_who_wait_and_the_next_one_tries_again() -> None:
-    async def test(summaries: Summaries, shelf: Shelf) -> None:
-        async def broken(previous: StoredSummary | None, position: int) -> StoredSummary:
-            await asyncio.sleep(0)
-            raise LookupError("a fault of ours")
+async def test_an_error_reaches_all_who_wait_and_the_next_one_tries_again(summaries: Summaries, shelf: Shelf) -> None:
+    async def broken(previous: StoredSummary | None, position: int) -> StoredSummary:
+        await asyncio.sleep(0)
+        raise LookupError("a fault of ours")
 
-        callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], broken)) for _ in range(3)]
-        outcomes = await asyncio.gather(*callers, return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes] == [LookupError] * 3
-        assert (await summaries.obtain("t", [FIRST], Maker()))[1] == "made"
-
-    run(test)
+    callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], broken)) for _ in range(3)]
+    outcomes = await asyncio.gather(*callers, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [LookupError] * 3
+    assert (await summaries.obtain("t", [FIRST], Maker()))[1] == "made"
 
 
-def test_made_ahead_in_the_background_once() -> None:
-    async def test(summaries: Summaries, shelf: Shelf) -> None:
-        make = Maker(held=True)
-        for _ in range(5):
-            summaries.begin("t", [FIRST], make)
-        await make.began.wait()
+async def test_made_ahead_in_the_background_once(summaries: Summaries, shelf: Shelf) -> None:
+    make = Maker(held=True)
+    for _ in range(5):
         summaries.begin("t", [FIRST], make)
-        caller = asyncio.ensure_future(summaries.obtain("t", [FIRST], make))
-        await turns_of_the_loop()
-        # A client that disconnects doesn't end a summary that was prepared in the background.
-        caller.cancel()
-        await turns_of_the_loop()
-        make.go.set()
-        await turns_of_the_loop(20)
-        assert await summaries.obtain("t", [FIRST], make) == (entry("made"), "stored")
-        summaries.begin("t", [FIRST], make)
-        await turns_of_the_loop()
-        assert len(make.calls) == 1
-
-    run(test)
-
-
-def test_closing_stops_renewing_the_lease_of_a_summary_that_is_still_being_stored() -> None:
-    class Stuck(Shelf):
-        """Stores no summary."""
-
-        async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
-            if kind != lease.KIND:
-                await asyncio.Event().wait()
-            return await super().add(tenant, kind, key, value, seconds)
-
-    async def test(summaries: Summaries, shelf: Stuck) -> None:
-        assert (await summaries.obtain("t", [FIRST], Maker()))[1] == "made"
-        assert shelf.leases
-
-    run(test, Stuck(), SummaryLimits(saving=0.0, closing=0.0))
+    await make.began.wait()
+    summaries.begin("t", [FIRST], make)
+    caller = asyncio.ensure_future(summaries.obtain("t", [FIRST], make))
+    await turns_of_the_loop()
+    # Whoever leaves does not end what was begun ahead.
+    caller.cancel()
+    await turns_of_the_loop()
+    make.go.set()
+    await turns_of_the_loop(20)
+    assert await summaries.obtain("t", [FIRST], make) == (entry("made"), "stored")
+    summaries.begin("t", [FIRST], make)
+    await turns_of_the_loop()
+    assert len(make.calls) == 1
 
 
-def test_closing_ends_what_is_being_made() -> None:
-    async def test(summaries: Summaries, shelf: Shelf) -> None:
-        ahead, asked = Maker(held=True), Maker(held=True)
-        summaries.begin("t", [FIRST], ahead)
-        caller = asyncio.ensure_future(summaries.obtain("t", [SECOND], asked))
-        await asyncio.gather(ahead.began.wait(), asked.began.wait())
-        await summaries.aclose()
-        assert (ahead.cancelled, asked.cancelled) == (1, 1)
-        assert isinstance((await asyncio.gather(caller, return_exceptions=True))[0], asyncio.CancelledError)
+@pytest.mark.parametrize("limits", [SummaryLimits(saving=0.0, closing=0.0)])
+async def test_closing_stops_renewing_the_lease_of_a_summary_that_is_still_being_stored(
+    summaries: Summaries, shelf: Shelf
+) -> None:
+    shelf.stuck = True
+    assert (await summaries.obtain("t", [FIRST], Maker()))[1] == "made"
+    assert shelf.leases
 
-    run(test)
+
+async def test_closing_ends_what_is_being_made(summaries: Summaries, shelf: Shelf) -> None:
+    ahead, asked = Maker(held=True), Maker(held=True)
+    summaries.begin("t", [FIRST], ahead)
+    caller = asyncio.ensure_future(summaries.obtain("t", [SECOND], asked))
+    await asyncio.gather(ahead.began.wait(), asked.began.wait())
+    await summaries.aclose()
+    assert (ahead.cancelled, asked.cancelled) == (1, 1)
+    assert isinstance((await asyncio.gather(caller, return_exceptions=True))[0], asyncio.CancelledError)
 
 
 async def read(summaries: Summaries, shelf: Shelf, *keys: str) -> list[int]:
@@ -490,79 +446,73 @@ async def read(summaries: Summaries, shelf: Shelf, *keys: str) -> list[int]:
     return reads
 
 
-def test_the_number_of_entries_in_memory_is_bounded() -> None:
-    async def test(summaries: Summaries, shelf: Shelf) -> None:
-        for n in range(5):
-            await summaries.obtain("t", [Checkpoint(1, f"k{n}")], Maker())
-        assert await read(summaries, shelf, "k4", "k0") == [0, 1]
-
-    run(test, limits=SummaryLimits(entries=3))
+@pytest.mark.parametrize("limits", [SummaryLimits(entries=3)])
+async def test_the_number_of_entries_in_memory_is_bounded(summaries: Summaries, shelf: Shelf) -> None:
+    for n in range(5):
+        await summaries.obtain("t", [Checkpoint(1, f"k{n}")], Maker())
+    assert await read(summaries, shelf, "k4", "k0") == [0, 1]
 
 
-def test_the_bytes_of_the_entries_in_memory_are_bounded() -> None:
-    async def test(summaries: Summaries, shelf: Shelf) -> None:
-        for n in range(5):
-            await summaries.obtain("t", [Checkpoint(1, f"k{n}")], Maker("x" * 9_000))
-        assert await read(summaries, shelf, "k4", "k3", "k2") == [0, 0, 1]
-        await summaries.obtain("t", [Checkpoint(1, "huge")], Maker("x" * 90_000))
-        assert await read(summaries, shelf, "huge") == [0], "the newest entry stays even if it's too large"
-        await summaries.obtain("t", [Checkpoint(1, "l0")], Maker("x" * 9_000))
-        await summaries.obtain("t", [Checkpoint(1, "l1")], Maker("x" * 9_000))
-        assert await read(summaries, shelf, "l0") == [0]
-
-    run(test, limits=SummaryLimits(bytes=65_000))
+@pytest.mark.parametrize("limits", [SummaryLimits(bytes=65_000)])
+async def test_the_bytes_of_the_entries_in_memory_are_bounded(summaries: Summaries, shelf: Shelf) -> None:
+    for n in range(5):
+        await summaries.obtain("t", [Checkpoint(1, f"k{n}")], Maker("x" * 9_000))
+    assert await read(summaries, shelf, "k4", "k3", "k2") == [0, 0, 1]
+    await summaries.obtain("t", [Checkpoint(1, "huge")], Maker("x" * 90_000))
+    assert await read(summaries, shelf, "huge") == [0], "the newest entry stays even if it's too large"
+    await summaries.obtain("t", [Checkpoint(1, "l0")], Maker("x" * 9_000))
+    await summaries.obtain("t", [Checkpoint(1, "l1")], Maker("x" * 9_000))
+    assert await read(summaries, shelf, "l0") == [0]
 
 
-def test_after_three_failures_the_proxy_stops_calling_models_for_a_conversation() -> None:
-    async def test(summaries: Summaries, shelf: Shelf) -> None:
-        failing = Maker("digest", digest=True)
-        for expected in (False, False, True):
-            assert not summaries.given_up("t", [FIRST])
-            found, origin = await summaries.obtain("t", [FIRST], failing)
-            assert (found.given_up, origin) == (expected, "digest")
-        assert summaries.given_up("t", [FIRST])
-        assert summaries.given_up("t", [FIRST, SECOND]), "the same conversation, further on"
-        assert len(failing.calls) == 3
-        unused = Maker("unused")
-        found, origin = await summaries.obtain("t", [FIRST], unused)
-        assert (found.text, found.given_up, origin) == ("digest", True, "digest")
-        summaries.begin("t", [FIRST], unused)
-        await turns_of_the_loop()
-        assert unused.calls == []
-        assert not summaries.given_up("u", [FIRST]), "another tenant's"
-        assert (await summaries.obtain("t", [SECOND], Maker()))[1] == "made", "another prefix"
-        assert shelf.kept.keys() == {("t", KIND, "k20")}
-
-    run(test, limits=NO_DIGESTS)
-
-
-def test_a_digest_without_a_call_is_no_failure_and_a_success_resets_the_count() -> None:
-    async def test(summaries: Summaries, shelf: Shelf) -> None:
-        async def unasked(previous: StoredSummary | None, position: int) -> StoredSummary:
-            return msgspec.structs.replace(entry("digest", digest=True), unasked=True)
-
-        failing = Maker("digest", digest=True)
-        makes: list[SummaryFactory] = [failing, failing, *[unasked] * 5]
-        for make in makes:
-            assert not (await summaries.obtain("t", [FIRST], make))[0].given_up
-        assert (await summaries.obtain("t", [FIRST], Maker()))[1] == "made"
-        assert (await summaries.obtain("t", [SECOND], Maker()))[1] == "made", "which drops the first one from memory"
-        shelf.kept.clear()
-        for _ in range(2):
-            assert not (await summaries.obtain("t", [FIRST], failing))[0].given_up
-
-    run(test, limits=SummaryLimits(digest_lifetime=0.0, entries=1))
+@pytest.mark.parametrize("limits", [NO_DIGESTS])
+async def test_after_three_failures_the_proxy_stops_calling_models_for_a_conversation(
+    summaries: Summaries, shelf: Shelf
+) -> None:
+    failing = Maker("digest", digest=True)
+    for expected in (False, False, True):
+        assert not summaries.given_up("t", [FIRST])
+        found, origin = await summaries.obtain("t", [FIRST], failing)
+        assert (found.given_up, origin) == (expected, "digest")
+    assert summaries.given_up("t", [FIRST])
+    assert summaries.given_up("t", [FIRST, SECOND]), "the same conversation, further on"
+    assert len(failing.calls) == 3
+    unused = Maker("unused")
+    found, origin = await summaries.obtain("t", [FIRST], unused)
+    assert (found.text, found.given_up, origin) == ("digest", True, "digest")
+    summaries.begin("t", [FIRST], unused)
+    await turns_of_the_loop()
+    assert unused.calls == []
+    assert not summaries.given_up("u", [FIRST]), "another tenant's"
+    assert (await summaries.obtain("t", [SECOND], Maker()))[1] == "made", "another prefix"
+    assert shelf.kept.keys() == {("t", KIND, "k20")}
 
 
-def test_the_number_of_remembered_failures_is_bounded() -> None:
-    async def test(summaries: Summaries, shelf: Shelf) -> None:
-        for _ in range(2):
-            await summaries.obtain("t", [FIRST], Maker(digest=True))
-        for n in range(3):
-            await summaries.obtain("t", [Checkpoint(1, f"k{n}")], Maker(digest=True))
-        assert not (await summaries.obtain("t", [FIRST], Maker(digest=True)))[0].given_up
+@pytest.mark.parametrize("limits", [SummaryLimits(digest_lifetime=0.0, entries=1)])
+async def test_a_digest_without_a_call_is_no_failure_and_a_success_resets_the_count(
+    summaries: Summaries, shelf: Shelf
+) -> None:
+    async def unasked(previous: StoredSummary | None, position: int) -> StoredSummary:
+        return msgspec.structs.replace(entry("digest", digest=True), unasked=True)
 
-    run(test, limits=SummaryLimits(digest_lifetime=0.0, failed=3))
+    failing = Maker("digest", digest=True)
+    makes: list[SummaryFactory] = [failing, failing, *[unasked] * 5]
+    for make in makes:
+        assert not (await summaries.obtain("t", [FIRST], make))[0].given_up
+    assert (await summaries.obtain("t", [FIRST], Maker()))[1] == "made"
+    assert (await summaries.obtain("t", [SECOND], Maker()))[1] == "made", "which drops the first one from memory"
+    shelf.kept.clear()
+    for _ in range(2):
+        assert not (await summaries.obtain("t", [FIRST], failing))[0].given_up
+
+
+@pytest.mark.parametrize("limits", [SummaryLimits(digest_lifetime=0.0, failed=3)])
+async def test_the_number_of_remembered_failures_is_bounded(summaries: Summaries, shelf: Shelf) -> None:
+    for _ in range(2):
+        await summaries.obtain("t", [FIRST], Maker(digest=True))
+    for n in range(3):
+        await summaries.obtain("t", [Checkpoint(1, f"k{n}")], Maker(digest=True))
+    assert not (await summaries.obtain("t", [FIRST], Maker(digest=True)))[0].given_up
 
 
 def test_summaries_outlive_the_process_in_a_file(tmp_path: Path) -> None:
