@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -160,13 +162,11 @@ def forget(config: Path | None, team: str | None, key_sha256: str | None) -> Non
         run(team, key_sha256, config)
 
 
-class _errors_without_traceback:
+@contextlib.contextmanager
+def _errors_without_traceback() -> Iterator[None]:
     """Print configuration errors without a traceback, and exit with status 2."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ConfigurationError):
-            click.echo(error.message, err=True)
-            sys.exit(2)
+    try:
+        yield
+    except ConfigurationError as error:
+        click.echo(error.message, err=True)
+        sys.exit(2)

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from proxy.cli.learned_report import learned
 from proxy.cli.learned_report import render as render_learned
-from proxy.cli.profile_report import render
+from proxy.cli.profile_report import render, wide_console
 from proxy.cli.table_differences import differences
 from proxy.config import Policy, Route, Settings, load
 from proxy.config.issues import near
@@ -28,9 +28,6 @@ from proxy.pipeline.rules import bounds_of, rules_for
 from proxy.server.runtime import Runtime
 from proxy.store import StoreFailed
 from proxy.summary.model import UpstreamSummaryModel
-
-WIDE = 150
-"""Columns of tables that don't go to a terminal."""
 
 
 def limits(names: Sequence[str], config: Path | None) -> None:
@@ -65,7 +62,7 @@ async def _limits(names: Sequence[str], settings: Settings) -> None:
         raise ConfigurationError(f"store.url: the store can't be read: {error}") from error
     finally:
         await service.aclose()
-    console = _console()
+    console = wide_console()
     render(profiles, console)
     render_learned(known, places, console)
 
@@ -87,7 +84,7 @@ def checked(names: Sequence[str], config: Path | None) -> None:
         figures = ["-" if figure is None else f"{figure:,}" for figure in (found.theirs, found.ours, found.holds)]
         table.add_row(found.model, found.field, *figures, found.rule)
         reasons[found.rule] = found.reason
-    console = _console()
+    console = wide_console()
     if not reasons:
         console.print("LiteLLM's table and ours say the same.", highlight=False)
         return
@@ -97,14 +94,6 @@ def checked(names: Sequence[str], config: Path | None) -> None:
     console.print(
         "If both have a figure, the smaller one is in force, because an upstream may offer less.", highlight=False
     )
-
-
-def _console() -> Console:
-    """Return the console for tables. In a file or a pipe it has room for long names."""
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, WIDE)
-    return console
 
 
 def _route(settings: Settings, upstream: str, model: str) -> Route:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from proxy.limits import calibration
 from proxy.limits import learned as limits
 from proxy.limits.calibration import TokenRatios
 from proxy.limits.learned import Limits
-from proxy.store import Entry, ManagedStore
+from proxy.store import ManagedStore
 from proxy.store.replicated_map import UNREADABLE, Known
 
 V = TypeVar("V", bound=Known)
@@ -37,18 +38,24 @@ class Learned(NamedTuple):
 
 async def learned(store: ManagedStore) -> Learned:
     """Return the limits and ratios in the store, by tenant. Raises ``StoreFailed``."""
-    told = [(entry.tenant, _read(entry, Limits)) for entry in await store.entries(limits.KIND)]
-    ratios = [(entry.tenant, _read(entry, TokenRatios)) for entry in await store.entries(calibration.KIND)]
-    return Learned(
-        [(tenant, found) for tenant, found in told if found is not None],
-        [(tenant, found) for tenant, found in ratios if found is not None],
-    )
+    return Learned(await _entries(store, limits.KIND, Limits), await _entries(store, calibration.KIND, TokenRatios))
+
+
+async def _entries(store: ManagedStore, kind: str, form: type[V]) -> list[tuple[str, V]]:
+    """Return the entries of a kind, with their tenants. Skip unreadable entries, as servers do."""
+    found = []
+    for entry in await store.entries(kind):
+        with contextlib.suppress(*UNREADABLE):
+            found.append((entry.tenant, msgspec.json.decode(entry.value, type=form)))
+    return found
 
 
 def render(known: Learned, wanted: Sequence[tuple[str, str]], console: Console) -> None:
     """Print the learned limits and ratios of some models. ``wanted`` lists upstreams and models."""
     now = time.time()
-    told = Table("upstream", "model", "tenant", "of the", "tokens", "source", "age", "until", title="learned limits")
+    limits_table = Table(
+        "upstream", "model", "tenant", "of the", "tokens", "source", "age", "until", title="learned limits"
+    )
     for tenant, found in known.limits:
         if (found.upstream, found.model) not in wanted:
             continue
@@ -56,33 +63,25 @@ def render(known: Learned, wanted: Sequence[tuple[str, str]], console: Console) 
             if figure is not None and figure.holds(now):
                 size = f"{figure.tokens:,}"
                 life = (_age(now - figure.since), _when(figure.until))
-                told.add_row(found.upstream, found.model, short(tenant), scope, size, figure.source, *life)
+                limits_table.add_row(found.upstream, found.model, short(tenant), scope, size, figure.source, *life)
     columns = ("upstream", "model", "tenant", "ratio", "source", "age", "until")
-    ratios = Table(*columns, title="the upstream's tokens for each token counted here")
+    ratios_table = Table(*columns, title="the upstream's tokens for each token counted here")
     for tenant, ratio in known.ratios:
         if (ratio.upstream, ratio.model) in wanted and ratio.until >= now:
             source = f"usage of {len(ratio.ratios)} answers"
             life = (_age(now - (ratio.since or ratio.noted)), _when(ratio.until))
-            ratios.add_row(ratio.upstream, ratio.model, short(tenant), f"{ratio.factor:.2f}", source, *life)
-    for table in (told, ratios):
+            ratios_table.add_row(ratio.upstream, ratio.model, short(tenant), f"{ratio.factor:.2f}", source, *life)
+    for table in (limits_table, ratios_table):
         table.title_justify = "left"
         if table.row_count:
             console.print(table, markup=False, highlight=False)
-    if not told.row_count and not ratios.row_count:
+    if not limits_table.row_count and not ratios_table.row_count:
         console.print("Nothing has been learned of these models.", highlight=False)
 
 
 def short(tenant: str) -> str:
     """Return the start of a tenant's digest, which reveals no key."""
     return hashlib.sha256(tenant.encode()).hexdigest()[:12]
-
-
-def _read(entry: Entry, form: type[V]) -> V | None:
-    """Return the decoded entry, or ``None`` if it's damaged or of another version. Servers ignore those, too."""
-    try:
-        return msgspec.json.decode(entry.value, type=form)
-    except UNREADABLE:
-        return None
 
 
 def _age(seconds: float) -> str:

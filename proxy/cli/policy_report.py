@@ -7,18 +7,16 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import yaml
-from rich.console import Console
 from rich.table import Table
 
+from proxy.cli.profile_report import wide_console
 from proxy.config import Loaded, Policy
+from proxy.config.fields import Section
 from proxy.config.inheritance import overrides, stated
 from proxy.config.issues import near
 from proxy.config.policy import STAGES
 from proxy.config.tree import Node, find
 from proxy.errors import ConfigurationError
-
-WIDE = 150
-"""Columns of tables that don't go to a terminal."""
 
 Row = tuple[str, str, str]
 
@@ -32,9 +30,7 @@ def shown(loaded: Loaded, team: str | None, model: str | None) -> None:
         if model is not None and fnmatchcase(model, own.match):
             policy, values, override = own.policy, over, own.match
             break
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, WIDE)
+    console = wide_console()
     console.print(_about(loaded, team, model, policy, override), markup=False, highlight=False)
     table = Table("setting", "value", "set by")
     table.columns[0].no_wrap = True
@@ -49,20 +45,11 @@ def effective_values(policy: Policy, values: Node, place: Callable[[int], str]) 
 
     ``values`` contains the settings in the files. ``place`` returns the file and line of a line number.
     """
-    fields = policy.model_dump(mode="json", exclude={"name", "models"})
-    for name, value in fields.items():
-        yield from _rows((name,), value, values, policy, place)
-
-
-def _rows(
-    path: tuple[str, ...], value: Any, values: Node, policy: Policy, place: Callable[[int], str]
-) -> Iterator[Row]:
-    section = getattr(policy, path[0])
-    if len(path) == 1 and isinstance(value, dict) and hasattr(section, "model_fields_set"):
-        for name, inner in value.items():
-            yield from _rows((*path, name), inner, values, policy, place)
-        return
-    yield ".".join(path), _text(value), _origin(path, values, policy, place)
+    for name, value in policy.model_dump(mode="json", exclude={"name", "models"}).items():
+        is_section = isinstance(value, dict) and isinstance(getattr(policy, name), Section)
+        paths = {(name, key): inner for key, inner in value.items()} if is_section else {(name,): value}
+        for path, inner in paths.items():
+            yield ".".join(path), _text(inner), _origin(path, values, policy, place)
 
 
 def _origin(path: tuple[str, ...], values: Node, policy: Policy, place: Callable[[int], str]) -> str:

@@ -1,9 +1,8 @@
-"""Rows and tables of the limits of models."""
+"""Tables of the limits of models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console
 from rich.table import Table
@@ -12,36 +11,32 @@ from rich.text import Text
 from proxy.limits.profiles.lookup import SOURCED
 from proxy.limits.profiles.profile import Profile
 
-FIELDS = SOURCED
+WIDE = 150
+"""Columns of tables that don't go to a terminal."""
 
 
-class Row(NamedTuple):
-    """One field of a profile: its value as text, and its source."""
+def wide_console() -> Console:
+    """Return the console for tables. In a file or a pipe it has room for long names."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, WIDE)
+    return console
 
-    field: str
-    value: str
-    source: str
 
-
-def describe(profile: Profile, *fields: str) -> list[Row]:
-    """Return rows for ``fields``, or for all fields with a source. Numbers have thousands separators."""
-    return [
-        Row(field, _text(getattr(profile, field)), profile.sources.get(field, "unknown")) for field in fields or FIELDS
-    ]
+def rows(profile: Profile) -> Iterator[tuple[str, str, str]]:
+    """Return each field of a profile, its value as text, and its source. Numbers have thousands separators."""
+    for field in SOURCED:
+        value = getattr(profile, field)
+        text = "unknown" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+        yield field, text, profile.sources.get(field, "unknown")
 
 
 def render(profiles: Iterable[Profile], console: Console) -> None:
     """Print one table per profile, with its note below."""
     for profile in profiles:
         table = Table("field", "value", "source", title=Text(profile.model), title_justify="left")
-        for row in describe(profile):
-            table.add_row(*(Text(cell) for cell in row))
+        for row in rows(profile):
+            table.add_row(*map(Text, row))
         console.print(table)
         if profile.note:
             console.print(f"note: {profile.note}", markup=False, highlight=False)
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return "unknown"
-    return f"{value:,}" if isinstance(value, int) else str(value)
