@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxy.demo.counting import PER_TOOL_CALL, first_tokens, text_tokens
+from proxy.http import sse
 
 WORDS_PER_CHUNK = 3
 ARGUMENT_CHARACTERS_PER_CHUNK = 16
@@ -142,7 +143,7 @@ class Completion:
 def event(data: Mapping[str, Any] | str) -> bytes:
     """Format a server-sent event."""
     text = data if isinstance(data, str) else json.dumps(data, separators=(",", ":"))
-    return f"data: {text}\n\n".encode()
+    return sse.encode(text.encode())
 
 
 def _choice(delta: dict[str, Any], reason: str | None) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from proxy.endpoints.paths import DEPLOYMENT
 from proxy.endpoints.reply import send_answer, send_error_event, send_rest
 from proxy.endpoints.restrictions import check_body
 from proxy.errors import BadBody, ModelNotAllowed, ProxyError, UnknownModel
-from proxy.http.heartbeat import Keepalive
+from proxy.http.heartbeat import Heartbeat
 from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving, read_body
 from proxy.http.timers import CoarseTimer
 from proxy.pipeline.attempts import Attempts
@@ -106,14 +106,14 @@ class ChatCompletions:
         )
         if not body.stream:
             return await self._answered(context, held, send)
-        heartbeat = context.heartbeat = Keepalive(send, server.keepalive, now, lambda: begun(context))
+        heartbeat = context.heartbeat = Heartbeat(send, server.keepalive, now, lambda: begun(context))
         try:
             return await self._answered(context, held, send)
         except ProxyError as error:
             if not heartbeat.begun:
                 raise
             requests("refused").inc()
-            await heartbeat.hush()
+            await heartbeat.stop()
             await send_error_event(send, error)
             return None
         finally:
@@ -138,7 +138,7 @@ class ChatCompletions:
         if not start.answer.keeps_request:
             held.shrink(context.body.size + (0 if feedback is None else feedback.size))
         if pending and context.heartbeat is not None:
-            await context.heartbeat.hush()
+            await context.heartbeat.stop()
             await send_rest(send, start, headers, tail)
         else:
             await send_answer(send, start, headers, tail)

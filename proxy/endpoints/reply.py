@@ -7,9 +7,9 @@ import json
 import structlog
 from starlette.types import Send
 
-from proxy.dialects.chat.stream import EventBuffer
 from proxy.dialects.chat.usage import AnswerTail
 from proxy.errors import ErrorShape, ProxyError, UpstreamInterrupted, error_body
+from proxy.http import sse
 from proxy.http.headers import encoded
 from proxy.overflow.error_message import as_error
 from proxy.pipeline.response_start import ResponseStart, readable
@@ -55,7 +55,7 @@ async def send_rest(send: Send, start: ResponseStart, done: Headers, tail: Answe
     """
     comment = ", ".join(f"{name}: {value}" for name, value in done)
     try:
-        await send({"type": "http.response.body", "body": f": {comment}\n\n".encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": sse.comment(comment), "more_body": True})
         if tail is not None:
             tail.add(start.first)
         if not start.is_stream or start.answer.status >= 400:
@@ -74,8 +74,7 @@ async def send_error_event(send: Send, error: ProxyError) -> None:
 
 
 def _event(data: bytes, shape: ErrorShape = "openai") -> bytes:
-    name = b"event: error\n" if shape == "anthropic" else b""
-    return name + b"data: " + data + b"\n\n"
+    return sse.encode(data, "error" if shape == "anthropic" else "")
 
 
 async def _error_of(start: ResponseStart) -> bytes:
@@ -112,7 +111,7 @@ async def _send_bytes(send: Send, start: ResponseStart, tail: AnswerTail | None)
 
 
 async def _send_events(send: Send, start: ResponseStart, tail: AnswerTail | None, shape: ErrorShape = "openai") -> None:
-    buffer = EventBuffer()
+    buffer = sse.EventBuffer()
     feed = buffer.feed
     try:
         if start.first and (whole := feed(start.first)):

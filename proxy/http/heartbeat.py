@@ -11,15 +11,16 @@ from collections.abc import Callable
 
 from starlette.types import Send
 
+from proxy.http import sse
 from proxy.http.headers import Headers, encoded
 
-COMMENT = b": compacting the conversation\n\n"
+COMMENT = sse.comment("compacting the conversation")
 
 _HEAD: Headers = [("content-type", "text/event-stream"), ("cache-control", "no-cache")]
 
 
-class Keepalive:
-    """The heartbeat of one streaming client. It's free until ``watch`` is called.
+class Heartbeat:
+    """The heartbeat of one streaming client. It's free until ``start_after_delay`` is called.
 
     ``every`` is the seconds between comments, and from ``since`` (the event loop's time) to the first one. ``headers``
     returns the headers that are known when the response starts.
@@ -36,17 +37,17 @@ class Keepalive:
         self.begun = False
         """Whether the response has started. Then its status is 200."""
 
-    def watch(self) -> None:
+    def start_after_delay(self) -> None:
         """Send comments once the client has waited long enough. Call this when a compaction starts."""
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_at(self._since + self._every, self._speak)
+            self._timer = asyncio.get_running_loop().call_at(self._since + self._every, self._send_next)
 
-    def unwatch(self) -> None:
+    def cancel_start(self) -> None:
         """Stop, unless the response has started. Call this when the compaction has ended."""
         if not self.begun:
             self._cancel_timer()
 
-    async def hush(self) -> None:
+    async def stop(self) -> None:
         """Stop sending comments, and wait for the last one. After this, the caller can send."""
         self._end()
         if self._sending is not None:
@@ -70,17 +71,17 @@ class Keepalive:
             self._timer.cancel()
             self._timer = None
 
-    def _speak(self) -> None:
+    def _send_next(self) -> None:
         first, self.begun = not self.begun, True
-        self._sending = asyncio.get_running_loop().create_task(self._say(first=first))
+        self._sending = asyncio.get_running_loop().create_task(self._send_comment(first=first))
 
-    async def _say(self, *, first: bool) -> None:
+    async def _send_comment(self, *, first: bool) -> None:
         if first:
             headers = encoded([*_HEAD, *self._headers()])
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send({"type": "http.response.body", "body": COMMENT, "more_body": True})
         if not self._ended:
-            self._timer = asyncio.get_running_loop().call_later(self._every, self._speak)
+            self._timer = asyncio.get_running_loop().call_later(self._every, self._send_next)
 
 
 def _none() -> Headers:

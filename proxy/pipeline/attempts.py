@@ -177,7 +177,7 @@ class Attempts:
         Raises ``UpstreamTimeout``.
         """
         heartbeat = context.heartbeat
-        late = heartbeat.watch if heartbeat is not None and case.mode == "enforce" else None
+        late = heartbeat.start_after_delay if heartbeat is not None and case.mode == "enforce" else None
         limit = context.clock.until(context.deadline, late)
         try:
             with limit:
@@ -188,7 +188,7 @@ class Attempts:
             raise UpstreamTimeout(DEADLINE) from error
         finally:
             if heartbeat is not None:
-                heartbeat.unwatch()
+                heartbeat.cancel_start()
 
     def compaction_input(self, context: ConversationContext, budget: TokenBudget) -> CompactionInput:
         """Return the input of a request's compaction. The request must have a counter."""

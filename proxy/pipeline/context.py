@@ -12,7 +12,7 @@ from proxy.access.authenticator import Caller
 from proxy.config import Route
 from proxy.dialects.chat.counting import Counter
 from proxy.dialects.chat.request import ChatRequest
-from proxy.http.heartbeat import Keepalive
+from proxy.http.heartbeat import Heartbeat
 from proxy.http.loop_detection import next_via
 from proxy.http.timers import CoarseTimer
 from proxy.limits.learned import LearnedLimit
@@ -77,7 +77,7 @@ class ConversationContext(RequestContext):
     contradicted: bool = False
     repeated: bool = False
     retries: int = 0
-    heartbeat: Keepalive | None = None
+    heartbeat: Heartbeat | None = None
 
     @property
     def place(self) -> tuple[str, str, str]:

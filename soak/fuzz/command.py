@@ -62,7 +62,8 @@ def read_body(data: bytes) -> None:
 
 def read_stream(data: bytes) -> None:
     """Split a stream of events that arrives in chunks of any size."""
-    from proxy.dialects.chat.stream import EventBuffer, beginning
+    from proxy.dialects.chat.stream import beginning
+    from proxy.http.sse import EventBuffer
 
     beginning(data)
     buffer, out, start = EventBuffer(), b"", 0

@@ -18,9 +18,10 @@ import psutil
 import pytest
 import zstandard
 
-from proxy.dialects.chat.stream import EventBuffer, Start
+from proxy.dialects.chat.stream import Start
 from proxy.errors import UnsupportedEncoding
 from proxy.http.decompression import unpack
+from proxy.http.sse import EventBuffer
 from proxy.overflow import recognise
 from tests.kit.client import CHAT, JSON, Got, StartProxy, ask, chat
 from tests.kit.program import relaying

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from proxy.demo.serving import serve
 from proxy.dialects.chat.request import parse
-from proxy.dialects.chat.stream import EventBuffer, beginning
+from proxy.dialects.chat.stream import beginning
 from proxy.errors import BadBody
+from proxy.http.sse import EventBuffer
 from proxy.overflow import recognise
 from proxy.server.app import create_app
 from proxy.server.http_protocol import BoundedProtocol

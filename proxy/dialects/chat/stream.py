@@ -1,4 +1,4 @@
-"""Find the ends of server-sent events, and decide the kind of the first ones."""
+"""Decide the kind of the first events of a stream."""
 
 from __future__ import annotations
 
@@ -7,17 +7,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from proxy.http.sse import EventSplitter, data_of, split_events
 from proxy.overflow.error_detection import names_error, says_error
 from proxy.overflow.silent import ABORT_REASONS, LENGTH_REASONS, WINDOW_REASONS
 
-LONGEST_EVENT = 1_000_000
-"""Hold back an unfinished event up to this many bytes. Forward a longer one as it arrives."""
-
 NO_ROOM = WINDOW_REASONS | LENGTH_REASONS | ABORT_REASONS
 """Finish reasons that may mean, before any content, that the prompt filled the window."""
-
-_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
-_MARK = b"\xef\xbb\xbf"
 
 _SHOWN = 512
 """Bytes of an event that decide whether it is an error."""
@@ -30,75 +25,20 @@ _ERROR_DATA = re.compile(
 Said = Literal["content", "error", "end"]
 
 
-class EventBuffer:
-    """Forwards whole events, so that the client never gets part of an event from a stream that breaks.
-
-    Each byte is searched and copied a constant number of times, however small the chunks are.
-    """
-
-    def __init__(self) -> None:
-        self._held = bytearray()
-        self.midway = False
-        """Whether the last forwarded bytes begin an event that is too long to hold back."""
-
-    def feed(self, chunk: bytes) -> bytes:
-        """Add a chunk, and return the bytes to forward now."""
-        held = self._held
-        if not held:
-            if chunk.endswith(b"\n\n"):
-                self.midway = False
-                return chunk
-            end = _end_of_events(chunk)
-            if end == len(chunk) or len(chunk) - end >= LONGEST_EVENT:
-                self.midway = end < len(chunk)
-                return chunk
-            held += memoryview(chunk)[end:]
-            self.midway = self.midway and not end
-            return chunk[:end]
-        end = _end_after(held, chunk)
-        if len(held) - end >= LONGEST_EVENT:
-            self.midway = True
-            end = len(held)
-        elif end:
-            self.midway = False
-        return _taken(held, end)
-
-    def rest(self) -> bytes:
-        """Return the unfinished event when the stream has ended properly."""
-        return bytes(self._held)
-
-
 class Start:
     """Judges the first events of a stream as they arrive. Reads each byte a constant number of times."""
 
     def __init__(self) -> None:
-        self._held = bytearray()
+        self._splitter = EventSplitter()
 
     def feed(self, chunk: bytes) -> Said | None:
         """Add bytes, and return the kind of the first event that has one, or ``None``. See ``beginning``."""
-        end = _end_after(self._held, chunk)
-        return beginning(_taken(self._held, end)) if end else None
+        events = self._splitter.feed(chunk)
+        return beginning(events) if events else None
 
     def in_error(self) -> bool:
         """Return whether the unfinished event is an error."""
-        return begins_as_error(bytes(self._held[:_SHOWN]))
-
-
-def _end_of_events(chunk: bytes | bytearray, start: int = 0) -> int:
-    return max(chunk.rfind(end, start) + len(end) if chunk.find(end, start) >= 0 else 0 for end in _ENDS)
-
-
-def _end_after(held: bytearray, chunk: bytes) -> int:
-    """Add a chunk to bytes in which no event ends. Return the end of the last event, or 0."""
-    start = max(0, len(held) - 3)
-    held += chunk
-    return _end_of_events(held, start)
-
-
-def _taken(held: bytearray, end: int) -> bytes:
-    taken = bytes(memoryview(held)[:end])
-    del held[:end]
-    return taken
+        return begins_as_error(bytes(self._splitter.unfinished[:_SHOWN]))
 
 
 def beginning(events: bytes) -> Said | None:
@@ -106,12 +46,10 @@ def beginning(events: bytes) -> Said | None:
 
     Comments, a chunk that only has the role, and a finish reason for a full window don't decide the kind.
     """
-    whole = whole_events(events).removeprefix(_MARK)
-    for event in whole.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n\n"):
-        lines = event.split(b"\n")
+    for lines in split_events(events):
         if any(_names_error(line) for line in lines):
             return "error"
-        data = b"\n".join(line[5:].lstrip(b" ") for line in lines if line.startswith(b"data:"))
+        data = data_of(lines)
         if data and (found := _judged(data)):
             return found
     return None
@@ -121,11 +59,6 @@ def _names_error(line: bytes) -> bool:
     """Return whether a line makes its event an error. Old llama.cpp servers send ``error:`` as a separate field."""
     name, _, value = line.partition(b":")
     return name == b"error" or (name == b"event" and names_error(value.decode("utf-8", "replace").strip()))
-
-
-def whole_events(events: bytes) -> bytes:
-    """Return the events without the unfinished last one."""
-    return events[: _end_of_events(events)]
 
 
 def begins_as_error(event: bytes) -> bool:

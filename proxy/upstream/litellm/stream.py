@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from proxy.errors import UpstreamInterrupted
+from proxy.http import sse
 from proxy.upstream.litellm import answer as translate_answer
 from proxy.upstream.litellm import errors as translate_errors
 from proxy.upstream.transport import Headers
@@ -85,10 +86,10 @@ class Stream:
                 raise UpstreamInterrupted(translate_errors.INTERRUPTED)
             if not self._head.done():
                 self._head.set_result(_EVENTS + translate_answer.request_id(response))
-            await self._chunks.put(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
+            await self._chunks.put(sse.encode(msgspec.json.encode(chunk)))
         if not self._head.done():
             raise UpstreamInterrupted(translate_errors.INTERRUPTED)
-        await self._chunks.put(b"data: [DONE]\n\n")
+        await self._chunks.put(sse.encode(b"[DONE]"))
         await self._chunks.put(None)
 
     def _cut(self) -> None:

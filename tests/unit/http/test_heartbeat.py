@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from proxy.http.heartbeat import COMMENT, Keepalive
+from proxy.http.heartbeat import COMMENT, Heartbeat
 
 
 class Client:
@@ -23,24 +23,24 @@ class Client:
         await self.reads.wait()
         self.got.append(message.get("body", message["type"]))
 
-    def line(self, every: float = 0.02) -> Keepalive:
-        return Keepalive(self.send, every, asyncio.get_running_loop().time(), lambda: [("x-compaction", "compacted")])
+    def heartbeat(self, every: float = 0.02) -> Heartbeat:
+        return Heartbeat(self.send, every, asyncio.get_running_loop().time(), lambda: [("x-compaction", "compacted")])
 
 
-def test_it_speaks_while_watched_and_on_once_it_has_begun() -> None:
+def test_it_send_nexts_while_watched_and_on_once_it_has_begun() -> None:
     async def scene() -> None:
         client = Client()
-        line = client.line()
+        heartbeat = client.heartbeat()
         await asyncio.sleep(0.05)
         assert client.got == [], "nobody asked for it"
-        line.watch()
+        heartbeat.start_after_delay()
         await asyncio.sleep(0.05)
-        line.unwatch()
-        assert line.begun
+        heartbeat.cancel_start()
+        assert heartbeat.begun
         heard = len(client.got)
         await asyncio.sleep(0.2)
         assert len(client.got) > heard
-        await line.hush()
+        await heartbeat.stop()
         heard = len(client.got)
         await asyncio.sleep(0.1)
         assert client.got == ["http.response.start", *[COMMENT] * (heard - 1)]
@@ -51,16 +51,16 @@ def test_it_speaks_while_watched_and_on_once_it_has_begun() -> None:
 def test_it_does_not_begin_after_the_compaction() -> None:
     async def scene() -> None:
         client = Client()
-        line = client.line(0.05)
-        line.watch()
-        line.unwatch()
+        heartbeat = client.heartbeat(0.05)
+        heartbeat.start_after_delay()
+        heartbeat.cancel_start()
         await asyncio.sleep(0.15)
-        assert not line.begun
+        assert not heartbeat.begun
         assert client.got == []
-        line.watch()
+        heartbeat.start_after_delay()
         await asyncio.sleep(0.05)
-        assert line.begun, "the next one is counted from the request's beginning, too"
-        line.close()
+        assert heartbeat.begun, "the next one is counted from the request's beginning, too"
+        heartbeat.close()
 
     asyncio.run(scene())
 
@@ -69,15 +69,15 @@ def test_whoever_sends_next_waits_for_what_is_being_sent() -> None:
     async def scene() -> None:
         client = Client()
         client.reads.clear()
-        line = client.line(0)
-        line.watch()
+        heartbeat = client.heartbeat(0)
+        heartbeat.start_after_delay()
         await asyncio.sleep(0.02)
-        assert line.begun
-        hushed = asyncio.ensure_future(line.hush())
+        assert heartbeat.begun
+        stoped = asyncio.ensure_future(heartbeat.stop())
         await asyncio.sleep(0.02)
-        assert not hushed.done()
+        assert not stoped.done()
         client.reads.set()
-        await hushed
+        await stoped
         assert client.got == ["http.response.start", COMMENT]
 
     asyncio.run(scene())
@@ -87,10 +87,10 @@ def test_closing_ends_what_is_being_sent() -> None:
     async def scene() -> None:
         client = Client()
         client.reads.clear()
-        line = client.line(0)
-        line.watch()
+        heartbeat = client.heartbeat(0)
+        heartbeat.start_after_delay()
         await asyncio.sleep(0.02)
-        line.close()
+        heartbeat.close()
         await asyncio.sleep(0.02)
         assert asyncio.all_tasks() == {asyncio.current_task()}
         client.reads.set()
@@ -105,10 +105,10 @@ def test_a_line_that_broke_says_so() -> None:
         async def broken(message: Message) -> None:
             raise OSError("gone")
 
-        line = Keepalive(broken, 0, 0, list)
-        line.watch()
+        heartbeat = Heartbeat(broken, 0, 0, list)
+        heartbeat.start_after_delay()
         await asyncio.sleep(0.02)
         with pytest.raises(OSError, match="gone"):
-            await line.hush()
+            await heartbeat.stop()
 
     asyncio.run(scene())
