@@ -101,8 +101,8 @@ class Calibration:
         self._misses: LRUCache[Place, int] = LRUCache(PLACES)
 
     def first_read(self, upstream: str, model: str, tenant: str) -> asyncio.Task[None] | None:
-        """Start a read of stored ratios if one is due (see ``ReplicatedMap.first_read``)."""
-        return self._known.first_read(tenant, upstream, model)
+        """Start a read of stored ratios if one is due (see ``ReplicatedMap.prefetch``)."""
+        return self._known.prefetch(tenant, upstream, model)
 
     def wants(self, upstream: str, model: str, tenant: str) -> bool:
         """Return whether another observation would be useful now."""
@@ -137,7 +137,7 @@ class Calibration:
         if decided:
             self._known.put(tenant, upstream, model, observed)
         else:
-            self._known.hold(tenant, upstream, model, observed)
+            self._known.set_local(tenant, upstream, model, observed)
         if len(ratios) == OBSERVATIONS:
             self._pause((upstream, model, tenant))
 

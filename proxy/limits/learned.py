@@ -227,8 +227,8 @@ class LearnedLimits:
         self._answered = _AnsweredSizes(clock)
 
     def first_read(self, upstream: str, model: str, tenant: str) -> asyncio.Task[None] | None:
-        """Start a read of stored limits if one is due (see ``ReplicatedMap.first_read``)."""
-        return self._known.first_read(tenant, upstream, model)
+        """Start a read of stored limits if one is due (see ``ReplicatedMap.prefetch``)."""
+        return self._known.prefetch(tenant, upstream, model)
 
     def get(self, upstream: str, model: str, tenant: str) -> LearnedLimit | None:
         """Return the valid limits, or ``None`` if there are none."""

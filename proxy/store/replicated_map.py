@@ -79,7 +79,7 @@ class ReplicatedMap(Generic[V]):
         self._unsaved: dict[Key, V] = {}
         self._writer: asyncio.Task[None] | None = None
 
-    def first_read(self, tenant: str, upstream: str, model: str) -> asyncio.Task[None] | None:
+    def prefetch(self, tenant: str, upstream: str, model: str) -> asyncio.Task[None] | None:
         """Start a read from the store if one is due. Return the task if it is a first read worth waiting for.
 
         Call this in the event loop.
@@ -101,14 +101,14 @@ class ReplicatedMap(Generic[V]):
         slot = self._slots.get((tenant, upstream, model))
         return None if slot is None else slot.value
 
-    def hold(self, tenant: str, upstream: str, model: str, value: V) -> None:
+    def set_local(self, tenant: str, upstream: str, model: str, value: V) -> None:
         """Replace a value in this process. The map stores it at the next refresh."""
         if tenant != UNSTORED_TENANT:
             self._slot((tenant, upstream, model)).value = value
 
     def put(self, tenant: str, upstream: str, model: str, value: V) -> None:
         """Replace a value, also in the store if there is one. With a store, call this in the event loop."""
-        self.hold(tenant, upstream, model, value)
+        self.set_local(tenant, upstream, model, value)
         if tenant != UNSTORED_TENANT:
             self._save((tenant, upstream, model), value)
 

@@ -76,7 +76,7 @@ class Budgets:
 
     async def recall(self, team: str) -> None:
         """Read a team's counts from the store. Only the first read waits, for up to ``FIRST_READ_SECONDS``."""
-        read = self._spent.first_read(f"team:{team}", "", "")
+        read = self._spent.prefetch(f"team:{team}", "", "")
         if read is not None:
             await asyncio.wait({read}, timeout=FIRST_READ_SECONDS)
 
