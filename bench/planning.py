@@ -24,9 +24,9 @@ from bench.client import Broken, Caller, request, sequential
 from bench.figures import MICRO, MILLI, Row, Target, raw
 from bench.table import MARKS, digits, write_json
 from proxy.compaction.groups import head_length
-from proxy.compaction.message import Turn, decode, read
 from proxy.compaction.planning import Plan, make_plan
 from proxy.compaction.rules import Envelope
+from proxy.compaction.turn import Turn
 from proxy.config import Settings
 from proxy.dialects.chat.counting import Counter
 from proxy.limits.profiles import Profile
@@ -130,7 +130,7 @@ def planner(messages: Sequence[Mapping[str, object]]) -> Callable[[], Plan]:
     """Return a function that plans a conversation under the default policy. Its messages are already counted."""
     counter = Counter(Profile(model="bench", context_window=WINDOW))
     raws = [msgspec.json.encode(message) for message in messages]
-    turns = [Turn(raw, read(decode(raw), counter.message)) for raw in raws]
+    turns = [Turn(raw, counter.format.read(raw)) for raw in raws]
     head = head_length(turns)
     envelope = Envelope(WINDOW, sum(turn.facts.tokens for turn in turns[:head]), head)
     rules = rules_for(Settings().policies["default"], window_known=True)

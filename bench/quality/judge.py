@@ -18,10 +18,11 @@ from typing import Any
 
 from bench.quality.conversations import Conversation, Message
 from bench.quality.outcome import Outcome
-from proxy.compaction.message import HEAD_ROLES, arguments_of, calls_of, text_of
 from proxy.compaction.rules import USER_FRAME_TOKENS
 from proxy.demo.validity import faults
 from proxy.dialects.chat.counting import Counter
+from proxy.dialects.chat.message import arguments_of, calls_of
+from proxy.dialects.chat.parts import text_of
 
 SAMPLES = 12
 
@@ -111,7 +112,7 @@ class Judge:
         for number in chosen:
             before = messages[: ends[number]]
             reached = reach.through_archive(outcome.prompts[number])
-            if any(message.role not in HEAD_ROLES for message in prompts[number]):
+            if any(message.kind != "system" for message in prompts[number]):
                 found = faults({"messages": [message.value for message in prompts[number]]})
                 figures.invalid.add(bool(found), 1)
             _judge(figures, before, prompts[number], conversation.facts, self._in_budget(before, users), reached)

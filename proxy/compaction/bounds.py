@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.compaction.gains import PlainGains
-from proxy.compaction.message import Turn
+from proxy.compaction.turn import Turn
 
 PRESSING = 0.95
 """Share of a limit at which a conversation is compacted, because the upstream may refuse the next turn."""

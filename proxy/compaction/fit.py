@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 from proxy.compaction.bounds import COMMA
 from proxy.compaction.conditions import Clause
-from proxy.compaction.message import HEAD_ROLES, RESULT_ROLES, MessageCounter, Turn, decode, encode
-from proxy.compaction.parts import is_media_part, parts_of, without_media
+from proxy.compaction.format import Format
 from proxy.compaction.render import OutgoingMessage, RenderedConversation, clip_marker
 from proxy.compaction.rules import ArgumentRules, MediaRules, Rules
 from proxy.compaction.stages import arguments, media, results
+from proxy.compaction.turn import Turn
 
 NAME = "fit"
 
@@ -50,11 +50,11 @@ class _Limit:
         return sum(map(self.size, pieces)) - self.room
 
 
-Rung = Callable[[list[OutgoingMessage], _Limit, Rules, MessageCounter], list[OutgoingMessage]]
+Rung = Callable[[list[OutgoingMessage], _Limit, Rules, Format], list[OutgoingMessage]]
 
 
 def fit(
-    rendered: RenderedConversation, room: int | None, rules: Rules, count: MessageCounter, byte_room: int | None = None
+    rendered: RenderedConversation, room: int | None, rules: Rules, format: Format, byte_room: int | None = None
 ) -> RenderedConversation:
     """Shorten messages until they fit in ``room`` tokens and ``byte_room`` bytes. ``None`` means no limit.
 
@@ -65,13 +65,13 @@ def fit(
         limit = _Limit(room, _tokens, _same, SMALLEST)
         for rung in (_results, _arguments, _media, _texts, *_LAST):
             if limit.excess(pieces) > 0:
-                pieces = rung(pieces, limit, rules, count)
+                pieces = rung(pieces, limit, rules, format)
     if byte_room is not None and sum(map(_bytes, pieces)) > byte_room:
         limit = _Limit(byte_room - byte_room // MARGIN, _bytes, _as_tokens, SMALLEST_BYTES)
         # Media come first: they have the most bytes, so that often no text has to be cut.
         for rung in (_media, _results, _arguments, _texts, *_LAST):
             if limit.excess(pieces) > 0:
-                pieces = rung(pieces, limit, rules, count)
+                pieces = rung(pieces, limit, rules, format)
     if all(made is piece for made, piece in zip(pieces, rendered.pieces, strict=True)):
         return rendered
     return RenderedConversation(pieces, (*rendered.steps, NAME))
@@ -93,57 +93,57 @@ def _as_tokens(piece: OutgoingMessage, size: int) -> int:
     return piece.tokens * size // max(1, _bytes(piece))
 
 
-def _results(
-    pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, count: MessageCounter
-) -> list[OutgoingMessage]:
-    chosen = [i for i, p in enumerate(pieces) if p.turn and p.turn.facts.role in RESULT_ROLES]
-    return _level(pieces, chosen, limit, rules, count)
+def _results(pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, format: Format) -> list[OutgoingMessage]:
+    chosen = [i for i, p in enumerate(pieces) if p.turn and p.turn.facts.kind == "result"]
+    return _level(pieces, chosen, limit, rules, format)
 
 
-def _arguments(
-    pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, count: MessageCounter
-) -> list[OutgoingMessage]:
-    return _cut_arguments(pieces, limit, arguments.Arguments(_TIGHT_ARGUMENTS, count, archive=rules.archive))
+def _arguments(pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, format: Format) -> list[OutgoingMessage]:
+    return _cut_arguments(pieces, limit, arguments.Arguments(_TIGHT_ARGUMENTS, format, archive=rules.archive), format)
 
 
-def _all_arguments(
-    pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, count: MessageCounter
-) -> list[OutgoingMessage]:
+def _all_arguments(pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, format: Format) -> list[OutgoingMessage]:
     """Cut all arguments, including those that identify a call: a command can contain a whole file."""
-    stage = arguments.Arguments(_TIGHT_ARGUMENTS, count, archive=rules.archive, every_key=True)
-    return _cut_arguments(pieces, limit, stage)
+    stage = arguments.Arguments(_TIGHT_ARGUMENTS, format, archive=rules.archive, every_key=True)
+    return _cut_arguments(pieces, limit, stage, format)
 
 
-def _cut_arguments(pieces: list[OutgoingMessage], limit: _Limit, stage: arguments.Arguments) -> list[OutgoingMessage]:
+def _cut_arguments(
+    pieces: list[OutgoingMessage], limit: _Limit, stage: arguments.Arguments, format: Format
+) -> list[OutgoingMessage]:
     calls = [i for i, p in enumerate(pieces) if p.turn and p.turn.facts.calls and not p.pinned]
-    return _reduced(pieces, calls, limit, stage)
+    return _reduced(pieces, calls, limit, stage, format)
 
 
-def _media(pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, count: MessageCounter) -> list[OutgoingMessage]:
+def _media(pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, format: Format) -> list[OutgoingMessage]:
     """Replace images, audio, and files with labels, unless the policy keeps them. No other rung can shorten them.
 
     The media of the user's last message are kept.
     """
     if rules.media is None:
         return pieces
-    stage = media.Media(_ANY_MEDIA, count, archive=rules.archive)
+    stage = media.Media(_ANY_MEDIA, format, archive=rules.archive)
     last_user = last_user_message(pieces)
     chosen = [
         i
         for i, p in enumerate(pieces)
-        if i != last_user and p.turn and p.turn.facts.media and p.turn.facts.role not in HEAD_ROLES and not p.pinned
+        if i != last_user and p.turn and p.turn.facts.media and p.turn.facts.kind != "system" and not p.pinned
     ]
-    return _reduced(pieces, chosen, limit, stage)
+    return _reduced(pieces, chosen, limit, stage, format)
 
 
 def _reduced(
-    pieces: list[OutgoingMessage], chosen: list[int], limit: _Limit, stage: arguments.Arguments | media.Media
+    pieces: list[OutgoingMessage],
+    chosen: list[int],
+    limit: _Limit,
+    stage: arguments.Arguments | media.Media,
+    format: Format,
 ) -> list[OutgoingMessage]:
     """Apply a stage to the chosen messages, largest first, until they fit."""
     excess = limit.excess(pieces)
     for index in sorted(chosen, key=lambda i: -limit.size(pieces[i])):
         # Start from the current form: the original would undo the rungs before.
-        form = stage.reduce(0, _as_it_is(pieces[index]))
+        form = stage.reduce(0, _as_it_is(pieces[index], format))
         if form is not None:
             excess -= _put(pieces, index, form, limit)
         if excess <= 0:
@@ -151,33 +151,31 @@ def _reduced(
     return pieces
 
 
-def _texts(pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, count: MessageCounter) -> list[OutgoingMessage]:
+def _texts(pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, format: Format) -> list[OutgoingMessage]:
     last_user = last_user_message(pieces)
     chosen = [i for i in _said(pieces) if i != last_user and not _calls(pieces[i])]
-    return _level(pieces, chosen, limit, rules, count)
+    return _level(pieces, chosen, limit, rules, format)
 
 
 def _words_of_calls(
-    pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, count: MessageCounter
+    pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, format: Format
 ) -> list[OutgoingMessage]:
     """Shorten the text of assistant messages with calls.
 
     This comes late: the limit covers the whole message, so the text is lost before the arguments shrink.
     """
-    return _level(pieces, [i for i in _said(pieces) if _calls(pieces[i])], limit, rules, count)
+    return _level(pieces, [i for i in _said(pieces) if _calls(pieces[i])], limit, rules, format)
 
 
-def _directives(
-    pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, count: MessageCounter
-) -> list[OutgoingMessage]:
+def _directives(pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, format: Format) -> list[OutgoingMessage]:
     """Shorten system messages inside the conversation, but never those at its start."""
-    system = [i for i, p in enumerate(pieces) if p.turn and p.turn.facts.role in HEAD_ROLES]
+    system = [i for i, p in enumerate(pieces) if p.turn and p.turn.facts.kind == "system"]
     inside = [index for place, index in enumerate(system) if index != place]
-    return _level(pieces, inside, limit, rules, count)
+    return _level(pieces, inside, limit, rules, format)
 
 
 def _said(pieces: Sequence[OutgoingMessage]) -> list[int]:
-    return [i for i, p in enumerate(pieces) if p.turn and p.turn.facts.role in ("user", "assistant")]
+    return [i for i, p in enumerate(pieces) if p.turn and p.turn.facts.kind in ("user", "assistant")]
 
 
 def _calls(piece: OutgoingMessage) -> bool:
@@ -185,29 +183,29 @@ def _calls(piece: OutgoingMessage) -> bool:
 
 
 def _last_user_message(
-    pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, count: MessageCounter
+    pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, format: Format
 ) -> list[OutgoingMessage]:
     last = last_user_message(pieces)
     if not rules.shorten_last_user_message or last is None:
         return pieces
-    return _level(pieces, [last], limit, rules, count)
+    return _level(pieces, [last], limit, rules, format)
 
 
 def last_user_message(pieces: Sequence[OutgoingMessage]) -> int | None:
     """Return the index of the newest user message that the client sent; ``None`` if there is none."""
-    users = (i for i in range(len(pieces) - 1, -1, -1) if (t := pieces[i].turn) and t.facts.role == "user")
+    users = (i for i in range(len(pieces) - 1, -1, -1) if (t := pieces[i].turn) and t.facts.kind == "user")
     return next(users, None)
 
 
 def _level(
-    pieces: list[OutgoingMessage], chosen: list[int], limit: _Limit, rules: Rules, count: MessageCounter
+    pieces: list[OutgoingMessage], chosen: list[int], limit: _Limit, rules: Rules, format: Format
 ) -> list[OutgoingMessage]:
     """Shorten the largest of the chosen messages to one common size that removes the excess.
 
     The size is never below ``limit.smallest``.
     """
     excess = limit.excess(pieces)
-    texts = {i: _text_of(pieces[i]) for i in chosen if not pieces[i].pinned}
+    texts = {i: _text_of(pieces[i], format) for i in chosen if not pieces[i].pinned}
     sizes = {i: limit.size(text) for i, text in texts.items()}
     ordered = sorted(sizes, key=lambda i: -sizes[i])
     taken = level = 0
@@ -221,30 +219,30 @@ def _level(
         if turn is None or sizes[index] <= level:
             continue
         # Start from the current form: the original would restore the arguments.
-        source = _as_it_is(pieces[index]) if turn.facts.calls else turn
-        form = results.shortened(source, limit.tokens(texts[index], level), count, clip_marker(turn, rules))
-        if form is not None and _labelled(pieces[index]):
+        source = _as_it_is(pieces[index], format) if turn.facts.calls else turn
+        form = results.shortened(source, limit.tokens(texts[index], level), format, clip_marker(turn, rules))
+        if form is not None and _labeled(pieces[index], format):
             # Insert labels after the cut, so that they don't displace the ends of the text.
-            form = media.Media(_ANY_MEDIA, count, archive=rules.archive).reduce(0, form)
+            form = media.Media(_ANY_MEDIA, format, archive=rules.archive).reduce(0, form)
         if form is not None:
             _put(pieces, index, form, limit)
     return pieces
 
 
-def _labelled(piece: OutgoingMessage) -> bool:
+def _labeled(piece: OutgoingMessage, format: Format) -> bool:
     """Return whether labels have replaced the media of a message."""
     if piece.turn is None or not piece.turn.facts.media or not piece.changed:
         return False
-    return not any(map(is_media_part, parts_of(decode(piece.raw))))
+    return not format.has_media(piece.raw)
 
 
-def _text_of(piece: OutgoingMessage) -> OutgoingMessage:
+def _text_of(piece: OutgoingMessage, format: Format) -> OutgoingMessage:
     """Return a message without its media or their labels. Only the text can be shortened."""
     if piece.turn is None or not piece.turn.facts.media:
         return piece
     facts = piece.turn.facts
-    raw, tokens = (piece.turn.raw, facts.tokens) if _labelled(piece) else (piece.raw, piece.tokens)
-    return OutgoingMessage(encode(without_media(decode(raw))), tokens - facts.apart, piece.turn)
+    raw, tokens = (piece.turn.raw, facts.tokens) if _labeled(piece, format) else (piece.raw, piece.tokens)
+    return OutgoingMessage(format.without_media(raw), tokens - facts.apart, piece.turn)
 
 
 def _put(pieces: list[OutgoingMessage], index: int, form: Turn, limit: _Limit) -> int:
@@ -257,13 +255,13 @@ def _put(pieces: list[OutgoingMessage], index: int, form: Turn, limit: _Limit) -
     return limit.size(before) - limit.size(made)
 
 
-def _as_it_is(piece: OutgoingMessage) -> Turn:
+def _as_it_is(piece: OutgoingMessage, format: Format) -> Turn:
     """Return a client's message in its current form."""
     if piece.turn is None:
         raise ValueError("a summary isn't a message from the client")
     if not piece.changed:
         return piece.turn
-    apart = 0 if _labelled(piece) else piece.turn.facts.apart
+    apart = 0 if _labeled(piece, format) else piece.turn.facts.apart
     return Turn(piece.raw, replace(piece.turn.facts, tokens=piece.tokens, apart=apart, forms={}))
 
 

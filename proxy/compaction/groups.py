@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxy.compaction.message import HEAD_ROLES, RESULT_ROLES, Turn
+from proxy.compaction.turn import Turn
 
 
 def head_length(turns: Sequence[Turn]) -> int:
     """Return the number of ``system`` and ``developer`` messages at the start. The proxy never changes them."""
     for index, turn in enumerate(turns):
-        if turn.facts.role not in HEAD_ROLES:
+        if turn.facts.kind != "system":
             return index
     return len(turns)
 
 
 def group_starts(body: Sequence[Turn]) -> list[int]:
     """Return the index of the first message of each group, in order. The first index is 0."""
-    starts = [i for i, turn in enumerate(body) if turn.facts.role not in RESULT_ROLES]
+    starts = [i for i, turn in enumerate(body) if turn.facts.kind != "result"]
     if body and (not starts or starts[0] != 0):
         starts.insert(0, 0)
     return starts

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from proxy.compaction.message import TextCounter
+from proxy.compaction.format import TextCounter
 
 # A literal or a class anchors every alternative, and lengths are bounded, so matching takes linear time.
 _ARTEFACT = re.compile(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from proxy.compaction.message import Turn, arguments_of, decode, text_of
+from proxy.compaction.format import Format
 from proxy.compaction.searching import Search, search_for, whole
+from proxy.compaction.turn import Turn
 
 
 @dataclass(frozen=True)
@@ -19,19 +20,19 @@ class Pins:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_searches", tuple(search_for(pattern) for pattern in self.patterns))
 
-    def holds(self, turn: Turn) -> bool:
+    def holds(self, turn: Turn, format: Format) -> bool:
         """Return whether a message is pinned. The result is cached in its facts."""
         if not self.patterns:
             return False
         known = turn.facts.pinned
         if self.patterns not in known:
-            message = decode(turn.raw)
-            text = whole("\n".join([text_of(message), *(arguments for _, arguments in arguments_of(message))]))
+            arguments = (text for _, text in format.arguments(turn.raw))
+            text = whole("\n".join([format.text(turn.raw), *arguments]))
             known[self.patterns] = any(search(text) for search in self._searches)
         return known[self.patterns]
 
-    def among(self, body: Sequence[Turn]) -> frozenset[int]:
+    def among(self, body: Sequence[Turn], format: Format) -> frozenset[int]:
         """Return the indexes of the pinned messages."""
         if not self.patterns:
             return frozenset()
-        return frozenset(index for index, turn in enumerate(body) if self.holds(turn))
+        return frozenset(index for index, turn in enumerate(body) if self.holds(turn, format))

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from proxy.compaction.gains import Gains
-from proxy.compaction.message import HEAD_ROLES, Turn
 from proxy.compaction.rules import SectionLimits
 from proxy.compaction.sizes import Sizes
+from proxy.compaction.turn import Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def assemble_plan(
     carried = {starts[g]: _newest_user(body, starts[g], pinned) for g in places if sizes.carries(g)}
     standing = _standing(sizes, cut)
     clips = {i: tokens for i, tokens in sizes.clips.items() if i >= first or i in standing}
-    held = [i for i in standing if body[i].facts.role in HEAD_ROLES and i not in pinned]
+    held = [i for i in standing if body[i].facts.kind == "system" and i not in pinned]
     held += [carried[first]] if cut and first in carried else []
     for index in held:
         if body[index].facts.text_tokens > limits.newest:
@@ -125,6 +125,6 @@ def _newest_user(body: Sequence[Turn], position: int, pinned: frozenset[int]) ->
     """Return the newest user message before a position. Skip pinned messages and other tools' summaries."""
     for index in range(position - 1, -1, -1):
         facts = body[index].facts
-        if facts.role == "user" and not facts.foreign and index not in pinned:
+        if facts.kind == "user" and not facts.foreign and index not in pinned:
             return index
     raise ValueError(f"no user message before position {position}")

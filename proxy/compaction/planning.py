@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from proxy.compaction.bounds import NEARING, PRESSING, ROOM, BytePressure, MessagePressure, Pressure, part
 from proxy.compaction.conditions import Clause, Trigger, any_met, lowest_level, share_of
+from proxy.compaction.format import Format
 from proxy.compaction.gains import Gains
-from proxy.compaction.message import MessageCounter, Turn
 from proxy.compaction.plan import Frontier as Frontier
 from proxy.compaction.plan import Plan as Plan
 from proxy.compaction.plan import assemble_plan
@@ -25,6 +25,7 @@ from proxy.compaction.stage_gains import stage_gains
 from proxy.compaction.stages import arguments, cheap_stages, media, results
 from proxy.compaction.stages.stage import Stage
 from proxy.compaction.standing import Standing
+from proxy.compaction.turn import Turn
 
 FULL = 0.95
 """Share of the budget at which any gain is enough to compact, because the upstream may refuse the next turn."""
@@ -33,13 +34,13 @@ _LIGHTENING = (media.NAME, results.NAME, arguments.NAME)
 """The stages that reduce bytes, in the order in which they are applied. Media come first: they have the most bytes."""
 
 
-def make_plan(body: Sequence[Turn], rules: Rules, frame: Envelope, count: MessageCounter) -> Plan:
+def make_plan(body: Sequence[Turn], rules: Rules, frame: Envelope, format: Format) -> Plan:
     """Return the plan for a body under a policy. This function rounds ``frame``."""
     level = lowest_level(rules.trigger, frame.budget)
     frame = frame.rounded(level)
-    stages = cheap_stages(rules, body, count)
+    stages = cheap_stages(rules, body, format)
     limits = caps(rules, frame)
-    pinned = rules.pins.among(body)
+    pinned = rules.pins.among(body, format)
     sizes = Sizes(body, limits.group, pinned, Standing(limits.system, limits.newest))
     gains, lighter = stage_gains(stages, body, sizes, pinned)
     projection = Projection(frame, limits, sizes, gains, lowest_level(rules.trigger, frame.budget))

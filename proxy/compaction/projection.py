@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from proxy.compaction.bounds import SUMMARY_BYTES, BytePressure, MessagePressure, kept_sizes
 from proxy.compaction.gains import Gains
-from proxy.compaction.message import Turn
 from proxy.compaction.rules import ROOM_TO_GROW, SUMMARY_FRAME_TOKENS, Envelope, SectionLimits
 from proxy.compaction.sizes import Sizes
+from proxy.compaction.turn import Turn
 
 
 class Projection:
@@ -67,7 +67,7 @@ class Projection:
         newest = [0]
         for start, end in groups:
             first = body[start].facts
-            own = first.role == "user" and not first.foreign and pinned.isdisjoint(range(start, end))
+            own = first.kind == "user" and not first.foreign and pinned.isdisjoint(range(start, end))
             newest.append(kept[start] if own else newest[-1])
 
         def replacement(cut: int) -> int:

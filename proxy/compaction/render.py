@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proxy.compaction.bounds import COMMA
-from proxy.compaction.message import RESULT_ROLES, MessageCounter, Turn
+from proxy.compaction.format import Format
 from proxy.compaction.plan import Plan
 from proxy.compaction.rules import Rules
 from proxy.compaction.stages import NAMES, cheap_stages, media, results
 from proxy.compaction.stages.stage import kept_as
+from proxy.compaction.turn import Turn
 
 SUMMARY = "summary"
 STEPS = (*NAMES, SUMMARY)
@@ -62,7 +63,7 @@ class RenderedConversation:
 
 
 def render(
-    turns: Sequence[Turn], head: int, plan: Plan, rules: Rules, summary: OutgoingMessage | None, count: MessageCounter
+    turns: Sequence[Turn], head: int, plan: Plan, rules: Rules, summary: OutgoingMessage | None, format: Format
 ) -> RenderedConversation:
     """Return the messages under a plan. ``summary`` replaces the body up to ``plan.cut``.
 
@@ -79,7 +80,7 @@ def render(
             raise ValueError("a plan with a cut needs a summary")
         pieces.append(summary)
         applied.add(SUMMARY)
-    stages = [(s, plan.frontiers[s.name]) for s in cheap_stages(rules, body, count) if s.name in plan.frontiers]
+    stages = [(s, plan.frontiers[s.name]) for s in cheap_stages(rules, body, format) if s.name in plan.frontiers]
 
     for index in (*before_cut(plan), *range(plan.cut, len(body))):
         original = turn = body[index]
@@ -90,14 +91,14 @@ def render(
         for stage, frontier in stages if index >= plan.cut else ():
             if index >= frontier.position or stage.later().get(index, index) >= frontier.seen:
                 continue
-            if stage.name == media.NAME and (form := _clipped(turn, clip, rules, count)) is not None:
+            if stage.name == media.NAME and (form := _clipped(turn, clip, rules, format)) is not None:
                 # Cut the text before labels replace media, so that they don't displace the ends of the text.
                 turn, clip = form, None
                 applied.add(results.NAME)
             if (form := stage.reduce(index, turn)) is not None:
                 turn = form
                 applied.add(stage.name)
-        if (form := _clipped(turn, clip, rules, count)) is not None:
+        if (form := _clipped(turn, clip, rules, format)) is not None:
             turn = form
             applied.add(results.NAME)
         pieces.append(OutgoingMessage(turn.raw, turn.facts.tokens, original))
@@ -112,11 +113,11 @@ def before_cut(plan: Plan) -> list[int]:
 
 def clip_marker(turn: Turn, rules: Rules) -> str:
     """Return the marker for the omitted middle of a message that is too long for any prompt."""
-    what = "tool result" if turn.facts.role in RESULT_ROLES else "message"
+    what = "tool result" if turn.facts.kind == "result" else "message"
     return _CLIP_MARKER.replace("{what}", what).replace("{kept}", kept_as(turn, archive=rules.archive))
 
 
-def _clipped(turn: Turn, clip: int | None, rules: Rules, count: MessageCounter) -> Turn | None:
+def _clipped(turn: Turn, clip: int | None, rules: Rules, format: Format) -> Turn | None:
     """Shorten a message to a size in tokens, including media. Cache the result in its facts.
 
     Return ``None`` if there is no size, if the message isn't larger, or if shortening saves nothing.
@@ -127,7 +128,7 @@ def _clipped(turn: Turn, clip: int | None, rules: Rules, count: MessageCounter) 
     key = ("clip", (clip, rules.archive))
     if key in forms:
         return forms[key]
-    form = results.shortened(turn, clip - turn.facts.apart, count, clip_marker(turn, rules))
+    form = results.shortened(turn, clip - turn.facts.apart, format, clip_marker(turn, rules))
     if form is None or len(form.raw) <= REMEMBERED_BYTES:
         forms[key] = form
     return form

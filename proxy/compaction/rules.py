@@ -8,8 +8,8 @@ from functools import cached_property
 
 from proxy.compaction.bounds import UNBOUNDED, Bounds
 from proxy.compaction.conditions import Clause, Trigger, lowest_level, share_of
-from proxy.compaction.message import RESULT_ROLES, Facts
 from proxy.compaction.pins import Pins
+from proxy.compaction.turn import Facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Rules:
         """Return whether a cheap stage may shorten a message. That's slow the first time and cached afterwards."""
         if facts.media and self.media is not None:
             return True
-        if facts.role in RESULT_ROLES:
+        if facts.kind == "result":
             return self.results is not None and facts.tokens > min(self.results.max_tokens, self._least_per_tool)
         return self.arguments is not None and bool(facts.calls) and facts.tokens > self.arguments.max_length // 8
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from proxy.compaction.message import TextCounter
+from proxy.compaction.format import TextCounter
 
 HEAD_PART = 0.6
 """Share of the kept text that comes from the beginning. The beginning states the subject, the end the result."""

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from proxy.compaction.conditions import Clause, share_of
 from proxy.compaction.groups import group_starts
-from proxy.compaction.message import HEAD_ROLES, RESULT_ROLES, Turn
 from proxy.compaction.rules import LABEL_TOKENS, SMALLEST_RESULT, USER_FRAME_TOKENS
 from proxy.compaction.standing import Standing
+from proxy.compaction.turn import Turn
 
 
 class Sizes:
@@ -40,7 +40,7 @@ class Sizes:
         self.newest_media = [0]
         self.newest_user_group = [-1]
         self.standing = standing or Standing(None, None)
-        self._asks = [body[start].facts.role == "user" for start in self.starts]
+        self._asks = [body[start].facts.kind == "user" for start in self.starts]
         self._pinned = pinned
         for group, (start, end) in enumerate(zip(self.starts, self.ends, strict=True)):
             self._add_group(body, group, start, end, group_cap)
@@ -76,14 +76,14 @@ class Sizes:
         users = 0
         newest, newest_media, newest_group = self.newest_user[-1], self.newest_media[-1], self.newest_user_group[-1]
         first = body[start].facts
-        if first.role == "user":
+        if first.kind == "user":
             newest_group = group
         pinned = bool(self._pinned) and not self._pinned.isdisjoint(range(start, end))
-        if pinned or first.role in HEAD_ROLES:
+        if pinned or first.kind == "system":
             self.standing.add(group, body[start:end], tokens, pinned=pinned)
         else:
             self.standing.skip()
-        if first.role == "user" and not pinned:
+        if first.kind == "user" and not pinned:
             users = first.text_tokens + USER_FRAME_TOKENS + (LABEL_TOKENS if first.media else 0)
             if not first.foreign:
                 newest, newest_media = users, first.apart
@@ -105,7 +105,7 @@ def clip_results(body: Sequence[Turn], span: Sequence[int], cap: int | None) -> 
     excess = sum(body[i].facts.tokens for i in span) - cap
     if excess <= 0:
         return {}
-    results = sorted((i for i in span if body[i].facts.role in RESULT_ROLES), key=lambda i: -body[i].facts.text_tokens)
+    results = sorted((i for i in span if body[i].facts.kind == "result"), key=lambda i: -body[i].facts.text_tokens)
     taken = 0
     level = 0
     for count, index in enumerate(results, start=1):

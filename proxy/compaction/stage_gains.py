@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from proxy.compaction.gains import Gains, LateGains, PlainGains
-from proxy.compaction.message import Turn
 from proxy.compaction.sizes import Sizes
 from proxy.compaction.stages.stage import Stage
+from proxy.compaction.turn import Turn
 
 
 def stage_gains(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxy.compaction.message import Turn
+from proxy.compaction.turn import Turn
 
 
 class Standing:

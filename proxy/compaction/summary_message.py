@@ -7,13 +7,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxy.compaction.foreign import recognised
+from proxy.compaction.format import Format, TextCounter
 from proxy.compaction.identifiers import Artefacts, identifiers, unseen
 from proxy.compaction.identifiers import index as index_of
-from proxy.compaction.message import Message, TextCounter, Turn, arguments_of, decode, encode, text_of
-from proxy.compaction.parts import said, shown
 from proxy.compaction.rules import USER_FRAME_TOKENS, Rules, SectionLimits
 from proxy.compaction.shorten import middle_cut
+from proxy.compaction.turn import Turn
 
 # Argument names that well-known agents use for the path of a file.
 FILE_KEYS = ("path", "file_path", "filename", "file", "notebook_path")
@@ -38,11 +37,12 @@ _OMITTED_SYSTEM = "[{count} earlier system messages are only in the summary belo
 _OMITTED = "[{count} earlier user messages are only in the summary below.]"
 
 
-def collect_identifiers(turns: Sequence[Turn], earlier: Artefacts | None) -> Artefacts:
+def collect_identifiers(turns: Sequence[Turn], earlier: Artefacts | None, format: Format) -> Artefacts:
     """Return the paths, URLs, and identifiers in turns, after those of ``earlier`` turns."""
-    messages = [decode(turn.raw) for turn in turns]
-    files = (path for message in messages for _, text in arguments_of(message) for path in _named(text))
-    return identifiers(map(_all_text, messages), earlier, files)
+    arguments = [[text for _, text in format.arguments(turn.raw)] for turn in turns]
+    texts = ("\n".join([format.text(turn.raw), *calls]) for turn, calls in zip(turns, arguments, strict=True))
+    files = (path for calls in arguments for text in calls for path in _named(text))
+    return identifiers(texts, earlier, files)
 
 
 def _named(arguments: str) -> list[str]:
@@ -73,7 +73,7 @@ class SummaryParts:
     omitted: int = 0
 
 
-def summary_message(gist: SummaryParts, caps: SectionLimits, rules: Rules, count: TextCounter) -> bytes:
+def summary_message(gist: SummaryParts, caps: SectionLimits, rules: Rules, format: Format) -> bytes:
     """Return the JSON of the message that replaces a part of a conversation.
 
     The message contains, in this order:
@@ -86,7 +86,8 @@ def summary_message(gist: SummaryParts, caps: SectionLimits, rules: Rules, count
     The sections that change least between checkpoints come first, so that the provider's prompt cache stays valid.
     """
     introduction = _INTRODUCTION if gist.id is None else f"{_INTRODUCTION} {_KEPT.format(id=gist.id)}"
-    words_of = [_words(decode(turn.raw)) for turn in gist.dropped if turn.facts.role == "user"]
+    count = format.text_tokens
+    words_of = [format.user_text(turn.raw) for turn in gist.dropped if turn.facts.kind == "user"]
     texts = [text for words in words_of for text, _ in words]
     labels = [label for words in words_of for _, label in words]
     users = "\n".join(user_messages(texts, caps.users, count, labels, keep_first=rules.keep_first)) if texts else ""
@@ -95,7 +96,7 @@ def summary_message(gist: SummaryParts, caps: SectionLimits, rules: Rules, count
     # Escaping tags may make the summary longer than its limit.
     summary = middle_cut(fenced(gist.summary.strip()), caps.summary, count, _SUMMARY_MARKER)
     room = caps.words - USER_FRAME_TOKENS
-    said = _last_words(gist.dropped) if room >= SMALLEST_QUOTE else ""
+    said = _last_words(gist.dropped, format) if room >= SMALLEST_QUOTE else ""
     words = middle_cut(fenced(said), room, count, _WORDS_MARKER) if said else ""
     listed = fenced(index_of(unseen(gist.found, users + summary + words), caps.index - 12, count))
     sections = (
@@ -106,13 +107,13 @@ def summary_message(gist: SummaryParts, caps: SectionLimits, rules: Rules, count
     )
     parts = [introduction, *(f"## {title}\n{text}" for title, text in sections if text)]
     body = "\n\n".join(parts)
-    return encode({"role": rules.role, "content": f"<{TAG}>\n{body}\n</{TAG}>"})
+    return format.summary(rules.role, f"<{TAG}>\n{body}\n</{TAG}>")
 
 
-def _last_words(turns: Sequence[Turn]) -> str:
+def _last_words(turns: Sequence[Turn], format: Format) -> str:
     """Return the assistant's newest visible text."""
     for turn in reversed(turns):
-        if turn.facts.role == "assistant" and (text := text_of(decode(turn.raw)).strip()):
+        if turn.facts.kind == "assistant" and (text := format.text(turn.raw).strip()):
             return text
     return ""
 
@@ -162,19 +163,6 @@ def user_messages(
 def fenced(text: str) -> str:
     """Escape everything in a text that could open or close one of the summary message's tags."""
     return _FENCE.sub("&lt;", text)
-
-
-def _all_text(message: Message) -> str:
-    return "\n".join([text_of(message), *(arguments for _, arguments in arguments_of(message))])
-
-
-def _words(message: Message) -> list[tuple[str, str]]:
-    """Return the user's texts in a message, each with a label for its media.
-
-    From a message with another tool's summary, return only the user's own texts, without labels.
-    """
-    foreign = recognised(message)
-    return [(said(message), shown(message))] if foreign is None else [(text, "") for text in foreign.words]
 
 
 def _block(text: str, label: str) -> str:

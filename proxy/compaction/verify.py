@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxy.compaction.message import RESULT_ROLES, Facts
+from proxy.compaction.turn import Facts
 
 
 def faults(messages: Sequence[Facts]) -> int:
@@ -16,7 +16,7 @@ def faults(messages: Sequence[Facts]) -> int:
     found = left = 0
     open_calls: dict[str | None, int] = {}
     for facts in messages:
-        if facts.role in RESULT_ROLES:
+        if facts.kind == "result":
             waiting = open_calls.get(facts.answers, 0)
             if waiting:
                 open_calls[facts.answers] = waiting - 1
@@ -30,15 +30,3 @@ def faults(messages: Sequence[Facts]) -> int:
         for call in facts.calls:
             open_calls[call.id] = open_calls.get(call.id, 0) + 1
     return found + left
-
-
-def sound(messages: Sequence[Facts]) -> bool:
-    """Return whether the messages certainly need no repair. The check is fast; ``False`` doesn't mean invalid."""
-    for facts in messages:
-        if facts.calls:
-            ids = {call.id for call in facts.calls}
-            if facts.role != "assistant" or len(ids) < len(facts.calls) or "" in ids:
-                return False
-        elif facts.role == "function" or facts.empty:
-            return False
-    return faults(messages) == 0

@@ -9,12 +9,11 @@ from functools import partial
 import structlog
 from msgspec.structs import replace
 
-from proxy.compaction.alternation import alternating
 from proxy.compaction.bounds import NEARING
 from proxy.compaction.conditions import any_met
 from proxy.compaction.groups import head_length
-from proxy.compaction.message import Turn
 from proxy.compaction.render import OutgoingMessage, RenderedConversation
+from proxy.compaction.turn import Turn
 from proxy.compaction.verify import faults
 from proxy.pipeline.facts_cache import INLINE_BYTES, MANY, FactsCache
 from proxy.pipeline.job import (
@@ -151,7 +150,7 @@ class Compactor:
         """Return the complete outcome, and the messages to send, or ``None`` if the request stays unchanged."""
         rendered = leaving = work.render(piece)
         if work.case.strict:
-            leaving = RenderedConversation(alternating(rendered.pieces, work.case.counter.message), rendered.steps)
+            leaving = RenderedConversation(work.case.counter.format.alternating(rendered.pieces), rendered.steps)
         if not work.gains(leaving):
             return replace(outcome, summary=None), None
         found = faults([p.turn.facts for p in rendered.pieces if p.turn])
@@ -229,7 +228,7 @@ def within_hope(case: CompactionInput, turns: Sequence[Turn]) -> CompactionInput
     if most is None or len(case.body.raw) <= most or not turns:
         return case
     stays = around_messages(case.body) + sum(len(turn.raw) for turn in turns[: head_length(turns)])
-    newest = next((turn for turn in reversed(turns) if turn.facts.role == "user"), None)
+    newest = next((turn for turn in reversed(turns) if turn.facts.kind == "user"), None)
     firm = turns[-1] is newest and not case.rules.shorten_last_user_message
     if newest is not None and (newest.facts.media or firm):
         stays += len(newest.raw)
@@ -245,7 +244,7 @@ def hopeless(case: CompactionInput, turns: Sequence[Turn], fixed: int) -> bool:
         return False
     stays = fixed_tokens(turns, fixed)
     last = turns[-1].facts
-    may_shorten = case.rules.shorten_last_user_message or last.role != "user"
+    may_shorten = case.rules.shorten_last_user_message or last.kind != "user"
     return stays >= case.budget or (not may_shorten and stays + last.tokens >= HOPELESS * case.budget)
 
 

@@ -11,6 +11,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from typing import TypeVar, cast
@@ -18,7 +19,7 @@ from typing import TypeVar, cast
 import xxhash
 from cachetools import LRUCache
 
-from proxy.compaction.message import RESULT_ROLES, Facts, Turn, among_several, decode, read
+from proxy.compaction.turn import Facts, Turn
 from proxy.dialects.chat.counting import Counter
 from proxy.dialects.chat.request import ChatRequest
 from proxy.tokens.media import has_remote_media
@@ -77,7 +78,7 @@ class CounterFacts:
         known = self._young.get(key)
         if known is not None:
             return known
-        facts = read(decode(raw), self.counter.message)
+        facts = self.counter.format.read(raw)
         facts.estimated = has_remote_media(raw)
         self._remember(key, facts, len(raw))
         return facts
@@ -172,7 +173,7 @@ def _among_several(found: Sequence[Facts | None]) -> list[tuple[int, Facts]]:
     for index, facts in enumerate(found):
         if facts is None:
             continue
-        if facts.role not in RESULT_ROLES:
+        if facts.kind != "result":
             several = len(facts.calls) > 1
         elif several and facts.wide:
             places.append((index, facts))
@@ -185,5 +186,7 @@ def _put_right(
     """Replace the facts of such results by those that hold there, counted if they are new."""
     for index, facts in places:
         if facts.one_of_several is None:
-            facts.one_of_several = among_several(Turn(raws[index], facts), counter.one_of_several)
+            again = replace(facts, parallel=True, one_of_several=None, forms={})
+            again.tokens = counter.format.tokens(raws[index], again)
+            facts.one_of_several = again
         found[index] = facts.one_of_several

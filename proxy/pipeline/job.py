@@ -12,12 +12,10 @@ import msgspec
 from proxy.compaction.bounds import COMMA, SEPARATOR
 from proxy.compaction.fit import fit
 from proxy.compaction.groups import head_length
-from proxy.compaction.message import Turn
 from proxy.compaction.planning import Plan, make_plan
 from proxy.compaction.render import OutgoingMessage, RenderedConversation, render
-from proxy.compaction.repair import repaired
 from proxy.compaction.rules import Envelope, Rules
-from proxy.compaction.verify import sound
+from proxy.compaction.turn import Turn
 from proxy.config import Policy
 from proxy.dialects.chat.counting import Counter
 from proxy.dialects.chat.request import ChatRequest
@@ -77,12 +75,12 @@ class CompactionJob:
         return bool(self.plan.clips)
 
     def render(self, summary: OutgoingMessage | None) -> RenderedConversation:
-        count = self.case.counter.message
-        rendered = render(self.turns, self.head, self.plan, self.case.rules, summary, count)
+        format = self.case.counter.format
+        rendered = render(self.turns, self.head, self.plan, self.case.rules, summary, format)
         budget, most = self.case.budget, self.case.rules.bounds.bytes
         room = None if budget is None else budget - self.fixed - (budget // STRICT_PART if self.case.strict else 0)
         byte_room = None if most is None else most - around_messages(self.case.body)
-        return fit(rendered, room, self.case.rules, count, byte_room)
+        return fit(rendered, room, self.case.rules, format, byte_room)
 
     def gains(self, rendered: RenderedConversation) -> bool:
         """Return whether these messages make the request smaller, in tokens or in an exceeded bound."""
@@ -96,7 +94,7 @@ class CompactionJob:
     def digest(self, previous: str | None, start: int, end: int) -> str:
         body, caps = self.body, self.plan.caps_at(end)
         directives = [body[index] for index in self.plan.omitted.get(end, ())]
-        return digest(body[start:end], previous, caps.summary, self.case.counter.text, directives)
+        return digest(body[start:end], previous, caps.summary, self.case.counter.format, directives)
 
     def checkpoints(self, positions: Sequence[int]) -> list[Checkpoint]:
         """Return the keys of positions. Each is a digest of the summary's settings and all messages before it."""
@@ -139,12 +137,12 @@ def planned(case: CompactionInput, turns: list[Turn], fixed: int, before: int) -
     """Plan the compaction of a request, and compute the keys of its checkpoints."""
     if needs_repair(case, turns):
         # The proxy repairs a body only if it rewrites the body anyway. The upstream judges all others.
-        turns = repaired(turns, case.counter.message)
+        turns = case.counter.format.repaired(turns)
     head = head_length(turns)
     overhead = fixed + sum(turn.facts.tokens for turn in turns[:head])
     around = around_messages(case.body, SEPARATOR) + sum(len(turn.raw) + SEPARATOR for turn in turns[:head])
     frame = Envelope(case.budget, overhead, head, around)
-    plan = make_plan(turns[head:], case.rules, frame, case.counter.message)
+    plan = make_plan(turns[head:], case.rules, frame, case.counter.format)
     work = CompactionJob(case, turns, head, fixed, before, plan)
     for positions in (plan.checkpoints, (*plan.checkpoints, *([plan.upcoming] if plan.upcoming else []))):
         if positions:
@@ -153,7 +151,7 @@ def planned(case: CompactionInput, turns: list[Turn], fixed: int, before: int) -
 
 
 def needs_repair(case: CompactionInput, turns: Sequence[Turn]) -> bool:
-    return case.policy.repair and not sound([turn.facts for turn in turns])
+    return case.policy.repair and case.counter.format.needs_repair([turn.facts for turn in turns])
 
 
 def around_messages(body: ChatRequest, separator: int = COMMA) -> int:
@@ -175,7 +173,7 @@ def parts_of(turns: Sequence[Turn], fixed: int) -> dict[str, int]:
     """Return the sizes, in tokens, of the parts of a request that its author can change."""
     head = head_length(turns)
     system = sum(turn.facts.tokens for turn in turns[:head])
-    users = [turn.facts.tokens for turn in turns if turn.facts.role == "user"]
+    users = [turn.facts.tokens for turn in turns if turn.facts.kind == "user"]
     largest = max((turn.facts.tokens for turn in turns[head:]), default=0)
     return {
         "system messages": system,

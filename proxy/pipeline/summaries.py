@@ -8,7 +8,6 @@ from collections.abc import Hashable
 import structlog
 from msgspec.structs import replace
 
-from proxy.compaction.message import decode
 from proxy.compaction.summary_message import SummaryParts, collect_identifiers, summary_message
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import CompactionJob
@@ -67,6 +66,7 @@ class CheckpointSummaries:
             pinned = job.plan.pinned
             request = SummaryRequest(
                 [turn for index, turn in enumerate(job.body[start:position], start) if index not in pinned],
+                job.case.counter.format,
                 previous.text if previous else None,
                 job.plan.caps_at(position).summary,
                 settings.prompt,
@@ -124,14 +124,14 @@ class CheckpointSummaries:
         *,
         digest: bool = False,
     ) -> StoredSummary:
-        counter, caps, body = job.case.counter, job.plan.caps_at(position), job.body
+        format, caps, body = job.case.counter.format, job.plan.caps_at(position), job.body
 
         def entry() -> StoredSummary:
-            found = collect_identifiers(body[start:position], previous.found if previous else None)
+            found = collect_identifiers(body[start:position], previous.found if previous else None, format)
             omitted = len(job.plan.omitted.get(position, ()))
             parts = SummaryParts(job.quoted(position), found, text, job.archived(position), omitted)
-            message = summary_message(parts, caps, job.case.rules, counter.text)
-            return StoredSummary(text, message, counter.message(decode(message)), found, digest=digest)
+            message = summary_message(parts, caps, job.case.rules, format)
+            return StoredSummary(text, message, format.tokens(message), found, digest=digest)
 
         return await self._facts.run(entry)
 

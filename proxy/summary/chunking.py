@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from proxy.compaction.message import TextCounter, Turn
+from proxy.compaction.format import Format, TextCounter
 from proxy.compaction.shorten import middle_cut
+from proxy.compaction.turn import Turn
 from proxy.summary.prompt import request_messages
 from proxy.summary.quality import Written, checked
 from proxy.summary.redaction import Redaction
@@ -56,12 +57,13 @@ class SummaryModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SummaryRequest:
-    """The turns to summarize and the maximum length of the summary, in tokens of the conversation's model.
+    """The turns to summarize, and their format. ``max_tokens`` is the longest summary, by the conversation's tokenizer.
 
     ``redact`` removes text that the model must not read. ``None``: the model reads everything.
     """
 
     turns: Sequence[Turn]
+    format: Format
     previous: str | None
     max_tokens: int
     template: str | None
@@ -81,7 +83,7 @@ class _Material:
 
 async def write(request: SummaryRequest, model: SummaryModel) -> str:
     """Return the text of the summary. Raises ``SummaryFailed`` or ``SummaryRejected``."""
-    texts = await asyncio.to_thread(entries, request.turns, request.redact)
+    texts = await asyncio.to_thread(entries, request.turns, request.format, request.redact)
     sizes = await asyncio.to_thread(lambda: [model.count(text) + 2 for text in texts])
     if request.trim is not None:
         texts, sizes = newest(texts, sizes, request.trim, model.count)
@@ -90,7 +92,7 @@ async def write(request: SummaryRequest, model: SummaryModel) -> str:
     previous = request.previous
     if previous and request.redact is not None:
         previous = await asyncio.to_thread(request.redact, previous)
-    sample = await asyncio.to_thread(language_sample, request.turns, request.redact)
+    sample = await asyncio.to_thread(language_sample, request.turns, request.format, request.redact)
     material = _Material(request, model, previous, sample)
     limit = model.input_limit
     for attempt in (1, 2, 3):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxy.compaction.foreign import recognised
-from proxy.compaction.message import RESULT_ROLES, TextCounter, Turn, arguments_of, decode, text_of
+from proxy.compaction.format import Format
 from proxy.compaction.shorten import middle_cut
+from proxy.compaction.turn import Turn
 
 _TEXT_CHARACTERS = 400
 _ARGUMENT_CHARACTERS = 160
@@ -19,7 +19,7 @@ def digest(
     turns: Sequence[Turn],
     previous: str | None,
     max_tokens: int,
-    count: TextCounter,
+    format: Format,
     directives: Sequence[Turn] = (),
 ) -> str:
     """Return extracts of the assistant's texts, calls, and results within ``max_tokens``, newest first.
@@ -28,14 +28,15 @@ def digest(
     the conversation before ``turns``; it gets up to half of the tokens. ``directives`` are system messages that the
     proxy no longer sends. Their beginnings get up to half of the rest, newest first.
     """
-    previous = _newest_foreign(turns) or previous
+    count = format.text_tokens
+    previous = _newest_foreign(turns, format) or previous
     parts = [_OPENING]
     left = max_tokens - count(_OPENING) - 4
     if previous:
         earlier = middle_cut(previous, left // 2, count, "\n[…]\n")
         parts.append(earlier)
         left -= count(earlier) + 2
-    lines = (f"- directive: {_start(text_of(decode(turn.raw)), _TEXT_CHARACTERS)}" for turn in reversed(directives))
+    lines = (f"- directive: {_start(format.text(turn.raw), _TEXT_CHARACTERS)}" for turn in reversed(directives))
     orders: list[str] = []
     share = left // 2
     for line in lines:
@@ -49,7 +50,7 @@ def digest(
     parts += reversed(orders)
     kept: list[str] = []
     for turn in reversed(turns):
-        line = _line(turn)
+        line = _line(turn, format)
         if not line:
             continue
         left -= count(line) + 1
@@ -59,23 +60,22 @@ def digest(
     return "\n".join([*parts, *reversed(kept)])
 
 
-def _newest_foreign(turns: Sequence[Turn]) -> str | None:
+def _newest_foreign(turns: Sequence[Turn], format: Format) -> str | None:
     """Return the newest summary that another tool wrote into the turns, or ``None``."""
-    found = (recognised(decode(turn.raw)) for turn in reversed(turns) if turn.facts.role == "user")
+    found = (format.foreign_summary(turn.raw) for turn in reversed(turns) if turn.facts.kind == "user")
     return next((foreign.summary for foreign in found if foreign is not None), None)
 
 
-def _line(turn: Turn) -> str:
-    message = decode(turn.raw)
-    if turn.facts.role in RESULT_ROLES:
-        return f"  → {_start(text_of(message), _RESULT_CHARACTERS)}"
-    if turn.facts.role != "assistant":
+def _line(turn: Turn, format: Format) -> str:
+    if turn.facts.kind == "result":
+        return f"  → {_start(format.text(turn.raw), _RESULT_CHARACTERS)}"
+    if turn.facts.kind != "assistant":
         return ""
     lines = []
-    text = _start(text_of(message), _TEXT_CHARACTERS)
+    text = _start(format.text(turn.raw), _TEXT_CHARACTERS)
     if text:
         lines.append(f"- {text}")
-    for name, arguments in arguments_of(message):
+    for name, arguments in format.arguments(turn.raw):
         lines.append(f"- called {name}({_start(arguments, _ARGUMENT_CHARACTERS)})")
     return "\n".join(lines)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.compaction.message import TextCounter
+from proxy.compaction.format import TextCounter
 from proxy.dialects.chat.request import OUTPUT_FIELDS
 from proxy.errors import UpstreamError, UpstreamUnreachable
 from proxy.http.headers import Credential

@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from proxy.compaction.message import TextCounter
+from proxy.compaction.format import TextCounter
 
 # A short answer that begins like this is a refusal or asks for the transcript again.
 _REFUSAL = re.compile(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from proxy.compaction.foreign import recognised
-from proxy.compaction.message import HEAD_ROLES, RESULT_ROLES, Turn, arguments_of, decode, replaceable_text, text_of
+from proxy.compaction.format import Format
 from proxy.compaction.shorten import keep_ends
+from proxy.compaction.turn import Turn
 
 RESULT_CHARACTERS = 6_000
 ARGUMENT_CHARACTERS = 2_000
@@ -31,22 +31,21 @@ _BASE64 = re.compile(
 _FENCE = re.compile(r"<(?=\s{0,4}/?\s{0,4}(?:transcript|previous_summary|language_sample)\b)", re.IGNORECASE)
 
 
-def entries(turns: Sequence[Turn], clean: Clean | None = None) -> list[str]:
+def entries(turns: Sequence[Turn], format: Format, clean: Clean | None = None) -> list[str]:
     """Return one non-empty text per message, in order. Only the last of identical system messages stays."""
-    last = {turn.facts.digest: index for index, turn in enumerate(turns) if turn.facts.role in HEAD_ROLES}
+    last = {turn.facts.digest: index for index, turn in enumerate(turns) if turn.facts.kind == "system"}
     once = (turn for index, turn in enumerate(turns) if last.get(turn.facts.digest, index) == index)
-    texts = (_entry(turn, clean or str) for turn in once)
+    texts = (_entry(turn, format, clean or str) for turn in once)
     return [fenced(text) for text in texts if text]
 
 
-def language_sample(turns: Sequence[Turn], clean: Clean | None = None) -> str | None:
+def language_sample(turns: Sequence[Turn], format: Format, clean: Clean | None = None) -> str | None:
     """Return the beginning of the last user message that contains words, or ``None``."""
     for turn in reversed(turns):
-        if turn.facts.role != "user":
+        if turn.facts.kind != "user":
             continue
-        message = decode(turn.raw)
-        foreign = recognised(message)
-        text = (replaceable_text(message) or "") if foreign is None else "\n".join(foreign.words)
+        foreign = format.foreign_summary(turn.raw)
+        text = (format.replaceable_text(turn.raw) or "") if foreign is None else "\n".join(foreign.user_text)
         # Redact a longer excerpt first, because a truncated secret isn't recognizable.
         sample = (clean or str)(_BASE64.sub("", text[: SAMPLE_CHARACTERS * 20])).strip()[:SAMPLE_CHARACTERS]
         if any(character.isalpha() for character in sample):
@@ -59,21 +58,20 @@ def fenced(text: str) -> str:
     return _FENCE.sub("&lt;", text)
 
 
-def _entry(turn: Turn, clean: Clean) -> str:
-    message = decode(turn.raw)
-    role = turn.facts.role or "unknown"
-    if role in RESULT_ROLES:
-        return f"[tool result] {_clip(clean(text_of(message)), RESULT_CHARACTERS)}"
+def _entry(turn: Turn, format: Format, clean: Clean) -> str:
+    raw, role = turn.raw, turn.facts.role or "unknown"
+    if turn.facts.kind == "result":
+        return f"[tool result] {_clip(clean(format.text(raw)), RESULT_CHARACTERS)}"
     lines = []
-    foreign = recognised(message)
+    foreign = format.foreign_summary(raw)
     if foreign is not None:
         lines.append(
             f"[summary of earlier messages, by {foreign.tool}] {_clip(clean(foreign.summary), TEXT_CHARACTERS)}"
         )
-    text = _clip(clean(text_of(message) if foreign is None else "\n".join(foreign.words)), TEXT_CHARACTERS)
+    text = _clip(clean(format.text(raw) if foreign is None else "\n".join(foreign.user_text)), TEXT_CHARACTERS)
     if text.strip():
         lines.append(f"[{role}] {text}")
-    for name, arguments in arguments_of(message):
+    for name, arguments in format.arguments(raw):
         lines.append(f"[{role} calls {clean(name) or 'a tool'}] {_clip(clean(arguments), ARGUMENT_CHARACTERS)}")
     return "\n".join(lines)
 

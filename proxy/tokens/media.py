@@ -17,8 +17,27 @@ from typing import Any, NamedTuple
 
 import imagesize
 
-from proxy.compaction.parts import MEDIA_LABELS
 from proxy.tokens.images import LARGEST_SIDE, Size, image_rule
+
+MEDIA_LABELS = {
+    "image_url": "image",
+    "input_image": "image",
+    "image": "image",
+    "image_file": "image",
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "audio": "audio",
+    "video_url": "video",
+    "input_video": "video",
+    "video": "video",
+    "file": "file",
+    "input_file": "file",
+    "document": "file",
+}
+"""The ``type`` of each media part, with its name in labels.
+
+The types of all APIs are in this one list: ``Media`` counts these parts, and the stages replace them with labels.
+"""
 
 # A picture's size is in its first bytes, in a JPEG after metadata of up to 64 KB and a preview.
 _HEADER_CHARACTERS = 256 * 1024

@@ -104,14 +104,14 @@ def read_settings(data: bytes) -> None:
 
 def read_message(data: bytes) -> None:
     """Read the text of a message: secrets, other tools' summaries, identifiers, and the block around a summary."""
-    from proxy.compaction.foreign import recognised
     from proxy.compaction.identifiers import identifiers
     from proxy.compaction.summary_message import TAG, fenced
+    from proxy.dialects.chat.message import foreign_summary
     from proxy.summary.redaction import Redaction
 
     text = data.decode("utf-8", "replace")
     Redaction(secrets=True)(text)
-    recognised({"role": "user", "content": text})
+    foreign_summary({"role": "user", "content": text})
     identifiers([text], None, [])
     if f"</{TAG}>" in fenced(text):
         raise Finding("the text closes the block")

@@ -22,9 +22,10 @@ from bench.quality.outcome import Outcome
 from bench.quality.rows import OURS, Case, Row, cases, engines
 from bench.quality.stages import Alone, alone
 from bench.quality.summarizer import SUMMARIZERS
-from proxy.compaction.message import arguments_of, text_of
 from proxy.demo.validity import faults
 from proxy.dialects.chat.counting import Counter
+from proxy.dialects.chat.message import arguments_of
+from proxy.dialects.chat.parts import text_of
 from proxy.limits.profiles import Profile
 
 WINDOW = 8192

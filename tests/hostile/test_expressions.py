@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from proxy.compaction.message import Turn, read
 from proxy.compaction.pins import Pins
 from proxy.compaction.searching import search_for, whole
 from proxy.config.issues import Issues
@@ -25,6 +24,7 @@ from proxy.config.loading import loads
 from proxy.config.patterns import ALIKE, NESTED, endless
 from proxy.summary import redaction as redaction_module
 from proxy.summary.redaction import REDACTED, redaction
+from tests.kit.conversations import FORMAT, turn
 
 ENDLESS = {
     "(a+)+$": NESTED,
@@ -135,7 +135,7 @@ def test_what_is_harmless_is_taken(pattern: str) -> None:
 def pinned(pattern: str, text: str) -> bool:
     """Whether a message with this text is pinned by an expression."""
     message = {"role": "user", "content": text}
-    return Pins((pattern,)).holds(Turn(json.dumps(message).encode(), read(message, len)))
+    return Pins((pattern,)).holds(turn(message), FORMAT)
 
 
 MEGABYTES = [" " * 1_000_000 + "x", "a" * 1_000_000, "ab" * 500_000, "TICKET-" * 140_000, "\u3000a" * 250_000]

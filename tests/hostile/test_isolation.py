@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.access.authenticator import Authenticator
-from proxy.compaction.message import Turn
 from proxy.compaction.planning import Plan
 from proxy.compaction.rules import SectionLimits
+from proxy.compaction.turn import Turn
 from proxy.config import Policy
 from proxy.demo.upstream import Reply, StandIn
 from proxy.dialects.chat.counting import Counter

@@ -12,13 +12,14 @@ from proxy.compaction.bounds import COMMA, SEPARATOR, UNBOUNDED, Bounds
 from proxy.compaction.conditions import Clause, Trigger, any_met
 from proxy.compaction.fit import fit
 from proxy.compaction.groups import head_length
-from proxy.compaction.message import Turn, decode
 from proxy.compaction.pins import Pins
 from proxy.compaction.planning import Plan, make_plan
 from proxy.compaction.render import OutgoingMessage, RenderedConversation, render
 from proxy.compaction.rules import ArgumentRules, DuplicateRules, Envelope, MediaRules, ResultRules, Rules
 from proxy.compaction.summary_message import SummaryParts, collect_identifiers, summary_message
-from tests.kit.conversations import message_tokens, text_tokens
+from proxy.compaction.turn import Turn
+from proxy.dialects.unit_json import decode
+from tests.kit.conversations import FORMAT, message_tokens
 
 FIXED = 40
 """Tokens of tools and framing in these tests."""
@@ -124,19 +125,19 @@ def send(
     head = head_length(turns)
     overhead = FIXED + sum(t.facts.tokens for t in turns[:head])
     around = sum(len(turn.raw) + SEPARATOR for turn in turns[:head])
-    plan = make_plan(turns[head:], policy, Envelope(budget, overhead, head, around), message_tokens)
+    plan = make_plan(turns[head:], policy, Envelope(budget, overhead, head, around), FORMAT)
     piece = None
     if plan.cut:
         dropped = turns[head : head + plan.cut]
         apart = {*plan.pinned, plan.carried.get(plan.cut, -1)}
         quoted = [turn for index, turn in enumerate(dropped) if index not in apart]
         kept = "0123456789abcdef0123" if policy.archive else None
-        gist = SummaryParts(quoted, collect_identifiers(dropped, None), summary(dropped), kept)
-        raw = summary_message(gist, plan.caps_at(plan.cut), policy, text_tokens)
+        gist = SummaryParts(quoted, collect_identifiers(dropped, None, FORMAT), summary(dropped), kept)
+        raw = summary_message(gist, plan.caps_at(plan.cut), policy, FORMAT)
         piece = OutgoingMessage(raw, message_tokens(decode(raw)), None)
-    rendered: RenderedConversation = render(turns, head, plan, policy, piece, message_tokens)
+    rendered: RenderedConversation = render(turns, head, plan, policy, piece, FORMAT)
     room = None if budget is None else budget - FIXED
-    rendered = fit(rendered, room, policy, message_tokens, policy.bounds.bytes)
+    rendered = fit(rendered, room, policy, FORMAT, policy.bounds.bytes)
     if rendered.tokens >= before and not bounded:
         return untouched
     return Sent(list(rendered.pieces), plan, rendered.steps)

@@ -14,7 +14,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from proxy.compaction.message import Turn, decode, encode, read
+from proxy.compaction.turn import Turn
+from proxy.dialects.chat.format import ChatFormat
+from proxy.dialects.unit_json import encode
 from tests.kit.messages import Message, assistant, call, result, system, user
 
 IMAGE_TOKENS = 85
@@ -44,25 +46,30 @@ def _part_tokens(part: Any) -> int:
     return text_tokens(json.dumps(part, ensure_ascii=False))
 
 
-class Counting:
-    """A counter that knows how often it was asked."""
+class Counting(ChatFormat):
+    """A format that knows how often it counted a message."""
 
     def __init__(self, count: Callable[[Any], int] = message_tokens) -> None:
+        super().__init__(self._counted, text_tokens)
         self._count = count
         self.calls = 0
 
-    def __call__(self, value: Any) -> int:
+    def _counted(self, message: Any) -> int:
         self.calls += 1
-        return self._count(value)
+        return self._count(message)
 
 
-def turn(message: Any, count: Callable[[Any], int] = message_tokens) -> Turn:
+FORMAT = ChatFormat(message_tokens, text_tokens)
+
+
+def turn(message: Any, format: ChatFormat = FORMAT) -> Turn:
+    """The message as the core takes it."""
     raw = encode(message)
-    return Turn(raw, read(decode(raw), count))
+    return Turn(raw, format.read(raw))
 
 
-def turns(messages: Sequence[Any], count: Callable[[Any], int] = message_tokens) -> list[Turn]:
-    return [turn(message, count) for message in messages]
+def turns(messages: Sequence[Any], format: ChatFormat = FORMAT) -> list[Turn]:
+    return [turn(message, format) for message in messages]
 
 
 @dataclass(frozen=True)

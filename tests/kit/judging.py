@@ -11,14 +11,15 @@ from typing import Any
 
 import msgspec
 
-from proxy.compaction.alternation import NOTE, NOTED, OPENING
 from proxy.compaction.conditions import lowest_level
 from proxy.compaction.groups import group_starts, head_length
-from proxy.compaction.message import HEAD_ROLES, Turn, text_of
-from proxy.compaction.repair import repaired
 from proxy.compaction.rules import Envelope, Rules, caps
 from proxy.compaction.summary_message import TAG
+from proxy.compaction.turn import Turn
 from proxy.demo import validity
+from proxy.dialects.chat.alternation import NOTE, NOTED, OPENING
+from proxy.dialects.chat.parts import text_of
+from proxy.dialects.chat.repair import repaired
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.rules import rules_for
@@ -65,7 +66,7 @@ async def judge(request: Request, outcome: Outcome, remembered: FactsCache, *, c
         assert request.body.rewritten(messages=None) == request.body.raw
         return Judged(came, request.messages, head, None, [*range(head, len(came))], before)
     rules = rules_for(request.setting.policy, window_known=True)
-    given = repaired(came, COUNTER.message)
+    given = repaired(came, COUNTER.format)
     if clean:
         assert [turn.raw for turn in given] == [turn.raw for turn in came], "a sound conversation was repaired"
     head = head_length(given)  # a message before it may have been dropped
@@ -78,7 +79,7 @@ async def judge(request: Request, outcome: Outcome, remembered: FactsCache, *, c
         assert outcome.after == tokens, "the size that is reported is not the size that left"
     _other_fields(request, outcome.messages)
     _sound(given, out, clean=clean)
-    pinned = rules.pins.among(given[head:])
+    pinned = rules.pins.among(given[head:], COUNTER.format)
     summary = _head_and_summary(request, outcome, rules, given[:head], out)
     _last_words_of_the_user(request, outcome, rules, given, out, fixed)
     kept: list[int] = []
@@ -125,7 +126,7 @@ def _unreadable(message: Any) -> bool:
 def _head_and_summary(
     request: Request, outcome: Outcome, rules: Rules, head: Sequence[Turn], out: Sequence[bytes]
 ) -> bytes | None:
-    joined = request.setting.strict and rules.role in HEAD_ROLES
+    joined = request.setting.strict and rules.role in ("system", "developer")
     intact = head[:-1] if joined and "summary" in outcome.steps else head
     assert [turn.raw for turn in intact] == list(out[: len(intact)]), "the head was changed"
     if "summary" not in outcome.steps:
@@ -186,7 +187,7 @@ def _aligned(
         assert at >= head, (
             f"what left is no message of the kept part, nor one that may stand before it: {left[-1][:300]!r}"
         )
-        stands = given[at].facts.role in HEAD_ROLES or at in held or at in users
+        stands = given[at].facts.kind == "system" or at in held or at in users
         if stands and _is_form_of(left[-1], given[at]):
             places.append(at)
             left.pop()
@@ -259,7 +260,7 @@ def _fits(
     firm = fixed
     for index, turn in enumerate(given):
         picture = turn.facts.media and rules.media is None
-        if turn.facts.role in HEAD_ROLES or index in last or picture:
+        if turn.facts.kind == "system" or index in last or picture:
             firm += turn.facts.tokens
     for start, end in pairwise(starts):
         if not pinned.isdisjoint(range(start, end)):

@@ -6,16 +6,20 @@ from typing import Any
 
 import msgspec
 
-from proxy.compaction.message import Turn, decode, read
+from proxy.compaction.turn import Turn
+from proxy.dialects.chat.format import ChatFormat
 
 
 def words(text: str) -> int:
     return len(text.split())
 
 
+FORMAT = ChatFormat(lambda message: words(str(message)), words)
+
+
 def turn(role: str, content: Any = None, **fields: Any) -> Turn:
     raw = msgspec.json.encode({"role": role, "content": content, **fields})
-    return Turn(raw, read(decode(raw), lambda message: words(str(message))))
+    return Turn(raw, FORMAT.read(raw))
 
 
 def calling(name: str, arguments: str, text: str | None = None) -> Turn:

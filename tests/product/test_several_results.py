@@ -12,12 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.compaction.message import Turn, decode
 from proxy.compaction.stages.results import shortened
+from proxy.compaction.turn import Turn
 from proxy.config import Settings
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
 from proxy.dialects.chat.counting import Counter
+from proxy.dialects.unit_json import decode
 from proxy.limits.profiles import Profiles
 from proxy.limits.profiles.profile import Profile
 from proxy.pipeline.facts_cache import INLINE_BYTES, FactsCache
@@ -84,7 +85,7 @@ def test_other_models_read_the_text(model: str) -> None:
 
 def test_what_is_shortened_is_counted_so_too() -> None:
     turn = turns_of([ASK, calls("a", "b"), result("a", KOREAN * 300)], OPENAI)[2]
-    short = shortened(turn, 1_000, OPENAI.message, "[{tokens} left out]")
+    short = shortened(turn, 1_000, OPENAI.format, "[{tokens} left out]")
     assert short is not None
     assert 500 < short.facts.tokens <= 1_000
     assert short.facts.tokens == OPENAI.message(decode(short.raw), parallel=True)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxy.compaction.message import MessageCounter, Turn
+from proxy.compaction.format import Format
 from proxy.compaction.rules import Rules
 from proxy.compaction.stages import arguments, duplicates, media, results
 from proxy.compaction.stages.stage import Stage
+from proxy.compaction.turn import Turn
 
 MODULES = (duplicates, arguments, results, media)
 
@@ -19,7 +20,7 @@ NAMES = tuple(module.NAME for module in MODULES)
 """The names of all stages, in order."""
 
 
-def cheap_stages(rules: Rules, body: Sequence[Turn], count: MessageCounter) -> list[Stage]:
+def cheap_stages(rules: Rules, body: Sequence[Turn], format: Format) -> list[Stage]:
     """Return the stages that the policy enables, cheapest first."""
-    made: list[Stage | None] = [module.stage(rules, body, count) for module in MODULES]
+    made: list[Stage | None] = [module.stage(rules, body, format) for module in MODULES]
     return [stage for stage in made if stage is not None]

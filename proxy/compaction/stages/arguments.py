@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxy.compaction.conditions import Clause, Trigger
-from proxy.compaction.message import MessageCounter, Turn, decode, replace_field
+from proxy.compaction.format import Format
 from proxy.compaction.rules import ArgumentRules, Rules
 from proxy.compaction.stages.stage import NO_LATER, kept_as
+from proxy.compaction.turn import Turn
 
 NAME = "arguments"
 
@@ -41,11 +42,11 @@ class Arguments:
     name = NAME
     spares_newest_user = False
 
-    def __init__(self, rules: ArgumentRules, count: MessageCounter, *, archive: bool, every_key: bool = False) -> None:
+    def __init__(self, rules: ArgumentRules, format: Format, *, archive: bool, every_key: bool = False) -> None:
         self.trigger: Trigger = rules.trigger
         self.keep: Clause = rules.keep
         self._rules = rules
-        self._count = count
+        self._format = format
         self._archive = archive
         self._every_key = every_key
         self._key = (NAME, (rules.max_length, rules.truncation_text, rules.tools, archive, every_key))
@@ -62,34 +63,20 @@ class Arguments:
         return NO_LATER
 
     def _reduced(self, turn: Turn) -> Turn | None:
-        message = decode(turn.raw)
-        raw = turn.raw
         note = self._note(turn)
-        calls = message.get("tool_calls")
-        if isinstance(calls, list):
-            changed = [self._call(call, "function", note) for call in calls]
-            if changed != calls:
-                raw = replace_field(raw, "tool_calls", changed)
-        legacy = self._call(message, "function_call", note)
-        if legacy is not message and isinstance(legacy, dict):
-            raw = replace_field(raw, "function_call", legacy["function_call"])
-        return None if raw is turn.raw else turn.rewritten(raw, self._count)
+
+        def rewrite(name: str, arguments: str) -> str | None:
+            if not self._applies(name) or len(arguments) <= self._rules.max_length:
+                return None
+            return self._shorter(arguments, note)
+
+        raw = self._format.with_arguments(turn.raw, rewrite)
+        return None if raw is turn.raw else turn.rewritten(raw, self._format)
 
     def _note(self, turn: Turn) -> str:
         if self._rules.truncation_text is not None:
             return self._rules.truncation_text.replace("{id}", turn.facts.id)
         return _NOTE.replace("{kept}", kept_as(turn, archive=self._archive))
-
-    def _call(self, call: Any, key: str, note: str) -> Any:
-        """Return a call with long arguments cut; the same object if nothing is cut."""
-        function = call.get(key) if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not self._applies(function.get("name")):
-            return call
-        arguments = function.get("arguments")
-        if not isinstance(arguments, str) or len(arguments) <= self._rules.max_length:
-            return call
-        shorter = self._shorter(arguments, note)
-        return call if shorter is None else {**call, key: {**function, "arguments": shorter}}
 
     def _shorter(self, arguments: str, note: str) -> str | None:
         """Return the arguments with long strings cut; ``None`` if there are none or if they aren't JSON."""
@@ -104,8 +91,8 @@ class Arguments:
         # A lone surrogate isn't valid UTF-8, so it must remain an escape.
         return json.dumps(cut) if _SURROGATE.search(text) else text
 
-    def _applies(self, name: object) -> bool:
-        return "*" in self._rules.tools or (isinstance(name, str) and name in self._rules.tools)
+    def _applies(self, name: str) -> bool:
+        return "*" in self._rules.tools or name in self._rules.tools
 
     def _cut(self, value: Any, note: str, key: str = "") -> Any:
         if isinstance(value, str):
@@ -130,6 +117,6 @@ def _finite(number: str) -> float:
     return _refuse(number) if math.isinf(value) else value
 
 
-def stage(rules: Rules, body: Sequence[Turn], count: MessageCounter) -> Arguments | None:
+def stage(rules: Rules, body: Sequence[Turn], format: Format) -> Arguments | None:
     """Create the stage; return ``None`` if the policy disables it."""
-    return None if rules.arguments is None else Arguments(rules.arguments, count, archive=rules.archive)
+    return None if rules.arguments is None else Arguments(rules.arguments, format, archive=rules.archive)

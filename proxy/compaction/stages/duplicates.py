@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from proxy.compaction.conditions import Clause, Trigger
-from proxy.compaction.message import RESULT_ROLES, MessageCounter, Turn, decode, replace_field
+from proxy.compaction.format import Format
 from proxy.compaction.rules import DuplicateRules, Rules
 from proxy.compaction.stages.stage import kept_as
+from proxy.compaction.turn import Turn
 
 NAME = "duplicates"
 
@@ -24,12 +25,12 @@ class _Duplicates:
     name = NAME
     spares_newest_user = False
 
-    def __init__(self, rules: DuplicateRules, body: Sequence[Turn], count: MessageCounter, *, archive: bool) -> None:
+    def __init__(self, rules: DuplicateRules, body: Sequence[Turn], format: Format, *, archive: bool) -> None:
         self.trigger: Trigger = rules.trigger
         self.keep: Clause = rules.keep
         self._min_length = rules.min_length
         self._body = body
-        self._count = count
+        self._format = format
         self._archive = archive
 
     def reduce(self, index: int, turn: Turn) -> Turn | None:
@@ -39,9 +40,7 @@ class _Duplicates:
         key = (NAME, self._archive)
         if key not in forms:
             text = _REFERENCE.replace("{kept}", kept_as(turn, archive=self._archive))
-            is_list = isinstance(decode(turn.raw).get("content"), list)
-            content = [{"type": "text", "text": text}] if is_list else text
-            forms[key] = turn.rewritten(replace_field(turn.raw, "content", content), self._count)
+            forms[key] = turn.rewritten(self._format.with_result(turn.raw, text), self._format)
         return forms[key]
 
     def later(self) -> dict[int, int]:
@@ -54,7 +53,7 @@ class _Duplicates:
         copies: dict[int, int] = {}
         for index, turn in enumerate(self._body):
             facts = turn.facts
-            if facts.role not in RESULT_ROLES or facts.length < self._min_length:
+            if facts.kind != "result" or facts.length < self._min_length:
                 continue
             if facts.said in newest:
                 copies[newest[facts.said]] = index
@@ -62,7 +61,7 @@ class _Duplicates:
         return copies
 
 
-def stage(rules: Rules, body: Sequence[Turn], count: MessageCounter) -> _Duplicates | None:
+def stage(rules: Rules, body: Sequence[Turn], format: Format) -> _Duplicates | None:
     """Create the stage; return ``None`` if the policy disables it."""
     part = rules.duplicates
-    return None if part is None else _Duplicates(part, body, count, archive=rules.archive)
+    return None if part is None else _Duplicates(part, body, format, archive=rules.archive)

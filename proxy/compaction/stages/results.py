@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from proxy.compaction.conditions import Clause, Trigger
-from proxy.compaction.message import RESULT_ROLES, MessageCounter, Turn, decode, replace_text, replaceable_text
-from proxy.compaction.parts import without_media
+from proxy.compaction.format import Format
 from proxy.compaction.rules import ResultRules, Rules
 from proxy.compaction.shorten import middle_cut, without_base64
 from proxy.compaction.stages.stage import NO_LATER, kept_as
+from proxy.compaction.turn import Turn
 
 NAME = "results"
 
@@ -36,19 +36,19 @@ class _Results:
     name = NAME
     spares_newest_user = False
 
-    def __init__(self, rules: ResultRules, body: Sequence[Turn], count: MessageCounter, *, archive: bool) -> None:
+    def __init__(self, rules: ResultRules, body: Sequence[Turn], format: Format, *, archive: bool) -> None:
         self.trigger: Trigger = rules.trigger
         self.keep: Clause = rules.keep
         self._rules = rules
         self._body = body
-        self._count = count
+        self._format = format
         self._archive = archive
         self._per_tool = dict(rules.per_tool)
         self._least = min([rules.max_tokens, *self._per_tool.values()])
 
     def reduce(self, index: int, turn: Turn) -> Turn | None:
         facts = turn.facts
-        if facts.role not in RESULT_ROLES or facts.text_tokens <= self._least:
+        if facts.kind != "result" or facts.text_tokens <= self._least:
             return None
         name = self._names.get(index, "")
         limit = self._per_tool.get(name, self._rules.max_tokens)
@@ -63,53 +63,49 @@ class _Results:
         return NO_LATER
 
     def _reduced(self, turn: Turn, limit: int) -> Turn | None:
-        text = replaceable_text(decode(turn.raw))
+        text = self._format.replaceable_text(turn.raw)
         if not text:
             return None
         kept = kept_as(turn, archive=self._archive)
         bare = without_base64(text, _BASE64_NOTE.replace("{kept}", kept))
-        elided = turn.rewritten(replace_text(turn.raw, bare), self._count) if bare != text else None
+        elided = turn.rewritten(self._format.with_text(turn.raw, bare), self._format) if bare != text else None
         if elided is not None and elided.facts.text_tokens <= limit:
             return elided
         marker = _MARKER.replace("{kept}", kept)
-        return shortened(elided or turn, int(limit * KEPT_PART), self._count, marker) or elided
+        return shortened(elided or turn, int(limit * KEPT_PART), self._format, marker) or elided
 
     @cached_property
     def _names(self) -> dict[int, str]:
         return _tool_names(self._body)
 
 
-def stage(rules: Rules, body: Sequence[Turn], count: MessageCounter) -> _Results | None:
+def stage(rules: Rules, body: Sequence[Turn], format: Format) -> _Results | None:
     """Create the stage; return ``None`` if the policy disables it."""
-    return None if rules.results is None else _Results(rules.results, body, count, archive=rules.archive)
+    return None if rules.results is None else _Results(rules.results, body, format, archive=rules.archive)
 
 
-def shortened(turn: Turn, max_tokens: int, count: MessageCounter, marker: str) -> Turn | None:
+def shortened(turn: Turn, max_tokens: int, format: Format, marker: str) -> Turn | None:
     """Leave out the middle of a message's text. Return ``None`` if that saves nothing.
 
     ``max_tokens`` is the limit for the message without its media parts, which are kept and don't count.
     Both ends of a user's or assistant's text are kept (``LEAST_TEXT``), even if the message then exceeds the limit.
     """
-    message = decode(turn.raw)
-    text = replaceable_text(message)
+    text = format.replaceable_text(turn.raw)
     if not text:
         return None
-    count = turn.facts.count or count
-    empty = replace_text(turn.raw, "")
-    frame = count(without_media(decode(empty)))
+    frame = format.frame_tokens(turn.raw, turn.facts)
     # A text far over the limit isn't counted again. The tokens of its message are accurate enough.
     total = turn.facts.text_tokens - frame if len(text) > max_tokens * 16 else None
-    bare = count({"content": ""})
     cut = middle_cut(
         text,
         max_tokens - frame,
-        lambda piece: count({"content": piece}) - bare,
+        format.inner_tokens(turn.facts),
         marker,
         total,
-        notable=turn.facts.role in RESULT_ROLES,
-        least=0 if turn.facts.role in RESULT_ROLES else LEAST_TEXT,
+        notable=turn.facts.kind == "result",
+        least=0 if turn.facts.kind == "result" else LEAST_TEXT,
     )
-    return turn.rewritten(replace_text(turn.raw, cut), count)
+    return turn.rewritten(format.with_text(turn.raw, cut), format)
 
 
 def _tool_names(body: Sequence[Turn]) -> dict[int, str]:

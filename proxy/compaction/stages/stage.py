@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from proxy.compaction.conditions import Clause, Trigger
-from proxy.compaction.message import Turn
+from proxy.compaction.turn import Turn
 
 
 class Stage(Protocol):

@@ -20,6 +20,7 @@ from typing import Any
 
 import tiktoken
 
+from proxy.dialects.chat.format import ChatFormat
 from proxy.limits.profiles.profile import Profile
 from proxy.tokens import tools
 from proxy.tokens.encodings import check, encoding, loaded
@@ -65,6 +66,7 @@ class Counter:
             check(profile.tokenizer)
         self.profile = profile
         self._media = Media(profile.images)
+        self.format = ChatFormat(self.message, self.text, self.one_of_several)
 
     @property
     def key(self) -> Hashable:

@@ -13,15 +13,17 @@ from proxy.compaction.bounds import COMMA, NEARING, PRESSING, ROOM, UNBOUNDED, B
 from proxy.compaction.conditions import Clause
 from proxy.compaction.fit import NAME as FIT
 from proxy.compaction.fit import fit
-from proxy.compaction.message import Turn, decode
 from proxy.compaction.plan import Plan
 from proxy.compaction.planning import make_plan
 from proxy.compaction.render import SUMMARY, OutgoingMessage, RenderedConversation
 from proxy.compaction.rules import Envelope, Rules
 from proxy.compaction.stages import media, results
+from proxy.compaction.turn import Turn
 from proxy.demo import validity
+from proxy.dialects.unit_json import decode
 from tests.kit.compacting import Sent, rules, send
 from tests.kit.conversations import (
+    FORMAT,
     Message,
     assistant,
     call,
@@ -42,7 +44,7 @@ PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + 
 
 
 def planned(messages: list[Message], policy: Rules, budget: int | None = WIDE) -> Plan:
-    return make_plan(turns(messages), policy, Envelope(budget, 0, 0), message_tokens)
+    return make_plan(turns(messages), policy, Envelope(budget, 0, 0), FORMAT)
 
 
 def chatter(count: int) -> list[Message]:
@@ -142,9 +144,9 @@ def test_a_result_that_is_held_to_a_size_does_not_count_with_all_its_bytes() -> 
     huge = "\n".join(f"line {number}" for number in range(40_000))
     messages = [user("go"), assistant(None, call("c", "read")), result("c", huge), assistant("well"), user("and?")]
     policy = rules(bounds=Bounds(bytes=200_000), results=False)
-    plan = make_plan(turns(messages), policy, Envelope(10_000, 0, 0), message_tokens)
+    plan = make_plan(turns(messages), policy, Envelope(10_000, 0, 0), FORMAT)
     assert plan.clips
-    unbounded = make_plan(turns(messages), rules(results=False), Envelope(10_000, 0, 0), message_tokens)
+    unbounded = make_plan(turns(messages), rules(results=False), Envelope(10_000, 0, 0), FORMAT)
     assert plan.checkpoints == unbounded.checkpoints
 
 
@@ -156,7 +158,7 @@ class Around:
         messages: list[Message], room: int, policy: Rules | None = None
     ) -> tuple[list[Any], RenderedConversation]:
         whole = RenderedConversation([OutgoingMessage(t.raw, t.facts.tokens, t) for t in turns(messages)], ())
-        out = fit(whole, None, policy or rules(), message_tokens, room)
+        out = fit(whole, None, policy or rules(), FORMAT, room)
         return [decode(piece.raw) for piece in out.pieces], out
 
 

@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.compaction.fit import NAME, SMALLEST, fit
-from proxy.compaction.message import decode
 from proxy.compaction.render import OutgoingMessage, RenderedConversation
 from proxy.compaction.rules import Rules
 from proxy.demo import validity
+from proxy.dialects.unit_json import decode
 from tests.kit.compacting import rules
 from tests.kit.conversations import (
+    FORMAT,
     IMAGE,
     Message,
     assistant,
@@ -44,14 +45,14 @@ def fitted(
     messages: list[Message], room: int, policy: Rules = FIRM
 ) -> tuple[list[Any], list[int], RenderedConversation]:
     """Return the messages, the indexes of changed ones, and the result."""
-    out = fit(whole(messages), room, policy, message_tokens)
+    out = fit(whole(messages), room, policy, FORMAT)
     after = [decode(piece.raw) for piece in out.pieces]
     return after, [n for n, pair in enumerate(zip(messages, after, strict=True)) if pair[0] != pair[1]], out
 
 
 def test_what_fits_is_left() -> None:
     before = whole([user("go")])
-    assert fit(before, before.tokens, FIRM, message_tokens) is before
+    assert fit(before, before.tokens, FIRM, FORMAT) is before
 
 
 def test_the_largest_results_go_first_and_no_further_than_needed() -> None:

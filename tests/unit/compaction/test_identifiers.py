@@ -12,7 +12,7 @@ from proxy.compaction.identifiers import MOST, PIECE, identifiers, index
 from proxy.compaction.summary_message import fenced
 from proxy.summary import transcript
 from proxy.summary.quality import Written, checked
-from tests.kit.conversations import result, text_tokens, turn
+from tests.kit.conversations import FORMAT, result, text_tokens, turn
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def regex_users() -> dict[str, Callable[[str], object]]:
         "artefacts": lambda text: identifiers([text]),
         "summary fence": fenced,
         "transcript fence": transcript.fenced,
-        "base64": lambda text: transcript.entries([turn(result("a", text))]),
+        "base64": lambda text: transcript.entries([turn(result("a", text))], FORMAT),
         "refusal": lambda text: refusal("x" + text),
     }
 

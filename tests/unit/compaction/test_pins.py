@@ -6,30 +6,30 @@ import pytest
 
 from proxy.compaction.pins import Pins
 from proxy.compaction.searching import NotSearchable
-from tests.kit.conversations import assistant, call, result, turns, user
+from tests.kit.conversations import FORMAT, assistant, call, result, turns, user
 
 BODY = turns([user("KEEP this"), assistant(None, call("a", "read_file", path="src/KEEP.py")), result("a", "other")])
 
 
 def test_texts_and_arguments_are_searched() -> None:
-    assert Pins(("KEEP",)).among(BODY) == {0, 1}
-    assert Pins(("^other$", "src/")).among(BODY) == {1, 2}
+    assert Pins(("KEEP",)).among(BODY, FORMAT) == {0, 1}
+    assert Pins(("^other$", "src/")).among(BODY, FORMAT) == {1, 2}
 
 
 def test_without_patterns_no_message_is_pinned() -> None:
-    assert Pins().among(BODY) == frozenset()
-    assert not Pins().holds(BODY[0])
+    assert Pins().among(BODY, FORMAT) == frozenset()
+    assert not Pins().holds(BODY[0], FORMAT)
 
 
 def test_the_result_is_cached_by_patterns() -> None:
     (turn,) = turns([user("KEEP this")])
-    assert Pins(("KEEP",)).holds(turn)
-    assert not Pins(("absent",)).holds(turn)
+    assert Pins(("KEEP",)).holds(turn, FORMAT)
+    assert not Pins(("absent",)).holds(turn, FORMAT)
     assert turn.facts.pinned == {("KEEP",): True, ("absent",): False}
 
 
 def test_a_lone_surrogate_is_searched_too() -> None:
-    assert Pins(("KEEP",)).holds(turns([user("\ud800 KEEP")])[0])
+    assert Pins(("KEEP",)).holds(turns([user("\ud800 KEEP")])[0], FORMAT)
 
 
 def test_an_unsupported_expression_is_rejected() -> None:

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from proxy.compaction.conditions import Clause
-from proxy.compaction.message import Facts, Turn
 from proxy.compaction.plan import Frontier, Plan
 from proxy.compaction.planning import make_plan
 from proxy.compaction.rules import ROOM_TO_GROW, Envelope, Rules, caps
+from proxy.compaction.turn import Facts, Kind, Turn
+from proxy.dialects.chat.message import KINDS
 from tests.kit.compacting import rules
 from tests.kit.conversations import Counting, assistant, call, result, turns, user
 
@@ -18,7 +19,7 @@ PLAIN = rules(arguments=False, results=False)
 
 
 def of(*sizes: tuple[str, int]) -> list[Turn]:
-    return [Turn(b"{}", Facts(role, tokens, b"")) for role, tokens in sizes]
+    return [Turn(b"{}", Facts(KINDS.get(role, ""), role, tokens, b"")) for role, tokens in sizes]
 
 
 def plan_of(body: list[Turn], policy: Rules = PLAIN, budget: int | None = 10_000, overhead: int = 0) -> Plan:
@@ -155,12 +156,13 @@ def test_the_work_grows_with_the_messages_and_no_faster() -> None:
         reads = 0
 
         def __getattribute__(self, name: str) -> object:
-            if name in ("tokens", "role"):
+            if name in ("tokens", "kind"):
                 Watched.reads += 1
             return super().__getattribute__(name)
 
     def reads(number: int) -> int:
-        body = [Turn(b"{}", Watched(("assistant", "user")[n % 2], 60, b"")) for n in range(number)]
+        kinds: tuple[Kind, Kind] = ("assistant", "user")
+        body = [Turn(b"{}", Watched(kinds[n % 2], kinds[n % 2], 60, b"")) for n in range(number)]
         Watched.reads = 0
         assert len(make_plan(body, rules(), Envelope(8000, 0, 0), Counting()).checkpoints) > number // 200
         return Watched.reads

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from proxy.compaction.conditions import share_of
 from proxy.compaction.groups import head_length
-from proxy.compaction.message import Turn, read
 from proxy.compaction.plan import Frontier, Plan
 from proxy.compaction.render import SUMMARY
 from proxy.compaction.rules import SUMMARY_FRAME_TOKENS, Rules
 from proxy.compaction.summary_message import TAG
+from proxy.compaction.turn import Turn
 from proxy.compaction.verify import faults
 from proxy.demo import validity
 from tests.kit.compacting import FIXED, POLICIES, Sent, budgets, policies, rules, send
-from tests.kit.conversations import Episode, conversations, expand, message_tokens, requests, turns
+from tests.kit.conversations import FORMAT, Episode, conversations, expand, message_tokens, requests, turns
 
 heads = st.integers(0, 2)
 
@@ -254,7 +254,7 @@ dirty = st.lists(
 def test_nothing_that_a_client_sends_raises(messages: list[Any], budget: int, policy: Rules) -> None:
     before = turns(messages)
     sent = send(before, policy, budget)
-    after = [read(message, message_tokens) for message in sent.messages]
+    after = [FORMAT.read(piece.raw) for piece in sent.pieces]
     assert faults(after) <= faults([turn.facts for turn in before])
     assert sent.tokens <= sum(turn.facts.tokens for turn in before)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.compaction.message import decode
 from proxy.compaction.plan import Frontier, Plan
 from proxy.compaction.render import REMEMBERED_BYTES, OutgoingMessage, render
 from proxy.compaction.rules import SectionLimits
+from proxy.dialects.unit_json import decode
 from tests.kit.compacting import rules
-from tests.kit.conversations import Counting, assistant, call, message_tokens, result, system, turn, turns, user
+from tests.kit.conversations import FORMAT, Counting, assistant, call, message_tokens, result, system, turn, turns, user
 
 CAPS = SectionLimits(100, 100, 100, 100, 100, 100, 1000)
 SUMMARY = OutgoingMessage(b'{"role":"user","content":"so far"}', 9, None)
@@ -27,7 +27,7 @@ CONVERSATION = [
 
 
 def rendered(plan: Plan, summary: OutgoingMessage | None = None) -> tuple[list[object], tuple[str, ...]]:
-    out = render(turns(CONVERSATION), 1, plan, rules(), summary, message_tokens)
+    out = render(turns(CONVERSATION), 1, plan, rules(), summary, FORMAT)
     assert out.tokens == sum(piece.tokens for piece in out.pieces)
     return [decode(piece.raw) for piece in out.pieces], out.steps
 
@@ -85,7 +85,7 @@ def test_the_carried_message_and_pinned_ones_stand_after_the_summary_as_they_cam
 def test_what_is_carried_is_held_to_its_part_of_the_budget() -> None:
     long = [user("word " * 2000), assistant(None, call("a", "t")), result("a", "x")]
     plan = Plan(CAPS, checkpoints=(1,), carried={1: 0}, clips={0: 300})
-    out = render(turns(long), 0, plan, rules(), SUMMARY, message_tokens)
+    out = render(turns(long), 0, plan, rules(), SUMMARY, FORMAT)
     assert 200 < out.pieces[1].tokens <= 300
     assert out.pieces[1].turn is not None
     assert out.pieces[1].turn.facts.id in str(decode(out.pieces[1].raw))

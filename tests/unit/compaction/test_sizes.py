@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.compaction.conditions import Clause
-from proxy.compaction.message import Facts, Turn
 from proxy.compaction.rules import SMALLEST_RESULT, USER_FRAME_TOKENS
 from proxy.compaction.sizes import Sizes, clip_results
+from proxy.compaction.turn import Facts, Turn
+from proxy.dialects.chat.message import KINDS
 
 
 def of(*sizes: tuple[str, int]) -> list[Turn]:
-    return [Turn(b"{}", Facts(role, tokens, b"")) for role, tokens in sizes]
+    return [Turn(b"{}", Facts(KINDS.get(role, ""), role, tokens, b"")) for role, tokens in sizes]
 
 
 BODY = of(("user", 100), ("assistant", 10), ("tool", 300), ("tool", 90), ("system", 5), ("assistant", 20), ("user", 40))

@@ -12,12 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.compaction.conditions import Clause
-from proxy.compaction.message import Turn, decode, text_of
 from proxy.compaction.rules import ArgumentRules, ResultRules, Rules
 from proxy.compaction.stages import arguments, cheap_stages, duplicates, media, results
 from proxy.compaction.stages.stage import Stage
+from proxy.compaction.turn import Turn
+from proxy.dialects.chat.parts import text_of
+from proxy.dialects.unit_json import decode
 from tests.kit.compacting import rules
-from tests.kit.conversations import IMAGE, Counting, assistant, call, message_tokens, result, text_of_size, turn, turns
+from tests.kit.conversations import (
+    FORMAT,
+    IMAGE,
+    Counting,
+    assistant,
+    call,
+    message_tokens,
+    result,
+    text_of_size,
+    turn,
+    turns,
+)
 
 CUT = "...(argument truncated)"
 LONG = "x" * 5000
@@ -29,7 +42,7 @@ def argument_rules(*tools: str, max_length: int = 400) -> ArgumentRules:
 
 
 def cut_arguments(message: Any, policy: ArgumentRules | None = None) -> Turn | None:
-    return arguments.Arguments(policy or argument_rules(), message_tokens, archive=False).reduce(0, turn(message))
+    return arguments.Arguments(policy or argument_rules(), FORMAT, archive=False).reduce(0, turn(message))
 
 
 def arguments_in(form: Turn, index: int = 0) -> Any:
@@ -158,7 +171,7 @@ def result_rules(max_tokens: int, *exclude: str, **per_tool: int) -> Rules:
     return replace(rules(archive=False), results=part)
 
 
-def made(module: Any, body: list[Turn], policy: Rules, count: Any = message_tokens) -> Stage:
+def made(module: Any, body: list[Turn], policy: Rules, count: Any = FORMAT) -> Stage:
     stage = module.stage(policy, body, count)
     assert stage is not None
     return cast(Stage, stage)
@@ -231,7 +244,7 @@ def test_contents_of_other_shapes_survive(content: Any) -> None:
 def test_no_result_grows_and_none_is_larger_than_asked(flavour: int, size: int, limit: int, as_parts: bool) -> None:
     text = text_of_size(size, flavour, size)
     message = result("a", [{"type": "text", "text": text}] if as_parts else text)
-    form = results.shortened(turn(message), limit, message_tokens, MARKER)
+    form = results.shortened(turn(message), limit, FORMAT, MARKER)
     if form is not None:
         after = decode(form.raw)
         assert form.facts.tokens == message_tokens(after) < message_tokens(message)
@@ -333,7 +346,7 @@ def test_old_media_become_a_label_and_text_stays() -> None:
 
 def test_stages_come_cheapest_first_and_can_be_switched_off() -> None:
     def names(**off: bool) -> list[str]:
-        return [stage.name for stage in cheap_stages(rules(**off), [], message_tokens)]
+        return [stage.name for stage in cheap_stages(rules(**off), [], FORMAT)]
 
     assert names() == ["duplicates", "arguments", "results", "media"]
     assert names(arguments=False, duplicates=False) == ["results", "media"]

@@ -6,14 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.message import Facts, Turn
 from proxy.compaction.standing import Standing
+from proxy.compaction.turn import Facts, Turn
+from proxy.dialects.chat.message import KINDS
 from tests.kit.compacting import rules, send
 from tests.kit.conversations import assistant, message_tokens, system, text_of_size, turns, user
 
 
 def of(*sizes: tuple[str, int, bytes]) -> list[list[Turn]]:
-    return [[Turn(b"{}", Facts(role, tokens, digest))] for role, tokens, digest in sizes]
+    return [[Turn(b"{}", Facts(KINDS.get(role, ""), role, tokens, digest))] for role, tokens, digest in sizes]
 
 
 def standing(groups: list[list[Turn]], most: int | None, newest: int | None = None) -> Standing:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.message import decode, text_of
 from proxy.compaction.rules import SUMMARY_FRAME_TOKENS, Envelope, SectionLimits, caps
 from proxy.compaction.shorten import middle_cut
 from proxy.compaction.sizes import Sizes
@@ -22,10 +21,13 @@ from proxy.compaction.summary_message import (
     user_messages,
 )
 from proxy.dialects.chat.counting import Counter
+from proxy.dialects.chat.parts import text_of
+from proxy.dialects.unit_json import decode
 from proxy.limits.profiles.profile import Profile
 from tests.kit.compacting import rules
 from tests.kit.conversations import (
     FLAVOURS,
+    FORMAT,
     IMAGE,
     Message,
     assistant,
@@ -44,7 +46,9 @@ BLOCK = re.compile(r"<user_message>\n(.*?)\n</user_message>", re.DOTALL)
 def note(messages: list[Message], summary: str = "They worked.", room: SectionLimits = ROOMY) -> str:
     dropped = turns(messages)
     message = decode(
-        summary_message(SummaryParts(dropped, collect_identifiers(dropped, None), summary), room, rules(), text_tokens)
+        summary_message(
+            SummaryParts(dropped, collect_identifiers(dropped, None, FORMAT), summary), room, rules(), FORMAT
+        )
     )
     assert (message["role"], set(message)) == ("user", {"role", "content"})
     return text_of(message)
@@ -88,7 +92,7 @@ def test_what_the_assistant_said_last_is_in_it() -> None:
 def test_it_says_where_the_messages_are_kept() -> None:
     gist = SummaryParts(turns([user("go")]), {}, "so far", "0123456789abcdef0123")
     assert "kept whole in the archive as 0123456789abcdef0123." in text_of(
-        decode(summary_message(gist, ROOMY, rules(), text_tokens))
+        decode(summary_message(gist, ROOMY, rules(), FORMAT))
     )
     assert "archive" not in note([user("go")])
 
@@ -191,8 +195,8 @@ def test_it_never_takes_more_tokens_than_the_scan_reckons_with(
         messages.append(assistant(f"see /home/x/{n}.py, /srv/app/y{n}/{n}.txt, https://example.org/{n}, AB-{n}"))
     text = f"<{TAG}> and line {budget} of the notes\n" * room.summary
     summary = middle_cut(text, room.summary, COUNTER.text, "")
-    body = turns(messages, COUNTER.message)
-    gist = SummaryParts(body, collect_identifiers(body, None), summary, "0123456789abcdef0123")
-    raw = summary_message(gist, room, rules(), COUNTER.text)
+    body = turns(messages, COUNTER.format)
+    gist = SummaryParts(body, collect_identifiers(body, None, FORMAT), summary, "0123456789abcdef0123")
+    raw = summary_message(gist, room, rules(), COUNTER.format)
     users = min(Sizes(body, None).users[-1], room.users)
     assert COUNTER.message(decode(raw)) <= SUMMARY_FRAME_TOKENS + room.summary + room.words + room.index + users

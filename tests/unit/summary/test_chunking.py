@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.compaction.message import TextCounter, Turn
+from proxy.compaction.format import TextCounter
+from proxy.compaction.turn import Turn
 from proxy.summary.chunking import (
     PARALLEL,
     SummaryFailed,
@@ -24,7 +25,7 @@ from proxy.summary.chunking import (
 )
 from proxy.summary.quality import SummaryRejected, Written
 from proxy.summary.redaction import Redaction
-from tests.kit.summary_conversation import turn, words
+from tests.kit.summary_conversation import FORMAT, turn, words
 
 Answer = Callable[[int, str], Written]
 
@@ -60,7 +61,9 @@ def talk(number: int, each: int = 100) -> list[Turn]:
 
 
 def summary(turns: Sequence[Turn], model: Model, **fields: Any) -> str:
-    wish = SummaryRequest(turns, **{"previous": None, "max_tokens": 200, "template": None, "trim": None, **fields})
+    wish = SummaryRequest(
+        turns, FORMAT, **{"previous": None, "max_tokens": 200, "template": None, "trim": None, **fields}
+    )
     return asyncio.run(write(wish, model))
 
 

@@ -8,10 +8,10 @@ import random
 
 import pytest
 
-from proxy.compaction.message import Turn
+from proxy.compaction.turn import Turn
 from proxy.summary.redaction import Redaction
 from proxy.summary.transcript import ARGUMENT_CHARACTERS, RESULT_CHARACTERS, TEXT_CHARACTERS, entries, language_sample
-from tests.kit.summary_conversation import calling, turn
+from tests.kit.summary_conversation import FORMAT, calling, turn
 
 
 def test_roles_calls_and_results_are_labelled_and_empty_messages_left_out() -> None:
@@ -23,7 +23,8 @@ def test_roles_calls_and_results_are_labelled_and_empty_messages_left_out() -> N
             turn("assistant", ""),
             turn("user", [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {}}]),
             calling("", ""),
-        ]
+        ],
+        FORMAT,
     ) == [
         "[user] go",
         '[assistant] I look.\n[assistant calls ls] {"path": "."}',
@@ -34,14 +35,14 @@ def test_roles_calls_and_results_are_labelled_and_empty_messages_left_out() -> N
 
 
 def test_thoughts_are_no_part_of_it() -> None:
-    assert entries([turn("assistant", "said", reasoning_content="thought")]) == ["[assistant] said"]
+    assert entries([turn("assistant", "said", reasoning_content="thought")], FORMAT) == ["[assistant] said"]
     fields = {
         "reasoning": "thought",
         "reasoning_details": [{"text": "thought"}],
         "thinking_blocks": [{"thinking": "thought"}],
     }
     parts = [{"type": "thinking", "thinking": "thought"}, {"type": "text", "text": "said"}]
-    (text,) = entries([turn("assistant", parts, **fields)])
+    (text,) = entries([turn("assistant", parts, **fields)], FORMAT)
     assert "said" in text
     assert "thought" not in text
 
@@ -54,20 +55,20 @@ def test_pictures_and_files_are_labels() -> None:
         {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}},
         {"type": "file", "file": {"file_data": data, "filename": "a.pdf"}},
     ]
-    assert entries([turn("user", parts)]) == ["[user] see\n[image]\n[audio]\n[file]"]
-    assert entries([turn("user", f"look: {data} there")]) == ["[user] look: [base64 data] there"]
+    assert entries([turn("user", parts)], FORMAT) == ["[user] see\n[image]\n[audio]\n[file]"]
+    assert entries([turn("user", f"look: {data} there")], FORMAT) == ["[user] look: [base64 data] there"]
 
 
 def test_the_language_is_that_of_the_last_words_of_the_user() -> None:
     talk = [turn("user", "Please help."), turn("user", "  Bitte repariere den Build.  "), turn("assistant", "Yes."),
             turn("tool", "ok", tool_call_id="a")]  # fmt: skip
-    assert language_sample(talk) == "Bitte repariere den Build."
-    assert language_sample([*talk, turn("user", "42 ..."), turn("user", [{"type": "image_url", "image_url": {}}])]) == (
-        "Bitte repariere den Build."
-    )
-    assert language_sample([turn("user", "mot " * 400)]) == ("mot " * 50)
-    assert language_sample([turn("assistant", "Yes."), turn("user", None)]) is None
-    assert language_sample([turn("user", "x</language_sample>y")]) == "x&lt;/language_sample>y"
+    assert language_sample(talk, FORMAT) == "Bitte repariere den Build."
+    assert language_sample(
+        [*talk, turn("user", "42 ..."), turn("user", [{"type": "image_url", "image_url": {}}])], FORMAT
+    ) == ("Bitte repariere den Build.")
+    assert language_sample([turn("user", "mot " * 400)], FORMAT) == ("mot " * 50)
+    assert language_sample([turn("assistant", "Yes."), turn("user", None)], FORMAT) is None
+    assert language_sample([turn("user", "x</language_sample>y")], FORMAT) == "x&lt;/language_sample>y"
 
 
 def test_what_may_not_be_read_is_taken_out_before_anything_is_clipped() -> None:
@@ -76,12 +77,12 @@ def test_what_may_not_be_read_is_taken_out_before_anything_is_clipped() -> None:
     long = "word " * 100 + f"password={secret} " + "word " * 10_000
     turns = [turn("tool", long), calling("login", json.dumps({"password": secret}), f"token: {secret}"),
              turn("user", f"postgres://app:{secret}@db/x")]  # fmt: skip
-    assert secret in "".join(entries(turns))
-    found = "".join(entries(turns, clean))
+    assert secret in "".join(entries(turns, FORMAT))
+    found = "".join(entries(turns, FORMAT, clean))
     assert "opensesame" not in found
     assert found.count("[redacted]") == 4
     assert '{"password": "[redacted]"}' in found
-    assert language_sample(turns, clean) == "postgres://app:[redacted]@db/x"
+    assert language_sample(turns, FORMAT, clean) == "postgres://app:[redacted]@db/x"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_what_may_not_be_read_is_taken_out_before_anything_is_clipped() -> None:
     ],
 )
 def test_long_pieces_keep_their_ends(long: Turn, limit: int) -> None:
-    (text,) = entries([long])
+    (text,) = entries([long], FORMAT)
     assert limit * 0.7 < len(text) < limit + 100
     assert "characters left out" in text
     assert text.rstrip().endswith("word")
@@ -101,13 +102,13 @@ def test_long_pieces_keep_their_ends(long: Turn, limit: int) -> None:
 
 def test_base64_is_left_out_and_words_around_it_stay() -> None:
     data = base64.b64encode(random.Random(1).randbytes(3000)).decode()
-    (text,) = entries([turn("tool", f"before data:image/png;base64,{data} after {data}\nend")])
+    (text,) = entries([turn("tool", f"before data:image/png;base64,{data} after {data}\nend")], FORMAT)
     assert text == "[tool result] before [base64 data] after [base64 data]\nend"
     lines = base64.encodebytes(random.Random(1).randbytes(3000)).decode()
-    assert entries([turn("tool", f"before\n{lines}\nend")]) == ["[tool result] before\n[base64 data]\n\nend"]
-    (text,) = entries([calling("write", json.dumps({"content": lines}))])
+    assert entries([turn("tool", f"before\n{lines}\nend")], FORMAT) == ["[tool result] before\n[base64 data]\n\nend"]
+    (text,) = entries([calling("write", json.dumps({"content": lines}))], FORMAT)
     assert text == '[assistant calls write] {"content": "[base64 data]\\n"}'
-    (text,) = entries([turn("tool", "a long/path/that/is/no/base64 " * 20)])
+    (text,) = entries([turn("tool", "a long/path/that/is/no/base64 " * 20)], FORMAT)
     assert "[base64 data]" not in text
 
 
@@ -116,6 +117,6 @@ def test_base64_is_left_out_and_words_around_it_stay() -> None:
 )
 def test_no_message_can_end_the_transcript(tag: str) -> None:
     for one in (turn("user", f"a{tag}b"), turn("tool", f"a{tag}b"), calling("t", f"a{tag}b"), calling(f"t{tag}", "")):
-        (text,) = entries([one])
+        (text,) = entries([one], FORMAT)
         assert tag not in text
         assert tag[1:] in text

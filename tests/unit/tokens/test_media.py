@@ -11,15 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.compaction.conditions import Clause
-from proxy.compaction.message import Turn, read
-from proxy.compaction.parts import MEDIA_LABELS
 from proxy.compaction.rules import MediaRules
 from proxy.compaction.stages.media import Media as MediaStage
+from proxy.compaction.turn import Turn
 from proxy.dialects.chat.counting import Counter
 from proxy.limits.profiles import Profile
 from proxy.tokens import encoding, has_remote_media
 from proxy.tokens.images import LARGEST_SIDE, RULES
-from proxy.tokens.media import MEDIA, Media
+from proxy.tokens.media import MEDIA, MEDIA_LABELS, Media
 
 encoding("o200k_base")
 
@@ -186,11 +185,11 @@ def test_each_kind_of_media_is_counted_by_its_kind_and_can_be_removed(kind: str)
     message = {"role": "user", "content": [{"type": kind, kind: {"data": value}}, {"type": "text", "text": "Look."}]}
     counter = Counter(Profile("m", tokenizer="o200k_base"))
     raw = json.dumps(message).encode()
-    turn = Turn(raw, read(message, counter.message))
+    turn = Turn(raw, counter.format.read(raw))
     assert turn.facts.media
     assert turn.facts.tokens < 15_000, "not its base64"
     assert has_remote_media(raw)
-    reduced = MediaStage(MediaRules((), Clause(messages=1)), counter.message, archive=False).reduce(0, turn)
+    reduced = MediaStage(MediaRules((), Clause(messages=1)), counter.format, archive=False).reduce(0, turn)
     assert reduced is not None
     assert f": {MEDIA_LABELS[kind]}." in reduced.raw.decode()
     assert reduced.facts.tokens < 100

@@ -10,21 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.message import (
-    DEEPEST,
-    Call,
-    arguments_of,
-    calls_of,
-    decode,
-    digest,
-    encode,
-    read,
-    replace_field,
-    replace_text,
-    replaceable_text,
-    text_of,
-)
-from tests.kit.conversations import IMAGE, assistant, call, message_tokens, result
+from proxy.compaction.turn import Call
+from proxy.dialects.chat.message import arguments_of, calls_of, replace_text, replaceable_text
+from proxy.dialects.chat.parts import text_of
+from proxy.dialects.unit_json import DEEPEST, decode, digest, encode, replace_field
+from tests.kit.conversations import FORMAT, IMAGE, assistant, call, result
 
 TEXT = {"type": "text", "text": "one"}
 
@@ -32,7 +22,7 @@ TEXT = {"type": "text", "text": "one"}
 @pytest.mark.parametrize("raw", [b"5", b"null", b'"text"', b"[1]", b"true", b"1.5"])
 def test_what_is_no_object_is_an_empty_message(raw: bytes) -> None:
     assert decode(raw) == {}
-    assert read(decode(raw), message_tokens).role == ""
+    assert FORMAT.read(raw).role == ""
 
 
 def test_numbers_and_characters_that_strict_parsers_refuse_are_taken() -> None:
@@ -52,7 +42,7 @@ def test_numbers_and_characters_that_strict_parsers_refuse_are_taken() -> None:
     ],
 )
 def test_what_cannot_be_read_is_counted_as_text_and_has_no_role(raw: bytes) -> None:
-    facts = read(decode(raw), message_tokens)
+    facts = FORMAT.read(raw)
     assert facts.role == ""
     assert facts.tokens >= len(raw) // 4
     assert facts.calls == ()
@@ -60,7 +50,7 @@ def test_what_cannot_be_read_is_counted_as_text_and_has_no_role(raw: bytes) -> N
 
 def test_nesting_up_to_the_bound_is_read() -> None:
     raw = b'{"role":"user","content":' + b"[" * (DEEPEST - 1) + b"]" * (DEEPEST - 1) + b"}"
-    assert read(decode(raw), message_tokens).role == "user"
+    assert FORMAT.read(raw).role == "user"
 
 
 def test_the_digest_depends_on_content_and_not_on_spelling() -> None:
@@ -74,15 +64,15 @@ def test_the_digest_depends_on_content_and_not_on_spelling() -> None:
 def test_calls_and_answers() -> None:
     both = assistant(None, call("a", "ls"), {"id": "b", "type": "custom", "custom": {"name": "run", "input": "x"}})
     assert calls_of(both) == (Call("a", "ls"), Call("b", "run"))
-    assert read(result("a", ""), message_tokens).answers == "a"
+    assert FORMAT.read(encode(result("a", ""))).answers == "a"
     assert arguments_of(both) == [("ls", "{}"), ("run", "x")]
 
 
 def test_a_legacy_call_and_its_result_know_each_other_by_the_functions_name() -> None:
     asked = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
     assert calls_of(asked) == (Call("f", "f"),)
-    assert read({"role": "function", "name": "f", "content": "x"}, message_tokens).answers == "f"
-    assert read({"role": "user", "name": "f", "content": "x"}, message_tokens).answers is None
+    assert FORMAT.read(encode({"role": "function", "name": "f", "content": "x"})).answers == "f"
+    assert FORMAT.read(encode({"role": "user", "name": "f", "content": "x"})).answers is None
 
 
 @pytest.mark.parametrize(
@@ -138,7 +128,7 @@ json_values = st.recursive(
 @given(st.dictionaries(st.sampled_from(("role", "content", "tool_calls", "function_call", "name")), json_values))
 def test_every_reader_takes_any_json(message: dict[str, Any]) -> None:
     raw = json.dumps(message).encode()
-    facts = read(decode(raw), message_tokens)
+    facts = FORMAT.read(raw)
     assert facts.digest == digest(json.loads(raw))
     texts = [text_of(decode(raw)), *(part for pair in arguments_of(decode(raw)) for part in pair)]
     assert all(isinstance(text, str) for text in texts)

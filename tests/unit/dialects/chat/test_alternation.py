@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.alternation import NOTE, NOTED, OPENING, alternating
-from proxy.compaction.message import RESULT_ROLES, decode, text_of
 from proxy.compaction.render import OutgoingMessage
 from proxy.demo import validity
+from proxy.dialects.chat.alternation import NOTE, NOTED, OPENING, alternating
+from proxy.dialects.chat.parts import text_of
+from proxy.dialects.unit_json import decode
 from tests.kit.conversations import (
+    FORMAT,
     IMAGE,
     Counting,
     Message,
@@ -46,7 +48,7 @@ def messages_of(pieces: Sequence[OutgoingMessage]) -> list[Any]:
 
 
 def strict(messages: Sequence[Any]) -> list[Any]:
-    return messages_of(alternating([piece(message) for message in messages], message_tokens))
+    return messages_of(alternating([piece(message) for message in messages], FORMAT))
 
 
 def part(text: str) -> Message:
@@ -173,7 +175,7 @@ def test_what_needs_nothing_comes_back_as_the_object_it_is() -> None:
 def test_the_other_fields_of_what_is_joined_keep_their_bytes() -> None:
     raw = b'{ "seed": 1.0, "role":"user", "content":"go", "name":"\\u00e9" }'
     first = OutgoingMessage(raw, 7, piece(decode(raw)).turn)
-    (joined,) = alternating([first, piece(user("on"))], message_tokens)
+    (joined,) = alternating([first, piece(user("on"))], FORMAT)
     assert b'"seed":1.0' in joined.raw
     assert b'"name":"\\u00e9"' in joined.raw
     assert joined.tokens == message_tokens(decode(joined.raw))
@@ -181,41 +183,41 @@ def test_the_other_fields_of_what_is_joined_keep_their_bytes() -> None:
 
 def test_a_lone_surrogate_is_joined_too() -> None:
     raw = b'{"role":"user","content":"\\ud800"}'
-    (joined,) = alternating([OutgoingMessage(raw, 7, None), piece(GO)], message_tokens)
+    (joined,) = alternating([OutgoingMessage(raw, 7, None), piece(GO)], FORMAT)
     assert decode(joined.raw) == {"role": "user", "content": "\ud800\n\ngo"}
 
 
 def test_a_joined_piece_has_the_newest_turn() -> None:
     pieces = [summary("so far"), piece(GO), piece(user("on")), piece(OK), piece(assistant(None, A))]
-    said, called = alternating(pieces, message_tokens)
+    said, called = alternating(pieces, FORMAT)
     assert decode(said.raw)["content"] == "so far\n\ngo\n\non"
     assert (said.turn, called.turn) == (pieces[2].turn, pieces[4].turn)
-    alone, _ = alternating([summary("so far"), piece(OK)], message_tokens)
+    alone, _ = alternating([summary("so far"), piece(OK)], FORMAT)
     assert alone.turn is None
 
 
 def test_a_summary_of_the_assistants() -> None:
     pieces = [piece(system("x")), summary("so far", "assistant"), piece(OK), piece(GO)]
-    assert messages_of(alternating(pieces, message_tokens)) == [system("x"), OPENED, assistant("so far\n\nok"), GO]
+    assert messages_of(alternating(pieces, FORMAT)) == [system("x"), OPENED, assistant("so far\n\nok"), GO]
 
 
 def test_a_summary_among_the_system_messages_joins_them() -> None:
     """The summary merges with one system message; the client's other system messages are kept."""
     pieces = [piece(system("x")), piece(system("y")), summary("so far", "developer"), piece(system("z")), piece(GO)]
-    after = alternating(pieces, message_tokens)
+    after = alternating(pieces, FORMAT)
     assert messages_of(after) == [system("x"), system("y\n\nso far\n\nz"), GO]
     assert after[0] is pieces[0]
-    assert alternating(after, message_tokens) == after
+    assert alternating(after, FORMAT) == after
     alone = [summary("so far", "system"), piece(GO)]
-    assert alternating(alone, message_tokens) == alone
+    assert alternating(alone, FORMAT) == alone
     odd = [piece({"role": "system", "content": 5}), *alone]
-    assert alternating(odd, message_tokens) == odd
+    assert alternating(odd, FORMAT) == odd
 
 
 def mistral_accepts(messages: Sequence[Any]) -> bool:
     """Check like the chat templates of Mistral 7B v0.3, Nemo, and Small, which skip calls and results."""
     rest = messages[1:] if messages and messages[0]["role"] == "system" else messages
-    counted = [m for m in rest if m["role"] not in RESULT_ROLES and not m.get("tool_calls")]
+    counted = [m for m in rest if m["role"] not in ("tool", "function") and not m.get("tool_calls")]
     return all((m["role"] == "user") == (place % 2 == 0) for place, m in enumerate(counted))
 
 
@@ -255,16 +257,16 @@ def words(messages: Sequence[Any]) -> list[str]:
 def check(messages: list[Any], accepts: Callable[[Sequence[Any]], bool]) -> list[Any]:
     """Check the properties of every result. Return the result."""
     pieces = [piece(message) for message in messages]
-    once = alternating(pieces, message_tokens)
+    once = alternating(pieces, FORMAT)
     after = messages_of(once)
     assert accepts(after)
-    assert alternating(once, message_tokens) == once
+    assert alternating(once, FORMAT) == once
     assert words(after) == words(messages)
     assert all(p.tokens == message_tokens(decode(p.raw)) for p in once)
     calls = [c["id"] for m in messages for c in m.get("tool_calls") or []]
     assert [c["id"] for m in after for c in m.get("tool_calls") or []] == calls
-    results = [m for m in messages if m["role"] in RESULT_ROLES]
-    assert [m for m in after if m["role"] in RESULT_ROLES] == results
+    results = [m for m in messages if m["role"] in ("tool", "function")]
+    assert [m for m in after if m["role"] in ("tool", "function")] == results
     places = {id(p.turn): place for place, p in enumerate(pieces)}
     order = [places[id(p.turn)] for p in once if p.turn is not None]
     assert order == sorted(set(order))
@@ -333,13 +335,13 @@ wild = anything | st.fixed_dictionaries(
 
 @given(st.lists(wild, max_size=12))
 def test_nothing_that_a_client_sends_raises(messages: list[Any]) -> None:
-    once = alternating([piece(message) for message in messages], message_tokens)
-    assert alternating(once, message_tokens) == once
+    once = alternating([piece(message) for message in messages], FORMAT)
+    assert alternating(once, FORMAT) == once
 
 
 @pytest.mark.parametrize("message", [GO, OK, system("x")])
 def test_ten_thousand_in_a_row_take_no_longer_than_their_number(message: Message) -> None:
     pieces = [piece(m) for m in [GO, *[message] * 10_000]]
     started = time.process_time()
-    assert len(alternating(pieces, message_tokens)) <= 2
+    assert len(alternating(pieces, FORMAT)) <= 2
     assert time.process_time() - started < 5

@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.compaction.foreign import FORMATS, foreign_summary, recognised
 from proxy.compaction.identifiers import identifiers
-from proxy.compaction.message import decode
 from proxy.compaction.rules import SectionLimits
 from proxy.compaction.summary_message import SummaryParts, summary_message
+from proxy.dialects.chat.message import foreign_summary as recognised
+from proxy.dialects.foreign_summaries import WORDINGS
+from proxy.dialects.unit_json import decode
 from tests.kit.compacting import rules
-from tests.kit.conversations import assistant, call, system, text_tokens, turns, user
+from tests.kit.conversations import FORMAT, assistant, call, system, turns, user
 
 BODY = "The build broke on a missing comma.\n\n1. Fixed src/a.py\n2. Next: run the tests"
 WORDS = "And now the linter, please."
@@ -116,17 +117,23 @@ CASES: list[tuple[str, str, str, tuple[str, ...]]] = [
 ]
 
 
+def summary_in(message: Any) -> str | None:
+    """The summary that another tool wrote into a message."""
+    found = recognised(message)
+    return found.summary if found else None
+
+
 @pytest.mark.parametrize(("tool", "text", "summary", "words"), CASES)
 def test_a_known_summary_is_taken_apart(tool: str, text: str, summary: str, words: tuple[str, ...]) -> None:
     found = recognised(user(text))
     assert found is not None
-    assert (found.tool, found.summary, found.words) == (tool, summary, words)
-    assert foreign_summary(user(text)) == summary
+    assert (found.tool, found.summary, found.user_text) == (tool, summary, words)
+    assert summary_in(user(text)) == summary
 
 
 def test_every_tool_of_the_table_has_a_case() -> None:
     elsewhere = {"opencode 1", "Roo Code"}
-    assert {tool for tool, *_ in CASES} | elsewhere == {form.tool for form in FORMATS}
+    assert {tool for tool, *_ in CASES} | elsewhere == {form.tool for form in WORDINGS}
 
 
 @pytest.mark.parametrize(("tool", "text", "summary", "words"), CASES)
@@ -139,7 +146,7 @@ def test_the_text_may_be_one_of_several_parts(tool: str, text: str, summary: str
     ]
     found = recognised({"role": "user", "content": parts})
     assert found is not None
-    assert (found.tool, found.summary, found.words) == (tool, summary, ("Look here:", *words, "Go on."))
+    assert (found.tool, found.summary, found.user_text) == (tool, summary, ("Look here:", *words, "Go on."))
 
 
 @pytest.mark.parametrize(("tool", "text", "summary", "words"), CASES)
@@ -153,7 +160,7 @@ def test_a_summary_that_is_only_quoted_is_the_users_text(
         f"```\n{text}\n```",
         f"{tool}: {text}",
     ):
-        assert foreign_summary(user(quoting)) is None
+        assert summary_in(user(quoting)) is None
 
 
 def test_roo_code_sends_parts() -> None:
@@ -162,28 +169,28 @@ def test_roo_code_sends_parts() -> None:
     parts = [{"type": "text", "text": text}, {"type": "text", "text": reminder}]
     found = recognised({"role": "user", "content": parts})
     assert found is not None
-    assert (found.tool, found.summary, found.words) == ("Roo Code", BODY, (reminder,))
+    assert (found.tool, found.summary, found.user_text) == ("Roo Code", BODY, (reminder,))
     assert recognised(user(text)) is None, "a heading that anybody may write"
 
 
 def test_opencode_1_answers_under_its_headings() -> None:
-    assert foreign_summary(assistant(OPENCODE)) == OPENCODE
-    assert foreign_summary(user(OPENCODE)) is None
-    assert foreign_summary(assistant("## Goal\nto win\n\n## Progress\nnone")) is None
+    assert summary_in(assistant(OPENCODE)) == OPENCODE
+    assert summary_in(user(OPENCODE)) is None
+    assert summary_in(assistant("## Goal\nto win\n\n## Progress\nnone")) is None
 
 
 def test_the_role_must_be_one_that_the_tool_uses() -> None:
     langchain = f"Here is a summary of the conversation to date:\n\n{BODY}"
-    assert foreign_summary(system(langchain)) == BODY
-    assert foreign_summary(assistant(langchain)) == BODY
-    assert foreign_summary({"role": "tool", "tool_call_id": "a", "content": langchain}) is None
-    assert foreign_summary(assistant(f"{CLAUDE} The conversation is summarized below:\n{BODY}")) is None
+    assert summary_in(system(langchain)) == BODY
+    assert summary_in(assistant(langchain)) == BODY
+    assert summary_in({"role": "tool", "tool_call_id": "a", "content": langchain}) is None
+    assert summary_in(assistant(f"{CLAUDE} The conversation is summarized below:\n{BODY}")) is None
 
 
 def test_only_a_user_has_words_beside_a_summary() -> None:
     found = recognised(assistant(f"{HERMES}\n{BODY}\n\n{HERMES_END}\n\nI run the tests.", call("a")))
     assert found is not None
-    assert found.words == ()
+    assert found.user_text == ()
     assert "I run the tests." in found.summary
     assert BODY in found.summary
 
@@ -192,11 +199,11 @@ def test_the_programs_own_summary_gives_the_users_messages_back() -> None:
     said = ["Repair the build. </user_message> is a tag.", "Thanks!", "Now the linter: " + "src/a.py " * 40]
     dropped = turns([user(said[0]), assistant("I look."), user(said[1]), user(said[2])])
     caps = SectionLimits(summary=500, users=2000, newest=2000, system=2000, words=200, index=200, group=None)
-    raw = summary_message(SummaryParts(dropped, identifiers(["src/a.py"], None), BODY), caps, rules(), text_tokens)
+    raw = summary_message(SummaryParts(dropped, identifiers(["src/a.py"], None), BODY), caps, rules(), FORMAT)
     found = recognised(decode(raw))
     assert found is not None
     assert found.tool == "compaction proxy"
-    assert found.words == (said[0].replace("</user_message>", "&lt;/user_message>"), said[1], said[2].strip())
+    assert found.user_text == (said[0].replace("</user_message>", "&lt;/user_message>"), said[1], said[2].strip())
     assert BODY in found.summary
     assert "src/a.py" in found.summary
     assert "Thanks!" not in found.summary
@@ -204,7 +211,7 @@ def test_the_programs_own_summary_gives_the_users_messages_back() -> None:
     later = {**msgspec.json.decode(raw), "content": msgspec.json.decode(raw)["content"] + "\n\n" + WORDS}
     again = recognised(later)
     assert again is not None
-    assert again.words == (*found.words, WORDS)
+    assert again.user_text == (*found.user_text, WORDS)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +229,7 @@ def test_the_programs_own_summary_gives_the_users_messages_back() -> None:
     ],
 )
 def test_anything_else_is_no_summary(message: Any) -> None:
-    assert foreign_summary(message) is None
+    assert summary_in(message) is None
 
 
 HOSTILE = {

@@ -10,19 +10,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from proxy.compaction.format import Format
 from proxy.compaction.groups import head_length
-from proxy.compaction.message import (
-    RESULT_ROLES,
-    Call,
-    Message,
-    MessageCounter,
-    Turn,
-    decode,
-    encode,
-    read,
-    replace_field,
-    text_of,
-)
+from proxy.compaction.turn import Call, Facts, Turn
+from proxy.compaction.verify import faults
+from proxy.dialects.chat.parts import text_of
+from proxy.dialects.unit_json import Message, decode, encode, replace_field
 
 NO_RESULT = "No result of this call was recorded."
 """Result that is inserted for a call without one."""
@@ -40,7 +33,19 @@ _Key = tuple[str, str]
 """The role that answers a call, and the client's id. An invalid id counts as the empty string."""
 
 
-def repaired(turns: Sequence[Turn], count: MessageCounter) -> list[Turn]:
+def needs_repair(messages: Sequence[Facts]) -> bool:
+    """Return whether messages may need a repair. ``True`` doesn't mean that they are invalid."""
+    for facts in messages:
+        if facts.calls:
+            ids = {call.id for call in facts.calls}
+            if facts.role != "assistant" or len(ids) < len(facts.calls) or "" in ids:
+                return True
+        elif facts.role == "function" or facts.empty:
+            return True
+    return faults(messages) > 0
+
+
+def repaired(turns: Sequence[Turn], format: Format) -> list[Turn]:
     """Return the messages of a whole request, with the results of each call right after it.
 
     - Move a result that comes later to its call. Results inside a group keep their order. If an id occurs again in
@@ -57,7 +62,7 @@ def repaired(turns: Sequence[Turn], count: MessageCounter) -> list[Turn]:
     linear time, and is idempotent.
     """
     head = head_length(turns)
-    conversation = _Conversation(count)
+    conversation = _Conversation(format)
     for turn in turns[head:]:
         conversation.take(turn)
     return [*turns[:head], *conversation.turns()]
@@ -89,8 +94,8 @@ class _Group:
 class _Conversation:
     """Repair the body, one message at a time."""
 
-    def __init__(self, count: MessageCounter) -> None:
-        self._count = count
+    def __init__(self, format: Format) -> None:
+        self._format = format
         self._items: list[_Group | Turn | None] = []
         self._open: dict[_Key, deque[tuple[_Group, _Asked]]] = {}
         # The group that directly precedes the next result.
@@ -99,7 +104,7 @@ class _Conversation:
     def take(self, turn: Turn) -> None:
         """Add the client's next message."""
         facts = turn.facts
-        if facts.role in RESULT_ROLES:
+        if facts.kind == "result":
             self._take_result(turn)
         elif facts.calls and facts.role not in _CALLLESS:
             self._take_calls(turn)
@@ -196,7 +201,7 @@ class _Conversation:
         return self._rewritten(encode(message))
 
     def _rewritten(self, raw: bytes) -> Turn:
-        return Turn(raw, read(decode(raw), self._count))
+        return Turn(raw, self._format.read(raw))
 
 
 def _keys(turn: Turn) -> list[_Key]:

@@ -14,11 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.compaction.groups import head_length
-from proxy.compaction.message import RESULT_ROLES, Turn, decode, encode, read, text_of
-from proxy.compaction.repair import NO_RESULT, STRAY_RESULT, repaired
-from proxy.compaction.verify import faults, sound
+from proxy.compaction.turn import Turn
+from proxy.compaction.verify import faults
 from proxy.demo import validity
+from proxy.dialects.chat.parts import text_of
+from proxy.dialects.chat.repair import NO_RESULT, STRAY_RESULT, needs_repair, repaired
+from proxy.dialects.unit_json import decode, encode
 from tests.kit.conversations import (
+    FORMAT,
     Counting,
     Episode,
     Message,
@@ -26,7 +29,6 @@ from tests.kit.conversations import (
     call,
     conversations,
     expand,
-    message_tokens,
     result,
     system,
     turns,
@@ -52,7 +54,7 @@ def note(text: str) -> Message:
 
 
 def fix(messages: Sequence[Any]) -> list[Any]:
-    return [msgspec.json.decode(turn.raw) for turn in repaired(turns(messages), message_tokens)]
+    return [msgspec.json.decode(turn.raw) for turn in repaired(turns(messages), FORMAT)]
 
 
 GO = user("go")
@@ -230,7 +232,7 @@ def test_what_is_rewritten_keeps_its_other_fields_and_is_read_anew() -> None:
     function = b'{"name":"g","arguments":"{}"}'
     raw = b'{ "role":"assistant", "n":1.0, "tool_calls":[{"id":"","type":"function","function":' + function + b"}]}"
     answer = b'{"role":"tool","tool_call_id":"", "content":"\\u00e9"}'
-    given_ = [Turn(each, read(decode(each), message_tokens)) for each in (raw, answer)]
+    given_ = [Turn(each, FORMAT.read(each)) for each in (raw, answer)]
     count = Counting(lambda _: 77)
     fixed = repaired([*given_, turn_of(GO)], count)
     assert b'"n":1.0' in fixed[0].raw
@@ -330,19 +332,19 @@ def without_order(after: Sequence[Turn]) -> list[Any]:
 @given(conversations, st.integers(0, 2), st.integers(0, 10**6), st.integers(1, 12))
 def test_what_was_damaged_comes_out_valid(drawn: Any, head: int, seed: int, times: int) -> None:
     before = turns(damaged(expand(drawn[:12], 500, head=head), seed, times))
-    after = repaired(before, message_tokens)
-    if sound([turn.facts for turn in before]):
+    after = repaired(before, FORMAT)
+    if not needs_repair([turn.facts for turn in before]):
         assert all(new is old for new, old in zip(after, before, strict=True)), "nothing was to be put right"
     assert faults([turn.facts for turn in after]) == unanswered_at_the_end(after)
     messages = without_order(after)
     assert not messages or validity.faults({"messages": messages}) == []
 
-    again = repaired(after, message_tokens)
+    again = repaired(after, FORMAT)
     assert all(new is old for new, old in zip(again, after, strict=True))
-    assert repaired(turns([msgspec.json.decode(t.raw) for t in before]), message_tokens) == after
+    assert repaired(turns([msgspec.json.decode(t.raw) for t in before]), FORMAT) == after
 
     places = {id(turn): place for place, turn in enumerate(before)}
-    fixed = [places[id(turn)] for turn in after if id(turn) in places and turn.facts.role not in RESULT_ROLES]
+    fixed = [places[id(turn)] for turn in after if id(turn) in places and turn.facts.kind != "result"]
     assert fixed == sorted(fixed)
     assert [t for t in after if t.facts.role == "user"] == [t for t in before if t.facts.role == "user"]
     length = head_length(before)
@@ -351,7 +353,7 @@ def test_what_was_damaged_comes_out_valid(drawn: Any, head: int, seed: int, time
     answers = Counter(turn.facts.answers or "" for turn in before)
     for turn in before:
         text = text_of(decode(turn.raw))
-        if turn.facts.role in RESULT_ROLES and text.strip() and text not in seen:
+        if turn.facts.kind == "result" and text.strip() and text not in seen:
             assert answers[turn.facts.answers or ""] > 1, "dropped, though its call has no other answer"
 
 
@@ -387,14 +389,14 @@ wild_message = anything | st.fixed_dictionaries(
 @given(st.lists(wild_message, max_size=12))
 def test_nothing_that_a_client_sends_raises(messages: list[Any]) -> None:
     before = turns(messages)
-    after = repaired(before, message_tokens)
+    after = repaired(before, FORMAT)
     head = head_length(before)
     called_in_head = [turn for turn in before[:head] if turn.facts.calls]
     if not called_in_head:
         assert faults([turn.facts for turn in after]) == unanswered_at_the_end(after)
-    if sound([turn.facts for turn in before]):
+    if not needs_repair([turn.facts for turn in before]):
         assert all(new is old for new, old in zip(after, before, strict=True)), "nothing was to be put right"
-    again = repaired(after, message_tokens)
+    again = repaired(after, FORMAT)
     assert [turn.raw for turn in again] == [turn.raw for turn in after]
     kept = [turn.raw for turn in after]
     foreign = [t.raw for t in before if t.facts.role not in ("assistant", "tool", "function") and not t.facts.calls]
@@ -403,14 +405,14 @@ def test_nothing_that_a_client_sends_raises(messages: list[Any]) -> None:
 
 def test_a_message_without_content_is_not_sound_however_much_else_it_has() -> None:
     before = turns([{"role": "user", "content": "Go."}, {"role": "assistant", "content": None, "note": "much " * 30}])
-    assert not sound([turn.facts for turn in before])
-    assert repaired(before, message_tokens) == before[:1]
+    assert needs_repair([turn.facts for turn in before])
+    assert repaired(before, FORMAT) == before[:1]
 
 
 @pytest.mark.parametrize("raw", [b'{"role":"assistant","tool_calls":[{"id":"","x":"\\ud800"}]}', b'"\\ud800"', b"\xff"])
 def test_json_that_strict_parsers_refuse_is_repaired_or_left(raw: bytes) -> None:
-    broken = Turn(raw, read(decode(raw), lambda _: 1))
-    after = repaired([broken, turn_of(GO)], lambda _: 1)
+    broken = Turn(raw, FORMAT.read(raw))
+    after = repaired([broken, turn_of(GO)], FORMAT)
     assert faults([turn.facts for turn in after]) == 0
     assert after[-1].facts.role == "user"
 
@@ -429,6 +431,6 @@ def test_ten_thousand_messages_take_no_longer_than_their_number(shape: str) -> N
     }
     before = turns(shapes[shape])
     started = time.process_time()
-    after = repaired(before, message_tokens)
+    after = repaired(before, FORMAT)
     assert time.process_time() - started < 5
     assert faults([turn.facts for turn in after]) == 0

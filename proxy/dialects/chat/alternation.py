@@ -10,18 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from proxy.compaction.message import (
-    HEAD_ROLES,
-    RESULT_ROLES,
-    Message,
-    MessageCounter,
-    decode,
-    encode,
-    replace_field,
-    text_of,
-)
-from proxy.compaction.parts import is_text_part
+from proxy.compaction.format import Format
 from proxy.compaction.render import OutgoingMessage
+from proxy.dialects.chat.parts import is_text_part, text_of
+from proxy.dialects.unit_json import Message, decode, encode, replace_field
 
 NOTE = "[system note] "
 """Prefix for the text of a system message that was moved into a user message."""
@@ -32,12 +24,14 @@ OPENING = "(The beginning of this conversation is not shown.)"
 NOTED = "(The results are noted.)"
 """Assistant message that is inserted between a tool result and a user message."""
 
+_HEAD = ("system", "developer")
+_RESULTS = ("tool", "function")
 _CALLS = ("tool_calls", "function_call")
 # Two messages can't be merged if both have one of these.
 _SINGLE = (*_CALLS, "refusal", "audio")
 
 
-def alternating(pieces: Sequence[OutgoingMessage], count: MessageCounter) -> list[OutgoingMessage]:
+def alternating(pieces: Sequence[OutgoingMessage], format: Format) -> list[OutgoingMessage]:
     """Return the same messages in a sequence that strict templates accept.
 
     - Merge consecutive user messages, and consecutive assistant messages up to the first one with tool calls. Strings
@@ -55,16 +49,16 @@ def alternating(pieces: Sequence[OutgoingMessage], count: MessageCounter) -> lis
     Apply it last: the other steps rebuild a message from the bytes of one turn and would lose the merged text.
     """
     members = [_Member(piece, decode(piece.raw)) for piece in pieces]
-    leading = next((i for i, member in enumerate(members) if member.role not in HEAD_ROLES), len(members))
+    leading = next((i for i, member in enumerate(members) if member.role not in _HEAD), len(members))
     runs = _leading(members[:leading])
     body = _runs(note for member in members[leading:] if (note := _as_note(member)) is not None)
-    if body and body[0].role in ("assistant", *RESULT_ROLES):
+    if body and body[0].role in ("assistant", *_RESULTS):
         runs.append(_said("user", OPENING))
     for place, run in enumerate(body):
-        if run.role == "user" and place and body[place - 1].role in RESULT_ROLES:
+        if run.role == "user" and place and body[place - 1].role in _RESULTS:
             runs.append(_said("assistant", NOTED))
         runs.append(run)
-    return [run.piece(count) for run in runs]
+    return [run.piece(format) for run in runs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +108,7 @@ class _Run:
         self.members.append(member)
         return True
 
-    def piece(self, count: MessageCounter) -> OutgoingMessage:
+    def piece(self, format: Format) -> OutgoingMessage:
         first = self.members[0]
         if len(self.members) == 1 and not first.made:
             return first.piece
@@ -124,7 +118,7 @@ class _Run:
             for key, value in self._further_fields():
                 raw = replace_field(raw, key, value)
         turns = [member.piece.turn for member in self.members if member.piece.turn is not None]
-        return OutgoingMessage(raw, count(decode(raw)), turns[-1] if turns else None)
+        return OutgoingMessage(raw, format.tokens(raw), turns[-1] if turns else None)
 
     def _further_fields(self) -> Iterator[tuple[str, object]]:
         """Yield the fields that only later messages have."""
@@ -159,7 +153,7 @@ def _leading(members: list[_Member]) -> list[_Run]:
 
 def _as_note(member: _Member) -> _Member | None:
     """Convert a system message to a user message; ``None`` if it has no text. Keep other messages."""
-    if member.role not in HEAD_ROLES or not member.readable:
+    if member.role not in _HEAD or not member.readable:
         return member
     content = member.message.get("content")
     if not text_of(member.message).strip():

@@ -8,24 +8,15 @@ counts, so a quotation later in a message isn't recognized.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxy.compaction.parts import Message, is_text_part
+from proxy.compaction.format import ForeignSummary
 
 
 @dataclass(frozen=True, slots=True)
-class ForeignSummary:
-    """A summary in a message: the tool that wrote it, its text, and the user's own texts around it, in order."""
-
-    tool: str
-    summary: str
-    words: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """The format of one tool's summary.
+class SummaryWording:
+    """The wording of one tool's summary.
 
     - ``opening`` matches at the beginning of a text. The optional group ``before`` is the user's own text; ``note``
       belongs to the summary. Every repetition in the pattern is bounded.
@@ -51,9 +42,9 @@ _ANY = frozenset({"user", "assistant", "system", "developer"})
 _TAG = ("</summary>", "</summary>")
 
 # Each entry quotes the wording of a tool and names its source, as of November 2026.
-FORMATS = (
+WORDINGS = (
     # This project's summary_message.py: from another proxy in between, or a client that stored an outgoing request.
-    Format(
+    SummaryWording(
         "compaction proxy",
         _ANY,
         _opening(r"<conversation_summary>\s{0,4}(?:The beginning of this conversation [^\n]{0,1000}\n{1,2})?"),
@@ -62,9 +53,9 @@ FORMATS = (
     ),
     # langchain-ai/langchain, libs/langchain_v1/langchain/agents/middleware/summarization.py, _build_new_messages;
     # also the JavaScript edition (summaryPrefix) and DeepAgents without a backend.
-    Format("LangChain", _ANY, _opening(r"Here is a summary of the conversation to date:\s{0,4}")),
+    SummaryWording("LangChain", _ANY, _opening(r"Here is a summary of the conversation to date:\s{0,4}")),
     # langchain-ai/deepagents, libs/deepagents/deepagents/middleware/summarization.py, _build_new_messages_with_path.
-    Format(
+    SummaryWording(
         "DeepAgents",
         _USER,
         _opening(
@@ -76,7 +67,7 @@ FORMATS = (
     ),
     # Claude Code: closed source; from published session transcripts of 2025 and 2026, with and without the closing
     # sentences. Cline: cline/cline, src/core/prompts/contextManagement.ts, continuationPrompt.
-    Format(
+    SummaryWording(
         "Claude Code, Cline",
         _USER,
         _opening(
@@ -100,7 +91,7 @@ FORMATS = (
         ),
     ),
     # openai/codex, codex-rs/core/templates/compact/summary_prefix.md.
-    Format(
+    SummaryWording(
         "Codex CLI",
         _ANY,
         _opening(
@@ -109,7 +100,7 @@ FORMATS = (
         ),
     ),
     # anomalyco/opencode, packages/core/src/session/runner/to-llm-message.ts.
-    Format(
+    SummaryWording(
         "opencode",
         _USER,
         _opening(
@@ -120,14 +111,14 @@ FORMATS = (
     ),
     # opencode 1.x and Kilo Code: packages/opencode/src/session/compaction.ts, SUMMARY_TEMPLATE: the assistant's answer,
     # all sections in this order.
-    Format(
+    SummaryWording(
         "opencode 1",
         frozenset({"assistant"}),
         _opening(r"(?=## Goal\n.{1,4000}?\n## Constraints & Preferences\n.{1,8000}?\n## Progress\n### Done\n)"),
     ),
     # NousResearch/hermes-agent, agent/context_compressor.py: SUMMARY_PREFIX, its earlier wordings, and the delimiters
     # of a summary merged into the message after it.
-    Format(
+    SummaryWording(
         "Hermes",
         frozenset({"user", "assistant"}),
         _opening(
@@ -144,16 +135,16 @@ FORMATS = (
         ),
     ),
     # google-gemini/gemini-cli, packages/core/src/services/chatCompressionService.ts; also Qwen Code.
-    Format(
+    SummaryWording(
         "Gemini CLI",
         _USER,
         _opening(r"(?:<scratchpad>.{0,50000}?</scratchpad>\s{0,4})?<state_snapshot>\s{0,4}"),
         (("</state_snapshot>", "</state_snapshot>"),),
     ),
     # RooCodeInc/Roo-Code, src/core/condense/index.ts, and forks: the first of several text parts.
-    Format("Roo Code", _USER, _opening(r"## Conversation Summary\n"), parts_only=True),
+    SummaryWording("Roo Code", _USER, _opening(r"## Conversation Summary\n"), parts_only=True),
     # earendil-works/pi, COMPACTION_SUMMARY_PREFIX and _SUFFIX; also its forks.
-    Format(
+    SummaryWording(
         "pi",
         _USER,
         _opening(
@@ -165,67 +156,55 @@ FORMATS = (
 )
 
 
-def foreign_summary(message: Message) -> str | None:
-    """Return the text of the summary if a known tool wrote the message; otherwise ``None``."""
-    found = recognised(message)
-    return found.summary if found else None
+def find_summary(role: str, texts: Sequence[str], *, listed: bool) -> ForeignSummary | None:
+    """Return the summary in a message's texts and the user's own texts; ``None`` if no known tool wrote it.
 
-
-def recognised(message: Message) -> ForeignSummary | None:
-    """Return the summary in a message and the user's own texts; ``None`` if no known tool wrote it.
-
-    Only user messages have such texts. In a message of another role, text around the summary counts as part of it.
-    An empty summary isn't recognized.
+    ``listed`` means that the texts are parts of a list. Only user messages have texts of the user. In a message of
+    another role, text around the summary counts as part of it. An empty summary isn't recognized.
     """
-    role, content = message.get("role"), message.get("content")
-    texts = [content] if isinstance(content, str) else [part["text"] for part in _parts(content)]
     for place, text in enumerate(texts):
-        form = _format(text, str(role), listed=not isinstance(content, str))
-        if form is None:
+        wording = _wording(text, role, listed=listed)
+        if wording is None:
             continue
-        summary, beside = _split(form, text)
+        summary, beside = _split(wording, text)
         beside = [*texts[:place], *beside, *texts[place + 1 :]]
         if role != "user":
             summary = "\n\n".join([summary, *beside])
             beside = []
         kept = tuple(words for words in (text.strip() for text in beside) if words)
-        return ForeignSummary(form.tool, summary.strip(), kept) if summary.strip() else None
+        return ForeignSummary(wording.tool, summary.strip(), kept) if summary.strip() else None
     return None
 
 
-def _parts(content: object) -> Iterator[dict[str, str]]:
-    return (part for part in content if is_text_part(part)) if isinstance(content, list) else iter(())
-
-
-def _format(text: str, role: str, *, listed: bool) -> Format | None:
-    for form in FORMATS:
-        if role in form.roles and (listed or not form.parts_only) and form.opening.match(text):
-            return form
+def _wording(text: str, role: str, *, listed: bool) -> SummaryWording | None:
+    for wording in WORDINGS:
+        if role in wording.roles and (listed or not wording.parts_only) and wording.opening.match(text):
+            return wording
     return None
 
 
-def _split(form: Format, text: str) -> tuple[str, list[str]]:
-    """Return the summary in a text of this format, and the user's own texts."""
-    opening = form.opening.match(text)
+def _split(wording: SummaryWording, text: str) -> tuple[str, list[str]]:
+    """Return the summary in a text of this wording, and the user's own texts."""
+    opening = wording.opening.match(text)
     if opening is None:
-        raise ValueError("the text is not of this format")
+        raise ValueError("the text has another wording")
     found = opening.groupdict()
-    end, after = _closing(form, text, opening.end())
+    end, after = _closing(wording, text, opening.end())
     summary = text[opening.end() : end]
     words = [found.get("before") or ""]
-    if form.quotes:
-        summary, quoted = _unquoted(summary, *form.quotes)
+    if wording.quotes:
+        summary, quoted = _unquoted(summary, *wording.quotes)
         words += quoted
     return (found.get("note") or "") + summary, [*words, text[after:]]
 
 
-def _closing(form: Format, text: str, start: int) -> tuple[int, int]:
+def _closing(wording: SummaryWording, text: str, start: int) -> tuple[int, int]:
     """Return the start and end of the tool's closing words after ``start``; the text's end if there are none.
 
     The last occurrence counts, because a summary may quote the closing words of an earlier summary.
     """
     closings = [(len(text), len(text))]
-    for first, last in form.closings:
+    for first, last in wording.closings:
         place = text.rfind(last, start)
         if place >= 0:
             after = place + len(last)

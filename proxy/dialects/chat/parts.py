@@ -6,27 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-Message = Mapping[str, Any]
-
-MEDIA_LABELS = {
-    "image_url": "image",
-    "input_image": "image",
-    "image": "image",
-    "image_file": "image",
-    "input_audio": "audio",
-    "audio_url": "audio",
-    "audio": "audio",
-    "video_url": "video",
-    "input_video": "video",
-    "video": "video",
-    "file": "file",
-    "input_file": "file",
-    "document": "file",
-}
-"""The ``type`` of each media part, with its name in labels.
-
-The stages remove these parts, and ``tokens.media`` counts them. No other list of media types exists.
-"""
+from proxy.dialects.unit_json import Message
+from proxy.tokens.media import MEDIA_LABELS
 
 
 def text_of(message: Message) -> str:
@@ -51,7 +32,7 @@ def part_text(part: object) -> str:
     return f"[{MEDIA_LABELS.get(kind, kind)}]"
 
 
-def said(message: Message) -> str:
+def text_without_media(message: Message) -> str:
     """Return the text of a message without its media: the content, or the text parts of it, one per line."""
     content = message.get("content")
     if isinstance(content, str):
@@ -59,7 +40,7 @@ def said(message: Message) -> str:
     return "\n".join(filter(None, (part_text(part) for part in parts_of(message) if _label(part) is None)))
 
 
-def shown(message: Message) -> str:
+def labels_of(message: Message) -> str:
     """Return a label for the parts that aren't text, such as ``[3 × image, file]``; empty if there are none.
 
     The label names at most four kinds of parts, so its length is bounded.

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from proxy.compaction.parts import is_media_part, is_text_part, part_text, said, shown, text_of, without_media
+from proxy.dialects.chat.parts import (
+    is_media_part,
+    is_text_part,
+    labels_of,
+    part_text,
+    text_of,
+    text_without_media,
+    without_media,
+)
 
 TEXT = {"type": "text", "text": "hello"}
 IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
@@ -19,14 +27,14 @@ def test_media_become_labels_in_the_visible_text() -> None:
 
 
 def test_text_and_labels_are_available_separately() -> None:
-    assert said(MIXED) == "hello"
-    assert shown(MIXED) == "[2 × image, file]"
-    assert shown({"content": "plain"}) == ""
+    assert text_without_media(MIXED) == "hello"
+    assert labels_of(MIXED) == "[2 × image, file]"
+    assert labels_of({"content": "plain"}) == ""
 
 
 def test_a_label_names_at_most_four_kinds() -> None:
     parts = [{"type": f"kind{number}"} for number in range(6)]
-    assert shown({"content": parts}) == "[kind0, kind1, kind2, kind3, other parts]"
+    assert labels_of({"content": parts}) == "[kind0, kind1, kind2, kind3, other parts]"
 
 
 def test_media_are_removed() -> None:

@@ -1,0 +1,116 @@
+"""How the engine reads, counts, and rewrites the units of a conversation. Each dialect implements it once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from proxy.compaction.turn import Facts, Turn
+
+if TYPE_CHECKING:
+    from proxy.compaction.render import OutgoingMessage
+
+TextCounter = Callable[[str], int]
+"""Count the tokens of a text with the tokenizer of the requested model."""
+
+Rewrite = Callable[[str, str], str | None]
+"""Take a tool's name and the text of a call's arguments. Return shorter arguments; ``None`` to keep them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignSummary:
+    """A summary in a unit: the tool that wrote it, its text, and the user's own texts around it, in order."""
+
+    tool: str
+    summary: str
+    user_text: tuple[str, ...]
+
+
+class Format(Protocol):
+    """Access to the JSON of units. Every method takes any bytes, and treats unknown shapes as empty."""
+
+    def read(self, raw: bytes) -> Facts:
+        """Return the facts of a unit."""
+        ...
+
+    def tokens(self, raw: bytes, facts: Facts | None = None) -> int:
+        """Return the tokens of a unit with its frame. ``facts`` are those of the unit that ``raw`` was made from."""
+        ...
+
+    def text_tokens(self, text: str) -> int:
+        """Return the tokens of a text without a frame."""
+        ...
+
+    def frame_tokens(self, raw: bytes, facts: Facts) -> int:
+        """Return the tokens that a unit would have without its text and its media."""
+        ...
+
+    def inner_tokens(self, facts: Facts) -> TextCounter:
+        """Return a counter for text inside such a unit. Some providers escape the texts of results."""
+        ...
+
+    def text(self, raw: bytes) -> str:
+        """Return the visible text. Parts that aren't text become a label, for example ``[image]``."""
+        ...
+
+    def arguments(self, raw: bytes) -> list[tuple[str, str]]:
+        """Return the name and the arguments of each tool call, as text."""
+        ...
+
+    def replaceable_text(self, raw: bytes) -> str | None:
+        """Return the text that ``with_text`` replaces; ``None`` if there is none."""
+        ...
+
+    def with_text(self, raw: bytes, text: str) -> bytes:
+        """Replace the text of a unit. Other parts and fields keep their bytes."""
+        ...
+
+    def with_result(self, raw: bytes, text: str) -> bytes:
+        """Replace everything that a result contains with a text."""
+        ...
+
+    def with_arguments(self, raw: bytes, rewrite: Rewrite) -> bytes:
+        """Replace the arguments of calls. Return ``raw`` itself if ``rewrite`` keeps them all."""
+        ...
+
+    def has_media(self, raw: bytes) -> bool:
+        """Return whether a unit contains an image, audio, video, or file."""
+        ...
+
+    def without_media(self, raw: bytes) -> bytes:
+        """Return a unit without its media parts."""
+        ...
+
+    def with_labels(self, raw: bytes, label: Callable[[str], str]) -> bytes:
+        """Replace each media part with a text. ``label`` takes the kind of the part, such as ``image``."""
+        ...
+
+    def user_text(self, raw: bytes) -> list[tuple[str, str]]:
+        """Return the user's own texts in a unit, each with a label for its media.
+
+        A unit with another tool's summary has no labels, and its summary isn't one of the texts.
+        """
+        ...
+
+    def foreign_summary(self, raw: bytes) -> ForeignSummary | None:
+        """Return the summary that another tool wrote into a unit; ``None`` if there is none."""
+        ...
+
+    def summary(self, role: str, text: str) -> bytes:
+        """Return the unit that replaces a part of a conversation. ``role`` is the policy's ``summary.role``."""
+        ...
+
+    def needs_repair(self, messages: Sequence[Facts]) -> bool:
+        """Return whether a strict server may reject these units. The check is fast and may be wrong in one way only:
+        it can return true for a valid conversation.
+        """
+        ...
+
+    def repaired(self, turns: Sequence[Turn]) -> list[Turn]:
+        """Return the units of a whole request in a form that a strict server accepts."""
+        ...
+
+    def alternating(self, pieces: Sequence[OutgoingMessage]) -> list[OutgoingMessage]:
+        """Return the units in a form in which user and assistant alternate, starting with the user."""
+        ...

@@ -1,0 +1,94 @@
+"""A unit of a conversation, such as a chat message, with what the engine knows about it.
+
+The engine never reads the JSON of a unit. It works with ``Facts``, and asks a ``Format`` for anything else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    from proxy.compaction.format import Format
+
+Kind = Literal["system", "user", "assistant", "result", ""]
+"""The part that a unit plays in a conversation; empty if it's unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call."""
+
+    id: str
+    name: str
+
+
+@dataclass(slots=True)
+class Facts:
+    """Cached properties of a unit, so that it's read and counted only once.
+
+    - ``kind`` is what the engine distinguishes; ``role`` is the API's own word for it.
+    - ``digest`` identifies the content. It doesn't depend on how the JSON is written.
+    - ``calls`` are the tool calls in the unit. ``answers`` is the id of the call that a result answers.
+    - ``length`` is the length of a result's text in characters. ``said`` is a digest of its content only.
+    - ``media`` means that there are media parts; ``apart`` is their share of ``tokens``.
+    - ``estimated`` means that the tokens of some media can't be derived from their bytes.
+    - ``foreign`` means that a user's unit contains another tool's summary.
+    - ``empty`` means that the unit is an assistant's and has neither content nor calls.
+    - ``wide`` means that a result's text contains non-ASCII characters. Some providers count those differently if the
+      result answers one of several calls. ``one_of_several`` caches the facts for that case, in which ``parallel`` is
+      true.
+    - ``forms`` caches the output of the stages, by stage and settings; ``None`` means unchanged.
+    - ``pinned`` caches whether the unit matches a policy's pin patterns.
+    """
+
+    kind: Kind
+    role: str
+    tokens: int
+    digest: bytes
+    calls: tuple[Call, ...] = ()
+    answers: str | None = None
+    length: int = 0
+    said: bytes = b""
+    media: bool = False
+    apart: int = 0
+    estimated: bool = False
+    foreign: bool = False
+    empty: bool = False
+    wide: bool = False
+    parallel: bool = False
+    one_of_several: Facts | None = None
+    forms: dict[tuple[str, object], Turn | None] = field(default_factory=dict)
+    pinned: dict[tuple[str, ...], bool] = field(default_factory=dict)
+
+    @property
+    def text_tokens(self) -> int:
+        """Return the tokens of the unit without its media parts. Limits on texts apply to these."""
+        return self.tokens - self.apart
+
+    @property
+    def id(self) -> str:
+        """Return the unit's id in the archive: 20 hexadecimal digits."""
+        return self.digest.hex()[:20]
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """A unit of a conversation, with its facts.
+
+    ``raw`` contains the bytes from the client or from the stage that rewrote them.
+    """
+
+    raw: bytes
+    facts: Facts
+
+    def rewritten(self, raw: bytes, format: Format) -> Turn | None:
+        """Return the unit with new bytes and the same identity; ``None`` if it isn't shorter."""
+        if len(raw) >= len(self.raw):
+            return None
+        tokens = format.tokens(raw, self.facts)
+        if tokens >= self.facts.tokens:
+            return None
+        media = self.facts.media and format.has_media(raw)
+        return Turn(raw, replace(self.facts, tokens=tokens, media=media, apart=self.facts.apart * media, forms={}))
