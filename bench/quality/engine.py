@@ -150,7 +150,7 @@ class Engine:
         counter = self._counter(window)
         raws = [msgspec.json.encode(message) for message in conversation.messages]
         case = _case(raws, window, counter, policy, conversation.name, _no_models)
-        turns = await self._remembered.turns(case.body.messages, counter)
+        turns = await self._remembered.turns(case.body.units, counter)
         total = counter.overhead(case.body.overhead_fields())
         stages = cheap_stages(case.rules, turns, counter.message)
         for index, original in enumerate(turns):

@@ -18,6 +18,7 @@ from proxy.cli.profile_report import render, wide_console
 from proxy.cli.table_differences import differences
 from proxy.config import Policy, Route, Settings, load
 from proxy.config.issues import near
+from proxy.dialects.chat.dialect import CHAT
 from proxy.dialects.chat.request import ChatRequest, parse
 from proxy.errors import ConfigurationError
 from proxy.limits.profiles import Profile
@@ -115,7 +116,7 @@ def explained(file: Path, config: Path | None, model: str | None, policy: str | 
     """Print how the proxy would compact the request in a file. Raises ``ConfigurationError``."""
     settings = load(config, os.environ)
     body = parse(file.read_bytes())
-    if not body.messages:
+    if not body.units:
         raise ConfigurationError(f"{file}: {_why_nothing(file.read_bytes())}")
     if model is not None:
         body = replace(body, model=model)
@@ -161,7 +162,7 @@ def _case(service: Runtime, body: ChatRequest, policy: Policy, route: Route, pro
 
     return CompactionInput(
         body=body,
-        counter=service.measures.counter(profile),
+        counter=service.measures.counter(profile, CHAT),
         policy=policy,
         mode="shadow",
         budget=most,

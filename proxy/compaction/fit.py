@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from proxy.compaction.bounds import COMMA
-from proxy.compaction.conditions import Clause
 from proxy.compaction.format import Format
+from proxy.compaction.pressure import COMMA
 from proxy.compaction.render import OutgoingMessage, RenderedConversation, clip_marker
 from proxy.compaction.rules import ArgumentRules, MediaRules, Rules
 from proxy.compaction.stages import arguments, media, results
+from proxy.compaction.triggers import Clause
 from proxy.compaction.turn import Turn
 
 NAME = "fit"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from proxy.compaction.format import Format
-from proxy.compaction.searching import Search, search_for, whole
+from proxy.compaction.linear_regex import Search, search_for, whole
 from proxy.compaction.turn import Turn
 
 

@@ -31,8 +31,8 @@ class Plan:
     - ``clips``: the token limits of messages that are too large, by index.
     - ``upcoming``: the next checkpoint, if the planner chose it before the trigger fired.
     - ``replaced``: the tokens before each checkpoint, including the upcoming one.
-    - ``carried``: for each checkpoint, the user message before it that is sent unchanged after the summary.
-    - ``standing``: the messages before the last checkpoint that are kept.
+    - ``current_user_message``: the user message before each checkpoint that is sent unchanged after the summary.
+    - ``retained``: the messages before the last checkpoint that are kept.
     - ``omitted``: the system messages that aren't kept, for the last checkpoint and the upcoming one.
     - ``pinned``: the messages that no stage may change.
     """
@@ -43,8 +43,8 @@ class Plan:
     clips: dict[int, int] = field(default_factory=dict)
     upcoming: int | None = None
     replaced: dict[int, int] = field(default_factory=dict)
-    carried: dict[int, int] = field(default_factory=dict)
-    standing: tuple[int, ...] = ()
+    current_user_message: dict[int, int] = field(default_factory=dict)
+    retained: tuple[int, ...] = ()
     omitted: dict[int, tuple[int, ...]] = field(default_factory=dict)
     pinned: frozenset[int] = frozenset()
 
@@ -99,8 +99,8 @@ def assemble_plan(
         clips=clips,
         upcoming=None if pending is None else starts[pending],
         replaced={starts[g]: sizes.total[g] for g in places},
-        carried=carried,
-        standing=tuple(standing),
+        current_user_message=carried,
+        retained=tuple(standing),
         omitted={starts[g]: _omitted(sizes, g, body) for g in places[-2:]},
         pinned=pinned,
     )

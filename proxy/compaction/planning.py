@@ -11,13 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from proxy.compaction.bounds import NEARING, PRESSING, ROOM, BytePressure, MessagePressure, Pressure, part
-from proxy.compaction.conditions import Clause, Trigger, any_met, lowest_level, share_of
 from proxy.compaction.format import Format
 from proxy.compaction.gains import Gains
 from proxy.compaction.plan import Frontier as Frontier
 from proxy.compaction.plan import Plan as Plan
 from proxy.compaction.plan import assemble_plan
+from proxy.compaction.pressure import NEARING, PRESSING, ROOM, BytePressure, MessagePressure, Pressure, part
 from proxy.compaction.projection import Projection
 from proxy.compaction.rules import Envelope, Rules, caps
 from proxy.compaction.sizes import Sizes
@@ -25,6 +24,7 @@ from proxy.compaction.stage_gains import stage_gains
 from proxy.compaction.stages import arguments, cheap_stages, media, results
 from proxy.compaction.stages.stage import Stage
 from proxy.compaction.standing import Standing
+from proxy.compaction.triggers import Clause, Trigger, any_met, lowest_level, share_of
 from proxy.compaction.turn import Turn
 
 FULL = 0.95

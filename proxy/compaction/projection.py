@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from proxy.compaction.bounds import SUMMARY_BYTES, BytePressure, MessagePressure, kept_sizes
 from proxy.compaction.gains import Gains
+from proxy.compaction.pressure import SUMMARY_BYTES, BytePressure, MessagePressure, kept_sizes
 from proxy.compaction.rules import ROOM_TO_GROW, SUMMARY_FRAME_TOKENS, Envelope, SectionLimits
 from proxy.compaction.sizes import Sizes
 from proxy.compaction.turn import Turn

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxy.compaction.bounds import COMMA
 from proxy.compaction.format import Format
 from proxy.compaction.plan import Plan
+from proxy.compaction.pressure import COMMA
 from proxy.compaction.rules import Rules
 from proxy.compaction.stages import NAMES, cheap_stages, media, results
 from proxy.compaction.stages.stage import kept_as
@@ -107,8 +107,8 @@ def render(
 
 def before_cut(plan: Plan) -> list[int]:
     """Return the indexes of the kept messages from before the cut, in order."""
-    carried = plan.carried.get(plan.cut) if plan.cut else None
-    return sorted({*plan.standing, *([] if carried is None else [carried])})
+    carried = plan.current_user_message.get(plan.cut) if plan.cut else None
+    return sorted({*plan.retained, *([] if carried is None else [carried])})
 
 
 def clip_marker(turn: Turn, rules: Rules) -> str:

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from proxy.compaction.bounds import UNBOUNDED, Bounds
-from proxy.compaction.conditions import Clause, Trigger, lowest_level, share_of
 from proxy.compaction.pins import Pins
+from proxy.compaction.pressure import UNBOUNDED, Bounds
+from proxy.compaction.triggers import Clause, Trigger, lowest_level, share_of
 from proxy.compaction.turn import Facts
 
 

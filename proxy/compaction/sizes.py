@@ -5,10 +5,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from proxy.compaction.conditions import Clause, share_of
 from proxy.compaction.groups import group_starts
 from proxy.compaction.rules import LABEL_TOKENS, SMALLEST_RESULT, USER_FRAME_TOKENS
 from proxy.compaction.standing import Standing
+from proxy.compaction.triggers import Clause, share_of
 from proxy.compaction.turn import Turn
 
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from pydantic_core import PydanticCustomError, PydanticKnownError
 from typing_extensions import TypeAliasType
 
-from proxy.compaction.conditions import Clause, Trigger
-from proxy.compaction.searching import search_for
+from proxy.compaction.linear_regex import search_for
+from proxy.compaction.triggers import Clause, Trigger
 from proxy.config.issues import near
 from proxy.config.patterns import endless, unclear, unsearchable
 from proxy.config.suggestions import condition_for, number_for

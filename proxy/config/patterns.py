@@ -16,7 +16,7 @@ from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
 
-from proxy.compaction.searching import NotSearchable, search_for
+from proxy.compaction.linear_regex import NotSearchable, search_for
 
 
 class Flaw(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from proxy.compaction.conditions import Clause, Trigger
+from proxy.compaction.triggers import Clause, Trigger
 from proxy.config.fields import (
     Count,
     CountOrZero,

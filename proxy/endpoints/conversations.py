@@ -1,7 +1,7 @@
-"""Serve ``POST /v1/chat/completions``, from the client's bytes to the upstream's response and back.
+"""Serve a conversation, from the client's bytes to the upstream's response and back.
 
 authenticate the caller              pipeline.context, access.authenticator
-read and parse the body              http.request_body, dialects.chat.request
+read and parse the body              http.request_body, dialects.dialect
 find the model's limits              pipeline.measures, pipeline.budget
 compact, send, and retry             pipeline.attempts
 send the response                    endpoints.reply
@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from proxy.access.admission import BodyLease
 from proxy.access.authenticator import Caller, for_model, may_use
 from proxy.config import Route
-from proxy.dialects.chat.request import MESSAGE_BYTES, ChatRequest, named, parsed
+from proxy.dialects.dialect import Dialect, Request
 from proxy.endpoints.paths import DEPLOYMENT
 from proxy.endpoints.reply import send_answer, send_error_event, send_rest
 from proxy.endpoints.restrictions import check_body
@@ -37,11 +37,16 @@ from proxy.telemetry.metrics import TOKENS_REMOVED, requests
 log = structlog.get_logger(__name__)
 
 
-class ChatCompletions:
-    """``POST /v1/chat/completions``."""
+UNIT_BYTES = 1_000
+"""Bytes of memory that a request takes for each unit, such as a chat message, in addition to its body."""
 
-    def __init__(self, service: Services) -> None:
+
+class Conversations:
+    """The endpoint of one dialect, such as ``POST /v1/chat/completions``."""
+
+    def __init__(self, service: Services, dialect: Dialect) -> None:
         self._service = service
+        self._dialect = dialect
         budgets = TokenBudgets(service)
         self._attempts = Attempts(service, budgets)
         self._usage_feedback = UsageFeedback(service, budgets, self._attempts.compaction_input)
@@ -80,16 +85,16 @@ class ChatCompletions:
         scope, caller, configuration = request.scope, request.caller, request.configuration
         server = configuration.settings.server
         now = clock.now()
-        body = await parsed(came.pop())
+        body = await self._dialect.parse(came.pop())
         if (deployment := scope.get(DEPLOYMENT)) is not None:
-            body = named(body, deployment)
-        if len(body.messages) > MANY:
-            await held.more(MESSAGE_BYTES * len(body.messages))
+            body = body.named(deployment)
+        if len(body.units) > MANY:
+            await held.more(UNIT_BYTES * len(body.units))
         route = _route(configuration, body, caller)
         if caller.models is not None:
             await check_body(scope, caller, body.raw)
         caller = for_model(caller, body.model or "")
-        profile, counter = await self._service.measure(route, configuration)
+        profile, counter = await self._service.measure(route, configuration, self._dialect)
         context = ConversationContext(
             id=request.id,
             started=request.started,
@@ -97,6 +102,7 @@ class ChatCompletions:
             scope=scope,
             via=request.via,
             caller=caller,
+            dialect=self._dialect,
             body=body,
             route=route,
             profile=profile,
@@ -145,7 +151,7 @@ class ChatCompletions:
         return feedback
 
 
-def _route(configuration: ConfigSnapshot, body: ChatRequest, caller: Caller) -> Route:
+def _route(configuration: ConfigSnapshot, body: Request, caller: Caller) -> Route:
     model = body.model or ""
     route = configuration.route(model)
     if body.model is None and (route is None or not may_use(caller, model)):

@@ -9,7 +9,8 @@ from starlette.types import Message, Receive, Scope
 
 from proxy.access.admission import BodyLease
 from proxy.access.authenticator import Caller
-from proxy.dialects.chat.request import named, parsed
+from proxy.dialects.chat.dialect import CHAT
+from proxy.dialects.chat.request import parsed
 from proxy.endpoints.paths import AZURE, DEPLOYMENT, PREFIX, error_shape, is_anthropic
 from proxy.endpoints.reply import send_answer
 from proxy.endpoints.restrictions import check_body, check_path
@@ -74,7 +75,7 @@ class PassThrough:
             # A stream may take hours, and the body can't be sent again.
             del body
             held.shrink(0)
-            await send_answer(send, ResponseStart(answer, b"", False, None), [], shape=error_shape(scope))
+            await send_answer(send, ResponseStart(answer, b"", False, None, CHAT.answers), [], shape=error_shape(scope))
 
     async def _body(self, scope: Scope, upload: Upload, held: BodyLease) -> bytes | AsyncIterator[bytes] | None:
         """Return the body to send: ``None``, the whole body, or an iterator over a body that is still arriving."""
@@ -100,7 +101,7 @@ class PassThrough:
             return None, None
         body = await parsed(raw, chat=False)
         if (deployment := scope.get(DEPLOYMENT)) is not None:
-            body = named(body, deployment)
+            body = body.named(deployment)
         if caller.models is not None:
             await check_body(scope, caller, body.raw)
         return body.raw, body.model

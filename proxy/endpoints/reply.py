@@ -7,7 +7,7 @@ import json
 import structlog
 from starlette.types import Send
 
-from proxy.dialects.chat.usage import AnswerTail
+from proxy.dialects.dialect import AnswerTail
 from proxy.errors import ErrorShape, ProxyError, UpstreamInterrupted, error_body
 from proxy.http import sse
 from proxy.http.headers import encoded

@@ -87,7 +87,7 @@ class Attempts:
         await self._services.recall(*context.place)
         budget = self._budgets.of(context)
         case = self.compaction_input(context, budget)
-        if context.body.messages:
+        if context.body.units:
             attempt = await self.prepare(context, budget, case)
         else:
             attempt = Attempt(budget, case, Outcome("none" if case.mode == "enforce" else case.mode))
@@ -140,7 +140,7 @@ class Attempts:
     ) -> Overflow | None:
         """Return the overflow that an empty response indicates, or ``None``."""
         budget, case, outcome = attempt.budget, attempt.case, attempt.outcome
-        if not start.empty or not context.body.messages or case.mode != "enforce" or outcome.verdict == "failed":
+        if not start.empty or not context.body.units or case.mode != "enforce" or outcome.verdict == "failed":
             return None
         counted = int(await self._services.compactor.size(case, outcome) * budget.factor)
         if start.silence:
@@ -242,7 +242,7 @@ class Attempts:
         if remaining <= 0:
             raise UpstreamTimeout(DEADLINE)
         request = Outgoing(
-            body=body.rewritten(messages=outcome.messages, model=model, max_output=outcome.output),
+            body=body.rewritten(units=outcome.messages, model=model, max_output=outcome.output),
             model=route.model,
             stream=body.stream,
             headers=[*headers, (VIA, context.via)],

@@ -123,7 +123,7 @@ class TokenBudgets:
     async def output(self, budget: TokenBudget, case: CompactionInput, outcome: Outcome) -> int | None:
         """Return the output limit to send in place of the requested one, or ``None`` to keep the requested one."""
         window, asked = budget.shared_window, case.body.max_output
-        if window is None or asked is None or not case.body.messages:
+        if window is None or asked is None or not case.body.units:
             return None
         if case.mode != "enforce" or outcome.verdict == "failed":
             return None

@@ -9,10 +9,10 @@ from functools import partial
 import structlog
 from msgspec.structs import replace
 
-from proxy.compaction.bounds import NEARING
-from proxy.compaction.conditions import any_met
 from proxy.compaction.groups import head_length
+from proxy.compaction.pressure import NEARING
 from proxy.compaction.render import OutgoingMessage, RenderedConversation
+from proxy.compaction.triggers import any_met
 from proxy.compaction.turn import Turn
 from proxy.compaction.verify import faults
 from proxy.pipeline.facts_cache import INLINE_BYTES, MANY, FactsCache
@@ -48,7 +48,7 @@ class Compactor:
 
     def surely_small(self, case: CompactionInput) -> bool:
         """Return whether the bytes alone prove that no trigger is met. A token has at least one byte, a message ten."""
-        if case.rules.bounds.reached(len(case.body.messages), len(case.body.raw), NEARING):
+        if case.rules.bounds.reached(len(case.body.units), len(case.body.raw), NEARING):
             return False
         if case.counter.at_most(case.body.raw) >= case.rules.least_size(case.budget):
             return False
@@ -112,7 +112,7 @@ class Compactor:
 
     async def _measure(self, case: CompactionInput) -> tuple[list[Turn], int, int]:
         """Return the messages with their facts, the tokens of tools and framing, and those of the whole request."""
-        turns = await self._facts.turns(case.body.messages, case.counter, case.tenant)
+        turns = await self._facts.turns(case.body.units, case.counter, case.tenant)
         fixed = await self._facts.overhead(case.body, case.counter, case.tenant)
         return turns, fixed, fixed + sum(turn.facts.tokens for turn in turns)
 

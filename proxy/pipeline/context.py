@@ -10,8 +10,7 @@ from starlette.types import Scope
 
 from proxy.access.authenticator import Caller
 from proxy.config import Route
-from proxy.dialects.chat.counting import Counter
-from proxy.dialects.chat.request import ChatRequest
+from proxy.dialects.dialect import Counter, Dialect, Request
 from proxy.http.heartbeat import Heartbeat
 from proxy.http.loop_detection import next_via
 from proxy.http.timers import CoarseTimer
@@ -66,7 +65,8 @@ class ConversationContext(RequestContext):
     retries so far. ``heartbeat`` is for a client that wants a stream.
     """
 
-    body: ChatRequest
+    dialect: Dialect
+    body: Request
     route: Route
     profile: Profile
     counter: Counter | None

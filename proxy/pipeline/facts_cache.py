@@ -20,8 +20,7 @@ import xxhash
 from cachetools import LRUCache
 
 from proxy.compaction.turn import Facts, Turn
-from proxy.dialects.chat.counting import Counter
-from proxy.dialects.chat.request import ChatRequest
+from proxy.dialects.dialect import Counter, Request
 from proxy.tokens.media import has_remote_media
 
 T = TypeVar("T")
@@ -123,7 +122,7 @@ class FactsCache:
             await self.run_if(size > INLINE_BYTES, partial(_put_right, raws, found, places, counter))
         return list(map(Turn, raws, cast(Sequence[Facts], found)))
 
-    async def overhead(self, body: ChatRequest, counter: Counter, tenant: str = "") -> int:
+    async def overhead(self, body: Request, counter: Counter, tenant: str = "") -> int:
         """Return the tokens of a request's tools, response format, and framing. They are counted once per tenant."""
         size = sum(map(len, body.overhead))
         if not size:

@@ -9,16 +9,15 @@ from typing import Literal
 
 import msgspec
 
-from proxy.compaction.bounds import COMMA, SEPARATOR
 from proxy.compaction.fit import fit
 from proxy.compaction.groups import head_length
 from proxy.compaction.planning import Plan, make_plan
+from proxy.compaction.pressure import COMMA, SEPARATOR
 from proxy.compaction.render import OutgoingMessage, RenderedConversation, render
 from proxy.compaction.rules import Envelope, Rules
 from proxy.compaction.turn import Turn
 from proxy.config import Policy
-from proxy.dialects.chat.counting import Counter
-from proxy.dialects.chat.request import ChatRequest
+from proxy.dialects.dialect import Counter, Request
 from proxy.summary.budget import Budget
 from proxy.summary.digest import digest
 from proxy.summary.model import UpstreamSummaryModel
@@ -39,7 +38,7 @@ class CompactionInput(msgspec.Struct, eq=False):
     may store summaries for the caller. ``allowance`` is the caller's budget for summaries.
     """
 
-    body: ChatRequest
+    body: Request
     counter: Counter
     policy: Policy
     mode: Literal["enforce", "shadow", "off"]
@@ -87,7 +86,7 @@ class CompactionJob:
         if rendered.tokens + self.fixed < self.before:
             return True
         bounds, came = self.case.rules.bounds, self.case.body
-        crowded = bounds.reached(len(came.messages), 0) and len(rendered.pieces) < len(came.messages)
+        crowded = bounds.reached(len(came.units), 0) and len(rendered.pieces) < len(came.units)
         heavy = bounds.reached(0, len(came.raw)) and rendered.bytes + around_messages(came) < len(came.raw)
         return crowded or heavy
 
@@ -116,14 +115,14 @@ class CompactionJob:
             start = position
             # The summary message doesn't quote the carried message.
             place = chain.copy()
-            place.update(repr(self.plan.carried.get(position)).encode())
+            place.update(repr(self.plan.current_user_message.get(position)).encode())
             keys.append(Checkpoint(position, place.hexdigest(), content.hexdigest()))
         self._checkpoints[tuple(positions)] = keys
         return keys
 
     def quoted(self, position: int) -> list[Turn]:
         """Return the turns before a checkpoint, without those that are sent unchanged."""
-        apart = {*self.plan.pinned, self.plan.carried.get(position, -1)}
+        apart = {*self.plan.pinned, self.plan.current_user_message.get(position, -1)}
         return [turn for index, turn in enumerate(self.body[:position]) if index not in apart]
 
     def archived(self, position: int) -> str | None:
@@ -154,9 +153,9 @@ def needs_repair(case: CompactionInput, turns: Sequence[Turn]) -> bool:
     return case.policy.repair and case.counter.format.needs_repair([turn.facts for turn in turns])
 
 
-def around_messages(body: ChatRequest, separator: int = COMMA) -> int:
+def around_messages(body: Request, separator: int = COMMA) -> int:
     """Return the bytes of a body outside its messages. ``separator`` is the bytes between two messages."""
-    return max(0, len(body.raw) - sum(len(raw) + separator for raw in body.messages))
+    return max(0, len(body.raw) - sum(len(raw) + separator for raw in body.units))
 
 
 def fixed_tokens(turns: Sequence[Turn], fixed: int) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator
 import structlog
 
 from proxy.config import Settings
-from proxy.dialects.chat.counting import Counter, key_of
+from proxy.dialects.dialect import Counter, Dialect
 from proxy.errors import ConfigurationError
 from proxy.limits.profiles import Profile, Profiles
 from proxy.limits.profiles.corrections import FAMILIES
@@ -55,18 +55,18 @@ class Measures:
         self._error = None
         self._repaired(TABLE)
 
-    def counter(self, profile: Profile) -> Counter:
+    def counter(self, profile: Profile, dialect: Dialect) -> Counter:
         """Return the counter for a profile; profiles that count alike share one. Raises ``ConfigurationError``."""
-        key = key_of(profile)
+        key = dialect.name, dialect.counter_key(profile)
         counter = self._counters.get(key)
         if counter is None:
-            counter = self._counters[key] = Counter(profile)
+            counter = self._counters[key] = dialect.counter(profile)
         return counter
 
-    async def usable(self, profile: Profile) -> Counter | None:
+    async def usable(self, profile: Profile, dialect: Dialect) -> Counter | None:
         """Return the counter for a profile, or ``None`` if its tokenizer can't be used."""
         try:
-            counter = self.counter(profile)
+            counter = self.counter(profile, dialect)
             if profile.tokenizer in self.unavailable:
                 await asyncio.to_thread(encoding, profile.tokenizer)
                 self._repaired(profile.tokenizer)

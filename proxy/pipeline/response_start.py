@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from proxy.dialects.chat.first_bytes import ContentDetector, fast_path
-from proxy.dialects.chat.stream import Start
-from proxy.dialects.chat.usage import gives_up, is_silence, read_usage
+from proxy.dialects.chat.dialect import CHAT
+from proxy.dialects.dialect import Answers
 from proxy.errors import RequestError
 from proxy.http.decompression import Unpacking, unpack
 from proxy.overflow import Overflow, recognise
@@ -35,10 +34,11 @@ LARGE_REQUEST = 262_144
 
 
 class Asked(msgspec.Struct, eq=False, frozen=True):
-    """The body of a request, and whether a rate limit that this request alone exceeds is an overflow."""
+    """The body of a request, whether a rate limit that this request alone exceeds is an overflow, and its dialect."""
 
     body: bytes = b""
     rate_limits: bool = False
+    answers: Answers = CHAT.answers
 
 
 NOTHING = Asked()
@@ -56,6 +56,7 @@ class ResponseStart(msgspec.Struct, eq=False):
     first: bytes
     complete: bool
     overflow: Overflow | None
+    answers: Answers
     ended: bool = False
     written: bool = False
 
@@ -70,12 +71,12 @@ class ResponseStart(msgspec.Struct, eq=False):
     @property
     def usage(self) -> Finished:
         """The usage and finish reason of a complete response."""
-        return read_usage(self.first)
+        return self.answers.read_usage(self.first)
 
     @property
     def silence(self) -> bool:
         """Whether this is a stream without any event except its end."""
-        return self.is_stream and is_silence(self.first)
+        return self.is_stream and self.answers.is_silence(self.first)
 
     @property
     def interrupted(self) -> bool:
@@ -84,7 +85,7 @@ class ResponseStart(msgspec.Struct, eq=False):
         By default, llama-cpp-python does this when another request arrives. The stream of a model that wrote nothing
         ends with a finish reason, a usage, or at least a last event.
         """
-        return not self.written and self.is_stream and self.empty and gives_up(self.first)
+        return not self.written and self.is_stream and self.empty and self.answers.gives_up(self.first)
 
     @property
     def is_stream(self) -> bool:
@@ -114,7 +115,7 @@ async def read_start(answer: Answer, asked: Asked = NOTHING) -> ResponseStart:
     """Read the start of a response. Raises ``UpstreamInterrupted`` if the connection breaks before that."""
     if answer.status >= 400:
         first, complete = await _read(answer.body, ERROR_BYTES)
-        return ResponseStart(answer, first, complete, await _overflow(answer, first, asked))
+        return ResponseStart(answer, first, complete, await _overflow(answer, first, asked), asked.answers)
     if content_type(answer).startswith("text/event-stream"):
         return await _stream(answer, b"", asked)
     return await _whole(answer, asked)
@@ -124,11 +125,11 @@ async def _whole(answer: Answer, asked: Asked) -> ResponseStart:
     """Read a response that isn't labeled as a stream, as long as it may be an error with a success status."""
     length = header(answer, "content-length")
     chunk = await anext(answer.body, None)
-    if chunk is not None and fast_path(chunk):
-        return ResponseStart(answer, chunk, str(len(chunk)) == length, None, written=True)
+    if chunk is not None and asked.answers.fast_path(chunk):
+        return ResponseStart(answer, chunk, str(len(chunk)) == length, None, asked.answers, written=True)
     packed = Unpacking(header(answer, "content-encoding"), ERROR_BYTES) if is_encoded(answer) else None
     until = asyncio.get_running_loop().time() + HELD_SECONDS
-    first, sight, complete = bytearray(), ContentDetector(), False
+    first, sight, complete = bytearray(), asked.answers.content_detector(), False
     plain = first if packed is None else packed.beginning
     while chunk is not None:
         first += chunk
@@ -139,18 +140,18 @@ async def _whole(answer: Answer, asked: Asked) -> ResponseStart:
         if seen == "events" and packed is None:
             return await _stream(answer, bytes(first), asked)
         if seen is not None:
-            return ResponseStart(answer, bytes(first), complete, None, written=seen == "answer")
+            return ResponseStart(answer, bytes(first), complete, None, asked.answers, written=seen == "answer")
         if complete or len(first) > ERROR_BYTES or asyncio.get_running_loop().time() > until:
             break
         if packed is not None and packed.ended:
-            return ResponseStart(answer, bytes(first), False, None)
+            return ResponseStart(answer, bytes(first), False, None, asked.answers)
         chunk = await anext(answer.body, None)
     else:
         complete = True
     body = bytes(first)
     if packed is not None and not complete:
-        return ResponseStart(answer, body, False, None)
-    return ResponseStart(answer, body, complete, await _overflow(answer, body, asked, bytes(plain)))
+        return ResponseStart(answer, body, False, None, asked.answers)
+    return ResponseStart(answer, body, complete, await _overflow(answer, body, asked, bytes(plain)), asked.answers)
 
 
 async def _stream(answer: Answer, first: bytes, asked: Asked) -> ResponseStart:
@@ -159,10 +160,10 @@ async def _stream(answer: Answer, first: bytes, asked: Asked) -> ResponseStart:
     An error event may exceed ``HELD_BYTES``, because some errors repeat the whole request.
     """
     if is_encoded(answer):
-        return ResponseStart(answer, first, False, None)
+        return ResponseStart(answer, first, False, None, asked.answers)
     clock = asyncio.get_running_loop().time
     until = clock() + HELD_SECONDS
-    start = Start()
+    start = asked.answers.event_reader()
     found = start.feed(first)
     held = bytearray(first)
     in_error = False
@@ -174,12 +175,12 @@ async def _stream(answer: Answer, first: bytes, asked: Asked) -> ResponseStart:
         chunk = await anext(answer.body, None)
         if chunk is None:
             # The last event may lack its blank line, or the body may be a plain error with a wrong content type.
-            return ResponseStart(answer, bytes(held), True, await _overflow(answer, bytes(held), asked))
+            return ResponseStart(answer, bytes(held), True, await _overflow(answer, bytes(held), asked), asked.answers)
         held += chunk
         found = start.feed(chunk)
     first = bytes(held)
     overflow = await _overflow(answer, first, asked) if found == "error" else None
-    return ResponseStart(answer, first, False, overflow, ended=found == "end")
+    return ResponseStart(answer, first, False, overflow, asked.answers, ended=found == "end")
 
 
 async def _overflow(answer: Answer, body: bytes, asked: Asked, plain: bytes = b"") -> Overflow | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.compaction.bounds import UNBOUNDED, Bounds
-from proxy.compaction.conditions import Clause, Trigger
 from proxy.compaction.pins import Pins
 from proxy.compaction.planning import FULL
+from proxy.compaction.pressure import UNBOUNDED, Bounds
 from proxy.compaction.rules import ArgumentRules, DuplicateRules, MediaRules, ResultRules, Rules
+from proxy.compaction.triggers import Clause, Trigger
 from proxy.config import Policy
 from proxy.config.policy import Duplicates, EvictResults, Media, TruncateArgs
 from proxy.limits.profiles import Profile

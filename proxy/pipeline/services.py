@@ -7,7 +7,7 @@ import asyncio
 from proxy.access.admission import BodyMemory, ConcurrencyLimit
 from proxy.access.quotas import Quotas
 from proxy.config import Route, Settings
-from proxy.dialects.chat.counting import Counter
+from proxy.dialects.dialect import Counter, Dialect
 from proxy.errors import ConfigurationError
 from proxy.limits.calibration import Calibration
 from proxy.limits.learned import LearnedLimits
@@ -83,21 +83,23 @@ class Services:
         if limits is not None or ratios is not None:
             await asyncio.wait([read for read in (limits, ratios) if read is not None], timeout=FIRST_READ_SECONDS)
 
-    async def measure(self, route: Route, configuration: ConfigSnapshot) -> tuple[Profile, Counter | None]:
-        """Return the profile of a route's model, and its counter.
+    async def measure(
+        self, route: Route, configuration: ConfigSnapshot, dialect: Dialect
+    ) -> tuple[Profile, Counter | None]:
+        """Return the profile of a route's model, and its counter for a dialect.
 
         The counter is ``None`` if the files that counting needs are missing or damaged. Then the request can't be
         measured, and the profile may have no limits.
         """
         stated = self._stated_limits(route, configuration)
-        known = configuration.measured.get(id(route))
+        known = configuration.measured.get((id(route), dialect.name))
         if known is not None and known[0] is route and known[1] is stated and not self.measures.unavailable:
             return known[2], known[3]
         try:
             profile = await self.profile(route, configuration)
         except ConfigurationError:  # logged once, and reported by ``/readyz``
             return Profile(route.model), None
-        counter = await self.measures.usable(profile)
+        counter = await self.measures.usable(profile, dialect)
         if counter is not None and len(configuration.measured) < MOST_MEASURED:
-            configuration.measured[id(route)] = route, stated, profile, counter
+            configuration.measured[id(route), dialect.name] = route, stated, profile, counter
         return profile, counter

@@ -5,7 +5,7 @@ from __future__ import annotations
 from proxy.access.authenticator import Authenticator
 from proxy.access.web_origins import WebRules
 from proxy.config import Route, Settings
-from proxy.dialects.chat.counting import Counter
+from proxy.dialects.dialect import Counter
 from proxy.limits.profiles import Profile
 from proxy.upstream.limit_discovery import LimitDiscovery, StatedLimit
 from proxy.upstream.registry import Upstreams
@@ -28,8 +28,8 @@ class ConfigSnapshot:
         """Reuse the parts of ``before``, the configuration to replace, that are the same in both."""
         self.settings = settings
         self._routes: dict[str, Route | None] = {}
-        self.measured: dict[int, tuple[Route, StatedLimit | None, Profile, Counter]] = {}
-        """The profiles and counters of routes, and the stated limits behind them, by the id of the route object."""
+        self.measured: dict[tuple[int, str], tuple[Route, StatedLimit | None, Profile, Counter]] = {}
+        """Profiles and counters, and the stated limits behind them, by the id of the route object and the dialect."""
         self.teams = Authenticator(settings)
         self.web = WebRules(settings)
         self.upstreams: Upstreams = Upstreams(settings.upstreams, None if before is None else before.upstreams)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import structlog
 
 from proxy.config import Route
+from proxy.dialects.chat.dialect import CHAT
 from proxy.errors import ConfigurationError
 from proxy.limits.budget import budget, reserved_output
 from proxy.limits.learned import for_others, limit_from_overflow, lower, published
@@ -50,7 +51,7 @@ async def _summary_model(
     caller = context.caller
     place = route.upstream, route.model, caller.tenant
     profile = await services.profile(route, context.configuration)
-    counter = services.measures.counter(profile)
+    counter = services.measures.counter(profile, CHAT)
     # Reasoning must not use all of a small window that it shares with the transcript.
     shared = (profile.context_window or 0) // 2
     most = min(filter(None, (profile.max_output_tokens, shared)), default=None)

@@ -15,10 +15,7 @@ import msgspec
 import structlog
 from cachetools import LRUCache
 
-from proxy.dialects.chat.comparable import adds_text, comparable
-from proxy.dialects.chat.counting import Counter
-from proxy.dialects.chat.request import ChatRequest
-from proxy.dialects.chat.usage import AnswerTail
+from proxy.dialects.dialect import AnswerTail, Evidence, Request
 from proxy.limits.calibration import LEAST_COUNTED, plausible
 from proxy.limits.learned import limit_from_usage
 from proxy.overflow import Overflow
@@ -30,8 +27,6 @@ from proxy.overflow.silent import (
     asks_for_cuts,
     counts_in_full,
     cut_prompt,
-    has_calls,
-    kept_text,
 )
 from proxy.pipeline.budget import TokenBudget, TokenBudgets
 from proxy.pipeline.context import ConversationContext
@@ -82,13 +77,13 @@ class SentTurn:
     last: int
     last_mark: int
 
-    def begins(self, messages: Sequence[msgspec.Raw]) -> bool:
+    def begins(self, messages: Sequence[bytes]) -> bool:
         """Return whether these messages seem to continue this turn's."""
         if len(messages) <= self.messages + 1:
             return False
         return self.messages == 0 or zlib.crc32(messages[self.messages - 1]) == self.mark
 
-    def replaced(self, messages: Sequence[msgspec.Raw]) -> int:
+    def replaced(self, messages: Sequence[bytes]) -> int:
         """Return an upper bound on the tokens of this turn's last message if these messages replace it, else 0."""
         return 0 if zlib.crc32(messages[self.messages]) == self.last_mark else self.last // BYTES_A_TOKEN_AT_MOST
 
@@ -177,7 +172,7 @@ class UsageFeedback:
             return None
 
     def _prepare(self, context: ConversationContext, start: ResponseStart, outcome: Outcome) -> Feedback | None:
-        if start.answer.status != 200 or start.overflow is not None or not context.body.messages:
+        if start.answer.status != 200 or start.overflow is not None or not context.body.units:
             return None
         if outcome.verdict in ("off", "failed"):
             return None
@@ -190,9 +185,10 @@ class UsageFeedback:
             of_use = self._services.calibration.wants(*place) or self._services.learned.below(*place, outcome.after)
         if not of_use and size <= SMALLEST_BYTES:
             return None
+        tail = context.dialect.answers.tail()
         if outcome.after is None:
-            return Feedback(context, outcome, None, AnswerTail(), wanted)
-        return Feedback(context, None, self._facts(context, outcome, compare=True), AnswerTail(), wanted)
+            return Feedback(context, outcome, None, tail, wanted)
+        return Feedback(context, None, self._facts(context, outcome, compare=True), tail, wanted)
 
     def _facts(self, context: ConversationContext, outcome: Outcome, *, compare: bool) -> RequestFacts:
         """Return the facts about a request that still has its body.
@@ -202,14 +198,18 @@ class UsageFeedback:
         body, conversation = context.body, _conversation(context)
         turn, compacted = _turn(body), outcome.messages is not None
         estimated = has_remote_media(body.raw) if outcome.estimated is None else outcome.estimated
-        before = [] if compacted else [one for one in self._turns.get(conversation, ()) if one.begins(body.messages)]
-        earlier = tuple(EarlierTurn(one, one.replaced(body.messages)) for one in before)
+        before = [] if compacted else [one for one in self._turns.get(conversation, ()) if one.begins(body.units)]
+        earlier = tuple(EarlierTurn(one, one.replaced(body.units)) for one in before)
         added: tuple[bytes, ...] = ()
-        if not estimated and _may_stall(turn, before) and not (asks_for_cuts(body.raw) or adds_text(body.raw)):
+        if (
+            not estimated
+            and _may_stall(turn, before)
+            and not (asks_for_cuts(body.raw) or context.dialect.evidence.adds_text(body.raw))
+        ):
             # Copies: an undecoded message refers to the whole body.
-            added = tuple(bytes(message) for message in body.messages[before[0].messages :])
+            added = tuple(bytes(message) for message in body.units[before[0].messages :])
             if outcome.sizes is not None:
-                earlier = _with_calls(earlier, body.messages, outcome.sizes[1])
+                earlier = _with_calls(context.dialect.evidence, earlier, body.units, outcome.sizes[1])
         bounded = estimated and not has_remote_media(body.raw)
         wants = compare and self._services.calibration.wants(*context.place)
         return RequestFacts(
@@ -218,7 +218,7 @@ class UsageFeedback:
             asked=outcome.output or body.max_output,
             estimated=estimated,
             compacted=compacted,
-            comparable=wants and not estimated and comparable(body.raw),
+            comparable=wants and not estimated and context.dialect.evidence.comparable(body.raw),
             turn=turn,
             conversation=conversation,
             earlier=earlier,
@@ -230,7 +230,9 @@ class UsageFeedback:
         """Learn from a complete response. Log errors instead of raising them."""
         try:
             facts, outcome, end = feedback.facts, feedback.outcome, feedback.tail.finished()
-            count = outcome is not None and (feedback.wanted or _unusual(end))
+            count = outcome is not None and (
+                feedback.wanted or (end.empty or not feedback.context.dialect.answers.is_usual(end.finish_reason))
+            )
             if facts is None and outcome is not None:
                 facts = self._facts(feedback.context, outcome, compare=count)
             if facts is not None:
@@ -312,7 +314,7 @@ class UsageFeedback:
         """Return the proxy's count of a prompt, and the overflow if the upstream cut it."""
         if facts.sizes is None:
             fixed, sizes = await self._services.compactor.sizes(self._case(context, self._budgets.of(context)))
-            before = _with_calls(before, context.body.messages, sizes)
+            before = _with_calls(context.dialect.evidence, before, context.body.units, sizes)
         else:
             fixed, sizes = facts.sizes
         turns = [one.turn for one in before]
@@ -329,7 +331,12 @@ class UsageFeedback:
         start = len(sizes) - len(added)
         assert counter is not None  # noqa: S101 - requests without a counter have no feedback
         large = sum(map(len, added)) > INLINE_BYTES
-        count = partial(_kept, counter, added, tools=tools)
+        kept_text = partial(context.dialect.evidence.kept_text, tools=tools)
+
+        def count() -> list[int]:
+            """Return the tokens of each message that every chat template keeps."""
+            return [counter.text(kept_text(unit)) for unit in added]
+
         kept = await asyncio.to_thread(count) if large else count()
         sent = [
             Sent(
@@ -346,23 +353,14 @@ class UsageFeedback:
 
 
 def _with_calls(
-    before: Sequence[EarlierTurn], messages: Sequence[bytes], sizes: Sequence[int]
+    evidence: Evidence, before: Sequence[EarlierTurn], messages: Sequence[bytes], sizes: Sequence[int]
 ) -> tuple[EarlierTurn, ...]:
-    calls = [size if has_calls(message) else 0 for message, size in zip(messages, sizes, strict=True)]
+    calls = [size if evidence.has_calls(message) else 0 for message, size in zip(messages, sizes, strict=True)]
     return tuple(replace(one, calls=sum(calls[: one.turn.messages])) for one in before)
 
 
-def _kept(counter: Counter, messages: Sequence[bytes], *, tools: bool) -> list[int]:
-    """Return the tokens of each message that every chat template keeps."""
-    return [counter.text(kept_text(msgspec.json.decode(message), tools=tools)) for message in messages]
-
-
-def _unusual(end: Finished) -> bool:
-    return end.empty or end.finish_reason not in (None, "stop", "tool_calls", "length", "function_call")
-
-
-def _turn(body: ChatRequest) -> SentTurn:
-    *others, last = body.messages
+def _turn(body: Request) -> SentTurn:
+    *others, last = body.units
     mark = zlib.crc32(others[-1]) if others else 0
     return SentTurn(len(body.raw), 0, len(others), mark, len(bytes(last)), zlib.crc32(last))
 
@@ -386,5 +384,5 @@ def _may_stall(now: SentTurn, before: Sequence[SentTurn]) -> bool:
 
 def _conversation(context: ConversationContext) -> int:
     """Return a hash that all turns of a conversation share."""
-    messages = tuple(bytes(message) for message in context.body.messages[:2])
+    messages = tuple(bytes(message) for message in context.body.units[:2])
     return hash((context.place, messages))

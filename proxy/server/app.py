@@ -16,13 +16,15 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.config import Loaded, Settings
+from proxy.dialects.chat.dialect import CHAT
 from proxy.endpoints.archive import PATH as ARCHIVE
 from proxy.endpoints.archive import ArchiveEndpoint
-from proxy.endpoints.conversations import ChatCompletions
+from proxy.endpoints.conversations import Conversations
 from proxy.endpoints.landing import landing
 from proxy.endpoints.models import ModelList
 from proxy.endpoints.passthrough import PassThrough
-from proxy.endpoints.paths import CHAT, MODELS, canonical, error_shape
+from proxy.endpoints.paths import CHAT as CHAT_PATH
+from proxy.endpoints.paths import MODELS, canonical, error_shape
 from proxy.errors import MethodNotAllowed, NotFound, Overloaded, ProxyError, UpgradeRequired
 from proxy.http.request_body import Sent, answer_error, is_handshake
 from proxy.limits.profiles import Profiles
@@ -53,7 +55,7 @@ class Proxy:
         """``loaded`` is the source of the settings; the proxy watches its files. ``profiles`` may be loaded already."""
         self.service = Runtime(settings, profiles)
         self.reload = None if loaded is None else Reload(self.service, loaded, os.environ)
-        self._chat = ChatCompletions(self.service)
+        self._chat = Conversations(self.service, CHAT)
         self._passthrough = PassThrough(self.service)
         self._models = ModelList(self.service)
         self._rest = Starlette(
@@ -121,7 +123,7 @@ class Proxy:
         path, method = scope["path"], scope["method"]
         if method == "GET" and path.startswith("/v1/") and is_handshake(scope):
             return _no_websocket
-        if path == CHAT and method == "POST":
+        if path == CHAT_PATH and method == "POST":
             return self._chat
         if path == MODELS and method == "GET":
             return self._models

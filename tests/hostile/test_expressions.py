@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from proxy.compaction.linear_regex import search_for, whole
 from proxy.compaction.pins import Pins
-from proxy.compaction.searching import search_for, whole
 from proxy.config.issues import Issues
 from proxy.config.loading import loads
 from proxy.config.patterns import ALIKE, NESTED, endless

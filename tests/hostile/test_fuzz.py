@@ -184,7 +184,7 @@ def test_any_body_is_read_and_written_again(body: bytes) -> None:
     except BadBody:
         return
     assert parsed.raw == body
-    assert parsed.rewritten(messages=None, model=None, max_output=None) == body
-    if parsed.messages and parsed.model is not None:
-        changed = json.loads(parsed.rewritten(messages=None, model="another", max_output=None))
+    assert parsed.rewritten(units=None, model=None, max_output=None) == body
+    if parsed.units and parsed.model is not None:
+        changed = json.loads(parsed.rewritten(units=None, model="another", max_output=None))
         assert changed["model"] == "another"

@@ -8,15 +8,15 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from proxy.compaction.bounds import COMMA, SEPARATOR, UNBOUNDED, Bounds
-from proxy.compaction.conditions import Clause, Trigger, any_met
 from proxy.compaction.fit import fit
 from proxy.compaction.groups import head_length
 from proxy.compaction.pins import Pins
 from proxy.compaction.planning import Plan, make_plan
+from proxy.compaction.pressure import COMMA, SEPARATOR, UNBOUNDED, Bounds
 from proxy.compaction.render import OutgoingMessage, RenderedConversation, render
 from proxy.compaction.rules import ArgumentRules, DuplicateRules, Envelope, MediaRules, ResultRules, Rules
 from proxy.compaction.summary_message import SummaryParts, collect_identifiers, summary_message
+from proxy.compaction.triggers import Clause, Trigger, any_met
 from proxy.compaction.turn import Turn
 from proxy.dialects.unit_json import decode
 from tests.kit.conversations import FORMAT, message_tokens
@@ -129,7 +129,7 @@ def send(
     piece = None
     if plan.cut:
         dropped = turns[head : head + plan.cut]
-        apart = {*plan.pinned, plan.carried.get(plan.cut, -1)}
+        apart = {*plan.pinned, plan.current_user_message.get(plan.cut, -1)}
         quoted = [turn for index, turn in enumerate(dropped) if index not in apart]
         kept = "0123456789abcdef0123" if policy.archive else None
         gist = SummaryParts(quoted, collect_identifiers(dropped, None, FORMAT), summary(dropped), kept)

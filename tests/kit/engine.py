@@ -118,7 +118,7 @@ class Request:
     @property
     def messages(self) -> list[bytes]:
         """As the proxy reads them: in a body with lone surrogates these are replaced."""
-        return [bytes(raw) for raw in self.body.messages]
+        return [bytes(raw) for raw in self.body.units]
 
     def printed(self) -> str:
         return json.dumps(
@@ -191,7 +191,7 @@ async def settled() -> None:
 
 
 def sent(request: Request, outcome: Outcome) -> list[bytes]:
-    return request.messages if outcome.messages is None else [bytes(raw) for raw in outcome.messages]
+    return request.units if outcome.messages is None else [bytes(raw) for raw in outcome.messages]
 
 
 class _Inline(asyncio.SelectorEventLoop):

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from proxy.compaction.conditions import lowest_level
 from proxy.compaction.groups import group_starts, head_length
 from proxy.compaction.rules import Envelope, Rules, caps
 from proxy.compaction.summary_message import TAG
+from proxy.compaction.triggers import lowest_level
 from proxy.compaction.turn import Turn
 from proxy.demo import validity
 from proxy.dialects.chat.alternation import NOTE, NOTED, OPENING
@@ -58,13 +58,13 @@ class Judged:
 async def judge(request: Request, outcome: Outcome, remembered: FactsCache, *, clean: bool) -> Judged:
     """Raises ``AssertionError``, whose message says what does not hold."""
     assert outcome.verdict in ("none", "compacted"), outcome.verdict
-    came = await remembered.turns(request.messages, COUNTER)
+    came = await remembered.turns(request.units, COUNTER)
     fixed = COUNTER.overhead({})
     before = fixed + sum(turn.facts.tokens for turn in came)
     head = head_length(came)
     if outcome.messages is None:
-        assert request.body.rewritten(messages=None) == request.body.raw
-        return Judged(came, request.messages, head, None, [*range(head, len(came))], before)
+        assert request.body.rewritten(units=None) == request.body.raw
+        return Judged(came, request.units, head, None, [*range(head, len(came))], before)
     rules = rules_for(request.setting.policy, window_known=True)
     given = repaired(came, COUNTER.format)
     if clean:
@@ -96,7 +96,7 @@ async def judge(request: Request, outcome: Outcome, remembered: FactsCache, *, c
 def _other_fields(request: Request, messages: Sequence[bytes]) -> None:
     fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
     came = fields.decode(request.body.strict or request.body.raw)
-    left = fields.decode(request.body.rewritten(messages=messages))
+    left = fields.decode(request.body.rewritten(units=messages))
     assert [*came] == [*left]
     assert all(bytes(came[key]) == bytes(left[key]) for key in came if key != "messages"), "another field was changed"
 

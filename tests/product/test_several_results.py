@@ -18,6 +18,7 @@ from proxy.config import Settings
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
 from proxy.dialects.chat.counting import Counter
+from proxy.dialects.chat.dialect import CHAT
 from proxy.dialects.unit_json import decode
 from proxy.limits.profiles import Profiles
 from proxy.limits.profiles.profile import Profile
@@ -104,9 +105,11 @@ def test_the_bytes_bound_the_tokens(text: str) -> None:
 def test_profiles_that_count_otherwise_have_counters_of_their_own() -> None:
     service = create_app(Settings()).service
     plain = Profile("m", tools="json")
-    assert service.measures.counter(plain) is service.measures.counter(replace(plain, model="n", context_window=9_000))
+    assert service.measures.counter(plain, CHAT) is service.measures.counter(
+        replace(plain, model="n", context_window=9_000), CHAT
+    )
     for other in (replace(plain, tools="typescript"), replace(plain, escapes=True), replace(plain, images="claude")):
-        assert service.measures.counter(plain) is not service.measures.counter(other)
+        assert service.measures.counter(plain, CHAT) is not service.measures.counter(other, CHAT)
 
 
 def test_a_request_that_is_too_large_in_escapes_alone_is_compacted(tmp_path: Path) -> None:

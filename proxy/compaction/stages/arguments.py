@@ -8,10 +8,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from proxy.compaction.conditions import Clause, Trigger
 from proxy.compaction.format import Format
 from proxy.compaction.rules import ArgumentRules, Rules
 from proxy.compaction.stages.stage import NO_LATER, kept_as
+from proxy.compaction.triggers import Clause, Trigger
 from proxy.compaction.turn import Turn
 
 NAME = "arguments"

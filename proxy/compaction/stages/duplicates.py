@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from proxy.compaction.conditions import Clause, Trigger
 from proxy.compaction.format import Format
 from proxy.compaction.rules import DuplicateRules, Rules
 from proxy.compaction.stages.stage import kept_as
+from proxy.compaction.triggers import Clause, Trigger
 from proxy.compaction.turn import Turn
 
 NAME = "duplicates"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxy.compaction.conditions import Clause, Trigger
 from proxy.compaction.format import Format
 from proxy.compaction.rules import MediaRules, Rules
 from proxy.compaction.stages.stage import NO_LATER, kept_as
+from proxy.compaction.triggers import Clause, Trigger
 from proxy.compaction.turn import Turn
 
 NAME = "media"

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from proxy.compaction.conditions import Clause, Trigger
 from proxy.compaction.format import Format
 from proxy.compaction.rules import ResultRules, Rules
 from proxy.compaction.shorten import middle_cut, without_base64
 from proxy.compaction.stages.stage import NO_LATER, kept_as
+from proxy.compaction.triggers import Clause, Trigger
 from proxy.compaction.turn import Turn
 
 NAME = "results"

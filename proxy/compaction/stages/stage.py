@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from proxy.compaction.conditions import Clause, Trigger
+from proxy.compaction.triggers import Clause, Trigger
 from proxy.compaction.turn import Turn
 
 

@@ -16,9 +16,6 @@ from proxy.errors import BadBody
 MAX_MESSAGES = 40_000
 """Messages that a request can have."""
 
-MESSAGE_BYTES = 1_000
-"""Bytes of memory that a request takes for each message in addition to its body."""
-
 MAX_VALUES = 300_000
 """JSON values in a request, counted by the commas between them. A conversation has about seven in each message."""
 
@@ -75,7 +72,7 @@ _LONE_SURROGATE = re.compile(
 
 
 class ChatRequest(msgspec.Struct, eq=False):
-    """A request as the client sent it. ``messages`` are the bytes of each message, unchanged.
+    """A request as the client sent it. ``units`` are the bytes of each message, unchanged.
 
     ``model`` is ``None`` if the field is missing or isn't a string. ``max_output`` is the requested limit on output, in
     tokens. ``strict`` is a body that strict parsers accept, if they reject ``raw``.
@@ -84,7 +81,7 @@ class ChatRequest(msgspec.Struct, eq=False):
     raw: bytes
     model: str | None
     stream: bool
-    messages: list[msgspec.Raw]
+    units: list[msgspec.Raw]
     max_output: int | None
     overhead: tuple[bytes, ...]
     strict: bytes | None = None
@@ -94,10 +91,14 @@ class ChatRequest(msgspec.Struct, eq=False):
         """Return the bytes of memory that the body takes."""
         return len(self.raw) + (0 if self.strict is None else len(self.strict))
 
+    def named(self, model: str) -> ChatRequest:
+        """Return the request with another model. Raises ``BadBody`` if the body isn't a JSON object."""
+        return self if self.model == model else parse(self.rewritten(model=model))
+
     def release(self) -> None:
         """Drop every byte of the request from memory. The model and the other decoded fields stay."""
         self.raw = b""
-        self.messages = []
+        self.units = []
         self.overhead = (b"", b"", b"", b"")
         self.strict = None
 
@@ -108,7 +109,7 @@ class ChatRequest(msgspec.Struct, eq=False):
     def rewritten(
         self,
         *,
-        messages: Sequence[bytes] | None = None,
+        units: Sequence[bytes] | None = None,
         model: str | None = None,
         max_output: int | None = None,
     ) -> bytes:
@@ -116,14 +117,14 @@ class ChatRequest(msgspec.Struct, eq=False):
 
         Every other value keeps its bytes and its place. Raises ``BadBody`` if the body isn't a JSON object.
         """
-        if messages is None and model is None and max_output is None:
+        if units is None and model is None and max_output is None:
             return self.raw
         try:
             fields = _fields_decoder.decode(self.raw if self.strict is None else self.strict)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadBody("The body is not plain JSON in UTF-8. Send it as the API asks for it.") from error
-        if messages is not None:
-            fields["messages"] = msgspec.Raw(b"[" + b",".join(messages) + b"]")
+        if units is not None:
+            fields["messages"] = msgspec.Raw(b"[" + b",".join(units) + b"]")
         if model is not None:
             fields["model"] = msgspec.Raw(msgspec.json.encode(model))
         if max_output is not None:
@@ -145,8 +146,8 @@ async def parsed(raw: bytes, *, chat: bool = True) -> ChatRequest:
         if not few and await asyncio.to_thread(_has_many_values, raw):
             raise BadBody(_TOO_MANY_VALUES.format(most=MAX_VALUES))
     body = parse(raw) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(parse, raw)
-    if len(body.messages) > MAX_MESSAGES:
-        message = _TOO_MANY_MESSAGES.format(count=len(body.messages), most=MAX_MESSAGES)
+    if len(body.units) > MAX_MESSAGES:
+        message = _TOO_MANY_MESSAGES.format(count=len(body.units), most=MAX_MESSAGES)
         raise BadBody(message, param="messages")
     return body
 
@@ -211,7 +212,7 @@ def parse(raw: bytes) -> ChatRequest:
         raw=raw,
         model=model if isinstance(model, str) else None,
         stream=_value(wire.stream) is True,
-        messages=wire.messages or [],
+        units=wire.messages or [],
         max_output=_positive(wire.max_completion_tokens) or _positive(wire.max_tokens),
         overhead=(
             bytes(wire.tools),
@@ -241,11 +242,6 @@ def without_lone_surrogates(raw: bytes) -> bytes:
         pieces.append(_LONE_SURROGATE.sub(rb"\1\\ufffd", raw[start:end]))
         start = end
     return b"".join(pieces)
-
-
-def named(body: ChatRequest, model: str) -> ChatRequest:
-    """Return the body with `model` in it. Raises ``BadBody`` if it isn't a JSON object."""
-    return body if body.model == model else parse(body.rewritten(model=model))
 
 
 def _wire(raw: bytes) -> _Wire | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from proxy.access.authenticator import Caller
 from proxy.config.policy import Policy
+from proxy.dialects.chat.dialect import CHAT
 from proxy.dialects.chat.request import parse
 from proxy.http.timers import CoarseTimer
 from proxy.limits.profiles import Profile
@@ -264,9 +265,10 @@ class Sessions:
         profile = Profile("m", context_window=known.window, tokenizer="o200k_base")
         caller = Caller("key:t", None, Policy(name="default"), None, None)
         clock = CoarseTimer(asyncio.get_running_loop())
-        scope, counter = {"type": "http", "headers": []}, service.measures.counter(profile)
+        scope, counter = {"type": "http", "headers": []}, service.measures.counter(profile, CHAT)
         return ConversationContext(
             id="",
+            dialect=CHAT,
             started=0.0,
             configuration=configuration,
             scope=scope,

@@ -187,7 +187,7 @@ class AtWork(RuleBasedStateMachine):
         body = [json.loads(turn.raw) for turn in judged.given[judged.head :]]
         for position in (*plan.checkpoints, *([plan.upcoming] if plan.upcoming else [])):
             before = json.dumps(body[:position])
-            self.checkpoints.add((self.tenant, self.model, before, plan.carried.get(position)))
+            self.checkpoints.add((self.tenant, self.model, before, plan.current_user_message.get(position)))
         made = self.summariser.made
         assert made <= len(self.checkpoints), "more summaries were made than there are checkpoints"
 

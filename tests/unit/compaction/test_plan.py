@@ -43,15 +43,15 @@ def test_group_indexes_become_message_indexes() -> None:
 
 def test_the_newest_user_message_is_kept_and_its_text_is_limited() -> None:
     plan = assembled([2])
-    assert plan.carried == {2: 0}
-    assert plan.standing == (1,)
+    assert plan.current_user_message == {2: 0}
+    assert plan.retained == (1,)
     assert plan.clips == {0: LIMITS.newest}
 
 
 def test_pinned_messages_are_kept_without_a_limit() -> None:
     plan = assembled([2], pinned=frozenset({0}))
-    assert plan.standing == (0, 1)
-    assert plan.carried == {}
+    assert plan.retained == (0, 1)
+    assert plan.current_user_message == {}
     assert plan.clips == {}
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.compaction.conditions import Clause
 from proxy.compaction.plan import Frontier, Plan
 from proxy.compaction.planning import make_plan
 from proxy.compaction.rules import ROOM_TO_GROW, Envelope, Rules, caps
+from proxy.compaction.triggers import Clause
 from proxy.compaction.turn import Facts, Kind, Turn
 from proxy.dialects.chat.message import KINDS
 from tests.kit.compacting import rules

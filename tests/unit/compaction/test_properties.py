@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.compaction.conditions import share_of
 from proxy.compaction.groups import head_length
 from proxy.compaction.plan import Frontier, Plan
 from proxy.compaction.render import SUMMARY
 from proxy.compaction.rules import SUMMARY_FRAME_TOKENS, Rules
 from proxy.compaction.summary_message import TAG
+from proxy.compaction.triggers import share_of
 from proxy.compaction.turn import Turn
 from proxy.compaction.verify import faults
 from proxy.demo import validity
@@ -53,7 +53,7 @@ def test_what_is_not_compacted_keeps_its_bytes_and_its_order(drawn: Any, budget:
     assert all(piece.turn and piece.tokens < piece.turn.facts.tokens for piece in shortened)
     assert all(piece.tokens == message_tokens(msgspec.json.decode(piece.raw)) for piece in sent.pieces)
     if "fit" not in sent.steps:
-        held = sent.plan.carried.get(sent.plan.cut) if sent.plan is not None else None
+        held = sent.plan.current_user_message.get(sent.plan.cut) if sent.plan is not None else None
         may_change = [p.turn for p in shortened if p.turn and places[id(p.turn)] - head_length(before) != held]
         assert all(t.facts.calls or t.facts.answers or t.facts.media or legacy(t.raw) for t in may_change)
     dropped = [turn for place, turn in enumerate(before) if place not in dict(kept)]

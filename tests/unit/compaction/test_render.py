@@ -37,7 +37,7 @@ def test_an_empty_plan_changes_nothing() -> None:
 
 
 def test_the_summary_stands_after_the_head_and_system_messages_behind_it() -> None:
-    messages, steps = rendered(Plan(CAPS, checkpoints=(2, 6), standing=(3,)), SUMMARY)
+    messages, steps = rendered(Plan(CAPS, checkpoints=(2, 6), retained=(3,)), SUMMARY)
     assert messages == [CONVERSATION[0], decode(SUMMARY.raw), CONVERSATION[4], CONVERSATION[7]]
     assert steps == ("summary",)
 
@@ -76,7 +76,9 @@ def test_a_copy_is_left_out_only_where_the_later_one_has_been_seen() -> None:
 
 
 def test_the_carried_message_and_pinned_ones_stand_after_the_summary_as_they_came() -> None:
-    plan = Plan(CAPS, checkpoints=(4,), carried={4: 0}, standing=(1, 2, 3), pinned=frozenset({2}), clips={2: 30})
+    plan = Plan(
+        CAPS, checkpoints=(4,), current_user_message={4: 0}, retained=(1, 2, 3), pinned=frozenset({2}), clips={2: 30}
+    )
     messages, _ = rendered(plan, SUMMARY)
     assert messages[:2] == [CONVERSATION[0], decode(SUMMARY.raw)]
     assert messages[2:] == CONVERSATION[1:5] + CONVERSATION[5:]
@@ -84,7 +86,7 @@ def test_the_carried_message_and_pinned_ones_stand_after_the_summary_as_they_cam
 
 def test_what_is_carried_is_held_to_its_part_of_the_budget() -> None:
     long = [user("word " * 2000), assistant(None, call("a", "t")), result("a", "x")]
-    plan = Plan(CAPS, checkpoints=(1,), carried={1: 0}, clips={0: 300})
+    plan = Plan(CAPS, checkpoints=(1,), current_user_message={1: 0}, clips={0: 300})
     out = render(turns(long), 0, plan, rules(), SUMMARY, FORMAT)
     assert 200 < out.pieces[1].tokens <= 300
     assert out.pieces[1].turn is not None

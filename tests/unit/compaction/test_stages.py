@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.conditions import Clause
 from proxy.compaction.rules import ArgumentRules, ResultRules, Rules
 from proxy.compaction.stages import arguments, cheap_stages, duplicates, media, results
 from proxy.compaction.stages.stage import Stage
+from proxy.compaction.triggers import Clause
 from proxy.compaction.turn import Turn
 from proxy.dialects.chat.parts import text_of
 from proxy.dialects.unit_json import decode

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from proxy.demo.replies import Completion, Reply, event
 from proxy.dialects.chat import usage as ending
-from proxy.dialects.chat.comparable import comparable
+from proxy.dialects.chat.upstream_counts import comparable
 from proxy.dialects.chat.usage import AnswerTail
 from proxy.limits import calibration
 from proxy.limits.budget import budget

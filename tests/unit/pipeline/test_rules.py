@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.compaction.bounds import UNBOUNDED, Bounds
-from proxy.compaction.conditions import Clause, any_met
+from proxy.compaction.pressure import UNBOUNDED, Bounds
+from proxy.compaction.triggers import Clause, any_met
 from proxy.config import Policy
 from proxy.limits.profiles import Profile
 from proxy.pipeline.rules import AFTER_REFUSAL, MUST_FIT, bounds_of, rules_for

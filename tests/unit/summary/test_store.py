@@ -77,7 +77,7 @@ class Shelf:
 
 
 class Maker:
-    """Makes entries when it is let go; keeps from what it was asked to make them."""
+    """Make entries after ``go`` is set, and record the requests."""
 
     def __init__(self, text: str = "made", *, digest: bool = False, held: bool = False) -> None:
         self.text = text
@@ -406,7 +406,7 @@ async def test_made_ahead_in_the_background_once(summaries: Summaries, shelf: Sh
     summaries.begin("t", [FIRST], make)
     caller = asyncio.ensure_future(summaries.obtain("t", [FIRST], make))
     await turns_of_the_loop()
-    # Whoever leaves does not end what was begun ahead.
+    # A request that leaves doesn't end a summary that was begun early.
     caller.cancel()
     await turns_of_the_loop()
     make.go.set()

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.compaction.bounds import COMMA, NEARING, PRESSING, ROOM, UNBOUNDED, Bounds
-from proxy.compaction.conditions import Clause
 from proxy.compaction.fit import NAME as FIT
 from proxy.compaction.fit import fit
 from proxy.compaction.plan import Plan
 from proxy.compaction.planning import make_plan
+from proxy.compaction.pressure import COMMA, NEARING, PRESSING, ROOM, UNBOUNDED, Bounds
 from proxy.compaction.render import SUMMARY, OutgoingMessage, RenderedConversation
 from proxy.compaction.rules import Envelope, Rules
 from proxy.compaction.stages import media, results
+from proxy.compaction.triggers import Clause
 from proxy.compaction.turn import Turn
 from proxy.demo import validity
 from proxy.dialects.unit_json import decode

@@ -7,7 +7,9 @@ about tokenizers, so only requests made of known parts are compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -37,6 +39,15 @@ _PLAIN_VALUE = 200
 
 _TEXT, _FUNCTION = b'"text"', b'"function"'
 _EMPTY = frozenset({b"null", b"[]", b"{}", b'""', b"false"})
+
+# Chat templates and gateways drop parts of a history: the reasoning of earlier turns (Qwen3, DeepSeek-R1), tools and
+# their results (templates without them), fields that they don't support, images. A reported size without such a part
+# isn't a sign that a prompt was cut.
+_KEPT_ROLES = ("system", "developer", "user", "assistant")
+_TOOL_ROLES = ("tool", "function")
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_CALL = re.compile(rb'"(?:tool_call_id|tool_calls|function_call)"')
+_THOUGHTS_END = re.compile(r"</(?:think|thinking|thought|reasoning)>|<\|(?:end_of_thought|channel)\|>")
 
 _Object = dict[str, msgspec.Raw]
 
@@ -77,6 +88,22 @@ def adds_text(raw: bytes) -> bool:
     return any((len(value) > _PLAIN_VALUE or b"[" in value) and value not in _EMPTY for value in unknown)
 
 
+def has_calls(message: bytes) -> bool:
+    """Return whether a message, as JSON, has a tool call or a tool's result."""
+    return _CALL.search(message) is not None
+
+
+def kept_text(message: object, *, tools: bool) -> str:
+    """Return the text of a message that every template keeps. ``tools``: this template keeps tool results."""
+    if not isinstance(message, Mapping):
+        return ""
+    role = message.get("role")
+    if role not in _KEPT_ROLES and not (tools and role in _TOOL_ROLES):
+        return ""
+    text = _text(message.get("content"))
+    return _THOUGHTS_END.split(text)[-1] if role == "assistant" else text
+
+
 def _known(fields: Mapping[str, msgspec.Raw], known: frozenset[str]) -> bool:
     """Return whether every field is a known one, or empty: ``null`` adds nothing to a prompt."""
     return all(name in known or bytes(value) in _EMPTY for name, value in fields.items())
@@ -90,3 +117,12 @@ def _plain(message: Mapping[str, msgspec.Raw]) -> bool:
     return all(
         _known(part, _PART) and bytes(part.get("type", _TEXT)) == _TEXT for part in _objects.decode(content) or ()
     )
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        return ""
+    parts = (part for part in content if isinstance(part, Mapping) and part.get("type") in _TEXT_PARTS)
+    return "\n".join(text for part in parts if isinstance(text := part.get("text"), str))

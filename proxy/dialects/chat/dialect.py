@@ -1,0 +1,78 @@
+"""OpenAI's chat completions: ``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import msgspec
+
+from proxy.dialects import dialect
+from proxy.dialects.chat import first_bytes, stream, upstream_counts, usage
+from proxy.dialects.chat.counting import Counter, key_of
+from proxy.dialects.chat.request import ChatRequest, parsed
+from proxy.errors import ErrorShape
+from proxy.limits.profiles.profile import Profile
+from proxy.overflow.silent import Finished
+
+_USUAL = frozenset({None, "stop", "tool_calls", "length", "function_call"})
+
+
+class _ChatAnswers:
+    def fast_path(self, first: bytes) -> bool:
+        return first_bytes.fast_path(first)
+
+    def content_detector(self) -> first_bytes.ContentDetector:
+        return first_bytes.ContentDetector()
+
+    def event_reader(self) -> stream.Start:
+        return stream.Start()
+
+    def tail(self) -> usage.AnswerTail:
+        return usage.AnswerTail()
+
+    def read_usage(self, body: bytes) -> Finished:
+        return usage.read_usage(body)
+
+    def is_silence(self, body: bytes) -> bool:
+        return usage.is_silence(body)
+
+    def gives_up(self, body: bytes) -> bool:
+        return usage.gives_up(body)
+
+    def is_usual(self, reason: str | None) -> bool:
+        return reason in _USUAL
+
+
+class _ChatEvidence:
+    def comparable(self, raw: bytes) -> bool:
+        return upstream_counts.comparable(raw)
+
+    def adds_text(self, raw: bytes) -> bool:
+        return upstream_counts.adds_text(raw)
+
+    def has_calls(self, unit: bytes) -> bool:
+        return upstream_counts.has_calls(unit)
+
+    def kept_text(self, unit: bytes, *, tools: bool) -> str:
+        return upstream_counts.kept_text(msgspec.json.decode(unit), tools=tools)
+
+
+class ChatDialect:
+    """See ``dialects.dialect.Dialect``."""
+
+    name = "chat"
+    errors: ErrorShape = "openai"
+    answers = _ChatAnswers()
+    evidence = _ChatEvidence()
+
+    async def parse(self, raw: bytes) -> ChatRequest:
+        return await parsed(raw)
+
+    def counter(self, profile: Profile) -> Counter:
+        return Counter(profile)
+
+    def counter_key(self, profile: Profile) -> Hashable:
+        return key_of(profile)
+
+
+CHAT: dialect.Dialect = ChatDialect()

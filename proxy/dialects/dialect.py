@@ -1,0 +1,216 @@
+"""What the pipeline needs from one API's format: requests in, answers out.
+
+A dialect is one package under ``dialects``. ``endpoints.paths`` maps its path to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from proxy.compaction.format import Format
+from proxy.errors import ErrorShape
+from proxy.limits.profiles.profile import Profile
+from proxy.overflow.silent import Finished
+
+
+class Request(Protocol):
+    """A request as the client sent it. ``units`` are the bytes of the conversation's units, unchanged.
+
+    ``model`` is ``None`` if the field is missing or isn't a string. ``max_output`` is the requested limit on output, in
+    tokens. ``overhead`` are the bytes of the fields outside the conversation that take tokens, such as tools.
+    """
+
+    raw: bytes
+    model: str | None
+    stream: bool
+    max_output: int | None
+    overhead: tuple[bytes, ...]
+
+    @property
+    def units(self) -> Sequence[bytes]:
+        """Return the bytes of each unit."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of memory that the body takes."""
+        ...
+
+    def named(self, model: str) -> Request:
+        """Return the request with another model. Raises ``BadBody`` if the body isn't a JSON object."""
+        ...
+
+    def release(self) -> None:
+        """Drop every byte of the request from memory. The model and the other decoded fields stay."""
+        ...
+
+    def overhead_fields(self) -> dict[str, Any]:
+        """Return the fields of ``overhead``, decoded."""
+        ...
+
+    def rewritten(
+        self, *, units: Sequence[bytes] | None = None, model: str | None = None, max_output: int | None = None
+    ) -> bytes:
+        """Return the body with other units, another model, or less output; ``raw`` itself if nothing changes.
+
+        Every other value keeps its bytes and its place. Raises ``BadBody`` if the body isn't a JSON object.
+        """
+        ...
+
+
+class Counter(Protocol):
+    """Counts tokens as one model's provider does. Thread-safe; never raises for unusual input."""
+
+    profile: Profile
+
+    @property
+    def format(self) -> Format:
+        """Return the format of units, with this counter's tokenizer."""
+        ...
+
+    @property
+    def key(self) -> Hashable:
+        """Return the key. Counters with the same key count alike."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Return whether the encoding is loaded, so that a count starts immediately."""
+        ...
+
+    def text(self, text: str) -> int:
+        """Return the tokens of a text without a frame."""
+        ...
+
+    def at_most(self, raw: bytes) -> float:
+        """Return an upper bound for a body's tokens, without tokenizing."""
+        ...
+
+    def overhead(self, fields: Mapping[str, Any]) -> int:
+        """Return a request's tokens outside its units. ``fields`` are those of ``Request.overhead_fields``."""
+        ...
+
+
+class ContentDetector(Protocol):
+    """Checks a response without a stream's content type as it arrives."""
+
+    def of(self, first: bytearray) -> Literal["answer", "events"] | None:
+        """Return the kind of response by all bytes so far; ``None`` if it may be an error."""
+        ...
+
+
+class EventReader(Protocol):
+    """Judges the first events of a stream as they arrive."""
+
+    def feed(self, chunk: bytes) -> Literal["content", "error", "end"] | None:
+        """Add bytes, and return the kind of the first event that has one."""
+        ...
+
+    def in_error(self) -> bool:
+        """Return whether the unfinished event is an error."""
+        ...
+
+
+class AnswerTail(Protocol):
+    """The last bytes of an answer, which contain its usage and finish reason."""
+
+    def add(self, chunk: bytes) -> None:
+        """Add a chunk."""
+        ...
+
+    def finished(self) -> Finished:
+        """Return the answer's usage and finish reason."""
+        ...
+
+
+class Answers(Protocol):
+    """How to read an API's answers."""
+
+    def fast_path(self, first: bytes) -> bool:
+        """Return whether the first bytes have the usual form of an answer with content, and no error before it."""
+        ...
+
+    def content_detector(self) -> ContentDetector:
+        """Return a detector for one response."""
+        ...
+
+    def event_reader(self) -> EventReader:
+        """Return a reader for one stream."""
+        ...
+
+    def tail(self) -> AnswerTail:
+        """Return an empty tail for one answer."""
+        ...
+
+    def read_usage(self, body: bytes) -> Finished:
+        """Read the usage and finish reason of a whole answer, streamed or not."""
+        ...
+
+    def is_silence(self, body: bytes) -> bool:
+        """Return whether a stream has no events except its end."""
+        ...
+
+    def gives_up(self, body: bytes) -> bool:
+        """Return whether the server abandoned a stream after its first event, before it wrote anything."""
+        ...
+
+    def is_usual(self, reason: str | None) -> bool:
+        """Return whether a finish reason says nothing about the size of the prompt."""
+        ...
+
+
+class Evidence(Protocol):
+    """Which requests show, by the reported usage, how an upstream counts."""
+
+    def comparable(self, raw: bytes) -> bool:
+        """Return whether the proxy's count of a body and an upstream's usage cover the same parts."""
+        ...
+
+    def adds_text(self, raw: bytes) -> bool:
+        """Return whether a body has a field that may add text to the prompt besides its units."""
+        ...
+
+    def has_calls(self, unit: bytes) -> bool:
+        """Return whether a unit has a tool call or a tool's result."""
+        ...
+
+    def kept_text(self, unit: bytes, *, tools: bool) -> str:
+        """Return the text of a unit that every upstream keeps. ``tools``: this upstream keeps tool results."""
+        ...
+
+
+class Dialect(Protocol):
+    """One API for conversations."""
+
+    @property
+    def name(self) -> str:
+        """Return the name in settings, records, and metrics."""
+        ...
+
+    @property
+    def errors(self) -> ErrorShape:
+        """Return the shape of the API's errors."""
+        ...
+
+    @property
+    def answers(self) -> Answers:
+        """Return how to read the API's answers."""
+        ...
+
+    @property
+    def evidence(self) -> Evidence:
+        """Return which requests show how an upstream counts."""
+        ...
+
+    async def parse(self, raw: bytes) -> Request:
+        """Parse a body of any size. Raises ``BadBody`` for too many units or values."""
+        ...
+
+    def counter(self, profile: Profile) -> Counter:
+        """Return a counter. Raises ``ConfigurationError`` if its encoding isn't installed."""
+        ...
+
+    def counter_key(self, profile: Profile) -> Hashable:
+        """Return the key that ``counter`` gives to a profile's counter."""
+        ...

@@ -1,0 +1,47 @@
+"""Only dialects know the JSON of conversations."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PROXY = Path(__file__).parents[3] / "proxy"
+
+KEYS = frozenset({"role", "content", "tool_calls", "tool_call_id", "function_call", "refusal"})
+"""Keys of chat messages."""
+
+ELSEWHERE = {
+    "limits/learned.py": "'refusal' is the source of a limit",
+    "pipeline/summary_models.py": "'refusal' is the source of a limit",
+    "upstream/litellm/answer.py": "completes LiteLLM's answers",
+    "upstream/litellm/request.py": "checks requests for LiteLLM",
+    "overflow/exclusions.py": "names a field in error texts",
+    "overflow/error_detection.py": "tells an answer from an error",
+    "summary/model.py": "sends chat requests of its own",
+    "summary/prompt.py": "writes chat requests of its own",
+    "summary/quality.py": "reads the answers to them",
+    "store/sealing.py": "'content' is a label for encryption",
+}
+"""Modules that use such a word, by path, with the reason."""
+
+
+def modules() -> list[str]:
+    found = (path.relative_to(PROXY).as_posix() for path in PROXY.rglob("*.py"))
+    return sorted(path for path in found if not path.startswith(("dialects/", "demo/")))
+
+
+def keys_in(path: str) -> set[str]:
+    tree = ast.parse((PROXY / path).read_text(encoding="utf-8"))
+    values = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return values & KEYS
+
+
+@pytest.mark.parametrize("path", modules())
+def test_keys_of_messages_appear_in_dialects_only(path: str) -> None:
+    assert not keys_in(path) or path in ELSEWHERE
+
+
+def test_each_exception_is_needed() -> None:
+    assert [path for path in ELSEWHERE if not keys_in(path)] == []
