@@ -134,7 +134,7 @@ def planner(messages: Sequence[Mapping[str, object]]) -> Callable[[], Plan]:
     head = head_length(turns)
     envelope = Envelope(WINDOW, sum(turn.facts.tokens for turn in turns[:head]), head)
     rules = rules_for(Settings().policies["default"], window_known=True)
-    return lambda: make_plan(turns[head:], rules, envelope, counter.message)
+    return lambda: make_plan(turns[head:], rules, envelope, counter.format)
 
 
 def conversation(size: Size) -> Iterator[Mapping[str, object]]:

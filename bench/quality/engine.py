@@ -152,7 +152,7 @@ class Engine:
         case = _case(raws, window, counter, policy, conversation.name, _no_models)
         turns = await self._remembered.turns(case.body.units, counter)
         total = counter.overhead(case.body.overhead_fields())
-        stages = cheap_stages(case.rules, turns, counter.message)
+        stages = cheap_stages(case.rules, turns, counter.format)
         for index, original in enumerate(turns):
             turn = original
             for stage in stages:

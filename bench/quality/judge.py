@@ -112,7 +112,7 @@ class Judge:
         for number in chosen:
             before = messages[: ends[number]]
             reached = reach.through_archive(outcome.prompts[number])
-            if any(message.kind != "system" for message in prompts[number]):
+            if any(message.value.get("role") not in ("system", "developer") for message in prompts[number]):
                 found = faults({"messages": [message.value for message in prompts[number]]})
                 figures.invalid.add(bool(found), 1)
             _judge(figures, before, prompts[number], conversation.facts, self._in_budget(before, users), reached)

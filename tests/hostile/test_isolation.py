@@ -31,7 +31,7 @@ from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.rules import rules_for
 from proxy.store import open_store
-from proxy.summary.store import StoredSummary, Summaries
+from proxy.summary.store import Checkpoint, StoredSummary, Summaries, SummaryFactory
 from tests.conftest import settings_for
 from tests.kit.client import CHAT, JSON, StartProxy, ask, chat
 from tests.kit.raw_upstream import Stage, answer
@@ -137,7 +137,7 @@ def test_messages_cannot_be_told_apart_elsewhere(left: str, right: str) -> None:
 def test_keys_that_begin_alike_are_other_tenants(ending: str) -> None:
     teams = Authenticator(settings_for("http://127.0.0.1:1", Path("/nowhere")))
     whole = teams.authenticate([(b"authorization", f"Bearer {PREFIX}{ending}".encode())]).tenant
-    assert whole == "key:" + hashlib.sha256(f"{PREFIX}{ending}".encode()).hexkey_hash()
+    assert whole == "key:" + hashlib.sha256(f"{PREFIX}{ending}".encode()).hexdigest()
     assert teams.authenticate([(b"authorization", f"Bearer {PREFIX}{ending}x".encode())]).tenant != whole
 
 
@@ -176,6 +176,13 @@ def test_the_same_beginning_with_other_words_is_another_conversation(tmp_path: P
     assert len(upstream.summaries) == 2
 
 
+def _returning(entry: StoredSummary) -> SummaryFactory:
+    async def make(previous: StoredSummary | None, position: int) -> StoredSummary:
+        return entry
+
+    return make
+
+
 def test_another_tenants_entries_take_no_time() -> None:
     """S7: the look-up of what another tenant has takes as long as that of what nobody has."""
 
@@ -184,7 +191,7 @@ def test_another_tenants_entries_take_no_time() -> None:
         summaries = Summaries(store)
         for number in range(200):
             entry = StoredSummary("text", b"{}" * 2_000, 1, {})
-            summaries._remember("team:a", f"{number:064}", entry)
+            await summaries.obtain("team:a", [Checkpoint(1, f"{number:064}", "content")], _returning(entry))
             await store.put("team:a", "summary", f"{number:064}", b"x" * 4_000, 60)
         hits: list[float] = []
         misses: list[float] = []

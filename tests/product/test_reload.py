@@ -226,7 +226,7 @@ def test_what_was_learned_stays(tmp_path: Path) -> None:
             written(file, main_file(entrance, tmp_path, models=models, server={"deadline": 500}))
             until(lambda: app.service.settings.server.deadline == 500, "the edit takes effect")
             assert summary() in ("remembered", "stored")
-            assert kept == (app.service.learned, app.service.calibration, app.service.summaries, app.service.remembered)
+            assert kept == (app.service.learned, app.service.calibration, app.service.summaries, app.service.facts)
             places = app.service.configuration.upstreams
             assert places.kept == {"main"}, "an upstream that is as it was keeps its connections"
             written(file, main_file(entrance, tmp_path, models=models, policies={"default": {"keep": {"messages": 4}}}))
