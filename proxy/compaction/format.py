@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from proxy.compaction.turn import Facts, Turn
 
@@ -27,8 +27,25 @@ class ForeignSummary:
     user_text: tuple[str, ...]
 
 
+Binding = Literal["never", "until_open_round", "always"]
+"""Which reasoning becomes invalid if an earlier part of the prompt changes: none, all but that of the newest exchange,
+or all of it."""
+
+
 class Format(Protocol):
     """Access to the JSON of units. Every method takes any bytes, and treats unknown shapes as empty."""
+
+    @property
+    def binds_reasoning(self) -> Binding:
+        """Return which reasoning is bound to the prompt before it."""
+        ...
+
+    def without_reasoning(self, raw: bytes) -> bytes:
+        """Return a unit without reasoning that is bound to the prompt before it.
+
+        Return ``raw`` itself if there is none, and no bytes if nothing else is in the unit.
+        """
+        ...
 
     def read(self, raw: bytes) -> Facts:
         """Return the facts of a unit."""

@@ -35,6 +35,7 @@ class Plan:
     - ``retained``: the messages before the last checkpoint that are kept.
     - ``omitted``: the system messages that aren't kept, for the last checkpoint and the upcoming one.
     - ``pinned``: the messages that no stage may change.
+    - ``stale_reasoning``: the index before which reasoning is invalid, because the prompt before it changed.
     """
 
     caps: SectionLimits
@@ -47,6 +48,7 @@ class Plan:
     retained: tuple[int, ...] = ()
     omitted: dict[int, tuple[int, ...]] = field(default_factory=dict)
     pinned: frozenset[int] = frozenset()
+    stale_reasoning: int = 0
 
     def caps_at(self, position: int) -> SectionLimits:
         """Return the limits of the summary that replaces the messages before a checkpoint."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
-from proxy.compaction.format import Format
+from proxy.compaction.format import Binding, Format
 from proxy.compaction.gains import Gains
 from proxy.compaction.plan import Frontier as Frontier
 from proxy.compaction.plan import Plan as Plan
@@ -49,13 +50,23 @@ def make_plan(body: Sequence[Turn], rules: Rules, frame: Envelope, format: Forma
     planner = Planner(rules, frame.budget, stages, sizes, gains, projection, byte_pressure)
     for end in range(1, len(sizes) + 1):
         planner.arrive(end)
-    return assemble_plan(body, sizes, gains, limits, pinned, planner.checkpoints, planner.pending)
+    plan = assemble_plan(body, sizes, gains, limits, pinned, planner.checkpoints, planner.pending)
+    return replace(plan, stale_reasoning=_stale_reasoning(format.binds_reasoning, sizes, planner.changed_at))
+
+
+def _stale_reasoning(binding: Binding, sizes: Sizes, changed_at: int) -> int:
+    """Return the index before which reasoning is invalid, because the prompt changed when there were so many groups."""
+    if binding == "never" or not changed_at:
+        return 0
+    newest = changed_at - 1
+    return sizes.starts[newest] if binding == "until_open_round" else sizes.ends[newest]
 
 
 class Planner:
     """The state of the pass. Positions are group indexes.
 
     ``checkpoints`` are the checkpoints so far. ``pending`` is the next one, if it was chosen before the trigger fired.
+    ``changed_at`` is the number of groups when the start of the prompt last changed; 0 if it never did.
     """
 
     def __init__(
@@ -70,6 +81,7 @@ class Planner:
     ) -> None:
         self.checkpoints: list[int] = []
         self.pending: int | None = None
+        self.changed_at = 0
         self._rules = rules
         self._budget = budget
         self._stages = stages
@@ -234,6 +246,7 @@ class Planner:
             self._gains[name].apply(frontier, end)
             if self._byte_pressure is not None:
                 self._byte_pressure.apply(name, frontier, end)
+        self.changed_at = end
         self.pending = None
         self._settle()
 
@@ -259,6 +272,7 @@ class Planner:
             return False
         self._cut = cut
         self.checkpoints.append(cut)
+        self.changed_at = end
         self.pending = None
         self._settle()
         return True

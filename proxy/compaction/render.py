@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from proxy.compaction.format import Format
 from proxy.compaction.plan import Plan
@@ -85,8 +85,12 @@ def render(
     for index in (*before_cut(plan), *range(plan.cut, len(body))):
         original = turn = body[index]
         if index in plan.pinned:
-            pieces.append(OutgoingMessage(turn.raw, turn.facts.tokens, turn, pinned=True))
+            if (form := _current(turn, index, plan, format)) is not None:
+                pieces.append(OutgoingMessage(form.raw, form.facts.tokens, turn, pinned=True))
             continue
+        if (form := _current(turn, index, plan, format)) is None:
+            continue
+        turn = form
         clip = plan.clips.get(index)
         for stage, frontier in stages if index >= plan.cut else ():
             if index >= frontier.position or stage.later().get(index, index) >= frontier.seen:
@@ -103,6 +107,19 @@ def render(
             applied.add(results.NAME)
         pieces.append(OutgoingMessage(turn.raw, turn.facts.tokens, original))
     return RenderedConversation(pieces, tuple(name for name in STEPS if name in applied))
+
+
+def _current(turn: Turn, index: int, plan: Plan, format: Format) -> Turn | None:
+    """Return a unit without reasoning that has become invalid; ``None`` if nothing is left of it."""
+    if index >= plan.stale_reasoning or turn.facts.kind != "assistant":
+        return turn
+    forms, key = turn.facts.forms, ("reasoning", None)
+    if key not in forms:
+        raw = format.without_reasoning(turn.raw)
+        facts = replace(format.read(raw) if raw else turn.facts, digest=turn.facts.digest, forms={})
+        forms[key] = None if raw is turn.raw else Turn(raw, facts)
+    form = forms[key] or turn
+    return form if form.raw else None
 
 
 def before_cut(plan: Plan) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from proxy.compaction.format import ForeignSummary, Rewrite, TextCounter
+from proxy.compaction.format import Binding, ForeignSummary, Rewrite, TextCounter
 from proxy.compaction.render import OutgoingMessage
 from proxy.compaction.turn import Facts, Turn
 from proxy.dialects.chat import message as chat
@@ -29,6 +29,13 @@ class ChatFormat:
         self._message = message
         self._parallel = parallel or message
         self.text_tokens = text
+
+    @property
+    def binds_reasoning(self) -> Binding:
+        return "never"
+
+    def without_reasoning(self, raw: bytes) -> bytes:
+        return raw
 
     def read(self, raw: bytes) -> Facts:
         message = decode(raw)
