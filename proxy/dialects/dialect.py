@@ -189,6 +189,16 @@ class Dialect(Protocol):
         ...
 
     @property
+    def path(self) -> str:
+        """Return the path at the upstream, below its base URL."""
+        ...
+
+    @property
+    def heartbeat(self) -> bytes:
+        """Return what keeps a stream's connection alive before the response: a comment, or the API's own event."""
+        ...
+
+    @property
     def errors(self) -> ErrorShape:
         """Return the shape of the API's errors."""
         ...

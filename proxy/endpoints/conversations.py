@@ -19,7 +19,7 @@ from proxy.config import Route
 from proxy.dialects.dialect import Dialect, Request
 from proxy.endpoints.paths import DEPLOYMENT
 from proxy.endpoints.reply import send_answer, send_error_event, send_rest
-from proxy.endpoints.restrictions import check_body
+from proxy.endpoints.restrictions import check_body, check_path
 from proxy.errors import BadBody, ModelNotAllowed, ProxyError, UnknownModel
 from proxy.http.heartbeat import Heartbeat
 from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving, read_body
@@ -57,6 +57,7 @@ class Conversations:
         try:
             service = self._service
             request = begin_request(service, scope)
+            check_path(scope, request.caller)
             with service.bodies.lease() as held:
                 async with service.quotas.admit(request.caller):
                     limit = request.configuration.settings.server.body_limit
@@ -73,7 +74,8 @@ class Conversations:
             requests("refused").inc()
             policy = [] if request is None else [("x-compaction-policy", request.caller.policy.name)]
             id = new_id() if request is None else request.id
-            await answer_error(send, error, [("x-compaction", "none"), *policy, ("x-compaction-id", id)])
+            extra = [("x-compaction", "none"), *policy, ("x-compaction-id", id)]
+            await answer_error(send, error, extra, shape=self._dialect.errors)
 
     async def _serve(
         self, request: RequestContext, came: list[bytes], held: BodyLease, clock: CoarseTimer, send: Send
@@ -90,7 +92,7 @@ class Conversations:
             body = body.named(deployment)
         if len(body.units) > MANY:
             await held.more(UNIT_BYTES * len(body.units))
-        route = _route(configuration, body, caller)
+        route = _route(configuration, body, caller, self._dialect)
         if caller.models is not None:
             await check_body(scope, caller, body.raw)
         caller = for_model(caller, body.model or "")
@@ -112,7 +114,9 @@ class Conversations:
         )
         if not body.stream:
             return await self._answered(context, held, send)
-        heartbeat = context.heartbeat = Heartbeat(send, server.keepalive, now, lambda: begun(context))
+        heartbeat = context.heartbeat = Heartbeat(
+            send, server.keepalive, now, lambda: begun(context), self._dialect.heartbeat
+        )
         try:
             return await self._answered(context, held, send)
         except ProxyError as error:
@@ -120,7 +124,7 @@ class Conversations:
                 raise
             requests("refused").inc()
             await heartbeat.stop()
-            await send_error_event(send, error)
+            await send_error_event(send, error, self._dialect.errors)
             return None
         finally:
             heartbeat.close()
@@ -135,6 +139,8 @@ class Conversations:
         tail = None if feedback is None else feedback.tail
         pending = context.heartbeat is not None and context.heartbeat.begun
         headers = done(outcome, context.retries)
+        if context.advice is not None:
+            headers.append(("x-compaction-advice", context.advice))
         if not pending:
             headers += identity(context)
         # From here on there are no retries, and a stream may take hours.
@@ -145,15 +151,15 @@ class Conversations:
             held.shrink(context.body.size + (0 if feedback is None else feedback.size))
         if pending and context.heartbeat is not None:
             await context.heartbeat.stop()
-            await send_rest(send, start, headers, tail)
+            await send_rest(send, start, headers, tail, shape=self._dialect.errors)
         else:
-            await send_answer(send, start, headers, tail)
+            await send_answer(send, start, headers, tail, shape=self._dialect.errors)
         return feedback
 
 
-def _route(configuration: ConfigSnapshot, body: Request, caller: Caller) -> Route:
+def _route(configuration: ConfigSnapshot, body: Request, caller: Caller, dialect: Dialect) -> Route:
     model = body.model or ""
-    route = configuration.route(model)
+    route = configuration.route(model, dialect.name)
     if body.model is None and (route is None or not may_use(caller, model)):
         raise BadBody(
             "The body isn't a JSON object, or has no model. Send a JSON object with 'model' and 'messages'.",

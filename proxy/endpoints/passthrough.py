@@ -20,6 +20,7 @@ from proxy.http.request_body import ClientLeft, Sent, answer_error, arriving, he
 from proxy.pipeline.context import RequestContext, begin_request
 from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.services import Services
+from proxy.telemetry.metrics import requests
 from proxy.upstream.relay import RelayTransport, without_api_version
 
 WHOLE_BYTES = 1_000_000
@@ -75,7 +76,9 @@ class PassThrough:
             # A stream may take hours, and the body can't be sent again.
             del body
             held.shrink(0)
-            await send_answer(send, ResponseStart(answer, b"", False, None, CHAT.answers), [], shape=error_shape(scope))
+            requests("unsupported").inc()
+            start = ResponseStart(answer, b"", False, None, CHAT.answers)
+            await send_answer(send, start, [("x-compaction", "unsupported")], shape=error_shape(scope))
 
     async def _body(self, scope: Scope, upload: Upload, held: BodyLease) -> bytes | AsyncIterator[bytes] | None:
         """Return the body to send: ``None``, the whole body, or an iterator over a body that is still arriving."""

@@ -47,7 +47,9 @@ async def send_answer(
         await answer.close()
 
 
-async def send_rest(send: Send, start: ResponseStart, done: Headers, tail: AnswerTail | None = None) -> None:
+async def send_rest(
+    send: Send, start: ResponseStart, done: Headers, tail: AnswerTail | None = None, *, shape: ErrorShape = "openai"
+) -> None:
     """Send a response whose head, that of an event stream, has been sent. Any other response becomes an error event.
 
     ``done`` is the headers that weren't known then. A comment reports them. This always closes the upstream's request.
@@ -59,40 +61,45 @@ async def send_rest(send: Send, start: ResponseStart, done: Headers, tail: Answe
         if tail is not None:
             tail.add(start.first)
         if not start.is_stream or start.answer.status >= 400:
-            await send({"type": "http.response.body", "body": _event(await _error_of(start))})
+            await send({"type": "http.response.body", "body": _event(await _error_of(start, shape), shape)})
         elif start.complete:
             await send({"type": "http.response.body", "body": start.first})
         else:
-            await _send_events(send, start, tail)
+            await _send_events(send, start, tail, shape)
     finally:
         await start.answer.close()
 
 
-async def send_error_event(send: Send, error: ProxyError) -> None:
+async def send_error_event(send: Send, error: ProxyError, shape: ErrorShape = "openai") -> None:
     """End an event stream with an error of the proxy."""
-    await send({"type": "http.response.body", "body": _event(error.body())})
+    await send({"type": "http.response.body", "body": _event(error.body(shape), shape)})
 
 
 def _event(data: bytes, shape: ErrorShape = "openai") -> bytes:
     return sse.encode(data, "error" if shape == "anthropic" else "")
 
 
-async def _error_of(start: ResponseStart) -> bytes:
+async def _error_of(start: ResponseStart, shape: ErrorShape) -> bytes:
     """Return a response that isn't a stream as a one-line error, the upstream's own if it has one."""
     status = start.answer.status
     body = await readable(start.answer, start.first)
-    if error := as_error(status, body):
+    error = as_error(status, body)
+    if error and shape == "anthropic":
+        error = error if error.get("type") == "error" else {"type": "error", "error": error.get("error")}
+    if error:
         # Python's encoder accepts everything that its parser accepts, such as half of a surrogate pair.
         return json.dumps(error, separators=(",", ":")).encode()
     if status >= 400:
         text = body[:QUOTED_BYTES].decode("utf-8", "replace").strip()
         kind = "invalid_request_error" if status < 500 else "server_error"
-        return error_body(f"The upstream returned status {status}: {text}", type=kind, code="upstream_error")
-    return error_body(
-        f"The upstream returned status {status} but no event stream. Send the request without 'stream', or try again.",
-        type="server_error",
-        code="upstream_error",
-    )
+        said = f"The upstream returned status {status}: {text}"
+    else:
+        kind = "server_error"
+        said = f"The upstream returned status {status} but no event stream. "
+        said += "Send the request without 'stream', or try again."
+    if shape == "anthropic":
+        return json.dumps({"type": "error", "error": {"type": kind, "message": said}}).encode()
+    return error_body(said, type=kind, code="upstream_error")
 
 
 async def _send_bytes(send: Send, start: ResponseStart, tail: AnswerTail | None) -> None:

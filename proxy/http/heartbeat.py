@@ -23,14 +23,17 @@ class Heartbeat:
     """The heartbeat of one streaming client. It's free until ``start_after_delay`` is called.
 
     ``every`` is the seconds between comments, and from ``since`` (the event loop's time) to the first one. ``headers``
-    returns the headers that are known when the response starts.
+    returns the headers that are known when the response starts. ``beat`` is the comment or event to send.
     """
 
-    def __init__(self, send: Send, every: float, since: float, headers: Callable[[], Headers]) -> None:
+    def __init__(
+        self, send: Send, every: float, since: float, headers: Callable[[], Headers], beat: bytes = COMMENT
+    ) -> None:
         self._send = send
         self._every = every
         self._since = since
         self._headers = headers
+        self._beat = beat
         self._timer: asyncio.TimerHandle | None = None
         self._sending: asyncio.Task[None] | None = None
         self._ended = False
@@ -79,7 +82,7 @@ class Heartbeat:
         if first:
             headers = encoded([*_HEAD, *self._headers()])
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+        await self._send({"type": "http.response.body", "body": self._beat, "more_body": True})
         if not self._ended:
             self._timer = asyncio.get_running_loop().call_later(self._every, self._send_next)
 

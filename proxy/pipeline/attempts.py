@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from typing import Literal
+from urllib.parse import quote
 
 import msgspec
 import structlog
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 from starlette.types import Scope
 
 from proxy.access.authenticator import Caller
+from proxy.dialects.dialect import Dialect
 from proxy.errors import BadBody, ConfigurationError, UpstreamTimeout
 from proxy.http.headers import VIA, for_upstream
 from proxy.http.request_body import header
@@ -21,14 +23,14 @@ from proxy.pipeline.budget import TokenBudget, TokenBudgets, leaves_no_prompt, s
 from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Outcome
-from proxy.pipeline.refusal import add_sizes
+from proxy.pipeline.refusal import add_sizes, advice
 from proxy.pipeline.response_start import Asked, ResponseStart, read_start
 from proxy.pipeline.rules import bounds_of, rules_for
 from proxy.pipeline.services import Services
 from proxy.pipeline.summary_models import summary_models
 from proxy.telemetry.metrics import RETRIES
 from proxy.upstream.connections import not_in_time
-from proxy.upstream.transport import Outgoing, Transport
+from proxy.upstream.transport import CHAT_PATH, Outgoing, Transport
 
 log = structlog.get_logger(__name__)
 
@@ -80,7 +82,7 @@ class Attempts:
 
         Return the response that the client gets, and the outcome of the attempt that it answers.
         """
-        transport = await context.configuration.upstreams.lane(context.route.upstream)
+        transport = await context.configuration.upstreams.transport(context.route.upstream, context.dialect.path)
         if context.counter is None:
             outcome = Outcome("off" if mode_of(context.scope, context.caller) == "off" else "failed")
             return await self._send(context, transport, outcome), outcome
@@ -98,7 +100,10 @@ class Attempts:
                 if decision is ACCEPT:
                     return start, attempt.outcome
                 if isinstance(decision, Reject):
-                    await add_sizes(start, decision.parts)
+                    if context.dialect.errors == "anthropic":  # clients match Anthropic's own wording
+                        context.advice = advice(decision.parts)
+                    else:
+                        await add_sizes(start, decision.parts)
             except ConfigurationError as error:  # the client gets the response, though it can't be judged
                 self._services.measures.fail(context.profile.tokenizer, error)
                 return start, attempt.outcome
@@ -249,12 +254,16 @@ class Attempts:
             credential=context.caller.credential,
             timeout=remaining,
             bounded=True,
+            path=context.dialect.path,
+            query=client_query(context.scope, context.dialect),
         )
         answer = None
         try:
             with context.clock.until(context.deadline):
                 answer = await transport.send(request)
-                return await read_start(answer, Asked(body.raw, context.caller.policy.rate_limit_as_limit))
+                return await read_start(
+                    answer, Asked(body.raw, context.caller.policy.rate_limit_as_limit, context.dialect.answers)
+                )
         except TimeoutError as error:
             if answer is None:
                 raise not_in_time(remaining) from error
@@ -285,6 +294,13 @@ def may_retry(context: ConversationContext, overflow: Overflow) -> bool:
     return context.retries < context.caller.policy.overflow_retries and not (
         empty and (context.silent_overflow or context.contradicted)
     )
+
+
+def client_query(scope: Scope, dialect: Dialect) -> str:
+    """Return the query string to forward. Chat completions have none."""
+    if dialect.path == CHAT_PATH or not scope["query_string"]:
+        return ""
+    return quote(scope["query_string"], safe="/?:@!$&'()*+,;=%-._~")
 
 
 def mode_of(scope: Scope, caller: Caller) -> Mode:

@@ -62,7 +62,8 @@ class ConversationContext(RequestContext):
     was empty) or ``contradicted`` (an earlier response contradicts the limit) is true, that must happen twice.
 
     ``repeated`` is true if the proxy retried the unchanged request, which happens once. ``retries`` is the number of
-    retries so far. ``heartbeat`` is for a client that wants a stream.
+    retries so far. ``advice`` names the parts to shorten, for a response header. ``heartbeat`` is for a client that
+    wants a stream.
     """
 
     dialect: Dialect
@@ -77,6 +78,7 @@ class ConversationContext(RequestContext):
     contradicted: bool = False
     repeated: bool = False
     retries: int = 0
+    advice: str | None = None
     heartbeat: Heartbeat | None = None
 
     @property

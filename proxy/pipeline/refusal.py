@@ -29,6 +29,11 @@ async def add_sizes(start: ResponseStart, parts: Mapping[str, int]) -> None:
         start.answer.headers.append(("content-length", str(len(first))))
 
 
+def advice(parts: Mapping[str, int]) -> str:
+    """Return the sentence as an ASCII header value."""
+    return _sentence(parts).strip("()").encode("ascii", "replace").decode()
+
+
 def _line_with(line: bytes, added: str) -> bytes:
     """Return a line of a stream. If it has the data of an error, add a sentence to its message."""
     name, separator, data = line.partition(b":")

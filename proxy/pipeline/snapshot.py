@@ -17,6 +17,8 @@ MOST_ROUTES = 1_000
 LONGEST_NAME = 200
 """Remember the routes of this many models, with names of at most this many characters."""
 
+CHAT, MESSAGES = "chat", "messages"
+
 
 class ConfigSnapshot:
     """Settings, their teams, and the transports to their upstreams.
@@ -27,7 +29,7 @@ class ConfigSnapshot:
     def __init__(self, settings: Settings, instance: str, before: ConfigSnapshot | None = None) -> None:
         """Reuse the parts of ``before``, the configuration to replace, that are the same in both."""
         self.settings = settings
-        self._routes: dict[str, Route | None] = {}
+        self._routes: dict[tuple[str, str], Route | None] = {}
         self.measured: dict[tuple[int, str], tuple[Route, StatedLimit | None, Profile, Counter]] = {}
         """Profiles and counters, and the stated limits behind them, by the id of the route object and the dialect."""
         self.teams = Authenticator(settings)
@@ -41,18 +43,26 @@ class ConfigSnapshot:
             kept=self.upstreams.kept,
         )
 
-    def route(self, model: str) -> Route | None:
+    def route(self, model: str, dialect: str = CHAT) -> Route | None:
         """Return the route of a model, or ``None`` if routes are listed and none matches.
+
+        Without a match, requests in other dialects than chat go to the first upstream that has their API.
 
         The same model has the same route object while it's remembered.
         """
         try:
-            return self._routes[model]
+            return self._routes[model, dialect]
         except KeyError:
-            route = self.settings.route(model)
+            route = self._route(model, dialect)
             if len(self._routes) < MOST_ROUTES and len(model) <= LONGEST_NAME:
-                self._routes[model] = route
+                self._routes[model, dialect] = route
             return route
+
+    def _route(self, model: str, dialect: str) -> Route | None:
+        route = self.settings.route(model) if self.settings.models or dialect == CHAT else None
+        if route is None and dialect != CHAT:
+            return Route(self.upstreams.first(anthropic=dialect == MESSAGES), model, None)
+        return route
 
     async def retire(self, successor: ConfigSnapshot) -> None:
         """Close the parts that the successor doesn't use. Requests with this configuration can still finish."""

@@ -68,7 +68,7 @@ async def _summary_model(
             services.learned.learn(*place, limit, published(profile, factor))
 
     return UpstreamSummaryModel(
-        await context.configuration.upstreams.lane(route.upstream),
+        await context.configuration.upstreams.transport(route.upstream),
         route.model,
         route.upstream,
         input_limit=budget(profile, reserved_output(profile, output, None), learned, factor),

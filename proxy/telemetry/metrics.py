@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 
 REGISTRY = CollectorRegistry()
 
-REQUESTS = Counter("compaction_requests", "Chat completions by outcome.", ["outcome"], registry=REGISTRY)
+REQUESTS = Counter("compaction_requests", "Requests by outcome.", ["outcome"], registry=REGISTRY)
 TOKENS_REMOVED = Counter("compaction_tokens_removed", "Input tokens removed from requests.", registry=REGISTRY)
 SUMMARIES = Counter("compaction_summaries", "Summaries by outcome.", ["outcome"], registry=REGISTRY)
 ARCHIVED = Counter("compaction_archive_entries", "Archive entries by outcome.", ["outcome"], registry=REGISTRY)

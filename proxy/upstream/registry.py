@@ -12,7 +12,7 @@ from proxy.errors import NotFound
 from proxy.upstream.litellm.providers import asked_litellm
 from proxy.upstream.litellm.request import api_base
 from proxy.upstream.relay import Address, RelayTransport, azure_address
-from proxy.upstream.transport import Transport
+from proxy.upstream.transport import CHAT_PATH, Transport
 
 ANTHROPIC = "anthropic"
 
@@ -79,9 +79,13 @@ class Upstreams:
         self.kept = frozenset(name for name, place in self._places.items() if place is known.get(name))
         """The names of the upstreams that didn't change."""
 
-    async def lane(self, name: str) -> Transport:
-        """Return the transport to an upstream. Raises ``ConfigurationError`` for an unknown provider."""
-        return await self._places[name].lane()
+    async def transport(self, name: str, path: str = CHAT_PATH) -> Transport:
+        """Return the transport to an upstream for a path, such as ``/messages``.
+
+        Raises ``ConfigurationError`` for an unknown provider, and ``NotFound`` if the upstream doesn't serve the path.
+        """
+        place = self._places[name]
+        return await place.lane() if path == CHAT_PATH else await place.relay()
 
     async def retire(self, successor: Upstreams) -> None:
         """Close transports that the successor doesn't use, each when its last answer has ended."""

@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, quote, urlencode, urljoin, urlsplit
 from proxy.errors import UnknownModel
 from proxy.http.headers import Credential
 from proxy.upstream.connections import Connections
-from proxy.upstream.transport import Answer, Headers, Outgoing
+from proxy.upstream.transport import CHAT_PATH, MESSAGES_PATH, Answer, Headers, Outgoing
 
 KeyHeader = Literal["authorization", "api-key", "x-api-key"]
 
@@ -76,7 +76,7 @@ class RelayTransport:
         self._api_key = api_key
         self._extra = [(name.lower(), value) for name, value in headers.items()]
         self._replaced = {name for name, _ in self._extra}
-        self._chat_url = None if address.deployments else self.url("/chat/completions")
+        self._chat_url = None if address.deployments else self.url(CHAT_PATH)
         self.connections = Connections(address.base_url, upstream)
 
     @property
@@ -94,9 +94,10 @@ class RelayTransport:
         return self._address.deployments and path in _OF_A_DEPLOYMENT
 
     async def send(self, request: Outgoing) -> Answer:
-        """Send the request to the chat completions path."""
-        url = self._chat_url or self.url("/chat/completions", model=request.model)
-        headers = self.headers(request.headers, request.credential)
+        """Send the request to its path."""
+        chat = request.path == CHAT_PATH
+        url = (self._chat_url if chat else None) or self.url(request.path, request.query, model=request.model)
+        headers = self.headers(request.headers, request.credential, anthropic=request.path == MESSAGES_PATH)
         within = None if request.bounded else request.timeout
         return self._without_bypass(await self.connections.send("POST", url, headers, request.body, within), url)
 

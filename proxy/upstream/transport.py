@@ -10,14 +10,18 @@ import msgspec
 from proxy.http.headers import Credential
 from proxy.http.headers import Headers as Headers
 
+CHAT_PATH = "/chat/completions"
+MESSAGES_PATH = "/messages"
+
 
 class Outgoing(msgspec.Struct, eq=False):
-    """A chat completion on its way to an upstream.
+    """A conversation on its way to an upstream.
 
-    ``body`` is the whole JSON in OpenAI's format. ``model`` is the upstream's name for the model (already in ``body``).
-    ``headers`` are the client's, without hop-by-hop ones and credentials. ``credential`` is the caller's own key, used
-    only if the upstream has no configured key. ``timeout`` is in seconds, for the whole attempt up to the first byte of
-    the answer. ``bounded`` says that the sender itself cancels the attempt after ``timeout``.
+    ``body`` is the whole JSON in the format of ``path``, which is below the upstream's base URL. ``model`` is the
+    upstream's name for the model (already in ``body``). ``headers`` are the client's, without hop-by-hop ones and
+    credentials. ``credential`` is the caller's own key, used only if the upstream has no configured key. ``timeout`` is
+    in seconds, for the whole attempt up to the first byte of the answer. ``bounded`` says that the sender itself
+    cancels the attempt after ``timeout``. ``query`` is the query string to send.
     """
 
     body: bytes
@@ -27,6 +31,8 @@ class Outgoing(msgspec.Struct, eq=False):
     credential: Credential | None
     timeout: float
     bounded: bool = False
+    path: str = CHAT_PATH
+    query: str = ""
 
 
 class Answer(msgspec.Struct, eq=False):

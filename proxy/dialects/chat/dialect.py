@@ -11,6 +11,7 @@ from proxy.dialects.chat import first_bytes, stream, upstream_counts, usage
 from proxy.dialects.chat.counting import Counter, key_of
 from proxy.dialects.chat.request import ChatRequest, parsed
 from proxy.errors import ErrorShape
+from proxy.http.heartbeat import COMMENT
 from proxy.limits.profiles.profile import Profile
 from proxy.overflow.silent import Finished
 
@@ -61,6 +62,8 @@ class ChatDialect:
     """See ``dialects.dialect.Dialect``."""
 
     name = "chat"
+    path = "/chat/completions"
+    heartbeat = COMMENT
     errors: ErrorShape = "openai"
     answers = _ChatAnswers()
     evidence = _ChatEvidence()
