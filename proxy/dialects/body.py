@@ -1,0 +1,175 @@
+"""Read and rewrite the JSON body of a request, whatever its API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import xxhash
+
+from proxy.errors import BadBody
+
+MAX_MESSAGES = 40_000
+"""Messages that a request can have."""
+
+MAX_VALUES = 300_000
+"""JSON values in a request, counted by the commas between them. A conversation has about seven in each message."""
+
+INLINE_BYTES = 4_000_000
+"""A body of at most this many bytes is measured and parsed on the event loop, a larger one in a thread."""
+
+_SLICE = 1_000_000
+
+_COUNTED_SLICE = 65_536
+_MOST_COUNTED = 20_000
+_counted: dict[bytes, int] = {}
+"""The commas of slices of bodies, by digest, so that each slice is counted once in a conversation. Takes about 3 MB."""
+
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_TOO_MANY_MESSAGES = "The request has {count} messages, and this proxy takes {most} at most. Send fewer messages."
+_TOO_MANY_VALUES = "The request has over {most} JSON values. Send fewer messages, content parts, or tools."
+
+_any_decoder = msgspec.json.Decoder()
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+# A lone surrogate, as JavaScript writes it after cutting a text within an emoji. Python's parser accepts it, msgspec
+# doesn't. An even number of backslashes before it belongs to other escapes.
+_LONE_SURROGATE = re.compile(
+    rb"(?<!\\)((?:\\\\)*)\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
+)
+
+
+async def check_values(raw: bytes) -> None:
+    """Raise ``BadBody`` if a body has more than ``MAX_VALUES`` values. None of its values takes memory."""
+    if len(raw) <= MAX_VALUES:
+        return
+    quick = len(raw) <= INLINE_BYTES
+    few = _has_few_commas(raw) if quick else await asyncio.to_thread(_has_few_commas, raw)
+    if not few and await asyncio.to_thread(_has_many_values, raw):
+        raise BadBody(_TOO_MANY_VALUES.format(most=MAX_VALUES))
+
+
+def check_messages(count: int, param: str) -> None:
+    """Raise ``BadBody`` for more than ``MAX_MESSAGES`` messages."""
+    if count > MAX_MESSAGES:
+        raise BadBody(_TOO_MANY_MESSAGES.format(count=count, most=MAX_MESSAGES), param=param)
+
+
+def fields_of(raw: bytes) -> dict[str, msgspec.Raw]:
+    """Return the fields of a body with their bytes. Raises ``BadBody`` if the body isn't a JSON object."""
+    try:
+        return _fields_decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadBody("The body is not plain JSON in UTF-8. Send it as the API asks for it.") from error
+
+
+def listed(raws: Sequence[bytes]) -> msgspec.Raw:
+    """Return a JSON array of encoded values."""
+    return msgspec.Raw(b"[" + b",".join(raws) + b"]")
+
+
+def encoded(value: object) -> msgspec.Raw:
+    """Return a value as JSON."""
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+def lower(fields: dict[str, msgspec.Raw], names: Sequence[str], most: int) -> None:
+    """Lower each of the named numbers to at most ``most``."""
+    for name in names:
+        if name in fields and (positive(fields[name]) or 0) > most:
+            fields[name] = msgspec.Raw(b"%d" % most)
+
+
+def named_fields(raw: bytes) -> tuple[str | None, bool]:
+    """Return the model and ``stream`` of a body that strict parsers reject."""
+    value = leniently(raw)
+    fields = value if isinstance(value, dict) else {}
+    model = fields.get("model")
+    # A URL or a log can't contain a lone surrogate.
+    named = model.encode("utf-8", "replace").decode() if isinstance(model, str) else None
+    return named, fields.get("stream") is True
+
+
+def _has_few_commas(raw: bytes) -> bool:
+    """Return whether a body has at most ``MAX_VALUES`` commas, including those within strings.
+
+    The turns of a conversation begin with the same bytes. Hashing a slice that was counted before takes a tenth of the
+    time of counting it again.
+    """
+    commas = 0
+    view = memoryview(raw)
+    for start in range(0, len(raw), _COUNTED_SLICE):
+        end = start + _COUNTED_SLICE
+        digest = xxhash.xxh3_128_digest(view[start:end])
+        found = _counted.get(digest)
+        if found is None:
+            found = raw.count(b",", start, end)
+            if len(_counted) >= _MOST_COUNTED:
+                _counted.clear()
+            _counted[digest] = found
+        commas += found
+        if commas > MAX_VALUES:
+            return False
+    return True
+
+
+def _has_many_values(raw: bytes) -> bool:
+    """Return whether more than ``MAX_VALUES`` commas are outside of strings."""
+    commas = end = 0
+    for string in _STRING.finditer(raw):
+        commas += raw.count(b",", end, string.start())
+        if commas > MAX_VALUES:
+            return True
+        end = string.end()
+    return commas + raw.count(b",", end) > MAX_VALUES
+
+
+def without_lone_surrogates(raw: bytes) -> bytes:
+    """Return JSON with U+FFFD, as encoders write it, in place of each escaped lone surrogate. The length stays."""
+    if b"\\ud" not in raw and b"\\uD" not in raw:
+        return raw
+    # A regular expression blocks all threads while it runs, so a large body is searched in pieces. No escape
+    # contains a space or a quote. A megabyte of escapes without either isn't text and stays unchanged.
+    pieces = []
+    start = 0
+    while start < len(raw):
+        end = start + _SLICE
+        if end < len(raw):
+            border = max(raw.rfind(b" ", start, end), raw.rfind(b'"', start, end)) + 1
+            if not border and raw.find(b"\\", end - 16, end) >= 0:
+                return raw
+            end = border or end
+        pieces.append(_LONE_SURROGATE.sub(rb"\1\\ufffd", raw[start:end]))
+        start = end
+    return b"".join(pieces)
+
+
+def value_of(raw: msgspec.Raw | bytes) -> Any:
+    """Return a decoded value; ``None`` if it is missing or no parser reads it."""
+    if not bytes(raw):
+        return None
+    try:
+        return _any_decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return leniently(bytes(raw))
+
+
+def leniently(raw: bytes) -> Any:
+    """Parse with Python's parser, which accepts numbers of any size, NaN, and any Unicode encoding."""
+    try:
+        return json.loads(raw, strict=False)
+    except (ValueError, RecursionError):
+        return None
+
+
+def positive(raw: msgspec.Raw) -> int | None:
+    """Return a number of tokens; ``None`` if the value isn't a positive number below 10¹²."""
+    value = value_of(raw)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
+        return None
+    return int(value) if value < 1e12 else None
