@@ -216,6 +216,9 @@ class _PolicyFields(Section):
     rate_limit_as_limit: bool = True
     """Compact and retry a request that alone exceeds a limit on tokens per minute. Waiting never helps such a
     request."""
+    self_compacting: Literal["late", "usual"] = "late"
+    """When to compact for clients that compact their own conversations (Claude Code, codex). late: only if the request
+    wouldn't fit. usual: at the policy's trigger."""
     repair: bool = True
     """Repair damaged histories when the proxy compacts a request."""
     pinned: tuple[SearchedPattern, ...] = ()

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 import structlog
+from cachetools import LRUCache
 from msgspec.structs import replace
 from starlette.types import Scope
 
@@ -20,7 +21,7 @@ from proxy.http.request_body import header
 from proxy.overflow import Overflow
 from proxy.overflow.silent import empty_stream
 from proxy.pipeline.budget import TokenBudget, TokenBudgets, leaves_no_prompt, smaller_input
-from proxy.pipeline.context import ConversationContext
+from proxy.pipeline.context import ConversationContext, conversation_key
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.refusal import add_sizes, advice
@@ -37,6 +38,15 @@ log = structlog.get_logger(__name__)
 DEADLINE = "The request's deadline has passed. Try again, or have server.deadline raised."
 
 OUTPUT_PART = "output asked for (max_tokens)"
+
+_COMPACTING_AGENTS = ("claude-cli", "claude-code", "codex")
+"""The beginnings of user agents of clients that compact their own conversations."""
+
+_BOUND_ELSEWHERE = (b"bound to a different conversation", b"Invalid `signature`")
+"""Anthropic's wordings for a thinking block whose prefix changed; platform.claude.com, "Preserved thinking"."""
+
+MOST_STALE = 10_000
+"""Conversations whose refused reasoning is remembered."""
 
 Mode = Literal["enforce", "shadow", "off"]
 
@@ -76,6 +86,7 @@ class Attempts:
     def __init__(self, services: Services, budgets: TokenBudgets) -> None:
         self._services = services
         self._budgets = budgets
+        self._stale: LRUCache[int, int] = LRUCache(MOST_STALE)
 
     async def run(self, context: ConversationContext) -> tuple[ResponseStart, Outcome]:
         """Send a request, compacted if needed. After an overflow, compact it to a smaller budget and retry.
@@ -124,6 +135,10 @@ class Attempts:
             return ACCEPT
         case, outcome = attempt.case, attempt.outcome
         overflow = start.overflow or await self._silent_overflow(context, attempt, start)
+        if _refuses_reasoning(context, outcome, start):
+            self._stale[conversation_key(context)] = len(context.body.units)
+            stripped = replace(case, stale_reasoning=len(context.body.units))
+            return Retry(await self.prepare(context, attempt.budget, stripped, may_ask=False))
         if _ended_early(context, case, start, overflow):
             context.repeated = True
             return Retry(attempt)
@@ -209,10 +224,13 @@ class Attempts:
             tenant=caller.tenant,
             upstream=route.upstream,
             models=partial(summary_models, services, context),
-            rules=rules_for(caller.policy, window_known=known, bounds=bounds_of(context.profile)),
+            rules=rules_for(
+                caller.policy, window_known=known, bounds=bounds_of(context.profile), late=compacts_itself(context)
+            ),
             strict=context.profile.strict_alternation,
             kept=caller.kept,
             allowance=services.budgets.of(caller),
+            stale_reasoning=self._stale.get(conversation_key(context), 0) if self._stale else 0,
         )
 
     async def _smaller(self, context: ConversationContext, attempt: Attempt, overflow: Overflow) -> Attempt | None:
@@ -273,6 +291,24 @@ class Attempts:
             if answer is not None:
                 await answer.close()
             raise
+
+
+def compacts_itself(context: ConversationContext) -> bool:
+    """Return whether the client compacts its conversations, and the policy leaves it to the client."""
+    if context.dialect.path == CHAT_PATH or context.caller.policy.self_compacting != "late":
+        return False
+    agent = (header(context.scope, b"user-agent") or "").lower()
+    return agent.startswith(_COMPACTING_AGENTS)
+
+
+def _refuses_reasoning(context: ConversationContext, outcome: Outcome, start: ResponseStart) -> bool:
+    """Return whether the upstream refused signed reasoning in a prompt that the proxy changed. True once a request."""
+    if start.answer.status != 400 or outcome.messages is None or context.stripped:
+        return False
+    if context.counter is None or context.counter.format.binds_reasoning == "never":
+        return False
+    context.stripped = any(wording in start.first for wording in _BOUND_ELSEWHERE)
+    return context.stripped
 
 
 def _ended_early(

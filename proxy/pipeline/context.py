@@ -62,7 +62,8 @@ class ConversationContext(RequestContext):
     was empty) or ``contradicted`` (an earlier response contradicts the limit) is true, that must happen twice.
 
     ``repeated`` is true if the proxy retried the unchanged request, which happens once. ``retries`` is the number of
-    retries so far. ``advice`` names the parts to shorten, for a response header. ``heartbeat`` is for a client that
+    retries so far. ``advice`` names the parts to shorten, for a response header.
+    ``stripped`` is true if a retry was made without reasoning. ``heartbeat`` is for a client that
     wants a stream.
     """
 
@@ -79,9 +80,16 @@ class ConversationContext(RequestContext):
     repeated: bool = False
     retries: int = 0
     advice: str | None = None
+    stripped: bool = False
     heartbeat: Heartbeat | None = None
 
     @property
     def place(self) -> tuple[str, str, str]:
         """The key of learned limits: upstream, its name for the model, and tenant."""
         return self.route.upstream, self.route.model, self.caller.tenant
+
+
+def conversation_key(context: ConversationContext) -> int:
+    """Return a hash that all turns of a conversation share."""
+    units = tuple(bytes(unit) for unit in context.body.units[:2])
+    return hash((context.place, units))

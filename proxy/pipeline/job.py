@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ class CompactionInput(msgspec.Struct, eq=False):
     ``budget`` is in tokens. ``models`` returns the models to try, in order, for a summary of at most the given tokens.
     ``strict`` is true if the upstream requires user and assistant messages to alternate. ``kept`` is true if the proxy
     may store summaries for the caller. ``allowance`` is the caller's budget for summaries.
+    Reasoning in the first ``stale_reasoning`` units is removed, because an upstream refused it.
     """
 
     body: Request
@@ -50,6 +52,7 @@ class CompactionInput(msgspec.Struct, eq=False):
     strict: bool = False
     kept: bool = True
     allowance: Budget | None = None
+    stale_reasoning: int = 0
 
 
 @dataclass(slots=True)
@@ -142,6 +145,7 @@ def planned(case: CompactionInput, turns: list[Turn], fixed: int, before: int) -
     around = around_messages(case.body, SEPARATOR) + sum(len(turn.raw) + SEPARATOR for turn in turns[:head])
     frame = Envelope(case.budget, overhead, head, around)
     plan = make_plan(turns[head:], case.rules, frame, case.counter.format)
+    plan = dataclasses.replace(plan, stale_reasoning=max(plan.stale_reasoning, case.stale_reasoning - head))
     work = CompactionJob(case, turns, head, fixed, before, plan)
     for positions in (plan.checkpoints, (*plan.checkpoints, *([plan.upcoming] if plan.upcoming else []))):
         if positions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from proxy.compaction.pins import Pins
@@ -21,9 +22,12 @@ MUST_FIT = Clause(fraction=FULL)
 AFTER_REFUSAL: Trigger = (Clause(fraction=0.85),)
 
 
+# The trigger for clients that compact their own conversations.
+LATE: Trigger = (Clause(fraction=0.97),)
+
 # The key is the fingerprint, because hashing a policy is slow. The size is bounded because policy files can change any
 # number of times.
-_made: dict[tuple[str, bool, bool, Bounds], Rules] = {}
+_made: dict[tuple[str, bool, bool, Bounds, bool], Rules] = {}
 _MOST = 10_000
 
 
@@ -32,19 +36,34 @@ def bounds_of(profile: Profile) -> Bounds:
     return Bounds(profile.max_messages, profile.max_bytes)
 
 
-def rules_for(policy: Policy, *, window_known: bool, refused: bool = False, bounds: Bounds = UNBOUNDED) -> Rules:
+def rules_for(
+    policy: Policy, *, window_known: bool, refused: bool = False, bounds: Bounds = UNBOUNDED, late: bool = False
+) -> Rules:
     """Return the rules of a policy. ``window_known`` false selects the policy's ``unknown_model`` settings.
 
     With ``refused``, the upstream reported an overflow, so there is always a trigger. ``bounds`` apply if the policy
-    has a trigger.
+    has a trigger. With ``late``, the only trigger is a request that hardly fits.
     """
-    key = (policy.fingerprint, window_known, refused, bounds)
+    key = (policy.fingerprint, window_known, refused, bounds, late)
     rules = _made.get(key)
     if rules is None:
         if len(_made) >= _MOST:
             _made.clear()
-        rules = _made[key] = _rules(policy, window_known=window_known, refused=refused, bounds=bounds)
+        rules = _rules(policy, window_known=window_known, refused=refused, bounds=bounds)
+        if late and rules.trigger:
+            rules = _late(rules)
+        _made[key] = rules
     return rules
+
+
+def _late(rules: Rules) -> Rules:
+    """Return rules whose only trigger is ``LATE``, without preparation."""
+    stages = {
+        name: replace(stage, trigger=LATE)
+        for name in ("duplicates", "arguments", "results", "media")
+        if (stage := getattr(rules, name)) is not None
+    }
+    return replace(rules, trigger=LATE, prepare=(), **stages)
 
 
 def _rules(policy: Policy, *, window_known: bool, refused: bool, bounds: Bounds) -> Rules:

@@ -29,7 +29,7 @@ from proxy.overflow.silent import (
     cut_prompt,
 )
 from proxy.pipeline.budget import TokenBudget, TokenBudgets
-from proxy.pipeline.context import ConversationContext
+from proxy.pipeline.context import ConversationContext, conversation_key
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.response_start import ResponseStart
@@ -195,7 +195,7 @@ class UsageFeedback:
 
         ``compare`` is true if the proxy's count of the request will be compared with the reported one.
         """
-        body, conversation = context.body, _conversation(context)
+        body, conversation = context.body, conversation_key(context)
         turn, compacted = _turn(body), outcome.messages is not None
         estimated = has_remote_media(body.raw) if outcome.estimated is None else outcome.estimated
         before = [] if compacted else [one for one in self._turns.get(conversation, ()) if one.begins(body.units)]
@@ -380,9 +380,3 @@ def _may_stall(now: SentTurn, before: Sequence[SentTurn]) -> bool:
     least = before[-1].reported / (1 + WAVERING)
     grown = now.size - min(turn.size for turn in before)
     return grown >= (GROWN - 1) * least * BYTES_A_TOKEN_AT_MOST
-
-
-def _conversation(context: ConversationContext) -> int:
-    """Return a hash that all turns of a conversation share."""
-    messages = tuple(bytes(message) for message in context.body.units[:2])
-    return hash((context.place, messages))
