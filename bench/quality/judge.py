@@ -22,7 +22,7 @@ from proxy.compaction.rules import USER_FRAME_TOKENS
 from proxy.demo.validity import faults
 from proxy.dialects.chat.counting import Counter
 from proxy.dialects.chat.message import arguments_of, calls_of
-from proxy.dialects.chat.parts import text_of
+from proxy.dialects.parts import text_of
 
 SAMPLES = 12
 

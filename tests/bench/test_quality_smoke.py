@@ -25,7 +25,7 @@ from bench.quality.summarizer import SUMMARIZERS
 from proxy.demo.validity import faults
 from proxy.dialects.chat.counting import Counter
 from proxy.dialects.chat.message import arguments_of
-from proxy.dialects.chat.parts import text_of
+from proxy.dialects.parts import text_of
 from proxy.limits.profiles import Profile
 
 WINDOW = 8192

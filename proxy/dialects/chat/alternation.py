@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from proxy.compaction.format import Format
 from proxy.compaction.render import OutgoingMessage
-from proxy.dialects.chat.parts import is_text_part, text_of
+from proxy.dialects.parts import is_text_part, text_of
 from proxy.dialects.unit_json import Message, decode, encode, replace_field
 
 NOTE = "[system note] "

@@ -14,23 +14,18 @@ Unknown values count as their JSON, which is rather too high than too low.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Hashable, Mapping, Set
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import tiktoken
-
 from proxy.dialects.chat.format import ChatFormat
+from proxy.dialects.counting import CALL, TokenCounter
 from proxy.limits.profiles.profile import Profile
 from proxy.tokens import tools
-from proxy.tokens.encodings import check, encoding, loaded
-from proxy.tokens.media import MEDIA, SPOKEN_ANSWER, Media
-from proxy.tokens.text import count, dump, escaped
+from proxy.tokens.media import SPOKEN_ANSWER
 
 MESSAGE = 3
 NAME = 1
 REPLY = 3
-CALL = 3
 # OpenAI wraps several calls in one message into another call.
 SEVERAL_CALLS = 19
 EACH_OF_SEVERAL = 3
@@ -47,44 +42,15 @@ _RESULT_ROLES = ("tool", "function")
 _SILENT = frozenset({"tool_call_id", "id", "index", "cache_control", "annotations", "type"})
 
 
-def key_of(profile: Profile) -> Hashable:
-    """Return the parts of a profile that decide how to count."""
-    return (profile.tokenizer, profile.token_ratio, profile.images, profile.tools, profile.escapes)
+class Counter(TokenCounter):
+    """Counts the tokens of chat messages as one model's provider does.
 
-
-class Counter:
-    """Counts tokens as one model's provider does.
-
-    The tokens of a request are ``overhead(body)`` plus ``message(m)`` for each of its messages. No method raises
-    for unusual input: a body is any JSON. The first count loads the encoding (0.2 to 0.4 s). Thread-safe.
-
-    Raises ``ConfigurationError`` if the profile names an encoding that isn't installed, or an unknown rule for images.
+    The tokens of a request are ``overhead(body)`` plus ``message(m)`` for each of its messages.
     """
 
     def __init__(self, profile: Profile) -> None:
-        if not loaded(profile.tokenizer):
-            check(profile.tokenizer)
-        self.profile = profile
-        self._media = Media(profile.images)
+        super().__init__(profile)
         self.format = ChatFormat(self.message, self.text, self.one_of_several)
-
-    @property
-    def key(self) -> Hashable:
-        """Return the key. Counters with the same key count alike."""
-        return key_of(self.profile)
-
-    @property
-    def ready(self) -> bool:
-        """Return whether the encoding is loaded, so that a count starts immediately."""
-        return loaded(self.profile.tokenizer)
-
-    @property
-    def _encoding(self) -> tiktoken.Encoding:
-        return encoding(self.profile.tokenizer)
-
-    def text(self, text: str) -> int:
-        """Return the tokens of text without a frame."""
-        return self._scaled(count(self._encoding, text))
 
     def message(self, message: Mapping[str, Any], *, parallel: bool = False) -> int:
         """Return the tokens of one message with its frame.
@@ -129,17 +95,11 @@ class Counter:
         return self._scaled(
             REPLY
             + self._tools(body)
+            + self._shared_system(body)
             + self._choice(body.get("tool_choice"), tools.CHOICE_TOOL)
             + self._choice(body.get("function_call"), tools.CHOICE_FUNCTION)
             + self._response_format(body.get("response_format"))
         )
-
-    def _scaled(self, tokens: int) -> int:
-        # Subtract a billionth so that 1.1 times 10 is 11 and not 12.
-        return max(0, math.ceil(tokens * self.profile.token_ratio - 1e-9))
-
-    def _count(self, value: object) -> int:
-        return count(self._encoding, dump(value))
 
     def _field(self, value: object) -> int:
         return self._count(value)
@@ -149,24 +109,6 @@ class Counter:
 
     def _spoken(self, value: object) -> int:
         return SPOKEN_ANSWER if isinstance(value, Mapping) else self._count(value)
-
-    def _content(self, content: object, *, parallel: bool = False) -> tuple[int, int]:
-        """Return the tokens of the content's text, and those of its images, audio, and files."""
-        if content is None:
-            return 0, 0
-        tokens = media = 0
-        counts: dict[str, int] = {}
-        for part in content if isinstance(content, list) else [content]:
-            kind = part.get("type") if isinstance(part, Mapping) else None
-            if isinstance(kind, str) and kind in MEDIA and isinstance(part, Mapping):
-                media += self._media.tokens(kind, part, self.text)
-                continue
-            text = _part_text(part)
-            if (found := counts.get(text)) is None:
-                # An attack may repeat one short part very often.
-                found = counts[text] = count(self._encoding, escaped(text) if parallel else text)
-            tokens += found
-        return tokens, media
 
     def _tool_calls(self, calls: object) -> int:
         if not isinstance(calls, list):
@@ -182,40 +124,17 @@ class Counter:
             return self._count(function)
         return CALL + sum(self._count(value) for value in function.values() if value is not None)
 
-    def _tools(self, body: Mapping[str, Any]) -> int:
-        functions, others = tools.functions(body)
-        tokens = sum(self._count(other) for other in others)
-        if self.profile.tools != "typescript":
-            tokens += sum(self._count(function) + CALL for function in functions)
-            return tokens + tools.PROMPT[self.profile.tools] if functions or others else 0
-        if functions:
-            tokens += self._count(tools.typescript(functions)) + tools.DECLARATIONS
-            tokens += self._shared_system(body.get("messages"))
-        return tokens
-
-    def _shared_system(self, messages: object) -> int:
+    def _shared_system(self, body: Mapping[str, Any]) -> int:
         """Return the tokens to add because the first system message includes the functions, after a line break."""
+        messages = body.get("messages")
+        if self.profile.tools != "typescript" or not messages or not tools.functions(body)[0]:
+            return 0
         for message in messages if isinstance(messages, list) else ():
             if isinstance(message, Mapping) and message.get("role") in ("system", "developer"):
                 content = message.get("content")
                 end = content[-64:] if isinstance(content, str) else ""
                 return tools.SHARED_SYSTEM + self._count(end + "\n") - self._count(end)
         return 0
-
-    def _choice(self, choice: object, named: int) -> int:
-        if choice is None or choice == "auto":
-            return 0
-        if isinstance(choice, Mapping):
-            function = choice.get("function", choice)
-            name = function.get("name") if isinstance(function, Mapping) else None
-            return named + self._count(name if isinstance(name, str) else choice)
-        return tools.CHOICE_NONE if choice == "none" else named
-
-    def _response_format(self, wanted: object) -> int:
-        if not isinstance(wanted, Mapping) or wanted.get("type") in ("text", "json_object"):
-            return 0
-        schema = wanted.get("json_schema")
-        return tools.RESPONSE_FORMAT + self._count(schema if isinstance(schema, Mapping) else wanted)
 
 
 # The methods that count a message's fields. Other fields count as text or JSON.
@@ -225,18 +144,3 @@ _FIELDS: Mapping[str, Callable[[Counter, object], int]] = {
     "tool_calls": Counter._tool_calls,
     "function_call": Counter._call,
 }
-
-_TEXT_FIELDS = ("text", "refusal", "input_text", "output_text", "thinking", "content")
-
-
-def _part_text(part: object) -> str:
-    """Return the text of a content part, or its JSON if its form is unknown."""
-    if isinstance(part, Mapping):
-        texts = [part[field] for field in _TEXT_FIELDS if isinstance(part.get(field), str)]
-        known = part.keys() <= _KNOWN_PART
-        if len(texts) == 1 and known:
-            return str(texts[0])
-    return dump(part)
-
-
-_KNOWN_PART: Set[str] = {"type", "cache_control", *_TEXT_FIELDS}

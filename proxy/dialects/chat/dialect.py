@@ -8,8 +8,9 @@ import msgspec
 
 from proxy.dialects import dialect
 from proxy.dialects.chat import first_bytes, stream, upstream_counts, usage
-from proxy.dialects.chat.counting import Counter, key_of
+from proxy.dialects.chat.counting import Counter
 from proxy.dialects.chat.request import ChatRequest, parsed
+from proxy.dialects.counting import key_of
 from proxy.errors import ErrorShape
 from proxy.http.heartbeat import COMMENT
 from proxy.limits.profiles.profile import Profile

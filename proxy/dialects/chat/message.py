@@ -11,8 +11,8 @@ from typing import Any
 
 from proxy.compaction.format import ForeignSummary, Rewrite
 from proxy.compaction.turn import Call, Kind
-from proxy.dialects.chat.parts import is_text_part, parts_of
 from proxy.dialects.foreign_summaries import find_summary
+from proxy.dialects.parts import is_text_part, parts_of
 from proxy.dialects.unit_json import Message, decode, digest, replace_field
 
 KINDS: dict[str, Kind] = {

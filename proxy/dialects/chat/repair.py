@@ -14,7 +14,7 @@ from proxy.compaction.format import Format
 from proxy.compaction.groups import head_length
 from proxy.compaction.turn import Call, Facts, Turn
 from proxy.compaction.verify import faults
-from proxy.dialects.chat.parts import text_of
+from proxy.dialects.parts import text_of
 from proxy.dialects.unit_json import Message, decode, encode, replace_field
 
 NO_RESULT = "No result of this call was recorded."

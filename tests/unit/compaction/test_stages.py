@@ -16,7 +16,7 @@ from proxy.compaction.stages import arguments, cheap_stages, duplicates, media, 
 from proxy.compaction.stages.stage import Stage
 from proxy.compaction.triggers import Clause
 from proxy.compaction.turn import Turn
-from proxy.dialects.chat.parts import text_of
+from proxy.dialects.parts import text_of
 from proxy.dialects.unit_json import decode
 from tests.kit.compacting import rules
 from tests.kit.conversations import (

@@ -21,7 +21,7 @@ from proxy.compaction.summary_message import (
     user_messages,
 )
 from proxy.dialects.chat.counting import Counter
-from proxy.dialects.chat.parts import text_of
+from proxy.dialects.parts import text_of
 from proxy.dialects.unit_json import decode
 from proxy.limits.profiles.profile import Profile
 from tests.kit.compacting import rules

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from proxy.compaction.render import OutgoingMessage
 from proxy.demo import validity
 from proxy.dialects.chat.alternation import NOTE, NOTED, OPENING, alternating
-from proxy.dialects.chat.parts import text_of
+from proxy.dialects.parts import text_of
 from proxy.dialects.unit_json import decode
 from tests.kit.conversations import (
     FORMAT,

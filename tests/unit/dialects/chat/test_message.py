@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from proxy.compaction.turn import Call
 from proxy.dialects.chat.message import arguments_of, calls_of, replace_text, replaceable_text
-from proxy.dialects.chat.parts import text_of
+from proxy.dialects.parts import text_of
 from proxy.dialects.unit_json import DEEPEST, decode, digest, encode, replace_field
 from tests.kit.conversations import FORMAT, IMAGE, assistant, call, result
 

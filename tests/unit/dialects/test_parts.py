@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.chat.parts import (
+from proxy.dialects.parts import (
     is_media_part,
     is_text_part,
     labels_of,
