@@ -213,6 +213,10 @@ class Dialect(Protocol):
         """Return which requests show how an upstream counts."""
         ...
 
+    def continues(self, raw: bytes) -> bool:
+        """Return whether a request continues a history that the server keeps, so that its size is unknown."""
+        ...
+
     async def parse(self, raw: bytes) -> Request:
         """Parse a body of any size. Raises ``BadBody`` for too many units or values."""
         ...

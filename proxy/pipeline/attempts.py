@@ -28,9 +28,11 @@ from proxy.pipeline.refusal import add_sizes, advice
 from proxy.pipeline.response_start import Asked, ResponseStart, read_start
 from proxy.pipeline.rules import bounds_of, rules_for
 from proxy.pipeline.services import Services
+from proxy.pipeline.state_recovery import recovered
 from proxy.pipeline.summary_models import summary_models
 from proxy.telemetry.metrics import RETRIES
 from proxy.upstream.connections import not_in_time
+from proxy.upstream.relay import RelayTransport
 from proxy.upstream.transport import CHAT_PATH, Outgoing, Transport
 
 log = structlog.get_logger(__name__)
@@ -146,6 +148,9 @@ class Attempts:
             self._budgets.succeeded(context)
         if overflow is None or case.mode != "enforce" or outcome.verdict == "failed":
             return ACCEPT
+        if context.dialect.continues(context.body.raw):
+            # Its size says nothing about a limit, and shortening the new items rarely helps.
+            return await self._continued(context, attempt)
         if may_retry(context, overflow):
             smaller = await self._smaller(context, attempt, overflow)
             if smaller is not None:
@@ -154,6 +159,19 @@ class Attempts:
             return ACCEPT
         parts = await self._services.compactor.parts(case, outcome)
         return Reject(parts | {OUTPUT_PART: outcome.output or context.body.max_output or 0})
+
+    async def _continued(self, context: ConversationContext, attempt: Attempt) -> Decision:
+        """Retry once with a history that the upstream has compacted."""
+        transport = await context.configuration.upstreams.transport(context.route.upstream, context.dialect.path)
+        if context.recovered or not isinstance(transport, RelayTransport):
+            return ACCEPT
+        context.recovered = True
+        body = await recovered(context, transport)
+        if body is None:
+            return ACCEPT
+        context.body = await context.dialect.parse(body)
+        case = replace(attempt.case, body=context.body)
+        return Retry(await self.prepare(context, attempt.budget, case))
 
     async def _silent_overflow(
         self, context: ConversationContext, attempt: Attempt, start: ResponseStart

@@ -63,7 +63,8 @@ class ConversationContext(RequestContext):
 
     ``repeated`` is true if the proxy retried the unchanged request, which happens once. ``retries`` is the number of
     retries so far. ``advice`` names the parts to shorten, for a response header.
-    ``stripped`` is true if a retry was made without reasoning. ``heartbeat`` is for a client that
+    ``stripped`` is true if a retry was made without reasoning,
+    ``recovered`` if the upstream was asked to compact a history that it keeps. ``heartbeat`` is for a client that
     wants a stream.
     """
 
@@ -81,6 +82,7 @@ class ConversationContext(RequestContext):
     retries: int = 0
     advice: str | None = None
     stripped: bool = False
+    recovered: bool = False
     heartbeat: Heartbeat | None = None
 
     @property

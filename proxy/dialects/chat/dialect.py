@@ -69,6 +69,9 @@ class ChatDialect:
     answers = _ChatAnswers()
     evidence = _ChatEvidence()
 
+    def continues(self, raw: bytes) -> bool:
+        return False
+
     async def parse(self, raw: bytes) -> ChatRequest:
         return await parsed(raw)
 
