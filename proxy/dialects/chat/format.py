@@ -10,8 +10,9 @@ from proxy.compaction.render import OutgoingMessage
 from proxy.compaction.turn import Facts, Turn
 from proxy.dialects.chat import message as chat
 from proxy.dialects.chat.alternation import alternating
-from proxy.dialects.chat.repair import needs_repair, repaired
+from proxy.dialects.chat.repair import repaired
 from proxy.dialects.parts import is_media_part, labels_of, parts_of, text_of, text_without_media, without_media
+from proxy.dialects.repair import needs_repair
 from proxy.dialects.unit_json import Message, decode, digest, encode, replace_field
 from proxy.tokens.media import MEDIA_LABELS
 

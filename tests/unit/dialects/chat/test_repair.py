@@ -17,8 +17,9 @@ from proxy.compaction.groups import head_length
 from proxy.compaction.turn import Turn
 from proxy.compaction.verify import faults
 from proxy.demo import validity
-from proxy.dialects.chat.repair import NO_RESULT, STRAY_RESULT, needs_repair, repaired
+from proxy.dialects.chat.repair import repaired
 from proxy.dialects.parts import text_of
+from proxy.dialects.repair import NO_RESULT, STRAY_RESULT, needs_repair
 from proxy.dialects.unit_json import decode, encode
 from tests.kit.conversations import (
     FORMAT,
