@@ -10,7 +10,7 @@ from bench.overflow.lines import Line
 from proxy.dialects.chat.usage import read_usage
 from proxy.overflow import Overflow, recognise
 from proxy.overflow.patterns import CODES, ROWS
-from proxy.overflow.silent import Finished, Sent, counts_in_full, cut_prompt, silent_overflow
+from proxy.overflow.silent import Finished, SentPrompt, counts_in_full, cut_prompt, silent_overflow
 
 Recognizer = Callable[[Line], Overflow | None]
 
@@ -67,7 +67,7 @@ def silent(answer: Finished, counted: int, window: int | None) -> Overflow | Non
     if not counted or not answer.prompt or counts_in_full(counted, answer.prompt):
         return None
     grown = counted // 4
-    return cut_prompt(answer, counted + grown, grown // 4, [Sent(answer.prompt, grown)], window)
+    return cut_prompt(answer, counted + grown, grown // 4, [SentPrompt(answer.prompt, grown)], window)
 
 
 def leaving_out(line: Line, *, shared: bool) -> Overflow | None:

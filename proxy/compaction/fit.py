@@ -68,7 +68,7 @@ def fit(
                 pieces = rung(pieces, limit, rules, format)
     if byte_room is not None and sum(map(_bytes, pieces)) > byte_room:
         limit = _Limit(byte_room - byte_room // MARGIN, _bytes, _as_tokens, SMALLEST_BYTES)
-        # Media come first: they have the most bytes, so that often no text has to be cut.
+        # MediaStage come first: they have the most bytes, so that often no text has to be cut.
         for rung in (_media, _results, _arguments, _texts, *_LAST):
             if limit.excess(pieces) > 0:
                 pieces = rung(pieces, limit, rules, format)
@@ -122,7 +122,7 @@ def _media(pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, format: F
     """
     if rules.media is None:
         return pieces
-    stage = media.Media(_ANY_MEDIA, format, archive=rules.archive)
+    stage = media.MediaStage(_ANY_MEDIA, format, archive=rules.archive)
     last_user = last_user_message(pieces)
     chosen = [
         i
@@ -136,7 +136,7 @@ def _reduced(
     pieces: list[OutgoingMessage],
     chosen: list[int],
     limit: _Limit,
-    stage: arguments.Arguments | media.Media,
+    stage: arguments.Arguments | media.MediaStage,
     format: Format,
 ) -> list[OutgoingMessage]:
     """Apply a stage to the chosen messages, largest first, until they fit."""
@@ -223,7 +223,7 @@ def _level(
         form = results.shortened(source, limit.tokens(texts[index], level), format, clip_marker(turn, rules))
         if form is not None and _labeled(pieces[index], format):
             # Insert labels after the cut, so that they don't displace the ends of the text.
-            form = media.Media(_ANY_MEDIA, format, archive=rules.archive).reduce(0, form)
+            form = media.MediaStage(_ANY_MEDIA, format, archive=rules.archive).reduce(0, form)
         if form is not None:
             _put(pieces, index, form, limit)
     return pieces

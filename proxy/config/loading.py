@@ -43,7 +43,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class LoadAttempt:
     """The result of reading a configuration. ``wrong`` has the errors if it's invalid.
 
     ``sources`` has the files that were found, or ``None`` if there are none.
@@ -76,24 +76,24 @@ def assembled(sources: Sources, environ: Mapping[str, str]) -> Loaded:
     return found.loaded
 
 
-def attempt(path: Path, environ: Mapping[str, str]) -> Attempt:
+def attempt(path: Path, environ: Mapping[str, str]) -> LoadAttempt:
     """Read a configuration that may be invalid."""
     try:
         sources = begun(path)
     except ConfigurationError as error:
-        return Attempt(None, None, error.message)
+        return LoadAttempt(None, None, error.message)
     return _attempt(sources, environ)
 
 
-def _attempt(sources: Sources, environ: Mapping[str, str]) -> Attempt:
+def _attempt(sources: Sources, environ: Mapping[str, str]) -> LoadAttempt:
     assembly = Assembly(sources, environ)
     try:
         loaded = _loaded(assembly)
     except Issues as found:
-        return Attempt(assembly.sources, None, "\n".join(assembly.sources.located(found.issues)))
+        return LoadAttempt(assembly.sources, None, "\n".join(assembly.sources.located(found.issues)))
     except ConfigurationError as error:
-        return Attempt(assembly.sources, None, error.message)
-    return Attempt(loaded.sources, loaded, "")
+        return LoadAttempt(assembly.sources, None, error.message)
+    return LoadAttempt(loaded.sources, loaded, "")
 
 
 def check(path: Path, environ: Mapping[str, str]) -> list[str]:

@@ -4,7 +4,7 @@
              → exclusions.excluded        drop errors about other problems
              → patterns.read              match known sentences: kind, limit, size
              → general.read               read other sentences by their words and the words around their numbers
-             → echo.Request               drop words that repeat the client's request
+             → echo.EchoedRequest               drop words that repeat the client's request
              → general.read_rate          accept a rate limit that the request alone exceeds
              → recognise                  choose the reading with the most figures
 
@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from proxy.overflow import general, patterns
-from proxy.overflow.echo import Request
+from proxy.overflow.echo import EchoedRequest
 from proxy.overflow.error_fields import COUNT_FIELDS, LIMIT_FIELDS, ErrorInfo, read_errors
 from proxy.overflow.exclusions import AMBIGUOUS_STATUS, FORBIDDEN_STATUS, NEVER_STATUS, RATE_STATUS, excluded
 from proxy.overflow.figures import amounts
@@ -43,7 +43,7 @@ def recognise(
     *,
     rows: Iterable[Row] = ROWS,
     codes: Iterable[str] = CODES,
-    request: Request | None = None,
+    request: EchoedRequest | None = None,
     rate_limits: bool = False,
 ) -> Overflow | None:
     """Read an error response, or the first events of a stream (status 200); ``None`` if it isn't an overflow.
@@ -77,13 +77,13 @@ def recognise(
     return max(readings, key=lambda reading: reading.known).resolve() if readings else None
 
 
-def _rate(text: str, request: Request | None) -> OverflowReading | None:
+def _rate(text: str, request: EchoedRequest | None) -> OverflowReading | None:
     found = general.read_rate(text)
     return found if found is None or request is None else general.read_rate(request.without(text) or text)
 
 
 def _read(
-    error: ErrorInfo, rows: tuple[Row, ...], codes: frozenset[str], request: Request | None, *, ambiguous: bool
+    error: ErrorInfo, rows: tuple[Row, ...], codes: frozenset[str], request: EchoedRequest | None, *, ambiguous: bool
 ) -> list[OverflowReading]:
     if excluded(error.codes, ()):
         return []

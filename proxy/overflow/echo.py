@@ -22,7 +22,7 @@ _ENCODED = re.compile(r"%[0-9a-fA-F]{2}|\+")
 _Run = tuple[str, ...]
 
 
-class Request:
+class EchoedRequest:
     """The words of a request that an error may repeat. They are read only when an error is checked."""
 
     def __init__(self, raw: bytes) -> None:

@@ -76,7 +76,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentPrompt:
     """An earlier prompt of a conversation, in the upstream's tokens.
 
     ``reported`` is its size as the upstream reported it. ``grown`` is our own count of the text that the conversation
@@ -167,7 +167,7 @@ def seems_full(answer: Finished, asked: int | None) -> bool:
 
 
 def cut_prompt(
-    answer: Finished, counted: int, newest: int, before: Sequence[Sent], window: int | None = None
+    answer: Finished, counted: int, newest: int, before: Sequence[SentPrompt], window: int | None = None
 ) -> Overflow | None:
     """Return the overflow if the upstream leaves out a part of a growing conversation; ``None`` if it doesn't.
 
@@ -194,9 +194,9 @@ def cut_prompt(
     return None
 
 
-def _unchanged(reported: int, before: Sequence[Sent], share: float) -> list[Sent]:
+def _unchanged(reported: int, before: Sequence[SentPrompt], share: float) -> list[SentPrompt]:
     """Return the latest prompts, oldest first, whose reported sizes are all within a share of this one."""
-    found: list[Sent] = []
+    found: list[SentPrompt] = []
     for sent in reversed(before):
         if abs(sent.reported - reported) > share * max(reported, sent.reported):
             break

@@ -12,7 +12,7 @@ from proxy.dialects.dialect import Answers
 from proxy.errors import RequestError
 from proxy.http.decompression import Unpacking, unpack
 from proxy.overflow import Overflow, recognise
-from proxy.overflow.echo import Request
+from proxy.overflow.echo import EchoedRequest
 from proxy.overflow.silent import Finished
 from proxy.upstream.transport import Answer
 
@@ -191,7 +191,7 @@ async def _overflow(answer: Answer, body: bytes, asked: Asked, plain: bytes = b"
     shown = plain or await readable(answer, body)
 
     def read() -> Overflow | None:
-        request = Request(asked.body) if asked.body else None
+        request = EchoedRequest(asked.body) if asked.body else None
         return recognise(answer.status, shown, answer.headers, request=request, rate_limits=asked.rate_limits)
 
     if len(shown) <= INLINE_BYTES and (answer.status < 400 or len(asked.body) <= LARGE_REQUEST):

@@ -23,7 +23,7 @@ from proxy.overflow.silent import (
     GROWN,
     WAVERING,
     Finished,
-    Sent,
+    SentPrompt,
     asks_for_cuts,
     counts_in_full,
     cut_prompt,
@@ -339,7 +339,7 @@ class UsageFeedback:
 
         kept = await asyncio.to_thread(count) if large else count()
         sent = [
-            Sent(
+            SentPrompt(
                 one.turn.reported,
                 int(factor * (sum(kept[one.turn.messages - start + (not one.replaced) :]) - one.replaced)),
                 agreed,

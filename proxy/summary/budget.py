@@ -85,9 +85,9 @@ class Budgets:
         return sum(self._today(team).by.values()) + self._reserved.get(team, 0)
 
     @contextmanager
-    def reserve(self, team: str, tokens: int) -> Iterator[Call]:
+    def reserve(self, team: str, tokens: int) -> Iterator[PaidCall]:
         """Reserve ``tokens``, the maximum cost of a call, until the call ends. Then record its cost."""
-        call = Call(tokens)
+        call = PaidCall(tokens)
         self._reserved[team] = self._reserved.get(team, 0) + tokens
         try:
             yield call
@@ -109,7 +109,7 @@ class Budgets:
 
 
 @dataclass(slots=True)
-class Call:
+class PaidCall:
     """One call. ``cost`` is in tokens, and is the maximum until the caller sets it."""
 
     cost: int
@@ -132,7 +132,7 @@ class Budget:
         """Return whether the budget is used up."""
         return self._budgets.spent(self._team) >= self.most
 
-    def call(self, tokens: int) -> AbstractContextManager[Call]:
+    def call(self, tokens: int) -> AbstractContextManager[PaidCall]:
         """Return a context manager for a call that costs up to ``tokens``. Raises ``BudgetSpent`` if less is left."""
         if self._budgets.spent(self._team) + tokens > self.most:
             raise BudgetSpent("the team's tokens for summaries are used up for today")

@@ -15,7 +15,7 @@ NAME = "media"
 _LABEL = "[The compaction proxy left out an old part of this message here: {kind}.{kept}]"
 
 
-class Media:
+class MediaStage:
     """The stage with the rules of a policy, or with those of the fit ladder."""
 
     name = NAME
@@ -44,6 +44,6 @@ class Media:
         return NO_LATER
 
 
-def stage(rules: Rules, body: Sequence[Turn], format: Format) -> Media | None:
+def stage(rules: Rules, body: Sequence[Turn], format: Format) -> MediaStage | None:
     """Create the stage; return ``None`` if the policy disables it."""
-    return None if rules.media is None else Media(rules.media, format, archive=rules.archive)
+    return None if rules.media is None else MediaStage(rules.media, format, archive=rules.archive)

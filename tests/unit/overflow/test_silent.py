@@ -13,7 +13,7 @@ from proxy.overflow import Overflow, recognise
 from proxy.overflow.silent import (
     Filled,
     Finished,
-    Sent,
+    SentPrompt,
     cut_prompt,
     empty_stream,
     output_tokens,
@@ -124,18 +124,26 @@ def test_answers(answer: Finished, counted: int, known: dict[str, Any]) -> None:
 
 # One row: the case, the reported size, our count, that of the newest messages, the earlier turns, the published window,
 # and the limit.
-CUT: list[tuple[str, int, int, int, list[Sent], int | None, int]] = [
-    ("to a power of two", 8_192, 25_000, 900, [Sent(8_192, 900)], None, 8_192),
-    ("to a round size", 10_000, 40_000, 2_000, [Sent(10_000, 2_000)], 128_000, 10_000),
-    ("whole messages, under a window", 4_050, 20_000, 900, [Sent(4_060, 900)], 128_000, 4_060),
-    ("three times the same", 11_111, 16_000, 900, [Sent(11_150, 2_000), Sent(11_100, 900)], None, 11_150),
-    ("after it was counted in full", 3_333, 4_800, 400, [Sent(2_000, 2_800, True), Sent(3_340, 400)], 32_000, 3_340),
+CUT: list[tuple[str, int, int, int, list[SentPrompt], int | None, int]] = [
+    ("to a power of two", 8_192, 25_000, 900, [SentPrompt(8_192, 900)], None, 8_192),
+    ("to a round size", 10_000, 40_000, 2_000, [SentPrompt(10_000, 2_000)], 128_000, 10_000),
+    ("whole messages, under a window", 4_050, 20_000, 900, [SentPrompt(4_060, 900)], 128_000, 4_060),
+    ("three times the same", 11_111, 16_000, 900, [SentPrompt(11_150, 2_000), SentPrompt(11_100, 900)], None, 11_150),
+    (
+        "after it was counted in full",
+        3_333,
+        4_800,
+        400,
+        [SentPrompt(2_000, 2_800, True), SentPrompt(3_340, 400)],
+        32_000,
+        3_340,
+    ),
     (
         "message by message",
         3_800,
         5_600,
         400,
-        [Sent(3_000, 2_000, True), Sent(3_900, 1_200), Sent(3_700, 800)],
+        [SentPrompt(3_000, 2_000, True), SentPrompt(3_900, 1_200), SentPrompt(3_700, 800)],
         32_000,
         3_900,
     ),
@@ -146,26 +154,33 @@ CUT: list[tuple[str, int, int, int, list[Sent], int | None, int]] = [
     ("reported", "counted", "newest", "before", "window", "limit"), [r[1:] for r in CUT], ids=[r[0] for r in CUT]
 )
 def test_cut_prompts(
-    reported: int, counted: int, newest: int, before: list[Sent], window: int | None, limit: int
+    reported: int, counted: int, newest: int, before: list[SentPrompt], window: int | None, limit: int
 ) -> None:
     assert cut_prompt(stopped(reported), counted, newest, before, window) == silent(limit)
 
 
-NOT_CUT: list[tuple[str, Finished, int, int, list[Sent], int | None]] = [
+NOT_CUT: list[tuple[str, Finished, int, int, list[SentPrompt], int | None]] = [
     ("the first turn", stopped(8_192), 25_000, 900, [], None),
-    ("the conversation has hardly grown", stopped(8_192), 25_000, 100, [Sent(8_192, 200)], None),
-    ("another size before", stopped(8_192), 25_000, 900, [Sent(7_000, 900)], None),
-    ("another size in between", stopped(8_192), 25_000, 900, [Sent(8_192, 1_900), Sent(7_000, 900)], None),
-    ("no window, and once", stopped(7_310), 20_000, 900, [Sent(7_310, 900)], None),
-    ("no window, far below", stopped(7_310), 20_000, 900, [Sent(7_310, 1_900), Sent(7_310, 900)], 32_000),
-    ("the newest text alone", stopped(1_024), 20_000, 1_000, [Sent(1_024, 1_000)], None),
-    ("cached tokens are left out", Finished("stop", 8_192, 3, False, 14_000), 22_000, 900, [Sent(8_192, 900)], None),
+    ("the conversation has hardly grown", stopped(8_192), 25_000, 100, [SentPrompt(8_192, 200)], None),
+    ("another size before", stopped(8_192), 25_000, 900, [SentPrompt(7_000, 900)], None),
+    ("another size in between", stopped(8_192), 25_000, 900, [SentPrompt(8_192, 1_900), SentPrompt(7_000, 900)], None),
+    ("no window, and once", stopped(7_310), 20_000, 900, [SentPrompt(7_310, 900)], None),
+    ("no window, far below", stopped(7_310), 20_000, 900, [SentPrompt(7_310, 1_900), SentPrompt(7_310, 900)], 32_000),
+    ("the newest text alone", stopped(1_024), 20_000, 1_000, [SentPrompt(1_024, 1_000)], None),
+    (
+        "cached tokens are left out",
+        Finished("stop", 8_192, 3, False, 14_000),
+        22_000,
+        900,
+        [SentPrompt(8_192, 900)],
+        None,
+    ),
     (
         "it wavers, and never counted in full",
         stopped(3_700),
         9_000,
         400,
-        [Sent(3_900, 1_200), Sent(3_800, 400)],
+        [SentPrompt(3_900, 1_200), SentPrompt(3_800, 400)],
         32_000,
     ),
 ]
@@ -175,7 +190,7 @@ NOT_CUT: list[tuple[str, Finished, int, int, list[Sent], int | None]] = [
     ("answer", "counted", "newest", "before", "window"), [r[1:] for r in NOT_CUT], ids=[r[0] for r in NOT_CUT]
 )
 def test_prompts_that_may_be_whole(
-    answer: Finished, counted: int, newest: int, before: list[Sent], window: int | None
+    answer: Finished, counted: int, newest: int, before: list[SentPrompt], window: int | None
 ) -> None:
     assert cut_prompt(answer, counted, newest, before, window) is None
 
@@ -184,12 +199,12 @@ def test_prompts_that_may_be_whole(
     st.integers(256, 200_000),
     st.integers(0, 400_000),
     st.integers(0, 100_000),
-    st.lists(st.builds(Sent, st.integers(1, 200_000), st.integers(0, 200_000), st.booleans()), max_size=8),
+    st.lists(st.builds(SentPrompt, st.integers(1, 200_000), st.integers(0, 200_000), st.booleans()), max_size=8),
     st.none() | st.integers(1_000, 1_000_000),
 )
 @settings(max_examples=500, derandomize=True, deadline=None)
 def test_a_cut_takes_repetition_and_its_limit_was_taken(
-    reported: int, counted: int, newest: int, before: list[Sent], window: int | None
+    reported: int, counted: int, newest: int, before: list[SentPrompt], window: int | None
 ) -> None:
     """Check that the limit is a reported size, and at least this one."""
     told = cut_prompt(stopped(reported), counted, newest, before, window)
