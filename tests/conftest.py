@@ -71,7 +71,7 @@ def _plain_environment() -> Iterator[None]:
     """No proxy, key or address of the machine's own gets into a test."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
-            if name.upper().endswith("_PROXY") or name.upper().startswith("OPENAI_"):
+            if name.upper().endswith("_PROXY") or name.upper().startswith(("OPENAI_", "ANTHROPIC_")):
                 patch.delenv(name)
         yield
 
