@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-_BLANK = b"\xef\xbb\xbf \t\r\n"
+BLANK = b"\xef\xbb\xbf \t\r\n"
 """Bytes that may come before the first value: a byte order mark, and blank lines that keep the connection alive."""
 
-_EVENTS = (b"data:", b"event:", b"error:", b":", b"id:", b"retry:")
+EVENTS = (b"data:", b"event:", b"error:", b":", b"id:", b"retry:")
 
-_OVERLAP = 512
+OVERLAP = 512
 """Bytes that are searched again with the next chunk: more than a mark can have."""
 
 _CHOICE = b'"choices":[{'
@@ -56,10 +56,10 @@ class ContentDetector:
         stream.
         """
         if not self._json:
-            start = bytes(first[:_OVERLAP]).lstrip(_BLANK)[:6]
-            if not start or any(name != start and name.startswith(start) for name in _EVENTS):
+            start = bytes(first[:OVERLAP]).lstrip(BLANK)[:6]
+            if not start or any(name != start and name.startswith(start) for name in EVENTS):
                 return None
-            if start.startswith(_EVENTS):
+            if start.startswith(EVENTS):
                 return "events"
             if start[:1] not in b'{["':
                 return "answer"
@@ -78,5 +78,5 @@ class ContentDetector:
                 self._choice = True
             elif self._choice:
                 return True
-        self._from = max(self._from, len(first) - _OVERLAP)
+        self._from = max(self._from, len(first) - OVERLAP)
         return False

@@ -47,7 +47,7 @@ def beginning(events: bytes) -> Said | None:
     Comments, a chunk that only has the role, and a finish reason for a full window don't decide the kind.
     """
     for lines in split_events(events):
-        if any(_names_error(line) for line in lines):
+        if any(names_error_line(line) for line in lines):
             return "error"
         data = data_of(lines)
         if data and (found := _judged(data)):
@@ -55,7 +55,7 @@ def beginning(events: bytes) -> Said | None:
     return None
 
 
-def _names_error(line: bytes) -> bool:
+def names_error_line(line: bytes) -> bool:
     """Return whether a line makes its event an error. Old llama.cpp servers send ``error:`` as a separate field."""
     name, _, value = line.partition(b":")
     return name == b"error" or (name == b"event" and names_error(value.decode("utf-8", "replace").strip()))

@@ -31,7 +31,7 @@ _MESSAGE = frozenset(
 
 _PART = frozenset({"type", "text", "cache_control"})
 
-_FORMAT_PART = 20
+FORMAT_PART = 20
 """Divide a body's bytes by this for the most that a response format may take. Not every upstream counts its schema."""
 
 _PLAIN_VALUE = 200
@@ -63,14 +63,14 @@ def comparable(raw: bytes) -> bool:
     """
     try:
         fields = _body.decode(raw)
-        if not _known(fields, _FIELDS) or len(bytes(fields.get("response_format", b""))) * _FORMAT_PART > len(raw):
+        if not known_only(fields, _FIELDS) or len(bytes(fields.get("response_format", b""))) * FORMAT_PART > len(raw):
             return False
         tools = _objects.decode(fields.get("tools", _NONE)) or ()
         # Tools that the provider runs, such as a search, put their results into the prompt.
         if any(bytes(tool.get("type", b"")) != _FUNCTION for tool in tools):
             return False
         messages = _objects.decode(fields["messages"]) or ()
-        return all(_known(message, _MESSAGE) and _plain(message) for message in messages)
+        return all(known_only(message, _MESSAGE) and _plain(message) for message in messages)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError):
         return False
 
@@ -84,7 +84,12 @@ def adds_text(raw: bytes) -> bool:
         fields = _body.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return True
-    unknown = (bytes(value) for name, value in fields.items() if name not in _FIELDS)
+    return has_unknown_text(fields, _FIELDS)
+
+
+def has_unknown_text(fields: Mapping[str, msgspec.Raw], known: frozenset[str]) -> bool:
+    """Return whether a field that isn't known may add text to the prompt."""
+    unknown = (bytes(value) for name, value in fields.items() if name not in known)
     return any((len(value) > _PLAIN_VALUE or b"[" in value) and value not in _EMPTY for value in unknown)
 
 
@@ -104,7 +109,7 @@ def kept_text(message: object, *, tools: bool) -> str:
     return _THOUGHTS_END.split(text)[-1] if role == "assistant" else text
 
 
-def _known(fields: Mapping[str, msgspec.Raw], known: frozenset[str]) -> bool:
+def known_only(fields: Mapping[str, msgspec.Raw], known: frozenset[str]) -> bool:
     """Return whether every field is a known one, or empty: ``null`` adds nothing to a prompt."""
     return all(name in known or bytes(value) in _EMPTY for name, value in fields.items())
 
@@ -115,7 +120,7 @@ def _plain(message: Mapping[str, msgspec.Raw]) -> bool:
     if not content.startswith(b"["):
         return not content.startswith(b"{")
     return all(
-        _known(part, _PART) and bytes(part.get("type", _TEXT)) == _TEXT for part in _objects.decode(content) or ()
+        known_only(part, _PART) and bytes(part.get("type", _TEXT)) == _TEXT for part in _objects.decode(content) or ()
     )
 
 

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
-
+from proxy.dialects.tail import Tail, json_objects
 from proxy.overflow.silent import Finished, cached_tokens, output_tokens, prompt_tokens
-
-TAIL_BYTES = 4_096
-"""Bytes to keep of each chunk."""
-TAIL_CHUNKS = 16
-"""Number of last chunks to keep."""
 
 _USAGE = re.compile(r'"usage"\s*:\s*(?=\{)')
 _REASON = re.compile(r'"finish_reason"\s*:\s*"([^"\\]{1,64})"')
@@ -25,22 +18,8 @@ _TRIED = 4
 _decoder = json.JSONDecoder()
 
 
-class AnswerTail:
+class AnswerTail(Tail):
     """The last bytes of an answer, which contain its usage and finish reason."""
-
-    def __init__(self) -> None:
-        self._chunks: deque[bytes] = deque(maxlen=TAIL_CHUNKS)
-        self._added = 0
-        self._cut = False
-
-    def add(self, chunk: bytes) -> None:
-        """Add a chunk, and drop the oldest one if there are too many."""
-        if len(chunk) > TAIL_BYTES:
-            self._chunks.clear()
-            chunk = chunk[-TAIL_BYTES:]
-            self._cut = True
-        self._chunks.append(chunk)
-        self._added += 1
 
     def finished(self) -> Finished:
         """Return the answer's usage and finish reason. An answer longer than the kept bytes has content.
@@ -48,16 +27,15 @@ class AnswerTail:
         Strings escape quotation marks, so ``"usage":`` is a field. It is the answer's own only if its object is the
         outermost one, so only the next line of a stream may follow that object.
         """
-        body = b"".join(self._chunks)
+        body = self.body
         text = body.decode("utf-8", "replace")
         reasons = _REASON.findall(text)
         usage = _usage(text)
-        whole = not self._cut and self._added <= TAIL_CHUNKS
         return Finished(
             finish_reason=reasons[-1] if reasons else None,
             prompt=prompt_tokens(usage),
             output=output_tokens(usage),
-            empty=whole and read_usage(body).empty,
+            empty=self.whole and read_usage(body).empty,
             cached=cached_tokens(usage),
         )
 
@@ -80,7 +58,7 @@ def read_usage(body: bytes) -> Finished:
     usage: dict[str, object] = {}
     reason: str | None = None
     written = False
-    for value in _objects(body):
+    for value in json_objects(body):
         for part in (value, value.get("message")):
             if isinstance(part, dict) and isinstance(said := part.get("usage"), dict):
                 usage.update({name: number for name, number in said.items() if number is not None})
@@ -105,7 +83,7 @@ def gives_up(body: bytes) -> bool:
     data = [line[5:].strip() for line in body.splitlines() if line.startswith(b"data:") and line[5:].strip()]
     if len(data) != 2 or data[1] != b"[DONE]":
         return False
-    event = next(_objects(body), {})
+    event = next(json_objects(body), {})
     choices = list(_choices(event))
     named = any(isinstance(delta := choice.get("delta"), dict) and "role" in delta for choice in choices)
     return named and not event.get("usage") and not any(choice.get("finish_reason") for choice in choices)
@@ -123,19 +101,3 @@ def _choices(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _says_something(message: Mapping[str, Any]) -> bool:
     return any(value for name, value in message.items() if name not in ("role", "name"))
-
-
-def _objects(body: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the JSON object of an answer, or those of a stream's events."""
-    text = body.strip()
-    whole = text.startswith(b"{")
-    for line in [text] if whole else text.splitlines():
-        data = line if whole else line.removeprefix(b"data:").strip()
-        if not whole and not line.startswith(b"data:"):
-            continue
-        try:
-            value = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            continue
-        if isinstance(value, dict):
-            yield value

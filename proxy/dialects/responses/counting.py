@@ -1,0 +1,139 @@
+"""Count the tokens of Responses items and requests.
+
+OpenAI publishes no figures for items. A message has the frame of a chat message, and other items a similar one. The
+reported usage corrects what remains. See ``limits.calibration``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from proxy.dialects.counting import CALL, TokenCounter, key_of
+from proxy.dialects.responses.format import ResponsesFormat
+from proxy.dialects.responses.items import is_message, kind_of
+from proxy.dialects.unit_json import Message
+from proxy.limits.profiles.profile import Profile
+from proxy.tokens import tools
+
+ITEM = 4
+"""Tokens of an item's frame and role."""
+
+REPLY = 3
+
+# Four characters of base64 are three bytes, and a token has about four bytes.
+_ENCRYPTED_SHARE = 3 / 4 / 4
+
+_SILENT = frozenset({"id", "type", "status", "call_id", "role", "phase", "prompt_cache_breakpoint", "caller"})
+"""Fields that don't reach the model, or that the frame already counts."""
+
+_SILENT_IN_PARTS = frozenset({"annotations", "logprobs", "prompt_cache_breakpoint", "id"})
+
+
+def counter_key(profile: Profile) -> Hashable:
+    """Return the parts of a profile that decide how to count items."""
+    return ("responses", key_of(profile))
+
+
+class Counter(TokenCounter):
+    """Counts the tokens of items as one model's provider does.
+
+    The tokens of a request are ``overhead(body)`` plus ``items(unit)`` for each of its units.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        super().__init__(profile)
+        self.format = ResponsesFormat(self.items, self.text)
+
+    @property
+    def key(self) -> Hashable:
+        """Return the key. Counters with the same key count alike."""
+        return counter_key(self.profile)
+
+    def at_most(self, raw: bytes) -> float:
+        """Return an upper bound for a body's tokens: one per byte. This doesn't tokenize."""
+        return len(raw) * self.profile.token_ratio
+
+    def items(self, items: Sequence[Message]) -> int:
+        """Return the tokens of a unit's items with their frames."""
+        tokens = media = 0
+        for item in items:
+            text, inside = self._item(item)
+            tokens, media = tokens + ITEM + text, media + inside
+        return self._scaled(tokens) + media
+
+    def overhead(self, body: Mapping[str, Any]) -> int:
+        """Return a request's tokens without its units.
+
+        They are those of instructions, tools, tool choice, text format, a compaction item, and the reply's start.
+        """
+        instructions, compaction = body.get("instructions"), body.get("compaction")
+        tokens = 0 if instructions is None else ITEM + self._count(instructions)
+        if isinstance(compaction, Mapping):
+            tokens += ITEM + self._item(compaction)[0]
+        return self._scaled(
+            REPLY
+            + tokens
+            + self._tools({"tools": _nested(body.get("tools"))})
+            + self._choice(body.get("tool_choice"), tools.CHOICE_TOOL)
+            + self._response_format(_schema(body.get("text")))
+        )
+
+    def _item(self, item: Message) -> tuple[int, int]:
+        """Return the tokens of an item's text, and those of its media."""
+        type_ = item.get("type")
+        if is_message(item) or not type_:
+            return self._parts(item.get("content"))
+        if kind_of(item) == "result":
+            return self._output(item.get("output"))
+        if type_ == "image_generation_call" and isinstance(item.get("result"), str):
+            image = {"type": "input_image", "image_url": item["result"]}
+            return 0, self._media.tokens("input_image", image, self.text)
+        tokens = CALL if "name" in item else 0
+        for name, value in item.items():
+            if name == "encrypted_content" and isinstance(value, str):
+                tokens += int(len(value) * _ENCRYPTED_SHARE)
+            elif name in ("summary", "content") and isinstance(value, list):
+                tokens += self._parts(value)[0]
+            elif name not in _SILENT and value is not None:
+                tokens += self._count(value)
+        return tokens, 0
+
+    def _output(self, output: object) -> tuple[int, int]:
+        if isinstance(output, Mapping) and output.get("type") == "computer_screenshot":
+            image = {"type": "input_image", "image_url": output.get("image_url")}
+            return 0, self._media.tokens("input_image", image, self.text)
+        return self._parts(output)
+
+    def _parts(self, content: object) -> tuple[int, int]:
+        if isinstance(content, list):
+            content = [_counted(part) for part in content]
+        return self._content(content)
+
+
+def _counted(part: object) -> object:
+    """Return a part without the fields that don't reach the model."""
+    if not isinstance(part, Mapping) or not _SILENT_IN_PARTS & part.keys():
+        return part
+    return {name: value for name, value in part.items() if name not in _SILENT_IN_PARTS}
+
+
+def _nested(given: object) -> object:
+    """Return function tools in the form of chat completions: with their fields in ``function``."""
+    if not isinstance(given, list):
+        return given
+    return [_nested_tool(tool) for tool in given]
+
+
+def _nested_tool(tool: object) -> object:
+    if not isinstance(tool, Mapping) or tool.get("type") != "function" or "function" in tool:
+        return tool
+    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+
+
+def _schema(text: object) -> object:
+    """Return the format of the answer as chat completions have it."""
+    wanted = text.get("format") if isinstance(text, Mapping) else None
+    if not isinstance(wanted, Mapping) or wanted.get("type") != "json_schema":
+        return wanted
+    return {"type": "json_schema", "json_schema": {name: value for name, value in wanted.items() if name != "type"}}

@@ -1,0 +1,217 @@
+"""Classify the items of a Responses request, and join the assistant's items to units.
+
+A unit is one item, or a run of the assistant's items as a JSON array: reasoning, messages, and calls of one response.
+Reasoning is bound to the items after it, so a run is kept or dropped as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from proxy.compaction.turn import Call, Kind
+from proxy.dialects.unit_json import DEEPEST, Message, decode, encode
+
+MESSAGE_KINDS: dict[object, Kind] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+}
+
+PREFIX_TYPES = frozenset({"compaction", "context_compaction"})
+"""Items that replace everything before them."""
+
+_ASSISTANT = frozenset({"reasoning", "item_reference", "program", "agent_message", "image_generation"})
+_OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output", "local_shell_call_output"})
+_CLIENT_CALLS = frozenset(
+    {"function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call", "computer_call"}
+)
+"""Calls that the client answers with an item of its own."""
+
+_REMOVABLE_IDS = ("message", "function_call", "custom_tool_call", "shell_call", "apply_patch_call")
+"""Items of the assistant that the API accepts without an id."""
+
+_NOT_TEXT = frozenset({"id", "type", "status", "encrypted_content", "result", "call_id", "role"})
+
+
+def kind_of(item: Message) -> Kind:
+    """Return the part that an item plays; empty if it's unknown."""
+    type_, role = item.get("type"), item.get("role")
+    if type_ is None or type_ == "message":
+        return MESSAGE_KINDS.get(role, "") if isinstance(role, str) else ""
+    if not isinstance(type_, str):
+        return ""
+    if type_ in _OUTPUTS or (type_.endswith("_output") and isinstance(item.get("call_id"), str)):
+        return "result"
+    if type_ in _ASSISTANT or type_.endswith(("_call", "_output")) or type_.startswith("mcp_"):
+        return "assistant"
+    # Newer items, such as ``additional_tools``, name the role that they have.
+    return MESSAGE_KINDS.get(role, "") if isinstance(role, str) else ""
+
+
+def items_of(raw: bytes) -> list[Message]:
+    """Return the items of a unit. A string, as a whole ``input``, is a user message."""
+    first = bytes(raw[:1])
+    if first == b'"':
+        return [{"role": "user", "content": _string(raw)}]
+    if first == b"[":
+        return [decode(item) for item in raws_of(raw)]
+    return [decode(raw)]
+
+
+def raws_of(raw: bytes) -> list[bytes]:
+    """Return the bytes of the items of a unit."""
+    if bytes(raw[:1]) != b"[":
+        return [raw]
+    try:
+        return [bytes(item) for item in _raws.decode(raw)]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return [raw]
+
+
+_raws = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def _string(raw: bytes) -> str:
+    try:
+        value = json.loads(bytes(raw))
+    except ValueError:
+        value = None
+    return value if isinstance(value, str) else ""
+
+
+def joined(raws: Sequence[bytes]) -> bytes:
+    """Return a unit of these items; no bytes without any."""
+    if len(raws) == 1 and bytes(raws[0][:1]) != b"[":
+        return raws[0]
+    return b"[" + b",".join(raws) + b"]" if raws else b""
+
+
+def rewritten_items(raw: bytes, rewrite: Callable[[Message, bytes], bytes]) -> bytes:
+    """Return a unit with other items; ``raw`` itself if ``rewrite`` returns each item's own bytes.
+
+    Items that become empty are left out.
+    """
+    before = raws_of(raw)
+    after = [rewrite(item, bytes_) for item, bytes_ in zip(items_of(raw), before, strict=True)]
+    if all(new is old for new, old in zip(after, before, strict=True)):
+        return raw
+    return joined([new for new in after if new])
+
+
+def is_message(item: Message) -> bool:
+    """Return whether an item is a message with a role."""
+    return item.get("type") in (None, "message") and "role" in item
+
+
+def content_key(item: Message) -> str:
+    """Return the field with the item's text and media."""
+    return "output" if kind_of(item) == "result" else "content"
+
+
+def with_content(item: Message) -> Message:
+    """Return an item as a message: its content or its output in ``content``. Other items have no content."""
+    if kind_of(item) == "result":
+        return {"content": item.get("output")}
+    return item if is_message(item) or not item.get("type") else {}
+
+
+def is_client_call(item: Message) -> bool:
+    """Return whether an item is a call that the client answers."""
+    type_ = item.get("type")
+    return isinstance(type_, str) and type_ in _CLIENT_CALLS
+
+
+def calls_of(items: Sequence[Message]) -> tuple[Call, ...]:
+    """Return the calls that the client answers."""
+    return tuple(
+        Call(text_or_none(item.get("call_id")) or "", text_or_none(item.get("name")) or str(item["type"])[:40])
+        for item in items
+        if is_client_call(item)
+    )
+
+
+def answered_call(item: Message) -> str | None:
+    """Return the id of the call that an output answers."""
+    return text_or_none(item.get("call_id")) or text_or_none(item.get("id"))
+
+
+def is_reasoning(item: Message) -> bool:
+    """Return whether an item is reasoning, or refers to reasoning."""
+    type_, id_ = item.get("type"), item.get("id")
+    return type_ == "reasoning" or (type_ == "item_reference" and isinstance(id_, str) and id_.startswith("rs_"))
+
+
+def without_reasoning(raw: bytes) -> bytes:
+    """Return a unit without its reasoning, and without the ids that the API would look for reasoning by.
+
+    A run with items that can't go without an id, such as references and hosted calls, stays as it is: the API refuses
+    them without their reasoning.
+    """
+    items = items_of(raw)
+    rest = [item for item in items if not is_reasoning(item)]
+    if any(item.get("type", "message") not in _REMOVABLE_IDS for item in rest):
+        return raw
+    return rewritten_items(raw, _without_binding)
+
+
+def _without_binding(item: Message, raw: bytes) -> bytes:
+    if is_reasoning(item):
+        return b""
+    if not item.get("type") or not ("id" in item or "status" in item) or kind_of(item) != "assistant":
+        return raw
+    try:
+        fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return encode({name: value for name, value in item.items() if name not in ("id", "status")})
+    return msgspec.json.encode({name: value for name, value in fields.items() if name not in ("id", "status")})
+
+
+def hosted_text(item: Message) -> str:
+    """Return a label for an item that is neither a message nor a call of the client, with its shortest texts."""
+    type_ = text_or_none(item.get("type")) or "item"
+    if type_ == "item_reference":
+        return "[an answer that the proxy has not seen]"
+    texts = [f"{name}: {value}" for name, value in _texts(item, 0) if name not in _NOT_TEXT]
+    return f"[{' · '.join([type_[:40], *texts])}]"
+
+
+def _texts(item: Message, depth: int) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for name, value in item.items():
+        if isinstance(value, str) and value:
+            found.append((name, value))
+        elif isinstance(value, dict) and depth < DEEPEST and name not in _NOT_TEXT:
+            found += _texts(value, depth + 1)
+    return found
+
+
+def is_hosted(item: Message) -> bool:
+    """Return whether an item of the assistant is neither a message, reasoning, nor a call of the client."""
+    return not is_message(item) and not is_reasoning(item) and not is_client_call(item)
+
+
+def arguments_of(items: Sequence[Message]) -> list[tuple[str, str]]:
+    """Return the name and the arguments of each call of the client, as text."""
+    found = []
+    for item in items:
+        if is_client_call(item):
+            given = next((item[key] for key in ("arguments", "input", "action", "operation") if key in item), None)
+            found.append((text_or_none(item.get("name")) or str(item["type"]), as_text(given)))
+    return found
+
+
+def text_or_none(value: object) -> str | None:
+    """Return a string, or ``None``."""
+    return value if isinstance(value, str) else None
+
+
+def as_text(value: Any) -> str:
+    """Return a string unchanged, and other values as JSON."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
