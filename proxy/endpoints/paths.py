@@ -15,6 +15,7 @@ PREFIX = "/v1"
 CHAT = "/v1/chat/completions"
 MODELS = "/v1/models"
 MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
 
 DEPLOYMENT = "compaction.deployment"
 """Key of a scope: the deployment that an Azure client names in the path."""
@@ -22,7 +23,7 @@ DEPLOYMENT = "compaction.deployment"
 AZURE = "compaction.azure"
 """Key of a scope: present if the path was in Azure's form, so that `api-version` in the query belongs to Azure."""
 
-_COMMON = frozenset({CHAT, MODELS, MESSAGES, "/v1/responses", "/v1/embeddings", "/v1/messages/count_tokens"})
+_COMMON = frozenset({CHAT, MODELS, MESSAGES, RESPONSES, "/v1/embeddings", "/v1/messages/count_tokens"})
 
 # First names of the paths of OpenAI's and Anthropic's APIs. Paths that begin otherwise are passed on as spelled.
 _ROOTS = frozenset(

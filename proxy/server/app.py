@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.config import Loaded, Settings
 from proxy.dialects.chat.dialect import CHAT
+from proxy.dialects.responses.dialect import RESPONSES
 from proxy.endpoints.archive import PATH as ARCHIVE
 from proxy.endpoints.archive import ArchiveEndpoint
 from proxy.endpoints.conversations import Conversations
@@ -25,6 +26,7 @@ from proxy.endpoints.models import ModelList
 from proxy.endpoints.passthrough import PassThrough
 from proxy.endpoints.paths import CHAT as CHAT_PATH
 from proxy.endpoints.paths import MODELS, canonical, error_shape
+from proxy.endpoints.paths import RESPONSES as RESPONSES_PATH
 from proxy.errors import MethodNotAllowed, NotFound, Overloaded, ProxyError, UpgradeRequired
 from proxy.http.request_body import Sent, answer_error, is_handshake
 from proxy.limits.profiles import Profiles
@@ -55,7 +57,10 @@ class Proxy:
         """``loaded`` is the source of the settings; the proxy watches its files. ``profiles`` may be loaded already."""
         self.service = Runtime(settings, profiles)
         self.reload = None if loaded is None else Reload(self.service, loaded, os.environ)
-        self._chat = Conversations(self.service, CHAT)
+        self._conversations = {
+            CHAT_PATH: Conversations(self.service, CHAT),
+            RESPONSES_PATH: Conversations(self.service, RESPONSES),
+        }
         self._passthrough = PassThrough(self.service)
         self._models = ModelList(self.service)
         self._rest = Starlette(
@@ -123,8 +128,8 @@ class Proxy:
         path, method = scope["path"], scope["method"]
         if method == "GET" and path.startswith("/v1/") and is_handshake(scope):
             return _no_websocket
-        if path == CHAT_PATH and method == "POST":
-            return self._chat
+        if method == "POST" and (conversations := self._conversations.get(path)) is not None:
+            return conversations
         if path == MODELS and method == "GET":
             return self._models
         return self._passthrough if path.startswith("/v1/") else self._rest
