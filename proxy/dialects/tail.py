@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -12,6 +14,13 @@ TAIL_BYTES = 4_096
 """Bytes to keep of each chunk."""
 TAIL_CHUNKS = 16
 """Number of last chunks to keep."""
+
+
+_USAGE = re.compile(r'"usage"\s*:\s*(?=\{)')
+# Text that may follow the JSON object of an answer or an event.
+_END = re.compile(r"\s*\Z|[\r\n]+(?:data|event|id|retry)?:")
+_TRIED = 4
+_decoder = json.JSONDecoder()
 
 
 class Tail:
@@ -40,6 +49,34 @@ class Tail:
     def whole(self) -> bool:
         """Return whether these are all bytes of the answer."""
         return not self._cut and self._added <= TAIL_CHUNKS
+
+
+def outer_usage(text: str, counts: Callable[[Mapping[str, Any]], object]) -> Mapping[str, Any]:
+    """Return the last usage object that ``counts`` accepts; empty if there is none.
+
+    Strings escape quotation marks, so ``"usage":`` is a field. It is the answer's own only if its object is the
+    outermost one, so only the next line of a stream may follow that object.
+    """
+    for match in list(_USAGE.finditer(text))[: -_TRIED - 1 : -1]:
+        rest = '{"usage":' + text[match.end() :]
+        try:
+            value, end = _decoder.raw_decode(rest)
+        except (ValueError, RecursionError):
+            continue
+        usage: Mapping[str, Any] = value["usage"]
+        if _END.match(rest, end) and counts(usage):
+            return usage
+    return {}
+
+
+def is_silence(body: bytes) -> bool:
+    """Return whether a stream has no events except its end."""
+    return all(_says_nothing(line.strip()) for line in body.splitlines())
+
+
+def _says_nothing(line: bytes) -> bool:
+    name, _, value = line.partition(b":")
+    return name in (b"", b"event", b"id", b"retry") or (name == b"data" and value.strip() in (b"", b"[DONE]"))
 
 
 def json_objects(body: bytes) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 import msgspec
 
-from proxy.dialects import dialect
+from proxy.dialects import dialect, tail
 from proxy.dialects.chat import first_bytes, stream, upstream_counts, usage
 from proxy.dialects.chat.counting import Counter
 from proxy.dialects.chat.request import ChatRequest, parsed
@@ -36,7 +36,7 @@ class _ChatAnswers:
         return usage.read_usage(body)
 
     def is_silence(self, body: bytes) -> bool:
-        return usage.is_silence(body)
+        return tail.is_silence(body)
 
     def gives_up(self, body: bytes) -> bool:
         return usage.gives_up(body)

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
 
-BLANK = b"\xef\xbb\xbf \t\r\n"
-"""Bytes that may come before the first value: a byte order mark, and blank lines that keep the connection alive."""
-
-EVENTS = (b"data:", b"event:", b"error:", b":", b"id:", b"retry:")
-
-OVERLAP = 512
-"""Bytes that are searched again with the next chunk: more than a mark can have."""
+from proxy.dialects import first_bytes
 
 _CHOICE = b'"choices":[{'
 _TEXT = b'"content":"'
 
 _MARKS = re.compile(
-    rb"""(?P<choice> "choices" \s{0,99} : \s{0,99} \[ \s{0,99} \{ )
+    rb"""(?P<begin> "choices" \s{0,99} : \s{0,99} \[ \s{0,99} \{ )
     | (?P<written>
         "(?: content | text | refusal | reasoning | reasoning_content )" \s{0,99} : \s{0,99} "[^"]
       | "(?: content | tool_calls | reasoning_details )" \s{0,99} : \s{0,99} \[ \s{0,99} \{
@@ -40,43 +33,8 @@ def fast_path(first: bytes) -> bool:
     return choice > 0 and text > 0 and written not in (b"", b'"') and first.find(b'"error"', 0, text) < 0
 
 
-class ContentDetector:
-    """Checks an answer as it arrives. Reads each byte a few times at most."""
+class ContentDetector(first_bytes.ContentDetector):
+    """Checks an answer as it arrives: a choice with content."""
 
     def __init__(self) -> None:
-        self._from = 0
-        self._json = False
-        self._choice = False
-        self._failed = False
-
-    def of(self, first: bytearray) -> Literal["answer", "events"] | None:
-        """Return the kind of response by all bytes so far; ``None`` if it may be an error.
-
-        ``answer`` is a choice with content and without an error before it, or a body that isn't JSON. ``events`` is a
-        stream.
-        """
-        if not self._json:
-            start = bytes(first[:OVERLAP]).lstrip(BLANK)[:6]
-            if not start or any(name != start and name.startswith(start) for name in EVENTS):
-                return None
-            if start.startswith(EVENTS):
-                return "events"
-            if start[:1] not in b'{["':
-                return "answer"
-            self._json = True
-        return "answer" if self._written(first) else None
-
-    def _written(self, first: bytearray) -> bool:
-        if self._failed:
-            return False
-        for mark in _MARKS.finditer(first, self._from):
-            self._from = mark.end()
-            if mark["error"]:
-                self._failed = True
-                return False
-            if mark["choice"]:
-                self._choice = True
-            elif self._choice:
-                return True
-        self._from = max(self._from, len(first) - OVERLAP)
-        return False
+        super().__init__(_MARKS, inside=False)

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from proxy.dialects.tail import Tail, json_objects
+from proxy.dialects.tail import Tail, json_objects, outer_usage
 from proxy.overflow.silent import Finished, cached_tokens, output_tokens, prompt_tokens
 
-_USAGE = re.compile(r'"usage"\s*:\s*(?=\{)')
 _REASON = re.compile(r'"finish_reason"\s*:\s*"([^"\\]{1,64})"')
-# Text that may follow the JSON object of an answer or an event.
-_END = re.compile(r"\s*\Z|[\r\n]+(?:data|event|id|retry)?:")
-_TRIED = 4
-_decoder = json.JSONDecoder()
 
 
 class AnswerTail(Tail):
     """The last bytes of an answer, which contain its usage and finish reason."""
 
     def finished(self) -> Finished:
-        """Return the answer's usage and finish reason. An answer longer than the kept bytes has content.
-
-        Strings escape quotation marks, so ``"usage":`` is a field. It is the answer's own only if its object is the
-        outermost one, so only the next line of a stream may follow that object.
-        """
+        """Return the answer's usage and finish reason. An answer longer than the kept bytes has content."""
         body = self.body
         text = body.decode("utf-8", "replace")
         reasons = _REASON.findall(text)
-        usage = _usage(text)
+        usage = outer_usage(text, prompt_tokens)
         return Finished(
             finish_reason=reasons[-1] if reasons else None,
             prompt=prompt_tokens(usage),
@@ -38,19 +28,6 @@ class AnswerTail(Tail):
             empty=self.whole and read_usage(body).empty,
             cached=cached_tokens(usage),
         )
-
-
-def _usage(text: str) -> Mapping[str, Any]:
-    for match in list(_USAGE.finditer(text))[: -_TRIED - 1 : -1]:
-        rest = '{"usage":' + text[match.end() :]
-        try:
-            value, end = _decoder.raw_decode(rest)
-        except (ValueError, RecursionError):
-            continue
-        usage: Mapping[str, Any] = value["usage"]
-        if _END.match(rest, end) and prompt_tokens(usage):
-            return usage
-    return {}
 
 
 def read_usage(body: bytes) -> Finished:
@@ -73,11 +50,6 @@ def read_usage(body: bytes) -> Finished:
     return Finished(reason, prompt_tokens(usage), output_tokens(usage), not written, cached_tokens(usage))
 
 
-def is_silence(body: bytes) -> bool:
-    """Return whether a stream has no events except its end."""
-    return all(_says_nothing(line.strip()) for line in body.splitlines())
-
-
 def gives_up(body: bytes) -> bool:
     """Return whether a stream ends after one event with only the role: no finish reason or usage, then ``[DONE]``."""
     data = [line[5:].strip() for line in body.splitlines() if line.startswith(b"data:") and line[5:].strip()]
@@ -87,11 +59,6 @@ def gives_up(body: bytes) -> bool:
     choices = list(_choices(event))
     named = any(isinstance(delta := choice.get("delta"), dict) and "role" in delta for choice in choices)
     return named and not event.get("usage") and not any(choice.get("finish_reason") for choice in choices)
-
-
-def _says_nothing(line: bytes) -> bool:
-    name, _, value = line.partition(b":")
-    return name in (b"", b"event", b"id", b"retry") or (name == b"data" and value.strip() in (b"", b"[DONE]"))
 
 
 def _choices(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

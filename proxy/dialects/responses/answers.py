@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from proxy.dialects.chat.first_bytes import BLANK, EVENTS, OVERLAP
-from proxy.dialects.chat.stream import Said, begins_as_error, names_error_line
+from proxy.dialects.first_bytes import BLANK, EVENTS, OVERLAP
+from proxy.dialects.stream import Said, begins_as_error, names_error_line
 from proxy.dialects.tail import Tail, json_objects
 from proxy.http.sse import EventSplitter, data_of, split_events
 from proxy.overflow.error_detection import says_error

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from proxy.dialects import dialect
-from proxy.dialects.chat.usage import is_silence
 from proxy.dialects.responses import answers, evidence
 from proxy.dialects.responses.counting import Counter, counter_key
 from proxy.dialects.responses.request import ResponsesRequest, parsed
 from proxy.dialects.responses.state import previous_response
+from proxy.dialects.tail import is_silence
 from proxy.errors import ErrorShape
 from proxy.http.heartbeat import COMMENT
 from proxy.limits.profiles.profile import Profile

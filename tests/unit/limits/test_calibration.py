@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.demo.replies import Completion, Reply, event
-from proxy.dialects.chat import usage as ending
+from proxy.dialects import tail
 from proxy.dialects.chat.upstream_counts import comparable
 from proxy.dialects.chat.usage import AnswerTail
 from proxy.limits import calibration
@@ -295,9 +295,9 @@ def test_what_is_no_answer_says_nothing() -> None:
 
 
 def test_a_gap_is_not_read_across() -> None:
-    long = b"x" * ending.TAIL_BYTES
+    long = b"x" * tail.TAIL_BYTES
     assert told(b'{"usage":', long + b'{"prompt_tokens": 5}}') is None
-    assert told(b'{"usage":{"prompt_tokens": 5}}', *[b"\n"] * ending.TAIL_CHUNKS) is None
+    assert told(b'{"usage":{"prompt_tokens": 5}}', *[b"\n"] * tail.TAIL_CHUNKS) is None
 
 
 @given(st.text(max_size=200), st.integers(1, 60))

@@ -1,0 +1,176 @@
+"""Split messages into units, and join units to messages again.
+
+The API requires that the results of an assistant's calls come in the next user message, before its other blocks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from proxy.dialects.messages.blocks import blocks_of, kind_of, type_of
+from proxy.dialects.unit_json import decode
+
+_RESULT = re.compile(rb'"tool_result"')
+_SYSTEM = re.compile(rb'"role"\s*:\s*"system"')
+_COMPACTION = re.compile(rb'"type"\s*:\s*"compaction"')
+
+
+class _Outer(msgspec.Struct):
+    role: str = ""
+    content: list[msgspec.Raw] | None = None
+
+
+class _Typed(msgspec.Struct):
+    type: str = ""
+
+
+_outer = msgspec.json.Decoder(_Outer)
+_typed = msgspec.json.Decoder(_Typed)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A message, and the units that were made from it."""
+
+    message: msgspec.Raw
+    units: tuple[bytes, ...]
+
+
+def prefix_length(messages: Sequence[msgspec.Raw]) -> int:
+    """Return the number of messages up to the newest one with a compaction block; 0 if there is none.
+
+    If that message also has calls, their results are included.
+    """
+    for index in range(len(messages) - 1, -1, -1):
+        if _COMPACTION.search(messages[index]):
+            kinds = [type_of(block) for block in blocks_of(decode(messages[index]))]
+            if "compaction" in kinds:
+                return min(len(messages), index + 1 + ("tool_use" in kinds))
+    return 0
+
+
+def split(messages: Sequence[msgspec.Raw]) -> tuple[list[bytes | msgspec.Raw], dict[int, Split]]:
+    """Return the units of messages, and the split messages by the identity of their first unit."""
+    units: list[bytes | msgspec.Raw] = []
+    splits: dict[int, Split] = {}
+    for message in messages:
+        made = _made(message) if _RESULT.search(message) else ()
+        if made:
+            splits[id(made[0])] = Split(message, made)
+        units.extend(made or (message,))
+    return units, splits
+
+
+def _made(message: msgspec.Raw) -> tuple[bytes, ...]:
+    """Return the units of a user's message with results; empty if it isn't one."""
+    try:
+        outer = _outer.decode(message)
+        if outer.role != "user" or not outer.content:
+            return ()
+        results = [_typed.decode(block).type == "tool_result" for block in outer.content]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ()
+    if not any(results):
+        return ()
+    pairs = list(zip(outer.content, results, strict=True))
+    others = [block for block, is_result in pairs if not is_result]
+    made = [_user([block]) for block, is_result in pairs if is_result]
+    return (*made, *([_user(others)] if others else []))
+
+
+def _user(blocks: Sequence[bytes]) -> bytes:
+    return b'{"role":"user","content":[' + b",".join(blocks) + b"]}"
+
+
+def joined(units: Sequence[bytes], splits: Mapping[int, Split]) -> list[bytes]:
+    """Return the messages of units.
+
+    - If all units of a message are unchanged and together, the message has its original bytes.
+    - Other results in a row become one message, with the blocks that came with them at its end.
+    - A system message must come before an assistant's or last, and may not follow another one. Those that lost their
+      place move behind the next user messages, and several of them become one.
+    """
+    users = {id(part.units[-1]) for part in splits.values() if len(part.units) > 1}
+    messages: list[bytes] = []
+    index = 0
+    while index < len(units):
+        end = _end_of_results(units, index, users)
+        if end == index:
+            messages.append(units[index])
+            index += 1
+            continue
+        messages += _originals(units[index:end], splits) or [_merged(units[index:end])]
+        index = end
+    return _placed(messages)
+
+
+def _end_of_results(units: Sequence[bytes], start: int, users: set[int]) -> int:
+    """Return the end of the results in a row that begin at ``start``, with the other blocks of their messages."""
+    end = start
+    while end < len(units):
+        if not is_result(units[end]) and not (end > start and id(units[end]) in users):
+            break
+        end += 1
+    return end
+
+
+def is_result(unit: bytes) -> bool:
+    """Return whether a unit is a user's message that begins with a result."""
+    return _RESULT.search(unit) is not None and kind_of(decode(unit)) == "result"
+
+
+def _originals(run: Sequence[bytes], splits: Mapping[int, Split]) -> list[bytes]:
+    """Return the original messages if the units are all of theirs; otherwise nothing."""
+    found: list[bytes] = []
+    index = 0
+    while index < len(run):
+        part = splits.get(id(run[index]))
+        end = index + (len(part.units) if part else 1)
+        if part is None or [id(unit) for unit in run[index:end]] != [id(unit) for unit in part.units]:
+            return []
+        found.append(part.message)
+        index = end
+    return found
+
+
+def _merged(run: Sequence[bytes]) -> bytes:
+    """Return one message with the blocks of all units, results first."""
+    if len(run) == 1:
+        return run[0]
+    blocks = [block for unit in run for block in _outer.decode(unit).content or ()]
+    results = [_typed.decode(block).type == "tool_result" for block in blocks]
+    ordered = [block for wanted in (True, False) for block, is_ in zip(blocks, results, strict=True) if is_ is wanted]
+    return _user(ordered)
+
+
+def _placed(messages: Sequence[bytes]) -> list[bytes]:
+    if not any(_SYSTEM.search(message) for message in messages):
+        return list(messages)
+    return list(_in_place(messages))
+
+
+def _in_place(messages: Sequence[bytes]) -> Iterator[bytes]:
+    waiting: list[bytes] = []
+    for message in messages:
+        fields = decode(message) if _SYSTEM.search(message) or waiting else {}
+        if fields.get("role") == "system":
+            waiting.append(message)
+            continue
+        if waiting and fields.get("role") != "user":
+            yield _one_system(waiting)
+            waiting = []
+        yield message
+    if waiting:
+        yield _one_system(waiting)
+
+
+def _one_system(waiting: Sequence[bytes]) -> bytes:
+    """Return one system message. The fields outside the content are those of the newest one."""
+    if len(waiting) == 1:
+        return waiting[0]
+    blocks = [block for message in waiting for block in blocks_of(decode(message))]
+    return msgspec.json.encode({**decode(waiting[-1]), "content": blocks})
