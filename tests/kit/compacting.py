@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from proxy.compaction.fit import fit
+from proxy.compaction.format import Format
 from proxy.compaction.groups import head_length
 from proxy.compaction.pins import Pins
 from proxy.compaction.planning import Plan, make_plan
@@ -19,7 +20,7 @@ from proxy.compaction.summary_message import SummaryParts, collect_identifiers, 
 from proxy.compaction.triggers import Clause, Trigger, any_met
 from proxy.compaction.turn import Turn
 from proxy.dialects.unit_json import decode
-from tests.kit.conversations import FORMAT, message_tokens
+from tests.kit.conversations import FORMAT
 
 FIXED = 40
 """Tokens of tools and framing in these tests."""
@@ -113,7 +114,11 @@ def summary_text(dropped: Sequence[Turn]) -> str:
 
 
 def send(
-    turns: Sequence[Turn], policy: Rules, budget: int | None, summary: Callable[[Sequence[Turn]], str] = summary_text
+    turns: Sequence[Turn],
+    policy: Rules,
+    budget: int | None,
+    summary: Callable[[Sequence[Turn]], str] = summary_text,
+    format: Format = FORMAT,
 ) -> Sent:
     """Return the messages that a proxy with this policy sends."""
     untouched = Sent([OutgoingMessage(t.raw, t.facts.tokens, t) for t in turns], None)
@@ -125,19 +130,19 @@ def send(
     head = head_length(turns)
     overhead = FIXED + sum(t.facts.tokens for t in turns[:head])
     around = sum(len(turn.raw) + SEPARATOR for turn in turns[:head])
-    plan = make_plan(turns[head:], policy, Envelope(budget, overhead, head, around), FORMAT)
+    plan = make_plan(turns[head:], policy, Envelope(budget, overhead, head, around), format)
     piece = None
     if plan.cut:
         dropped = turns[head : head + plan.cut]
         apart = {*plan.pinned, plan.current_user_message.get(plan.cut, -1)}
         quoted = [turn for index, turn in enumerate(dropped) if index not in apart]
         kept = "0123456789abcdef0123" if policy.archive else None
-        gist = SummaryParts(quoted, collect_identifiers(dropped, None, FORMAT), summary(dropped), kept)
-        raw = summary_message(gist, plan.caps_at(plan.cut), policy, FORMAT)
-        piece = OutgoingMessage(raw, message_tokens(decode(raw)), None)
-    rendered: RenderedConversation = render(turns, head, plan, policy, piece, FORMAT)
+        gist = SummaryParts(quoted, collect_identifiers(dropped, None, format), summary(dropped), kept)
+        raw = summary_message(gist, plan.caps_at(plan.cut), policy, format)
+        piece = OutgoingMessage(raw, format.tokens(raw), None)
+    rendered: RenderedConversation = render(turns, head, plan, policy, piece, format)
     room = None if budget is None else budget - FIXED
-    rendered = fit(rendered, room, policy, FORMAT, policy.bounds.bytes)
+    rendered = fit(rendered, room, policy, format, policy.bounds.bytes)
     if rendered.tokens >= before and not bounded:
         return untouched
     return Sent(list(rendered.pieces), plan, rendered.steps)
