@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.config import Loaded, Settings
 from proxy.dialects.chat.dialect import CHAT
+from proxy.dialects.messages.dialect import MESSAGES
 from proxy.dialects.responses.dialect import RESPONSES
 from proxy.endpoints.archive import PATH as ARCHIVE
 from proxy.endpoints.archive import ArchiveEndpoint
@@ -25,6 +26,7 @@ from proxy.endpoints.landing import landing
 from proxy.endpoints.models import ModelList
 from proxy.endpoints.passthrough import PassThrough
 from proxy.endpoints.paths import CHAT as CHAT_PATH
+from proxy.endpoints.paths import MESSAGES as MESSAGES_PATH
 from proxy.endpoints.paths import MODELS, canonical, error_shape
 from proxy.endpoints.paths import RESPONSES as RESPONSES_PATH
 from proxy.errors import MethodNotAllowed, NotFound, Overloaded, ProxyError, UpgradeRequired
@@ -60,6 +62,7 @@ class Proxy:
         self._conversations = {
             CHAT_PATH: Conversations(self.service, CHAT),
             RESPONSES_PATH: Conversations(self.service, RESPONSES),
+            MESSAGES_PATH: Conversations(self.service, MESSAGES),
         }
         self._passthrough = PassThrough(self.service)
         self._models = ModelList(self.service)
