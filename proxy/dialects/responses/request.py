@@ -107,8 +107,8 @@ class ResponsesRequest(msgspec.Struct, eq=False):
         if units is None and model is None and max_output is None:
             return self.raw
         fields = fields_of(self.raw if self.strict is None else self.strict)
-        if units is not None:
-            fields["input"] = _input(self.prefix, units)
+        if units is not None and (self.units or units):
+            fields["input"] = _input(bytes(fields["input"]), self.prefix, units)
         if model is not None:
             fields["model"] = encoded(model)
         if max_output is not None:
@@ -116,19 +116,24 @@ class ResponsesRequest(msgspec.Struct, eq=False):
         return msgspec.json.encode(fields)
 
 
-def _input(prefix: Sequence[bytes], units: Sequence[bytes]) -> msgspec.Raw:
-    """Return the input with these items and units. A single string stays one."""
-    if not prefix and len(units) == 1 and bytes(units[0][:1]) == b'"':
+def _input(before: bytes, prefix: Sequence[bytes], units: Sequence[bytes]) -> msgspec.Raw:
+    """Return the input with these items and units. A string stays one if it is the only unit."""
+    if before[:1] != b'"':
+        return listed([*prefix, *filter(None, map(_items, units))])
+    if len(units) == 1 and bytes(units[0][:1]) == b'"':
         return msgspec.Raw(units[0])
-    return listed([*prefix, *filter(None, map(_items, units))])
+    return listed([_message(bytes(unit)) for unit in units])
 
 
 def _items(unit: bytes) -> bytes:
     """Return the items of a unit, separated by commas."""
     raw = bytes(unit)
-    if raw[:1] == b'"':
-        return b'{"role":"user","content":' + raw + b"}"
     return raw[1:-1] if raw[:1] == b"[" else raw
+
+
+def _message(unit: bytes) -> bytes:
+    """Return the user's message for a string."""
+    return b'{"role":"user","content":' + unit + b"}" if unit[:1] == b'"' else unit
 
 
 async def parsed(raw: bytes) -> ResponsesRequest:
