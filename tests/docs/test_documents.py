@@ -322,13 +322,16 @@ def archived(store_url: str) -> str:
 
 def test_the_paths_in_the_table_are_served(entrance: str, store_url: str) -> None:
     paths = [span.split() for row in table(REFERENCE, "path") for span in spans(row[0]) if "…" not in span]
-    served = {"/", "/v1/chat/completions", "/v1/models", "/compaction/archive/{id}", "/livez", "/readyz", "/metrics"}
+    conversations = {"/v1/chat/completions", "/v1/responses", "/v1/messages"}
+    served = {*conversations, "/", "/v1/models", "/compaction/archive/{id}", "/livez", "/readyz", "/metrics"}
     assert {path for _, path in paths} == served
     id = archived(store_url)
     with httpx.Client(trust_env=False, timeout=60) as http:
         for method, path in paths:
             body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]} if method == "POST" else None
-            assert http.request(method, entrance + path.format(id=id), json=body).status_code == 200, path
+            answered = http.request(method, entrance + path.format(id=id), json=body)
+            assert answered.status_code == 200, path
+            assert (answered.headers.get("x-compaction") == "none") is (path in conversations), path
 
 
 def test_the_picture_stands_by_itself() -> None:
