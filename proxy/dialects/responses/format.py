@@ -157,7 +157,10 @@ def _without_media(item: Message) -> Message:
 
 
 def _is_empty(item: Message) -> bool:
-    return responses.is_message(item) and item.get("content") in (None, "", [])
+    """Return whether an item has nothing without the items after it, such as lone reasoning."""
+    if responses.is_message(item):
+        return item.get("content") in (None, "", [])
+    return item.get("type") == "reasoning"
 
 
 def _text(item: Message) -> str:
