@@ -176,28 +176,35 @@ def text_of(content: Any) -> str:
     return "\n".join(block["text"] for block in content or [] if block["type"] == "text")
 
 
-def size_of(body: Mapping[str, Any]) -> int:
-    """Return the tokens of a request."""
-    fixed = text_tokens(text_of(body.get("system")))
-    if body.get("tools"):
-        fixed += TOOLS_PROMPT
-        fixed += sum(text_tokens(json.dumps(tool)) for tool in body["tools"])
-    return fixed + sum(PER_MESSAGE + sum(map(_block_tokens, blocks_of(message))) for message in body["messages"])
+def size_of(body: Mapping[str, Any], ratio: float = 1.0) -> int:
+    """Return the tokens of a request. ``ratio`` is the server's tokens per token of ``o200k_base``."""
+    texts = [text_of(body.get("system")), *(json.dumps(tool) for tool in body.get("tools") or [])]
+    blocks = list(_contents(body["messages"]))
+    images = sum(_picture_tokens(block) for block in blocks if block["type"] == "image")
+    texts += [_block_text(block) for block in blocks if block["type"] not in ("image", "tool_result")]
+    fixed = images + PER_MESSAGE * len(body["messages"]) + (TOOLS_PROMPT if body.get("tools") else 0)
+    return fixed + int(ratio * sum(map(text_tokens, texts)))
 
 
-def _block_tokens(block: Block) -> int:
+def _contents(messages: Sequence[Message]) -> Iterator[Block]:
+    """Yield all blocks, and the blocks inside tool results."""
+    for message in messages:
+        for block in blocks_of(message):
+            yield block
+            if block["type"] == "tool_result" and block.get("content"):
+                yield from blocks_of(block)
+
+
+def _block_text(block: Block) -> str:
     match block["type"]:
-        case "text":
-            return text_tokens(block["text"])
-        case "thinking":
-            return text_tokens(block["thinking"])
+        case "text" | "thinking" as kind:
+            return str(block[kind])
         case "tool_use":
-            return text_tokens(block["name"] + json.dumps(block["input"]))
-        case "tool_result":
-            content = block.get("content") or ""
-            return text_tokens(content) if isinstance(content, str) else sum(map(_block_tokens, content))
-        case "image":
-            width, height = struct.unpack(">II", base64.b64decode(block["source"]["data"])[16:24])
-            return int(width * height // 750)
+            return str(block["name"]) + json.dumps(block["input"])
         case _:
-            return text_tokens(json.dumps(block))
+            return json.dumps(block)
+
+
+def _picture_tokens(block: Block) -> int:
+    width, height = struct.unpack(">II", base64.b64decode(block["source"]["data"])[16:24])
+    return int(width * height // 750)

@@ -58,16 +58,20 @@ class Thought:
 class StrictMessages(Record):
     """The stand-in.
 
-    ``window`` limits the input, in tokens. ``check`` decides about thinking behind a changed prompt: reject the
-    request, drop the block and all later ones, or accept it. A client can request ``drop_block`` with the beta header.
-    With ``alternate``, neighbors with the same role are an error. Otherwise they're merged, as Anthropic does.
+    ``window`` limits the input, in tokens. ``ratio`` is the server's tokens per token of ``o200k_base``. ``check``
+    decides about thinking behind a changed prompt: reject the request, drop the block and all later ones, or accept it.
+    A client can request ``drop_block`` with the beta header. With ``alternate``, neighbors with the same role are an
+    error. Otherwise they're merged, as Anthropic does.
     """
 
-    def __init__(self, window: int = 16_000, *, check: Check = "error", alternate: bool = False) -> None:
+    def __init__(
+        self, window: int = 16_000, *, check: Check = "error", alternate: bool = False, ratio: float = 1.0
+    ) -> None:
         super().__init__()
         self.window = window
         self.check = check
         self.alternate = alternate
+        self.ratio = ratio
         self.chat = StandIn(window=window)
         self._thoughts: dict[str, Thought] = {}
         self._ids = itertools.count(1)
@@ -86,7 +90,7 @@ class StrictMessages(Record):
         self.requests.append(received)
         try:
             kept = self._admitted(received)
-            received.tokens = size_of({**body, "messages": kept})
+            received.tokens = size_of({**body, "messages": kept}, self.ratio)
             received.overflow = received.tokens > self.window
             if received.overflow:
                 raise Refused(f"prompt is too long: {received.tokens} tokens > {self.window} maximum")
@@ -101,7 +105,7 @@ class StrictMessages(Record):
         return JSONResponse(answer)
 
     async def _count(self, request: Request) -> Response:
-        return JSONResponse({"input_tokens": size_of(json.loads(await request.body()))})
+        return JSONResponse({"input_tokens": size_of(json.loads(await request.body()), self.ratio)})
 
     def _admitted(self, received: Received) -> list[Message]:
         """Return the messages of a request, without dropped thinking. Raises ``Refused``."""
