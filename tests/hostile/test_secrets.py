@@ -151,7 +151,7 @@ class BrokenChunks(Chunks):
         return self.seen
 
 
-async def broken_send(to, opening, *rest):
+async def broken_send(to, opening, *rest, **named):
     if opening.answer.status == 299:
         held = {}
         async def apart():
@@ -166,7 +166,7 @@ async def broken_send(to, opening, *rest):
         asyncio.ensure_future(apart_too())
         await asyncio.sleep(0.01)
         raise Odd(str(opening) + held["authorization"])
-    await send(to, opening, *rest)
+    await send(to, opening, *rest, **named)
 
 connections._Chunks, chat.send_answer = BrokenChunks, broken_send
 """
@@ -218,7 +218,7 @@ def test_no_key_is_in_what_settings_and_services_say_of_themselves(tmp_path: Pat
 
     async def service() -> str:
         made = Runtime(settings)
-        lane = await made.configuration.upstreams.lane("main")
+        lane = await made.configuration.upstreams.transport("main")
         caller = made.configuration.teams.authenticate([(b"authorization", f"Bearer {CALLER}".encode())])
         said = f"{made!r} {vars(made)!r} {lane!r} {caller!r} {made.configuration.teams!r} {vars(made.configuration)!r}"
         await made.aclose()

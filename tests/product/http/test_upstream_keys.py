@@ -162,7 +162,7 @@ def test_own_errors_have_anthropics_shape_for_its_clients(start_proxy: StartProx
 
 
 def test_a_broken_stream_ends_in_anthropics_error_event(start_proxy: StartProxy, stage: Stage) -> None:
-    event = b'event: ping\ndata: {"type":"ping"}\n\n'
+    event = b'event: content_block_start\ndata: {"type":"content_block_start","index":0}\n\n'
     with stage(lambda _: [stream_head(), chunk(event + b"event: con"), 0.01, End.CLOSE]) as upstream:
         got = ask(start_proxy(upstream.url), "/v1/messages", b'{"stream":true}')
     assert got.whole
