@@ -1,0 +1,103 @@
+"""Answers of the Messages API: when content begins, and what the end reports."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from proxy.dialects.messages.answers import MessagesAnswers
+
+ANSWERS = MessagesAnswers()
+USAGE = {"input_tokens": 10, "cache_creation_input_tokens": 200, "cache_read_input_tokens": 3_000, "output_tokens": 1}
+START = {"type": "message_start", "message": {"id": "msg_1", "content": [], "stop_reason": None, "usage": USAGE}}
+PING = {"type": "ping"}
+BLOCK = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+DELTA = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "hi"}}
+STOP = {"type": "message_stop"}
+
+
+def end(reason: str, **usage: int) -> dict[str, Any]:
+    return {"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": None}, "usage": usage}
+
+
+def stream(*events: dict[str, Any]) -> bytes:
+    return b"".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode() for event in events)
+
+
+@pytest.mark.parametrize(
+    ("events", "kind"),
+    [
+        ([START, PING], None),
+        ([START, PING, BLOCK], "content"),
+        ([START, {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}], "error"),
+        ([START, end("end_turn", output_tokens=1)], "content"),
+        ([START, end("model_context_window_exceeded", output_tokens=0)], None),
+        ([START, end("model_context_window_exceeded", output_tokens=0), STOP], "end"),
+        ([{"type": "something_new"}], "content"),
+    ],
+)
+def test_the_start_is_held_until_content_or_an_error(events: list[dict[str, Any]], kind: str | None) -> None:
+    reader = ANSWERS.event_reader()
+    found = [said for byte in stream(*events) if (said := reader.feed(bytes([byte])))]
+    assert found[:1] == ([] if kind is None else [kind])
+
+
+def test_an_unfinished_error_is_recognized() -> None:
+    reader = ANSWERS.event_reader()
+    assert reader.feed(stream(START) + b'event: error\ndata: {"type"') is None
+    assert reader.in_error()
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ({"type": "message", "content": [{"type": "text", "text": "hi"}]}, "answer"),
+        ({"type": "error", "error": {"type": "api_error", "message": "no"}}, None),
+        ({"error": {"message": "no"}, "content": [{"a": 1}]}, None),
+        ({"type": "message", "content": []}, None),
+    ],
+)
+def test_an_answer_has_content_and_no_error(body: dict[str, Any], kind: str | None) -> None:
+    raw = json.dumps(body).encode()
+    assert ANSWERS.content_detector().of(bytearray(raw)) == kind
+    assert ANSWERS.fast_path(raw) is (kind == "answer")
+
+
+def test_a_stream_and_a_text_need_no_content() -> None:
+    assert ANSWERS.content_detector().of(bytearray(stream(START))) == "events"
+    assert ANSWERS.content_detector().of(bytearray(b"Bad gateway")) == "answer"
+    assert not ANSWERS.fast_path(stream(START, BLOCK))
+
+
+@pytest.mark.parametrize("size", [1, 3_000])
+def test_usage_includes_what_caches_held(size: int) -> None:
+    """The prompt's size is in the first event, which is far from the end of a long answer."""
+    tail = ANSWERS.tail()
+    for event in [START, PING, BLOCK, *[DELTA] * size, end("end_turn", output_tokens=42), STOP]:
+        tail.add(stream(event))
+    found = tail.finished()
+    assert (found.prompt, found.output, found.cached) == (3_210, 42, 3_000)
+    assert (found.finish_reason, found.empty) == ("end_turn", False)
+
+
+def test_the_last_event_updates_the_prompts_size() -> None:
+    late = end("tool_use", input_tokens=11, output_tokens=5)
+    assert ANSWERS.read_usage(stream(START, BLOCK, late, STOP)).prompt == 3_211
+
+
+def test_a_whole_answer_reports_the_same() -> None:
+    body = {"type": "message", "content": [{"type": "text", "text": "hi"}], "stop_reason": "max_tokens", "usage": USAGE}
+    found = ANSWERS.read_usage(json.dumps(body).encode())
+    assert (found.prompt, found.output, found.finish_reason, found.empty) == (3_210, 1, "max_tokens", False)
+
+
+def test_an_answer_without_content_is_empty() -> None:
+    assert ANSWERS.read_usage(stream(START, end("model_context_window_exceeded"), STOP)).empty
+    assert ANSWERS.gives_up(stream(START, PING, STOP))
+    assert not ANSWERS.gives_up(stream(START, end("end_turn"), STOP))
+    assert ANSWERS.is_silence(b": comment\n\n")
+    assert not ANSWERS.is_silence(stream(START))
+    assert ANSWERS.is_usual("tool_use")
+    assert not ANSWERS.is_usual("model_context_window_exceeded")

@@ -1,0 +1,169 @@
+"""Bodies of Messages requests pass unchanged, and rewriting changes only the units."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from proxy.dialects.messages.request import MessagesRequest, continues, parse
+
+BLOCKS: tuple[dict[str, Any], ...] = (
+    {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
+    {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}},
+    {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "page"}]}, "title": "T"},
+    {"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": "found"}]},
+    {"type": "thinking", "thinking": "hm", "signature": "c2ln"},
+    {"type": "redacted_thinking", "data": "AAAA"},
+    {"type": "tool_use", "id": "t1", "name": "f", "input": {"n": 1.50, "big": 12345678901234567890123}},
+    {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "tool_reference", "tool_name": "f"}]},
+    {"type": "tool_result", "tool_use_id": "t2", "content": "x", "is_error": True},
+    {"type": "tool_result", "tool_use_id": "t3"},
+    {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "q"}},
+    {"type": "web_search_tool_result", "tool_use_id": "s1", "content": [{"type": "web_search_result", "url": "u"}]},
+    {"type": "container_upload", "file_id": "file_1"},
+    {"type": "compaction", "content": "earlier", "encrypted_content": "AAAA"},
+    {"type": "fallback", "from": {"model": "a"}, "to": {"model": "b"}},
+    {"type": "tool_addition", "tool": {"name": "g"}},
+    {"type": "something_new", "payload": {"a": [None, True, "é\ud83d"]}},
+    {"no": "type"},
+)
+
+
+def varied(seed: int) -> bytes:
+    """Return a body as different programs write it, with blocks of every kind in any order."""
+    dice = random.Random(seed)
+    messages: list[Any] = []
+    for _ in range(dice.randint(0, 8)):
+        blocks: Any = (
+            dice.choice(("text", None, 3, [])) if dice.random() < 0.2 else dice.sample(BLOCKS, dice.randint(1, 6))
+        )
+        message = {"role": dice.choice(("user", "user", "assistant", "system", 4)), "content": blocks}
+        messages.append(dice.choice((message, message, message, {**message, "extra": [1]}, "odd", None)))
+    fields = [
+        ("model", dice.choice(("claude-opus-5-5", None, 7))),
+        ("messages", messages if dice.random() < 0.95 else dice.choice((None, "x", {}))),
+        ("max_tokens", 1024),
+        ("system", dice.choice(("s", [BLOCKS[0]], None))),
+        ("tools", dice.choice(([{"type": "web_search_20250305", "name": "web_search"}], [], "odd"))),
+        ("betas", ["x"]),
+    ]
+    dice.shuffle(fields)
+    separators = dice.choice(((",", ":"), (", ", ": "), (" ,\n", " : ")))
+    return json.dumps(dict(fields), ensure_ascii=dice.random() < 0.9, separators=separators).encode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_bodies_pass_byte_for_byte(seed: int) -> None:
+    raw = varied(seed)
+    request = parse(raw)
+    assert request.rewritten() is raw
+    assert request.rewritten(units=request.units) is raw
+    assert request.rewritten(units=list(request.units)) is raw
+    assert [bytes(unit) for unit in parse(raw).units] == [bytes(unit) for unit in request.units]
+    if request.units:
+        strict = request.strict or raw
+        assert json.loads(request.rewritten(units=request.units, model="o")) == {**json.loads(strict), "model": "o"}
+        request.rewritten(units=request.units[1:])
+
+
+def conversation(*contents: Any, **fields: Any) -> MessagesRequest:
+    roles = ("user", "assistant")
+    messages = [
+        one if isinstance(one, dict) else {"role": roles[index % 2], "content": one}
+        for index, one in enumerate(contents)
+    ]
+    return parse(json.dumps({"model": "m", "max_tokens": 10, "messages": messages, **fields}).encode())
+
+
+def result(number: int, text: str = "r") -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": f"t{number}", "content": text}
+
+
+def use(number: int) -> dict[str, Any]:
+    return {"type": "tool_use", "id": f"t{number}", "name": "f", "input": {}}
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def messages_of(body: bytes) -> list[Any]:
+    messages: list[Any] = json.loads(body)["messages"]
+    return messages
+
+
+def test_a_message_with_results_is_split_and_joined_again() -> None:
+    request = conversation("go", [use(1), use(2)], [text("note"), result(1), result(2)])
+    units = [json.loads(bytes(unit))["content"] for unit in request.units]
+    assert units == ["go", [use(1), use(2)], [result(1)], [result(2)], [text("note")]]
+    shorter = json.dumps({"role": "user", "content": [result(1, "-")]}).encode()
+    body = request.rewritten(units=[*request.units[:2], shorter, *request.units[3:]])
+    assert messages_of(body)[2] == {"role": "user", "content": [result(1, "-"), result(2), text("note")]}
+
+
+def test_a_message_whose_units_are_all_kept_has_its_own_bytes() -> None:
+    whole = {"role": "user", "content": [text("note"), result(1)], "extra": 1}
+    request = conversation("one", "two", "go", [use(1)], whole)
+    body = request.rewritten(units=request.units[2:])
+    assert messages_of(body)[-1] == whole
+    assert json.dumps(whole).encode() in body
+
+
+def test_results_of_several_messages_become_one_message() -> None:
+    request = conversation("go", [use(1), use(2)], {"role": "user", "content": [result(1)]}, "x")
+    changed = json.dumps({"role": "user", "content": [result(2)]}).encode()
+    body = request.rewritten(units=[*request.units[:3], changed])
+    assert messages_of(body)[2:] == [{"role": "user", "content": [result(1), result(2)]}]
+
+
+def test_the_rest_of_a_message_stays_without_its_results() -> None:
+    request = conversation("go", [use(1)], [result(1), text("note")], "done")
+    assert messages_of(request.rewritten(units=request.units[3:]))[0] == {"role": "user", "content": [text("note")]}
+
+
+def test_system_messages_move_before_an_assistants_message() -> None:
+    one, two = ({"role": "system", "content": words} for words in ("be brief", "be kind"))
+    fine = {"role": "assistant", "content": "fine"}
+    request = conversation("go", "ok", "more", one, fine, "again", two)
+    summary = b'{"role":"user","content":"summary"}'
+    units = [summary, request.units[3], request.units[6], request.units[2], request.units[4]]
+    assert messages_of(request.rewritten(units=units)) == [
+        {"role": "user", "content": "summary"},
+        {"role": "user", "content": "more"},
+        {"role": "system", "content": [text("be brief"), text("be kind")]},
+        fine,
+    ]
+
+
+def test_messages_before_a_compaction_block_are_a_fixed_prefix() -> None:
+    compaction = {"type": "compaction", "content": "earlier"}
+    request = conversation("old", [compaction, use(1)], [result(1)], "next", "new")
+    assert [bytes(unit) for unit in request.units] == [json.dumps(m).encode() for m in messages_of(request.raw)[3:]]
+    kept = request.rewritten(units=request.units[1:])
+    assert messages_of(kept) == [*messages_of(request.raw)[:3], messages_of(request.raw)[4]]
+    assert [message["role"] for message in request.overhead_fields()["prefix"]] == ["assistant", "user"]
+
+
+def test_less_output_leaves_room_for_thinking() -> None:
+    manual = {"type": "enabled", "budget_tokens": 2_000}
+    request = conversation("go", max_tokens=9_000, thinking=manual)
+    assert json.loads(request.rewritten(max_output=1_000))["max_tokens"] == 2_001
+    assert json.loads(request.rewritten(max_output=5_000))["max_tokens"] == 5_000
+    assert json.loads(request.rewritten(max_output=10_000))["max_tokens"] == 9_000
+
+
+def test_a_thread_continues_a_history_at_the_server() -> None:
+    assert continues(b'{"thread": {"type": "continue", "previous_message_id": "msg_1"}}')
+    assert not continues(b'{"thread": {"type": "create"}}')
+    assert not continues(b'{"messages": ["thread"]}')
+    assert not continues(b"{")
+
+
+def test_a_released_request_keeps_only_decoded_fields() -> None:
+    request = conversation("go", [use(1)], [result(1)])
+    assert request.size > len(request.raw)
+    request.release()
+    assert (request.size, request.units, request.overhead_fields(), request.model) == (0, [], {}, "m")
