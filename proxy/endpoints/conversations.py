@@ -162,7 +162,7 @@ def _route(configuration: ConfigSnapshot, body: Request, caller: Caller, dialect
     route = configuration.route(model, dialect.name)
     if body.model is None and (route is None or not may_use(caller, model)):
         raise BadBody(
-            "The body isn't a JSON object, or has no model. Send a JSON object with 'model' and 'messages'.",
+            "The body isn't a JSON object, or has no model. Send a JSON object with 'model'.",
             param="model",
         )
     if route is None:

@@ -8,7 +8,7 @@ from proxy.config import Route, Settings
 from proxy.dialects.dialect import Counter
 from proxy.limits.profiles import Profile
 from proxy.upstream.limit_discovery import LimitDiscovery, StatedLimit
-from proxy.upstream.registry import Upstreams
+from proxy.upstream.registry import ANTHROPIC, Upstreams
 
 ONLY_AT_START = {"server": ("host", "port", "drain"), "store": None}
 """Settings that need a restart, by section. ``None`` means the whole section."""
@@ -46,7 +46,7 @@ class ConfigSnapshot:
     def route(self, model: str, dialect: str = CHAT) -> Route | None:
         """Return the route of a model, or ``None`` if routes are listed and none matches.
 
-        Without a match, requests in other dialects than chat go to the first upstream that has their API.
+        Requests in other dialects than chat go to the first upstream that has their API, if the route's doesn't.
 
         The same model has the same route object while it's remembered.
         """
@@ -59,10 +59,18 @@ class ConfigSnapshot:
             return route
 
     def _route(self, model: str, dialect: str) -> Route | None:
-        route = self.settings.route(model) if self.settings.models or dialect == CHAT else None
-        if route is None and dialect != CHAT:
-            return Route(self.upstreams.first(anthropic=dialect == MESSAGES), model, None)
+        route = self.settings.route(model)
+        if dialect == CHAT:
+            return route
+        # Only Anthropic has the Messages API for certain, and it doesn't have the Responses API.
+        wanted = dialect == MESSAGES
+        first = self.upstreams.first(anthropic=wanted)
+        if route is None or (self._is_anthropic(first) is wanted and self._is_anthropic(route.upstream) is not wanted):
+            return Route(first, model, None)
         return route
+
+    def _is_anthropic(self, upstream: str) -> bool:
+        return self.settings.upstreams[upstream].provider == ANTHROPIC
 
     async def retire(self, successor: ConfigSnapshot) -> None:
         """Close the parts that the successor doesn't use. Requests with this configuration can still finish."""
