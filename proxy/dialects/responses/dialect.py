@@ -8,7 +8,7 @@ from proxy.dialects import dialect
 from proxy.dialects.responses import answers, evidence
 from proxy.dialects.responses.counting import Counter, counter_key
 from proxy.dialects.responses.request import ResponsesRequest, parsed
-from proxy.dialects.responses.state import previous_response
+from proxy.dialects.responses.state import continues
 from proxy.dialects.tail import is_silence
 from proxy.errors import ErrorShape
 from proxy.http.heartbeat import COMMENT
@@ -72,7 +72,7 @@ class ResponsesDialect:
         return await parsed(raw)
 
     def continues(self, raw: bytes) -> bool:
-        return previous_response(raw) is not None
+        return continues(raw)
 
     def counter(self, profile: Profile) -> Counter:
         return Counter(profile)

@@ -26,6 +26,13 @@ def previous_response(raw: bytes) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
+def continues(raw: bytes) -> bool:
+    """Return whether the server has a part of the history: by an earlier response, or in a stored conversation."""
+    if previous_response(raw) is not None:
+        return True
+    return b'"conversation"' in raw and _value(_fields(raw).get("conversation")) not in (None, "")
+
+
 def compact_request(raw: bytes, model: str) -> bytes:
     """Return the body for ``POST /responses/compact``, which shortens the chain of a request."""
     return msgspec.json.encode({"model": model, "previous_response_id": previous_response(raw)})

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.responses.state import calls_in, compact_request, continued, open_calls, previous_response
+from proxy.dialects.responses.state import (
+    calls_in,
+    compact_request,
+    continued,
+    continues,
+    open_calls,
+    previous_response,
+)
 
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "a", "name": "f", "arguments": "{}", "status": "completed"}
 OUTPUT = {"type": "function_call_output", "call_id": "a", "output": "1"}
@@ -25,6 +32,14 @@ def test_the_previous_response_is_found() -> None:
 @pytest.mark.parametrize("value", [None, "", 1, ["resp_1"]])
 def test_other_values_name_no_response(value: Any) -> None:
     assert previous_response(raw(previous_response_id=value)) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [({}, True), ({"previous_response_id": None}, False), ({"previous_response_id": None, "conversation": "c"}, True)],
+)
+def test_the_server_may_have_a_part_of_the_history(fields: dict[str, Any], found: bool) -> None:
+    assert continues(raw(**fields)) is found
 
 
 def test_a_body_that_is_no_object_names_no_response() -> None:
