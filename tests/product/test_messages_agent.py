@@ -42,3 +42,18 @@ def test_an_agent_never_fails_at_16k(model: str, ratio: float, check: Check, thi
     assert len(upstream.chat.summaries) + sum(received.summary for received in upstream.requests) > 0
     assert not [received for received in upstream.conversations if received.dropped]
     assert sum(len(received.reasoning) for received in upstream.conversations) > TURNS
+
+
+@pytest.mark.long
+def test_an_agent_never_fails_while_the_limit_is_learned(tmp_path: Path) -> None:
+    """The proxy learns the window from one refusal, and one more request may lose its thinking after it."""
+    upstream = StrictMessages(WINDOW, check="error", ratio=1.5)
+    known = {**PROFILE, "context_window": 128_000, "max_input_tokens": 128_000}
+    with (
+        behind(upstream.app, tmp_path, profile=known) as url,
+        anthropic.Anthropic(base_url=url, api_key="sk-client", max_retries=0) as caller,
+    ):
+        assert len(list(messages_session(caller, TURNS, "claude-sonnet-5-5", thinking=ADAPTIVE))) == TURNS
+    assert len(upstream.refused) == 1
+    assert len(upstream.faults) <= 1
+    assert all("bound to a different conversation" in fault for fault in upstream.faults)
