@@ -40,12 +40,16 @@ _NOT_TEXT = frozenset({"id", "type", "status", "encrypted_content", "result", "c
 
 def kind_of(item: Message) -> Kind:
     """Return the part that an item plays; empty if it's unknown."""
-    type_, role = item.get("type"), item.get("role")
+    return kind_by(item.get("type"), item.get("role"), item.get("call_id"))
+
+
+def kind_by(type_: object, role: object, call_id: object) -> Kind:
+    """Return the kind of an item with these fields."""
     if type_ is None or type_ == "message":
         return MESSAGE_KINDS.get(role, "") if isinstance(role, str) else ""
     if not isinstance(type_, str):
         return ""
-    if type_ in _OUTPUTS or (type_.endswith("_output") and isinstance(item.get("call_id"), str)):
+    if type_ in _OUTPUTS or (type_.endswith("_output") and isinstance(call_id, str)):
         return "result"
     if type_ in _ASSISTANT or type_.endswith(("_call", "_output")) or type_.startswith("mcp_"):
         return "assistant"

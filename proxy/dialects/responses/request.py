@@ -21,7 +21,7 @@ from proxy.dialects.body import (
     value_of,
     without_lone_surrogates,
 )
-from proxy.dialects.responses.items import PREFIX_TYPES, joined, kind_of
+from proxy.dialects.responses.items import PREFIX_TYPES, joined, kind_by
 
 _NOTHING = msgspec.Raw()
 
@@ -50,6 +50,7 @@ class _Item(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Wire)
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _item_decoder = msgspec.json.Decoder(_Item)
+_items_decoder = msgspec.json.Decoder(list[_Item])
 
 OUTPUT_FIELDS = ("max_output_tokens",)
 OVERHEAD_FIELDS = ("instructions", "tools", "tool_choice", "text", "compaction")
@@ -198,7 +199,7 @@ def _split(value: msgspec.Raw) -> tuple[list[bytes], list[bytes]]:
         items = [bytes(item) for item in _list_decoder.decode(raw)]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return [], []
-    shapes = [_shape(item) for item in items]
+    shapes = _shapes(raw, items)
     if shapes and shapes[-1].type == "compaction_trigger":
         return [], []  # the client asks the upstream to compact
     start = max((place + 1 for place, shape in enumerate(shapes) if _replaces(shape)), default=0)
@@ -214,7 +215,7 @@ def _units(items: Sequence[bytes], shapes: Sequence[_Item]) -> list[bytes]:
     units: list[bytes] = []
     run: list[bytes] = []
     for item, shape in zip(items, shapes, strict=True):
-        if kind_of({"type": shape.type, "role": shape.role, "call_id": shape.call_id}) == "assistant":
+        if kind_by(shape.type, shape.role, shape.call_id) == "assistant":
             run.append(item)
             continue
         if run:
@@ -223,6 +224,14 @@ def _units(items: Sequence[bytes], shapes: Sequence[_Item]) -> list[bytes]:
         # An array isn't an item. As a unit it has brackets around it, like a run.
         units.append(joined([item]))
     return [*units, joined(run)] if run else units
+
+
+def _shapes(raw: bytes, items: Sequence[bytes]) -> list[_Item]:
+    """Return the fields that decide the kind of each item. Usually all items are objects."""
+    try:
+        return _items_decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return [_shape(item) for item in items]
 
 
 def _shape(item: bytes) -> _Item:
