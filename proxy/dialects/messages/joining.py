@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from proxy.dialects.messages.blocks import blocks_of, kind_of, type_of
-from proxy.dialects.unit_json import decode
+from proxy.dialects.unit_json import decode, encode
 
 _RESULT = re.compile(rb'"tool_result"')
 _SYSTEM = re.compile(rb'"role"\s*:\s*"system"')
@@ -94,11 +94,11 @@ def joined(units: Sequence[bytes], splits: Mapping[int, Split]) -> list[bytes]:
     - A system message must come before an assistant's or last, and may not follow another one. Those that lost their
       place move behind the next user messages, and several of them become one.
     """
-    users = {id(part.units[-1]) for part in splits.values() if len(part.units) > 1}
+    kinds = _kinds(splits)
     messages: list[bytes] = []
     index = 0
     while index < len(units):
-        end = _end_of_results(units, index, users)
+        end = _end_of_results(units, index, kinds)
         if end == index:
             messages.append(units[index])
             index += 1
@@ -108,11 +108,22 @@ def joined(units: Sequence[bytes], splits: Mapping[int, Split]) -> list[bytes]:
     return _placed(messages)
 
 
-def _end_of_results(units: Sequence[bytes], start: int, users: set[int]) -> int:
+def _kinds(splits: Mapping[int, Split]) -> dict[int, bool]:
+    """Return whether each made unit is a result, by its identity. Only the last unit of a message may not be one."""
+    kinds: dict[int, bool] = {}
+    for part in splits.values():
+        *others, last = part.units
+        kinds.update((id(unit), True) for unit in others)
+        kinds[id(last)] = not others or is_result(last)
+    return kinds
+
+
+def _end_of_results(units: Sequence[bytes], start: int, kinds: Mapping[int, bool]) -> int:
     """Return the end of the results in a row that begin at ``start``, with the other blocks of their messages."""
     end = start
     while end < len(units):
-        if not is_result(units[end]) and not (end > start and id(units[end]) in users):
+        known = kinds.get(id(units[end]))
+        if not (is_result(units[end]) if known is None else known or end > start):
             break
         end += 1
     return end
@@ -141,8 +152,11 @@ def _merged(run: Sequence[bytes]) -> bytes:
     """Return one message with the blocks of all units, results first."""
     if len(run) == 1:
         return run[0]
-    blocks = [block for unit in run for block in _outer.decode(unit).content or ()]
-    results = [_typed.decode(block).type == "tool_result" for block in blocks]
+    try:
+        blocks: list[bytes] = [block for unit in run for block in _outer.decode(unit).content or ()]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # lone surrogates
+        blocks = [encode(block) for unit in run for block in blocks_of(decode(unit))]
+    results = [type_of(decode(block)) == "tool_result" for block in blocks]
     ordered = [block for wanted in (True, False) for block, is_ in zip(blocks, results, strict=True) if is_ is wanted]
     return _user(ordered)
 
@@ -173,4 +187,4 @@ def _one_system(waiting: Sequence[bytes]) -> bytes:
     if len(waiting) == 1:
         return waiting[0]
     blocks = [block for message in waiting for block in blocks_of(decode(message))]
-    return msgspec.json.encode({**decode(waiting[-1]), "content": blocks})
+    return encode({**decode(waiting[-1]), "content": blocks})

@@ -119,6 +119,13 @@ def test_results_of_several_messages_become_one_message() -> None:
     assert messages_of(body)[2:] == [{"role": "user", "content": [result(1), result(2)]}]
 
 
+def test_lone_surrogates_in_rewritten_results_are_joined() -> None:
+    units = [json.dumps({"role": "user", "content": [result(number, "\ud83d")]}).encode() for number in (1, 2)]
+    request = conversation("go", [use(1), use(2)])
+    body = request.rewritten(units=[*request.units, *units])
+    assert messages_of(body)[2]["content"] == [result(1, "\ud83d"), result(2, "\ud83d")]
+
+
 def test_the_rest_of_a_message_stays_without_its_results() -> None:
     request = conversation("go", [use(1)], [result(1), text("note")], "done")
     assert messages_of(request.rewritten(units=request.units[3:]))[0] == {"role": "user", "content": [text("note")]}
