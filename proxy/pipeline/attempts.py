@@ -267,10 +267,22 @@ class Attempts:
         if output is not None and output < reserved and budget.input is not None and sent <= budget.input:
             return Attempt(budget, case, replace(outcome, output=output))
         rules = rules_for(case.policy, window_known=True, refused=True, bounds=bounds_of(context.profile))
-        smaller = replace(case, budget=smaller_input(case, budget, sent), rules=rules)
+        smaller = replace(
+            case,
+            budget=smaller_input(case, budget, sent),
+            rules=rules,
+            stale_reasoning=self._stale_after(context, case),
+        )
         attempt = await self.prepare(context, budget, smaller, may_ask=context.retries > context.repeated)
         after = attempt.outcome.after
         return None if attempt.outcome.messages is None or after is None or after >= sent else attempt
+
+    def _stale_after(self, context: ConversationContext, case: CompactionInput) -> int:
+        """Return the units whose reasoning is invalid after a change that the conversation alone doesn't explain."""
+        if case.counter.format.binds_reasoning != "always":
+            return case.stale_reasoning
+        self._stale[conversation_key(context)] = len(context.body.units)
+        return len(context.body.units)
 
     async def _send(self, context: ConversationContext, transport: Transport, outcome: Outcome) -> ResponseStart:
         body, route = context.body, context.route

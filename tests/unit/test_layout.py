@@ -1,0 +1,92 @@
+"""Every module has a test file of its name, or this table names the tests that cover it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+COVERED = {
+    "unit/compaction/test_stages.py": "compaction/stages/arguments "
+    "compaction/stages/duplicates compaction/stages/media "
+    "compaction/stages/results compaction/stages/stage",
+    "unit/compaction/test_planning.py": "compaction/rules compaction/turn",
+    "unit/config/test_messages.py": "config/issues config/tree config/scalars config/suggestions "
+    "config/fields config/store "
+    "config/server config/upstreams config/models config/teams",
+    "unit/config/test_assembly.py": "config/loading",
+    "unit/config/test_checks.py": "config/providers",
+    "hostile/test_expressions.py": "config/patterns",
+    "product/test_commands.py": "cli/commands cli/explain cli/policy_report cli/new_key cli/learned_report cli/forget",
+    "unit/demo/test_upstream.py": "demo/counting demo/replies demo/summariser demo/serving",
+    "unit/demo/test_demo.py": "demo/agent demo/figures demo/run demo/script demo/tools",
+    "unit/dialects/chat/test_counting.py": "dialects/counting tokens/text tokens/tools",
+    "unit/dialects/chat/test_message.py": "dialects/chat/format dialects/unit_json compaction/format",
+    "unit/dialects/chat/test_stream.py": "dialects/stream",
+    "unit/dialects/chat/test_repair.py": "dialects/repair",
+    "product/http/test_fidelity.py": "dialects/body dialects/chat/request",
+    "product/test_refusals_of_all_shapes.py": "dialects/chat/first_bytes dialects/first_bytes pipeline/refusal "
+    "pipeline/response_start",
+    "product/test_silent.py": "dialects/chat/usage dialects/tail pipeline/usage_feedback",
+    "product/test_calibrated.py": "dialects/chat/upstream_counts",
+    "product/http/test_streams.py": "dialects/chat/dialect dialects/dialect endpoints/reply",
+    "product/test_messages_agent.py": "dialects/messages/blocks dialects/messages/counting dialects/messages/dialect "
+    "dialects/messages/joining dialects/messages/repair dialects/messages/upstream_counts",
+    "product/test_responses_agent.py": "dialects/responses/counting "
+    "dialects/responses/dialect dialects/responses/evidence "
+    "dialects/responses/items dialects/responses/repair",
+    "unit/dialects/responses/test_state.py": "pipeline/state_recovery",
+    "product/test_team_limits.py": "access/quotas",
+    "hostile/test_web_pages.py": "access/web_origins",
+    "product/test_browser.py": "endpoints/landing http/hosts",
+    "product/test_archive.py": "endpoints/archive",
+    "product/behaviors": "endpoints/conversations",
+    "product/http/test_model_list.py": "endpoints/models",
+    "product/http/test_passthrough.py": "endpoints/passthrough",
+    "product/http/test_restricted.py": "endpoints/restrictions",
+    "docs/test_reference.py": "errors telemetry/metrics",
+    "product/http/test_upstream_keys.py": "http/headers upstream/relay",
+    "hostile/test_bodies.py": "http/request_body",
+    "product/test_output.py": "limits/budget pipeline/budget",
+    "unit/limits/profiles/test_lookup.py": "limits/profiles/corrections limits/profiles/litellm_table "
+    "limits/profiles/names limits/profiles/profile",
+    "unit/overflow/test_recognize.py": "overflow/cleaning overflow/error_detection "
+    "overflow/error_fields overflow/exclusions "
+    "overflow/figures overflow/general overflow/patterns overflow/reading overflow/echo",
+    "product/test_overflow.py": "pipeline/attempts",
+    "product/properties/test_growing.py": "pipeline/compactor pipeline/job pipeline/outcome",
+    "product/http": "pipeline/context server/app server/runtime",
+    "hostile/test_without_tables.py": "pipeline/measures",
+    "product/test_learned.py": "pipeline/services",
+    "product/test_summaries.py": "pipeline/summaries",
+    "product/test_summary_limits.py": "pipeline/summary_models",
+    "hostile/test_connections.py": "server/connection_limit",
+    "hostile/test_leaving.py": "server/half_closed",
+    "hostile/test_smuggling.py": "server/http_protocol",
+    "product/test_reload.py": "server/reload",
+    "hostile/test_restart.py": "server/run",
+    "unit/store/test_sqlite.py": "store/file store/interface store/opening store/sqlite_worker store/tenants",
+    "unit/summary/test_store.py": "summary/in_flight summary/lease",
+    "unit/telemetry/test_logs.py": "telemetry/tracebacks",
+    "unit/tokens/test_media.py": "tokens/images",
+    "product/http/test_failures.py": "upstream/connections http/loop_detection",
+    "unit/upstream/litellm/test_transport.py": "upstream/litellm/answer upstream/litellm/library "
+    "upstream/litellm/providers upstream/litellm/stream",
+    "unit/upstream/test_retired.py": "upstream/pool upstream/registry upstream/transport",
+}
+"""Modules without a test file of their name, by the tests that cover them."""
+
+
+def test_every_module_has_tests() -> None:
+    listed = [module for modules in COVERED.values() for module in modules.split()]
+    missing = []
+    for path in (ROOT / "proxy").rglob("*.py"):
+        module = path.relative_to(ROOT / "proxy")
+        named = ROOT / "tests" / "unit" / module.parent / f"test_{module.name}"
+        if not module.name.startswith("__") and not named.exists():
+            missing.append(module.with_suffix("").as_posix())
+    assert sorted(listed) == sorted(missing)
+
+
+def test_the_listed_tests_exist() -> None:
+    assert [place for place in COVERED if not (ROOT / "tests" / place).exists()] == []
