@@ -191,7 +191,7 @@ async def settled() -> None:
 
 
 def sent(request: Request, outcome: Outcome) -> list[bytes]:
-    return request.units if outcome.messages is None else [bytes(raw) for raw in outcome.messages]
+    return request.messages if outcome.messages is None else [bytes(raw) for raw in outcome.messages]
 
 
 class _Inline(asyncio.SelectorEventLoop):

@@ -58,13 +58,13 @@ class Judged:
 async def judge(request: Request, outcome: Outcome, remembered: FactsCache, *, clean: bool) -> Judged:
     """Raises ``AssertionError``, whose message says what does not hold."""
     assert outcome.verdict in ("none", "compacted"), outcome.verdict
-    came = await remembered.turns(request.units, COUNTER)
+    came = await remembered.turns(request.messages, COUNTER)
     fixed = COUNTER.overhead({})
     before = fixed + sum(turn.facts.tokens for turn in came)
     head = head_length(came)
     if outcome.messages is None:
         assert request.body.rewritten(units=None) == request.body.raw
-        return Judged(came, request.units, head, None, [*range(head, len(came))], before)
+        return Judged(came, request.messages, head, None, [*range(head, len(came))], before)
     rules = rules_for(request.setting.policy, window_known=True)
     given = repaired(came, COUNTER.format)
     if clean:

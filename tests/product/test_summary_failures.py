@@ -17,7 +17,7 @@ from proxy.demo.replies import ToolCall
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
 from proxy.demo.validity import faults
-from proxy.dialects.chat import counting as messages
+from proxy.dialects import counting as messages
 from proxy.errors import ConfigurationError
 from proxy.summary import store as service
 from proxy.telemetry.metrics import REGISTRY

@@ -123,7 +123,7 @@ def test_91_the_whole_history_at_once_gives_the_same_body(front: Front, fresh: F
         assert (made(came) is None) == (made(grew) is None)
         places = [[raw for raw in exchange.messages if not is_summary(raw)] for exchange in (came, grew)]
         assert places[0] == places[1], "the same messages are kept"
-        assert came.units == grew.messages, "the same bytes stand for the others"
+        assert came.messages == grew.messages, "the same bytes stand for the others"
 
 
 def test_92_what_was_compacted_passes_through_unchanged(front: Front, grown: list[Exchange]) -> None:

@@ -115,7 +115,7 @@ def test_messages_may_be_slices_of_a_request() -> None:
     body = b'{"model":"m","messages":[' + b",".join(texts("one", "two")) + b"]}"
 
     async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
-        slices = tuple(parse(body).messages)
+        slices = tuple(parse(body).units)
         assert {type(part) for part in slices} == {msgspec.Raw}
         shelf.gate = asyncio.Event()
         archive.keep("t", [Removed(A.id, slices)], MONTH)

@@ -54,7 +54,7 @@ async def outlived(settings: UpstreamSettings) -> None:
 
 
 async def _outlived(before: Upstreams, settings: UpstreamSettings) -> None:
-    lane, same = await before.lane("main"), await before.lane("same")
+    lane, same = await before.transport("main"), await before.transport("same")
     await ended(await same.send(outgoing({})))
     stream, plain = await lane.send(outgoing({"stream": True})), await lane.send(outgoing({}))
     changed = settings.model_copy(update={"base_url": f"{settings.base_url}/other"})
@@ -63,8 +63,8 @@ async def _outlived(before: Upstreams, settings: UpstreamSettings) -> None:
         await read_to_its_end(lane)
     await before.retire(after)
     assert after.kept == {"same"}
-    assert await after.lane("same") is same
-    assert await after.lane("main") is not lane
+    assert await after.transport("same") is same
+    assert await after.transport("main") is not lane
     assert is_open(same)
     # A stream that LiteLLM's transport has read to its end isn't open, even if the client hasn't read it yet.
     relayed = isinstance(lane, RelayTransport)
@@ -74,7 +74,7 @@ async def _outlived(before: Upstreams, settings: UpstreamSettings) -> None:
     assert (await ended(stream)).endswith(b"data: [DONE]\n\n")
     assert not is_open(lane)
     # A request that began under the old configuration and has waited for its summary.
-    late = await before.lane("main")
+    late = await before.transport("main")
     assert late is lane
     answer = await late.send(outgoing({}))
     assert (answer.status, is_open(lane)) == (200, relayed)
@@ -98,7 +98,7 @@ def test_translated() -> None:
 def test_a_translated_stream_that_goes_on_stays_open() -> None:
     async def scenario(settings: UpstreamSettings) -> None:
         before = Upstreams({"main": settings})
-        lane = await before.lane("main")
+        lane = await before.transport("main")
         stream = await lane.send(outgoing({"stream": True}))
         try:
             await before.retire(Upstreams({}, before))
@@ -120,7 +120,7 @@ def test_a_lane_that_was_never_used_is_opened_for_the_last_time() -> None:
         settings = UpstreamSettings(base_url=f"{url}/v1")
         before = Upstreams({"main": settings})
         await before.retire(Upstreams({}, before))
-        lane = await before.lane("main")
+        lane = await before.transport("main")
         await ended(await lane.send(outgoing({})))
         assert not is_open(lane)
 
