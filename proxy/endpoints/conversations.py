@@ -109,6 +109,7 @@ class Conversations:
             route=route,
             profile=profile,
             counter=counter,
+            memory=held,
             clock=clock,
             deadline=now + server.deadline,
         )

@@ -25,7 +25,7 @@ from proxy.pipeline.context import ConversationContext, conversation_key
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.refusal import add_sizes, advice
-from proxy.pipeline.response_start import Asked, ResponseStart, read_start
+from proxy.pipeline.response_start import Asked, ResponseStart, read_start, readable
 from proxy.pipeline.rules import bounds_of, rules_for
 from proxy.pipeline.services import Services
 from proxy.pipeline.state_recovery import recovered
@@ -38,6 +38,9 @@ from proxy.upstream.transport import CHAT_PATH, Outgoing, Transport
 log = structlog.get_logger(__name__)
 
 DEADLINE = "The request's deadline has passed. Try again, or have server.deadline raised."
+
+STATE_STEP = "server_state"
+"""The step of a request whose history was compacted by the upstream that keeps it."""
 
 OUTPUT_PART = "output asked for (max_tokens)"
 
@@ -102,9 +105,9 @@ class Attempts:
         await self._services.recall(*context.place)
         budget = self._budgets.of(context)
         case = self.compaction_input(context, budget)
-        if context.body.units:
+        if context.body.units and not context.dialect.continues(context.body.raw):
             attempt = await self.prepare(context, budget, case)
-        else:
+        else:  # new items alone aren't a conversation: the calls of their results, for example, are at the upstream
             attempt = Attempt(budget, case, Outcome("none" if case.mode == "enforce" else case.mode))
         while True:
             start = await self._send(context, transport, attempt.outcome)
@@ -137,7 +140,7 @@ class Attempts:
             return ACCEPT
         case, outcome = attempt.case, attempt.outcome
         overflow = start.overflow or await self._silent_overflow(context, attempt, start)
-        if _refuses_reasoning(context, outcome, start):
+        if await _refuses_reasoning(context, outcome, start):
             self._stale[conversation_key(context)] = len(context.body.units)
             stripped = replace(case, stale_reasoning=len(context.body.units))
             return Retry(await self.prepare(context, attempt.budget, stripped, may_ask=False))
@@ -148,9 +151,8 @@ class Attempts:
             self._budgets.succeeded(context)
         if overflow is None or case.mode != "enforce" or outcome.verdict == "failed":
             return ACCEPT
-        if context.dialect.continues(context.body.raw):
-            # Its size says nothing about a limit, and shortening the new items rarely helps.
-            return await self._continued(context, attempt)
+        if context.dialect.continues(context.body.raw):  # its size says nothing about a limit
+            return ACCEPT if start.overflow is None else await self._continued(context, attempt)
         if may_retry(context, overflow):
             smaller = await self._smaller(context, attempt, overflow)
             if smaller is not None:
@@ -171,7 +173,9 @@ class Attempts:
             return ACCEPT
         context.body = await context.dialect.parse(body)
         case = replace(attempt.case, body=context.body)
-        return Retry(await self.prepare(context, attempt.budget, case))
+        again = await self.prepare(context, attempt.budget, case)
+        changed = replace(again.outcome, verdict="compacted", steps=(STATE_STEP, *again.outcome.steps))
+        return Retry(replace(again, outcome=changed))
 
     async def _silent_overflow(
         self, context: ConversationContext, attempt: Attempt, start: ResponseStart
@@ -331,13 +335,14 @@ def compacts_itself(context: ConversationContext) -> bool:
     return agent.startswith(_COMPACTING_AGENTS)
 
 
-def _refuses_reasoning(context: ConversationContext, outcome: Outcome, start: ResponseStart) -> bool:
+async def _refuses_reasoning(context: ConversationContext, outcome: Outcome, start: ResponseStart) -> bool:
     """Return whether the upstream refused signed reasoning in a prompt that the proxy changed. True once a request."""
     if start.answer.status != 400 or outcome.messages is None or context.stripped:
         return False
     if context.counter is None or context.counter.format.binds_reasoning == "never":
         return False
-    context.stripped = any(wording in start.first for wording in _BOUND_ELSEWHERE)
+    shown = await readable(start.answer, start.first)
+    context.stripped = any(wording in shown for wording in _BOUND_ELSEWHERE)
     return context.stripped
 
 

@@ -13,6 +13,7 @@ from proxy.config import Route
 from proxy.dialects.dialect import Counter, Dialect, Request
 from proxy.http.heartbeat import Heartbeat
 from proxy.http.loop_detection import next_via
+from proxy.http.request_body import MemoryLease
 from proxy.http.timers import CoarseTimer
 from proxy.limits.learned import LearnedLimit
 from proxy.limits.profiles import Profile
@@ -64,8 +65,8 @@ class ConversationContext(RequestContext):
     ``repeated`` is true if the proxy retried the unchanged request, which happens once. ``retries`` is the number of
     retries so far. ``advice`` names the parts to shorten, for a response header.
     ``stripped`` is true if a retry was made without reasoning,
-    ``recovered`` if the upstream was asked to compact a history that it keeps. ``heartbeat`` is for a client that
-    wants a stream.
+    ``recovered`` if the upstream was asked to compact a history that it keeps. ``memory`` holds the memory of its
+    bodies. ``heartbeat`` is for a client that wants a stream.
     """
 
     dialect: Dialect
@@ -73,6 +74,7 @@ class ConversationContext(RequestContext):
     route: Route
     profile: Profile
     counter: Counter | None
+    memory: MemoryLease
     clock: CoarseTimer
     deadline: float
     provisional_limit: LearnedLimit | None = None

@@ -31,6 +31,7 @@ from proxy.config.settings import WrittenSettings
 from proxy.demo.figures import ROWS
 from proxy.demo.run import WINDOW
 from proxy.limits.learned import GUESS_SECONDS, NAMED_SECONDS
+from proxy.pipeline.attempts import STATE_STEP
 from proxy.pipeline.outcome import Verdict
 from proxy.pipeline.response_start import HELD_SECONDS
 from proxy.store import open_store
@@ -295,7 +296,7 @@ def test_the_response_headers_have_the_values_in_the_table() -> None:
     values = {spans(row[0])[0]: set(spans(row[1])) for row in table(REFERENCE, "response header")}
     assert values["x-compaction"] == {*get_args(Verdict), "pending", "unsupported"}
     assert values["x-compaction-summary"] == set(get_args(Origin))
-    assert values["x-compaction-steps"] == {*render.STEPS, fit.NAME}
+    assert values["x-compaction-steps"] == {*render.STEPS, fit.NAME, STATE_STEP}
 
 
 def test_the_request_header_works_as_documented(entrance: str) -> None:

@@ -71,11 +71,13 @@ class StrictResponses(Record):
         self._ids = itertools.count(1)
         self._written: dict[str, Written] = {}
         self._histories: dict[str, list[Item]] = {}
+        self._answers: dict[str, dict[str, Any]] = {}
         self.app = Starlette(
             routes=[
                 Route("/v1/responses", self._create, methods=["POST"]),
                 Route("/v1/responses/input_tokens", self._count, methods=["POST"]),
                 Route("/v1/responses/compact", self._compact, methods=["POST"]),
+                Route("/v1/responses/{id}", self._retrieve, methods=["GET"]),
                 Mount("/", self.chat.app),
             ]
         )
@@ -106,6 +108,10 @@ class StrictResponses(Record):
         body = json.loads(await request.body())
         tokens = size_of(body, self._resolved(body))
         return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
+
+    async def _retrieve(self, request: Request) -> Response:
+        answer = self._answers.get(request.path_params["id"])
+        return JSONResponse(answer or {"error": {"message": "Response not found."}}, 200 if answer else 404)
 
     async def _compact(self, request: Request) -> Response:
         """Return the user's messages and one ``compaction`` item."""
@@ -232,6 +238,7 @@ class StrictResponses(Record):
             ]
         if stored:
             self._histories[answer["id"]] = [*self._resolved(body), *output]
+            self._answers[answer["id"]] = answer
         return answer
 
     def _output(self, made: Step, *, sealed: bool) -> list[Item]:
