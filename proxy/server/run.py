@@ -35,6 +35,12 @@ from proxy.telemetry.logs import configure
 
 log = structlog.get_logger(__name__)
 
+WORKER_START_SECONDS = 30
+"""Seconds that a worker may take to start, or to respond to the parent's health check. The parent stops it after that.
+
+uvicorn's default is 5. A worker on a busy machine takes longer to start, and uvicorn then cancels the rolling restart.
+"""
+
 _STORE_FIX = "make the folder writable for the proxy's user, or store: {url: sqlite:////var/lib/NAME/compaction.db}"
 
 
@@ -72,6 +78,7 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
         "server_header": False,
         "timeout_graceful_shutdown": int(server.drain),
         "timeout_keep_alive": 75,
+        "timeout_worker_healthcheck": WORKER_START_SECONDS,
     }
     if workers == 1:
         uvicorn.run(_application(settings, loaded), **options)

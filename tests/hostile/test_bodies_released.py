@@ -100,8 +100,8 @@ def large(model: str) -> bytes:
 WAYS: dict[str, tuple[bytes, str, str]] = {
     "counted": (large("counted"), CHAT, "cp-all"),
     "compacted": (large("small"), CHAT, "cp-all"),
-    "passed through": (large("small"), "/v1/responses", "cp-all"),
-    "passed through and read": (large("small"), "/v1/responses", KEY),
+    "passed through": (large("small"), "/v1/embeddings", "cp-all"),
+    "passed through and read": (large("small"), "/v1/embeddings", KEY),
 }
 
 

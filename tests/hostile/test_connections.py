@@ -155,7 +155,7 @@ def test_a_half_closed_client_that_leaves_is_noticed(start_proxy: StartProxy, be
     """Before the response within the next probe, later with the next bytes of the response."""
     with RawUpstream(lambda _: BEGUN[begun]) as upstream:
         house = House(start_proxy, upstream)
-        connection = half_closed(house.url, request_bytes(chat(stream=begun == "in a stream"), "/v1/responses"))
+        connection = half_closed(house.url, request_bytes(chat(stream=begun == "in a stream"), "/v1/embeddings"))
         if begun != "before the response":
             read_until(connection, b"choices")
         assert upstream.wait_arrived(1)

@@ -17,7 +17,7 @@ from tests.kit.raw_upstream import Arrived, End, RawUpstream, Step, answer, chun
 from tests.kit.waiting import until
 from tests.kit.watched import CONTENT, ROLE, SOON, SUMMARY, House, leave, talk
 
-DOORS = (CHAT, "/v1/responses", "/v1/messages")
+DOORS = (CHAT, "/v1/responses", "/v1/messages", "/v1/embeddings")
 
 Steps = Sequence[Step]
 

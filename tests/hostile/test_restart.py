@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import signal
 import subprocess
 import threading
@@ -16,7 +17,7 @@ import psutil
 import pytest
 
 from tests.kit.client import CHAT, ask, chat
-from tests.kit.program import program, write_config
+from tests.kit.program import ROOT, program, write_config
 from tests.kit.raw_upstream import Arrived, RawUpstream, Step, answer, chunk, stream_head
 from tests.kit.waiting import until
 from tests.product.http.test_drain import DONE, EVENT
@@ -45,10 +46,23 @@ def workers(process: subprocess.Popen[bytes]) -> set[int]:
     return found
 
 
+SLOW_START = """
+import pathlib, sys, time
+flag = pathlib.Path(__file__).with_name("slow")
+if any("spawn_main" in argument for argument in sys.orig_argv) and flag.exists():
+    flag.unlink()
+    time.sleep(6)
+"""
+"""Delays one worker by more than the 5 seconds that uvicorn allows by default, as a busy machine does."""
+
+
 @pytest.mark.long
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="no such signal here")
 def test_workers_are_replaced_one_after_another_and_nobody_notices(tmp_path: Path) -> None:
-    """R14: SIGUSR2, while plain requests and streams come all the time, each on a connection of its own."""
+    """R14: SIGUSR2, while plain requests and streams come all the time, each on a connection of its own.
+
+    One of the new workers starts slowly.
+    """
     failed: list[str] = []
     answered = 0
     over = threading.Event()
@@ -70,7 +84,9 @@ def test_workers_are_replaced_one_after_another_and_nobody_notices(tmp_path: Pat
 
     with RawUpstream(in_a_second) as upstream, ExitStack() as running:  # type: ignore[arg-type]
         config = write_config({"upstreams": {"main": {"base_url": f"{upstream.url}/v1"}}}, tmp_path)
-        url, process, log = running.enter_context(program(config, "--workers", "2"))
+        (tmp_path / "sitecustomize.py").write_text(SLOW_START)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+        url, process, log = running.enter_context(program(config, "--workers", "2", env=environment))
 
         def begun() -> int:
             return log.read_text().count("Application startup complete")
@@ -83,8 +99,10 @@ def test_workers_are_replaced_one_after_another_and_nobody_notices(tmp_path: Pat
             thread.start()
         try:
             time.sleep(0.3)
+            (tmp_path / "slow").touch()
             process.send_signal(signal.SIGUSR2)
             assert until(lambda: begun() >= 4 and not workers(process) & before, 120)
+            assert not (tmp_path / "slow").exists()
             time.sleep(1)
         finally:
             over.set()

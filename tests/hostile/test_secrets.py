@@ -17,8 +17,10 @@ from urllib.parse import quote
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from pydantic import ValidationError
 
+from proxy.cli.commands import main
 from proxy.config import Settings
 from proxy.server.app import create_app
 from proxy.server.runtime import Runtime
@@ -245,8 +247,8 @@ COMMANDS = {
 
 @pytest.mark.parametrize("wrong", ["", "upstreams.main.api_key", "store.encryption.key", "headers"])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_no_command_shows_a_key(tmp_path: Path, name: str, wrong: str) -> None:
-    """Neither of a configuration that is right, with its values told one by one, nor of one that is wrong."""
+def test_no_command_shows_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, wrong: str) -> None:
+    """The configuration is valid, or wrong in one field. The commands run in this process, and `check` in its own."""
     store_key = "5ec4e7" * 10 + "abcd"
     headers: Any = {"x-secret": HEADER}
     configured: dict[str, Any] = {
@@ -263,13 +265,20 @@ def test_no_command_shows_a_key(tmp_path: Path, name: str, wrong: str) -> None:
     (tmp_path / "a.db").touch()
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(configured))
     (tmp_path / "request.json").write_bytes(chat("a prompt that was not to be seen"))
-    command = [sys.executable, "-m", "proxy", name.split()[0], *COMMANDS[name], "--config", "a.yaml"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
-    shown = done.stdout + done.stderr
+    arguments = [name.split()[0], *COMMANDS[name], "--config", "a.yaml"]
+    if name == "check":
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "proxy", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+        shown, status = done.stdout + done.stderr, done.returncode
+    else:
+        monkeypatch.chdir(tmp_path)
+        result = CliRunner().invoke(main, arguments)
+        assert result.exception is None or isinstance(result.exception, SystemExit), "a traceback"
+        shown, status = result.output, result.exit_code
     assert shown
     assert "Traceback" not in shown
-    assert (done.returncode == 0) == (not wrong), shown
+    assert (status == 0) == (not wrong), shown
     for secret in (OPERATOR, HEADER, store_key, CALLER, "not to be seen"):
         assert secret not in shown
 

@@ -110,12 +110,24 @@ def kinds(folder: Path) -> set[str]:
         return set()
 
 
-def emptied_log(file: Path) -> bool:
-    """Write the log into the file; says whether that could be done, and nothing was written since."""
-    with contextlib.closing(sqlite3.connect(file)) as db:
-        busy, *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    time.sleep(2 * PAUSE)
-    return not busy and file.with_name(f"{file.name}-wal").stat().st_size == 0
+def damaged(file: Path) -> bool:
+    """Overwrite all pages but the first, unless some pages are in the log. Return whether that was done.
+
+    The lock keeps the proxy from writing meanwhile. The commit makes the proxy's connections drop their cached pages,
+    which would otherwise hide the damage.
+    """
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        db.execute("BEGIN IMMEDIATE")
+        if file.with_name(f"{file.name}-wal").stat().st_size:
+            db.execute("ROLLBACK")
+            return False
+        with file.open("r+b") as raw:
+            raw.seek(4096)
+            raw.write(b"\xff" * (file.stat().st_size - 4096))
+        db.execute("PRAGMA user_version = 1")
+        db.execute("COMMIT")
+    return True
 
 
 def test_one_that_is_damaged_under_way_is_replaced(tmp_path: Path) -> None:
@@ -124,10 +136,7 @@ def test_one_that_is_damaged_under_way_is_replaced(tmp_path: Path) -> None:
         for n in range(3):
             assert summary_of(url, f"sk-{n}") == "made"
         assert until(lambda: len([row for row in rows(tmp_path) if row[1] == "summary"]) == 3)
-        assert until(lambda: emptied_log(file)), "else the log has whole pages, and the damage is written over"
-        with file.open("r+b") as raw:
-            raw.seek(4096)
-            raw.write(b"\xff" * (file.stat().st_size - 4096))
+        assert until(lambda: damaged(file))
         assert summary_of(url, "sk-0") == "stored", "in memory"
         assert summary_of(url, "sk-new") == "made"
         assert until(lambda: bool(put_aside(file)))

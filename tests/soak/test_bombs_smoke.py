@@ -23,7 +23,7 @@ def test_families_are_measured() -> None:
     comments = Response(families.STREAMS["comments"], kind="text/event-stream", piece=1)
     error = Response(families.ERRORS["nested arrays"], 400)
     chosen = [
-        Bomb("passed through: tools", tools, "/v1/responses", team="some"),
+        Bomb("passed through: tools", tools, "/v1/embeddings", team="some"),
         Bomb("stream: comments", lambda: STREAMING, response=comments),
         Bomb("error: nested arrays", lambda: PLAIN, response=error),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import random
 import zlib
@@ -14,7 +15,7 @@ import zstandard
 from proxy.http.decompression import Unpacking
 
 MB = 1_000_000
-TEXT = b"".join(b"%d, " % number for number in range(20_000)) + random.Random(1).randbytes(1_000)
+TEXT = b"".join(b"%d, " % number for number in range(5_000)) + random.Random(1).randbytes(1_000)
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
     "x-gzip": gzip.compress,
@@ -23,6 +24,14 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "br": brotli.compress,
     "zstd": zstandard.compress,
 }
+
+
+BOMBS = PACKERS | {
+    "gzip": functools.partial(gzip.compress, compresslevel=1),
+    "deflate": functools.partial(zlib.compress, level=1),
+    "br": functools.partial(brotli.compress, quality=1),
+}
+"""The fastest levels. They still make a bomb over a hundred times smaller than its content."""
 
 
 @pytest.mark.parametrize("encoding", PACKERS)
@@ -48,7 +57,7 @@ def test_a_beginning_is_there_before_the_end(encoding: str) -> None:
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd"])
 def test_a_bomb_is_left_where_it_is(encoding: str) -> None:
     unpacking = Unpacking(encoding, MB)
-    unpacking.feed(PACKERS[encoding](bytes(200 * MB)))
+    unpacking.feed(BOMBS[encoding](bytes(200 * MB)))
     assert unpacking.ended
     assert MB < len(unpacking.beginning) < 20 * MB
 

@@ -133,10 +133,10 @@ def test_nothing_wanted_nothing_done() -> None:
 )  # fmt: skip
 def test_the_time_is_linear_in_the_text(unit: str) -> None:
     clean = Redaction(secrets=True)
-    text = unit * (400_000 // len(unit))
+    text = unit * (100_000 // len(unit))
     started = time.thread_time()
     clean(text)
-    assert time.thread_time() - started < 4
+    assert time.thread_time() - started < 1
 
 
 @pytest.mark.parametrize("text", ["PASSWORD=Hunter22", "Api-Key: " + LETTERS, "AUTHORIZATION: BEARER " + LETTERS])

@@ -108,7 +108,8 @@ def test_growing_conversations_stay_valid(seed: int, model: str) -> None:
     for _ in range(36):
         raw = session.body(model)
         request = parse(raw)
-        turns = [Turn(unit, facts.setdefault(bytes(unit), count.format.read(unit))) for unit in request.units]
+        facts |= {bytes(unit): count.format.read(unit) for unit in request.units if bytes(unit) not in facts}
+        turns = [Turn(unit, facts[bytes(unit)]) for unit in request.units]
         outgoing = send(turns, policy, 6_000, format=count.format)
         sent = request.rewritten(units=outgoing.raws)
         if outgoing.plan is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from starlette.testclient import TestClient
 
 from proxy.compaction.format import Format
 from proxy.compaction.render import OutgoingMessage
-from proxy.compaction.turn import Turn
+from proxy.compaction.turn import Facts, Turn
 from proxy.dialects.responses.counting import Counter
 from proxy.dialects.responses.request import ResponsesRequest, parse
 from proxy.limits.profiles.profile import Profile
@@ -21,7 +22,7 @@ from tests.kit.agent_sessions import Style, responses_session
 from tests.kit.compacting import Sent, rules, send
 from tests.kit.strict_responses import StrictResponses
 
-TURNS = 60
+TURNS = 40
 
 
 class Through(httpx.BaseTransport):
@@ -32,11 +33,13 @@ class Through(httpx.BaseTransport):
         self.items: list[list[Any]] = []
         self._server = TestClient(server.app)
         self._format: Format = Counter(Profile("gpt-5")).format
+        self._facts: dict[bytes, Facts] = {}
         self._budget = budget
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         body = parse(request.read())
-        turns = [Turn(raw, self._format.read(raw)) for raw in body.units]
+        self._facts |= {bytes(raw): self._format.read(raw) for raw in body.units if bytes(raw) not in self._facts}
+        turns = [Turn(raw, self._facts[bytes(raw)]) for raw in body.units]
         assert not self._format.needs_repair([turn.facts for turn in turns])
         sent = send(turns, rules(), self._budget, format=self._format)
         content = rewritten(body, sent.pieces)
@@ -55,8 +58,9 @@ def rewritten(body: ResponsesRequest, pieces: Sequence[OutgoingMessage]) -> byte
     return content
 
 
-@pytest.mark.parametrize("style", ["items", "stateless", "without_ids", "references"])
-def test_a_growing_conversation_stays_valid(style: Style) -> None:
+@functools.cache
+def session(style: Style) -> tuple[StrictResponses, Through]:
+    """Return the server after a whole session, and everything that was sent to it."""
     server = StrictResponses(window=1_000_000 if style == "references" else 16_000)
     through = Through(server, 7_000 if style == "references" else 13_000)
     client = openai.OpenAI(
@@ -64,6 +68,12 @@ def test_a_growing_conversation_stays_valid(style: Style) -> None:
     )
     for _ in responses_session(client, TURNS, style, "gpt-5"):
         pass
+    return server, through
+
+
+@pytest.mark.parametrize("style", ["items", "stateless", "without_ids", "references"])
+def test_a_growing_conversation_stays_valid(style: Style) -> None:
+    server, through = session(style)
     assert server.faults == []
     assert server.refused == []
     plans = [sent.plan.checkpoints for sent in through.sent if sent.plan]
@@ -76,13 +86,7 @@ def test_a_growing_conversation_stays_valid(style: Style) -> None:
 
 
 def test_reasoning_is_kept_between_checkpoints() -> None:
-    server = StrictResponses(window=16_000)
-    through = Through(server, 13_000)
-    client = openai.OpenAI(
-        base_url="http://test/v1", api_key="k", max_retries=0, http_client=httpx.Client(transport=through)
-    )
-    for _ in responses_session(client, TURNS, "items", "gpt-5"):
-        pass
+    server, through = session("items")
     assert any(received.reasoning for received in server.requests[-5:])
     moves = sum(one.epoch != other.epoch for one, other in zip(through.sent, through.sent[1:], strict=False))
     fresh = [received.dropped for received in server.requests if received.dropped]
