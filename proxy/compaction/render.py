@@ -21,8 +21,8 @@ STEPS = (*NAMES, SUMMARY)
 REMEMBERED_BYTES = 65_536
 
 _CLIP_MARKER = (
-    "\n[The compaction proxy left out {lines} lines ({characters} characters, {tokens} tokens) of this {what} here: it "
-    "is too long for the model's input. This note is not part of the {what}.{kept}]\n"
+    "\n[The compaction proxy left out {lines} lines ({characters} characters, {tokens} tokens) of this {what} here, "
+    "because it is too long for the model's input. This note is not part of the {what}.{kept}]\n"
 )
 
 

@@ -12,7 +12,7 @@ _TEXT_CHARACTERS = 400
 _ARGUMENT_CHARACTERS = 160
 _RESULT_CHARACTERS = 120
 
-_OPENING = "(These notes were put together without a model: extracts, the newest steps being complete.)"
+_OPENING = "(The proxy extracted these notes from the messages without a model. The newest steps are complete.)"
 
 
 def digest(

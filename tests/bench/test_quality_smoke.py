@@ -121,7 +121,7 @@ def test_facts_are_reached_by_the_ids_in_the_prompt_alone() -> None:
         {"role": "user", "content": "DD44 " * 10},
     ]
     conversation = Conversation("", messages, {"AA11": 0, "BB22": 0, "CC33": 1})
-    notes = [f"AA11, kept in the archive as {id_}." for id_ in (named, gone, other)]
+    notes = [f"AA11, in the archive as {id_}." for id_ in (named, gone, other)]
     sent = [{"role": "user", "content": note} for note in notes]
     archived = {named: [messages[0]], other: messages}
     figures = judged(conversation, Outcome(sent, [[2], [0, 1]], archived=archived), 20).values()

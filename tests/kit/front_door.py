@@ -37,7 +37,7 @@ HUGE = 1_000_000
 
 TAG = "conversation_summary"
 ARCHIVE_ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{20}(?![0-9a-f])")
-WITHOUT_A_MODEL = "put together without a model"
+WITHOUT_A_MODEL = "from the messages without a model"
 """In every digest."""
 
 CALLERS = 16

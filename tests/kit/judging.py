@@ -26,7 +26,7 @@ from proxy.pipeline.rules import rules_for
 from tests.kit.engine import COUNTER, Engine, Request, sent
 
 MARK = "The compaction proxy left out"
-HANDLE = re.compile(r"kept (?:whole )?in the archive as ([0-9a-f]{20})\.")
+HANDLE = re.compile(r"in the archive as ([0-9a-f]{20})\.")
 
 _ORDER = ("must be followed by tool messages", "must be a response to a preceeding message")
 _STAND_IN = {"role": "user", "content": "."}

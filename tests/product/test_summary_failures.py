@@ -114,7 +114,7 @@ def test_the_request_goes_through(name: str, tmp_path: Path) -> None:
     text = sent.raw.decode()
     assert BAD not in text
     assert "Whatever fails: Question 0" in text, "the user's own words stay"
-    assert "put together without a model" in text
+    assert "from the messages without a model" in text
     for request in upstream.summaries:
         assert set(request.body) == {"model", "messages", "stream", "max_tokens"}
         assert request.body["stream"] is False

@@ -191,7 +191,7 @@ def test_over_the_budget_a_digest_takes_the_summarys_place(tmp_path: Path) -> No
         assert (headers["x-compaction"], headers["x-compaction-summary"]) == ("compacted", "digest")
         assert "x-compaction-breaker" not in headers
         assert outcomes("over_budget") == over + 1
-        assert "put together without a model" in json.dumps(upstream.conversations[-1].body["messages"])
+        assert "from the messages without a model" in json.dumps(upstream.conversations[-1].body["messages"])
         # What is there already costs nothing.
         assert ask(search, LONG)["x-compaction-summary"] == "stored"
         assert ask(other, edited)["x-compaction-summary"] == "made"

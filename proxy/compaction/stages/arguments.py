@@ -23,7 +23,7 @@ KEPT_KEYS = frozenset(
 _KEPT_ENDINGS = ("_path", "_url", "_id", "_file")
 
 _NOTE = (
-    " [The compaction proxy left out {characters} characters of this old argument here; this note is not part of the "
+    " [The compaction proxy left out {characters} characters of this old argument here. This note is not part of the "
     "value.{kept}]"
 )
 

@@ -14,8 +14,8 @@ from proxy.compaction.turn import Turn
 NAME = "duplicates"
 
 _REFERENCE = (
-    "[The compaction proxy left out this result: a later call, further on in this conversation, returned exactly the "
-    "same.{kept} This note is not part of the result.]"
+    "[The compaction proxy left out this result, because a later call in this conversation returned an identical "
+    "result.{kept} This note is not part of the result.]"
 )
 
 

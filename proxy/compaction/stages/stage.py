@@ -46,7 +46,7 @@ class Stage(Protocol):
 
 def kept_as(turn: Turn, *, archive: bool) -> str:
     """Return a sentence for notes that names the message's archive id; empty without an archive."""
-    return f" The whole is kept in the archive as {turn.facts.id}." if archive else ""
+    return f" The complete message is in the archive as {turn.facts.id}." if archive else ""
 
 
 NO_LATER: dict[int, int] = {}

@@ -135,13 +135,13 @@ def test_53_its_size_is_capped(door: Front) -> None:
     answer = "\n".join(f"- fact {number}: the value is {number * 7}" for number in range(70))
     with door.scripted(summariser=always(Reply(content=answer[: int(len(answer) * 0.45)]))):
         capped = door.ask(long_talk("53 "), "capped").summary
-    written = section(capped, "What happened")
+    written = section(capped, "Summary")
     assert "- fact 0:" in written
     assert tokens(written) <= 300 + 10
     with door.scripted(summariser=always(Reply(content=answer))):
         summary = door.ask(long_talk("53 ")).summary
-    assert "- fact 0:" in section(summary, "What happened")
-    assert tokens(section(summary, "What happened")) <= 0.05 * WINDOW + 10
+    assert "- fact 0:" in section(summary, "Summary")
+    assert tokens(section(summary, "Summary")) <= 0.05 * WINDOW + 10
     assert tokens(summary) <= 0.235 * WINDOW + 160
 
 
@@ -155,12 +155,12 @@ def test_54_it_lists_what_the_dropped_part_names(door: Front) -> None:
     messages = [system("Be brief."), user("Go."), *look("c1", found), *long_talk("54 ")[1:]]
     summary = door.ask(messages).summary
     assert "NOTES-ON-IT" in summary
-    listed = section(summary, "Paths, URLs and identifiers in it")
+    listed = section(summary, "Paths, URLs, and identifiers")
     for name in ("invoice.py", "src/billing", *named[1:3], "prod.yaml"):
         assert name in listed
     many = "\n".join(f"see https://example.com/runs/{number} for more" for number in range(300))
     messages = [system("Be brief."), user("Go."), *look("c1", many), *talk(5, 1_000, "54 "), user("What now?")]
-    listed = section(door.ask(messages, "indexed").summary, "Paths, URLs and identifiers in it")
+    listed = section(door.ask(messages, "indexed").summary, "Paths, URLs, and identifiers")
     assert "https://example.com/runs/" in listed
     assert tokens(listed) <= 60 + 10
 

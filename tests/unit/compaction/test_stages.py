@@ -322,7 +322,7 @@ def test_all_but_the_newest_copy_become_a_reference() -> None:
     assert form is not None
     content = decode(form.raw)["content"]
     assert [part["type"] for part in content] == ["text"]
-    assert "exactly the same" in content[0]["text"]
+    assert "returned an identical result" in content[0]["text"]
     assert stage.reduce(2, body[2]) is None
 
 

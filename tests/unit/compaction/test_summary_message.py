@@ -66,7 +66,7 @@ def test_the_users_words_the_index_and_the_summary_are_in_it() -> None:
     )
     assert BLOCK.findall(text) == ["Fix the build, never touch vendor/.", "  and be quick\n"]
     assert "- https://example.org/issue/7\n- /srv/app/: main.py" in text
-    assert "## What happened\nThe build was fixed.\n" in text
+    assert "## Summary\nThe build was fixed.\n" in text
     assert text.startswith(f"<{TAG}>\n")
     assert text.endswith(f"\n</{TAG}>")
 
@@ -85,13 +85,13 @@ def test_without_users_or_artefacts_their_sections_are_left_out() -> None:
 
 def test_what_the_assistant_said_last_is_in_it() -> None:
     text = note([assistant("first"), assistant("last words"), assistant(None, call("a", "t")), result("a", "x")])
-    assert text.endswith(f"## What the assistant said last in it, word for word\nlast words\n</{TAG}>")
+    assert text.endswith(f"## The assistant's last message, word for word\nlast words\n</{TAG}>")
     assert "\nfirst" not in text
 
 
 def test_it_says_where_the_messages_are_kept() -> None:
     gist = SummaryParts(turns([user("go")]), {}, "so far", "0123456789abcdef0123")
-    assert "kept whole in the archive as 0123456789abcdef0123." in text_of(
+    assert "complete earlier messages are in the archive as 0123456789abcdef0123." in text_of(
         decode(summary_message(gist, ROOMY, rules(), FORMAT))
     )
     assert "archive" not in note([user("go")])
@@ -120,7 +120,7 @@ def test_a_first_message_that_is_too_long_keeps_its_ends() -> None:
     blocks = user_messages(["begin " + "x " * 4000 + "end", "newest"], 300, text_tokens)
     assert blocks[0].startswith("<user_message>\nbegin ")
     assert blocks[0].endswith("end\n</user_message>")
-    assert "tokens of this message were left out" in blocks[0]
+    assert "tokens of this message …]" in blocks[0]
     assert blocks[-1] == "<user_message>\nnewest\n</user_message>"
 
 

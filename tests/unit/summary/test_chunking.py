@@ -172,7 +172,8 @@ def test_nothing_that_is_asked_holds_a_secret() -> None:
     assert "notes on part 1" in model.asked[-1]
     assert not any("opensesame7" in prompt for prompt in model.asked)
     assert all(
-        "So begins the user's last message" in prompt and "My password=[redacted]" in prompt for prompt in model.asked
+        "Here is the beginning of the user's last message" in prompt and "My password=[redacted]" in prompt
+        for prompt in model.asked
     )
     open_model = Model(input_limit=None)
     summary(turns, open_model, previous="password=opensesame7")

@@ -32,7 +32,7 @@ def test_a_policys_own_prompt_replaces_all_wording() -> None:
         {"role": "user", "content": "Sum up a {x}\n\nb in {braces}."}
     ]
     with_notes = request_messages(["a"], max_tokens=9, template=template, previous="old")
-    assert with_notes[0]["content"] == "Sum up [notes on what came before] old\n\na in {braces}."
+    assert with_notes[0]["content"] == "Sum up [notes on earlier messages] old\n\na in {braces}."
 
 
 def test_the_language_is_shown_by_a_sample() -> None:
