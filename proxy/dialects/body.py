@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
 import xxhash
@@ -33,6 +33,10 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _TOO_MANY_MESSAGES = "The request has {count} messages, and this proxy takes {most} at most. Send fewer messages."
 _TOO_MANY_VALUES = "The request has over {most} JSON values. Send fewer messages, content parts, or tools."
 
+NOTHING = msgspec.Raw()
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Errors of strict parsers. The ``ValidationError`` of ``msgspec`` is one of its ``DecodeError``."""
+
 _any_decoder = msgspec.json.Decoder()
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -42,6 +46,120 @@ _LONE_SURROGATE = re.compile(
     rb"(?<!\\)((?:\\\\)*)\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
 )
+
+
+class Wire(msgspec.Struct):
+    """The fields that every API has, undecoded. Each API adds those that the proxy uses."""
+
+    model: msgspec.Raw = NOTHING
+    stream: msgspec.Raw = NOTHING
+
+    @property
+    def model_name(self) -> str | None:
+        """Return the model; ``None`` if the field is missing or isn't a string."""
+        name = value_of(self.model)
+        return name if isinstance(name, str) else None
+
+    @property
+    def streams(self) -> bool:
+        """Return whether the client wants a stream."""
+        return value_of(self.stream) is True
+
+
+class BodyRequest(msgspec.Struct, eq=False):
+    """A request as the client sent it. See ``dialects.dialect.Request``.
+
+    ``strict`` is a body that strict parsers accept, if they reject ``raw``. ``OVERHEAD`` are the names of ``overhead``.
+    """
+
+    OVERHEAD: ClassVar[Sequence[str]] = ()
+
+    raw: bytes
+    model: str | None = None
+    stream: bool = False
+    units: Sequence[bytes] = []
+    max_output: int | None = None
+    overhead: tuple[bytes, ...] = ()
+    strict: bytes | None = None
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Self:
+        """Parse a body. If it isn't a JSON object with a conversation, read only the model and ``stream``.
+
+        The upstream judges such a body, because its parser may accept it.
+        """
+        request = cls._read(raw)
+        if request is None and (replaced := without_lone_surrogates(raw)) != raw:
+            request = cls._read(replaced)
+            if request is not None:
+                request.raw, request.strict = raw, replaced
+        if request is None:
+            model, stream = named_fields(raw)
+            request = cls(raw, model, stream)
+        return request
+
+    @classmethod
+    def _read(cls, raw: bytes) -> Self | None:
+        """Return the request; ``None`` if strict parsers reject it."""
+        raise NotImplementedError
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of memory that the body takes."""
+        return len(self.raw) + (0 if self.strict is None else len(self.strict))
+
+    def named(self, model: str) -> Self:
+        """Return the request with another model. Raises ``BadBody`` if the body isn't a JSON object."""
+        return self if self.model == model else self.parse(self.rewritten(model=model))
+
+    def release(self) -> None:
+        """Drop every byte of the request from memory. The model and the other decoded fields stay."""
+        self.raw = b""
+        self.units = []
+        self.overhead = ()
+        self.strict = None
+
+    def overhead_fields(self) -> dict[str, Any]:
+        """Return the fields outside the conversation that take tokens, decoded."""
+        return {name: value_of(raw) for name, raw in zip(self.OVERHEAD, self.overhead, strict=False) if raw}
+
+    def rewritten(
+        self, *, units: Sequence[bytes] | None = None, model: str | None = None, max_output: int | None = None
+    ) -> bytes:
+        """Return the body with other units, another model, or a request for at most ``max_output`` tokens of output.
+
+        Every other value keeps its bytes and its place. Raises ``BadBody`` if the body isn't a JSON object.
+        """
+        if units is None and model is None and max_output is None:
+            return self.raw
+        fields = fields_of(self.raw if self.strict is None else self.strict)
+        if units is not None:
+            self._replace_units(fields, units)
+        if model is not None:
+            fields["model"] = encoded(model)
+        if max_output is not None:
+            self._lower_output(fields, max_output)
+        return msgspec.json.encode(fields)
+
+    def _replace_units(self, fields: dict[str, msgspec.Raw], units: Sequence[bytes]) -> None:
+        raise NotImplementedError
+
+    def _lower_output(self, fields: dict[str, msgspec.Raw], most: int) -> None:
+        raise NotImplementedError
+
+
+_R = TypeVar("_R", bound=BodyRequest)
+
+
+async def parse_bounded(raw: bytes, parse: Callable[[bytes], _R], param: str) -> _R:
+    """Parse a request of any size. Raises ``BadBody`` for more than ``MAX_MESSAGES`` messages.
+
+    ``param`` is the field with the messages.
+    """
+    body = parse(raw) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(parse, raw)
+    if len(body.units) > MAX_MESSAGES:
+        raise BadBody(_TOO_MANY_MESSAGES.format(count=len(body.units), most=MAX_MESSAGES), param=param)
+    return body
 
 
 async def check_values(raw: bytes) -> None:
@@ -54,17 +172,11 @@ async def check_values(raw: bytes) -> None:
         raise BadBody(_TOO_MANY_VALUES.format(most=MAX_VALUES))
 
 
-def check_messages(count: int, param: str) -> None:
-    """Raise ``BadBody`` for more than ``MAX_MESSAGES`` messages."""
-    if count > MAX_MESSAGES:
-        raise BadBody(_TOO_MANY_MESSAGES.format(count=count, most=MAX_MESSAGES), param=param)
-
-
 def fields_of(raw: bytes) -> dict[str, msgspec.Raw]:
     """Return the fields of a body with their bytes. Raises ``BadBody`` if the body isn't a JSON object."""
     try:
         return _fields_decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise BadBody("The body is not plain JSON in UTF-8. Send it as the API asks for it.") from error
 
 
@@ -155,7 +267,7 @@ def value_of(raw: msgspec.Raw | bytes) -> Any:
         return None
     try:
         return _any_decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return leniently(bytes(raw))
 
 

@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
 from proxy.dialects.body import (
-    INLINE_BYTES,
-    check_messages,
+    NOTHING,
+    UNREADABLE,
+    BodyRequest,
+    Wire,
     check_values,
-    encoded,
-    fields_of,
     listed,
     lower,
-    named_fields,
+    parse_bounded,
     positive,
-    value_of,
-    without_lone_surrogates,
 )
 from proxy.dialects.responses.items import PREFIX_TYPES, joined, kind_by
 
-_NOTHING = msgspec.Raw()
 
-
-class _Wire(msgspec.Struct):
-    """The fields that the proxy uses, undecoded."""
-
-    model: msgspec.Raw = _NOTHING
-    stream: msgspec.Raw = _NOTHING
-    input: msgspec.Raw = _NOTHING
-    instructions: msgspec.Raw = _NOTHING
-    tools: msgspec.Raw = _NOTHING
-    tool_choice: msgspec.Raw = _NOTHING
-    text: msgspec.Raw = _NOTHING
-    max_output_tokens: msgspec.Raw = _NOTHING
+class _Wire(Wire):
+    input: msgspec.Raw = NOTHING
+    instructions: msgspec.Raw = NOTHING
+    tools: msgspec.Raw = NOTHING
+    tool_choice: msgspec.Raw = NOTHING
+    text: msgspec.Raw = NOTHING
+    max_output_tokens: msgspec.Raw = NOTHING
 
 
 class _Item(msgspec.Struct):
@@ -53,68 +44,59 @@ _item_decoder = msgspec.json.Decoder(_Item)
 _items_decoder = msgspec.json.Decoder(list[_Item])
 
 OUTPUT_FIELDS = ("max_output_tokens",)
-OVERHEAD_FIELDS = ("instructions", "tools", "tool_choice", "text", "compaction")
-"""The fields that take tokens besides the units. ``compaction`` is the newest item of this type in the input."""
 
 
-class ResponsesRequest(msgspec.Struct, eq=False):
+class ResponsesRequest(BodyRequest, eq=False):
     """A request as the client sent it. See ``dialects.dialect.Request``.
 
     ``prefix`` are the items up to the newest ``compaction`` item. They are sent unchanged, and only the last takes
-    tokens. ``strict`` is a body that strict parsers accept, if they reject ``raw``.
+    tokens.
     """
 
-    raw: bytes
-    model: str | None
-    stream: bool
-    units: list[bytes]
-    max_output: int | None
-    overhead: tuple[bytes, ...]
-    prefix: list[bytes]
-    strict: bytes | None = None
+    OVERHEAD = ("instructions", "tools", "tool_choice", "text", "compaction")
 
-    @property
-    def size(self) -> int:
-        """Return the bytes of memory that the body takes."""
-        return len(self.raw) + (0 if self.strict is None else len(self.strict))
+    prefix: Sequence[bytes] = []
 
-    def named(self, model: str) -> ResponsesRequest:
-        """Return the request with another model. Raises ``BadBody`` if the body isn't a JSON object."""
-        return self if self.model == model else parse(self.rewritten(model=model))
+    @classmethod
+    def _read(cls, raw: bytes) -> Self | None:
+        try:
+            wire = _decoder.decode(raw)
+        except UNREADABLE:
+            return None
+        prefix, units = _split(wire.input)
+        fields = (wire.instructions, wire.tools, wire.tool_choice, wire.text, prefix[-1] if prefix else b"")
+        return cls(
+            raw=raw,
+            model=wire.model_name,
+            stream=wire.streams,
+            units=units,
+            max_output=positive(wire.max_output_tokens),
+            overhead=tuple(map(bytes, fields)),
+            prefix=prefix,
+        )
 
     def release(self) -> None:
-        """Drop every byte of the request from memory. The model and the other decoded fields stay."""
-        self.raw = b""
-        self.units = []
+        super().release()
         self.prefix = []
-        self.overhead = (b"",) * len(OVERHEAD_FIELDS)
-        self.strict = None
 
-    def overhead_fields(self) -> dict[str, Any]:
-        """Return the fields of ``OVERHEAD_FIELDS``, decoded."""
-        return {name: value_of(raw) for name, raw in zip(OVERHEAD_FIELDS, self.overhead, strict=True) if raw}
-
-    def rewritten(
-        self,
-        *,
-        units: Sequence[bytes] | None = None,
-        model: str | None = None,
-        max_output: int | None = None,
-    ) -> bytes:
-        """Return the body with other units, another model, or a request for at most ``max_output`` tokens of output.
-
-        Every other value keeps its bytes and its place. Raises ``BadBody`` if the body isn't a JSON object.
-        """
-        if units is None and model is None and max_output is None:
-            return self.raw
-        fields = fields_of(self.raw if self.strict is None else self.strict)
-        if units is not None and (self.units or units):
+    def _replace_units(self, fields: dict[str, msgspec.Raw], units: Sequence[bytes]) -> None:
+        if self.units or units:
             fields["input"] = _input(bytes(fields["input"]), self.prefix, units)
-        if model is not None:
-            fields["model"] = encoded(model)
-        if max_output is not None:
-            lower(fields, OUTPUT_FIELDS, max_output)
-        return msgspec.json.encode(fields)
+
+    def _lower_output(self, fields: dict[str, msgspec.Raw], most: int) -> None:
+        lower(fields, OUTPUT_FIELDS, most)
+
+
+parse = ResponsesRequest.parse
+
+
+async def parsed(raw: bytes) -> ResponsesRequest:
+    """Parse a request of any size. Raises ``BadBody`` for too many values or items.
+
+    A body is measured before any of its values takes memory.
+    """
+    await check_values(raw)
+    return await parse_bounded(raw, parse, "input")
 
 
 def _input(before: bytes, prefix: Sequence[bytes], units: Sequence[bytes]) -> msgspec.Raw:
@@ -137,57 +119,6 @@ def _message(unit: bytes) -> bytes:
     return b'{"role":"user","content":' + unit + b"}" if unit[:1] == b'"' else unit
 
 
-async def parsed(raw: bytes) -> ResponsesRequest:
-    """Parse a request of any size. Raises ``BadBody`` for too many values or items.
-
-    A body is measured before any of its values takes memory.
-    """
-    await check_values(raw)
-    body = parse(raw) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(parse, raw)
-    check_messages(len(body.units), "input")
-    return body
-
-
-def parse(raw: bytes) -> ResponsesRequest:
-    """Parse a body. If it isn't a JSON object, read only the model and ``stream``.
-
-    The upstream judges such a body, because its parser may accept it.
-    """
-    strict = None
-    wire = _wire(raw)
-    if wire is None and (replaced := without_lone_surrogates(raw)) != raw:
-        strict = replaced
-        wire = _wire(strict)
-    if wire is None:
-        model, stream = named_fields(raw)
-        return ResponsesRequest(raw, model, stream, [], None, (b"",) * len(OVERHEAD_FIELDS), [])
-    model = value_of(wire.model)
-    prefix, units = _split(wire.input)
-    return ResponsesRequest(
-        raw=raw,
-        model=model if isinstance(model, str) else None,
-        stream=value_of(wire.stream) is True,
-        units=units,
-        max_output=positive(wire.max_output_tokens),
-        overhead=(
-            bytes(wire.instructions),
-            bytes(wire.tools),
-            bytes(wire.tool_choice),
-            bytes(wire.text),
-            prefix[-1] if prefix else b"",
-        ),
-        prefix=prefix,
-        strict=strict,
-    )
-
-
-def _wire(raw: bytes) -> _Wire | None:
-    try:
-        return _decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # ValidationError is a DecodeError
-        return None
-
-
 def _split(value: msgspec.Raw) -> tuple[list[bytes], list[bytes]]:
     """Return the items of the fixed prefix, and the units after it."""
     raw = bytes(value)
@@ -197,7 +128,7 @@ def _split(value: msgspec.Raw) -> tuple[list[bytes], list[bytes]]:
         return [], []
     try:
         items = [bytes(item) for item in _list_decoder.decode(raw)]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return [], []
     shapes = _shapes(raw, items)
     if shapes and shapes[-1].type == "compaction_trigger":
@@ -230,12 +161,12 @@ def _shapes(raw: bytes, items: Sequence[bytes]) -> list[_Item]:
     """Return the fields that decide the kind of each item. Usually all items are objects."""
     try:
         return _items_decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return [_shape(item) for item in items]
 
 
 def _shape(item: bytes) -> _Item:
     try:
         return _item_decoder.decode(item)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return _Item()
