@@ -26,9 +26,24 @@ from proxy.upstream import limit_discovery as asking
 from tests.kit.client import StartProxy
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that take long begin first, so that they do not run alone at the end."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--full``, which runs every combination of large tables and more generated examples."""
+    parser.addoption("--full", action="store_true", help="run every combination and all generated examples")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect tests marked ``full`` unless ``--full`` is given. Start long tests first, so none runs last alone."""
+    if not config.getoption("full"):
+        left_out = [item for item in items if item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+@pytest.fixture(scope="session")
+def full(pytestconfig: pytest.Config) -> bool:
+    """Return whether ``--full`` was given: long sessions and property tests then run at full length."""
+    return bool(pytestconfig.getoption("full"))
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

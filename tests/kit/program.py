@@ -1,8 +1,9 @@
-"""The program in processes of its own: the server, and the other commands."""
+"""The program: the server in a process of its own, and the other commands in one of their own or in this process."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import socket
 import subprocess
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+import pytest
 import yaml
 
+from proxy.cli.commands import main
 from tests.kit.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -93,14 +96,34 @@ def served(settings: Mapping[str, Any], folder: Path) -> Iterator[str]:
 
 
 def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in a folder, with nothing of the machine's own environment."""
-    own = {"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+    """Run a command in a folder, in a process of its own, with nothing of the machine's own environment."""
     return subprocess.run(
         [sys.executable, "-m", "proxy", *arguments],
         cwd=folder,
-        env={**own, **environment},
+        env={**_environment(folder), "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
+
+
+def call(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as ``run`` does, but in this process, which saves a second. Not for ``serve``."""
+    out, err = io.StringIO(), io.StringIO()
+    own = {**_environment(folder), **environment}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name in list(os.environ):
+            patch.delenv(name)
+        for name, value in own.items():
+            patch.setenv(name, value)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+            main(list(arguments), prog_name="python -m proxy")
+    status = ended.value.code
+    assert isinstance(status, int), status
+    return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "HOME": str(folder), "COLUMNS": "120"}

@@ -1,4 +1,4 @@
-"""The commands as a person runs them: what they print, and how they exit."""
+"""The commands: what they print, and how they exit. Each runs once in a process of its own, and else in this one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 
 from proxy.access.authenticator import Authenticator
 from proxy.config.loading import loads
-from tests.kit.program import ROOT, run, served
+from tests.kit.program import ROOT, call, run, served
 from tests.kit.scripted import chat
 
 GOOD: dict[str, Any] = {
@@ -50,7 +50,7 @@ def test_check_a_right_file(folder: Path) -> None:
 
 
 def test_check_names_every_fault_with_its_line(folder: Path) -> None:
-    done = run(folder, "check", "wrong.yaml")
+    done = call(folder, "check", "wrong.yaml")
     assert done.returncode == 1
     assert done.stdout == ""
     first, second = done.stderr.splitlines()
@@ -59,13 +59,13 @@ def test_check_names_every_fault_with_its_line(folder: Path) -> None:
 
 
 def test_check_without_a_file(folder: Path) -> None:
-    assert run(folder, "check", "--config", "good.yaml").stdout == "good.yaml: fine\n"
-    assert run(folder, "check", COMPACTION_PROXY_CONFIG="good.yaml").stdout == "good.yaml: fine\n"
-    assert run(folder, "check", "wrong.yaml", COMPACTION_PROXY_CONFIG="good.yaml").returncode == 1
-    done = run(folder, "check", "--model", "small")
+    assert call(folder, "check", "--config", "good.yaml").stdout == "good.yaml: fine\n"
+    assert call(folder, "check", COMPACTION_PROXY_CONFIG="good.yaml").stdout == "good.yaml: fine\n"
+    assert call(folder, "check", "wrong.yaml", COMPACTION_PROXY_CONFIG="good.yaml").returncode == 1
+    done = call(folder, "check", "--model", "small")
     assert done.returncode == 2
     assert "No configuration. Fix: check FILE, or set COMPACTION_PROXY_CONFIG" in done.stderr
-    gone = run(folder, "models", COMPACTION_PROXY_CONFIG="gone.yaml")
+    gone = call(folder, "models", COMPACTION_PROXY_CONFIG="gone.yaml")
     assert gone.returncode == 2
     assert "gone.yaml" in gone.stderr
 
@@ -83,7 +83,7 @@ def test_check_shows_what_is_in_force_for_a_team_and_a_model(tmp_path: Path) -> 
         "policies:\n  careful:\n    extends: default\n    keep: {messages: 40}\n"
         "    models:\n      - match: 'gpt-5*'\n        trigger: {tokens: 9000}\n        summary: {timeout: 7}\n"
     )
-    done = run(tmp_path, "check", "conf", "--team", "search", "--model", "gpt-5")
+    done = call(tmp_path, "check", "conf", "--team", "search", "--model", "gpt-5")
     assert (done.returncode, done.stderr) == (0, "")
     assert "sk-secret-1" not in done.stdout
     rows = {
@@ -104,12 +104,12 @@ def test_check_shows_what_is_in_force_for_a_team_and_a_model(tmp_path: Path) -> 
     assert rows["prepare"] == ["[]", "follows from trigger"]
     assert rows["index.max_tokens"] == ["2000", "default"]
     assert len([name for name in rows if name.startswith("truncate_args.")]) == 5
-    plain = run(tmp_path, "check", "conf", "--model", "gpt-4")
+    plain = call(tmp_path, "check", "conf", "--model", "gpt-4")
     assert re.search(r"│ trigger +│ \[\{fraction: 0.85\}\] +│ default", plain.stdout)
-    barred = run(tmp_path, "check", "conf", "--team", "search", "--model", "o9")
+    barred = call(tmp_path, "check", "conf", "--team", "search", "--model", "o9")
     assert "nowhere: no route matches" in barred.stdout
     assert "no: the team may use gpt-5*" in barred.stdout
-    unknown = run(tmp_path, "check", "conf", "--team", "serch")
+    unknown = call(tmp_path, "check", "conf", "--team", "serch")
     assert unknown.returncode == 2
     assert unknown.stderr == "there is no team 'serch'. Fix: did you mean 'search'?\n"
 
@@ -118,7 +118,7 @@ def test_check_warns(tmp_path: Path) -> None:
     (tmp_path / "f.yaml").write_text(
         "models:\n  - {match: gpt-4o, upstream: openai}\npolicies:\n  default: {summary: {model: b}}\n"
     )
-    done = run(tmp_path, "check", "f.yaml")
+    done = call(tmp_path, "check", "f.yaml")
     assert (done.returncode, done.stdout) == (0, "f.yaml: fine\n")
     assert done.stderr.startswith("f.yaml:4: warning: policies.default.summary.model: no route of 'models' matches 'b'")
 
@@ -126,7 +126,7 @@ def test_check_warns(tmp_path: Path) -> None:
 def test_check_warns_of_a_key_that_has_expired(tmp_path: Path) -> None:
     keys = "".join(f"      - {{hash: 'sha256:{digit * 64}', expires: {day}}}\n" for digit, day in EXPIRIES)
     (tmp_path / "f.yaml").write_text(f"teams:\n  t:\n    keys:\n{keys}")
-    done = run(tmp_path, "check", "f.yaml")
+    done = call(tmp_path, "check", "f.yaml")
     assert (done.returncode, done.stdout) == (0, "f.yaml: fine\n")
     warning = "f.yaml:5: warning: teams.t.keys[1]: expired on 2020-01-31 (UTC) and is refused. Fix: remove it\n"
     assert done.stderr == warning
@@ -147,7 +147,7 @@ def test_a_new_key_works_with_the_lines_it_comes_with(tmp_path: Path) -> None:
     )
     assert caller.team == "search"
     assert list(tmp_path.iterdir()) == [], "nothing was written"
-    other = run(tmp_path, "keys", "new", "--team", "search")
+    other = call(tmp_path, "keys", "new", "--team", "search")
     assert key not in other.stdout
     assert "expires" not in other.stdout
 
@@ -157,7 +157,7 @@ def test_a_new_key_works_with_the_lines_it_comes_with(tmp_path: Path) -> None:
     [["--team", "a b"], ["--team", "t", "--expires", "2020-01-31"], ["--team", "t", "--expires", "soon"], []],
 )
 def test_no_key_is_made_of_nonsense(arguments: list[str], tmp_path: Path) -> None:
-    done = run(tmp_path, "keys", "new", *arguments)
+    done = call(tmp_path, "keys", "new", *arguments)
     assert done.returncode == 2
     assert done.stdout == ""
 
@@ -176,7 +176,7 @@ OTHER_FAULTS = {
 @pytest.mark.parametrize("text", OTHER_FAULTS)
 def test_check_other_faults(text: str, tmp_path: Path) -> None:
     (tmp_path / "f.yaml").write_text(text)
-    done = run(tmp_path, "check", "f.yaml")
+    done = call(tmp_path, "check", "f.yaml")
     assert done.returncode == 1
     assert re.match(OTHER_FAULTS[text], done.stderr), done.stderr
     assert "plain-key" not in done.stderr
@@ -185,7 +185,7 @@ def test_check_other_faults(text: str, tmp_path: Path) -> None:
 
 def test_the_example_is_right(tmp_path: Path) -> None:
     keys = {name: f"sk-{name}" for name in re.findall(r"\$\{(\w+)\}", (ROOT / "config.example.yaml").read_text())}
-    done = run(tmp_path, "check", str(ROOT / "config.example.yaml"), **keys)
+    done = call(tmp_path, "check", str(ROOT / "config.example.yaml"), **keys)
     assert done.returncode == 0, done.stderr
 
 
@@ -199,7 +199,7 @@ def test_the_example_is_right(tmp_path: Path) -> None:
     ids=lambda arguments: arguments[0],
 )
 def test_a_wrong_configuration_ends_every_command(arguments: list[str], folder: Path) -> None:
-    done = run(folder, *arguments)
+    done = (run if "serve" in arguments else call)(folder, *arguments)
     assert done.returncode == 2
     assert done.stdout == ""
     assert "wrong.yaml:5: policies.default.triger" in done.stderr
@@ -213,10 +213,10 @@ def test_explain(folder: Path) -> None:
     text = " ".join(done.stdout.split())
     for said in ("15,488 tokens", "in 16 messages", "stages │ summary", "system messages │ 7"):
         assert said in text
-    careful = run(folder, "explain", "long.json", "--config", "good.yaml", "--policy", "careful")
+    careful = call(folder, "explain", "long.json", "--config", "good.yaml", "--policy", "careful")
     replaced = [int(re.findall(r"messages 2 to (\d+)", output)[0]) for output in (careful.stdout, text)]
     assert 4 <= replaced[0] < replaced[1] <= len(chat(7, 1_000)) - 2, "who keeps more replaces less"
-    larger = run(folder, "explain", "long.json", "--config", "good.yaml", "--model", "gpt-4o-mini")
+    larger = call(folder, "explain", "long.json", "--config", "good.yaml", "--model", "gpt-4o-mini")
     assert "no: below every trigger" in larger.stdout
     assert not list(folder.glob("**/*.db")), "nothing is stored"
 
@@ -234,7 +234,7 @@ def test_explain(folder: Path) -> None:
 def test_explain_what_cannot_be(content: str | None, options: list[str], said: str, folder: Path) -> None:
     if content is not None:
         (folder / "long.json").write_text(content)
-    done = run(folder, "explain", "long.json", "--config", "good.yaml", *options)
+    done = call(folder, "explain", "long.json", "--config", "good.yaml", *options)
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
@@ -244,27 +244,27 @@ def test_models(folder: Path) -> None:
     done = run(folder, "models", "--config", "good.yaml")
     assert done.returncode == 0, done.stderr
     assert re.search(r"context_window\s+│ 16,000\s+│ override", done.stdout)
-    named = run(folder, "models", "gpt-5.2", "unheard-of-model")
+    named = call(folder, "models", "gpt-5.2", "unheard-of-model")
     assert named.returncode == 0, named.stderr
     assert re.search(r"max_input_tokens\s+│ 272,000", named.stdout)
     assert "no limits are known for unheard-of-model" in named.stdout
-    nothing = run(folder, "models")
+    nothing = call(folder, "models")
     assert nothing.returncode == 2
     assert "Name the models to show" in nothing.stderr
 
 
 def test_models_where_the_tables_differ(folder: Path) -> None:
-    done = run(folder, "models", "--check")
+    done = call(folder, "models", "--check")
     assert done.returncode == 0, done.stderr
     row = r"│ \S*gpt-5\S*-codex +│ max_input_tokens +│ 400,000 +│ 272,000 +│ 272,000 +│ GPT-5 to GPT-5.3"
     assert re.search(row, done.stdout)
     assert "GPT-5 to GPT-5.3: the window is 400,000, of which 128,000 are output" in done.stdout
     assert "…" not in done.stdout, "names are whole"
-    small = run(folder, "models", "--check", "gpt-5.4-mini", "--config", "good.yaml")
+    small = call(folder, "models", "--check", "gpt-5.4-mini", "--config", "good.yaml")
     assert small.returncode == 0, small.stderr
     assert "gpt-5.4-mini" in small.stdout
     assert "codex" not in small.stdout
-    none = run(folder, "models", "--check", "unheard-of-model")
+    none = call(folder, "models", "--check", "unheard-of-model")
     assert (none.returncode, none.stdout.strip()) == (0, "LiteLLM's table and ours say the same.")
     assert not list(folder.glob("**/*.db")), "nothing is stored"
 
@@ -272,7 +272,7 @@ def test_models_where_the_tables_differ(folder: Path) -> None:
 def test_models_with_a_store_that_is_none(folder: Path) -> None:
     (folder / "broken.db").write_text("this is no database, and long enough to be seen as none " * 40)
     (folder / "broken.yaml").write_text(yaml.safe_dump({**GOOD, "store": {"url": "sqlite:///broken.db"}}))
-    done = run(folder, "models", "small", "--config", "broken.yaml")
+    done = call(folder, "models", "small", "--config", "broken.yaml")
     assert done.returncode == 2
     assert "store.url: the store can't be read" in done.stderr
     assert "Traceback" not in done.stderr

@@ -17,7 +17,7 @@ from proxy.demo.script import decide
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
 from tests.kit.overflow_wordings import WORDINGS, Worded
-from tests.kit.program import run, served
+from tests.kit.program import call, served
 from tests.kit.scripted import client, proxied, words
 
 BELIEVED = 20_000
@@ -65,14 +65,22 @@ def refused(upstream: StandIn) -> int:
 
 def shown(folder: Path, *arguments: str) -> str:
     """What the command ``models`` prints of what was learned."""
-    done = run(folder, "models", *arguments, "--config", "config.yaml")
+    done = call(folder, "models", *arguments, "--config", "config.yaml")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-@pytest.mark.parametrize("part", [0.3, 0.6, 0.9])
-@pytest.mark.parametrize("wording", ["openai", "gemini", "llama.cpp without figures"])
+PARTS = (0.3, 0.6, 0.9)
+CASES = [
+    pytest.param(wording, part, marks=[] if number == place else pytest.mark.full)
+    for number, wording in enumerate(("openai", "llama.cpp without figures", "gemini"))
+    for place, part in enumerate(PARTS)
+]
+
+
+@pytest.mark.parametrize(("wording", "part"), CASES)
 def test_one_refusal_is_enough_for_all_processes(wording: str, part: float, tmp_path: Path) -> None:
+    """Each wording is tested with one limit, and with all three limits if ``--full`` is given."""
     window = int(BELIEVED * part)
     upstream = StandIn(window=window, max_output=window // 8, responder=decide)
     with serve(Worded(upstream.app, WORDINGS[wording])) as url:

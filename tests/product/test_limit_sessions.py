@@ -12,8 +12,17 @@ from proxy.limits.learned import GUESS_SECONDS, NAMED_SECONDS
 from tests.kit.limit_sessions import BELIEVED, LATE_KEY, Fleet, answers, conversation, fleet, said, summarises
 from tests.kit.overflow_wordings import WORDINGS
 
-TURNS = 300
+TURNS, SIZE = 100, 240
+"""Turns of a session, and tokens of new text in each."""
+TURNS_FULL, SIZE_FULL = 300, 80
+"""With ``--full``: the same growth in smaller turns."""
 PARTS = (0.3, 0.6, 0.9)
+CASES = [
+    pytest.param(wording, part, marks=[] if (number + place) % len(PARTS) == 0 else pytest.mark.full)
+    for number, wording in enumerate(WORDINGS)
+    for place, part in enumerate(PARTS)
+]
+"""One limit for each wording, so that four wordings test each limit. ``--full`` runs all combinations."""
 UNTOLD = "llama.cpp without figures"
 
 LARGE = 7_700
@@ -37,18 +46,19 @@ def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield running
 
 
-@pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("wording", WORDINGS)
-def test_one_refusal_for_each_limit(wording: str, part: float, sessions: Fleet) -> None:
+@pytest.mark.parametrize(("wording", "part"), CASES)
+def test_one_refusal_for_each_limit(wording: str, part: float, sessions: Fleet, full: bool) -> None:
+    """Run a session of many turns. ``--full`` runs 36 sessions of 300 turns, otherwise 12 of 100 larger turns run."""
+    turns, each = (TURNS_FULL, SIZE_FULL) if full else (TURNS, SIZE)
     low = int(BELIEVED * part)
     # With the default trigger and reserve nothing of nine tenths of the window is ever sent.
     key, size = (LATE_KEY, 250) if part == 0.9 else ("sk-client", 400)
     streams = (True,) if WORDINGS[wording].only_streams else (False, True)
     with conversation(sessions, model_of(wording, part), key, streams) as talk:
-        talk.go_on(TURNS // 3)
+        talk.go_on(turns // 3, each)
         assert talk.refused == talk.retries == 1
         talk.largest = 0
-        talk.go_on(TURNS - TURNS // 3)
+        talk.go_on(turns - turns // 3, each)
         assert talk.refused == talk.retries == 1
         assert talk.largest > low * 0.45, "what is left is made use of"
         assert talk.summaries >= 2

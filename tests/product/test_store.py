@@ -26,7 +26,7 @@ from proxy.store import sqlite_worker as lane
 from proxy.store.file import put_aside
 from proxy.store.forgetting import KIND as FORGOTTEN
 from proxy.store.replicated_map import name_of
-from tests.kit.program import run
+from tests.kit.program import call, run
 from tests.kit.scripted import chat, client, proxied
 from tests.kit.waiting import until
 
@@ -103,9 +103,9 @@ def metric(url: str, name: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}_total"))
 
 
-def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command with the configuration that the server was started with."""
-    return run(folder, *arguments, "--config", str(folder / "config.yaml"))
+def command(folder: Path, *arguments: str, own: bool = False) -> subprocess.CompletedProcess[str]:
+    """A command with the configuration that the server was started with. ``own``: in a process of its own."""
+    return (run if own else call)(folder, *arguments, "--config", str(folder / "config.yaml"))
 
 
 def test_without_a_key_the_file_has_what_was_said(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_forgetting_a_caller_beside_a_running_server(tmp_path: Path, monkeypatch
         assert summary_of(url) == "made"
         assert summary_of(url, "sk-other") == "made"
         assert until(lambda: len([row for row in rows(tmp_path) if row[1] == "archive"]) >= 2)
-        done = command(tmp_path, "forget", "--key-sha256", CALLER_SHA)
+        done = command(tmp_path, "forget", "--key-sha256", CALLER_SHA, own=True)
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
         assert "summary: 1 entry removed" in done.stdout
         assert "archive: " in done.stdout
@@ -315,7 +315,7 @@ def test_a_pickle_in_the_file_is_refused(tmp_path: Path) -> None:
 def test_a_wrong_key_is_an_error_that_names_its_line_and_not_the_key(tmp_path: Path, key: str) -> None:
     lines = ["store:", "  encryption:", "    key: ${COMPACTION_STORE_KEY}", "    old_keys: ['${COMPACTION_STORE_KEY}']"]
     (tmp_path / "config.yaml").write_text("\n".join(lines))
-    done = run(tmp_path, "check", "config.yaml", COMPACTION_STORE_KEY=key)
+    done = call(tmp_path, "check", "config.yaml", COMPACTION_STORE_KEY=key)
     assert done.returncode == 1
     first, second = done.stderr.splitlines()
     assert first.startswith("config.yaml:3: store.encryption.key: must be a key of 32 bytes")
