@@ -9,7 +9,6 @@ from urllib.parse import quote
 
 import msgspec
 import structlog
-from cachetools import LRUCache
 from msgspec.structs import replace
 from starlette.types import Scope
 
@@ -25,8 +24,9 @@ from proxy.pipeline.context import ConversationContext, conversation_key
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.refusal import add_sizes, advice
-from proxy.pipeline.response_start import Asked, ResponseStart, read_start, readable
+from proxy.pipeline.response_start import Asked, ResponseStart, read_start
 from proxy.pipeline.rules import bounds_of, rules_for
+from proxy.pipeline.sent_prompts import SentPrompts, refuses_reasoning
 from proxy.pipeline.services import Services
 from proxy.pipeline.state_recovery import recovered
 from proxy.pipeline.summary_models import summary_models
@@ -46,12 +46,6 @@ OUTPUT_PART = "output asked for (max_tokens)"
 
 _COMPACTING_AGENTS = ("claude-cli", "claude-code", "codex")
 """The beginnings of user agents of clients that compact their own conversations."""
-
-_BOUND_ELSEWHERE = (b"bound to a different conversation", b"Invalid `signature`")
-"""Anthropic's wordings for a thinking block whose prefix changed; platform.claude.com, "Preserved thinking"."""
-
-MOST_STALE = 10_000
-"""Conversations whose refused reasoning is remembered."""
 
 Mode = Literal["enforce", "shadow", "off"]
 
@@ -91,7 +85,7 @@ class Attempts:
     def __init__(self, services: Services, budgets: TokenBudgets) -> None:
         self._services = services
         self._budgets = budgets
-        self._stale: LRUCache[int, int] = LRUCache(MOST_STALE)
+        self._sent_prompts = SentPrompts()
 
     async def run(self, context: ConversationContext) -> tuple[ResponseStart, Outcome]:
         """Send a request, compacted if needed. After an overflow, compact it to a smaller budget and retry.
@@ -135,20 +129,20 @@ class Attempts:
 
     async def decide(self, context: ConversationContext, attempt: Attempt, start: ResponseStart) -> Decision:
         """Decide whether to forward a response or to retry, and learn limits from it."""
-        if start.written:
-            self._budgets.succeeded(context)
-            return ACCEPT
         case, outcome = attempt.case, attempt.outcome
+        if start.written:
+            self._succeeded(context, outcome)
+            return ACCEPT
         overflow = start.overflow or await self._silent_overflow(context, attempt, start)
-        if await _refuses_reasoning(context, outcome, start):
-            self._stale[conversation_key(context)] = len(context.body.units)
+        if await refuses_reasoning(context, outcome, start):
+            self._sent_prompts.expire(conversation_key(context), len(context.body.units))
             stripped = replace(case, stale_reasoning=len(context.body.units))
             return Retry(await self.prepare(context, attempt.budget, stripped, may_ask=False))
         if _ended_early(context, case, start, overflow):
             context.repeated = True
             return Retry(attempt)
         if overflow is None and start.answer.status < 400 and not start.empty:
-            self._budgets.succeeded(context)
+            self._succeeded(context, outcome)
         if overflow is None or case.mode != "enforce" or outcome.verdict == "failed":
             return ACCEPT
         if context.dialect.continues(context.body.raw):  # its size says nothing about a limit
@@ -161,6 +155,11 @@ class Attempts:
             return ACCEPT
         parts = await self._services.compactor.parts(case, outcome)
         return Reject(parts | {OUTPUT_PART: outcome.output or context.body.max_output or 0})
+
+    def _succeeded(self, context: ConversationContext, outcome: Outcome) -> None:
+        self._budgets.succeeded(context)
+        if context.counter is not None and context.counter.format.binds_reasoning == "always":
+            self._sent_prompts.sent(conversation_key(context), outcome.prompt)
 
     async def _continued(self, context: ConversationContext, attempt: Attempt) -> Decision:
         """Retry once with a history that the upstream has compacted."""
@@ -201,6 +200,8 @@ class Attempts:
         try:
             untouched = self._services.compactor.untouched(case)
             outcome = untouched or await self._in_time(context, case, may_ask=may_ask)
+            if outcome.messages is not None and (stale := self._newly_stale(context, outcome)):
+                outcome = await self._in_time(context, replace(case, stale_reasoning=stale), may_ask=may_ask)
             output = await self._budgets.output(budget, case, outcome)
             outcome = outcome if output is None else replace(outcome, output=output)
         except UpstreamTimeout:
@@ -252,7 +253,7 @@ class Attempts:
             strict=context.profile.strict_alternation,
             kept=caller.kept,
             allowance=services.budgets.of(caller),
-            stale_reasoning=self._stale.get(conversation_key(context), 0) if self._stale else 0,
+            stale_reasoning=self._sent_prompts.stale(conversation_key(context)),
         )
 
     async def _smaller(self, context: ConversationContext, attempt: Attempt, overflow: Overflow) -> Attempt | None:
@@ -281,11 +282,19 @@ class Attempts:
         after = attempt.outcome.after
         return None if attempt.outcome.messages is None or after is None or after >= sent else attempt
 
+    def _newly_stale(self, context: ConversationContext, outcome: Outcome) -> int:
+        """Return the number of messages whose reasoning just became invalid, because the prompt before them changed."""
+        key = conversation_key(context)
+        if outcome.prompt is None or self._sent_prompts.continues(key, outcome.prompt):
+            return 0
+        self._sent_prompts.expire(key, len(context.body.units))
+        return len(context.body.units)
+
     def _stale_after(self, context: ConversationContext, case: CompactionInput) -> int:
         """Return the units whose reasoning is invalid after a change that the conversation alone doesn't explain."""
         if case.counter.format.binds_reasoning != "always":
             return case.stale_reasoning
-        self._stale[conversation_key(context)] = len(context.body.units)
+        self._sent_prompts.expire(conversation_key(context), len(context.body.units))
         return len(context.body.units)
 
     async def _send(self, context: ConversationContext, transport: Transport, outcome: Outcome) -> ResponseStart:
@@ -333,17 +342,6 @@ def compacts_itself(context: ConversationContext) -> bool:
         return False
     agent = (header(context.scope, b"user-agent") or "").lower()
     return agent.startswith(_COMPACTING_AGENTS)
-
-
-async def _refuses_reasoning(context: ConversationContext, outcome: Outcome, start: ResponseStart) -> bool:
-    """Return whether the upstream refused signed reasoning in a prompt that the proxy changed. True once a request."""
-    if start.answer.status != 400 or outcome.messages is None or context.stripped:
-        return False
-    if context.counter is None or context.counter.format.binds_reasoning == "never":
-        return False
-    shown = await readable(start.answer, start.first)
-    context.stripped = any(wording in shown for wording in _BOUND_ELSEWHERE)
-    return context.stripped
 
 
 def _ended_early(

@@ -142,6 +142,10 @@ class Compactor:
         outcome, rendered = await self._facts.run_if(heavy, finish)
         if rendered is not None:
             self._keep(work, rendered)
+        case = work.case
+        if outcome.messages is not None and case.counter.format.binds_reasoning == "always":
+            sent = await self._facts.turns(outcome.messages, case.counter, case.tenant)
+            outcome = replace(outcome, prompt=tuple(turn.facts.digest for turn in sent))
         return outcome
 
     def _finished(
@@ -197,12 +201,14 @@ def _judged(
 ) -> tuple[CompactionInput, Outcome, bool]:
     """Return the input to work on, the outcome so far, and whether there is something to do."""
     estimated = any(turn.facts.estimated for turn in turns)
+    bound = case.counter.format.binds_reasoning == "always"
     outcome = Outcome(
         "shadow" if case.mode == "shadow" else "none",
         before=before,
         after=before,
         estimated=estimated,
         sizes=(fixed, [turn.facts.tokens for turn in turns]),
+        prompt=tuple(turn.facts.digest for turn in turns) if bound else None,
     )
     case = within_hope(case, turns)
     if not turns or not _reached(case, before, len(turns)):

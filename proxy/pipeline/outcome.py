@@ -29,6 +29,7 @@ class Outcome(msgspec.Struct, eq=False, frozen=True):
     requested one doesn't fit. ``estimated`` is true if the original request has images or audio, so that ``before``
     contains an estimate, and ``None`` if unknown. ``sizes`` is the tokens of tools and framing, and those of each
     message of the original request, or ``None`` if the proxy didn't count them. ``forecast`` is set in shadow mode.
+    ``prompt`` is the digests of the messages to send, if it matters for reasoning that is bound to them.
     """
 
     verdict: Verdict
@@ -43,6 +44,7 @@ class Outcome(msgspec.Struct, eq=False, frozen=True):
     parts: Mapping[str, int] = msgspec.field(default_factory=dict)
     sizes: tuple[int, list[int]] | None = None
     forecast: Forecast | None = None
+    prompt: tuple[bytes, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -119,6 +119,7 @@ def send(
     budget: int | None,
     summary: Callable[[Sequence[Turn]], str] = summary_text,
     format: Format = FORMAT,
+    stale_reasoning: int = 0,
 ) -> Sent:
     """Return the messages that a proxy with this policy sends."""
     untouched = Sent([OutgoingMessage(t.raw, t.facts.tokens, t) for t in turns], None)
@@ -131,6 +132,7 @@ def send(
     overhead = FIXED + sum(t.facts.tokens for t in turns[:head])
     around = sum(len(turn.raw) + SEPARATOR for turn in turns[:head])
     plan = make_plan(turns[head:], policy, Envelope(budget, overhead, head, around), format)
+    plan = replace(plan, stale_reasoning=max(plan.stale_reasoning, stale_reasoning - head))
     piece = None
     if plan.cut:
         dropped = turns[head : head + plan.cut]

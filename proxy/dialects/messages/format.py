@@ -65,7 +65,7 @@ class MessagesFormat:
             kind=kind,
             role=role if isinstance(role, str) else "",
             tokens=self._message(message),
-            digest=digest(canonical(message)),
+            digest=digest(canonical(_without_thinking(message))),
             calls=calls_of(message),
             answers=_answers(blocks) if kind == "result" else None,
             media=media_in(message),
@@ -204,6 +204,14 @@ def _rewritten_call(block: Any, rewrite: Rewrite) -> Any:
 
 def _with_content(raw: bytes, blocks: Sequence[Any]) -> bytes:
     return replace_field(raw, "content", blocks)
+
+
+def _without_thinking(message: Message) -> Message:
+    """Return a message as it's identified: its thinking may be removed at any time."""
+    blocks = message.get("content")
+    if not isinstance(blocks, list) or not any(type_of(block) in THINKING for block in blocks):
+        return message
+    return {**message, "content": [block for block in blocks if type_of(block) not in THINKING]}
 
 
 def _without_media(message: Message) -> Message:
