@@ -8,7 +8,7 @@ settings.register_profile(
     "deterministic",
     derandomize=True,
     deadline=None,
-    max_examples=120,
+    max_examples=50,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("deterministic")

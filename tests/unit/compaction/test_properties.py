@@ -127,7 +127,7 @@ def steps_of(drawn: Any, budget: int, policy: Rules, head: int) -> Iterator[tupl
         yield grown[:end], send(grown[:end], policy, budget)
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(sessions | conversations, narrow, policies, heads)
 def test_between_two_checkpoints_each_request_begins_with_the_one_before(
     drawn: Any, budget: int, policy: Rules, head: int
@@ -141,7 +141,7 @@ def test_between_two_checkpoints_each_request_begins_with_the_one_before(
         previous = sent
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(sessions | conversations, narrow, policies, heads)
 def test_checkpoints_never_move_and_do_not_depend_on_how_the_conversation_came(
     drawn: Any, budget: int, policy: Rules, head: int
@@ -158,7 +158,7 @@ def test_checkpoints_never_move_and_do_not_depend_on_how_the_conversation_came(
     assert send(turns(messages)[: requests(messages)[-1]], policy, budget).raws == sent.raws
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(sessions | conversations, narrow, heads)
 def test_old_messages_change_only_where_the_trigger_is_reached(drawn: Any, budget: int, head: int) -> None:
     """A checkpoint is made only if the request without it would reach the trigger.
@@ -253,7 +253,7 @@ dirty = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(dirty, st.sampled_from((600, 1792)), policies)
 def test_nothing_that_a_client_sends_raises(messages: list[Any], budget: int, policy: Rules) -> None:
     before = turns(messages)
