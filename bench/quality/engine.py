@@ -14,7 +14,7 @@ from bench.quality.conversations import Conversation, Message
 from bench.quality.judge import named_ids
 from bench.quality.outcome import Outcome, Prompts
 from bench.quality.summarizer import SUMMARIZERS, Summarizer
-from proxy.compaction.rules import Envelope, SectionLimits, caps
+from proxy.compaction.rules import Envelope, SectionLimits, section_limits
 from proxy.compaction.stages import cheap_stages
 from proxy.config import Policy
 from proxy.dialects.chat.counting import Counter
@@ -58,7 +58,7 @@ def input_budget(window: int) -> int:
 
 def shares(window: int) -> SectionLimits:
     """Return the limits of the parts of a summary message in this window."""
-    return caps(rules_for(POLICY, window_known=True), Envelope(input_budget(window), 0, 1).rounded())
+    return section_limits(rules_for(POLICY, window_known=True), Envelope(input_budget(window), 0, 1).rounded())
 
 
 class _Model:

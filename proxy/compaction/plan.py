@@ -38,7 +38,7 @@ class Plan:
     - ``stale_reasoning``: the index before which reasoning is invalid, because the prompt before it changed.
     """
 
-    caps: SectionLimits
+    limits: SectionLimits
     checkpoints: tuple[int, ...] = ()
     frontiers: dict[str, Frontier] = field(default_factory=dict)
     clips: dict[int, int] = field(default_factory=dict)
@@ -50,9 +50,9 @@ class Plan:
     pinned: frozenset[int] = frozenset()
     stale_reasoning: int = 0
 
-    def caps_at(self, position: int) -> SectionLimits:
+    def limits_at(self, position: int) -> SectionLimits:
         """Return the limits of the summary that replaces the messages before a checkpoint."""
-        return self.caps.for_span(self.replaced[position])
+        return self.limits.for_span(self.replaced[position])
 
     @property
     def cut(self) -> int:
@@ -82,16 +82,16 @@ def assemble_plan(
     cut = checkpoints[-1] if checkpoints else 0
     first = starts[cut]
     places = [g for g in (*checkpoints, pending) if g is not None]
-    carried = {starts[g]: _newest_user(body, starts[g], pinned) for g in places if sizes.carries(g)}
-    standing = _standing(sizes, cut)
-    clips = {i: tokens for i, tokens in sizes.clips.items() if i >= first or i in standing}
-    held = [i for i in standing if body[i].facts.kind == "system" and i not in pinned]
-    held += [carried[first]] if cut and first in carried else []
+    current = {starts[g]: _newest_user(body, starts[g], pinned) for g in places if sizes.keeps_user_message(g)}
+    retained = _retained(sizes, cut)
+    clips = {i: tokens for i, tokens in sizes.clips.items() if i >= first or i in retained}
+    held = [i for i in retained if body[i].facts.kind == "system" and i not in pinned]
+    held += [current[first]] if cut and first in current else []
     for index in held:
         if body[index].facts.text_tokens > limits.newest:
             clips[index] = limits.newest + body[index].facts.apart
     return Plan(
-        caps=limits,
+        limits=limits,
         checkpoints=tuple(starts[g] for g in checkpoints),
         frontiers={
             name: Frontier(starts[gain.frontier], sizes.ends[gain.seen - 1])
@@ -101,15 +101,15 @@ def assemble_plan(
         clips=clips,
         upcoming=None if pending is None else starts[pending],
         replaced={starts[g]: sizes.total[g] for g in places},
-        current_user_message=carried,
-        retained=tuple(standing),
+        current_user_message=current,
+        retained=tuple(retained),
         omitted={starts[g]: _omitted(sizes, g, body) for g in places[-2:]},
         pinned=pinned,
     )
 
 
-def _standing(sizes: Sizes, cut: int) -> list[int]:
-    return [i for g in sizes.standing.groups(cut) for i in range(sizes.starts[g], sizes.ends[g])]
+def _retained(sizes: Sizes, cut: int) -> list[int]:
+    return [i for g in sizes.retained.groups(cut) for i in range(sizes.starts[g], sizes.ends[g])]
 
 
 def _omitted(sizes: Sizes, cut: int, body: Sequence[Turn]) -> tuple[int, ...]:
@@ -117,9 +117,9 @@ def _omitted(sizes: Sizes, cut: int, body: Sequence[Turn]) -> tuple[int, ...]:
 
     Of identical messages, only the last one counts.
     """
-    system = (sizes.starts[group] for group in sizes.standing.system if group < cut)
+    system = (sizes.starts[group] for group in sizes.retained.system if group < cut)
     last = {body[index].facts.digest: index for index in system}
-    staying = {body[index].facts.digest for index in _standing(sizes, cut)} if last else set()
+    staying = {body[index].facts.digest for index in _retained(sizes, cut)} if last else set()
     return tuple(sorted(index for digest, index in last.items() if digest not in staying))
 
 

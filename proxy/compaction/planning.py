@@ -19,12 +19,12 @@ from proxy.compaction.plan import Plan as Plan
 from proxy.compaction.plan import assemble_plan
 from proxy.compaction.pressure import NEARING, PRESSING, ROOM, BytePressure, MessagePressure, Pressure, part
 from proxy.compaction.projection import Projection
-from proxy.compaction.rules import Envelope, Rules, caps
+from proxy.compaction.retained import RetainedGroups
+from proxy.compaction.rules import Envelope, Rules, section_limits
 from proxy.compaction.sizes import Sizes
 from proxy.compaction.stage_gains import stage_gains
 from proxy.compaction.stages import arguments, cheap_stages, media, results
 from proxy.compaction.stages.stage import Stage
-from proxy.compaction.standing import Standing
 from proxy.compaction.triggers import Clause, Trigger, any_met, lowest_level, share_of
 from proxy.compaction.turn import Turn
 
@@ -35,19 +35,19 @@ _LIGHTENING = (media.NAME, results.NAME, arguments.NAME)
 """The stages that reduce bytes, in the order in which they are applied. Media come first: they have the most bytes."""
 
 
-def make_plan(body: Sequence[Turn], rules: Rules, frame: Envelope, format: Format) -> Plan:
-    """Return the plan for a body under a policy. This function rounds ``frame``."""
-    level = lowest_level(rules.trigger, frame.budget)
-    frame = frame.rounded(level)
+def make_plan(body: Sequence[Turn], rules: Rules, envelope: Envelope, format: Format) -> Plan:
+    """Return the plan for a body under a policy. This function rounds ``envelope``."""
+    level = lowest_level(rules.trigger, envelope.budget)
+    envelope = envelope.rounded(level)
     stages = cheap_stages(rules, body, format)
-    limits = caps(rules, frame)
+    limits = section_limits(rules, envelope)
     pinned = rules.pins.among(body, format)
-    sizes = Sizes(body, limits.group, pinned, Standing(limits.system, limits.newest))
+    sizes = Sizes(body, limits.group, pinned, RetainedGroups(limits.system, limits.newest))
     gains, lighter = stage_gains(stages, body, sizes, pinned)
-    projection = Projection(frame, limits, sizes, gains, lowest_level(rules.trigger, frame.budget))
+    projection = Projection(envelope, limits, sizes, gains, lowest_level(rules.trigger, envelope.budget))
     most = rules.bounds.bytes
     byte_pressure = None if most is None else projection.byte_pressure(most, body, pinned, lighter)
-    planner = Planner(rules, frame.budget, stages, sizes, gains, projection, byte_pressure)
+    planner = Planner(rules, envelope.budget, stages, sizes, gains, projection, byte_pressure)
     for end in range(1, len(sizes) + 1):
         planner.arrive(end)
     plan = assemble_plan(body, sizes, gains, limits, pinned, planner.checkpoints, planner.pending)

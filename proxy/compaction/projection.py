@@ -18,10 +18,10 @@ class Projection:
     """
 
     def __init__(
-        self, frame: Envelope, limits: SectionLimits, sizes: Sizes, gains: Mapping[str, Gains], level: int | None
+        self, envelope: Envelope, limits: SectionLimits, sizes: Sizes, gains: Mapping[str, Gains], level: int | None
     ) -> None:
-        self._frame = frame
-        self._caps = limits
+        self._envelope = envelope
+        self._limits = limits
         self._sizes = sizes
         self._gains = gains
         self._level = level
@@ -30,16 +30,16 @@ class Projection:
         """Return the tokens of a request with ``end`` groups that is cut before the group ``cut``."""
         total = self._sizes.total
         saved = sum([gains.applied(cut) for gains in self._gains.values()])
-        return self._frame.overhead + self._replacement(cut) - saved + total[end] - total[cut]
+        return self._envelope.overhead + self._replacement(cut) - saved + total[end] - total[cut]
 
     def messages(self, cut: int, end: int) -> int:
         """Return the number of messages of such a request, including the head."""
         kept = self._sizes.ends[end - 1] - (self._sizes.starts[cut] if cut else 0)
-        return self._frame.head_messages + self.replacement_messages(cut) + kept
+        return self._envelope.head_messages + self.replacement_messages(cut) + kept
 
     def replacement_messages(self, cut: int) -> int:
         """Return the number of messages that replace the groups before a cut, including the summary."""
-        return 1 + self._sizes.standing.messages[cut] + self._sizes.carries(cut) if cut else 0
+        return 1 + self._sizes.retained.messages[cut] + self._sizes.keeps_user_message(cut) if cut else 0
 
     def leaves_room(self, after: int, cut: int) -> bool:
         """Return whether a size in tokens leaves room to grow before the summary's trigger fires.
@@ -49,12 +49,12 @@ class Projection:
         level = self._level
         if level is None:
             return True
-        firm = self._frame.overhead + self._carried_media(cut)
+        firm = self._envelope.overhead + self._user_message_media(cut)
         return after <= max(int(level * ROOM_TO_GROW), (level + firm) // 2)
 
     def message_pressure(self, most: int) -> MessagePressure:
         """Return the pressure of a limit on the number of messages."""
-        return MessagePressure(most, self._frame.head_messages, self._sizes.ends, self.replacement_messages)
+        return MessagePressure(most, self._envelope.head_messages, self._sizes.ends, self.replacement_messages)
 
     def byte_pressure(
         self, most: int, body: Sequence[Turn], pinned: frozenset[int], lighter: Mapping[str, Sequence[int]]
@@ -63,7 +63,7 @@ class Projection:
         sizes = self._sizes
         kept = kept_sizes(body, sizes.clips)
         groups = list(zip(sizes.starts, sizes.ends, strict=True))
-        standing = sizes.standing.totals([sum(kept[start:end]) for start, end in groups])
+        retained = sizes.retained.totals([sum(kept[start:end]) for start, end in groups])
         newest = [0]
         for start, end in groups:
             first = body[start].facts
@@ -73,10 +73,10 @@ class Projection:
         def replacement(cut: int) -> int:
             if cut == 0:
                 return 0
-            carried = newest[cut] if sizes.carries(cut) else 0
-            return SUMMARY_BYTES * self._summary_tokens(cut) + standing[cut] + carried
+            user_message = newest[cut] if sizes.keeps_user_message(cut) else 0
+            return SUMMARY_BYTES * self._summary_tokens(cut) + retained[cut] + user_message
 
-        return BytePressure(most, self._frame.overhead_bytes, groups, kept, lighter, replacement)
+        return BytePressure(most, self._envelope.overhead_bytes, groups, kept, lighter, replacement)
 
     def _replacement(self, cut: int) -> int:
         """Return the tokens that replace the groups before a cut.
@@ -85,18 +85,18 @@ class Projection:
         """
         if cut == 0:
             return 0
-        newest = min(self._carried(cut), self._caps.newest) + self._carried_media(cut)
-        return self._summary_tokens(cut) + newest + self._sizes.standing.tokens[cut]
+        newest = min(self._user_message_tokens(cut), self._limits.newest) + self._user_message_media(cut)
+        return self._summary_tokens(cut) + newest + self._sizes.retained.tokens[cut]
 
     def _summary_tokens(self, cut: int) -> int:
         """Return the most tokens that the summary message may have."""
         sizes = self._sizes
-        limits = self._caps.for_span(sizes.total[cut])
-        users = min(sizes.users[cut] - self._carried(cut), limits.users)
+        limits = self._limits.for_span(sizes.total[cut])
+        users = min(sizes.users[cut] - self._user_message_tokens(cut), limits.users)
         return SUMMARY_FRAME_TOKENS + limits.summary + limits.words + limits.index + users
 
-    def _carried(self, cut: int) -> int:
-        return self._sizes.newest_user[cut] if self._sizes.carries(cut) else 0
+    def _user_message_tokens(self, cut: int) -> int:
+        return self._sizes.newest_user[cut] if self._sizes.keeps_user_message(cut) else 0
 
-    def _carried_media(self, cut: int) -> int:
-        return self._sizes.newest_media[cut] if self._sizes.carries(cut) else 0
+    def _user_message_media(self, cut: int) -> int:
+        return self._sizes.newest_media[cut] if self._sizes.keeps_user_message(cut) else 0

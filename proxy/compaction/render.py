@@ -124,8 +124,8 @@ def _current(turn: Turn, index: int, plan: Plan, format: Format) -> Turn | None:
 
 def before_cut(plan: Plan) -> list[int]:
     """Return the indexes of the kept messages from before the cut, in order."""
-    carried = plan.current_user_message.get(plan.cut) if plan.cut else None
-    return sorted({*plan.retained, *([] if carried is None else [carried])})
+    current = plan.current_user_message.get(plan.cut) if plan.cut else None
+    return sorted({*plan.retained, *([] if current is None else [current])})
 
 
 def clip_marker(turn: Turn, rules: Rules) -> str:

@@ -217,18 +217,18 @@ class SectionLimits:
         )
 
 
-def caps(rules: Rules, frame: Envelope) -> SectionLimits:
+def section_limits(rules: Rules, envelope: Envelope) -> SectionLimits:
     """Return the policy's limits, reduced to the shares of the budget.
 
     If the trigger's level is low or the fixed parts leave little room, the shares are relative to a smaller base.
     """
-    level = lowest_level(rules.trigger, frame.budget)
-    bases = [frame.budget, None if level is None else int(level / USUAL_TRIGGER) + 1]
+    level = lowest_level(rules.trigger, envelope.budget)
+    bases = [envelope.budget, None if level is None else int(level / USUAL_TRIGGER) + 1]
     base = min((base for base in bases if base), default=None)
     if base is None:
         users = rules.user_tokens
         return SectionLimits(rules.summary_tokens, users, users, MOST_SYSTEM, MOST_WORDS, rules.index_tokens, None)
-    room = max((frame.budget or base) - frame.overhead, base // 8)
+    room = max((envelope.budget or base) - envelope.overhead, base // 8)
     # If head and tools use more than half, all parts share the rest.
     base = min(base, 2 * room)
     return SectionLimits(
@@ -238,5 +238,5 @@ def caps(rules: Rules, frame: Envelope) -> SectionLimits:
         system=share_of(SYSTEM_SHARE, base),
         words=min(MOST_WORDS, share_of(WORDS_SHARE, base)),
         index=min(rules.index_tokens, share_of(INDEX_SHARE, base)),
-        group=share_of(GROUP_SHARE, room) if frame.budget else None,
+        group=share_of(GROUP_SHARE, room) if envelope.budget else None,
     )

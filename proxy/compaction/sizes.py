@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from proxy.compaction.groups import group_starts
+from proxy.compaction.retained import RetainedGroups
 from proxy.compaction.rules import LABEL_TOKENS, SMALLEST_RESULT, USER_FRAME_TOKENS
-from proxy.compaction.standing import Standing
 from proxy.compaction.triggers import Clause, share_of
 from proxy.compaction.turn import Turn
 
@@ -20,7 +20,7 @@ class Sizes:
     - ``users``: the user's messages as a summary message quotes them.
     - ``newest_user``: the last of them; ``newest_media``: the tokens of its media parts.
     - ``newest_user_group``: the group of the last user message; -1 if there is none.
-    - ``standing``: the messages that are kept with a summary: system messages, and groups with a pinned message.
+    - ``retained``: the messages that are kept with a summary: system messages, and groups with a pinned message.
     - ``clips``: the token limit of each tool result that is too large for any prompt, by index.
     """
 
@@ -29,7 +29,7 @@ class Sizes:
         body: Sequence[Turn],
         group_cap: int | None,
         pinned: frozenset[int] = frozenset(),
-        standing: Standing | None = None,
+        retained: RetainedGroups | None = None,
     ) -> None:
         self.starts = group_starts(body)
         self.ends = [*self.starts[1:], len(body)] if body else []
@@ -39,7 +39,7 @@ class Sizes:
         self.newest_user = [0]
         self.newest_media = [0]
         self.newest_user_group = [-1]
-        self.standing = standing or Standing(None, None)
+        self.retained = retained or RetainedGroups(None, None)
         self._asks = [body[start].facts.kind == "user" for start in self.starts]
         self._pinned = pinned
         for group, (start, end) in enumerate(zip(self.starts, self.ends, strict=True)):
@@ -58,7 +58,7 @@ class Sizes:
             wanted = max(wanted, share_of(keep.fraction, budget))
         return max(0, bisect_right(self.total, self.total[end] - wanted, 0, end) - 1)
 
-    def carries(self, cut: int) -> bool:
+    def keeps_user_message(self, cut: int) -> bool:
         """Return whether the newest user message before a cut is kept because later messages work on it."""
         return self.newest_user[cut] > 0 and not self._asks[cut]
 
@@ -80,9 +80,9 @@ class Sizes:
             newest_group = group
         pinned = bool(self._pinned) and not self._pinned.isdisjoint(range(start, end))
         if pinned or first.kind == "system":
-            self.standing.add(group, body[start:end], tokens, pinned=pinned)
+            self.retained.add(group, body[start:end], tokens, pinned=pinned)
         else:
-            self.standing.skip()
+            self.retained.skip()
         if first.kind == "user" and not pinned:
             users = first.text_tokens + USER_FRAME_TOKENS + (LABEL_TOKENS if first.media else 0)
             if not first.foreign:

@@ -72,40 +72,40 @@ class SummaryParts:
     omitted: int = 0
 
 
-def summary_message(gist: SummaryParts, caps: SectionLimits, rules: Rules, format: Format) -> bytes:
+def summary_message(parts: SummaryParts, limits: SectionLimits, rules: Rules, format: Format) -> bytes:
     """Return the JSON of the message that replaces a part of a conversation.
 
     The message contains, in this order:
 
-    - the user's messages, word for word: the first and the newest ones, ``caps.users`` tokens in all
+    - the user's messages, word for word: the first and the newest ones, ``limits.users`` tokens in all
     - an index of paths, URLs, and identifiers that its other sections don't mention
     - the summary
-    - the assistant's last text, at most ``caps.words`` tokens
+    - the assistant's last text, at most ``limits.words`` tokens
 
     The sections that change least between checkpoints come first, so that the provider's prompt cache stays valid.
     """
-    introduction = _INTRODUCTION if gist.id is None else f"{_INTRODUCTION} {_KEPT.format(id=gist.id)}"
+    introduction = _INTRODUCTION if parts.id is None else f"{_INTRODUCTION} {_KEPT.format(id=parts.id)}"
     count = format.text_tokens
-    words_of = [format.user_text(turn.raw) for turn in gist.dropped if turn.facts.kind == "user"]
+    words_of = [format.user_text(turn.raw) for turn in parts.dropped if turn.facts.kind == "user"]
     texts = [text for words in words_of for text, _ in words]
     labels = [label for words in words_of for _, label in words]
-    users = "\n".join(user_messages(texts, caps.users, count, labels, keep_first=rules.keep_first)) if texts else ""
-    if gist.omitted:
-        users = "\n".join(filter(None, (users, _OMITTED_SYSTEM.format(count=gist.omitted))))
+    users = "\n".join(user_messages(texts, limits.users, count, labels, keep_first=rules.keep_first)) if texts else ""
+    if parts.omitted:
+        users = "\n".join(filter(None, (users, _OMITTED_SYSTEM.format(count=parts.omitted))))
     # Escaping tags may make the summary longer than its limit.
-    summary = middle_cut(fenced(gist.summary.strip()), caps.summary, count, _SUMMARY_MARKER)
-    room = caps.words - USER_FRAME_TOKENS
-    said = _last_words(gist.dropped, format) if room >= SMALLEST_QUOTE else ""
+    summary = middle_cut(fenced(parts.summary.strip()), limits.summary, count, _SUMMARY_MARKER)
+    room = limits.words - USER_FRAME_TOKENS
+    said = _last_words(parts.dropped, format) if room >= SMALLEST_QUOTE else ""
     words = middle_cut(fenced(said), room, count, _MESSAGE_MARKER) if said else ""
-    listed = fenced(index_of(unseen(gist.found, users + summary + words), caps.index - 12, count))
+    listed = fenced(index_of(unseen(parts.found, users + summary + words), limits.index - 12, count))
     sections = (
         ("The user's messages and directives, word for word, oldest first", users),
         ("Paths, URLs, and identifiers", listed),
         ("Summary", summary),
         ("The assistant's last message, word for word", words),
     )
-    parts = [introduction, *(f"## {title}\n{text}" for title, text in sections if text)]
-    body = "\n\n".join(parts)
+    written = [introduction, *(f"## {title}\n{text}" for title, text in sections if text)]
+    body = "\n\n".join(written)
     return format.summary(rules.role, f"<{TAG}>\n{body}\n</{TAG}>")
 
 
@@ -132,8 +132,8 @@ def user_messages(
     follow its text and are never cut, so that the beginning and end of the text are kept.
     """
     labels = labels or [""] * len(texts)
-    frames = [USER_FRAME_TOKENS + (count(fenced(label)) + 1 if label else 0) for label in labels]
-    sizes = [count(fenced(text)) + frame for text, frame in zip(texts, frames, strict=True)]
+    overheads = [USER_FRAME_TOKENS + (count(fenced(label)) + 1 if label else 0) for label in labels]
+    sizes = [count(fenced(text)) + overhead for text, overhead in zip(texts, overheads, strict=True)]
     if sum(sizes) <= max_tokens:
         return [_block(text, label) for text, label in zip(texts, labels, strict=True)]
     left = max_tokens - 20
@@ -142,11 +142,11 @@ def user_messages(
     for index in [0, *newest_first] if keep_first else newest_first:
         share = min(left, max_tokens // 3) if keep_first and not index else left
         if sizes[index] > share:
-            room = share - frames[index]
+            room = share - overheads[index]
             if room < SMALLEST_QUOTE:
                 break
             kept[index] = middle_cut(fenced(texts[index]), room, count, _MESSAGE_MARKER)
-            left -= count(kept[index]) + frames[index]
+            left -= count(kept[index]) + overheads[index]
             if index or not keep_first:
                 break
         else:

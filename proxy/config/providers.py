@@ -1,4 +1,4 @@
-"""Choose the lane and base URL for a provider, and list LiteLLM's providers.
+"""Choose the transport and base URL for a provider, and list LiteLLM's providers.
 
 The proxy relays to providers with OpenAI's format. LiteLLM's registry lists them with their URLs. Providers in the
 table below don't need LiteLLM.
@@ -46,16 +46,16 @@ SPEAKS_OPENAI: dict[str, str | None] = {
 
 @dataclass(frozen=True, slots=True)
 class TransportChoice:
-    """The lane to a provider, and the base URL for a relay."""
+    """The kind of transport to a provider, and the base URL for a relay."""
 
-    lane: Literal["relay", "translate"]
+    kind: Literal["relay", "translate"]
     base_url: str | None
 
 
 def resolve_transport(
     provider: str, base_url: str | None, lane: Literal["auto", "relay", "translate"], *, where: str
 ) -> TransportChoice | None:
-    """Return the lane and URL for a provider, or ``None`` if only LiteLLM's registry lists it.
+    """Return the kind of transport and URL for a provider, or ``None`` if only LiteLLM's registry lists it.
 
     Raises ``ConfigurationError`` for a relay without an address.
     """

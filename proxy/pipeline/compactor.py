@@ -190,8 +190,8 @@ def _forecast(work: CompactionJob) -> Forecast | None:
     """Predict the outcome of ``enforce``, with the summary at its maximum size."""
     stand_in = None
     if work.plan.cut:
-        caps = work.plan.caps_at(work.plan.cut)
-        stand_in = OutgoingMessage(b"", caps.summary + caps.users + caps.words + caps.index, None)
+        limits = work.plan.limits_at(work.plan.cut)
+        stand_in = OutgoingMessage(b"", limits.summary + limits.users + limits.words + limits.index, None)
     rendered = work.render(stand_in)
     return Forecast(rendered.tokens + work.fixed, rendered.steps) if work.gains(rendered) else None
 

@@ -94,18 +94,18 @@ class CompactionJob:
         return crowded or heavy
 
     def digest(self, previous: str | None, start: int, end: int) -> str:
-        body, caps = self.body, self.plan.caps_at(end)
+        body, limits = self.body, self.plan.limits_at(end)
         directives = [body[index] for index in self.plan.omitted.get(end, ())]
-        return digest(body[start:end], previous, caps.summary, self.case.counter.format, directives)
+        return digest(body[start:end], previous, limits.summary, self.case.counter.format, directives)
 
     def checkpoints(self, positions: Sequence[int]) -> list[Checkpoint]:
         """Return the keys of positions. Each is a digest of the summary's settings and all messages before it."""
         known = self._checkpoints.get(tuple(positions))
         if known is not None:
             return known
-        case, caps = self.case, self.plan.caps
+        case, limits = self.case, self.plan.limits
         shape = (case.tenant, case.policy.fingerprint, case.upstream, case.body.model, PROMPT_VERSION)
-        sizes = (caps.summary, caps.users, caps.newest, caps.system, caps.words, caps.index)
+        sizes = (limits.summary, limits.users, limits.newest, limits.system, limits.words, limits.index)
         chain = hashlib.sha256(repr((shape, sizes)).encode())
         content = hashlib.sha256(b"body")
         keys = []
@@ -143,8 +143,8 @@ def planned(case: CompactionInput, turns: list[Turn], fixed: int, before: int) -
     head = head_length(turns)
     overhead = fixed + sum(turn.facts.tokens for turn in turns[:head])
     around = around_messages(case.body, SEPARATOR) + sum(len(turn.raw) + SEPARATOR for turn in turns[:head])
-    frame = Envelope(case.budget, overhead, head, around)
-    plan = make_plan(turns[head:], case.rules, frame, case.counter.format)
+    envelope = Envelope(case.budget, overhead, head, around)
+    plan = make_plan(turns[head:], case.rules, envelope, case.counter.format)
     plan = dataclasses.replace(plan, stale_reasoning=max(plan.stale_reasoning, case.stale_reasoning - head))
     work = CompactionJob(case, turns, head, fixed, before, plan)
     for positions in (plan.checkpoints, (*plan.checkpoints, *([plan.upcoming] if plan.upcoming else []))):

@@ -68,7 +68,7 @@ class CheckpointSummaries:
                 [turn for index, turn in enumerate(job.body[start:position], start) if index not in pinned],
                 job.case.counter.format,
                 previous.text if previous else None,
-                job.plan.caps_at(position).summary,
+                job.plan.limits_at(position).summary,
                 settings.prompt,
                 settings.trim_tokens_to_summarize,
                 redaction(secrets=settings.redact_secrets, patterns=settings.redact),
@@ -124,13 +124,13 @@ class CheckpointSummaries:
         *,
         digest: bool = False,
     ) -> StoredSummary:
-        format, caps, body = job.case.counter.format, job.plan.caps_at(position), job.body
+        format, limits, body = job.case.counter.format, job.plan.limits_at(position), job.body
 
         def entry() -> StoredSummary:
             found = collect_identifiers(body[start:position], previous.found if previous else None, format)
             omitted = len(job.plan.omitted.get(position, ()))
             parts = SummaryParts(job.quoted(position), found, text, job.archived(position), omitted)
-            message = summary_message(parts, caps, job.case.rules, format)
+            message = summary_message(parts, limits, job.case.rules, format)
             return StoredSummary(text, message, format.tokens(message), found, digest=digest)
 
         return await self._facts.run(entry)

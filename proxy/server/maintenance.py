@@ -51,7 +51,7 @@ class Maintenance:
 
     async def once(self) -> None:
         """Run one round. Raises ``StoreFailed``."""
-        await self._store.upkeep()
+        await self._store.maintain()
         await self._report_unknown()
         await self._notice()
 

@@ -72,7 +72,7 @@ class ManagedStore(Store, Protocol):
         """Count the entries that this store can't read, because they were written with other encryption settings."""
         ...
 
-    async def upkeep(self) -> None:
+    async def maintain(self) -> None:
         """Remove expired and excess entries, and replace damaged storage."""
         ...
 

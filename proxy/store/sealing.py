@@ -155,9 +155,9 @@ class SealedStore:
     async def unknown(self) -> int:
         return await self._backend.count_except(tuple(codec.id for codec in self._codecs))
 
-    async def upkeep(self) -> None:
+    async def maintain(self) -> None:
         """Run the backend's maintenance, remove unencrypted entries, and re-encrypt those under older keys."""
-        await self._backend.upkeep()
+        await self._backend.maintain()
         changed = False
         while count := await self._backend.remove_codec(""):
             log.warning("store.unencrypted_removed", entries=count)
@@ -168,7 +168,7 @@ class SealedStore:
                 await self._renew(codec, entries)
                 changed = True
         if changed:
-            await self._backend.upkeep()
+            await self._backend.maintain()
 
     async def aclose(self) -> None:
         await self._backend.aclose()

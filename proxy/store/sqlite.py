@@ -53,7 +53,7 @@ class SqliteStore:
     ) -> None:
         """Use the file at ``path``, or memory if it is ``None``.
 
-        The store creates a missing file and its folder, readable only by their owner. ``upkeep`` shrinks the file to
+        The store creates a missing file and its folder, readable only by their owner. ``maintain`` shrinks the file to
         ``max_bytes``. ``clock`` returns seconds since 1970.
         """
         self._path = path
@@ -112,7 +112,7 @@ class SqliteStore:
         """Rewrite the whole file, which overwrites the names of removed entries. This is slow for a large file."""
         await self._writer.run(rebuild)
 
-    async def upkeep(self) -> None:
+    async def maintain(self) -> None:
         """Remove expired entries, and shrink the file.
 
         After the first call the store moves a damaged file away. Processes that only read leave it in place.

@@ -72,7 +72,7 @@ class Connections:
         except BaseException as error:
             await self._done()
             if isinstance(error, aiohttp.ClientError | OSError):  # a TimeoutError is an OSError
-                raise _told(error, within, self._upstream) from error
+                raise _upstream_error(error, within, self._upstream) from error
             if isinstance(error, UnicodeError):  # from the codec of international names
                 raise _unreachable(self._upstream, "the host name isn't valid") from error
             raise
@@ -161,7 +161,7 @@ def not_in_time(within: float | None) -> UpstreamTimeout:
     )
 
 
-def _told(error: aiohttp.ClientError | OSError, within: float | None, upstream: str) -> UpstreamError:
+def _upstream_error(error: aiohttp.ClientError | OSError, within: float | None, upstream: str) -> UpstreamError:
     """Return the error that the client gets when the upstream sends no response."""
     match error:
         case aiohttp.ConnectionTimeoutError():

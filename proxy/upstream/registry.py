@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from proxy.config import UpstreamSettings
 from proxy.config.providers import SPEAKS_OPENAI, TransportChoice, resolve_transport
 from proxy.errors import NotFound
-from proxy.upstream.litellm.providers import asked_litellm
+from proxy.upstream.litellm.providers import litellm_choice
 from proxy.upstream.litellm.request import api_base
 from proxy.upstream.relay import Address, RelayTransport, azure_address
 from proxy.upstream.transport import CHAT_PATH, Transport
@@ -17,27 +17,27 @@ from proxy.upstream.transport import CHAT_PATH, Transport
 ANTHROPIC = "anthropic"
 
 
-class _Place:
+class _Upstream:
     """One upstream, and its transport, which is created at first use."""
 
     def __init__(self, name: str, settings: UpstreamSettings) -> None:
         self.name = name
         self.settings = settings
-        self._lane: Transport | None = None
+        self._transport: Transport | None = None
         self._native: RelayTransport | None = None
-        self._opening = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._retired = False
 
-    async def lane(self) -> Transport:
+    async def transport(self) -> Transport:
         """Return the transport. Raises ``ConfigurationError`` for an unknown provider."""
-        if self._lane is None:
-            async with self._opening:
-                if self._lane is None:
-                    lane = await _opened(self.name, self.settings)
+        if self._transport is None:
+            async with self._lock:
+                if self._transport is None:
+                    transport = await _open_transport(self.name, self.settings)
                     if self._retired:
-                        await lane.retire()
-                    self._lane = lane
-        return self._lane
+                        await transport.retire()
+                    self._transport = transport
+        return self._transport
 
     async def relay(self) -> RelayTransport:
         """Return the transport for requests in the provider's own format. Raises ``NotFound`` if there is none."""
@@ -47,21 +47,21 @@ class _Place:
                 if self._retired:
                     await self._native.retire()
             return self._native
-        lane = await self.lane()
-        if not isinstance(lane, RelayTransport):
+        transport = await self.transport()
+        if not isinstance(transport, RelayTransport):
             raise NotFound(
                 "This path needs an upstream that speaks OpenAI's API; only chat completions are translated."
             )
-        return lane
+        return transport
 
     async def retire(self) -> None:
         self._retired = True
-        for lane in filter(None, (self._lane, self._native)):
-            await lane.retire()
+        for transport in filter(None, (self._transport, self._native)):
+            await transport.retire()
 
     async def aclose(self) -> None:
-        for lane in filter(None, (self._lane, self._native)):
-            await lane.aclose()
+        for transport in filter(None, (self._transport, self._native)):
+            await transport.aclose()
 
 
 class Upstreams:
@@ -69,14 +69,14 @@ class Upstreams:
 
     def __init__(self, settings: Mapping[str, UpstreamSettings], before: Upstreams | None = None) -> None:
         """``before`` are the upstreams of the previous configuration. Unchanged ones keep their transports."""
-        known: Mapping[str, _Place] = {} if before is None else before._places
-        self._places: dict[str, _Place] = {
-            name: known[name] if name in known and known[name].settings == own else _Place(name, own)
+        known: Mapping[str, _Upstream] = {} if before is None else before._upstreams
+        self._upstreams: dict[str, _Upstream] = {
+            name: known[name] if name in known and known[name].settings == own else _Upstream(name, own)
             for name, own in settings.items()
         }
         # Only requests that began under an earlier configuration still refer to its transports.
-        self._retired: weakref.WeakSet[_Place] = weakref.WeakSet() if before is None else before._retired
-        self.kept = frozenset(name for name, place in self._places.items() if place is known.get(name))
+        self._retired: weakref.WeakSet[_Upstream] = weakref.WeakSet() if before is None else before._retired
+        self.kept = frozenset(name for name, upstream in self._upstreams.items() if upstream is known.get(name))
         """The names of the upstreams that didn't change."""
 
     async def transport(self, name: str, path: str = CHAT_PATH) -> Transport:
@@ -84,40 +84,41 @@ class Upstreams:
 
         Raises ``ConfigurationError`` for an unknown provider, and ``NotFound`` if the upstream doesn't serve the path.
         """
-        place = self._places[name]
-        return await place.lane() if path == CHAT_PATH else await place.relay()
+        upstream = self._upstreams[name]
+        return await upstream.transport() if path == CHAT_PATH else await upstream.relay()
 
     async def retire(self, successor: Upstreams) -> None:
         """Close transports that the successor doesn't use, each when its last answer has ended."""
-        mine = [place for place in self._places.values() if place is not successor._places.get(place.name)]
-        self._retired.update(mine)
-        for place in mine:
-            await place.retire()
+        kept = successor._upstreams
+        replaced = [upstream for name, upstream in self._upstreams.items() if upstream is not kept.get(name)]
+        self._retired.update(replaced)
+        for upstream in replaced:
+            await upstream.retire()
 
     async def relay(self, name: str) -> RelayTransport:
         """Return the transport for requests in an upstream's own format: OpenAI's, or Anthropic's for its API.
 
         Raises ``NotFound`` for providers that need translation.
         """
-        return await self._places[name].relay()
+        return await self._upstreams[name].relay()
 
     def first(self, *, anthropic: bool) -> str:
         """Return the first upstream with Anthropic's API, or with OpenAI's. Without one, return the first upstream."""
-        speaking = (n for n, place in self._places.items() if (place.settings.provider == ANTHROPIC) is anthropic)
-        return next(speaking, next(iter(self._places)))
+        serving = (name for name, one in self._upstreams.items() if (one.settings.provider == ANTHROPIC) is anthropic)
+        return next(serving, next(iter(self._upstreams)))
 
     async def aclose(self) -> None:
         """Close all transports, including those of replaced configurations."""
-        for place in (*self._places.values(), *self._retired):
-            await place.aclose()
+        for upstream in (*self._upstreams.values(), *self._retired):
+            await upstream.aclose()
 
 
-async def _opened(upstream: str, settings: UpstreamSettings) -> Transport:
+async def _open_transport(upstream: str, settings: UpstreamSettings) -> Transport:
     found = resolve_transport(settings.provider, settings.base_url, settings.lane, where=f"upstreams.{upstream}")
     if found is None:
-        found = await asked_litellm(settings.provider, settings.base_url)
+        found = await litellm_choice(settings.provider, settings.base_url)
     key, headers = _key(settings), _headers(settings)
-    if found.lane == "translate":
+    if found.kind == "translate":
         # Imported here so that a deployment that only relays doesn't load it.
         from proxy.upstream.litellm.transport import LiteLLMTransport
 

@@ -1,4 +1,4 @@
-"""S4: what is left on the disk of what was said, wherever the program may write, and who may read it.
+"""S4: the conversation data that the proxy leaves on the disk, and the permissions of its files.
 
 Forgetting, expiry and other keys are in ``tests/product/test_store.py`` and ``tests/store/``.
 """
@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from proxy.demo.serving import serve
-from proxy.store import sqlite_worker as lane
+from proxy.store import sqlite_worker
 from proxy.store.file import put_aside
 from proxy.store.forgetting import forget
 from proxy.store.sqlite import SqliteStore
@@ -98,7 +98,7 @@ def found(folder: Path) -> dict[str, set[str]]:
 
 @posix
 def test_by_default_it_is_one_file_for_its_owner_alone(tmp_path: Path) -> None:
-    """Killed without warning, so that the log beside the file stays. Also shows that the canaries can be found."""
+    """Kill the process, so that the write-ahead log stays. Also shows that the canaries can be found."""
     with started(tmp_path, None) as (url, process):
         compacted(url)
         assert until(lambda: archived(url) > 0)
@@ -144,7 +144,7 @@ def test_what_is_taken_out_is_kept_only_where_a_policy_keeps_an_archive(tmp_path
     """The summary is kept either way, with what a policy has it quote."""
     with started(tmp_path, None, {} if archive else {"archive": None}) as (url, process):
         compacted(url)
-        # What is written for the request is there when the program has ended as it should.
+        # An orderly end of the program stores everything that belongs to the request.
         process.terminate()
         process.wait(30)
     entries = asyncio.run(kept(tmp_path / "home" / "state" / "compaction-proxy" / "compaction.db"))
@@ -165,12 +165,12 @@ def test_a_damaged_file_that_was_moved_aside_is_its_owners_too(tmp_path: Path) -
     async def test() -> None:
         store = SqliteStore(tmp_path / "a.db")
         await store.put("t", "summary", "k", b"x" * 9000, 60)
-        await store.upkeep()
+        await store.maintain()
         with (tmp_path / "a.db").open("r+b") as file:
             file.write(b"\xff" * 4096)
         await store.aclose()
         store = SqliteStore(tmp_path / "a.db")
-        await store.upkeep()
+        await store.maintain()
         await store.put("t", "summary", "k", b"", 60)
         await store.aclose()
 
@@ -184,12 +184,12 @@ def test_a_damaged_file_that_was_moved_aside_is_its_owners_too(tmp_path: Path) -
 
 
 @linux
-@pytest.mark.parametrize("most", [lane.IN_MEMORY, 1])
+@pytest.mark.parametrize("most", [sqlite_worker.IN_MEMORY, 1])
 def test_writing_the_file_anew_leaves_no_temporary_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """All by way of memory; what is too large for that, by way of a file that has no name from its beginning on."""
-    monkeypatch.setattr(lane, "IN_MEMORY", most)
+    """Small bodies stay in memory. Larger ones use a file that never has a name."""
+    monkeypatch.setattr(sqlite_worker, "IN_MEMORY", most)
     monkeypatch.setenv("SQLITE_TMPDIR", str(tmp_path))
     seen: set[str] = set()
     named: set[str] = set()

@@ -1,4 +1,4 @@
-"""S13, S22, S5: what must not be written down anywhere, and names that must not turn into series or files."""
+"""S13, S22, S5: secrets that the proxy must never write, and names that mustn't become series or files."""
 
 from __future__ import annotations
 
@@ -220,9 +220,10 @@ def test_no_key_is_in_what_settings_and_services_say_of_themselves(tmp_path: Pat
 
     async def service() -> str:
         made = Runtime(settings)
-        lane = await made.configuration.upstreams.transport("main")
+        transport = await made.configuration.upstreams.transport("main")
         caller = made.configuration.teams.authenticate([(b"authorization", f"Bearer {CALLER}".encode())])
-        said = f"{made!r} {vars(made)!r} {lane!r} {caller!r} {made.configuration.teams!r} {vars(made.configuration)!r}"
+        said = f"{made!r} {vars(made)!r} {transport!r} {caller!r} "
+        said += f"{made.configuration.teams!r} {vars(made.configuration)!r}"
         await made.aclose()
         return said
 
@@ -303,7 +304,7 @@ NAMES = 10_000
 
 
 def test_ten_thousand_names_make_no_series(counted: Any) -> None:
-    """S22: neither models, known or not, nor keys, users or paths become labels; what is kept of each is bounded."""
+    """S22: models, keys, users, and paths don't become labels. The proxy bounds the data that it keeps of each."""
 
     async def one(number: int) -> None:
         body = chat(model=f"known-{number}" if number % 2 else f"unknown-{number}", user=f"user-{number}")

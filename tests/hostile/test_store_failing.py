@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.server import maintenance as upkeep
-from proxy.store import guarded
-from proxy.store import sqlite_worker as lane
+from proxy.server import maintenance
+from proxy.store import guarded, sqlite_worker
 from proxy.store.breaker import FAILURES
 from proxy.store.file import put_aside
 from tests.kit.waiting import until
@@ -30,7 +29,7 @@ PAUSE = 0.2
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarded, "FIRST_PAUSE", PAUSE)
     monkeypatch.setattr(guarded, "LONGEST_PAUSE", PAUSE)
-    monkeypatch.setattr(upkeep, "EVERY", PAUSE)
+    monkeypatch.setattr(maintenance, "EVERY", PAUSE)
 
 
 @contextlib.contextmanager
@@ -53,15 +52,15 @@ def locked(file: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @contextlib.contextmanager
 def full(file: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    opening, bound = lane.SqliteWorker._open, "1"
+    opening, bound = sqlite_worker.SqliteWorker._open, "1"
 
-    def opened(self: lane.SqliteWorker) -> sqlite3.Connection:
+    def opened(self: sqlite_worker.SqliteWorker) -> sqlite3.Connection:
         connection = opening(self)
         # A bound under what there is already means: no more.
         connection.execute(f"PRAGMA max_page_count = {bound}")
         return connection
 
-    patch.setattr(lane.SqliteWorker, "_open", opened)
+    patch.setattr(sqlite_worker.SqliteWorker, "_open", opened)
     yield
     bound = "1000000"
 
@@ -103,7 +102,7 @@ def test_requests_go_through_and_it_is_used_again_after_it(
 
 
 def kinds(folder: Path) -> set[str]:
-    """The kinds of entries in the store; none where it can't be read yet."""
+    """Return the kinds of entries in the store. Empty if it can't be read yet."""
     try:
         return {row[1] for row in rows(folder)}
     except sqlite3.Error:

@@ -139,8 +139,8 @@ def send(
         apart = {*plan.pinned, plan.current_user_message.get(plan.cut, -1)}
         quoted = [turn for index, turn in enumerate(dropped) if index not in apart]
         kept = "0123456789abcdef0123" if policy.archive else None
-        gist = SummaryParts(quoted, collect_identifiers(dropped, None, format), summary(dropped), kept)
-        raw = summary_message(gist, plan.caps_at(plan.cut), policy, format)
+        parts = SummaryParts(quoted, collect_identifiers(dropped, None, format), summary(dropped), kept)
+        raw = summary_message(parts, plan.limits_at(plan.cut), policy, format)
         piece = OutgoingMessage(raw, format.tokens(raw), None)
     rendered: RenderedConversation = render(turns, head, plan, policy, piece, format)
     room = None if budget is None else budget - FIXED

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from proxy.compaction.groups import group_starts, head_length
-from proxy.compaction.rules import Envelope, Rules, caps
+from proxy.compaction.rules import Envelope, Rules, section_limits
 from proxy.compaction.summary_message import TAG
 from proxy.compaction.triggers import lowest_level
 from proxy.compaction.turn import Turn
@@ -154,8 +154,10 @@ def _last_words_of_the_user(
     last = users[-1]
     head = head_length(given)
     overhead = fixed + sum(turn.facts.tokens for turn in given[:head])
-    frame = Envelope(request.budget, overhead, head).rounded(lowest_level(rules.trigger, request.budget))
-    if last.facts.tokens > caps(rules, frame).newest or (rules.shorten_last_user_message and "fit" in outcome.steps):
+    envelope = Envelope(request.budget, overhead, head).rounded(lowest_level(rules.trigger, request.budget))
+    if last.facts.tokens > section_limits(rules, envelope).newest or (
+        rules.shorten_last_user_message and "fit" in outcome.steps
+    ):
         return
     if request.setting.strict:
         words = text_of(json.loads(last.raw))

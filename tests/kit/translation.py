@@ -1,4 +1,4 @@
-"""Sending through the translate lane to a local stand-in, for the tests of the lane."""
+"""Send through LiteLLM to a local stand-in."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def outgoing(body: dict[str, Any] | bytes, **fields: Any) -> Outgoing:
     return Outgoing(body=raw, stream=stream, **(defaults | fields))
 
 
-async def exchange(lane: LiteLLMTransport, request: Outgoing) -> Result:
+async def exchange(transport: LiteLLMTransport, request: Outgoing) -> Result:
     try:
-        answer = await lane.send(request)
+        answer = await transport.send(request)
         content = b"".join([part async for part in answer.body])
         await answer.close()
         await answer.close()
         return Result(answer.status, dict(answer.headers), content)
     finally:
-        await lane.aclose()
+        await transport.aclose()
 
 
 def send(provider: str, server: Standin, body: dict[str, Any] | bytes, **fields: Any) -> Result:
-    lane = LiteLLMTransport(provider, server.url, server.key, {})
-    return asyncio.run(exchange(lane, outgoing(body, **fields)))
+    transport = LiteLLMTransport(provider, server.url, server.key, {})
+    return asyncio.run(exchange(transport, outgoing(body, **fields)))
 
 
 async def drain(body: Any) -> None:

@@ -44,7 +44,7 @@ def until(true: Callable[[], bool], what: str) -> float:
 
 
 def written(path: Path, text: str) -> None:
-    """Write a file as deployments do: beside the old one, and renamed."""
+    """Write a file as deployments do: under another name, and renamed."""
     beside = path.with_name(f".{path.name}.new")
     beside.write_text(text)
     beside.replace(path)
@@ -52,7 +52,7 @@ def written(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def followed(path: Path, every: float = 0.05, host: str | None = None) -> Iterator[tuple[str, Proxy]]:
-    """A proxy that follows a configuration more closely than it does by itself; ``host`` is the command's."""
+    """A proxy that checks its configuration more often than by default. ``host`` is the command's."""
     loaded = read(path, {})
     app = create_app(listening(loaded.settings, host), loaded)
     assert app.reload is not None
@@ -183,7 +183,7 @@ def test_a_request_ends_under_the_configuration_it_began_with(tmp_path: Path) ->
     with serve(old.app) as before, serve(new.app) as after:
         file.write_text(main_file(before, tmp_path))
         with followed(file) as (url, app), client(url) as caller:
-            lane = app.service.configuration.upstreams._places["main"]
+            main = app.service.configuration.upstreams._upstreams["main"]
             answers: list[str] = []
 
             def ask() -> None:
@@ -202,8 +202,8 @@ def test_a_request_ends_under_the_configuration_it_began_with(tmp_path: Path) ->
             go.set()
             asking.join()
             assert answers == [("from the old one " * 10)]
-            assert lane._lane is not None
-            until(lambda: lane._lane.connections._session is None, "its connections are closed")  # type: ignore[union-attr]
+            assert main._transport is not None
+            until(lambda: main._transport.connections._session is None, "its connections are closed")  # type: ignore[union-attr]
             assert len(old.requests) == 1
 
 
@@ -429,7 +429,7 @@ def entries(log: Path, event: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_sighup(workers: int, tmp_path: Path) -> None:
-    """Each worker reads the file anew, and none ends; a wrong file ends none either."""
+    """Each worker reads the file again, and none ends. An invalid file doesn't end any either."""
     upstream = StandIn()
     file = tmp_path / "main.yaml"
     with serve(upstream.app) as entrance:

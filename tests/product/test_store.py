@@ -21,8 +21,8 @@ import yaml
 
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
-from proxy.server import maintenance as upkeep
-from proxy.store import sqlite_worker as lane
+from proxy.server import maintenance
+from proxy.store import sqlite_worker
 from proxy.store.file import put_aside
 from proxy.store.forgetting import KIND as FORGOTTEN
 from proxy.store.replicated_map import name_of
@@ -157,7 +157,7 @@ def test_a_key_is_replaced_by_another(tmp_path: Path) -> None:
 
 
 def test_forgetting_a_caller_beside_a_running_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upkeep, "EVERY", 0.2)
+    monkeypatch.setattr(maintenance, "EVERY", 0.2)
     with running(tmp_path) as url:
         assert summary_of(url) == "made"
         assert summary_of(url, "sk-other") == "made"
@@ -244,14 +244,14 @@ def test_a_damaged_file_is_moved_aside_at_the_start(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def slow(seconds: float) -> Iterator[None]:
-    do = lane.SqliteWorker._do
+    do = sqlite_worker.SqliteWorker._do
 
-    def slowly(self: lane.SqliteWorker, work: Callable[[sqlite3.Connection], Any]) -> Any:
+    def slowly(self: sqlite_worker.SqliteWorker, work: Callable[[sqlite3.Connection], Any]) -> Any:
         time.sleep(seconds)
         return do(self, work)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lane.SqliteWorker, "_do", slowly)
+        patch.setattr(sqlite_worker.SqliteWorker, "_do", slowly)
         yield
 
 
@@ -272,7 +272,7 @@ def test_a_slow_store_holds_nobody_up_for_long_and_is_left_alone(tmp_path: Path)
 
 
 class Trap:
-    """What runs code when a pickle of it is read."""
+    """An object whose pickle runs code when it's read."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -282,7 +282,7 @@ class Trap:
 
 
 def test_a_pickle_in_the_file_is_refused(tmp_path: Path) -> None:
-    """Whatever reads an entry: a request, the archive's door, the upkeep, a command."""
+    """Every reader of an entry: a request, the archive's endpoint, the maintenance, a command."""
     with running(tmp_path) as url:
         assert summary_of(url) == "made"
         assert until(lambda: {row[1] for row in rows(tmp_path)} >= {"archive", "summary"})

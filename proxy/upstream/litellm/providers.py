@@ -10,7 +10,7 @@ from proxy.upstream.litellm.library import load
 NEEDS_TRANSLATION = frozenset({"azure_ai", "databricks", "watsonx", "github_copilot", "snowflake"})
 
 
-async def asked_litellm(provider: str, base_url: str | None) -> TransportChoice:
+async def litellm_choice(provider: str, base_url: str | None) -> TransportChoice:
     """Return the transport for a provider by LiteLLM's registry. The first call imports LiteLLM, which takes seconds.
 
     Raises ``ConfigurationError`` for a provider that LiteLLM doesn't have.

@@ -76,8 +76,10 @@ def test_an_upstreams_own_key(
 
 
 def test_a_provider_that_is_known_takes_bearer_tokens_only() -> None:
-    lane = RelayTransport(Address("https://api.openai.com/v1", known=True), upstream="main", api_key=None, headers={})
-    sent = lane.headers([], Credential("sk-1", "x-api-key"), anthropic=True)
+    transport = RelayTransport(
+        Address("https://api.openai.com/v1", known=True), upstream="main", api_key=None, headers={}
+    )
+    sent = transport.headers([], Credential("sk-1", "x-api-key"), anthropic=True)
     assert sent == [("authorization", "Bearer sk-1")]
 
 
@@ -193,5 +195,5 @@ def test_older_azure_addresses_name_the_deployment_and_one_version(
     ):
         assert ask(url, path, body, [JSON, API_KEY]).status == status
     assert len(upstream.arrived) == before
-    lane = RelayTransport(azure_address("https://a.test", None), upstream="main", api_key=None, headers={})
-    assert lane.url("/models", "api-version=1") == "https://a.test/openai/models?api-version=1"
+    transport = RelayTransport(azure_address("https://a.test", None), upstream="main", api_key=None, headers={})
+    assert transport.url("/models", "api-version=1") == "https://a.test/openai/models?api-version=1"

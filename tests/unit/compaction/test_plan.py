@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from proxy.compaction.plan import Frontier, Plan, assemble_plan
+from proxy.compaction.retained import RetainedGroups
 from proxy.compaction.rules import SectionLimits
 from proxy.compaction.sizes import Sizes
-from proxy.compaction.standing import Standing
 from tests.kit.conversations import assistant, call, result, system, turns, user
 
 LIMITS = SectionLimits(summary=100, users=100, newest=50, system=100, words=40, index=40, group=None)
@@ -22,7 +22,7 @@ BODY = turns(
 
 
 def assembled(checkpoints: list[int], pending: int | None = None, pinned: frozenset[int] = frozenset()) -> Plan:
-    sizes = Sizes(BODY, None, pinned, Standing(LIMITS.system, LIMITS.newest))
+    sizes = Sizes(BODY, None, pinned, RetainedGroups(LIMITS.system, LIMITS.newest))
     return assemble_plan(BODY, sizes, {}, LIMITS, pinned, checkpoints, pending)
 
 
@@ -61,5 +61,5 @@ def test_a_plan_with_only_a_frontier_is_not_empty() -> None:
 
 def test_limits_shrink_with_the_replaced_tokens() -> None:
     plan = Plan(LIMITS, checkpoints=(4,), replaced={4: 80})
-    assert plan.caps_at(4) == LIMITS.for_span(80)
-    assert plan.caps_at(4).summary == 40
+    assert plan.limits_at(4) == LIMITS.for_span(80)
+    assert plan.limits_at(4).summary == 40

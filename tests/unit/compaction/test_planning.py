@@ -8,7 +8,7 @@ import pytest
 
 from proxy.compaction.plan import Frontier, Plan
 from proxy.compaction.planning import make_plan
-from proxy.compaction.rules import ROOM_TO_GROW, Envelope, Rules, caps
+from proxy.compaction.rules import ROOM_TO_GROW, Envelope, Rules, section_limits
 from proxy.compaction.triggers import Clause
 from proxy.compaction.turn import Facts, Kind, Turn
 from proxy.dialects.chat.message import KINDS
@@ -69,7 +69,7 @@ def test_a_checkpoint_leaves_room_to_grow_even_if_less_than_keep_stays() -> None
     greedy = rules(keep=Clause(fraction=0.80), prepare=(), arguments=False, results=False)
     body = of(*steps(9, 1000))
     plan = plan_of(body, greedy)
-    limits = caps(greedy, Envelope(10_000, 0, 1).rounded())
+    limits = section_limits(greedy, Envelope(10_000, 0, 1).rounded())
     kept = sum(turn.facts.tokens for turn in body[plan.cut :])
     assert plan.cut
     assert kept + limits.summary + limits.index <= ROOM_TO_GROW * 8486
@@ -134,7 +134,7 @@ def test_results_of_one_exchange_that_no_prompt_could_hold_are_held_to_a_size() 
     body = turns([user("go"), assistant(None, *calls), *(result(f"c{n}", "word " * 9000) for n in range(3))])
     plan = plan_of(body, rules())
     assert set(plan.clips) == {2, 3, 4}
-    assert sum(plan.clips.values()) <= (plan.caps.group or 0)
+    assert sum(plan.clips.values()) <= (plan.limits.group or 0)
 
 
 @pytest.mark.parametrize("number", [2500, 10_000])

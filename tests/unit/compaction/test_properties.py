@@ -93,7 +93,7 @@ def test_the_last_words_of_the_user_are_sent_as_they_are(drawn: Any, budget: int
     if last.facts.foreign:
         return  # it looks like another tool's summary, so the proxy merges it into its own
     (piece,) = [piece for piece in sent.pieces if piece.turn is last]
-    held = sent.plan is not None and last.facts.tokens > sent.plan.caps.newest
+    held = sent.plan is not None and last.facts.tokens > sent.plan.limits.newest
     assert policy.shorten_last_user_message or held or piece.raw == last.raw
 
 
@@ -179,8 +179,10 @@ def test_old_messages_change_only_where_the_trigger_is_reached(drawn: Any, budge
                 size += sum(tokens - shown[id(before[start + index])] for index, tokens in held)
             size += sum(turn.facts.tokens for turn in before[length:])
             if last.plan is not None and last.plan.cut:
-                caps = last.plan.caps_at(last.plan.cut)
-                size += SUMMARY_FRAME_TOKENS + caps.summary + caps.users + caps.newest + caps.words + caps.index
+                limits = last.plan.limits_at(last.plan.cut)
+                size += (
+                    SUMMARY_FRAME_TOKENS + limits.summary + limits.users + limits.newest + limits.words + limits.index
+                )
             assert size + 2 * max(32, budget // 128) >= share_of(0.85, budget)
         previous = (len(before), sent)
 

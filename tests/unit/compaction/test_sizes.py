@@ -28,21 +28,21 @@ def test_totals_by_group() -> None:
     assert sizes.users == [0, *[100 + USER_FRAME_TOKENS] * 4, 140 + 2 * USER_FRAME_TOKENS]
     assert sizes.newest_user == [0, *[100 + USER_FRAME_TOKENS] * 4, 40 + USER_FRAME_TOKENS]
     assert sizes.newest_user_group == [-1, 0, 0, 0, 0, 4]
-    assert sizes.standing.tokens == [0, 0, 0, 5, 5, 5]
-    assert sizes.standing.messages == [0, 0, 0, 1, 1, 1]
+    assert sizes.retained.tokens == [0, 0, 0, 5, 5, 5]
+    assert sizes.retained.messages == [0, 0, 0, 1, 1, 1]
     assert [sizes.group_of(index) for index in range(7)] == [0, 1, 1, 1, 2, 3, 4]
 
 
 def test_the_newest_question_is_carried_where_what_follows_is_work_on_it() -> None:
     sizes = Sizes(BODY, None)
-    assert [sizes.carries(cut) for cut in range(5)] == [False, True, True, True, False]
-    assert not Sizes(of(("assistant", 5), ("assistant", 5)), None).carries(1)
+    assert [sizes.keeps_user_message(cut) for cut in range(5)] == [False, True, True, True, False]
+    assert not Sizes(of(("assistant", 5), ("assistant", 5)), None).keeps_user_message(1)
 
 
 def test_a_pinned_message_stays_with_its_whole_exchange_and_is_no_quotation() -> None:
     sizes = Sizes(BODY, None, frozenset({0, 3}))
-    assert sizes.standing.tokens == [0, 100, 500, 505, 505, 505]
-    assert sizes.standing.messages == [0, 1, 4, 5, 5, 5]
+    assert sizes.retained.tokens == [0, 100, 500, 505, 505, 505]
+    assert sizes.retained.messages == [0, 1, 4, 5, 5, 5]
     assert sizes.users[-1] == 40 + USER_FRAME_TOKENS
 
 

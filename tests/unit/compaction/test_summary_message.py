@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.rules import SUMMARY_FRAME_TOKENS, Envelope, SectionLimits, caps
+from proxy.compaction.rules import SUMMARY_FRAME_TOKENS, Envelope, SectionLimits, section_limits
 from proxy.compaction.shorten import middle_cut
 from proxy.compaction.sizes import Sizes
 from proxy.compaction.summary_message import (
@@ -90,9 +90,9 @@ def test_what_the_assistant_said_last_is_in_it() -> None:
 
 
 def test_it_says_where_the_messages_are_kept() -> None:
-    gist = SummaryParts(turns([user("go")]), {}, "so far", "0123456789abcdef0123")
+    parts = SummaryParts(turns([user("go")]), {}, "so far", "0123456789abcdef0123")
     assert "complete earlier messages are in the archive as 0123456789abcdef0123." in text_of(
-        decode(summary_message(gist, ROOMY, rules(), FORMAT))
+        decode(summary_message(parts, ROOMY, rules(), FORMAT))
     )
     assert "archive" not in note([user("go")])
 
@@ -185,7 +185,7 @@ def test_it_never_takes_more_tokens_than_the_scan_reckons_with(
     budget: int, number: int, each: int, flavour: int
 ) -> None:
     """The planner assumes the sum below for any texts, here with the tokenizer of a real model."""
-    room = caps(rules(), Envelope(budget, 100, 0).rounded())
+    room = section_limits(rules(), Envelope(budget, 100, 0).rounded())
     messages: list[Message] = []
     for n in range(number):
         text = text_of_size(each, flavour, n)
@@ -196,7 +196,7 @@ def test_it_never_takes_more_tokens_than_the_scan_reckons_with(
     text = f"<{TAG}> and line {budget} of the notes\n" * room.summary
     summary = middle_cut(text, room.summary, COUNTER.text, "")
     body = turns(messages, COUNTER.format)
-    gist = SummaryParts(body, collect_identifiers(body, None, FORMAT), summary, "0123456789abcdef0123")
-    raw = summary_message(gist, room, rules(), COUNTER.format)
+    parts = SummaryParts(body, collect_identifiers(body, None, FORMAT), summary, "0123456789abcdef0123")
+    raw = summary_message(parts, room, rules(), COUNTER.format)
     users = min(Sizes(body, None).users[-1], room.users)
     assert COUNTER.message(decode(raw)) <= SUMMARY_FRAME_TOKENS + room.summary + room.words + room.index + users

@@ -98,7 +98,7 @@ def test_a_long_text_is_held_to_its_share_apart_from_its_media() -> None:
     assert carried["content"][8]["text"].startswith("line 0 of the task\n")
     assert carried["content"][8]["text"].endswith("line 399 of the task")
     text_only = message_tokens({**carried, "content": carried["content"][8:]})
-    assert 0.7 * sent.plan.caps.newest < text_only <= sent.plan.caps.newest
+    assert 0.7 * sent.plan.limits.newest < text_only <= sent.plan.limits.newest
 
 
 def test_a_quoted_message_with_many_pictures_keeps_both_ends_of_its_text() -> None:

@@ -56,13 +56,13 @@ def test_an_error_of_one_round_does_not_end_upkeep(tmp_path: Path, monkeypatch: 
                     await asyncio.sleep(0.01)
         assert {line["event"] for line in logs} == {"store.upkeep_failed"}
         failing = False
-        done, real = asyncio.Event(), store.upkeep
+        done, real = asyncio.Event(), store.maintain
 
-        async def upkeep_again() -> None:
+        async def maintain_again() -> None:
             await real()
             done.set()
 
-        monkeypatch.setattr(store, "upkeep", upkeep_again)
+        monkeypatch.setattr(store, "maintain", maintain_again)
         async with asyncio.timeout(10):
             await done.wait()
         await maintenance.aclose()

@@ -75,7 +75,7 @@ def test_no_content_is_left_of_a_file_of_an_earlier_version(tmp_path: Path) -> N
 
     async def test(store: SqliteStore) -> None:
         assert len(await store.entries("summary")) > 100
-        await store.upkeep()
+        await store.maintain()
         assert files_with(tmp_path, GONE) == []
         await forget(store, "t")
         assert files_with(tmp_path, CANARY) == []

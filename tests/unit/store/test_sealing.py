@@ -192,7 +192,7 @@ def test_entries_from_before_there_was_a_key_are_not_read_and_leave_the_file(tmp
         assert await store.get("t", "summary", "k1") is None
         await store.put("t", "summary", "k1", b"sealed", 60)
         assert b"PROMPT" in everything(tmp_path)
-        await store.upkeep()
+        await store.maintain()
         assert b"PROMPT" not in everything(tmp_path)
         assert await store.get("t", "summary", "k1") == b"sealed"
         assert await store.unknown() == 0
@@ -215,7 +215,7 @@ def test_an_old_key_decrypts_until_upkeep_has_written_everything_anew(tmp_path: 
         await store.put("t", "summary", "k1", b"new", 60)
         assert len(await store.entries("summary")) == 51
         assert await forget(store, "gone") == {"summary": 1}
-        await store.upkeep()
+        await store.maintain()
         assert len(await store.entries("summary")) == 50
 
     async def read(store: ManagedStore) -> None:

@@ -72,7 +72,7 @@ def test_upkeep_removes_expired_entries(tmp_path: Path) -> None:
         for n in range(10):
             await store.put("t", "summary", f"k{n}", b"", -1)
         await store.put("t", "summary", "lasting", b"", 60)
-        await store.upkeep()
+        await store.maintain()
 
     with_store(lambda: SqliteStore(tmp_path / "a.db", batch=3), test)
     with opened(tmp_path / "a.db") as db:
@@ -181,7 +181,7 @@ def test_upkeep_moves_a_file_that_is_no_database_aside(tmp_path: Path) -> None:
     (tmp_path / "a.db").write_bytes(NO_DATABASE)
 
     async def test(store: SqliteStore) -> None:
-        await store.upkeep()
+        await store.maintain()
         assert await store.get("t", "summary", "k") is None
         await store.put("t", "summary", "k", b"1", 60)
         assert await store.get("t", "summary", "k") == b"1"
@@ -196,7 +196,7 @@ def test_many_processes_move_a_damaged_file_aside_once(tmp_path: Path) -> None:
 
     async def test(store: SqliteStore) -> None:
         stores = [SqliteStore(tmp_path / "a.db") for _ in range(6)]
-        await asyncio.gather(*(one.upkeep() for one in stores))
+        await asyncio.gather(*(one.maintain() for one in stores))
         await asyncio.gather(*(one.put("t", "summary", f"k{n}", b"", 60) for n, one in enumerate(stores)))
         assert [await stores[0].get("t", "summary", f"k{n}") for n in range(6)] == [b""] * 6
         await asyncio.gather(*(one.aclose() for one in stores))
@@ -212,7 +212,7 @@ def test_a_file_that_is_damaged_later_is_moved_aside_by_whoever_meets_it(tmp_pat
         other = SqliteStore(path)
         for n in range(50):
             await store.put("t", "summary", f"k{n}", b"x" * 5000, 60)
-        await asyncio.gather(store.upkeep(), other.upkeep())
+        await asyncio.gather(store.maintain(), other.maintain())
         size = path.stat().st_size
         with path.open("r+b") as file:
             file.seek(4096)
@@ -330,7 +330,7 @@ def test_no_content_is_left_of_what_expired(tmp_path: Path, seed: int) -> None:
             await chance.choice([store, other]).put(tenant, *names, text + os.urandom(size) + text, seconds)
         assert files_with(tmp_path, CANARY)
         clock.now += 31
-        await other.upkeep()
+        await other.maintain()
         assert len(await store.entries("summary")) > 20
         assert files_with(tmp_path, CANARY) == []
         await other.aclose()
@@ -352,7 +352,7 @@ def test_no_content_is_left_of_small_entries_that_moved(tmp_path: Path, seed: in
             writer, kind = chance.choice([store, other]), chance.choice(["summary", "archive"])
             await writer.put(tenant, kind, f"k{chance.randrange(200):03}", value, seconds)
         clock.now += 61
-        await store.upkeep()
+        await store.maintain()
         assert files_with(tmp_path, CANARY) == []
         await other.aclose()
 
@@ -368,7 +368,7 @@ def test_no_content_is_left_of_what_expired_in_a_file_that_keeps_its_pages(tmp_p
         assert len(await store.entries("summary")) == 100
         before = (tmp_path / "a.db").stat().st_size
         clock.now += 61
-        await store.upkeep()
+        await store.maintain()
         assert await store.entries("summary") == []
         assert (tmp_path / "a.db").stat().st_size >= before / 2
         assert files_with(tmp_path, CANARY) == []
@@ -384,14 +384,14 @@ def test_the_size_is_kept_by_removing_what_expires_first(tmp_path: Path, on_disk
         await store.put("t", "limit", "small", b"1", 900)
         for n in range(100):
             await store.put("t", "archive", f"{n:03}", os.urandom(50_000), 1000 + n)
-        await store.upkeep()
+        await store.maintain()
         assert await store.get("t", "limit", "small") == b"1"
         left = [entry.key for entry in await store.entries("archive")]
         assert left == [f"{n:03}" for n in range(100 - len(left), 100)]
         assert 29 <= len(left) <= 36
         if path is not None:
             assert size(tmp_path) <= most
-        await store.upkeep()
+        await store.maintain()
         assert len(await store.entries("archive")) == len(left)
 
     with_store(lambda: SqliteStore(path, most), test)
@@ -401,7 +401,7 @@ def test_many_small_entries_are_bounded_too(tmp_path: Path) -> None:
     async def test(store: SqliteStore) -> None:
         for n in range(100):
             await store.put("t", "limit", f"{n:03}", b"1", 1000 + n)
-        await store.upkeep()
+        await store.maintain()
         left = [entry.key for entry in await store.entries("limit")]
         assert 0 < len(left) < 90
         assert left == [f"{n:03}" for n in range(100 - len(left), 100)]

@@ -188,7 +188,7 @@ def test_what_is_known_is_put_together() -> None:
 
 
 class Failing:
-    """A lane on which nothing works."""
+    """A transport on which nothing works."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -209,7 +209,7 @@ USAGE = {"prompt_tokens": 120, "completion_tokens": 30, "total_tokens": 150}
 
 
 @pytest.mark.parametrize(
-    ("lane", "cost"),
+    ("transport", "cost"),
     [
         (OneAnswer(answered(usage=USAGE)), 150),
         (OneAnswer(answered(usage={"prompt_tokens": 120})), 120),
@@ -222,11 +222,11 @@ USAGE = {"prompt_tokens": 120, "completion_tokens": 30, "total_tokens": 150}
     ],
     ids=["usage", "half a usage", "none", "no object", "counted", "refused", "unreachable", "given up"],
 )
-def test_what_a_call_costs(lane: Any, cost: int | None) -> None:
+def test_what_a_call_costs(transport: Any, cost: int | None) -> None:
     async def test() -> None:
         budgets = Budgets(None, Clock())
-        model = UpstreamSummaryModel(lane, "small", "main", words, 5.0, budget=budget(budgets, 10_000))
-        if isinstance(lane, Failing) or cost == 0:
+        model = UpstreamSummaryModel(transport, "small", "main", words, 5.0, budget=budget(budgets, 10_000))
+        if isinstance(transport, Failing) or cost == 0:
             with pytest.raises(SummaryFailed):
                 await model.ask(ASKED, 1_000)
         else:
@@ -238,8 +238,8 @@ def test_what_a_call_costs(lane: Any, cost: int | None) -> None:
 
 
 def test_a_call_that_is_not_covered_is_not_made() -> None:
-    lane = OneAnswer(answered(usage=USAGE))
-    model = UpstreamSummaryModel(lane, "small", "main", words, 5.0, budget=budget(Budgets(None, Clock()), 1_500))
+    transport = OneAnswer(answered(usage=USAGE))
+    model = UpstreamSummaryModel(transport, "small", "main", words, 5.0, budget=budget(Budgets(None, Clock()), 1_500))
     with pytest.raises(BudgetSpent):
         asyncio.run(model.ask(ASKED, 1_000))
-    assert lane.requests == []
+    assert transport.requests == []

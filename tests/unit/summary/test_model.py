@@ -20,7 +20,7 @@ ASKED = [{"role": "user", "content": "Sum up."}]
 
 
 class OneAnswer:
-    """A lane that gives one answer to everything."""
+    """A transport that gives one answer to everything."""
 
     def __init__(self, body: bytes, status: int = 200) -> None:
         self.requests: list[Outgoing] = []
@@ -48,20 +48,20 @@ def completion(message: Any, reason: Any = "stop") -> bytes:
     return msgspec.json.encode({"choices": [{"index": 0, "message": message, "finish_reason": reason}]})
 
 
-def ask(lane: Any, model: str = "small", most: int = 1000, max_output: int | None = None) -> Written:
-    asked = UpstreamSummaryModel(lane, model, "main", words, 5.0, max_output=max_output, credential="key")
+def ask(transport: Any, model: str = "small", most: int = 1000, max_output: int | None = None) -> Written:
+    asked = UpstreamSummaryModel(transport, model, "main", words, 5.0, max_output=max_output, credential="key")
     return asyncio.run(asked.ask(ASKED, most))
 
 
 def test_the_request_is_plain() -> None:
-    lane = OneAnswer(completion({"role": "assistant", "content": "Notes."}))
-    assert ask(lane) == Written("Notes.", "stop")
-    (request,) = lane.requests
+    transport = OneAnswer(completion({"role": "assistant", "content": "Notes."}))
+    assert ask(transport) == Written("Notes.", "stop")
+    (request,) = transport.requests
     assert msgspec.json.decode(request.body) == {
         "model": "small", "messages": ASKED, "stream": False, "max_tokens": 1500
     }  # fmt: skip
     assert (request.credential, request.timeout, request.stream) == ("key", 5.0, False)
-    assert lane.closed == 1
+    assert transport.closed == 1
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_the_request_is_plain() -> None:
     ],
 )
 def test_a_model_that_thinks_has_room_to(model: str, max_output: int | None, limit: dict[str, int]) -> None:
-    lane = OneAnswer(completion({"content": "x"}))
-    ask(lane, model, max_output=max_output)
-    body = msgspec.json.decode(lane.requests[0].body)
+    transport = OneAnswer(completion({"content": "x"}))
+    ask(transport, model, max_output=max_output)
+    body = msgspec.json.decode(transport.requests[0].body)
     assert {key: value for key, value in body.items() if key.startswith("max")} == limit
 
 
@@ -149,11 +149,11 @@ def test_an_error_beside_an_answer_is_a_failure(answer: Any) -> None:
     ids=lambda body: repr(body[:24]),
 )  # fmt: skip
 def test_what_is_no_completion_is_a_failure(body: bytes) -> None:
-    lane = OneAnswer(body)
+    transport = OneAnswer(body)
     with pytest.raises(SummaryFailed) as caught:
-        ask(lane)
+        ask(transport)
     assert not isinstance(caught.value, SummaryTooLong)
-    assert lane.closed == 1
+    assert transport.closed == 1
 
 
 @pytest.mark.parametrize("status", [400, 401, 429, 500, 503])
@@ -171,7 +171,7 @@ resulted in 9000 tokens.", "type": "invalid_request_error", "code": "context_len
 
 
 class Particular(OneAnswer):
-    """A lane that answers to requests which name no limit of the output, and refuses all others."""
+    """A transport that answers to requests which name no limit of the output, and refuses all others."""
 
     async def send(self, request: Outgoing) -> Answer:
         named = b"max_tokens" in request.body or b"max_completion_tokens" in request.body
@@ -184,9 +184,9 @@ REFUSED = b'{"error": {"message": "max_tokens is too large: 1500. This model sup
 
 
 def test_a_model_that_refuses_the_output_asked_for_writes_what_it_can() -> None:
-    lane = Particular(b"")
-    assert ask(lane).text == "Notes."
-    assert len(lane.requests) == lane.closed == 2
+    transport = Particular(b"")
+    assert ask(transport).text == "Notes."
+    assert len(transport.requests) == transport.closed == 2
 
 
 def test_what_a_refusal_says_of_the_limit_is_passed_on() -> None:

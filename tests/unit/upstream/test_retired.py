@@ -19,12 +19,12 @@ from tests.kit.anthropic_server import AnthropicServer
 from tests.kit.translation import outgoing
 
 
-def is_open(lane: Transport) -> bool:
+def is_open(transport: Transport) -> bool:
     """Return whether a transport holds connections."""
-    if isinstance(lane, RelayTransport):
-        return lane.connections._session is not None
-    assert isinstance(lane, LiteLLMTransport)
-    return lane._client is not None
+    if isinstance(transport, RelayTransport):
+        return transport.connections._session is not None
+    assert isinstance(transport, LiteLLMTransport)
+    return transport._client is not None
 
 
 def translated(server: AnthropicServer) -> UpstreamSettings:
@@ -39,10 +39,10 @@ async def ended(answer: Answer) -> bytes:
     return content
 
 
-async def read_to_its_end(lane: Transport) -> None:
+async def read_to_its_end(transport: Transport) -> None:
     """Wait until LiteLLM's transport has read its open streams."""
-    assert isinstance(lane, LiteLLMTransport)
-    await asyncio.gather(*(stream._task for stream in lane._streams if stream._task is not None))
+    assert isinstance(transport, LiteLLMTransport)
+    await asyncio.gather(*(stream._task for stream in transport._streams if stream._task is not None))
 
 
 async def outlived(settings: UpstreamSettings) -> None:
@@ -54,32 +54,32 @@ async def outlived(settings: UpstreamSettings) -> None:
 
 
 async def _outlived(before: Upstreams, settings: UpstreamSettings) -> None:
-    lane, same = await before.transport("main"), await before.transport("same")
+    transport, same = await before.transport("main"), await before.transport("same")
     await ended(await same.send(outgoing({})))
-    stream, plain = await lane.send(outgoing({"stream": True})), await lane.send(outgoing({}))
+    stream, plain = await transport.send(outgoing({"stream": True})), await transport.send(outgoing({}))
     changed = settings.model_copy(update={"base_url": f"{settings.base_url}/other"})
     after = Upstreams({"main": changed, "same": settings}, before)
-    if isinstance(lane, LiteLLMTransport):
-        await read_to_its_end(lane)
+    if isinstance(transport, LiteLLMTransport):
+        await read_to_its_end(transport)
     await before.retire(after)
     assert after.kept == {"same"}
     assert await after.transport("same") is same
-    assert await after.transport("main") is not lane
+    assert await after.transport("main") is not transport
     assert is_open(same)
     # A stream that LiteLLM's transport has read to its end isn't open, even if the client hasn't read it yet.
-    relayed = isinstance(lane, RelayTransport)
-    assert is_open(lane) is relayed, "two answers are open"
+    relayed = isinstance(transport, RelayTransport)
+    assert is_open(transport) is relayed, "two answers are open"
     assert json.loads(await ended(plain))["object"] == "chat.completion"
-    assert is_open(lane) is relayed, "one is"
+    assert is_open(transport) is relayed, "one is"
     assert (await ended(stream)).endswith(b"data: [DONE]\n\n")
-    assert not is_open(lane)
+    assert not is_open(transport)
     # A request that began under the old configuration and has waited for its summary.
     late = await before.transport("main")
-    assert late is lane
+    assert late is transport
     answer = await late.send(outgoing({}))
-    assert (answer.status, is_open(lane)) == (200, relayed)
+    assert (answer.status, is_open(transport)) == (200, relayed)
     await ended(answer)
-    assert not is_open(lane)
+    assert not is_open(transport)
     await after.aclose()
     assert not is_open(same)
 
@@ -98,13 +98,13 @@ def test_translated() -> None:
 def test_a_translated_stream_that_goes_on_stays_open() -> None:
     async def scenario(settings: UpstreamSettings) -> None:
         before = Upstreams({"main": settings})
-        lane = await before.transport("main")
-        stream = await lane.send(outgoing({"stream": True}))
+        transport = await before.transport("main")
+        stream = await transport.send(outgoing({"stream": True}))
         try:
             await before.retire(Upstreams({}, before))
-            assert is_open(lane)
+            assert is_open(transport)
             await stream.close()
-            assert not is_open(lane)
+            assert not is_open(transport)
         finally:
             await stream.close()
             await before.aclose()
@@ -120,9 +120,9 @@ def test_a_lane_that_was_never_used_is_opened_for_the_last_time() -> None:
         settings = UpstreamSettings(base_url=f"{url}/v1")
         before = Upstreams({"main": settings})
         await before.retire(Upstreams({}, before))
-        lane = await before.transport("main")
-        await ended(await lane.send(outgoing({})))
-        assert not is_open(lane)
+        transport = await before.transport("main")
+        await ended(await transport.send(outgoing({})))
+        assert not is_open(transport)
 
     with serve(StandIn().app) as url:
         asyncio.run(scenario(url))

@@ -93,14 +93,14 @@ def test_a_stream_that_breaks(anthropic: AnthropicServer, cut: str) -> None:
     parts: list[bytes] = []
 
     async def scenario() -> None:
-        lane = LiteLLMTransport("anthropic", anthropic.url, anthropic.key, {})
-        answer = await lane.send(outgoing({"stream": True}))
+        transport = LiteLLMTransport("anthropic", anthropic.url, anthropic.key, {})
+        answer = await transport.send(outgoing({"stream": True}))
         assert answer.status == 200
         try:
             async for part in answer.body:
                 parts.append(part)  # noqa: PERF401 - kept when the stream breaks
         finally:
-            await lane.aclose()
+            await transport.aclose()
 
     with pytest.raises(UpstreamInterrupted) as raised:
         asyncio.run(scenario())
@@ -129,9 +129,9 @@ def test_an_answer_that_is_not_the_providers(anthropic: AnthropicServer) -> None
 def test_nobody_listens(provider: str, stream: bool) -> None:
     with LocalServer() as server:
         url = server.url
-    lane = LiteLLMTransport(provider, url, "made-up-key", {})
+    transport = LiteLLMTransport(provider, url, "made-up-key", {})
     with pytest.raises(UpstreamUnreachable) as raised:
-        asyncio.run(exchange(lane, outgoing({"stream": stream})))
+        asyncio.run(exchange(transport, outgoing({"stream": stream})))
     assert "127.0.0.1" not in raised.value.message
 
 
@@ -149,15 +149,15 @@ def test_close_ends_the_upstreams_request(anthropic: AnthropicServer) -> None:
     anthropic.script.cut = "hang"
 
     async def scenario() -> None:
-        lane = LiteLLMTransport("anthropic", anthropic.url, anthropic.key, {})
-        answer = await lane.send(outgoing({"stream": True}))
+        transport = LiteLLMTransport("anthropic", anthropic.url, anthropic.key, {})
+        answer = await transport.send(outgoing({"stream": True}))
         body = aiter(answer.body)
         assert b"Hello" in await anext(body)
         assert not anthropic.disconnected.is_set()
         await answer.close()
         await answer.close()
         assert await asyncio.to_thread(anthropic.disconnected.wait, 5)
-        await lane.aclose()
+        await transport.aclose()
 
     asyncio.run(scenario())
 
@@ -166,11 +166,11 @@ def test_closing_the_lane_ends_its_streams(anthropic: AnthropicServer) -> None:
     anthropic.script.cut = "hang"
 
     async def scenario() -> None:
-        lane = LiteLLMTransport("anthropic", anthropic.url, anthropic.key, {})
-        answer = await lane.send(outgoing({"stream": True}))
+        transport = LiteLLMTransport("anthropic", anthropic.url, anthropic.key, {})
+        answer = await transport.send(outgoing({"stream": True}))
         reader = asyncio.create_task(drain(answer.body))
         await asyncio.sleep(0.1)
-        await lane.aclose()
+        await transport.aclose()
         assert await asyncio.to_thread(anthropic.disconnected.wait, 5)
         with pytest.raises(UpstreamInterrupted):
             await reader
@@ -181,13 +181,13 @@ def test_closing_the_lane_ends_its_streams(anthropic: AnthropicServer) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_cancelling_ends_the_upstreams_request(stream: bool) -> None:
     async def scenario(server: WatchedServer) -> None:
-        lane = LiteLLMTransport("anthropic", server.url, server.key, {})
-        task = asyncio.create_task(lane.send(outgoing({"stream": stream})))
+        transport = LiteLLMTransport("anthropic", server.url, server.key, {})
+        task = asyncio.create_task(transport.send(outgoing({"stream": stream})))
         assert await asyncio.to_thread(server.arrived.wait, 20)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await lane.aclose()
+        await transport.aclose()
 
     with WatchedServer() as server:
         asyncio.run(scenario(server))

@@ -22,9 +22,9 @@ from tests.kit.translation import Standin, exchange, outgoing, send
 
 def test_which_key(anthropic: AnthropicServer) -> None:
     def status(configured: str | None, callers: str | None) -> tuple[int, int]:
-        lane = LiteLLMTransport("anthropic", anthropic.url, configured, {})
+        transport = LiteLLMTransport("anthropic", anthropic.url, configured, {})
         before = len(anthropic.requests)
-        result = asyncio.run(exchange(lane, outgoing({}, credential=callers and Credential(callers, "x-api-key"))))
+        result = asyncio.run(exchange(transport, outgoing({}, credential=callers and Credential(callers, "x-api-key"))))
         return result.status, len(anthropic.requests) - before
 
     assert status(anthropic.key, None) == (200, 1)
@@ -35,17 +35,17 @@ def test_which_key(anthropic: AnthropicServer) -> None:
 
 def test_no_key_says_what_to_do(anthropic: AnthropicServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", anthropic.key)  # for the operator only
-    lane = LiteLLMTransport("anthropic", anthropic.url, None, {})
-    result = asyncio.run(exchange(lane, outgoing({})))
+    transport = LiteLLMTransport("anthropic", anthropic.url, None, {})
+    result = asyncio.run(exchange(transport, outgoing({})))
     assert result.json["error"]["code"] == "invalid_api_key"
     assert "api_key" in result.json["error"]["message"]
     assert anthropic.requests == []
 
 
 def test_headers(anthropic: AnthropicServer) -> None:
-    lane = LiteLLMTransport("anthropic", anthropic.url, anthropic.key, {"x-team": "search"})
+    transport = LiteLLMTransport("anthropic", anthropic.url, anthropic.key, {"x-team": "search"})
     request = outgoing({}, headers=[("x-client", "secret"), ("openai-organization", "org")])
-    asyncio.run(exchange(lane, request))
+    asyncio.run(exchange(transport, request))
     sent = anthropic.requests[0].headers
     assert sent["x-team"] == "search"
     assert "x-client" not in sent
@@ -146,8 +146,8 @@ def test_no_provider_is_followed_to_another_host(provider: str, stream: bool) ->
     """Follow no redirects, with LiteLLM's clients or OpenAI's. They would take the prompt and the key along."""
     with LocalServer() as decoy, Moved() as server:
         server.elsewhere = decoy.url
-        lane = LiteLLMTransport(provider, f"{server.url}/v1", "made-up-key", {})
-        result = asyncio.run(exchange(lane, outgoing({"stream": stream})))
+        transport = LiteLLMTransport(provider, f"{server.url}/v1", "made-up-key", {})
+        result = asyncio.run(exchange(transport, outgoing({"stream": stream})))
         assert (len(server.requests), decoy.requests) == (1, [])
     assert (result.status, result.json["error"]["type"]) == (502, "server_error")
 

@@ -142,24 +142,24 @@ def test_base_urls(provider: str, base_url: str | None, expected: str | None) ->
 @pytest.mark.parametrize(("provider", "end"), [("anthropic", "/v1"), ("anthropic", "/"), ("gemini", "/v1beta")])
 def test_a_base_url_with_a_version(provider: str, end: str) -> None:
     with PROVIDERS[provider]() as server:
-        lane = LiteLLMTransport(provider, server.url + end, server.key, {})
-        assert asyncio.run(exchange(lane, outgoing({}))).status == 200
+        transport = LiteLLMTransport(provider, server.url + end, server.key, {})
+        assert asyncio.run(exchange(transport, outgoing({}))).status == 200
 
 
 def test_requests_at_the_same_time(either: tuple[str, Standin]) -> None:
     provider, server = either
 
     async def scenario() -> list[int]:
-        lane = LiteLLMTransport(provider, server.url, server.key, {})
+        transport = LiteLLMTransport(provider, server.url, server.key, {})
 
         async def one(stream: bool) -> int:
-            answer = await lane.send(outgoing({"stream": stream}))
+            answer = await transport.send(outgoing({"stream": stream}))
             await drain(answer.body)
             return answer.status
 
         try:
             return await asyncio.gather(*(one(n % 2 == 0) for n in range(12)))
         finally:
-            await lane.aclose()
+            await transport.aclose()
 
     assert asyncio.run(scenario()) == [200] * 12

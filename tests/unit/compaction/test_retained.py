@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.standing import Standing
+from proxy.compaction.retained import RetainedGroups
 from proxy.compaction.turn import Facts, Turn
 from proxy.dialects.chat.message import KINDS
 from tests.kit.compacting import rules, send
@@ -17,8 +17,8 @@ def of(*sizes: tuple[str, int, bytes]) -> list[list[Turn]]:
     return [[Turn(b"{}", Facts(KINDS.get(role, ""), role, tokens, digest))] for role, tokens, digest in sizes]
 
 
-def standing(groups: list[list[Turn]], most: int | None, newest: int | None = None) -> Standing:
-    made = Standing(most, newest)
+def retained(groups: list[list[Turn]], most: int | None, newest: int | None = None) -> RetainedGroups:
+    made = RetainedGroups(most, newest)
     for group, members in enumerate(groups):
         if members[0].facts.role == "user":
             made.skip()
@@ -31,14 +31,14 @@ def test_the_newest_stay_within_the_budget_and_repeats_count_once() -> None:
     groups = of(
         ("system", 10, b"a"), ("user", 5, b"u"), ("pinned", 50, b"p"), ("system", 20, b"b"), ("system", 10, b"a")
     )
-    made = standing([*groups, *of(("developer", 15, b"c"))], 30)
+    made = retained([*groups, *of(("developer", 15, b"c"))], 30)
     assert [made.groups(cut) for cut in range(7)] == [[], [0], [0], [0, 2], [0, 2, 3], [2, 3, 4], [2, 4, 5]]
     assert made.tokens == [0, 10, 10, 60, 80, 80, 75]
     assert made.messages == [0, 1, 1, 2, 3, 3, 3]
 
 
 def test_the_newest_stays_whatever_its_size_and_counts_as_it_is_held() -> None:
-    made = standing(of(("system", 10, b"a"), ("system", 500, b"b"), ("system", 10, b"c")), 30, 100)
+    made = retained(of(("system", 10, b"a"), ("system", 500, b"b"), ("system", 10, b"c")), 30, 100)
     assert [made.groups(cut) for cut in range(4)] == [[], [0], [1], [2]]
     assert made.tokens == [0, 10, 100, 10]
 
@@ -53,11 +53,11 @@ def test_the_newest_stays_whatever_its_size_and_counts_as_it_is_held() -> None:
 )
 def test_each_cut_depends_on_what_comes_before_it_alone(drawn: list[tuple[str, int, bytes]], most: int) -> None:
     groups = of(*drawn)
-    whole = standing(groups, most)
+    whole = retained(groups, most)
     sizes = [members[0].facts.tokens for members in groups]
     assert whole.totals(sizes) == whole.tokens
     for cut in range(len(groups) + 1):
-        assert standing(groups[:cut], most).groups(cut) == whole.groups(cut)
+        assert retained(groups[:cut], most).groups(cut) == whole.groups(cut)
         system = [group for group in whole.groups(cut) if drawn[group][0] == "system"]
         assert sum(sizes[group] for group in system) <= most or len(system) == 1
         newest = [group for group in range(cut) if drawn[group][0] == "system"][-1:]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from proxy.compaction.turn import Turn
 
 
-class Standing:
+class RetainedGroups:
     """The groups that are kept with a summary, for every possible cut.
 
     ``tokens`` and ``messages`` have one entry per cut: entry ``g`` is for a cut before group ``g``. Each entry depends
