@@ -19,7 +19,18 @@ DOCUMENTS = [
 
 MODULES = sorted(
     str(path.relative_to(ROOT))
-    for folder in ("bench", "soak", "scripts", "tests/bench", "tests/docs", "tests/kit", "tests/soak", "tests/unit")
+    for folder in (
+        "bench",
+        "soak",
+        "scripts",
+        "tests/bench",
+        "tests/docs",
+        "tests/hostile",
+        "tests/kit",
+        "tests/product",
+        "tests/soak",
+        "tests/unit",
+    )
     for path in (ROOT / folder).rglob("*.py")
 )
 SCRIPTS = [

@@ -181,7 +181,7 @@ def test_a_request_for_the_models_with_a_body(tmp_path: Path) -> None:
 
 
 def grown(size: int) -> dict[str, bytes]:
-    """Errors of about so many bytes that make a careless expression go back and forth."""
+    """Return errors of about this many bytes that make a careless expression backtrack."""
     texts = {
         "spaces": " " * size,
         "digits": "1" * size,
@@ -206,12 +206,12 @@ def seconds(body: bytes) -> float:
 
 
 def test_reading_errors_takes_time_in_proportion() -> None:
-    """S10: of ten times as much, some ten times the time; what is quadratic takes a hundred times."""
+    """S10: ten times the input takes about ten times the time. Quadratic work would take a hundred times."""
     slow = {}
     middle, large = grown(100_000), grown(MB)
     for name, body in grown(10_000).items():
         times = [seconds(body), seconds(middle[name]), seconds(large[name])]
-        # Below a millisecond nothing can be said; what has a bound grows by less.
+        # Times below a millisecond are too inexact. Bounded work grows by less.
         if times[2] > 40 * max(times[1], 0.001) or times[1] > 40 * max(times[0], 0.001) or times[2] > 0.5:
             slow[name] = times
     assert slow == {}
@@ -266,7 +266,7 @@ def waits(limited: str, body: bytes) -> tuple[float, float]:
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("path", [CHAT, "/v1/embeddings", "/v1/models"])
 def test_a_redirect_is_the_clients_to_follow(start_proxy: StartProxy, stage: Stage, path: str, status: int) -> None:
-    """S14: neither key nor words go to where an upstream points."""
+    """S14: the proxy follows no redirect with the key or the conversation."""
     with RawUpstream() as decoy:
         moved = answer(b"", f"{status} Moved", [("Location", f"{decoy.url}{path}")])
         with stage(lambda _: [moved]) as upstream:

@@ -1,8 +1,8 @@
 """Expressions in a policy run on what strangers write, and none of them takes long on anything.
 
-``pinned`` is searched for by an engine whose time is proportional to the text; what that engine can't do is refused
-where it is read. ``redact`` has Python's whole syntax: what takes for ever is refused, and what is left has a bound in
-time, beyond which a text is blacked out whole.
+The engine for ``pinned`` takes time proportional to the text. The configuration rejects patterns that it can't run.
+``redact`` has Python's whole syntax. The configuration rejects patterns that never end. The others have a time limit,
+after which the proxy redacts the whole text.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ENDLESS = {
 }
 
 SLOW = [r"\s+$", r"\w+\d", r"(?i)a.*b.*c.*d", r"\s+\s+x", r"(?:TICKET|BUG)-[\w-]+!"]
-"""What takes time in the square of a text's length, or in a higher power of it, where an engine goes back."""
+"""Patterns that take quadratic time or more if an engine backtracks."""
 
 FINE = [
     "TICKET-[0-9]+",
@@ -200,7 +200,7 @@ def test_many_slow_texts_have_one_bound_in_time(monkeypatch: pytest.MonkeyPatch)
     began = time.thread_time()
     assert {clean(HOSTILE[SLOW[0]]) for _ in range(30)} == {REDACTED}
     assert time.thread_time() - began < 2
-    # What cannot be looked at any more is not shown either.
+    # The proxy doesn't show a text that it can't search any more.
     assert clean("what ACME does" * 10_000) == REDACTED
     fresh = redaction(secrets=True, patterns=[SLOW[0]])
     assert fresh is not None

@@ -80,7 +80,7 @@ paths = st.sampled_from([CHAT, "/v1/embeddings", "/v1/models", "/compaction/arch
 @given(bodies, st.lists(st.tuples(names, header_values), max_size=4), paths, st.sampled_from(["POST", "GET", "PUT"]))
 @example(chat(), [("content-encoding", "gzip, br, gzip")], CHAT, "POST")
 def test_any_request(entrance: str, body: bytes, headers: list[tuple[str, str]], path: str, method: str) -> None:
-    """Whatever its body, headers and path: an answer that is no fault of ours, and the next one is served."""
+    """Any body, headers, and path get an answer without an internal error, and the proxy serves the next request."""
     headers = [(name, value.strip()) for name, value in headers]
     lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Connection: close", f"Content-Length: {len(body)}"]
     head = "\r\n".join([*lines, *(f"{name}: {value}" for name, value in headers), "", ""])
@@ -99,14 +99,14 @@ def test_any_request(entrance: str, body: bytes, headers: list[tuple[str, str]],
 @example(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
 @example(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
 def test_any_bytes(entrance: str, sent: bytes) -> None:
-    """Bytes that are no HTTP, cut off anywhere."""
+    """Bytes that aren't HTTP, cut off anywhere."""
     got = told(entrance, sent, end=True)
     assert not got.startswith(b"HTTP/1.1 5")
     assert ask(entrance, CHAT, chat()).body == GOOD
 
 
 def told(entrance: str, sent: bytes, *, end: bool = False) -> bytes:
-    """What is answered until the proxy closes, which it does soon; with ``end`` nothing more is going to be sent."""
+    """Return the answer until the proxy closes, which it does soon. With ``end`` the client sends no more."""
     parts = []
     with connected(entrance) as connection, contextlib.suppress(ConnectionError):
         connection.sendall(sent)
@@ -140,7 +140,7 @@ STREAMS = st.lists(PIECES, max_size=40).map(b"".join)
 @settings(max_examples=400, deadline=None)
 @given(STREAMS, st.lists(st.integers(0, 600), max_size=20))
 def test_what_goes_into_the_buffer_comes_out(stream: bytes, places: list[int]) -> None:
-    """In order and complete; and what was passed on before a break ends where an event does."""
+    """Events arrive in order and complete. If the stream breaks, the forwarded part ends after a whole event."""
     buffer = EventBuffer()
     bounds = sorted({0, len(stream), *(place for place in places if place < len(stream))})
     out = b""
@@ -178,7 +178,7 @@ def test_any_error_is_read(status: int, body: bytes) -> None:
 @settings(max_examples=150, deadline=None)
 @given(bodies)
 def test_any_body_is_read_and_written_again(body: bytes) -> None:
-    """What is not changed keeps its bytes; what is damaged says so."""
+    """Unchanged data keeps its bytes, and damaged data is reported."""
     try:
         parsed = parse(body)
     except BadBody:

@@ -1,4 +1,4 @@
-"""S1, S6, S7, S15, S16, S17: nothing of one caller's is ever another's, whatever a request says of itself."""
+"""S1, S6, S7, S15, S16, S17: one caller never gets another caller's data, even if a request claims that identity."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ PREFIX = "sk-the-same-twenty-chars-and-more-"
 ALICE, BOB = PREFIX + "alice", PREFIX + "bob"
 
 
-# What decides on a summary, each with two values.
+# The inputs that decide on a summary, each with two values.
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """What a summary follows from."""
+    """The inputs that a summary depends on."""
 
     tenant: str = "t"
     upstream: str = "u"
@@ -126,7 +126,7 @@ def test_a_key_changes_with_each_part_alone(shape: Shape, data: st.DataObject) -
 @settings(max_examples=60, deadline=None)
 @given(TEXT, TEXT)
 def test_messages_cannot_be_told_apart_elsewhere(left: str, right: str) -> None:
-    """What one message ends with another one does not begin with: keys know where messages end."""
+    """Moving text from the end of one message to the next one changes the key."""
     joined = Shape(first=left + right, second="")
     apart = Shape(first=left, second=right)
     assert (key_of(joined) == key_of(apart)) == (joined == apart)
@@ -164,7 +164,7 @@ def test_two_teams_pay_for_their_own_summaries(tmp_path: Path) -> None:
 
 
 def test_the_same_beginning_with_other_words_is_another_conversation(tmp_path: Path) -> None:
-    """S6: an id and a first message that are the same are of no use to whoever changes what came between."""
+    """S6: an equal id and first message don't help a caller who changes the messages between."""
     upstream = StandIn(window=16_000, summariser=lambda body: Reply(content="Goal: something."))
     with behind(upstream, tmp_path) as url:
         for answer in ("Answer 0", "Answer O"):
@@ -195,7 +195,7 @@ def test_another_tenants_entries_take_no_time() -> None:
             await store.put("team:a", "summary", f"{number:064}", b"x" * 4_000, 60)
         hits: list[float] = []
         misses: list[float] = []
-        # Each thing is looked up in any order: what came before warms caches for what comes next.
+        # Look up in any order, because each look-up warms caches for the next one.
         order = [(number, there) for number in range(500) for there in (True, False)]
         random.Random(7).shuffle(order)
         for number, there in order:
@@ -269,7 +269,7 @@ def test_who_one_is_comes_from_the_key_alone(locked: tuple[str, Any]) -> None:
 
 
 def test_an_operators_key_is_nobodys(start_proxy: StartProxy, stage: Stage) -> None:
-    """S16: the tenant is the caller's key even where the upstream gets the operator's."""
+    """S16: the tenant is the caller's key even if the upstream gets the operator's."""
     with stage(lambda _: [answer()]) as upstream:
         url = start_proxy(upstream.url, {"upstreams": {"main": {"api_key": "sk-operators"}}})
         assert ask(url, CHAT, chat(), [JSON, ("authorization", f"Bearer {ALICE}"), *CLAIMS]).status == 200

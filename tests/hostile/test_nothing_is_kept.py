@@ -1,4 +1,4 @@
-"""R11: what a request brought is let go with its answer, and not only when the collector comes by, minutes later."""
+"""R11: the proxy frees a request with its answer, and not only at a garbage collection minutes later."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.kit.raw_upstream import Arrived, End, RawUpstream, Step, answer, chun
 from tests.kit.watched import CONTENT, POLICY, ROLE, talk
 
 SLOWLY = 0.15
-"""Seconds. What takes longer than a few hundredths is watched: whether the client leaves, whether the time is over."""
+"""Seconds. The proxy watches longer work for the client leaving and for the deadline."""
 
 WINDOW = 4_000
 """Tokens. A summary of more than that is made in parts, which are asked for at once."""
@@ -113,7 +113,7 @@ def test_of_a_client_that_left(upstream: RawUpstream, url: str, uncollected: Unc
 def test_of_a_conversation_whose_summary_failed(
     upstream: RawUpstream, url: str, uncollected: Uncollected, streams: bool, turns: int, parts: int
 ) -> None:
-    """A stream hears comments meanwhile. A long conversation is read in several parts."""
+    """A stream receives comments meanwhile. A long conversation is read in several parts."""
 
     def script(arrived: Arrived) -> Iterator[Step]:
         if b"<transcript" in arrived.body:

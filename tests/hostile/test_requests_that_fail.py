@@ -1,4 +1,4 @@
-"""R4, R16, S21: what fails or repeats on the way of a request costs no more than it must."""
+"""R4, R16, S21: failures and repetitions during a request cost no more than necessary."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_all_attempts_have_one_deadline(start_proxy: StartProxy) -> None:
 def test_fifty_at_once_ask_for_one_summary_and_the_first_one_leaves(
     start_proxy: StartProxy, waiting: Callable[[int], bool]
 ) -> None:
-    """R16. Whoever began the making is no more than one of those who wait for it."""
+    """R16. The caller who started a summary is only one of those who wait for it."""
     go = threading.Event()
 
     def script(arrived: Arrived) -> Iterator[Step]:
@@ -95,7 +95,7 @@ def test_fifty_at_once_ask_for_one_summary_and_the_first_one_leaves(
 
 
 def test_a_proxy_that_is_its_own_summary_model(tmp_path: Path) -> None:
-    """S21. The request for a summary is seen to come back, and a digest stands in."""
+    """S21. The proxy recognizes its own summary request and uses a digest."""
     upstream = StandIn(window=16_000)
     entrance = ""
 
@@ -128,7 +128,7 @@ def test_a_proxy_that_is_its_own_summary_model(tmp_path: Path) -> None:
 
 
 def test_an_error_of_the_proxys_own_names_the_policy(start_proxy: StartProxy) -> None:
-    """As far as it is known: whoever calls decides on it, so nobody is told any who is not known here."""
+    """Unauthenticated callers get no policy name, because the policy depends on the caller."""
     with RawUpstream() as upstream:
         url = start_proxy(upstream.url, {"models": [{"match": "known", "upstream": "main"}]})
         for body in (b"[]", chat()):

@@ -1,4 +1,4 @@
-"""R6, R14: a signal to stop, or to begin anew, costs nobody an answer."""
+"""R6, R14: no client loses an answer when a signal stops or restarts the proxy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """S8: requests that two servers could read differently are refused, or reach the upstream as exactly one.
 
-By what this proxy runs with (httptools), and by uvicorn's other parser (h11), for whoever serves the application with
-it.
+With the proxy's own parser (httptools), and with uvicorn's other parser (h11), which another server may use.
 """
 
 from __future__ import annotations
@@ -244,7 +243,7 @@ def test_requests_before_one_that_is_refused_are_answered(own: str, upstream: Ra
 
 
 def test_what_no_address_may_have_is_escaped() -> None:
-    """Whatever server may hand it over."""
+    """Also if another server passes the request to the application."""
     assert quoted(b"/a\xc3 b\r\nX: 1\x00\x7f%0d") == "/a%C3%20b%0D%0AX:%201%00%7F%0d"
 
 

@@ -115,7 +115,7 @@ def test_idle_streams_hold_nobody_up(start_proxy: StartProxy) -> None:
             stream = open_streams.enter_context(connected(url))
             stream.sendall(request)
         assert upstream.wait_arrived(IDLE, 20)
-        # Machines that run tests are busy now and then; what holds the loop up for each stream does so all the time.
+        # Test machines are busy now and then. Code that blocks the loop for each stream does so every time.
         for _ in range(5):
             pulse.gaps.clear()
             pulse.beating.set()

@@ -1,4 +1,4 @@
-"""S18: what is installed is what was locked, and importing it does nothing but import."""
+"""S18: the installed packages are the locked ones, and importing them has no side effects."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_bill_of_materials_has_each_package_with_its_hashes(tmp_path: Path) 
         assert {h["alg"] for h in part["hashes"]} == {"SHA-256"}
     (loop,) = [part for part in parts if part["name"] == "uvloop"]
     assert loop["properties"] == [{"name": "python:marker", "value": "sys_platform != 'win32'"}]
-    # No host but the schema's: whoever reads it is led to no index.
+    # Only the schema's host, so no reader installs from another index.
     assert re.findall(r"[a-z]+://[^\s\"]*", done.stdout) == ["http://cyclonedx.org/schema/bom-1.6.schema.json"]
     again = tmp_path / "again"
     again.mkdir()

@@ -1,8 +1,8 @@
 """One tenant's traffic, however it is made, changes nothing in another tenant's requests.
 
-A victim's conversation is sent twice: alone, and with a stranger's requests in between. The upstream does what requests
-tell it to, as if a stranger had found out how to make it report any usage, refuse with any limit, answer with nothing,
-or fail as a summary model. What the proxy sends upstream for the victim and the headers it answers must be the same.
+A victim's conversation is sent twice: alone, and with a stranger's requests in between. The upstream obeys the
+requests, as if a stranger had found out how to control it. It reports any usage, refuses with any limit, answers with
+nothing, or fails as a summary model. The victim's upstream requests and response headers must be the same both times.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ORDER = re.compile(rb"DO (\{.*?\}) DONE")
 
 
 class Upstream:
-    """A server that obeys what stands in a request; ``got`` are the bodies that it was sent."""
+    """A server that obeys its requests. ``got`` has the bodies that it received."""
 
     def __init__(self) -> None:
         self.got: list[bytes] = []
@@ -67,7 +67,7 @@ class Upstream:
 
 
 class Act(NamedTuple):
-    """A request of the stranger's: how large, what the upstream is told to do, and further fields."""
+    """A request of the stranger's: its size, the order to the upstream, and further fields."""
 
     turns: int
     order: dict[str, Any]
@@ -178,7 +178,7 @@ def upstream() -> Iterator[tuple[Upstream, str]]:
 
 
 def came_of(house: tuple[Upstream, str], mode: str, acts: Sequence[Act]) -> list[tuple[Any, ...]]:
-    """What the victim's requests came to, with a stranger's requests spread between them."""
+    """Return the results of the victim's requests, with a stranger's requests between them."""
     server, url = house
     more, keys = MODES[mode]
     configuration = {

@@ -1,4 +1,4 @@
-"""S2, S3: what a conversation says cannot turn into an instruction by being summarised, nor push out what is pinned."""
+"""S2, S3: summarizing a conversation never turns its text into an instruction or removes pinned messages."""
 
 from __future__ import annotations
 

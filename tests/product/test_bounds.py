@@ -1,4 +1,4 @@
-"""Upstreams that take so many messages, or so many bytes, and refuse more whatever the tokens are."""
+"""Upstreams with a limit on messages or bytes, independent of tokens."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def tiny(count: int, more: str = "") -> list[Any]:
 
 
 def png(size: int, seed: int) -> str:
-    """A valid picture of about so many bytes in Base64, which no compression makes smaller."""
+    """Return a valid picture of about this many bytes in Base64, which no compression makes smaller."""
     side = int((size * 3 / 4) ** 0.5)
     noise = random.Random(seed)
     rows = b"".join(b"\0" + noise.randbytes(side) for _ in range(side))

@@ -1,4 +1,4 @@
-"""An upstream that counts otherwise than the proxy: its usage is believed, what stands in conversations is not."""
+"""An upstream that counts differently: the proxy uses its reported usage, and no figures from conversations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def talk(turns: int, size: int) -> list[Any]:
 
 
 def prose(size: int, number: int) -> str:
-    """So many tokens of text, of another wording for each number."""
+    """Return this many tokens of text, with another wording for each number."""
     return words(size, f"the garden behind house number {number} was planted by somebody else in autumn ")
 
 
@@ -100,7 +100,7 @@ def test_without_usage_it_must_refuse_first(tmp_path: Path) -> None:
 
 
 LIE = json.dumps({"choices": [], "usage": {"prompt_tokens": 6_400, "completion_tokens": 1}})
-"""What an upstream would say of the small conversation that counts half as much again."""
+"""The size of the small conversation for an upstream that counts half as much again."""
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -19,10 +19,10 @@ from tests.kit.refusing import ANSWER, First, Refusing
 from tests.kit.scripted import behind, chat, client, key_hash
 
 WINDOW = 4_000_000
-"""What the proxy believes. Every limit of the catalogue is news to it."""
+"""The window that the proxy assumes. Every limit of the catalogue is news to it."""
 
 MOST = 30_000
-"""Tokens of the largest request. Where a limit is beyond that, the upstream counts quite unlike the proxy."""
+"""Tokens of the largest request. If a limit is larger, the upstream counts quite unlike the proxy."""
 
 UNSAID = 6_000
 """Tokens of a request that is refused without a size."""
@@ -77,7 +77,7 @@ def first(line: Line) -> First:
 
 
 def request(line: Line, model: str) -> dict[str, Any]:
-    """A conversation of the size that was refused, as far as that is known and not too large for a test."""
+    """Return a conversation of the refused size, if that is known and not too large for a test."""
     size = min(line.counted or int((line.limit or UNSAID) * 1.2), MOST)
     body: dict[str, Any] = {"model": model, "messages": chat(max(size // (2 * TURN), 2), min(TURN, size // 4))}
     return body | ({"max_tokens": line.output} if line.output else {})

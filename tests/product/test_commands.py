@@ -1,4 +1,4 @@
-"""The commands: what they print, and how they exit. Each runs once in a process of its own, and else in this one."""
+"""The commands: their output and their exit status. Each runs once in a process of its own, and else in this one."""
 
 from __future__ import annotations
 

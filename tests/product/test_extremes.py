@@ -1,4 +1,4 @@
-"""Requests far beyond any window: a fit where there is one, otherwise the clear error, and never a loop."""
+"""Requests far beyond any window: they fit or get a clear error, and never cause a loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.kit.scripted import behind, chat, client, protected, words
 
 WINDOW = 8_000
 BELIEVED = WINDOW * 10 // 3
-"""What the proxy takes the window for, where it does not know better: the real one is 30 % of it."""
+"""The window that the proxy assumes by default. The real one is 30 % of it."""
 
 SECONDS = 60
 """For one request, on a machine that has other things to do."""
@@ -85,7 +85,7 @@ def asked(
             before, begun = len(upstream.conversations), time.monotonic()
             told = None
             try:
-                # What is in ``extra_body`` the client sends as it is; all else it walks through for seconds.
+                # The client sends ``extra_body`` unchanged. It spends seconds on other arguments.
                 answer: Any = caller.chat.completions.create(
                     model="m", messages=[], stream=stream, extra_body=dict(request)
                 )

@@ -1,4 +1,4 @@
-"""A streaming client that waits for a summary hears something, whatever comes after it."""
+"""A streaming client that waits for a summary gets heartbeats, for every outcome."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONG = chat(7, 1_000)
 """A conversation just over the trigger."""
 
 SLOWLY = 2.5
-"""Seconds that a summary takes where clients lose their patience before that."""
+"""Seconds that a summary takes in the tests with clients that give up earlier."""
 
 PATIENCE = 1.5
 """Seconds of silence after which those clients give up."""
@@ -238,7 +238,7 @@ def test_a_client_that_leaves_between_comments_finds_the_summary_later(tmp_path:
 
 @pytest.mark.parametrize("messages", [LONG[:2], LONG], ids=["short", "compacted"])
 def test_whoever_need_not_wait_for_a_summary_hears_no_comment(messages: list[Any], tmp_path: Path) -> None:
-    """The answer takes longer than the client may wait for a comment, what is done before it does not."""
+    """The answer takes longer than the interval between comments. The work before it doesn't."""
     for keepalive in (0.5, 2.0, 8.0, 32.0):  # a busy machine takes a while for a compaction of 0.1 s
         arrivals: list[float] = []
 

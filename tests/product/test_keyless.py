@@ -1,4 +1,4 @@
-"""Callers without any key: one caller on a machine of one's own, nobody where many come."""
+"""Callers without any key: one shared tenant on a local machine, and no stored data on a public one."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def calling(settings: Mapping[str, Any], folder: Path, key: str = "sk-client") -
 
 
 def prose(size: int, number: int) -> str:
-    """So many tokens of text, of another wording for each number."""
+    """Return this many tokens of text, with another wording for each number."""
     return words(size, f"the garden behind house number {number} was planted by somebody else in autumn ")
 
 
@@ -54,7 +54,7 @@ def talk(turns: int, size: int) -> list[Any]:
 
 
 def ask(caller: openai.OpenAI, messages: list[Any], **fields: Any) -> Mapping[str, str]:
-    # What is in ``extra_body`` the client sends as it is; all else it walks through.
+    # The client sends ``extra_body`` unchanged. It transforms other arguments.
     extra = {"messages": messages}
     return caller.chat.completions.with_raw_response.create(model="m", messages=[], extra_body=extra, **fields).headers
 
@@ -64,7 +64,7 @@ def refused(upstream: StandIn) -> int:
 
 
 def shown(folder: Path, *arguments: str) -> str:
-    """What the command ``models`` prints of what was learned."""
+    """Return the learned limits that the command ``models`` prints."""
     done = call(folder, "models", *arguments, "--config", "config.yaml")
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -26,8 +26,8 @@ CASES = [
 UNTOLD = "llama.cpp without figures"
 
 LARGE = 7_700
-"""Tokens. More than each of the lower limits, and more than the numbers that they are named with by so much that the
-two cannot be the same counted otherwise."""
+"""Tokens. More than each of the lower limits. Also too far from their stated numbers to be the same size in another
+count."""
 
 
 def model_of(wording: str, part: float) -> str:

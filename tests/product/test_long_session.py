@@ -57,7 +57,7 @@ def result(number: int, name: str) -> str:
 
 
 def ask(client: openai.OpenAI, messages: list[Any], *, stream: bool) -> dict[str, Any]:
-    # The client walks through ``messages`` to transform what need not be; what is in ``extra_body`` it sends as is.
+    # The client transforms ``messages`` needlessly. It sends ``extra_body`` unchanged.
     asked: Any = {"model": "agent-model", "messages": [], "tools": TOOLS, "extra_body": {"messages": messages}}
     if not stream:
         answer = client.chat.completions.create(**asked)

@@ -68,7 +68,7 @@ def test_an_agent_never_fails_while_the_limit_is_learned(tmp_path: Path) -> None
     ],
 )
 def test_an_agent_never_fails_under_unusual_policies(policy: dict[str, Any], tmp_path: Path) -> None:
-    """Where requests must be fitted, or a summary saves too little at first, more than checkpoints changes prompts."""
+    """If requests must be fitted, or a summary saves too little at first, more than checkpoints changes prompts."""
     upstream = StrictMessages(6_000, check="error", ratio=1.2)
     known = {**PROFILE, "context_window": 6_000, "max_input_tokens": 6_000, "max_output_tokens": 500}
     with (

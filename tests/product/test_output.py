@@ -1,4 +1,4 @@
-"""Too much output asked for beside the conversation: it is lowered, and nothing else changes."""
+"""The requested output doesn't fit next to the conversation: the proxy lowers it and changes nothing else."""
 
 from __future__ import annotations
 

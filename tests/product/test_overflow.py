@@ -1,4 +1,4 @@
-"""What happens when an upstream refuses a prompt as too long, seen from the official client."""
+"""An upstream refuses a prompt as too long, seen from the official client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What policies and teams decide, seen from the official client."""
+"""The effects of policies and teams, seen from the official client."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_each_team_has_its_policy(tmp_path: Path) -> None:
         for key in ("sk-nobody", "sk-search", "sk-legal", "sk-bots"):
             headers = ask(url, LONG, key=key, extra_headers={"x-compaction": "off"} if key == "sk-bots" else None)
             kept[headers["x-compaction-policy"]] = len(last_messages(upstream)) - 2
-    # `keep` is counted from where the trigger was reached, which may be a message or two before the last.
+    # `keep` counts from the message that reached the trigger, which may be one or two before the last.
     assert 2 <= kept["default"] <= 4
     assert 6 <= kept["careful"] == kept["stubborn"] <= 8
     assert kept["hands-off"] == len(LONG) - 2

@@ -61,7 +61,7 @@ SHAPES: dict[str, Callable[[str], Any]] = {
 
 
 def ask(caller: openai.OpenAI, model: str, *, stream: bool) -> tuple[str, str]:
-    """What was answered, and how often it was asked again for that."""
+    """Return the answer, and the number of retries for it."""
     messages = chat(10, 300)
     answer: Any = caller.chat.completions.with_raw_response.create(model=model, messages=messages, stream=stream)
     said = gather(answer.parse())["content"] if stream else answer.parse().choices[0].message.content
@@ -109,7 +109,7 @@ def test_a_refusal_as_an_event(shape: str, upstream: Refusing, caller: openai.Op
 
 
 def test_the_sentence_is_added_to_whatever_shape(upstream: Refusing, caller: openai.OpenAI) -> None:
-    """A system prompt that is too large by itself: nothing can be made smaller."""
+    """A system prompt that alone is too large: the proxy can't make anything smaller."""
     messages = [{"role": "system", "content": words(6_200, "system")}, {"role": "user", "content": "What now?"}]
     for number, (shape, of) in enumerate(SHAPES.items()):
         if shape == "lambda":
@@ -216,7 +216,7 @@ def test_headers_that_deny_it(header: tuple[str, str], status: int, upstream: Re
 
 
 def test_a_limit_above_the_count_is_taken_for_a_count_that_differs(upstream: Refusing, caller: openai.OpenAI) -> None:
-    """By our count it fitted, but not beside the reserve of the window that was believed in."""
+    """The request fits by the proxy's count, but not with the reserve of the assumed window."""
     body = json.dumps({"error": {"message": "This model's maximum context length is 9000 tokens."}}).encode()
     upstream.firsts["above"] = First(400, [body], (JSON,))
     assert ask(caller, "above", stream=False) == (ANSWER, "1")

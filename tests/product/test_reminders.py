@@ -21,7 +21,7 @@ def words(seed: object, count: int) -> str:
 
 
 def session(reminder: int, *, same: bool = False) -> list[list[Any]]:
-    """The requests of a session with a system message of so many words in each turn."""
+    """Return the requests of a session with a system message of this many words in each turn."""
     history: list[Any] = [{"role": "system", "content": "Be brief."}]
     requests = []
     for turn in range(TURNS):

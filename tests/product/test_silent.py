@@ -29,7 +29,7 @@ Ending = Callable[[int, dict[str, Any]], Response]
 
 @dataclass
 class Quiet:
-    """An upstream that refuses nothing: what does not fit into ``window`` tokens it answers in a way of its own."""
+    """An upstream that never refuses. If a prompt exceeds ``window`` tokens, its answer has another form."""
 
     ending: Ending
     window: int = REAL
@@ -106,7 +106,7 @@ def no_room(tokens: int, body: dict[str, Any]) -> Response:
 
 
 def window_exceeded(tokens: int, body: dict[str, Any]) -> Response:
-    """Anthropic's: what could be written until the window was full."""
+    """Anthropic's: the text up to the end of the window."""
     return answer(body, "It was in the", tokens, "model_context_window_exceeded", REAL - tokens)
 
 

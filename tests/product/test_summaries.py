@@ -1,4 +1,4 @@
-"""Summaries seen from both ends: what the client gets, and what the summary model is asked."""
+"""Summaries seen from both ends: the client's response, and the request to the summary model."""
 
 from __future__ import annotations
 

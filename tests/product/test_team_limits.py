@@ -1,4 +1,4 @@
-"""What a team may use, as its clients see it."""
+"""The limits of a team, as its clients see them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SEARCH, OTHER = "cp-search", "cp-other"
 
 
 def limited(upstream: StandIn, folder: Path, **limits: int) -> AbstractContextManager[str]:
-    """The URL of a proxy in front of the upstream, where the teams ``search`` and ``other`` have these limits each."""
+    """Return the URL of a proxy whose teams ``search`` and ``other`` have these limits each."""
     expired = {"hash": key_hash("cp-old"), "expires": "2020-01-31"}
     teams = {
         "search": {"keys": [key_hash(SEARCH), expired], "limits": limits},
@@ -128,7 +128,7 @@ def test_requests_at_the_same_time_are_a_teams_own(tmp_path: Path, monkeypatch: 
         for stream in streams:
             list(stream)
         ask(search, SHORT)
-        # Whoever leaves gives the place back.
+        # A client that leaves releases its place.
         go.clear()
         streams = [search.chat.completions.create(model="m", messages=SHORT, stream=True) for _ in range(2)]
         for stream in streams:
@@ -192,7 +192,7 @@ def test_over_the_budget_a_digest_takes_the_summarys_place(tmp_path: Path) -> No
         assert "x-compaction-breaker" not in headers
         assert outcomes("over_budget") == over + 1
         assert "from the messages without a model" in json.dumps(upstream.conversations[-1].body["messages"])
-        # What is there already costs nothing.
+        # A stored summary costs nothing.
         assert ask(search, LONG)["x-compaction-summary"] == "stored"
         assert ask(other, edited)["x-compaction-summary"] == "made"
     made = len(upstream.summaries)

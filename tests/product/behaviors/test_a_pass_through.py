@@ -106,7 +106,7 @@ def test_04_untouched_messages_keep_bytes_and_order(front: Front) -> None:
 
 
 def test_05_no_message_carries_marks_of_the_proxy(front: Front) -> None:
-    """Also where results and arguments are shortened and damage is repaired."""
+    """Also if the proxy shortens results and arguments and repairs damage."""
     lines = "\n".join(f"line {n}: {words(8, f'l{n}x')}" for n in range(400))
     written = call("call_w", "write_file", path="a.py", content=lines)
     messages = [

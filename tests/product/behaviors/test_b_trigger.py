@@ -64,7 +64,7 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
 
 
 def short(messages: int, size: int) -> list[Message]:
-    """So many messages of so many tokens each, the system message included, the last one a user's."""
+    """Return this many messages of this many tokens each: a system message first, a user message last."""
     pairs = chat(messages // 2, size)
     return pairs if messages % 2 else [*pairs[: messages - 1], user("What now?")]
 
@@ -228,7 +228,7 @@ def test_17_usage_that_the_upstream_reported_calibrates_the_count(tmp_path_facto
 
 
 def test_18_after_compaction_there_is_room_for_many_requests(front: Front) -> None:
-    """What is left is at most 65 % of the trigger's level, and the next turns only add to it."""
+    """The remaining conversation has at most 65 % of the trigger's level, and the next turns only add to it."""
     caller, messages = front.caller(), chat(8, 380)
     assert tokens(messages) < LEVEL
     messages = padded(messages, LEVEL + 50)

@@ -48,7 +48,7 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
 
 
 def compacted(caller: Caller, conversation: list[Message], least: int = 8) -> list[Exchange]:
-    """What becomes of the conversation at each place where an application sends it, wherever it is compacted."""
+    """Send the conversation at each turn, as an application does, and return the results."""
     raws = spelled(conversation)
     exchanges = [caller.ask(raws[:end]) for end in requests(conversation)]
     cut = [exchange for exchange in exchanges if exchange.verdict == "compacted"]
@@ -74,7 +74,7 @@ def test_20_calls_and_results_are_kept_together(front: Front) -> None:
 
 
 def test_21_parallel_calls_stay_or_go_as_one(front: Front) -> None:
-    """In whatever order their results come; ``agent`` turns it round every other time."""
+    """In any order of the results. ``agent`` reverses it every other time."""
     sizes = set()
     conversation = agent(40)
     for exchange in compacted(front.caller("cut"), conversation):
@@ -142,7 +142,7 @@ def test_24_reasoning_stays_with_its_tool_loop_or_goes_whole(front: Front) -> No
 
 @pytest.mark.parametrize("keep", ["messages", "tokens", "fraction"])
 def test_25_the_kept_end_is_as_long_as_asked_for(front: Front, keep: str) -> None:
-    """At the checkpoint: afterwards more is kept, for the cut stays where it is until the next one."""
+    """At the checkpoint. Later requests keep more, because the cut stays the same until the next one."""
     end = agent(7, 1)[2:] if keep == "messages" else chat(8, 60, seed="end")[1:]
     messages = padded([*chat(7, 190), *end], LEVEL + 60)
     exchange = front.caller(f"keep-{keep}").ask(messages)
@@ -150,7 +150,7 @@ def test_25_the_kept_end_is_as_long_as_asked_for(front: Front, keep: str) -> Non
     kept = decoded(exchange.tail)
     groups = [place for place, message in enumerate(kept) if message["role"] != "tool"]
     assert groups[0] == 0, "whole groups"
-    # Where the cut falls between a question and work on it, the question comes on top.
+    # If the cut is between a question and work on it, the question is kept in addition.
     on_top = kept[0]["role"] == "user" and kept[1]["role"] != "user" and keep != "messages"
     smaller = kept[groups[2 if on_top else 1] :]
 

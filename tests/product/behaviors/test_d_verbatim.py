@@ -1,4 +1,4 @@
-"""What always stays word for word: behaviours 28 to 37."""
+"""Parts that always stay word for word: behaviors 28 to 37."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_30_the_users_newest_message_follows_the_summary(front: Front) -> None:
     assert json.loads(exchange.tail[0])["role"] == "assistant", "the kept end begins inside the tool loop"
     assert exchange.after[0] == raws[3], "byte by byte, right behind the summary message"
     assert [raw for raw in exchange.messages if raw == raws[3]] == [raws[3]], "once"
-    # Where the kept end has a message of the user's, that one is the newest.
+    # If the kept end has a user message, that one is the newest.
     raws = spelled([*head, task, *loop(20), assistant("Green."), user("Task 3: now the tests."), *loop(2, start=20)])
     exchange = front.caller().ask(raws)
     assert exchange.verdict == "compacted"
@@ -118,7 +118,7 @@ def test_31_the_users_first_message_stays(front: Front) -> None:
 
 
 def test_32_the_users_messages_stay_newest_first_within_a_budget(front: Front) -> None:
-    """In small windows the budget is a share of the window: what is over it is counted in a line."""
+    """In small windows the budget is a share of the window. A line counts the messages over it."""
     few = [system()]
     for number in range(12):
         few += [user(f"Wish {number}: keep <b> & \u00e9 {number}."), assistant(words(560, f"a{number}x"))]
@@ -184,7 +184,7 @@ def test_34_the_last_words_of_the_assistant_stay(front: Front) -> None:
     assert exchange.verdict == "compacted"
     assert any(said.encode() in raw for raw in exchange.dropped)
     assert said in exchange.summary
-    # Also where the words stand beside a call.
+    # Also if the text is in the same message as a call.
     speaking = assistant(said, call("speak", path="x.py"))
     exchange = front.caller().ask([*messages[:-1], speaking, result("speak", "x"), *loop(24, start=10)])
     assert exchange.verdict == "compacted"
@@ -239,7 +239,7 @@ def test_36_cache_control_stays_on_kept_parts_and_comes_from_nowhere(front: Fron
 
 
 def test_37_contents_keep_their_kind(front: Front) -> None:
-    """Arrays, strings and null, also where messages are shortened."""
+    """Arrays, strings, and null, also if the proxy shortens messages."""
     long = "\n".join(f"line {n}: {words(8, f'k{n}x')}" for n in range(220))
     written = [call(f"w{n}", "write_file", path=f"w{n}.py", content=long) for n in range(2)]
     shortened = [

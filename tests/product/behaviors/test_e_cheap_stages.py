@@ -1,4 +1,4 @@
-"""What the stages do that ask no model: copies, old media, old results and old arguments."""
+"""The stages that call no model: copies, old media, old results, and old arguments."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def common_start(one: str, other: str) -> str:
 
 
 def test_44_clearing_comes_in_batches_and_stays(door: Front) -> None:
-    # So much stands outside the results that the trigger is reached at every turn.
+    # The text outside the results is large enough to reach the trigger at every turn.
     messages: list[Any] = [system(words(3_600)), user("Read all the files.")]
     cleared: dict[int, Any] = {}
     batches = []
@@ -323,7 +323,7 @@ def test_47_cuts_fall_between_lines_and_characters(door: Front) -> None:
 
 
 def test_48_embedded_data_goes_before_text(door: Front) -> None:
-    """Where leaving out what no reader can use is enough, all lines of text stay."""
+    """If leaving out unreadable data is enough, all lines of text stay."""
     before, after = lines(8, "before").splitlines(), lines(8, "after").splitlines()
     picture_url = png() + "QUJD" * 2_000
     blob = "".join(f"Zm9v{number:04d}YmFy" for number in range(900))

@@ -1,4 +1,4 @@
-"""The summary message: that there is one, where it stands, what it holds and what it can not be made to hold."""
+"""The summary message: its number, its place, its contents, and the contents that nobody can inject."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_54_it_lists_what_the_dropped_part_names(door: Front) -> None:
 
 
 def test_55_it_holds_what_the_user_demanded(door: Front) -> None:
-    """The demands stand there word for word, whatever the model makes of them, and it is asked for them as well."""
+    """The demands are there word for word, with any summary. The prompt asks the model for them as well."""
     demand = "Never touch prod.yaml, and write all dates as 2026-11-30."
     messages = [system("Be brief."), user("Let us begin."), says("Yes."), user(demand), says("I will.")]
     for number in range(14):
@@ -182,14 +182,14 @@ def test_56_it_says_where_the_dropped_part_is_kept(door: Front) -> None:
     messages = long_talk("56 ")
     seen = door.ask(messages)
     assert door.archived(archive_id(seen.summary)) in summarised(messages, seen)
-    # The next summary stands for more, and what its id gives is all of it.
+    # The next summary replaces more, and its id returns all of it.
     more = [*messages, *talk(6, 1_000, "56 more ")[1:], user("And now?")]
     seen = door.ask(more)
     assert door.archived(archive_id(seen.summary)) in summarised(more, seen)
 
 
 def summarised(messages: list[Any], seen: Seen) -> list[list[Any]]:
-    """What the summary may stand for: the user's newest message in it may stand behind it as well."""
+    """The messages that the summary may replace. Its newest user message may also follow it."""
     gone = dropped(messages, seen)
     return [gone, [*gone, seen.messages[2]]]
 
@@ -267,7 +267,7 @@ FOREIGN: dict[str, tuple[str, Any, str, bool]] = {
         True,
     ),
 }
-"""By tool: the message it writes (role and content), how that begins, and whether the user speaks in it too."""
+"""By tool: the role and content of its message, the beginning, and whether it contains the user's text too."""
 
 
 LABELLED = re.compile(r"(?:\[summary of earlier messages, by [^\]]+\]|<previous_summary>)\s+(.{0,400})", re.DOTALL)
@@ -298,7 +298,7 @@ def test_57_another_tools_summary_is_folded_in(tool: str, door: Front) -> None:
 
 
 def test_58_it_is_in_the_users_language(door: Front) -> None:
-    """The last user message of the part that is summarised: what stands behind it must not change the summary."""
+    """The last user message of the summarized part. Later messages must not change the summary."""
     german = [user("Bitte prüfe die Rechnung für März."), says("Gern."), user("Und schreibe mir das Ergebnis auf.")]
     seen = door.ask([system("Be brief."), *german, *long_talk("58 ")[1:]])
     assert german[0]["content"] in seen.asked

@@ -1,4 +1,4 @@
-"""What the summary model is sent."""
+"""The requests that the proxy sends to the summary model."""
 
 from __future__ import annotations
 
@@ -120,12 +120,12 @@ def test_61_it_fits_the_summary_models_window(door: Front) -> None:
 
 
 def test_62_it_never_asks_about_nothing(door: Front) -> None:
-    """Where what may be read is less than the last message, that message is clipped."""
+    """If the model may read less than the last message, the proxy shortens that message."""
     messages = long_talk("62 ")
     seen = door.ask(messages, "trimmed")
     (request,) = seen.summaries
     transcript = text_of(request.body["messages"][-1]).split("<transcript>", 1)[1].split("</transcript>", 1)[0]
-    # The user's newest message may be read for the summary and stand behind it as well.
+    # The user's newest message may be in the transcript and also follow the summary.
     ends = [text_of(message) for message in (dropped(messages, seen)[-1], seen.messages[2])]
     last = ends[text_of(seen.messages[2])[:40] in transcript]
     assert last[:40] in transcript

@@ -1,4 +1,4 @@
-"""Summaries that can not be had: what is sent in their place, and that nobody reads an error."""
+"""Failed summaries: the proxy sends a digest in their place, and no client gets an error."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def digested(seen: Seen, messages: list[Any]) -> None:
 
 @pytest.mark.parametrize("failure", FAILURES)
 def test_67_a_digest_stands_in_after_a_failure(failure: str, door: Front) -> None:
-    """Also where the whole would still fit: what is sent then goes on from turn to turn."""
+    """Also if the whole conversation would still fit: the next turns continue the sent prompt."""
     messages = long_talk(f"67 {failure} ")
     with door.scripted(summariser=always(FAILURES[failure])):
         seen = door.ask(messages, "failing", caller=list(FAILURES).index(failure))
@@ -96,7 +96,7 @@ def test_68_a_digest_stands_in_for_no_answer(answer: str, door: Front) -> None:
 
 
 def test_69_a_summary_as_long_as_its_source_is_rejected(door: Front) -> None:
-    """Even where its first lines would do: a model that takes no notice of its limit has not summarised."""
+    """Even if its first lines would be enough: a model that ignores its limit has not summarized."""
     messages = long_talk("69 ")
     with door.scripted(summariser=always(choice({"content": f"Goal: {BAD}.\n" + words(14_000, "long")}))):
         seen = door.ask(messages, caller=1)

@@ -44,7 +44,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     **{f"kind-{number}": {} for number in range(10)},
     **{f"plain-{number}": {} for number in range(10)},
 }
-"""Each has callers of its own: what a refusal taught one test says nothing to the others."""
+"""Each test has its own callers, so that limits learned in one don't affect the others."""
 
 
 @pytest.fixture(scope="module")

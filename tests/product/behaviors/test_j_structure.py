@@ -1,4 +1,4 @@
-"""Structural repair: what a damaged history looks like once it was compacted."""
+"""Structural repair: the form of a damaged history after compaction."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def session() -> list[Message]:
 
 @pytest.fixture(scope="module", params=["default", "stages"])
 def grown(request: pytest.FixtureRequest, front: Front) -> list[Exchange]:
-    """What became of each turn of the session, under the default policy and under one with small stages."""
+    """Return the result of each turn of the session, under the default policy and under one with small stages."""
     caller = front.caller(request.param)
     raws = spelled(session())
     return [caller.ask(raws[:end]) for end in requests(session())]

@@ -60,7 +60,7 @@ def test_97_a_compaction_gains_a_tenth_or_is_left_out(front: Front) -> None:
             before, after = (int(exchange.headers[f"x-compaction-tokens-{when}"]) for when in ("before", "after"))
             assert after <= (1 - LEAST_GAIN) * before
     assert exchange.verdict == "compacted"
-    # All but 400 tokens stand in the one message that must stay, or all but 1,300, for which a summary may take 700.
+    # All but 400 tokens are in the one message that must stay, or all but 1,300, of which a summary may take 700.
     for talk in (chat(1, 190), [*chat(1, 5)[:2], assistant(words(1_300, "long")), *chat(1, 5)[1:]]):
         caller = front.caller()
         exchange = caller.ask(padded([*talk, user("Next.")], LEVEL + 100))
@@ -71,7 +71,7 @@ def test_97_a_compaction_gains_a_tenth_or_is_left_out(front: Front) -> None:
 
 @pytest.mark.parametrize("fixed", [4_600, 5_600], ids=["over-the-target", "near-the-trigger"])
 def test_98_fixed_parts_over_the_target_raise_it(front: Front, fixed: int) -> None:
-    """With so much of it fixed, what is left is shared: no summary at every turn, and nothing over the window."""
+    """The sections share the little room that is left: no summary at every turn, and nothing over the window."""
     caller = front.caller()
     messages = [system(words(fixed, "law"))]
     turns = 30
@@ -113,7 +113,7 @@ def grown(caller: Caller) -> list[tuple[Exchange, int]]:
 
 def test_100_after_failed_summaries_no_model_is_asked_until_the_prefix_changes(front: Front) -> None:
     """A checkpoint whose summary failed has its digest; after three failures the model is left alone. (One attempt asks
-    several times where the conversation is longer than the model's window.)"""
+    several times if the conversation is longer than the model's window.)"""
     caller = front.caller(model=BROKEN)
     exchanges, asked = zip(*grown(caller), strict=True)
     compacted = [exchange for exchange in exchanges if exchange.verdict == "compacted"]

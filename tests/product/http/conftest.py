@@ -1,4 +1,4 @@
-"""One upstream and one proxy for all tests of a module: what an answer looks like changes from test to test."""
+"""One upstream and one proxy for all tests of a module. Each test sets the answer."""
 
 from __future__ import annotations
 

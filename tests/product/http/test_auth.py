@@ -1,4 +1,4 @@
-"""Who may call, with which key, for which models."""
+"""The keys that callers may use, and the models of each key."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_no_answer(
     "begun", [[stream_head()], [stream_head(), chunk(b": comment\n\n")], [head("200 OK", [("Content-Length", "9")])]]
 )
 def test_an_answer_that_never_begins(start_proxy: StartProxy, stage: Stage, begun: list[Step]) -> None:
-    """A head alone is no answer: the deadline goes on until the first content."""
+    """A head alone isn't an answer: the deadline continues until the first content."""
     with stage(lambda _: [*begun, End.SILENCE]) as upstream:
         got = ask(start_proxy(upstream.url, configured(deadline=0.5)), CHAT, chat(stream=True))
         assert (got.status, got.error["code"]) == (504, "upstream_timeout")

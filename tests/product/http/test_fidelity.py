@@ -1,4 +1,4 @@
-"""What needs nothing travels untouched: bodies, answers and headers, byte for byte."""
+"""Requests that need no change pass unchanged: bodies, answers, and headers, byte for byte."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_large_body_arrives_whole_with_its_length(start_proxy: StartProxy) -> 
 
 
 def test_bodies_over_the_trigger_that_a_team_does_not_want_touched_are_equal(start_proxy: StartProxy) -> None:
-    """``mode: off`` and ``shadow`` leave every spelling alone, whatever was counted."""
+    """``mode: off`` and ``shadow`` leave every spelling unchanged, at any size."""
     with RawUpstream() as upstream:
         for mode in ("off", "shadow"):
             policy = {"mode": mode, "trigger": {"tokens": 1}, "keep": {"messages": 1}}

@@ -1,4 +1,4 @@
-"""More than the proxy can take on: who is turned away is told so at once, and everybody else is served."""
+"""Overload: the proxy rejects requests at once, and serves all others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def is_slow(arrived: Arrived) -> bool:
 def held(
     stage: Stage, holds: Callable[[Arrived], bool] = is_slow, begins: Callable[[Arrived], list[Step]] | None = None
 ) -> Iterator[Held]:
-    """An upstream that answers some requests only once it is let: whatever is answered before has not waited for them.
+    """An upstream that holds some answers until the test releases them. Earlier answers have not waited for them.
 
     ``begins`` says what it sends of such an answer at once.
     """
@@ -69,7 +69,7 @@ def overloaded(got: Got) -> bool:
 
 
 def occupied(url: str, upstream: RawUpstream, clients: ThreadPoolExecutor) -> Future[Got]:
-    """A request that has the only place. Whoever had it before may just be giving it back."""
+    """A request that has the only place. An earlier request may still be releasing it."""
     until = time.monotonic() + TIMEOUT
     while time.monotonic() < until:
         first = clients.submit(ask, url, body=chat("slow"))
@@ -216,7 +216,7 @@ def is_large(arrived: Arrived) -> bool:
 def test_bodies_take_no_more_memory_than_there_is(
     path: str, in_chunks: bool, stage: Stage, start_proxy: StartProxy
 ) -> None:
-    # What is passed on as it comes is never held, and is answered like what is small.
+    # The proxy never holds a forwarded stream, and answers it like a small response.
     passed_on = path == "/v1/files" and in_chunks
 
     def holds(arrived: Arrived) -> bool:

@@ -154,7 +154,7 @@ def test_a_stream_of_another_api_that_breaks_ends_in_an_error(start_proxy: Start
 
 
 def test_a_body_that_is_answered_while_it_still_comes(start_proxy: StartProxy) -> None:
-    """No part of an upload is lost to whoever listens for the client's leaving."""
+    """Listening for the client's disconnect doesn't lose any part of an upload."""
     sent = NOISE * 8  # more than the buffers on the way take
     size = len(sent)
     received: list[bytes] = []

@@ -31,7 +31,7 @@ def test_a_chat_completion_is_compacted_under_every_spelling(
 
 @pytest.mark.parametrize("body", [chat(model="other"), b'{"messages":[]}'])
 def test_the_deployment_in_the_path_is_the_model(start_proxy: StartProxy, upstream: RawUpstream, body: bytes) -> None:
-    """Azure routes by the path, whatever the body names."""
+    """Azure routes by the path and ignores the model in the body."""
     url = start_proxy(upstream.url)
     for path, endpoint in (("chat/completions", CHAT), ("embeddings", "/v1/embeddings")):
         got = ask(url, f"/openai/deployments/gpt-4o/{path}?api-version=2024-10-21", body)

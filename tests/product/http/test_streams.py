@@ -141,7 +141,7 @@ def test_a_plain_answer_that_breaks_before_anything_is_written_is_a_502(start_pr
 
 
 def paced(start_proxy: StartProxy, stage: Stage, top: bytes, parts: Sequence[bytes], body: bytes = STREAM) -> bytes:
-    """What a client receives from an upstream that sends each part only when the client has the one before."""
+    """The client receives each part before the upstream sends the next one."""
     gates = [threading.Event() for _ in parts]
     steps = [step for part, gate in zip(parts, gates, strict=True) for step in (chunk(part), gate)]
     got = b""

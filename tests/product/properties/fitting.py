@@ -1,7 +1,7 @@
 """Sessions whose requests all fit, at upstreams with their published window and odd habits, run against the real rules.
 
-The proxy's own path is used in process, without HTTP: the body is parsed, compacted if need be, and sent to an upstream
-that is a function. Its answer is judged as the one that a client is about to get, and learned from afterwards.
+The proxy's own path runs in process, without HTTP. It parses the body, compacts it if necessary, and sends it to an
+upstream that is a function. Its answer is judged as the one that a client is about to get, and learned from afterwards.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Upstream:
 
 @dataclass(slots=True)
 class Figures:
-    """The figures of many sessions: what must not happen, and how much was tried."""
+    """The figures of many sessions: the failures, which must be none, and the number of tries."""
 
     sessions: int = 0
     requests: int = 0

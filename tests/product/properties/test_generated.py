@@ -1,7 +1,7 @@
 """Properties of what leaves the engine, over 5,000 generated conversations, or 20,000 with ``--full``.
 
-Hypothesis draws small numbers; each draw is a batch of conversations. What fails is printed as JSON, made smaller
-message by message as long as it fails in the same way.
+Hypothesis draws small numbers; each draw is a batch of conversations. A failing request is made
+smaller, message by message, while it fails in the same way. Then it's printed as JSON.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LARGE, LARGE_FULL = 8, 20
 
 
 class Seen:
-    """What the batches of a test amounted to."""
+    """The totals of a test's batches."""
 
     def __init__(self) -> None:
         self.conversations = 0
@@ -72,7 +72,7 @@ def below_every_trigger(asked: Request, tokens: int, messages: int) -> bool:
 
 
 async def reported(asked: Request, hold: Callable[[Request], Awaitable[None]]) -> None:
-    """Check a request. Where something does not hold, say so of the smallest request that could be found."""
+    """Check a request. Report a failure with the smallest failing request."""
     try:
         await hold(asked)
     except AssertionError as error:
@@ -133,7 +133,7 @@ def judged_batch(batch: Batch, seen: Seen, size: int) -> None:
 def judged_batches(batches_: Any, count: int, size: int, part: int = 0) -> Seen:
     seen = Seen()
 
-    # Numbers that stand for conversations need no shrinking: ``reported`` makes what fails smaller.
+    # Shrinking the numbers wouldn't help: ``reported`` makes the failing request smaller.
     @seed(part)  # without it, every part would draw the same batches
     @settings(max_examples=count, phases=[Phase.generate], database=None)
     @given(batches_)

@@ -29,7 +29,7 @@ REMEMBERED = FactsCache()
 
 @dataclass
 class Seen:
-    """What the batches amounted to."""
+    """The totals of the batches."""
 
     conversations: int = 0
     requests: int = 0
@@ -40,7 +40,7 @@ class Seen:
 
 
 async def replay(raws: list[bytes], batch: Batch, seen: Seen) -> None:
-    """Send every request of a conversation, and judge each beside the one before."""
+    """Send every request of a conversation, and compare each with the previous one."""
     setting = SETTINGS[batch.setting]
     engine = Engine(REMEMBERED, open_store("sqlite://"))
     ends = requests([json.loads(raw) for raw in raws])[-MOST_TURNS:]

@@ -43,7 +43,7 @@ _PREVIOUS = re.compile(r"<previous_summary>\n(.*?)\n</previous_summary>", re.DOT
 _TRANSCRIPT = re.compile(r"<transcript>\n(.*)\n</transcript>", re.DOTALL)
 
 seen: Counter[str] = Counter()
-"""What the machines amounted to."""
+"""The totals of the machines."""
 
 
 def added_up(words: list[str], count: int = 0, total: int = 0) -> tuple[int, int]:
@@ -54,7 +54,7 @@ def added_up(words: list[str], count: int = 0, total: int = 0) -> tuple[int, int
 
 
 class Summariser:
-    """Writes whose notes they are, and a sum over all of the user's words that they stand for."""
+    """Write the owner of the notes, and a sum over all the user's words that they replace."""
 
     def __init__(self) -> None:
         self.broken = False
