@@ -30,7 +30,8 @@ from tests.kit.scripted import chat, client, key_hash
 PATIENCE = 30.0
 """Seconds after which what should have happened has not."""
 
-EDITS = int(os.environ.get("COMPACTION_PROXY_TEST_EDITS", "30"))
+EDITS, EDITS_FULL = 12, 30
+"""Edits of the configuration under load, without ``--full`` and with it."""
 KEY = "sk-search"
 HASH = key_hash(KEY)
 
@@ -126,8 +127,12 @@ FAULTS = [
 
 
 @pytest.mark.long
-def test_edits_under_load(tmp_path: Path) -> None:
-    """A third of the edits is wrong. Each is told with its line, none is put in force, and no request fails."""
+def test_edits_under_load(tmp_path: Path, full: bool) -> None:
+    """A third of the edits is wrong. Each is told with its line, none is put in force, and no request fails.
+
+    There are 12 edits, or 30 with ``--full``.
+    """
+    edits = EDITS_FULL if full else EDITS
     upstream = StandIn(responder=lambda body: Reply(content="Yes, of course, as you like it. " * 4, pause=0.002))
     main, team = tmp_path / "main.yaml", tmp_path / "teams" / "search.yaml"
     team.parent.mkdir()
@@ -146,7 +151,7 @@ def test_edits_under_load(tmp_path: Path) -> None:
         with followed(main) as (url, app), Clients(url, 4) as clients:
             assert app.reload is not None
             in_force = policy_of(url)
-            for number in range(1, EDITS + 1):
+            for number in range(1, edits + 1):
                 if number % 3:
                     rightly(number)
                     in_force = f"p{number}"
@@ -162,15 +167,15 @@ def test_edits_under_load(tmp_path: Path) -> None:
                     assert policy_of(url) == in_force
                 longest = max(longest, took)
         told = [entry["faults"] for entry in logged if entry["event"] == "configuration.wrong"]
-        print(f"{EDITS} edits, {wrong} wrong, {clients.answered} requests, longest {longest:.2f} s")
+        print(f"{edits} edits, {wrong} wrong, {clients.answered} requests, longest {longest:.2f} s")
     assert clients.failures == []
-    assert clients.answered > EDITS
-    assert wrong == EDITS // 3
+    assert clients.answered > edits
+    assert wrong == edits // 3
     assert len(told) == wrong, "each is told once"
-    for number, faults in zip(range(3, EDITS + 1, 3), told, strict=True):
+    for number, faults in zip(range(3, edits + 1, 3), told, strict=True):
         assert faults[0].startswith(f"{team}:{number + FAULTS[(number // 3 - 1) % len(FAULTS)][1]}: ")
     assert not [entry for entry in logged if entry["event"] == "configuration.reload_crashed"]
-    assert {request.headers["x-edit"] for request in upstream.requests} > {"0", str(EDITS // 2 - 1)}
+    assert {request.headers["x-edit"] for request in upstream.requests} > {"0", str(edits // 2 - 1)}
 
 
 def test_a_request_ends_under_the_configuration_it_began_with(tmp_path: Path) -> None:
