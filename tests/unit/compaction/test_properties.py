@@ -24,6 +24,12 @@ from tests.kit.conversations import FORMAT, Episode, conversations, expand, mess
 
 heads = st.integers(0, 2)
 
+EXAMPLES = settings().max_examples
+"""Examples of each test. ``--full`` draws more."""
+
+FEW, MANY = EXAMPLES * 2 // 5, EXAMPLES * 12 // 5
+"""Examples of tests that send every turn of a conversation, and of the test with arbitrary JSON."""
+
 
 def sent_of(drawn: Any, budget: int, policy: Rules, head: int) -> tuple[list[Turn], Sent]:
     messages = expand(drawn, budget, head=head)
@@ -127,7 +133,7 @@ def steps_of(drawn: Any, budget: int, policy: Rules, head: int) -> Iterator[tupl
         yield grown[:end], send(grown[:end], policy, budget)
 
 
-@settings(max_examples=20)
+@settings(max_examples=FEW)
 @given(sessions | conversations, narrow, policies, heads)
 def test_between_two_checkpoints_each_request_begins_with_the_one_before(
     drawn: Any, budget: int, policy: Rules, head: int
@@ -141,7 +147,7 @@ def test_between_two_checkpoints_each_request_begins_with_the_one_before(
         previous = sent
 
 
-@settings(max_examples=20)
+@settings(max_examples=FEW)
 @given(sessions | conversations, narrow, policies, heads)
 def test_checkpoints_never_move_and_do_not_depend_on_how_the_conversation_came(
     drawn: Any, budget: int, policy: Rules, head: int
@@ -158,7 +164,7 @@ def test_checkpoints_never_move_and_do_not_depend_on_how_the_conversation_came(
     assert send(turns(messages)[: requests(messages)[-1]], policy, budget).raws == sent.raws
 
 
-@settings(max_examples=20)
+@settings(max_examples=FEW)
 @given(sessions | conversations, narrow, heads)
 def test_old_messages_change_only_where_the_trigger_is_reached(drawn: Any, budget: int, head: int) -> None:
     """A checkpoint is made only if the request without it would reach the trigger.
@@ -255,7 +261,7 @@ dirty = st.lists(
 )
 
 
-@settings(max_examples=120)
+@settings(max_examples=MANY)
 @given(dirty, st.sampled_from((600, 1792)), policies)
 def test_nothing_that_a_client_sends_raises(messages: list[Any], budget: int, policy: Rules) -> None:
     before = turns(messages)
