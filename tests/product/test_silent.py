@@ -118,11 +118,13 @@ def before(upstream: Quiet, folder: Path, policy: Mapping[str, Any] | None = Non
 
 
 def said(caller: openai.OpenAI, messages: list[Any], *, stream: bool, **fields: Any) -> str:
+    # The client transforms ``messages``, which takes time. It sends ``extra_body`` unchanged.
+    asked: Any = {"model": "m", "messages": [], "extra_body": {"messages": messages}, **fields}
     if not stream:
-        whole = caller.chat.completions.create(model="m", messages=messages, **fields)
+        whole = caller.chat.completions.create(**asked)
         return whole.choices[0].message.content or ""
     options: Any = {"include_usage": True}
-    chunks = caller.chat.completions.create(model="m", messages=messages, stream=True, stream_options=options, **fields)
+    chunks = caller.chat.completions.create(**asked, stream=True, stream_options=options)
     return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
 
 
