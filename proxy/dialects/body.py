@@ -69,7 +69,8 @@ class Wire(msgspec.Struct):
 class BodyRequest(msgspec.Struct, eq=False):
     """A request as the client sent it. See ``dialects.dialect.Request``.
 
-    ``strict`` is a body that strict parsers accept, if they reject ``raw``. ``OVERHEAD`` are the names of ``overhead``.
+    ``strict`` is a body that strict parsers accept, if they reject ``raw``. ``sent`` is the number of messages or items
+    that the client sent. ``OVERHEAD`` are the names of ``overhead``.
     """
 
     OVERHEAD: ClassVar[Sequence[str]] = ()
@@ -80,6 +81,7 @@ class BodyRequest(msgspec.Struct, eq=False):
     units: Sequence[bytes] = []
     max_output: int | None = None
     overhead: tuple[bytes, ...] = ()
+    sent: int = 0
     strict: bytes | None = None
 
     @classmethod
@@ -152,13 +154,14 @@ _R = TypeVar("_R", bound=BodyRequest)
 
 
 async def parse_bounded(raw: bytes, parse: Callable[[bytes], _R], param: str) -> _R:
-    """Parse a request of any size. Raises ``BadBody`` for more than ``MAX_MESSAGES`` messages.
+    """Parse a request of any size. Raises ``BadBody`` for more than ``MAX_MESSAGES`` messages, items, or units.
 
     ``param`` is the field with the messages.
     """
     body = parse(raw) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(parse, raw)
-    if len(body.units) > MAX_MESSAGES:
-        raise BadBody(_TOO_MANY_MESSAGES.format(count=len(body.units), most=MAX_MESSAGES), param=param)
+    count = max(body.sent, len(body.units))
+    if count > MAX_MESSAGES:
+        raise BadBody(_TOO_MANY_MESSAGES.format(count=count, most=MAX_MESSAGES), param=param)
     return body
 
 

@@ -106,6 +106,36 @@ def test_what_cannot_be_a_conversation_is_refused(
     assert upstream.arrived == []
 
 
+COMPACTION = '{"type":"compaction","encrypted_content":"AAAA"}'
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "sent"),
+    [
+        ("/v1/responses", "input", ['{"type":"reasoning"}'] * (MAX_MESSAGES + 1)),
+        ("/v1/responses", "input", [*['{"role":"user","content":"hi"}'] * MAX_MESSAGES, COMPACTION]),
+        ("/v1/messages", "messages", [*[user('"hi"')] * MAX_MESSAGES, user(f"[{COMPACTION}]")]),
+        ("/v1/messages", "messages", [user("[" + ",".join(['{"type":"tool_result"}'] * (MAX_MESSAGES + 1)) + "]")]),
+    ],
+    ids=["a run", "items before a compaction", "messages before a compaction", "results of one message"],
+)
+def test_every_item_that_the_client_sent_counts(
+    server: Program, upstream: RawUpstream, path: str, field: str, sent: list[str]
+) -> None:
+    """Items that become one unit, or none, count one by one."""
+    upstream.arrived = []
+    raw = b'{"model":"gpt-4o-mini","max_tokens":9,"%s":[%s]}' % (field.encode(), ",".join(sent).encode())
+    got = ask(server.url, path, raw)
+    shown = json.loads(got.body)
+    assert (got.status, shown["error"]["type"]) == (400, "invalid_request_error")
+    assert f"{MAX_MESSAGES + 1} messages" in shown["error"]["message"]
+    if path == "/v1/messages":
+        assert shown["type"] == "error"
+    else:
+        assert (shown["error"]["code"], shown["error"]["param"]) == ("invalid_body", field)
+    assert upstream.arrived == []
+
+
 @pytest.mark.parametrize("text", ["1, 2, " * 300_000, '"a","b",' * 100_000, "\\," * MAX_VALUES])
 def test_commas_in_texts_are_no_values(server: Program, upstream: RawUpstream, text: str) -> None:
     sent = body(user(json.dumps(text)), model="gpt-4.1")

@@ -53,11 +53,13 @@ class ChatRequest(BodyRequest, eq=False):
             wire = _decoder.decode(raw)
         except UNREADABLE:
             return None
+        messages = wire.messages or []
         return cls(
             raw=raw,
             model=wire.model_name,
             stream=wire.streams,
-            units=wire.messages or [],
+            units=messages,
+            sent=len(messages),
             max_output=positive(wire.max_completion_tokens) or positive(wire.max_tokens),
             overhead=tuple(bytes(getattr(wire, name)) for name in cls.OVERHEAD),
         )

@@ -76,6 +76,7 @@ class MessagesRequest(BodyRequest, eq=False):
             units=units,
             max_output=positive(wire.max_tokens),
             overhead=(*map(bytes, fields), b"".join(_from_block(messages[:start]))),
+            sent=len(messages),
             prefix=messages[:start],
             splits=splits,
         )

@@ -63,7 +63,8 @@ class ResponsesRequest(BodyRequest, eq=False):
             wire = _decoder.decode(raw)
         except UNREADABLE:
             return None
-        prefix, units = _split(wire.input)
+        items = _items_in(bytes(wire.input))
+        prefix, units = _split(bytes(wire.input), items)
         fields = (wire.instructions, wire.tools, wire.tool_choice, wire.text, prefix[-1] if prefix else b"")
         return cls(
             raw=raw,
@@ -72,6 +73,7 @@ class ResponsesRequest(BodyRequest, eq=False):
             units=units,
             max_output=positive(wire.max_output_tokens),
             overhead=tuple(map(bytes, fields)),
+            sent=len(items),
             prefix=prefix,
         )
 
@@ -119,17 +121,20 @@ def _message(unit: bytes) -> bytes:
     return b'{"role":"user","content":' + unit + b"}" if unit[:1] == b'"' else unit
 
 
-def _split(value: msgspec.Raw) -> tuple[list[bytes], list[bytes]]:
-    """Return the items of the fixed prefix, and the units after it."""
-    raw = bytes(value)
+def _items_in(raw: bytes) -> list[bytes]:
+    """Return the items of an input. A string is one, and other values have none."""
     if raw[:1] == b'"':
-        return [], [raw]
-    if raw[:1] != b"[":
-        return [], []
+        return [raw]
     try:
-        items = [bytes(item) for item in _list_decoder.decode(raw)]
+        return [bytes(item) for item in _list_decoder.decode(raw)] if raw else []
     except UNREADABLE:
-        return [], []
+        return []
+
+
+def _split(raw: bytes, items: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """Return the items of the fixed prefix, and the units after it."""
+    if raw[:1] != b"[":
+        return [], items
     shapes = _shapes(raw, items)
     if shapes and shapes[-1].type == "compaction_trigger":
         return [], []  # the client asks the upstream to compact
