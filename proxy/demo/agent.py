@@ -29,7 +29,10 @@ class Session:
 
 
 class Agent:
-    """Work on one task after another. A turn is one request to the model; every second turn streams."""
+    """Work on one task after another. A turn is one request to the model; every second turn streams.
+
+    The client transforms ``messages``, which takes most of a turn's time. It sends ``extra_body`` unchanged.
+    """
 
     def __init__(self, client: openai.OpenAI, model: str) -> None:
         self.client = client
@@ -64,14 +67,14 @@ class Agent:
 
     def _whole(self) -> dict[str, Any]:
         raw = self.client.chat.completions.with_raw_response.create(
-            model=self.model, messages=cast(Any, self.messages), tools=cast(Any, TOOLS)
+            model=self.model, messages=[], tools=cast(Any, TOOLS), extra_body={"messages": self.messages}
         )
         self.session.headers.append(raw.headers)
         return raw.parse().choices[0].message.model_dump(exclude_none=True)
 
     def _streamed(self) -> dict[str, Any]:
         raw = self.client.chat.completions.with_raw_response.create(
-            model=self.model, messages=cast(Any, self.messages), tools=cast(Any, TOOLS), stream=True
+            model=self.model, messages=[], tools=cast(Any, TOOLS), stream=True, extra_body={"messages": self.messages}
         )
         self.session.headers.append(raw.headers)
         with raw.parse() as chunks:

@@ -140,7 +140,9 @@ def test_a_conversation_that_grows_past_the_bound_begins_anew_seldom(tmp_path: P
     messages = tiny(300)
     with bounded(upstream, tmp_path, prepare=None) as (caller, _):
         for end in range(80, len(messages) + 1, 4):
-            assert caller.chat.completions.create(model="m", messages=messages[:end]).choices
+            assert caller.chat.completions.create(
+                model="m", messages=[], extra_body={"messages": messages[:end]}
+            ).choices
     assert {received.status for received in upstream.conversations} == {200}
     assert max(len(received.body["messages"]) for received in upstream.conversations) <= 100
     prompts = [received.body["messages"] for received in upstream.conversations]
@@ -186,7 +188,9 @@ def test_growing_with_pictures_every_request_arrives_within_and_the_prefix_stays
     messages = pictures(24, MIB // 4)
     with bounded(upstream, tmp_path) as (caller, _):
         for end in range(2, len(messages) + 1, 2):
-            assert caller.chat.completions.create(model="m", messages=messages[:end]).choices
+            assert caller.chat.completions.create(
+                model="m", messages=[], extra_body={"messages": messages[:end]}
+            ).choices
     assert {received.status for received in upstream.requests} == {200}
     assert upstream.faults == []
     prompts = [received.body["messages"] for received in upstream.conversations]
