@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
-import xxhash
 
+from proxy.dialects.digests import ByDigest
 from proxy.errors import BadBody
 
 MAX_MESSAGES = 40_000
@@ -25,9 +25,7 @@ INLINE_BYTES = 4_000_000
 _SLICE = 1_000_000
 
 _COUNTED_SLICE = 65_536
-_MOST_COUNTED = 20_000
-_counted: dict[bytes, int] = {}
-"""The commas of slices of bodies, by digest, so that each slice is counted once in a conversation. Takes about 3 MB."""
+_commas: ByDigest[int] = ByDigest(lambda part: part.count(b","))
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _TOO_MANY_MESSAGES = "The request has {count} messages, and this proxy takes {most} at most. Send fewer messages."
@@ -211,26 +209,10 @@ def named_fields(raw: bytes) -> tuple[str | None, bool]:
 
 
 def _has_few_commas(raw: bytes) -> bool:
-    """Return whether a body has at most ``MAX_VALUES`` commas, including those within strings.
-
-    The turns of a conversation begin with the same bytes. Hashing a slice that was counted before takes a tenth of the
-    time of counting it again.
-    """
-    commas = 0
+    """Return whether a body has at most ``MAX_VALUES`` commas, including those within strings."""
     view = memoryview(raw)
-    for start in range(0, len(raw), _COUNTED_SLICE):
-        end = start + _COUNTED_SLICE
-        digest = xxhash.xxh3_128_digest(view[start:end])
-        found = _counted.get(digest)
-        if found is None:
-            found = raw.count(b",", start, end)
-            if len(_counted) >= _MOST_COUNTED:
-                _counted.clear()
-            _counted[digest] = found
-        commas += found
-        if commas > MAX_VALUES:
-            return False
-    return True
+    slices = (view[start : start + _COUNTED_SLICE] for start in range(0, len(raw), _COUNTED_SLICE))
+    return sum(_commas.of(slices)) <= MAX_VALUES
 
 
 def _has_many_values(raw: bytes) -> bool:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
+from proxy.dialects.digests import ByDigest
 from proxy.dialects.messages.blocks import blocks_of, kind_of, type_of
 from proxy.dialects.unit_json import decode, encode
 
@@ -40,46 +42,84 @@ class Split:
     units: tuple[bytes, ...]
 
 
-def prefix_length(messages: Sequence[msgspec.Raw]) -> int:
-    """Return the number of messages up to the newest one with a compaction block; 0 if there is none.
+class Layout(NamedTuple):
+    """The places in a message that decide how it's split.
 
-    If that message also has calls, their results are included.
+    ``replaced`` is 0 without a compaction block. Otherwise it's the number of messages that belong to the block: 2 if
+    the message also has calls, whose results come in the next one. ``results`` and ``others`` are the places of the
+    blocks of a user's message with results.
     """
-    for index in range(len(messages) - 1, -1, -1):
-        if _COMPACTION.search(messages[index]):
-            kinds = [type_of(block) for block in blocks_of(decode(messages[index]))]
-            if "compaction" in kinds:
-                return min(len(messages), index + 1 + ("tool_use" in kinds))
-    return 0
+
+    replaced: int = 0
+    results: tuple[slice, ...] = ()
+    others: tuple[slice, ...] = ()
 
 
-def split(messages: Sequence[msgspec.Raw]) -> tuple[list[bytes | msgspec.Raw], dict[int, Split]]:
+_PLAIN = Layout()
+
+
+def prefix_of(layouts: Sequence[Layout]) -> tuple[int, int]:
+    """Return the position of the newest message with a compaction block, and the end of the messages up to it.
+
+    If that message also has calls, their results are included. Both are 0 if there is none.
+    """
+    for index in range(len(layouts) - 1, -1, -1):
+        if layouts[index].replaced:
+            return index, min(len(layouts), index + layouts[index].replaced)
+    return 0, 0
+
+
+def split(
+    messages: Sequence[msgspec.Raw], layouts: Sequence[Layout]
+) -> tuple[list[bytes | msgspec.Raw], dict[int, Split]]:
     """Return the units of messages, and the split messages by the identity of their first unit."""
     units: list[bytes | msgspec.Raw] = []
     splits: dict[int, Split] = {}
-    for message in messages:
-        made = _made(message) if _RESULT.search(message) else ()
-        if made:
-            splits[id(made[0])] = Split(message, made)
-        units.extend(made or (message,))
+    for message, layout in zip(messages, layouts, strict=True):
+        if not layout.results:
+            units.append(message)
+            continue
+        plain = bytes(message)
+        made = [_user([plain[place]]) for place in layout.results]
+        if layout.others:
+            made.append(_user([plain[place] for place in layout.others]))
+        splits[id(made[0])] = Split(message, tuple(made))
+        units += made
     return units, splits
 
 
-def _made(message: msgspec.Raw) -> tuple[bytes, ...]:
-    """Return the units of a user's message with results; empty if it isn't one."""
+def _layout(message: bytes) -> Layout:
+    replaced = 0
+    if _COMPACTION.search(message):
+        kinds = [type_of(block) for block in blocks_of(decode(message))]
+        replaced = 1 + ("tool_use" in kinds) if "compaction" in kinds else 0
+    results, others = _places(message) if _RESULT.search(message) else ((), ())
+    return Layout(replaced, results, others) if replaced or results else _PLAIN
+
+
+def _places(message: bytes) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """Return the places of the results in a user's message, and of its other blocks; empty without results."""
     try:
         outer = _outer.decode(message)
         if outer.role != "user" or not outer.content:
-            return ()
-        results = [_typed.decode(block).type == "tool_result" for block in outer.content]
+            return (), ()
+        is_result = [_typed.decode(block).type == "tool_result" for block in outer.content]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ()
-    if not any(results):
-        return ()
-    pairs = list(zip(outer.content, results, strict=True))
-    others = [block for block, is_result in pairs if not is_result]
-    made = [_user([block]) for block, is_result in pairs if is_result]
-    return (*made, *([_user(others)] if others else []))
+        return (), ()
+    if not any(is_result):
+        return (), ()
+    places = []
+    end = 0
+    for block in outer.content:
+        start = message.index(bytes(block), end)
+        end = start + len(block)
+        places.append(slice(start, end))
+    pairs = list(zip(places, is_result, strict=True))
+    return tuple(place for place, is_ in pairs if is_), tuple(place for place, is_ in pairs if not is_)
+
+
+_layouts = ByDigest(_layout)
+layouts_of = _layouts.of
 
 
 def _user(blocks: Sequence[bytes]) -> bytes:

@@ -22,7 +22,7 @@ from proxy.dialects.body import (
     positive,
     value_of,
 )
-from proxy.dialects.messages.joining import Split, joined, prefix_length, split
+from proxy.dialects.messages.joining import Split, joined, layouts_of, prefix_of, split
 
 _FIELDS = ("system", "tools", "tool_choice", "output_config", "output_format", "mcp_servers")
 
@@ -66,8 +66,9 @@ class MessagesRequest(BodyRequest, eq=False):
         except UNREADABLE:
             return None
         messages = wire.messages or []
-        start = prefix_length(messages)
-        units, splits = split(messages[start:])
+        layouts = layouts_of(messages)
+        block, start = prefix_of(layouts)
+        units, splits = split(messages[start:], layouts[start:])
         fields = (getattr(wire, name) for name in _FIELDS)
         return cls(
             raw=raw,
@@ -75,7 +76,7 @@ class MessagesRequest(BodyRequest, eq=False):
             stream=wire.streams,
             units=units,
             max_output=positive(wire.max_tokens),
-            overhead=(*map(bytes, fields), b"".join(_from_block(messages[:start]))),
+            overhead=(*map(bytes, fields), bytes(listed(messages[block:start])) if start else b""),
             sent=len(messages),
             prefix=messages[:start],
             splits=splits,
@@ -128,14 +129,6 @@ def continues(raw: bytes) -> bool:
     except UNREADABLE:
         return False
     return isinstance(thread, dict) and (thread.get("type") == "continue" or bool(thread.get("previous_message_id")))
-
-
-def _from_block(prefix: Sequence[msgspec.Raw]) -> list[bytes]:
-    """Return the message with the compaction block and what follows it, as a JSON array; empty without a prefix."""
-    if not prefix:
-        return []
-    first = next(i for i in range(len(prefix) - 1, -1, -1) if prefix_length(prefix[i : i + 1]))
-    return [bytes(listed(prefix[first:]))]
 
 
 def _thinking_tokens(raw: msgspec.Raw) -> int:

@@ -85,7 +85,7 @@ class ResponsesFormat:
         return holders[0] if len(holders) == 1 else None
 
     def with_text(self, raw: bytes, text: str) -> bytes:
-        if bytes(raw[:1]) == b'"':
+        if bytes(raw)[:1] == b'"':
             return encode(text)
         return rewritten_items(raw, lambda item, old: old if _replaceable(item) is None else _replace(item, old, text))
 

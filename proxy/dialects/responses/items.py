@@ -59,17 +59,15 @@ def kind_by(type_: object, role: object, call_id: object) -> Kind:
 
 def items_of(raw: bytes) -> list[Message]:
     """Return the items of a unit. A string, as a whole ``input``, is a user message."""
-    first = bytes(raw[:1])
-    if first == b'"':
-        return [{"role": "user", "content": _string(raw)}]
-    if first == b"[":
-        return [decode(item) for item in raws_of(raw)]
-    return [decode(raw)]
+    plain = bytes(raw)  # ``msgspec.Raw`` has no slices
+    if plain[:1] == b'"':
+        return [{"role": "user", "content": _string(plain)}]
+    return [decode(item) for item in raws_of(plain)]
 
 
 def raws_of(raw: bytes) -> list[bytes]:
     """Return the bytes of the items of a unit."""
-    if bytes(raw[:1]) != b"[":
+    if bytes(raw)[:1] != b"[":
         return [raw]
     try:
         return [bytes(item) for item in _raws.decode(raw)]
@@ -82,7 +80,7 @@ _raws = msgspec.json.Decoder(list[msgspec.Raw])
 
 def _string(raw: bytes) -> str:
     try:
-        value = json.loads(bytes(raw))
+        value = json.loads(raw)
     except ValueError:
         value = None
     return value if isinstance(value, str) else ""
@@ -90,7 +88,7 @@ def _string(raw: bytes) -> str:
 
 def joined(raws: Sequence[bytes]) -> bytes:
     """Return a unit of these items; no bytes without any."""
-    if len(raws) == 1 and bytes(raws[0][:1]) != b"[":
+    if len(raws) == 1 and bytes(raws[0])[:1] != b"[":
         return raws[0]
     return b"[" + b",".join(raws) + b"]" if raws else b""
 

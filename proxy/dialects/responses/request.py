@@ -18,16 +18,24 @@ from proxy.dialects.body import (
     parse_bounded,
     positive,
 )
+from proxy.dialects.digests import ByDigest
 from proxy.dialects.responses.items import PREFIX_TYPES, joined, kind_by
 
 
-class _Wire(Wire):
-    input: msgspec.Raw = NOTHING
+class _Fields(Wire):
     instructions: msgspec.Raw = NOTHING
     tools: msgspec.Raw = NOTHING
     tool_choice: msgspec.Raw = NOTHING
     text: msgspec.Raw = NOTHING
     max_output_tokens: msgspec.Raw = NOTHING
+
+
+class _Listed(_Fields):
+    input: list[msgspec.Raw] = msgspec.field(default_factory=list)
+
+
+class _Other(_Fields):
+    input: msgspec.Raw = NOTHING
 
 
 class _Item(msgspec.Struct):
@@ -38,10 +46,9 @@ class _Item(msgspec.Struct):
     call_id: Any = None
 
 
-_decoder = msgspec.json.Decoder(_Wire)
-_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+_listed_decoder = msgspec.json.Decoder(_Listed)
+_other_decoder = msgspec.json.Decoder(_Other)
 _item_decoder = msgspec.json.Decoder(_Item)
-_items_decoder = msgspec.json.Decoder(list[_Item])
 
 OUTPUT_FIELDS = ("max_output_tokens",)
 
@@ -60,11 +67,10 @@ class ResponsesRequest(BodyRequest, eq=False):
     @classmethod
     def _read(cls, raw: bytes) -> Self | None:
         try:
-            wire = _decoder.decode(raw)
+            wire, items = _decoded(raw)
         except UNREADABLE:
             return None
-        items = _items_in(bytes(wire.input))
-        prefix, units = _split(bytes(wire.input), items)
+        prefix, units = _split(items)
         fields = (wire.instructions, wire.tools, wire.tool_choice, wire.text, prefix[-1] if prefix else b"")
         return cls(
             raw=raw,
@@ -105,7 +111,7 @@ def _input(before: bytes, prefix: Sequence[bytes], units: Sequence[bytes]) -> ms
     """Return the input with these items and units. A string stays one if it is the only unit."""
     if before[:1] != b'"':
         return listed([*prefix, *filter(None, map(_items, units))])
-    if len(units) == 1 and bytes(units[0][:1]) == b'"':
+    if len(units) == 1 and bytes(units[0])[:1] == b'"':
         return msgspec.Raw(units[0])
     return listed([_message(bytes(unit)) for unit in units])
 
@@ -121,53 +127,47 @@ def _message(unit: bytes) -> bytes:
     return b'{"role":"user","content":' + unit + b"}" if unit[:1] == b'"' else unit
 
 
-def _items_in(raw: bytes) -> list[bytes]:
-    """Return the items of an input. A string is one, and other values have none."""
-    if raw[:1] == b'"':
-        return [raw]
+def _decoded(raw: bytes) -> tuple[_Fields, list[msgspec.Raw]]:
+    """Return the fields of a body, and the items of its input. A string is one item, and other values have none."""
     try:
-        return [bytes(item) for item in _list_decoder.decode(raw)] if raw else []
-    except UNREADABLE:
-        return []
+        listed = _listed_decoder.decode(raw)
+    except msgspec.ValidationError:
+        other = _other_decoder.decode(raw)
+        return other, [other.input] if bytes(other.input).startswith(b'"') else []
+    return listed, listed.input
 
 
-def _split(raw: bytes, items: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+def _split(items: list[msgspec.Raw]) -> tuple[list[msgspec.Raw], list[bytes]]:
     """Return the items of the fixed prefix, and the units after it."""
-    if raw[:1] != b"[":
-        return [], items
-    shapes = _shapes(raw, items)
-    if shapes and shapes[-1].type == "compaction_trigger":
+    if items and _shape(items[-1]).type == "compaction_trigger":
         return [], []  # the client asks the upstream to compact
-    start = max((place + 1 for place, shape in enumerate(shapes) if _replaces(shape)), default=0)
-    return items[:start], _units(items[start:], shapes[start:])
+    parts = _parts.of(items)
+    start = len(parts) - parts[::-1].index(_PREFIX) if _PREFIX in parts else 0
+    return items[:start], _units(items[start:], parts[start:])
 
 
-def _replaces(shape: _Item) -> bool:
-    return isinstance(shape.type, str) and shape.type in PREFIX_TYPES
-
-
-def _units(items: Sequence[bytes], shapes: Sequence[_Item]) -> list[bytes]:
+def _units(items: Sequence[bytes], parts: Sequence[str]) -> list[bytes]:
     """Join each run of the assistant's items."""
     units: list[bytes] = []
     run: list[bytes] = []
-    for item, shape in zip(items, shapes, strict=True):
-        if kind_by(shape.type, shape.role, shape.call_id) == "assistant":
+    for item, part in zip(items, parts, strict=True):
+        if part == "assistant":
             run.append(item)
             continue
         if run:
             units.append(joined(run))
             run = []
         # An array isn't an item. As a unit it has brackets around it, like a run.
-        units.append(joined([item]))
+        units.append(item if part else joined([item]))
     return [*units, joined(run)] if run else units
 
 
-def _shapes(raw: bytes, items: Sequence[bytes]) -> list[_Item]:
-    """Return the fields that decide the kind of each item. Usually all items are objects."""
-    try:
-        return _items_decoder.decode(raw)
-    except UNREADABLE:
-        return [_shape(item) for item in items]
+def _part(item: bytes) -> str:
+    """Return the kind of an item, or ``_PREFIX`` if it replaces everything before it."""
+    shape = _shape(item)
+    if isinstance(shape.type, str) and shape.type in PREFIX_TYPES:
+        return _PREFIX
+    return kind_by(shape.type, shape.role, shape.call_id)
 
 
 def _shape(item: bytes) -> _Item:
@@ -175,3 +175,7 @@ def _shape(item: bytes) -> _Item:
         return _item_decoder.decode(item)
     except UNREADABLE:
         return _Item()
+
+
+_PREFIX = "prefix"
+_parts = ByDigest(_part)

@@ -122,7 +122,7 @@ def test_varied_bodies_keep_their_bytes(seed: int) -> None:
     assert json.loads(again) == json.loads(raw)
     assert list(json.loads(again)) == list(json.loads(raw)), "fields keep their places"
     for unit in body.units:
-        assert unit.removeprefix(b"[").removesuffix(b"]").split(b"},")[0] in again, "items keep their bytes"
+        assert bytes(unit).removeprefix(b"[").removesuffix(b"]").split(b"},")[0] in again, "items keep their bytes"
         facts = FORMAT.read(unit)
         assert facts == FORMAT.read(bytes(unit))
         assert facts.tokens == FORMAT.tokens(unit)
@@ -143,7 +143,7 @@ def test_no_body_raises(raw: bytes) -> None:
 
 
 def units(items: Any) -> list[Any]:
-    return [json.loads(unit) for unit in parse(json.dumps({"model": "m", "input": items}).encode()).units]
+    return [json.loads(bytes(unit)) for unit in parse(json.dumps({"model": "m", "input": items}).encode()).units]
 
 
 def test_a_run_of_the_assistants_items_is_one_unit() -> None:
@@ -180,7 +180,7 @@ def test_items_up_to_the_newest_compaction_are_a_fixed_prefix() -> None:
     older = {**COMPACTION, "id": "cmp_0"}
     items = [USER, older, MESSAGE, COMPACTION, USER, REASONING, MESSAGE]
     body = parse(json.dumps({"model": "m", "input": items}).encode())
-    assert [json.loads(unit) for unit in body.units] == [USER, [REASONING, MESSAGE]]
+    assert [json.loads(bytes(unit)) for unit in body.units] == [USER, [REASONING, MESSAGE]]
     assert body.overhead_fields()["compaction"] == COMPACTION
     rewritten = json.loads(body.rewritten(units=body.units[1:]))
     assert rewritten["input"] == [USER, older, MESSAGE, COMPACTION, REASONING, MESSAGE]
