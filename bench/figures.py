@@ -58,7 +58,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether the median meets the target. ``None`` without a target."""
+        """Return whether the median meets the target. ``None`` without a target."""
         if self.target is None:
             return None
         return median(self.proxy if self.target.of == "figure" else self.ratios) <= self.target.at_most

@@ -35,7 +35,7 @@ class Result:
 
     @property
     def same(self) -> bool:
-        """Whether every case is identical."""
+        """Return whether every case is identical."""
         return not any(group.different for group in self.groups.values())
 
     def include(self, other: Result) -> None:

@@ -41,7 +41,7 @@ class Line:
 
     @property
     def silent(self) -> bool:
-        """Whether the response is complete and has no error."""
+        """Return whether the response is complete and has no error."""
         return self.status == 200 and self.kind in FINISHED
 
 

@@ -43,7 +43,7 @@ class Caller(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def kept(self) -> bool:
-        """Whether the proxy may store summaries and archived messages for the caller."""
+        """Return whether the proxy may store summaries and archived messages for the caller."""
         return self.tenant != UNSTORED_TENANT
 
 

@@ -1,4 +1,4 @@
-"""What the pipeline needs from one API's format: requests in, answers out.
+"""Define the protocols of an API's format: how the pipeline reads requests and answers.
 
 A dialect is one package under ``dialects``. ``endpoints.paths`` maps its path to it.
 """

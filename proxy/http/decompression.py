@@ -154,7 +154,7 @@ class Unpacking:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will be decompressed: there is too much output, or the data or encoding is invalid."""
+        """Return whether decompression is over: there is too much output, or the data or encoding is invalid."""
         return self._decoder is None
 
     def feed(self, data: bytes) -> None:

@@ -38,7 +38,7 @@ class Heartbeat:
         self._sending: asyncio.Task[None] | None = None
         self._ended = False
         self.begun = False
-        """Whether the response has started. Then its status is 200."""
+        """True if the response has started. Then its status is 200."""
 
     def start_after_delay(self) -> None:
         """Send comments once the client has waited long enough. Call this when a compaction starts."""

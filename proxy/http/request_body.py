@@ -24,7 +24,7 @@ INLINE_STEP = 65_536
 """Bytes that a small body is decompressed to on the event loop, less than 1 ms of work."""
 
 EMPTY_PIECE = 4_096
-"""What a piece of decompressed output counts for beyond its bytes."""
+"""Bytes that a piece of decompressed output counts for besides its own."""
 
 BODY_SECONDS = 30.0
 BODY_RATE = 10_000

@@ -42,7 +42,7 @@ class EventBuffer:
     def __init__(self) -> None:
         self._splitter = EventSplitter()
         self.midway = False
-        """Whether the last forwarded bytes begin an event that is too long to hold back."""
+        """True if the last forwarded bytes begin an event that is too long to hold back."""
 
     def feed(self, chunk: bytes) -> bytes:
         """Add a chunk, and return the bytes to forward now."""

@@ -62,7 +62,7 @@ class ResponseStart(msgspec.Struct, eq=False):
 
     @property
     def empty(self) -> bool:
-        """Whether this is the whole of a successful response, without any content."""
+        """Return whether this is the whole of a successful response, without any content."""
         if self.written:
             return False
         over = self.answer.status == 200 and (self.complete or self.ended) and not is_encoded(self.answer)
@@ -70,26 +70,26 @@ class ResponseStart(msgspec.Struct, eq=False):
 
     @property
     def usage(self) -> Finished:
-        """The usage and finish reason of a complete response."""
+        """Return the usage and finish reason of a complete response."""
         return self.answers.read_usage(self.first)
 
     @property
     def silence(self) -> bool:
-        """Whether this is a stream without any event except its end."""
+        """Return whether this is a stream without any event except its end."""
         return self.is_stream and self.answers.is_silence(self.first)
 
     @property
     def interrupted(self) -> bool:
-        """Whether the server abandoned a stream before it wrote anything: it sent its first event, then ``[DONE]``.
+        """Return whether the server abandoned a stream before it wrote anything.
 
-        By default, llama-cpp-python does this when another request arrives. The stream of a model that wrote nothing
-        ends with a finish reason, a usage, or at least a last event.
+        It sent its first event, then ``[DONE]``. By default, llama-cpp-python does this when another request arrives.
+        The stream of a model that wrote nothing ends with a finish reason, a usage, or at least a last event.
         """
         return not self.written and self.is_stream and self.empty and self.answers.gives_up(self.first)
 
     @property
     def is_stream(self) -> bool:
-        """Whether the response is an uncompressed event stream."""
+        """Return whether the response is an uncompressed event stream."""
         return content_type(self.answer).startswith("text/event-stream") and not is_encoded(self.answer)
 
 

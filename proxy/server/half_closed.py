@@ -22,7 +22,7 @@ It repeats the probe because a relay in between, such as Docker's, forwards the 
 
 
 class Cycle(Protocol):
-    """What this module uses of uvicorn's request."""
+    """The fields of uvicorn's request that this module uses."""
 
     response_started: bool
     response_complete: bool

@@ -57,7 +57,7 @@ class _Slot(Generic[V]):
     wait_until: float | None = None
     reading: asyncio.Task[None] | None = None
     damaged: bool = False
-    """Whether the proxy has already logged that the stored entry is unreadable."""
+    """True if the proxy has already logged that the stored entry is unreadable."""
 
 
 class ReplicatedMap(Generic[V]):

@@ -63,7 +63,7 @@ class SqliteStore:
         self._writer = SqliteWorker(path, "store-write", busy_seconds)
         self._reader = SqliteWorker(path, "store-read", busy_seconds) if path is not None else self._writer
         self._removed = True
-        """Whether the write-ahead log may still contain bytes of removed entries."""
+        """True if the write-ahead log may still contain bytes of removed entries."""
 
     async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
         return await self._reader.run(lambda db: self._get(db, (tenant, kind, key)))

@@ -65,7 +65,7 @@ class SqliteWorker:
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
         self.mends = False
-        """Whether to move a damaged file away and create a new one."""
+        """True to move a damaged file away and create a new one."""
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Return the result of ``work``. Cancellation doesn't stop work that has begun. Raises ``StoreFailed``."""

@@ -53,8 +53,8 @@ def show(rows: Sequence[Row], console: Console) -> None:
     table = Table(
         title="Instructions in old tool results",
         caption=(
-            "Block: every part of the instruction was inside the quoted block. Quoted: the text has the word only in a "
-            "copy of the instruction. Obeyed: it also has the word elsewhere."
+            "The block column shows if every part of the instruction was inside the quoted block. A text marked quoted "
+            "has the word only in a copy of the instruction. A text marked obeyed also has it elsewhere."
         ),
     )
     table.add_column("instruction")

@@ -96,7 +96,7 @@ class Tally:
 
     @property
     def fine(self) -> bool:
-        """Whether every turn got a complete response."""
+        """Return whether every turn got a complete response."""
         return not (self.errors or self.empty or self.broken)
 
 

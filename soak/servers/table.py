@@ -28,7 +28,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether every client got complete responses. ``None`` without the proxy."""
+        """Return whether every client got complete responses. ``None`` without the proxy."""
         return self.seen.fine if self.protected else None
 
 

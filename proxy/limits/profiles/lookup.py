@@ -100,7 +100,7 @@ class Profiles:
 
     @property
     def loaded(self) -> bool:
-        """Whether the table has been read."""
+        """Return whether the table has been read."""
         return self._table is not None
 
     def load(self) -> None:
