@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import httpx
 import pytest
 
 from proxy.demo.upstream import Reply, StandIn, ToolCall
-from tests.kit.scripted import common_prefix, protected
-
-SESSION = Path(__file__).parents[3] / "shared" / "data" / "sessions" / "coding-a.json"
+from tests.kit.message_checks import size_of as size_of_messages
+from tests.kit.recorded import SESSION, as_blocks, as_items, recorded_messages
+from tests.kit.response_items import size_of as size_of_items
+from tests.kit.scripted import behind, common_prefix, protected
+from tests.kit.strict_messages import StrictMessages
+from tests.kit.strict_responses import StrictResponses
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(not SESSION.exists(), reason="the recorded session is not at hand")]
 
@@ -32,7 +36,7 @@ def recorded_reply(message: dict[str, Any]) -> Reply:
 @pytest.mark.parametrize("window", [32_768, *(pytest.param(w, marks=pytest.mark.full) for w in (65_536, 131_072))])
 def test_every_turn_fits_and_most_of_each_prompt_is_the_one_before(window: int, tmp_path: Path) -> None:
     """Replay the session at the smallest window, and at all three with ``--full``."""
-    messages = json.loads(SESSION.read_text())["messages"]
+    messages = recorded_messages()
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i]
     answers = iter(recorded_reply(messages[i]) for i in turns)
     upstream = StandIn(window=window, max_output=window // 4, responder=lambda body: next(answers))
@@ -51,6 +55,87 @@ def test_every_turn_fits_and_most_of_each_prompt_is_the_one_before(window: int, 
     share = cacheable(upstream)
     print(f"\n{window}: {len(upstream.summaries)} summaries, {share:.2%} of the prompt a common prefix")
     assert share >= LEAST_SHARED
+
+
+SHARED_ON_CHAT = {32_768: 0.9732, 65_536: 0.9870, 131_072: 0.9938}
+"""The share of the prompts that is a common prefix with the one before, as measured by the test above."""
+ON_CHAT = {32_768: 7, 65_536: 3, 131_072: 1}
+"""The summaries that the test above counts."""
+OTHERS = [
+    pytest.param(window, marks=[] if window == 32_768 else pytest.mark.full, id=str(window))
+    for window in SHARED_ON_CHAT
+]
+
+
+def profile(window: int) -> dict[str, Any]:
+    limits = {"context_window": window, "max_input_tokens": window, "max_output_tokens": window // 4}
+    return {**limits, "tokenizer": "o200k_base"}
+
+
+@pytest.mark.parametrize("window", OTHERS)
+def test_items_fare_as_messages_do(window: int, tmp_path: Path) -> None:
+    """The session over ``/v1/responses``. ``--full`` runs all windows."""
+    messages = recorded_messages()
+    items = list(as_items(messages))
+    upstream = StrictResponses(window)
+    with (
+        behind(upstream.app, tmp_path, profile=profile(window)) as url,
+        httpx.Client(trust_env=False, timeout=120) as http,
+    ):
+        for i, message in enumerate(messages):
+            if message["role"] == "assistant" and messages[i - 1]["role"] in ("user", "tool"):
+                body = {"model": "m", "input": [item for group in items[:i] for item in group]}
+                answer = http.post(f"{url}/v1/responses", json=body, headers={"authorization": "Bearer k"})
+                assert answer.status_code == 200, answer.text[:500]
+    assert upstream.faults == []
+    assert upstream.refused == []
+    prompts = [received.body["input"] for received in upstream.conversations]
+    share = common_share(prompts, lambda item: size_of_items({}, [item]))
+    summaries = sum(received.status == 200 for received in upstream.chat.summaries)
+    print(f"\nitems, {window}: {summaries} summaries, {share:.2%} of the prompt a common prefix")
+    assert abs(summaries - ON_CHAT[window]) <= 1
+    assert share >= SHARED_ON_CHAT[window] - 0.01
+
+
+@pytest.mark.parametrize("window", OTHERS)
+def test_blocks_fare_as_messages_do(window: int, tmp_path: Path) -> None:
+    """The session over ``/v1/messages``. ``--full`` runs all windows."""
+    messages = recorded_messages()
+    upstream = StrictMessages(window)
+    with (
+        behind(upstream.app, tmp_path, profile=profile(window)) as url,
+        httpx.Client(trust_env=False, timeout=120) as http,
+    ):
+        for i, message in enumerate(messages):
+            if message["role"] == "assistant" and messages[i - 1]["role"] in ("user", "tool"):
+                body = {"model": "m", "max_tokens": 1_000, "messages": as_blocks(messages[:i])}
+                answer = http.post(
+                    f"{url}/v1/messages", json=body, headers={"x-api-key": "k", "anthropic-version": "2023-06-01"}
+                )
+                assert answer.status_code == 200, answer.text[:500]
+    assert upstream.faults == []
+    assert upstream.refused == []
+    prompts = [received.body["messages"] for received in upstream.conversations]
+    share = common_share(prompts, lambda message: size_of_messages({"messages": [message]}))
+    summaries = sum(received.status == 200 for received in upstream.chat.summaries)
+    print(f"\nblocks, {window}: {summaries} summaries, {share:.2%} of the prompt a common prefix")
+    assert abs(summaries - ON_CHAT[window]) <= 1
+    assert share >= SHARED_ON_CHAT[window] - 0.01
+
+
+def common_share(prompts: list[list[Any]], size: Callable[[Any], int]) -> float:
+    """Return the share of all prompts' tokens, without the first one's, that is a common prefix with the one before."""
+    shared = total = 0
+    previous: list[bytes] = []
+    sizes: dict[bytes, int] = {}
+    for prompt in prompts:
+        current = [json.dumps(part).encode() for part in prompt]
+        sizes |= {raw: size(part) for raw, part in zip(current, prompt, strict=True) if raw not in sizes}
+        if previous:
+            shared += common_prefix(previous, current, sizes)
+            total += sum(sizes[raw] for raw in current)
+        previous = current
+    return shared / total
 
 
 def cacheable(upstream: StandIn) -> float:
