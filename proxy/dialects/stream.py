@@ -17,9 +17,10 @@ NO_ROOM = WINDOW_REASONS | LENGTH_REASONS | ABORT_REASONS
 
 _SHOWN = 512
 """Bytes of an event that decide whether it is an error."""
-_ERROR_NAME = re.compile(rb"event: ?[\w.-]{0,64}(?:error|exception)", re.I)
+_ERROR_NAME = re.compile(rb"event: ?(?:[\w.-]{0,64}(?:error|exception)|response\.failed)", re.I)
 _ERROR_DATA = re.compile(
-    rb"(?:^|[\r\n])data: ?\{\s{0,16}(?:\"error\"\s{0,16}:\s{0,16}[^\sn]|\"(?:type|object)\"\s{0,16}:\s{0,16}\"error\")"
+    rb"(?:^|[\r\n])data: ?\{\s{0,16}(?:\"error\"\s{0,16}:\s{0,16}[^\sn]|\"(?:type|object)\"\s{0,16}:\s{0,16}"
+    rb"\"(?:error|response\.failed)\")"
 )
 
 

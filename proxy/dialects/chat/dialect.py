@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-import msgspec
-
 from proxy.dialects import dialect, tail
 from proxy.dialects.chat import first_bytes, stream, upstream_counts, usage
 from proxy.dialects.chat.counting import Counter
@@ -45,20 +43,6 @@ class _ChatAnswers:
         return reason in _USUAL
 
 
-class _ChatEvidence:
-    def comparable(self, raw: bytes) -> bool:
-        return upstream_counts.comparable(raw)
-
-    def adds_text(self, raw: bytes) -> bool:
-        return upstream_counts.adds_text(raw)
-
-    def has_calls(self, unit: bytes) -> bool:
-        return upstream_counts.has_calls(unit)
-
-    def kept_text(self, unit: bytes, *, tools: bool) -> str:
-        return upstream_counts.kept_text(msgspec.json.decode(unit), tools=tools)
-
-
 class ChatDialect:
     """See ``dialects.dialect.Dialect``."""
 
@@ -67,7 +51,7 @@ class ChatDialect:
     heartbeat = COMMENT
     errors: ErrorShape = "openai"
     answers = _ChatAnswers()
-    evidence = _ChatEvidence()
+    evidence: dialect.Evidence = upstream_counts
 
     def continues(self, raw: bytes) -> bool:
         return False

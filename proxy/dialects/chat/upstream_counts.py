@@ -93,13 +93,14 @@ def has_unknown_text(fields: Mapping[str, msgspec.Raw], known: frozenset[str]) -
     return any((len(value) > _PLAIN_VALUE or b"[" in value) and value not in _EMPTY for value in unknown)
 
 
-def has_calls(message: bytes) -> bool:
-    """Return whether a message, as JSON, has a tool call or a tool's result."""
-    return _CALL.search(message) is not None
+def has_calls(unit: bytes) -> bool:
+    """Return whether a message has a tool call or a tool's result."""
+    return _CALL.search(unit) is not None
 
 
-def kept_text(message: object, *, tools: bool) -> str:
+def kept_text(unit: bytes, *, tools: bool) -> str:
     """Return the text of a message that every template keeps. ``tools``: this template keeps tool results."""
+    message = msgspec.json.decode(unit)
     if not isinstance(message, Mapping):
         return ""
     role = message.get("role")

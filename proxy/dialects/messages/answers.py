@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.dialects import first_bytes, stream
-from proxy.dialects.stream import NO_ROOM, Said
-from proxy.dialects.tail import Tail, is_silence, json_objects, outer_usage
+from proxy.dialects.first_bytes import ContentDetector
+from proxy.dialects.stream import NO_ROOM, Said, Start
+from proxy.dialects.tail import Tail, json_objects, outer_usage
+from proxy.dialects.tail import is_silence as is_silence
 from proxy.overflow.silent import Finished, output_tokens, prompt_tokens
 
 HEAD_BYTES = 4_096
@@ -29,38 +30,40 @@ _OPENING = frozenset({"message_start", "ping"})
 _COUNTS = ("input_tokens", "output_tokens")
 
 
-class MessagesAnswers:
-    """See ``dialects.dialect.Answers``."""
-
-    def fast_path(self, first: bytes) -> bool:
-        found = _CONTENT.search(first[:HEAD_BYTES]) if first[:1] == b"{" else None
-        return found is not None and first.find(b'"error"', 0, found.end()) < 0
-
-    def content_detector(self) -> first_bytes.ContentDetector:
-        return first_bytes.ContentDetector(_MARKS, inside=True)
-
-    def event_reader(self) -> stream.Start:
-        return stream.Start(judged)
-
-    def tail(self) -> AnswerTail:
-        return AnswerTail()
-
-    def read_usage(self, body: bytes) -> Finished:
-        return read_usage(body)
-
-    def is_silence(self, body: bytes) -> bool:
-        return is_silence(body)
-
-    def gives_up(self, body: bytes) -> bool:
-        events = list(json_objects(body))
-        ended = bool(events) and events[-1].get("type") == "message_stop"
-        return ended and all(event.get("type") in _OPENING for event in events[:-1])
-
-    def is_usual(self, reason: str | None) -> bool:
-        return reason in _USUAL
+def fast_path(first: bytes) -> bool:
+    """Return whether the first bytes have the usual form of an answer with content, and no error before it."""
+    found = _CONTENT.search(first[:HEAD_BYTES]) if first[:1] == b"{" else None
+    return found is not None and first.find(b'"error"', 0, found.end()) < 0
 
 
-def judged(event: Any) -> Said | None:
+def content_detector() -> ContentDetector:
+    """Return a detector for one response."""
+    return ContentDetector(_MARKS, inside=True)
+
+
+def event_reader() -> Start:
+    """Return a reader for one stream."""
+    return Start(_judged)
+
+
+def tail() -> AnswerTail:
+    """Return an empty tail for one answer."""
+    return AnswerTail()
+
+
+def gives_up(body: bytes) -> bool:
+    """Return whether a stream ends after its first event, without content and a stop reason."""
+    events = list(json_objects(body))
+    ended = bool(events) and events[-1].get("type") == "message_stop"
+    return ended and all(event.get("type") in _OPENING for event in events[:-1])
+
+
+def is_usual(reason: str | None) -> bool:
+    """Return whether a stop reason says nothing about the size of the prompt."""
+    return reason in _USUAL
+
+
+def _judged(event: Any) -> Said | None:
     """Return the kind of an event; ``None`` if it comes before content, or if the answer may have had no room."""
     kind = event.get("type") if isinstance(event, dict) else None
     if kind == "ping":

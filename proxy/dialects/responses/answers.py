@@ -5,23 +5,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
-
-from proxy.dialects.first_bytes import BLANK, EVENTS, OVERLAP
-from proxy.dialects.stream import Said, begins_as_error, names_error_line
+from proxy.dialects.first_bytes import ContentDetector
+from proxy.dialects.stream import Said, Start
 from proxy.dialects.tail import Tail, json_objects
-from proxy.http.sse import EventSplitter, data_of, split_events
-from proxy.overflow.error_detection import says_error
+from proxy.dialects.tail import is_silence as is_silence
 from proxy.overflow.silent import Finished, output_tokens, prompt_tokens
 
 _ANNOUNCING = frozenset({"response.created", "response.queued", "response.in_progress", "ping", "keepalive"})
 """Events before the first content."""
 
-_CONTENT_MARK = re.compile(
-    rb"""(?P<error> "error" \s{0,99} : \s{0,99} [^\sn] | "status" \s{0,99} : \s{0,99} "(?:failed|incomplete)" )
-    | (?P<item> "output" \s{0,99} : \s{0,99} \[ \s{0,99} \{ )""",
+_USUAL = frozenset({None, "completed", "max_output_tokens"})
+
+_MARKS = re.compile(
+    rb"""(?P<begin> (?!) )
+    | (?P<error> "error" \s{0,99} : \s{0,99} [^\sn] | "status" \s{0,99} : \s{0,99} "(?:failed|incomplete)" )
+    | (?P<written> "output" \s{0,99} : \s{0,99} \[ \s{0,99} \{ )""",
     re.VERBOSE,
 )
 
@@ -32,98 +32,39 @@ _TRIED = 4
 _json = json.JSONDecoder()
 
 
-class ContentDetector:
-    """Checks an answer as it arrives. Reads each byte a few times at most."""
-
-    def __init__(self) -> None:
-        self._from = 0
-        self._json = False
-        self._failed = False
-
-    def of(self, first: bytearray) -> Literal["answer", "events"] | None:
-        """Return the kind of response by all bytes so far; ``None`` if it may be an error.
-
-        ``answer`` is a response with an item and without an error before it, or a body that isn't JSON. ``events`` is a
-        stream.
-        """
-        if not self._json:
-            start = bytes(first[:OVERLAP]).lstrip(BLANK)[:6]
-            if not start or any(name != start and name.startswith(start) for name in EVENTS):
-                return None
-            if start.startswith(EVENTS):
-                return "events"
-            if start[:1] not in b'{["':
-                return "answer"
-            self._json = True
-        return "answer" if self._written(first) else None
-
-    def _written(self, first: bytearray) -> bool:
-        if self._failed:
-            return False
-        mark = _CONTENT_MARK.search(first, self._from)
-        if mark is None:
-            self._from = max(self._from, len(first) - OVERLAP)
-            return False
-        self._failed = mark["error"] is not None
-        return not self._failed
-
-
 def fast_path(first: bytes) -> bool:
     """Return whether the first bytes have the usual form of an answer with content, and no error before it."""
-    return ContentDetector().of(bytearray(first)) == "answer" and first[:1] == b"{"
+    return content_detector().of(bytearray(first)) == "answer" and first[:1] == b"{"
 
 
-class Start:
-    """Judges the first events of a stream as they arrive. Reads each byte a constant number of times."""
-
-    def __init__(self) -> None:
-        self._splitter = EventSplitter()
-
-    def feed(self, chunk: bytes) -> Said | None:
-        """Add bytes, and return the kind of the first event that has one, or ``None``. See ``beginning``."""
-        events = self._splitter.feed(chunk)
-        return beginning(events) if events else None
-
-    def in_error(self) -> bool:
-        """Return whether the unfinished event is an error."""
-        start = bytes(self._splitter.unfinished[:512])
-        return begins_as_error(start) or b"response.failed" in start[:64]
+def content_detector() -> ContentDetector:
+    """Return a detector for one response: an item, and no error before it."""
+    return ContentDetector(_MARKS, inside=True)
 
 
-def beginning(events: bytes) -> Said | None:
-    """Return the kind of the first whole event that has one; ``None`` if there is none yet.
-
-    Comments and the events that announce a response don't decide the kind.
-    """
-    for lines in split_events(events):
-        if any(map(names_error_line, lines)):
-            return "error"
-        data = data_of(lines)
-        if data and (found := _judged(data)):
-            return found
-    return None
+def event_reader() -> Start:
+    """Return a reader for one stream."""
+    return Start(_judged)
 
 
-def _judged(data: bytes) -> Said | None:
-    if data.strip() == b"[DONE]":
-        return "end"
-    value = _decoded(data)
-    if not isinstance(value, dict):
-        return "error" if says_error(data.decode("utf-8", "replace")) else "content"
-    type_ = value.get("type")
-    if type_ in ("error", "response.failed") or says_error(value):
+def tail() -> AnswerTail:
+    """Return an empty tail for one answer."""
+    return AnswerTail()
+
+
+def is_usual(reason: str | None) -> bool:
+    """Return whether a finish reason says nothing about the size of the prompt."""
+    return reason in _USUAL
+
+
+def _judged(event: Any) -> Said | None:
+    """Return the kind of an event; ``None`` if it announces a response."""
+    type_ = event.get("type") if isinstance(event, dict) else None
+    if type_ in ("error", "response.failed"):
         return "error"
     if type_ in ("response.incomplete", "response.completed"):
-        return "end" if _is_empty(value.get("response")) else "content"
+        return "end" if _is_empty(event.get("response")) else "content"
     return None if isinstance(type_, str) and type_ in _ANNOUNCING else "content"
-
-
-def _decoded(data: bytes) -> object:
-    try:
-        value: object = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return value
 
 
 def _is_empty(response: object) -> bool:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.messages.answers import MessagesAnswers
+from proxy.dialects.messages.dialect import MESSAGES
 
-ANSWERS = MessagesAnswers()
+ANSWERS = MESSAGES.answers
 USAGE = {"input_tokens": 10, "cache_creation_input_tokens": 200, "cache_read_input_tokens": 3_000, "output_tokens": 1}
 START = {"type": "message_start", "message": {"id": "msg_1", "content": [], "stop_reason": None, "usage": USAGE}}
 PING = {"type": "ping"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.responses.answers import AnswerTail, ContentDetector, Start, fast_path, gives_up, read_usage
+from proxy.dialects.responses.answers import AnswerTail, content_detector, event_reader, fast_path, gives_up, read_usage
 from tests.kit.response_items import item_events
 
 USAGE = {
@@ -44,7 +44,7 @@ INCOMPLETE = response(status="incomplete", output=[], incomplete_details={"reaso
 
 def kind_and_place(body: bytes, step: int = 1) -> tuple[str | None, int]:
     """Return the kind of a stream, and the bytes after which it's known."""
-    start = Start()
+    start = event_reader()
     for at in range(0, len(body), step):
         if found := start.feed(body[at : at + step]):
             return found, at + step
@@ -77,16 +77,16 @@ def test_a_stream_is_judged_by_its_first_event_after_the_announcements(
 
 
 def test_an_unfinished_error_is_known_by_its_name() -> None:
-    start = Start()
+    start = event_reader()
     start.feed(stream(*ANNOUNCED) + b"event: response.failed\ndata: {")
     assert start.in_error()
-    other = Start()
+    other = event_reader()
     other.feed(stream(*ANNOUNCED) + b"event: response.output_item.added\ndata: {")
     assert not other.in_error()
 
 
 def judged(body: bytes) -> str | None:
-    sight = ContentDetector()
+    sight = content_detector()
     return next((found for at in range(1, len(body) + 1) if (found := sight.of(bytearray(body[:at])))), None)
 
 
