@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.servers import free_port
+from proxy.endpoints.paths import CHAT, MESSAGES, RESPONSES
 from soak.bombs import families
 from soak.bombs.measuring import Cost, measured
 from soak.bombs.upstream import ASKS_FOR, Response, serving
@@ -38,7 +39,10 @@ SMALL_WAIT = 0.1
 LARGE_WAIT = 0.25
 """Seconds that ``/livez`` may take while a request of any size is served."""
 
-CHAT = "/v1/chat/completions"
+PASSED_ON = "/v1/embeddings"
+CONVERSATIONS = {"chat": (CHAT, "messages"), "responses": (RESPONSES, "input"), "messages": (MESSAGES, "messages")}
+"""The paths whose requests the proxy may compact, and the field that has the conversation."""
+
 MODEL = "gpt-4"
 """Its window of 8,192 tokens makes the proxy compact most of the requests."""
 
@@ -145,18 +149,18 @@ def settings(folder: Path, upstream: int) -> dict[str, Any]:
 
 def bombs() -> Iterator[Bomb]:
     """Return all families. Requests over 64 KB are built when they are sent."""
-    for name, raw, how in families.requests(MODEL):
-        yield Bomb(f"chat: {name}", _same(raw), encoding=how)
-    for path, team in (("embeddings", "all"), ("responses", "some"), ("embeddings", "some")):
-        about = f"{path}, {team} models"
+    for kind, (path, field) in CONVERSATIONS.items():
+        for name, raw, how in families.requests(MODEL, field):
+            yield Bomb(f"{kind}: {name}", _same(raw), path, how)
+        for name, made in families.HEAVY.items():
+            yield Bomb(f"large {kind}: {name}", _in_field(made, field), path, large=True)
+    for team in TEAMS:
         for name, raw, how in families.passed_on(MODEL):
-            yield Bomb(f"{about}: {name}", _same(raw), f"/v1/{path}", how, team)
+            yield Bomb(f"embeddings, {team} models: {name}", _same(raw), PASSED_ON, how, team)
+        for name, made in (families.HEAVY | families.HEAVY_PASSED_ON).items():
+            large = _in_field(made, "input")
+            yield Bomb(f"large embeddings, {team} models: {name}", large, PASSED_ON, team=team, large=True)
     yield from _responses()
-    for name, made in families.HEAVY.items():
-        yield Bomb(f"large chat: {name}", made, large=True)
-    for name, made in (families.HEAVY | families.HEAVY_PASSED_ON).items():
-        yield Bomb(f"large responses, some models: {name}", _renamed(made), "/v1/responses", team="some", large=True)
-        yield Bomb(f"large responses, all models: {name}", _renamed(made), "/v1/responses", large=True)
 
 
 def _responses() -> Iterator[Bomb]:
@@ -165,7 +169,7 @@ def _responses() -> Iterator[Bomb]:
         error = Response(raw, 400, encoding=how)
         yield Bomb(f"error: {name}", _same(plain), response=error)
         yield Bomb(f"error, streaming: {name}", _same(streaming), response=error)
-        yield Bomb(f"error, passed through: {name}", _same(plain), "/v1/embeddings", response=error)
+        yield Bomb(f"error, passed through: {name}", _same(plain), PASSED_ON, response=error)
         if how is None:
             yield Bomb(f"error, 1-byte chunks: {name}", _same(plain), response=Response(raw, 400, piece=1))
             yield Bomb(f"error, status 200: {name}", _same(plain), response=Response(raw))
@@ -187,8 +191,8 @@ def _same(raw: bytes) -> Callable[[], bytes]:
     return lambda: raw
 
 
-def _renamed(made: Callable[[], bytes]) -> Callable[[], bytes]:
-    return lambda: made().replace(b'"messages":', b'"input":', 1)
+def _in_field(made: Callable[[], bytes], field: str) -> Callable[[], bytes]:
+    return lambda: families.renamed(made(), field)
 
 
 def report(costs: Sequence[tuple[Bomb, Cost]], console: Console, *, everything: bool) -> None:

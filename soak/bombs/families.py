@@ -43,8 +43,14 @@ def packed(plain: Callable[[int], bytes]) -> bytes:
     raise AssertionError("the body doesn't compress")
 
 
-def asking(model: str, plain: Callable[[int], bytes], size: int) -> bytes:
-    return plain(size).replace(b"gpt-4o-mini", model.encode(), 1)
+def asking(model: str, plain: Callable[[int], bytes], size: int, field: str = "messages") -> bytes:
+    """Return a request for a model, with its conversation in this field."""
+    return renamed(plain(size).replace(b"gpt-4o-mini", model.encode(), 1), field)
+
+
+def renamed(raw: bytes, field: str) -> bytes:
+    """Return a request with this field in place of ``messages``."""
+    return raw.replace(b'"messages":', b'"%s":' % field.encode(), 1)
 
 
 def chat(content: str, **fields: object) -> bytes:
@@ -152,13 +158,13 @@ def packed_bombs() -> tuple[tuple[str, bytes, str], ...]:
     )
 
 
-def requests(model: str = "gpt-4o-mini") -> Iterator[tuple[str, bytes, str | None]]:
-    """Yield names, bodies of 64 KB at most, and their compression."""
+def requests(model: str = "gpt-4o-mini", field: str = "messages") -> Iterator[tuple[str, bytes, str | None]]:
+    """Yield names, bodies of 64 KB at most, and their compression. The conversation is in this field."""
     for name, plain in PLAIN.items():
-        made = functools.partial(asking, model, plain)
+        made = functools.partial(asking, model, plain, field=field)
         yield name, made(KB64 - 2_000), None
         yield f"{name}, compressed", packed(made), "gzip"
-    yield "one word", text(chance(60_000, "abcdefghijklmnopqrstuvwxyz"))(60_000), None
+    yield "one word", renamed(text(chance(60_000, "abcdefghijklmnopqrstuvwxyz"))(60_000), field), None
     yield from packed_bombs()
 
 
@@ -224,8 +230,7 @@ def passed_on(model: str) -> Iterator[tuple[str, bytes, str | None]]:
         made = functools.partial(asking, model, plain)
         yield name, made(KB64 - 2_000), None
         yield f"{name}, compressed", packed(made), "gzip"
-    for name, raw, how in requests(model):
-        yield name, raw.replace(b'"messages":', b'"input":', 1), how
+    yield from requests(model, "input")
 
 
 CONTENT = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}]}'

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from soak.bombs import families
-from soak.bombs.command import BODY_LIMIT, Bomb, check, report
+from soak.bombs.command import BODY_LIMIT, PASSED_ON, Bomb, check, report
 from soak.bombs.measuring import Cost
 from soak.bombs.upstream import Response
 
@@ -23,7 +23,7 @@ def test_families_are_measured() -> None:
     comments = Response(families.STREAMS["comments"], kind="text/event-stream", piece=1)
     error = Response(families.ERRORS["nested arrays"], 400)
     chosen = [
-        Bomb("passed through: tools", tools, "/v1/embeddings", team="some"),
+        Bomb("passed through: tools", tools, PASSED_ON, team="some"),
         Bomb("stream: comments", lambda: STREAMING, response=comments),
         Bomb("error: nested arrays", lambda: PLAIN, response=error),
     ]
