@@ -26,6 +26,11 @@ _ANTHROPIC_TYPES = {
 }
 
 
+def anthropic_type(status: int) -> str:
+    """Return the type of Anthropic's errors with a status."""
+    return _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+
+
 class ProxyError(Exception):
     """The base class of the proxy's errors.
 
@@ -61,8 +66,8 @@ class ProxyError(Exception):
     def body(self, shape: ErrorShape = "openai") -> bytes:
         """Return the error as JSON in the shape that the client expects."""
         if shape == "anthropic":
-            kind = _ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
-            return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": self.message}})
+            error = {"type": anthropic_type(self.status), "message": self.message}
+            return msgspec.json.encode({"type": "error", "error": error})
         return error_body(self.message, type=self.type, code=self.code, param=self.param)
 
 

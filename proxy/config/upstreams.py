@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -42,6 +43,20 @@ def _header_value(value: SecretStr) -> SecretStr:
     return value
 
 
+Api = Literal["chat", "responses", "messages"]
+"""An API for conversations: chat completions, or the one of ``/v1/responses`` or ``/v1/messages``."""
+
+_CERTAIN: Mapping[tuple[str, str | None], tuple[Api, ...]] = MappingProxyType(
+    {
+        ("openai", _KNOWN_BASE_URLS["openai"]): ("chat", "responses"),
+        ("anthropic", None): ("messages",),
+        ("azure", None): ("chat", "responses"),
+    }
+)
+"""The APIs of services, by provider and address. ``None`` is any address."""
+
+EVERY_API: tuple[Api, ...] = ("chat", "responses", "messages")
+
 Secret = Annotated[SecretStr, AfterValidator(_header_value)]
 """Text that the proxy sends in a header and never prints."""
 
@@ -57,6 +72,8 @@ class UpstreamSettings(Section):
     """The key for the upstream. Default: the proxy forwards the caller's key."""
     lane: Literal["auto", "relay", "translate"] = "auto"
     """relay: forward the bytes unchanged. translate: convert with LiteLLM. auto: relay if the provider supports it."""
+    speaks: tuple[Api, ...] | None = None
+    """The upstream's APIs. The proxy translates requests in others. Default: by provider, and learned from errors."""
     api_version: Text | None = None
     """The `api-version` for Azure."""
     headers: Mapping[str, Secret] = Field(default_factory=dict)
@@ -72,6 +89,19 @@ class UpstreamSettings(Section):
             return _KNOWN_BASE_URLS.get(info.data.get("provider", ""))
         return _checked_address(url)
 
+    @field_validator("speaks")
+    @classmethod
+    def _has_apis(cls, speaks: tuple[Api, ...] | None, info: ValidationInfo) -> tuple[Api, ...] | None:
+        if speaks is None:
+            return None
+        if not speaks:
+            raise wrong("is empty", fix="SETTING: [chat], or remove the line", shows=False)
+        if len(set(speaks)) < len(speaks):
+            raise wrong("lists an API twice", fix=f"SETTING: [{', '.join(dict.fromkeys(speaks))}]")
+        if info.data.get("lane") == "translate":
+            raise wrong("has no effect with lane: translate", fix="remove one of both lines", shows=False)
+        return speaks
+
     @field_validator("headers", mode="before")
     @classmethod
     def _has_header_names(cls, headers: object) -> object:
@@ -86,6 +116,16 @@ class UpstreamSettings(Section):
                 raise wrong("is a duplicate; case doesn't matter", name, fix="keep one of them", shows=False)
             seen.add(lower)
         return headers
+
+    @property
+    def certain_apis(self) -> tuple[Api, ...] | None:
+        """Return the APIs that the upstream has, or ``None`` if only its answers can show that."""
+        if self.speaks is not None:
+            return self.speaks
+        for address in (self.base_url, None):
+            if (known := _CERTAIN.get((self.provider, address))) is not None:
+                return known
+        return None
 
     @property
     def has_credential(self) -> bool:

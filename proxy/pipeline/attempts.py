@@ -32,7 +32,6 @@ from proxy.pipeline.state_recovery import recovered
 from proxy.pipeline.summary_models import summary_models
 from proxy.telemetry.metrics import RETRIES
 from proxy.upstream.connections import not_in_time
-from proxy.upstream.relay import RelayTransport
 from proxy.upstream.transport import CHAT_PATH, Outgoing, Transport
 
 log = structlog.get_logger(__name__)
@@ -163,8 +162,8 @@ class Attempts:
 
     async def _continued(self, context: ConversationContext, attempt: Attempt) -> Decision:
         """Retry once with a history that the upstream has compacted."""
-        transport = await context.configuration.upstreams.transport(context.route.upstream, context.dialect.path)
-        if context.recovered or not isinstance(transport, RelayTransport):
+        transport = await context.configuration.upstreams.native(context.route.upstream, context.dialect.path)
+        if context.recovered or transport is None:
             return ACCEPT
         context.recovered = True
         body = await recovered(context, transport)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+
 from proxy.access.authenticator import Authenticator
 from proxy.access.web_origins import WebRules
 from proxy.config import Route, Settings
 from proxy.dialects.dialect import Counter
 from proxy.limits.profiles import Profile
 from proxy.upstream.limit_discovery import LimitDiscovery, StatedLimit
-from proxy.upstream.registry import ANTHROPIC, Upstreams
+from proxy.upstream.registry import Upstreams
 
 ONLY_AT_START = {"server": ("host", "port", "drain"), "store": None}
 """Settings that need a restart, by section. ``None`` means the whole section."""
@@ -46,7 +48,8 @@ class ConfigSnapshot:
     def route(self, model: str, dialect: str = CHAT) -> Route | None:
         """Return the route of a model, or ``None`` if routes are listed and none matches.
 
-        Requests in other dialects than chat go to the first upstream that has their API, if the route's doesn't.
+        If no route names the model, requests in other dialects than chat go to the first upstream that has their API.
+        The proxy translates requests that their upstream doesn't take.
 
         The same model has the same route object while it's remembered.
         """
@@ -62,15 +65,22 @@ class ConfigSnapshot:
         route = self.settings.route(model)
         if dialect == CHAT:
             return route
-        # Only Anthropic has the Messages API for certain, and it doesn't have the Responses API.
-        wanted = dialect == MESSAGES
-        first = self.upstreams.first(anthropic=wanted)
-        if route is None or (self._is_anthropic(first) is wanted and self._is_anthropic(route.upstream) is not wanted):
-            return Route(first, model, None)
-        return route
+        if route is None:
+            return Route(self.upstreams.first(anthropic=dialect == MESSAGES), model, None)
+        if self._is_named(model) or self._has(route.upstream, dialect):
+            return route
+        having = (name for name in self.settings.upstreams if self._has(name, dialect))
+        found = next(having, route.upstream)
+        return route if found == route.upstream else Route(found, model, None)
 
-    def _is_anthropic(self, upstream: str) -> bool:
-        return self.settings.upstreams[upstream].provider == ANTHROPIC
+    def _is_named(self, model: str) -> bool:
+        """Return whether the first matching route is for certain models."""
+        return next((one.match != "*" for one in self.settings.models if fnmatchcase(model, one.match)), False)
+
+    def _has(self, upstream: str, dialect: str) -> bool:
+        """Return whether an upstream has an API. Most servers have ``/responses``, but few have ``/messages``."""
+        apis = self.settings.upstreams[upstream].certain_apis
+        return dialect != MESSAGES if apis is None else dialect in apis
 
     async def retire(self, successor: ConfigSnapshot) -> None:
         """Close the parts that the successor doesn't use. Requests with this configuration can still finish."""

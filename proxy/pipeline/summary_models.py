@@ -14,7 +14,8 @@ from proxy.limits.learned import for_others, limit_from_overflow, lower, publish
 from proxy.overflow import Overflow
 from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.services import Services
-from proxy.summary.model import UpstreamSummaryModel, output_limit
+from proxy.summary.forms import FORMS
+from proxy.summary.model import UpstreamSummaryModel, Way, output_limit
 
 log = structlog.get_logger(__name__)
 
@@ -67,8 +68,10 @@ async def _summary_model(
         if limit.source == "refusal":
             services.learned.learn(*place, limit, published(profile, factor))
 
+    upstreams = context.configuration.upstreams
+    (form, transport), *others = await _ways(context, route.upstream)
     return UpstreamSummaryModel(
-        await context.configuration.upstreams.transport(route.upstream),
+        transport,
         route.model,
         route.upstream,
         input_limit=budget(profile, reserved_output(profile, output, None), learned, factor),
@@ -78,4 +81,24 @@ async def _summary_model(
         timeout=caller.policy.summary.timeout,
         budget=services.budgets.of(caller),
         on_overflow=learn,
+        form=form,
+        others=others,
+        on_missing=upstreams.missing(route.upstream).add,
     )
+
+
+async def _ways(context: ConversationContext, upstream: str) -> list[Way]:
+    """Return the APIs through which an upstream can summarize, in the order to try them. There is at least one.
+
+    An upstream without an API of its own gets chat completions, which LiteLLM translates.
+    """
+    upstreams = context.configuration.upstreams
+    certain = context.configuration.settings.upstreams[upstream].certain_apis is not None
+    ways: list[Way] = []
+    for form in FORMS.values():
+        transport = await upstreams.native(upstream, form.path)
+        if transport is not None:
+            ways.append((form, transport))
+    if not ways:
+        return [(FORMS["chat"], await upstreams.transport(upstream))]
+    return ways[:1] if certain else ways

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from proxy.compaction.format import TextCounter
-from proxy.dialects.chat.request import OUTPUT_FIELDS
+from proxy.config.upstreams import Api
 from proxy.errors import UpstreamError, UpstreamUnreachable
 from proxy.http.headers import Credential
 from proxy.overflow import Overflow, recognise
 from proxy.summary.budget import Budget
 from proxy.summary.chunking import SummaryFailed, SummaryTooLong
+from proxy.summary.forms import CHAT, SummaryForm, read, reported_cost
 from proxy.summary.quality import Written
 from proxy.upstream.transport import Outgoing, Transport
 
@@ -31,9 +32,6 @@ _REASONING = re.compile(
 _NOT_REASONING = re.compile(r"non-?(?:reason|think)|no-?think|qwen-?3[^/]{0,40}instruct|chat-latest")
 REASONING_TOKENS = 8_000
 
-# OpenAI's own families reject `max_tokens`; other servers may support no other field.
-_COMPLETION_FIELD = re.compile(r"(?:gpt-[5-9]|o[1-9](?![a-z0-9.])|codex-mini)")
-
 # A model may slightly exceed the word limit in the prompt. The proxy cuts the excess by whole lines.
 OUTPUT_MARGIN = 1.5
 
@@ -41,19 +39,11 @@ _ANSWER_LIMIT = 4_000_000
 
 _INVALID_REQUEST = frozenset({400, 422})
 
-_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_MISSING = frozenset({404, 405, 501})
+"""Statuses of a server that doesn't have a path."""
 
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
-class _Answer(msgspec.Struct):
-    usage: _Usage | None = None
-
-
-_TEXT_TYPES = ("text", "output_text", None)
+Way = tuple[SummaryForm, Transport]
+"""An API, and the transport for its path."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -63,6 +53,7 @@ class UpstreamSummaryModel:
     ``input_limit`` and ``max_output`` are in tokens, and ``timeout`` in seconds per call. ``credential`` is the
     caller's key if the upstream has none of its own. After an overflow, ``on_overflow`` gets the overflow and the
     request's input and output tokens as counted here. ``budget`` limits the cost of calls for the caller's team.
+    ``form`` is the API to use. If the upstream doesn't have it, ``others`` follow, and ``on_missing`` gets its name.
     """
 
     transport: Transport
@@ -75,6 +66,9 @@ class UpstreamSummaryModel:
     credential: Credential | None = None
     on_overflow: Callable[[Overflow, int, int], None] | None = None
     budget: Budget | None = None
+    form: SummaryForm = CHAT
+    others: Sequence[Way] = ()
+    on_missing: Callable[[Api], None] | None = None
 
     @property
     def name(self) -> str:
@@ -83,62 +77,73 @@ class UpstreamSummaryModel:
 
     async def ask(self, messages: list[dict[str, Any]], max_tokens: int) -> Written:
         """Send a summary request. Raises ``SummaryFailed``, or ``SummaryTooLong`` if the input overflows."""
-        limit = self._limit(max_tokens)
-        fields = {"model": self.model, "messages": messages, "stream": False}
-        status, body = await self._paid({**fields, **limit}, sum(limit.values()))
+        most = output_limit(self.model, max_tokens, self.max_output)
+        ways: list[Way] = [(self.form, self.transport), *self.others]
+        for number, way in enumerate(ways):
+            status, body = await self._paid(way, messages, most, most)
+            # A 404 that names the model is about the model.
+            if status not in _MISSING or self.model.encode() in body:
+                self._found_missing(ways[:number])
+                break
+        form = way[0]
         overflow = recognise(status, body)
-        if overflow is None and status in _INVALID_REQUEST and any(name.encode() in body for name in OUTPUT_FIELDS):
+        if overflow is None and status in _INVALID_REQUEST and any(name.encode() in body for name in form.limits):
             # The limit is too high for the model, or the server names the field differently. Try without a limit.
-            status, body = await self._paid(fields, sum(limit.values()))
+            status, body = await self._paid(way, messages, None, most)
             overflow = recognise(status, body)
         if overflow is not None:
             if self.on_overflow is not None:
                 size = self.count("\n".join(str(message["content"]) for message in messages))
-                self.on_overflow(overflow, size, sum(limit.values()))
+                self.on_overflow(overflow, size, most)
             raise SummaryTooLong("the summary model rejected the transcript as too long")
-        return _read(status, body)
+        return read(form, status, body)
 
-    async def _paid(self, body: Mapping[str, Any], most: int) -> tuple[int, bytes]:
+    def _found_missing(self, ways: Sequence[Way]) -> None:
+        if self.on_missing is not None:
+            for form, _ in ways:
+                self.on_missing(form.api)
+
+    async def _paid(self, way: Way, messages: list[dict[str, Any]], limit: int | None, most: int) -> tuple[int, bytes]:
         """Send a call that writes up to ``most`` tokens, charged to the team. Raises ``SummaryFailed``."""
+        form = way[0]
+        body = form.body(self.model, messages, limit)
         if self.budget is None:
-            return await self._answer(body)
+            return await self._answer(way, body)
         # Counting a long transcript would block the event loop.
-        prompt = await asyncio.to_thread(lambda: sum(self.count(message["content"]) for message in body["messages"]))
+        prompt = await asyncio.to_thread(lambda: sum(self.count(message["content"]) for message in messages))
         with self.budget.call(prompt + most) as call:
             try:
-                status, answer = await self._answer(body)
+                status, answer = await self._answer(way, body)
             except SummaryFailed as failure:
                 if isinstance(failure.__cause__, UpstreamUnreachable):
                     call.cost = 0
                 raise
-            call.cost = await self._cost(prompt, answer) if status == 200 else 0
+            call.cost = await self._cost(form, prompt, answer) if status == 200 else 0
         return status, answer
 
-    async def _cost(self, prompt: int, answer: bytes) -> int:
+    async def _cost(self, form: SummaryForm, prompt: int, answer: bytes) -> int:
         """Return the cost of a call in tokens, as the response reports it, or as counted here."""
+        if cost := reported_cost(answer):
+            return cost
         try:
-            usage = msgspec.json.decode(answer, type=_Answer).usage
-        except _UNDECODABLE:
-            usage = None
-        if usage is not None and usage.prompt_tokens:
-            return usage.prompt_tokens + usage.completion_tokens
-        try:
-            written = _read(200, answer).text
+            written = read(form, 200, answer).text
         except SummaryFailed:
             return prompt
         return prompt + await asyncio.to_thread(self.count, written)
 
-    async def _answer(self, body: Mapping[str, Any]) -> tuple[int, bytes]:
+    async def _answer(self, way: Way, body: Mapping[str, Any]) -> tuple[int, bytes]:
+        form, transport = way
         request = Outgoing(
             body=msgspec.json.encode(body),
             model=self.model,
             stream=False,
-            headers=[("content-type", "application/json")],
+            headers=form.headers,
             credential=self.credential,
             timeout=self.timeout,
+            path=form.path,
         )
         try:
-            answer = await self.transport.send(request)
+            answer = await transport.send(request)
             try:
                 chunks = []
                 size = 0
@@ -153,11 +158,6 @@ class UpstreamSummaryModel:
             raise SummaryFailed(error.code) from error
         return answer.status, b"".join(chunks)
 
-    def _limit(self, max_tokens: int) -> dict[str, int]:
-        own = self.model.lower().rsplit("/", 1)[-1]
-        name = "max_completion_tokens" if _COMPLETION_FIELD.match(own) else "max_tokens"
-        return {name: output_limit(self.model, max_tokens, self.max_output)}
-
 
 def output_limit(model: str, max_tokens: int, max_output: int | None) -> int:
     """Return the output limit to request for a summary of ``max_tokens``, including the model's reasoning."""
@@ -169,28 +169,3 @@ def reasons(model: str) -> bool:
     """Return whether a model's name, with any prefix or suffix, belongs to a reasoning family."""
     name = model.lower()
     return _REASONING.search(name) is not None and _NOT_REASONING.search(name) is None
-
-
-def _read(status: int, body: bytes) -> Written:
-    if status != 200:
-        raise SummaryFailed(f"the summary model returned status {status}")
-    try:
-        answer = msgspec.json.decode(body)
-        choice = answer["choices"][0]
-        message = choice["message"]
-        failed = answer.get("error") or choice.get("error")
-    except (*_UNDECODABLE, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise SummaryFailed("the response isn't a chat completion") from error
-    if not isinstance(message, Mapping):
-        raise SummaryFailed("the response isn't a chat completion")
-    if failed:
-        raise SummaryFailed("the response contains an error")
-    content = message.get("content")
-    parts = [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
-    # Skip reasoning and image parts.
-    texts = [part["text"] for part in parts if part.get("type") in _TEXT_TYPES and isinstance(part.get("text"), str)]
-    return Written(
-        content if isinstance(content, str) else "\n".join(texts),
-        choice.get("finish_reason"),
-        refused=bool(message.get("refusal")) or any(part.get("refusal") for part in parts),
-    )

@@ -12,6 +12,7 @@ from proxy.http.headers import Headers as Headers
 
 CHAT_PATH = "/chat/completions"
 MESSAGES_PATH = "/messages"
+RESPONSES_PATH = "/responses"
 
 
 class Outgoing(msgspec.Struct, eq=False):

@@ -1,4 +1,4 @@
-"""Drive the agent of ``agent_script`` through the official SDKs for the Responses API and the Messages API."""
+"""Drive the agent of ``agent_script`` through the official SDKs, over each of the three APIs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,75 @@ from typing import Any, Literal
 import anthropic
 import openai
 
-from tests.kit.agent_script import SCHEMA, SYSTEM, TOOLS, has_picture, picture, question, result
+from proxy.demo.replies import Reply
+from tests.kit.agent_script import SCHEMA, SYSTEM, TOOLS, has_picture, picture, question, result, step
 
 Style = Literal["items", "references", "stateless", "without_ids"]
 """How a client repeats a response: as its items, as references, as items with sealed reasoning, or without ids."""
 
 _REFERENCED = ("reasoning", "message")
+
+
+def chat_reply(body: dict[str, Any]) -> Reply:
+    """Return the scripted model's answer to a chat request, for ``StandIn(responder=…)``.
+
+    Pictures of results may follow the results in a user message of their own.
+    """
+    messages = body["messages"]
+    text = _chat_text(messages[-1]) if messages[-1]["role"] == "user" else None
+    newest = messages[-2] if text == "" else messages[-1]
+    made = step(text, newest.get("tool_call_id"))
+    return Reply(content=made.text or None, tool_calls=made.calls)
+
+
+def _chat_text(message: dict[str, Any]) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+
+
+def chat_session(client: openai.OpenAI, turns: int, model: str) -> Iterator[int]:
+    """Send a session of this many requests. Yield the number of each after its response.
+
+    Every second response is streamed.
+    """
+    functions = [{"name": name, "description": "A tool.", "parameters": SCHEMA} for name in TOOLS]
+    tools = [{"type": "function", "function": function} for function in functions]
+    history: list[Any] = [{"role": "system", "content": SYSTEM}]
+    part = 0
+    for turn in range(turns):
+        if history[-1]["role"] != "tool":
+            part += 1
+            history.append({"role": "user", "content": _chat_question(part)})
+        fixed: Any = {"model": model, "tools": tools, "messages": history, "max_tokens": 1_000}
+        message, reason = _chat_message(client, stream=turn % 2 == 1, **fixed)
+        calls = message.get("tool_calls") or []
+        assert reason == ("tool_calls" if calls else "stop")
+        history.append(message)
+        for call in calls:
+            content = result(call["id"], call["function"]["name"])
+            history.append({"role": "tool", "tool_call_id": call["id"], "content": content})
+        yield turn
+
+
+def _chat_message(client: openai.OpenAI, *, stream: bool, **fields: Any) -> tuple[dict[str, Any], str]:
+    if not stream:
+        choice = client.chat.completions.create(**fields).choices[0]
+    else:
+        with client.chat.completions.stream(**fields) as events:
+            choice = events.get_final_completion().choices[0]
+    message = choice.message.model_dump(mode="json", exclude_none=True)
+    message.pop("parsed", None)
+    for call in message.get("tool_calls") or []:
+        call.pop("index", None)
+        call["function"].pop("parsed_arguments", None)
+    return message, choice.finish_reason
+
+
+def _chat_question(part: int) -> Any:
+    if not has_picture(part):
+        return question(part)
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture(part)}"}}
+    return [{"type": "text", "text": question(part)}, image]
 
 
 def responses_session(client: openai.OpenAI, turns: int, style: Style, model: str) -> Iterator[int]:

@@ -23,7 +23,7 @@ CLAUDE = [{"match": "claude-*", "upstream": "anthropic"}, *EVERY]
         (BOTH, [], "m", "responses", "openai"),
         (BOTH, EVERY, "claude-x", "messages", "anthropic"),
         (BOTH, CLAUDE, "claude-x", "messages", "anthropic"),
-        (BOTH, CLAUDE, "claude-x", "responses", "openai"),
+        (BOTH, CLAUDE, "claude-x", "responses", "anthropic"),
         (BOTH, CLAUDE, "claude-x", "chat", "anthropic"),
         (BOTH, CLAUDE[:1], "m", "chat", None),
         (BOTH, CLAUDE[:1], "m", "responses", "openai"),

@@ -1,0 +1,171 @@
+"""Summary requests and their responses in each of the three APIs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from proxy.config.upstreams import Api
+from proxy.http.headers import Headers
+from proxy.summary.chunking import SummaryFailed
+from proxy.summary.quality import Written
+
+# OpenAI's own families reject `max_tokens`; other servers may support no other field.
+_COMPLETION_FIELD = re.compile(r"(?:gpt-[5-9]|o[1-9](?![a-z0-9.])|codex-mini)")
+
+REQUIRED_OUTPUT = 4_096
+"""The output to ask Anthropic's API for, in tokens, if a model rejects a larger one. All its models write this much."""
+
+_JSON: Headers = [("content-type", "application/json")]
+_TEXT_TYPES = ("text", "output_text", None)
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+Messages = list[dict[str, Any]]
+
+
+class SummaryForm(Protocol):
+    """One API as summary calls use it. ``limits`` are the names of its fields for the output."""
+
+    @property
+    def api(self) -> Api: ...
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def headers(self) -> Headers: ...
+
+    @property
+    def limits(self) -> tuple[str, ...]: ...
+
+    def body(self, model: str, messages: Messages, most: int | None) -> dict[str, Any]:
+        """Return the request, for at most ``most`` tokens of output (``None``: no limit of ours)."""
+        ...
+
+    def read(self, answer: Any) -> Written:
+        """Return the text of a decoded response. Raises ``SummaryFailed``, or the errors of a missing field."""
+        ...
+
+
+class _Chat:
+    api: Api = "chat"
+    path = "/chat/completions"
+    headers = _JSON
+    limits = ("max_tokens", "max_completion_tokens")
+
+    def body(self, model: str, messages: Messages, most: int | None) -> dict[str, Any]:
+        fields = {"model": model, "messages": messages, "stream": False}
+        own = model.lower().rsplit("/", 1)[-1]
+        name = "max_completion_tokens" if _COMPLETION_FIELD.match(own) else "max_tokens"
+        return fields if most is None else {**fields, name: most}
+
+    def read(self, answer: Any) -> Written:
+        choice = answer["choices"][0]
+        message = choice["message"]
+        if not isinstance(message, Mapping):
+            raise SummaryFailed("the response isn't a chat completion")
+        if answer.get("error") or choice.get("error"):
+            raise SummaryFailed("the response contains an error")
+        content = message.get("content")
+        parts = _objects(content)
+        return Written(
+            content if isinstance(content, str) else _text(parts),
+            choice.get("finish_reason"),
+            refused=bool(message.get("refusal")) or any(part.get("refusal") for part in parts),
+        )
+
+
+class _Messages:
+    api: Api = "messages"
+    path = "/messages"
+    headers: Headers = [*_JSON, ("anthropic-version", "2023-06-01")]  # noqa: RUF012 - never changed
+    limits = ("max_tokens",)
+
+    def body(self, model: str, messages: Messages, most: int | None) -> dict[str, Any]:
+        system = [message["content"] for message in messages if message["role"] == "system"]
+        fields = {"model": model, "max_tokens": most or REQUIRED_OUTPUT, "stream": False}
+        fields["messages"] = [message for message in messages if message["role"] != "system"]
+        return {**fields, "system": "\n\n".join(system)} if system else fields
+
+    def read(self, answer: Any) -> Written:
+        if answer.get("error") or answer.get("type") == "error":
+            raise SummaryFailed("the response contains an error")
+        reason = answer.get("stop_reason")
+        finish = {"max_tokens": "length", "end_turn": "stop", "tool_use": "tool_calls"}.get(reason, reason)
+        return Written(_text(_objects(answer["content"])), finish, refused=reason == "refusal")
+
+
+class _Responses:
+    api: Api = "responses"
+    path = "/responses"
+    headers = _JSON
+    limits = ("max_output_tokens",)
+
+    def body(self, model: str, messages: Messages, most: int | None) -> dict[str, Any]:
+        fields = {"model": model, "input": messages, "stream": False, "store": False}
+        return fields if most is None else {**fields, "max_output_tokens": most}
+
+    def read(self, answer: Any) -> Written:
+        if answer.get("error") or answer.get("status") == "failed":
+            raise SummaryFailed("the response contains an error")
+        items = [item for item in _objects(answer["output"]) if item.get("type") == "message"]
+        parts = [part for item in items for part in _objects(item.get("content"))]
+        called = any(str(item.get("type")).endswith("_call") for item in _objects(answer["output"]))
+        finish = "length" if answer.get("status") == "incomplete" else "tool_calls" if called else "stop"
+        return Written(_text(parts), finish, refused=any(part.get("type") == "refusal" for part in parts))
+
+
+CHAT: SummaryForm = _Chat()
+FORMS: Mapping[Api, SummaryForm] = {form.api: form for form in (CHAT, _Messages(), _Responses())}
+"""In the order of preference: most servers have chat completions."""
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    input_tokens: int = 0
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0
+    output_tokens: int = 0
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+def reported_cost(answer: bytes) -> int:
+    """Return the tokens of a call, input and output, as a response reports them; 0 if it doesn't."""
+    try:
+        usage = msgspec.json.decode(answer, type=_Answer).usage
+    except _UNDECODABLE:
+        return 0
+    if usage is None:
+        return 0
+    read = usage.input_tokens + usage.cache_creation_input_tokens + usage.cache_read_input_tokens
+    if usage.prompt_tokens:
+        return usage.prompt_tokens + usage.completion_tokens
+    return read + usage.output_tokens if read else 0
+
+
+def read(form: SummaryForm, status: int, body: bytes) -> Written:
+    """Return the text of a response. Raises ``SummaryFailed``."""
+    if status != 200:
+        raise SummaryFailed(f"the summary model returned status {status}")
+    try:
+        return form.read(msgspec.json.decode(body))
+    except (*_UNDECODABLE, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise SummaryFailed("the response isn't an answer of the API") from error
+
+
+def _objects(content: Any) -> list[Mapping[str, Any]]:
+    return [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
+
+
+def _text(parts: list[Mapping[str, Any]]) -> str:
+    """Return the text of content parts, without reasoning and images."""
+    return "\n".join(
+        part["text"] for part in parts if part.get("type") in _TEXT_TYPES and isinstance(part.get("text"), str)
+    )

@@ -1,0 +1,117 @@
+"""Translate ``/v1/messages`` to chat completions and back, with LiteLLM's adapter."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import msgspec
+
+from proxy.errors import ErrorShape, RequestError, anthropic_type
+from proxy.http import sse
+from proxy.overflow import recognise
+from proxy.upstream.bridge.chat import with_reasoning
+
+_ADAPTERS = "litellm.llms.anthropic.pass_through.adapters"
+
+# LiteLLM decides by the model's name whether the upstream is Anthropic's. Here it never is.
+NEUTRAL = "bridged"
+
+OVERFLOW = "prompt is too long"
+"""The words by which Anthropic's clients, such as Claude Code, recognize an overflow."""
+
+_FIELDS = frozenset(
+    {
+        *("max_tokens", "metadata", "stop_sequences", "system", "temperature", "thinking", "tool_choice", "tools"),
+        *("top_p", "output_format", "output_config"),
+    }
+)
+
+
+class MessagesTranslation:
+    """See ``translation.Translation``."""
+
+    def __init__(self, litellm: Any, body: Mapping[str, Any]) -> None:
+        self._litellm = litellm
+        self._model = body["model"]
+        self._adapter = importlib.import_module(f"{_ADAPTERS}.transformation").LiteLLMAnthropicMessagesAdapter()
+        fields = {name: value for name, value in body.items() if name in _FIELDS and value is not None}
+        fields["tools"] = [tool for tool in fields.get("tools") or () if tool.get("type") in (None, "custom")]
+        request, self._names = self._adapter.translate_anthropic_to_openai(
+            {**fields, "model": NEUTRAL, "messages": body["messages"]}, custom_llm_provider="custom_openai"
+        )
+        self.request = {**request, "reasoning_effort": self._effort(request.get("reasoning_effort"))}
+        if (body.get("tool_choice") or {}).get("disable_parallel_tool_use"):
+            self.request["parallel_tool_calls"] = False
+
+    def _effort(self, effort: Any) -> str | None:
+        """Return the effort for models that are known to reason. Others reject the parameter."""
+        value = effort.get("effort") if isinstance(effort, Mapping) else effort
+        return value if value and self._litellm.supports_reasoning(self._model) else None
+
+    def whole(self, completion: dict[str, Any]) -> dict[str, Any]:
+        """Return the message for a chat completion. Raises ``ValueError`` if it isn't one."""
+        for choice in completion["choices"]:
+            with_reasoning(choice["message"])
+        response = self._litellm.ModelResponse(**completion)
+        message: dict[str, Any] = dict(self._adapter.translate_openai_response_to_anthropic(response, self._names))
+        message["content"] = [block for block in message["content"] if block != {"type": "text", "text": ""}]
+        for block in message["content"]:
+            _with_signature(block)
+        message["id"] = _message_id(str(message["id"]))
+        return message
+
+    async def events(self, chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+        """Yield the events for the chunks of a chat stream."""
+        wrapper = importlib.import_module(f"{_ADAPTERS}.streaming_iterator").AnthropicStreamWrapper(
+            self._parsed(chunks), model=self._model, tool_name_mapping=self._names
+        )
+        async for event in wrapper:
+            match event["type"]:
+                case "message_delta":
+                    event["delta"].setdefault("stop_sequence", None)
+                case "content_block_start":
+                    _with_signature(event["content_block"])
+            yield sse.encode(msgspec.json.encode(event), event["type"])
+
+    async def _parsed(self, chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[Any]:
+        async for chunk in chunks:
+            yield self._litellm.types.utils.ModelResponseStream(**chunk)
+
+
+class MessagesTranslator:
+    """See ``translation.Translator``."""
+
+    errors: ErrorShape = "anthropic"
+
+    def translate(self, litellm: Any, body: dict[str, Any]) -> MessagesTranslation:
+        """Translate a request. Raises ``RequestError`` if it has no messages."""
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
+            raise RequestError("'messages' must be a non-empty array of objects.", param="messages")
+        return MessagesTranslation(litellm, body)
+
+    def error(self, fields: Mapping[str, Any], status: int) -> dict[str, Any]:
+        """Return the error in Anthropic's shape, with its words for an overflow before the upstream's own."""
+        message = str(fields.get("message") or "The upstream returned an error.")
+        plain = msgspec.json.encode({"error": dict(fields)})
+        if OVERFLOW not in message.lower() and recognise(status, plain) is not None:
+            message = f"{OVERFLOW}: {message}"
+        return {"type": "error", "error": {"type": anthropic_type(status), "message": message}}
+
+    def error_event(self, fields: Mapping[str, Any]) -> bytes:
+        """Return the event ``error``."""
+        status = fields.get("status") or fields.get("code")
+        known = status if isinstance(status, int) and 400 <= status <= 599 else 500
+        return sse.encode(msgspec.json.encode(self.error(fields, known)), "error")
+
+
+def _with_signature(block: dict[str, Any]) -> None:
+    """Give thinking from a server without signatures an empty one, as the SDK's types require."""
+    if block.get("type") == "thinking" and block.get("signature") is None:
+        block["signature"] = ""
+
+
+def _message_id(id: str) -> str:
+    return id if id.startswith("msg_") else f"msg_{id}"

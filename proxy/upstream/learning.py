@@ -1,0 +1,103 @@
+"""Find out whether an upstream has an API, from its answers.
+
+A server without ``/v1/messages`` or ``/v1/responses`` answers 404, 405, or 501. Then the proxy sends the request as
+chat completions. If that gets another status, the server lacks only that API, and the proxy remembers it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import structlog
+
+from proxy.config.upstreams import Api
+from proxy.errors import RequestError, UpstreamError
+from proxy.upstream.bridge.transport import Bridge
+from proxy.upstream.relay import RelayTransport
+from proxy.upstream.transport import Answer, Outgoing
+
+log = structlog.get_logger(__name__)
+
+MISSING = frozenset({404, 405, 501})
+
+REMEMBERED = 3_600.0
+"""Seconds until the proxy tries again. The server may have been updated, or was starting."""
+
+_ERROR_BYTES = 65_536
+
+
+class MissingApis:
+    """The APIs that one upstream was found not to have."""
+
+    def __init__(self, upstream: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._upstream = upstream
+        self._clock = clock
+        self._until: dict[Api, float] = {}
+
+    def __contains__(self, api: Api) -> bool:
+        return self._until.get(api, 0.0) > self._clock()
+
+    def add(self, api: Api) -> None:
+        """Remember that the upstream doesn't have an API."""
+        if api not in self:
+            log.info("upstream.api_missing", upstream=self._upstream, api=api)
+        self._until[api] = self._clock() + REMEMBERED
+
+
+class LearningTransport:
+    """Sends requests in the client's API, and through a bridge if the upstream turns out not to have it."""
+
+    def __init__(
+        self, native: RelayTransport, bridge: Callable[[], Awaitable[Bridge]], api: Api, missing: MissingApis
+    ) -> None:
+        self._native = native
+        self._bridge = bridge
+        self._api: Api = api
+        self._missing = missing
+
+    async def send(self, request: Outgoing) -> Answer:
+        """Send the request. If no translation helps, return the upstream's own error unchanged."""
+        answer = await self._native.send(request)
+        if answer.status not in MISSING:
+            return answer
+        read, complete = await _beginning(answer)
+        answer.body = _joined(read, answer.body)
+        if not complete or request.model.encode() in read:  # the model is missing, not the path
+            return answer
+        try:
+            bridge = await self._bridge()
+            bridged = await bridge.exchange(*await bridge.translate(request))
+        except (RequestError, UpstreamError):
+            return answer
+        except BaseException:
+            await answer.close()
+            raise
+        if bridged.status in MISSING:
+            await bridged.close()
+            return answer
+        await answer.close()
+        self._missing.add(self._api)
+        return bridged
+
+    async def retire(self) -> None:
+        """Do nothing, because the upstream's own transports are retired by their owner."""
+
+    async def aclose(self) -> None:
+        """Do nothing, because the upstream's own transports are closed by their owner."""
+
+
+async def _beginning(answer: Answer) -> tuple[bytes, bool]:
+    """Read up to ``_ERROR_BYTES``. Return them, and whether they are the whole body."""
+    read = bytearray()
+    async for chunk in answer.body:
+        read += chunk
+        if len(read) > _ERROR_BYTES:
+            return bytes(read), False
+    return bytes(read), True
+
+
+async def _joined(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for chunk in rest:
+        yield chunk

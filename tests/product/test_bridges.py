@@ -1,0 +1,78 @@
+"""Agents' sessions over one API, in front of an upstream that has only another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import pytest
+
+from proxy.demo.serving import serve
+from proxy.demo.upstream import StandIn
+from tests.kit.agent_script import TURNS
+from tests.kit.agent_sessions import Style, chat_reply, chat_session, messages_session, responses_session
+from tests.kit.scripted import client, proxied
+from tests.kit.strict_messages import StrictMessages
+
+WINDOW = 16_000
+PROFILE = {"context_window": WINDOW, "max_input_tokens": WINDOW, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
+
+
+def settings(url: str, **upstream: Any) -> dict[str, Any]:
+    return {
+        "upstreams": {"main": {"base_url": f"{url}/v1", "api_key": "sk-upstream", **upstream}},
+        "models": [{"match": "*", "upstream": "main", "profile": PROFILE}],
+    }
+
+
+def check(upstream: StandIn) -> None:
+    assert upstream.faults == []
+    assert upstream.others == []
+    refused = [received for received in upstream.conversations if received.status != 200]
+    assert len(refused) <= 1
+    assert len(upstream.conversations) == TURNS + len(refused)
+    assert upstream.summaries
+    assert {received.headers["authorization"] for received in upstream.requests} == {"Bearer sk-upstream"}
+
+
+@pytest.mark.long
+def test_messages_in_front_of_chat_completions(tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW, responder=chat_reply)
+    with (
+        serve(upstream.app) as url,
+        proxied(settings(url, speaks=["chat"]), tmp_path) as entrance,
+        anthropic.Anthropic(base_url=entrance, api_key="sk-client", max_retries=0) as caller,
+    ):
+        assert len(list(messages_session(caller, TURNS, "gpt-4.1"))) == TURNS
+    check(upstream)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("style", ["items", "stateless", "without_ids"])
+def test_responses_in_front_of_chat_completions(style: Style, tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW, responder=chat_reply)
+    with (
+        serve(upstream.app) as url,
+        proxied(settings(url, speaks=["chat"]), tmp_path) as entrance,
+        client(entrance) as caller,
+    ):
+        assert len(list(responses_session(caller, TURNS, style, "gpt-4.1"))) == TURNS
+    check(upstream)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("provider", ["anthropic", "openai"])
+def test_chat_completions_in_front_of_messages(provider: str, tmp_path: Path) -> None:
+    upstream = StrictMessages(WINDOW, check="error")
+    with (
+        serve(upstream.app) as url,
+        proxied(settings(url, provider=provider, speaks=["messages"]), tmp_path) as entrance,
+        client(entrance) as caller,
+    ):
+        assert len(list(chat_session(caller, TURNS, "claude-haiku-4-5"))) == TURNS
+    assert upstream.faults == []
+    assert upstream.chat.requests == []
+    assert len(upstream.refused) <= 1
+    assert len(upstream.conversations) == TURNS + len(upstream.refused)
+    assert any(received.summary for received in upstream.requests)
