@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
@@ -107,6 +107,28 @@ class BodyRequest(msgspec.Struct, eq=False):
     def size(self) -> int:
         """Return the bytes of memory that the body takes."""
         return len(self.raw) + (0 if self.strict is None else len(self.strict))
+
+    @property
+    def references(self) -> Sequence[str]:
+        """Return the ids of items that the body only refers to."""
+        return ()
+
+    @property
+    def may_refer(self) -> bool:
+        """Return whether later requests of the client may refer to the items of the answer."""
+        return False
+
+    @property
+    def hidden(self) -> float:
+        """Return an upper bound on the tokens of items that the body refers to."""
+        return 0
+
+    def resolve(self, items: Mapping[str, bytes], sizes: Mapping[str, int]) -> None:
+        """Put known items in the place of references."""
+
+    def unsized(self, units: Sequence[bytes]) -> list[str]:
+        """Return the ids of references whose items and sizes are unknown."""
+        return []
 
     def named(self, model: str) -> Self:
         """Return the request with another model. Raises ``BadBody`` if the body isn't a JSON object."""

@@ -5,7 +5,7 @@ A dialect is one package under ``dialects``. ``endpoints.paths`` maps its path t
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from proxy.compaction.format import Format
@@ -35,6 +35,32 @@ class Request(Protocol):
     @property
     def size(self) -> int:
         """Return the bytes of memory that the body takes."""
+        ...
+
+    @property
+    def references(self) -> Sequence[str]:
+        """Return the ids of items that the body only refers to."""
+        ...
+
+    @property
+    def may_refer(self) -> bool:
+        """Return whether later requests of the client may refer to the items of the answer."""
+        ...
+
+    @property
+    def hidden(self) -> float:
+        """Return an upper bound on the tokens of items that the body refers to; infinity if they are unknown."""
+        ...
+
+    def resolve(self, items: Mapping[str, bytes], sizes: Mapping[str, int]) -> None:
+        """Put known items in the place of references in ``units``, by id. ``rewritten`` puts the references back.
+
+        ``sizes`` are the tokens of unknown items, if an upstream has reported them.
+        """
+        ...
+
+    def unsized(self, units: Sequence[bytes]) -> list[str]:
+        """Return the ids of references in units whose items and sizes are unknown."""
         ...
 
     def named(self, model: str) -> Request:
@@ -121,6 +147,18 @@ class AnswerTail(Protocol):
 
     def finished(self) -> Finished:
         """Return the answer's usage and finish reason."""
+        ...
+
+
+ItemSink = Callable[[str, bytes], None]
+"""Takes an output item: its id, and its bytes."""
+
+
+class ItemReader(Protocol):
+    """Finds the output items in an answer as it passes."""
+
+    def add(self, chunk: bytes) -> None:
+        """Add a chunk of an uncompressed answer."""
         ...
 
 
@@ -211,6 +249,10 @@ class Dialect(Protocol):
     @property
     def evidence(self) -> Evidence:
         """Return which requests show how an upstream counts."""
+        ...
+
+    def item_reader(self, sink: ItemSink) -> ItemReader | None:
+        """Return a reader that passes each output item to ``sink``; ``None`` if the API has no references to items."""
         ...
 
     def continues(self, raw: bytes) -> bool:

@@ -28,6 +28,7 @@ from proxy.pipeline.attempts import Attempts
 from proxy.pipeline.budget import TokenBudgets
 from proxy.pipeline.context import ConversationContext, RequestContext, begin_request, new_id
 from proxy.pipeline.facts_cache import MANY
+from proxy.pipeline.item_references import Tap, item_reader
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot
@@ -137,7 +138,7 @@ class Conversations:
             # A bound on messages can replace a conversation with a longer summary.
             TOKENS_REMOVED.inc(max(0, outcome.before - outcome.after))
         feedback = self._usage_feedback.prepare(context, start, outcome)
-        tail = None if feedback is None else feedback.tail
+        tap = Tap(None if feedback is None else feedback.tail, item_reader(self._service, context, start, outcome))
         pending = context.heartbeat is not None and context.heartbeat.begun
         headers = done(outcome, context.retries)
         if context.advice is not None:
@@ -152,9 +153,10 @@ class Conversations:
             held.shrink(context.body.size + (0 if feedback is None else feedback.size))
         if pending and context.heartbeat is not None:
             await context.heartbeat.stop()
-            await send_rest(send, start, headers, tail, shape=self._dialect.errors)
+            await send_rest(send, start, headers, tap, shape=self._dialect.errors)
         else:
-            await send_answer(send, start, headers, tail, shape=self._dialect.errors)
+            await send_answer(send, start, headers, tap, shape=self._dialect.errors)
+        await tap.finish()
         return feedback
 
 

@@ -7,11 +7,11 @@ import json
 import structlog
 from starlette.types import Send
 
-from proxy.dialects.dialect import AnswerTail
 from proxy.errors import ErrorShape, ProxyError, UpstreamInterrupted, error_body
 from proxy.http import sse
 from proxy.http.headers import encoded
 from proxy.overflow.error_message import as_error
+from proxy.pipeline.item_references import Tap
 from proxy.pipeline.response_start import ResponseStart, readable
 from proxy.upstream.transport import Headers
 
@@ -22,11 +22,11 @@ QUOTED_BYTES = 500
 
 
 async def send_answer(
-    send: Send, start: ResponseStart, extra: Headers, tail: AnswerTail | None = None, *, shape: ErrorShape = "openai"
+    send: Send, start: ResponseStart, extra: Headers, tap: Tap | None = None, *, shape: ErrorShape = "openai"
 ) -> None:
     """Forward an answer as it arrives, with further headers. Close the upstream's request at the end, or on an error.
 
-    ``tail`` receives the bytes that are sent. ``shape`` is that of the error event which ends an interrupted stream.
+    ``tap`` receives the bytes that are sent. ``shape`` is that of the error event which ends an interrupted stream.
     """
     answer = start.answer
     headers = [pair for pair in answer.headers if not pair[0].startswith("x-compaction")]
@@ -35,37 +35,37 @@ async def send_answer(
         headers = [pair for pair in headers if pair[0] != "content-length"]
     try:
         await send({"type": "http.response.start", "status": answer.status, "headers": encoded([*headers, *extra])})
-        if tail is not None:
-            tail.add(start.first)
+        if tap is not None:
+            tap.add(start.first)
         if start.complete:
             await send({"type": "http.response.body", "body": start.first})
         elif start.is_stream:
-            await _send_events(send, start, tail, shape)
+            await _send_events(send, start, tap, shape)
         else:
-            await _send_bytes(send, start, tail)
+            await _send_bytes(send, start, tap)
     finally:
         await answer.close()
 
 
 async def send_rest(
-    send: Send, start: ResponseStart, done: Headers, tail: AnswerTail | None = None, *, shape: ErrorShape = "openai"
+    send: Send, start: ResponseStart, done: Headers, tap: Tap | None = None, *, shape: ErrorShape = "openai"
 ) -> None:
     """Send a response whose head, that of an event stream, has been sent. Any other response becomes an error event.
 
     ``done`` is the headers that weren't known then. A comment reports them. This always closes the upstream's request.
-    ``tail`` receives the bytes that are sent.
+    ``tap`` receives the bytes that are sent.
     """
     comment = ", ".join(f"{name}: {value}" for name, value in done)
     try:
         await send({"type": "http.response.body", "body": sse.comment(comment), "more_body": True})
-        if tail is not None:
-            tail.add(start.first)
+        if tap is not None:
+            tap.add(start.first)
         if not start.is_stream or start.answer.status >= 400:
             await send({"type": "http.response.body", "body": _event(await _error_of(start, shape), shape)})
         elif start.complete:
             await send({"type": "http.response.body", "body": start.first})
         else:
-            await _send_events(send, start, tail, shape)
+            await _send_events(send, start, tap, shape)
     finally:
         await start.answer.close()
 
@@ -102,13 +102,13 @@ async def _error_of(start: ResponseStart, shape: ErrorShape) -> bytes:
     return error_body(said, type=kind, code="upstream_error")
 
 
-async def _send_bytes(send: Send, start: ResponseStart, tail: AnswerTail | None) -> None:
+async def _send_bytes(send: Send, start: ResponseStart, tap: Tap | None) -> None:
     if start.first:
         await send({"type": "http.response.body", "body": start.first, "more_body": True})
     try:
         async for chunk in start.answer.body:
-            if tail is not None:
-                tail.add(chunk)
+            if tap is not None:
+                tap.add(chunk)
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
     except UpstreamInterrupted as error:
         # There is no way to report this in the body. The server closes the connection after an incomplete response.
@@ -117,15 +117,15 @@ async def _send_bytes(send: Send, start: ResponseStart, tail: AnswerTail | None)
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _send_events(send: Send, start: ResponseStart, tail: AnswerTail | None, shape: ErrorShape = "openai") -> None:
+async def _send_events(send: Send, start: ResponseStart, tap: Tap | None, shape: ErrorShape = "openai") -> None:
     buffer = sse.EventBuffer()
     feed = buffer.feed
     try:
         if start.first and (whole := feed(start.first)):
             await send({"type": "http.response.body", "body": whole, "more_body": True})
         async for chunk in start.answer.body:
-            if tail is not None:
-                tail.add(chunk)
+            if tap is not None:
+                tap.add(chunk)
             if whole := feed(chunk):
                 await send({"type": "http.response.body", "body": whole, "more_body": True})
         last = buffer.rest()

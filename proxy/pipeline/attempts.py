@@ -21,6 +21,7 @@ from proxy.overflow import Overflow
 from proxy.overflow.silent import empty_stream
 from proxy.pipeline.budget import TokenBudget, TokenBudgets, leaves_no_prompt, smaller_input
 from proxy.pipeline.context import ConversationContext, conversation_key
+from proxy.pipeline.item_references import resolve_references
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.refusal import add_sizes, advice
@@ -96,6 +97,7 @@ class Attempts:
             outcome = Outcome("off" if mode_of(context.scope, context.caller) == "off" else "failed")
             return await self._send(context, transport, outcome), outcome
         await self._services.recall(*context.place)
+        await resolve_references(self._services, context)
         budget = self._budgets.of(context)
         case = self.compaction_input(context, budget)
         if context.body.units and not context.dialect.continues(context.body.raw):
@@ -170,6 +172,7 @@ class Attempts:
         if body is None:
             return ACCEPT
         context.body = await context.dialect.parse(body)
+        await resolve_references(self._services, context)
         case = replace(attempt.case, body=context.body)
         again = await self.prepare(context, attempt.budget, case)
         changed = replace(again.outcome, verdict="compacted", steps=(STATE_STEP, *again.outcome.steps))

@@ -32,7 +32,7 @@ from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
 from proxy.overflow.silent import Filled, Finished, seems_full, silent_overflow
 from proxy.pipeline.context import ConversationContext
-from proxy.pipeline.job import CompactionInput
+from proxy.pipeline.job import CompactionInput, tokens_at_most
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.services import Services
 
@@ -127,7 +127,7 @@ class TokenBudgets:
             return None
         if case.mode != "enforce" or outcome.verdict == "failed":
             return None
-        if outcome.after is None and case.counter.at_most(case.body.raw) * budget.factor + asked <= window:
+        if outcome.after is None and tokens_at_most(case) * budget.factor + asked <= window:
             return None
         sent = await self._services.compactor.size(case, outcome)
         return clamp_output(window, asked, int(sent * budget.factor))

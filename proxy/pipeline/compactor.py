@@ -25,6 +25,7 @@ from proxy.pipeline.job import (
     needs_repair,
     parts_of,
     planned,
+    tokens_at_most,
 )
 from proxy.pipeline.outcome import Explanation, Forecast, Outcome
 from proxy.pipeline.summaries import CheckpointSummaries
@@ -50,7 +51,7 @@ class Compactor:
         """Return whether the bytes alone prove that no trigger is met. A token has at least one byte, a message ten."""
         if case.rules.bounds.reached(len(case.body.units), len(case.body.raw), NEARING):
             return False
-        if case.counter.at_most(case.body.raw) >= case.rules.least_size(case.budget):
+        if tokens_at_most(case) >= case.rules.least_size(case.budget):
             return False
         return not has_remote_media(case.body.raw)
 

@@ -153,6 +153,11 @@ def planned(case: CompactionInput, turns: list[Turn], fixed: int, before: int) -
     return work
 
 
+def tokens_at_most(case: CompactionInput) -> float:
+    """Return an upper bound on the tokens of a request, without tokenizing."""
+    return case.counter.at_most(case.body.raw) + case.body.hidden * case.counter.profile.token_ratio
+
+
 def needs_repair(case: CompactionInput, turns: Sequence[Turn]) -> bool:
     return case.policy.repair and case.counter.format.needs_repair([turn.facts for turn in turns])
 

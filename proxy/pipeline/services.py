@@ -18,6 +18,7 @@ from proxy.pipeline.measures import Measures
 from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.store import Guarded
 from proxy.store.archive import Archive
+from proxy.store.items import ItemMemory
 from proxy.store.replicated_map import FIRST_READ_SECONDS
 from proxy.summary.budget import Budgets
 from proxy.summary.store import Summaries
@@ -40,6 +41,7 @@ class Services:
     calibration: Calibration
     summaries: Summaries
     archive: Archive
+    items: ItemMemory
     compactor: Compactor
     concurrency: ConcurrencyLimit
     bodies: BodyMemory

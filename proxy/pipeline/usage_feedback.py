@@ -110,7 +110,8 @@ class RequestFacts(msgspec.Struct, eq=False, frozen=True):
 
     ``turn`` lacks the reported size, and ``conversation`` is a hash. ``earlier`` is the turns that the request
     continues, oldest first. ``added`` is the messages since the oldest one. It's empty unless the conversation has
-    grown so much that an upstream which reports the same size must have cut it.
+    grown so much that an upstream which reports the same size must have cut it. ``unsized`` is the ids of items of
+    unknown size.
     """
 
     counted: int | None
@@ -124,6 +125,7 @@ class RequestFacts(msgspec.Struct, eq=False, frozen=True):
     earlier: tuple[EarlierTurn, ...]
     sizes: tuple[int, list[int]] | None
     added: tuple[bytes, ...]
+    unsized: Sequence[str] = ()
 
 
 class Feedback(msgspec.Struct, eq=False, frozen=True):
@@ -183,7 +185,8 @@ class UsageFeedback:
             of_use = wanted
         else:
             of_use = self._services.calibration.wants(*place) or self._services.learned.below(*place, outcome.after)
-        if not of_use and size <= SMALLEST_BYTES:
+        unsized = context.body.unsized(outcome.messages or context.body.units)
+        if not of_use and not unsized and size <= SMALLEST_BYTES:
             return None
         tail = context.dialect.answers.tail()
         if outcome.after is None:
@@ -224,6 +227,7 @@ class UsageFeedback:
             earlier=earlier,
             sizes=outcome.sizes if added else None,
             added=added,
+            unsized=body.unsized(outcome.messages or body.units),
         )
 
     async def record(self, feedback: Feedback) -> None:
@@ -244,8 +248,11 @@ class UsageFeedback:
         self, context: ConversationContext, uncounted: Outcome | None, facts: RequestFacts, end: Finished
     ) -> None:
         """Learn from the end of a response. ``uncounted`` is the outcome of a request that must be counted now."""
-        # The tokens of images and audio are an estimate.
-        if facts.estimated:
+        if facts.unsized and facts.counted is not None and end.prompt:
+            hidden = int(end.prompt / self._budgets.factor(context)) - facts.counted
+            self._services.items.note_size(context.caller.tenant, facts.unsized, max(0, hidden))
+        # The tokens of images and audio are an estimate, and those of unknown items aren't counted.
+        if facts.estimated or facts.unsized:
             self._note(context, facts, None, end)
             return
         factor = self._budgets.factor(context)

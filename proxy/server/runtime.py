@@ -19,6 +19,7 @@ from proxy.pipeline.snapshot import ConfigSnapshot, apply_reloadable
 from proxy.server.maintenance import Maintenance
 from proxy.store import Guarded, open_store
 from proxy.store.archive import Archive
+from proxy.store.items import ItemMemory
 from proxy.summary.budget import Budgets
 from proxy.summary.store import Summaries
 
@@ -40,13 +41,14 @@ class Runtime(Services):
         self.calibration = Calibration(self.store)
         self.summaries = Summaries(self.store)
         self.archive = Archive(self.store)
+        self.items = ItemMemory(self.store)
         self.compactor = Compactor(self.facts, self.summaries, self.archive)
         self.concurrency = ConcurrencyLimit(lambda: self.settings.server)
         self.bodies = BodyMemory(lambda: self.settings.server)
         self.quotas = Quotas()
         self.budgets = Budgets(self.store)
         self.maintenance = Maintenance(
-            self.store.unguarded, [self.summaries, self.archive, self.learned, self.calibration]
+            self.store.unguarded, [self.summaries, self.archive, self.items, self.learned, self.calibration]
         )
 
     async def reconfigure(self, settings: Settings) -> list[str]:
@@ -59,7 +61,7 @@ class Runtime(Services):
 
     async def aclose(self) -> None:
         """Close everything."""
-        users = (self.maintenance, self.limit_discovery, self.summaries, self.configuration, self.archive)
+        users = (self.maintenance, self.limit_discovery, self.summaries, self.configuration, self.archive, self.items)
         for part in (*users, self.learned, self.calibration, self.budgets, self.store):
             await part.aclose()
         self.facts.close()

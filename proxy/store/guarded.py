@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import TypeVar
 
 import structlog
@@ -52,6 +52,9 @@ class Guarded:
 
     async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
         return await self._run("read", READ_SECONDS, lambda: self.unguarded.get(tenant, kind, key))
+
+    async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
+        return await self._run("read", READ_SECONDS, lambda: self.unguarded.get_many(tenant, kind, keys))
 
     async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
         await self._run("write", WRITE_SECONDS, lambda: self.unguarded.put(tenant, kind, key, value, seconds))

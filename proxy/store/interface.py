@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +16,10 @@ class Store(Protocol):
 
     async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
         """Return the entry, or ``None`` if there is none or it has expired."""
+        ...
+
+    async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
+        """Return the entries with these keys. Keys without an unexpired entry are missing."""
         ...
 
     async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -105,6 +105,18 @@ class SealedStore:
 
     async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
         return await self._get(self._codecs, tenant, kind, key)
+
+    async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        for codec in self._codecs:
+            rows = {codec.row_key(tenant, kind, key): key for key in keys if key not in found}
+            if not rows:
+                break
+            names = codec.tenant(tenant), codec.kind(kind)
+            stored = await self._backend.get_many(*names, [row[2] for row in rows])
+            values = {key: (row, stored[row[2]]) for row, key in rows.items() if row[2] in stored}
+            found.update(await _decrypt_many(codec, values))
+        return found
 
     async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
         codec = self._codecs[0]
@@ -205,6 +217,16 @@ async def _decrypt(codec: AesGcmCodec, row: RowKey, stored: bytes) -> Content | 
     if len(stored) <= INLINE_BYTES:
         return _content(codec, row, stored)
     return await asyncio.to_thread(_content, codec, row, stored)
+
+
+async def _decrypt_many(codec: AesGcmCodec, stored: Mapping[str, tuple[RowKey, bytes]]) -> dict[str, bytes]:
+    def values() -> dict[str, bytes]:
+        contents = {key: _content(codec, row, value) for key, (row, value) in stored.items()}
+        return {key: content.value for key, content in contents.items() if content is not None}
+
+    if sum(len(value) for _, value in stored.values()) <= INLINE_BYTES:
+        return values()
+    return await asyncio.to_thread(values)
 
 
 def _content(codec: AesGcmCodec, row: RowKey, stored: bytes) -> Content | None:

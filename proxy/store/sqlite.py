@@ -28,9 +28,13 @@ SHRINK_TO = 0.9
 PAGES = 1_000
 """Empty pages that one step returns to the file system."""
 
+KEYS = 500
+"""Keys per query."""
+
 _ROW = "tenant = ? AND kind = ? AND key = ?"
 _COLUMNS = "tenant, kind, key, value, expires"
 _LIVE = "expires > ? AND typeof(value) = 'blob'"  # the store writes only BLOBs
+_SEVERAL = f"tenant = ? AND kind = ? AND {_LIVE}"
 _GET = f"SELECT value FROM entries WHERE {_ROW} AND {_LIVE}"  # noqa: S608 - only constants
 _PUT = f"INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, zeroblob({PAD}), ?)"  # noqa: S608
 _DELETE = f"DELETE FROM entries WHERE {_ROW}"  # noqa: S608
@@ -67,6 +71,9 @@ class SqliteStore:
 
     async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
         return await self._reader.run(lambda db: self._get(db, (tenant, kind, key)))
+
+    async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
+        return await self._reader.run(lambda db: self._get_many(db, tenant, kind, keys))
 
     async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> None:
         row = (tenant, kind, key, self._clock() + seconds, codec, value)
@@ -161,6 +168,14 @@ class SqliteStore:
     def _get(self, db: sqlite3.Connection, key: RowKey) -> bytes | None:
         row = db.execute(_GET, (*key, self._clock())).fetchone()
         return None if row is None else row[0]
+
+    def _get_many(self, db: sqlite3.Connection, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        for start in range(0, len(keys), KEYS):
+            some = keys[start : start + KEYS]
+            query = f"SELECT key, value FROM entries WHERE {_SEVERAL} AND key IN ({', '.join('?' * len(some))})"  # noqa: S608
+            found.update(db.execute(query, (tenant, kind, self._clock(), *some)).fetchall())
+        return found
 
     def _put(self, db: sqlite3.Connection, row: Row) -> None:
         with db:

@@ -33,6 +33,7 @@ TOOLS = ("read", "search", "run")
 SCHEMA = {"type": "object", "properties": {"target": {"type": "string"}}, "required": ["target"]}
 
 _PART = re.compile(r"Part (\d+) please")
+_EXPLAIN = re.compile(r"Explain part (\d+)")
 _CALL = re.compile(r"_(\d+)_(\d+)_\d+$")
 
 
@@ -96,6 +97,8 @@ def step(text: str | None, call_id: str | None) -> Step:
     """Return the answer to the newest user text, or to the result of a call."""
     if call_id is not None and (found := _CALL.search(call_id)):
         part, number = int(found[1]), int(found[2]) + 1
+    elif text is not None and (asked := _EXPLAIN.findall(text)):
+        return Step(text=explanation(int(asked[-1])), thinking=f"Recalling part {asked[-1]}.")
     elif text is not None and (asked := _PART.findall(text)):
         part, number = int(asked[-1]), 0
     else:
@@ -107,6 +110,11 @@ def step(text: str | None, call_id: str | None) -> Step:
     arguments = json.dumps({"target": f"src/part_{part}_{number}.py"})
     calls = tuple(ToolCall(f"call_{part}_{number}_{n}", name, arguments) for n, name in enumerate(names))
     return Step(text=f"I look at part {part}." if number == 0 else "", calls=calls, thinking=thinking)
+
+
+def explanation(part: int) -> str:
+    """Return a long answer, without tools."""
+    return f"Part {part} is explained here: " + " ".join(f"fact{n * part % 9973}" for n in range(300))
 
 
 def question(part: int) -> str:

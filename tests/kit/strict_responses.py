@@ -141,6 +141,10 @@ class StrictResponses(Record):
             history = self._histories[previous]
         return [*history, *(self._referenced(item) for item in items)]
 
+    def stored(self, id_: str) -> Item:
+        """Return an item that this server wrote."""
+        return self._written[id_].item
+
     def _referenced(self, item: Item) -> Item:
         if item.get("type") != "item_reference":
             return item

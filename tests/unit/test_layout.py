@@ -60,6 +60,7 @@ COVERED = {
     "product/http": "pipeline/context server/app server/runtime",
     "hostile/test_without_tables.py": "pipeline/measures",
     "product/test_learned.py": "pipeline/services",
+    "product/test_item_references.py": "pipeline/item_references",
     "product/test_summaries.py": "pipeline/summaries",
     "product/test_summary_limits.py": "pipeline/summary_models",
     "hostile/test_connections.py": "server/connection_limit",

@@ -9,6 +9,7 @@ from proxy.dialects.chat import first_bytes, stream, upstream_counts, usage
 from proxy.dialects.chat.counting import Counter
 from proxy.dialects.chat.request import ChatRequest, parsed
 from proxy.dialects.counting import key_of
+from proxy.dialects.dialect import ItemSink
 from proxy.errors import ErrorShape
 from proxy.http.heartbeat import COMMENT
 from proxy.limits.profiles.profile import Profile
@@ -52,6 +53,9 @@ class ChatDialect:
     errors: ErrorShape = "openai"
     answers = _ChatAnswers()
     evidence: dialect.Evidence = upstream_counts
+
+    def item_reader(self, sink: ItemSink) -> None:
+        return None
 
     def continues(self, raw: bytes) -> bool:
         return False

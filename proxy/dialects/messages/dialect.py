@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from proxy.dialects import dialect
+from proxy.dialects.dialect import ItemSink
 from proxy.dialects.messages import answers as reading
 from proxy.dialects.messages import upstream_counts
 from proxy.dialects.messages.counting import Counter, key_of
@@ -22,6 +23,9 @@ class MessagesDialect:
     errors: ErrorShape = "anthropic"
     answers: dialect.Answers = reading
     evidence: dialect.Evidence = upstream_counts
+
+    def item_reader(self, sink: ItemSink) -> None:
+        return None
 
     def continues(self, raw: bytes) -> bool:
         return continues(raw)

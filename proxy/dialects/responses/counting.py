@@ -12,6 +12,7 @@ from typing import Any
 from proxy.dialects.counting import CALL, TokenCounter, key_of
 from proxy.dialects.responses.format import ResponsesFormat
 from proxy.dialects.responses.items import is_message, kind_of
+from proxy.dialects.responses.references import REFERENCE, reported_tokens
 from proxy.dialects.unit_json import Message
 from proxy.limits.profiles.profile import Profile
 from proxy.tokens import tools
@@ -82,6 +83,8 @@ class Counter(TokenCounter):
     def _item(self, item: Message) -> tuple[int, int]:
         """Return the tokens of an item's text, and those of its media."""
         type_ = item.get("type")
+        if type_ == REFERENCE:
+            return 0, reported_tokens(item)
         if is_message(item) or not type_:
             return self._parts(item.get("content"))
         if kind_of(item) == "result":

@@ -8,6 +8,7 @@ from proxy.dialects import dialect
 from proxy.dialects.responses import answers as reading
 from proxy.dialects.responses import evidence as usage_evidence
 from proxy.dialects.responses.counting import Counter, counter_key
+from proxy.dialects.responses.output_items import ItemReader
 from proxy.dialects.responses.request import ResponsesRequest, parsed
 from proxy.dialects.responses.state import continues
 from proxy.errors import ErrorShape
@@ -27,6 +28,9 @@ class ResponsesDialect:
 
     async def parse(self, raw: bytes) -> ResponsesRequest:
         return await parsed(raw)
+
+    def item_reader(self, sink: dialect.ItemSink) -> ItemReader:
+        return ItemReader(sink)
 
     def continues(self, raw: bytes) -> bool:
         return continues(raw)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -17,9 +17,11 @@ from proxy.dialects.body import (
     lower,
     parse_bounded,
     positive,
+    value_of,
 )
 from proxy.dialects.digests import ByDigest
 from proxy.dialects.responses.items import PREFIX_TYPES, joined, kind_by
+from proxy.dialects.responses.references import REFERENCE, References, unsized
 
 
 class _Fields(Wire):
@@ -28,6 +30,7 @@ class _Fields(Wire):
     tool_choice: msgspec.Raw = NOTHING
     text: msgspec.Raw = NOTHING
     max_output_tokens: msgspec.Raw = NOTHING
+    store: msgspec.Raw = NOTHING
 
 
 class _Listed(_Fields):
@@ -44,6 +47,7 @@ class _Item(msgspec.Struct):
     type: Any = None
     role: Any = None
     call_id: Any = None
+    id: Any = None
 
 
 _listed_decoder = msgspec.json.Decoder(_Listed)
@@ -57,12 +61,16 @@ class ResponsesRequest(BodyRequest, eq=False):
     """A request as the client sent it. See ``dialects.dialect.Request``.
 
     ``prefix`` are the items up to the newest ``compaction`` item. They are sent unchanged, and only the last takes
-    tokens.
+    tokens. ``placed`` are the items in ``units`` that the client only refers to.
     """
 
     OVERHEAD = ("instructions", "tools", "tool_choice", "text", "compaction")
 
     prefix: Sequence[bytes] = []
+    references: Sequence[str] = ()
+    may_refer: bool = False
+    hidden: float = 0
+    placed: References | None = None
 
     @classmethod
     def _read(cls, raw: bytes) -> Self | None:
@@ -70,7 +78,7 @@ class ResponsesRequest(BodyRequest, eq=False):
             wire, items = _decoded(raw)
         except UNREADABLE:
             return None
-        prefix, units = _split(items)
+        prefix, units, references, repeats = _split(items)
         fields = (wire.instructions, wire.tools, wire.tool_choice, wire.text, prefix[-1] if prefix else b"")
         return cls(
             raw=raw,
@@ -81,13 +89,31 @@ class ResponsesRequest(BodyRequest, eq=False):
             overhead=tuple(map(bytes, fields)),
             sent=len(items),
             prefix=prefix,
+            references=references,
+            may_refer=value_of(wire.store) is not False and (bool(references) or not repeats),
+            hidden=float("inf") if references else 0,
         )
+
+    @property
+    def size(self) -> int:
+        return super().size + (0 if self.placed is None else self.placed.size)
 
     def release(self) -> None:
         super().release()
         self.prefix = []
+        self.placed = None
+
+    def resolve(self, items: Mapping[str, bytes], sizes: Mapping[str, int]) -> None:
+        self.placed = References(items, sizes)
+        self.units = list(map(self.placed.resolved, self.units))
+        self.hidden = float("inf") if self.placed.unknown else self.placed.size
+
+    def unsized(self, units: Sequence[bytes]) -> list[str]:
+        return unsized(units) if self.references else []
 
     def _replace_units(self, fields: dict[str, msgspec.Raw], units: Sequence[bytes]) -> None:
+        if self.placed is not None:
+            units = list(map(self.placed.restored, units))
         if self.units or units:
             fields["input"] = _input(bytes(fields["input"]), self.prefix, units)
 
@@ -137,13 +163,20 @@ def _decoded(raw: bytes) -> tuple[_Fields, list[msgspec.Raw]]:
     return listed, listed.input
 
 
-def _split(items: list[msgspec.Raw]) -> tuple[list[msgspec.Raw], list[bytes]]:
-    """Return the items of the fixed prefix, and the units after it."""
+def _split(items: list[msgspec.Raw]) -> tuple[list[msgspec.Raw], list[bytes], tuple[str, ...], bool]:
+    """Return the items of the fixed prefix, the units after it, and the ids of the references in those.
+
+    The last value is whether the client repeats items that one with references wouldn't repeat in full.
+    """
     if items and _shape(items[-1]).type == "compaction_trigger":
-        return [], []  # the client asks the upstream to compact
+        return [], [], (), False  # the client asks the upstream to compact
     parts = _parts.of(items)
     start = len(parts) - parts[::-1].index(_PREFIX) if _PREFIX in parts else 0
-    return items[:start], _units(items[start:], parts[start:])
+    references: tuple[str, ...] = ()
+    if _REFERENCE in parts:
+        ids = [_shape(item).id for item, part in zip(items[start:], parts[start:], strict=True) if part == _REFERENCE]
+        references = tuple(id for id in ids if isinstance(id, str))
+    return items[:start], _units(items[start:], parts[start:]), references, _REPEATED in parts
 
 
 def _units(items: Sequence[bytes], parts: Sequence[str]) -> list[bytes]:
@@ -151,7 +184,7 @@ def _units(items: Sequence[bytes], parts: Sequence[str]) -> list[bytes]:
     units: list[bytes] = []
     run: list[bytes] = []
     for item, part in zip(items, parts, strict=True):
-        if part == "assistant":
+        if part in _ASSISTANT:
             run.append(item)
             continue
         if run:
@@ -163,10 +196,17 @@ def _units(items: Sequence[bytes], parts: Sequence[str]) -> list[bytes]:
 
 
 def _part(item: bytes) -> str:
-    """Return the kind of an item, or ``_PREFIX`` if it replaces everything before it."""
+    """Return the kind of an item, or ``_PREFIX`` if it replaces everything before it.
+
+    Of the assistant's items, references are ``_REFERENCE``. Reasoning and messages with an id are ``_REPEATED``.
+    """
     shape = _shape(item)
     if isinstance(shape.type, str) and shape.type in PREFIX_TYPES:
         return _PREFIX
+    if shape.type == REFERENCE:
+        return _REFERENCE
+    if shape.type == "reasoning" or (shape.role == "assistant" and isinstance(shape.id, str)):
+        return _REPEATED if kind_by(shape.type, shape.role, shape.call_id) == "assistant" else ""
     return kind_by(shape.type, shape.role, shape.call_id)
 
 
@@ -178,4 +218,7 @@ def _shape(item: bytes) -> _Item:
 
 
 _PREFIX = "prefix"
+_REFERENCE = "reference"
+_REPEATED = "repeated"
+_ASSISTANT = frozenset({"assistant", _REFERENCE, _REPEATED})
 _parts = ByDigest(_part)

@@ -105,6 +105,9 @@ def test_nothing_of_an_entry_is_in_the_files_yet_all_can_be_listed_and_forgotten
             await store.put(tenant, "archive", "id", b"PROMPT " * 900, 60)
         assert await store.get("team:search", "summary", "KEY-1") == b"PROMPT " * 900
         assert await store.get("team:other", "summary", "KEY-1") is None
+        several = await store.get_many("team:search", "summary", ["KEY-1", "KEY-3", "KEY-9"])
+        assert several == dict.fromkeys(("KEY-1", "KEY-3"), b"PROMPT " * 900)
+        assert await store.get_many("team:other", "summary", ["KEY-1"]) == {}
         for canary in (b"PROMPT", b"team:search", b"ab" * 32, b"KEY-", b"summary", b"archive"):
             assert canary not in everything(tmp_path), canary
         found = await store.entries("summary")
@@ -213,6 +216,7 @@ def test_an_old_key_decrypts_until_upkeep_has_written_everything_anew(tmp_path: 
         assert await store.get("t", "summary", "k1") == b"old"
         assert len(await store.entries("summary")) == 51
         await store.put("t", "summary", "k1", b"new", 60)
+        assert await store.get_many("t", "summary", ["k0", "k1", "k99"]) == {"k0": b"old", "k1": b"new"}
         assert len(await store.entries("summary")) == 51
         assert await forget(store, "gone") == {"summary": 1}
         await store.maintain()

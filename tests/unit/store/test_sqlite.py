@@ -17,7 +17,7 @@ from proxy.errors import ConfigurationError
 from proxy.store import StoreFailed, open_store
 from proxy.store.file import put_aside
 from proxy.store.sealing import SealedStore
-from proxy.store.sqlite import SqliteStore
+from proxy.store.sqlite import KEYS, SqliteStore
 from proxy.store.sqlite_worker import SqliteWorker
 from tests.kit.stores import Clock, files_with, opened, with_store, write_version_0_1
 
@@ -47,6 +47,11 @@ def test_what_was_put_is_got_by_tenant_kind_and_key(tmp_path: Path, on_disk: boo
             assert await store.get(*other) is None
         await store.put("t", "summary", "k", b"two", 60)
         assert await store.get("t", "summary", "k") == b"two"
+        for n in range(3 * KEYS):
+            await store.put("t", "item", f"{n}", b"%d" % n, 60 if n % 2 else -1)
+        several = await store.get_many("t", "item", ["no", *map(str, range(2 * KEYS))])
+        assert several == {f"{n}": b"%d" % n for n in range(1, 2 * KEYS, 2)}
+        assert await store.get_many("t", "item", []) == {}
 
     run(tmp_path / "a.db" if on_disk else None, test)
 

@@ -1,0 +1,99 @@
+"""Remember the output items that pass, and resolve references to them in later requests."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from proxy.dialects.dialect import AnswerTail, ItemReader
+from proxy.errors import RequestError
+from proxy.http.decompression import unpack
+from proxy.pipeline.context import ConversationContext
+from proxy.pipeline.outcome import Outcome
+from proxy.pipeline.response_start import ResponseStart, header, is_encoded
+from proxy.pipeline.services import Services
+
+DAY = 86_400.0
+
+LARGEST = 4_000_000
+"""Bytes of a decompressed answer whose items are remembered."""
+
+INLINE_BYTES = 32_768
+"""Compressed bytes that are decompressed on the event loop. More are decompressed in a thread."""
+
+
+async def resolve_references(services: Services, context: ConversationContext) -> None:
+    """Put the items that a request refers to in its units, and the reported sizes of unknown ones."""
+    body, tenant, archive = context.body, context.caller.tenant, context.caller.policy.archive
+    if not body.references:
+        return
+    items = {} if archive is None else await services.items.recall(tenant, body.references, archive.days * DAY)
+    unknown = [id for id in body.references if id not in items]
+    size = body.size
+    body.resolve(items, services.items.sizes(tenant, unknown) if context.caller.kept else {})
+    await context.memory.more(body.size - size)
+
+
+def item_reader(
+    services: Services, context: ConversationContext, start: ResponseStart, outcome: Outcome
+) -> ItemReader | None:
+    """Return a reader that remembers the items of an answer; ``None`` if no later request can refer to them.
+
+    The proxy remembers items only if the policy keeps an archive.
+    """
+    archive = context.caller.policy.archive
+    if archive is None or outcome.verdict == "off" or start.answer.status != 200 or not context.body.may_refer:
+        return None
+    keep = partial(services.items.keep, context.caller.tenant, seconds=archive.days * DAY)
+    reader = context.dialect.item_reader(keep)
+    if reader is None or not is_encoded(start.answer):
+        return reader
+    return _Packed(reader, header(start.answer, "content-encoding"))
+
+
+class Tap:
+    """Receives the bytes of an answer before the client does."""
+
+    def __init__(self, tail: AnswerTail | None, reader: ItemReader | None) -> None:
+        self._tail = tail
+        self._reader = reader
+
+    def add(self, chunk: bytes) -> None:
+        """Add a chunk."""
+        if self._tail is not None:
+            self._tail.add(chunk)
+        if self._reader is not None:
+            self._reader.add(chunk)
+
+    async def finish(self) -> None:
+        """Read the items of a compressed answer."""
+        if isinstance(self._reader, _Packed):
+            await self._reader.finish()
+
+
+class _Packed:
+    """Collects a compressed answer, and reads its items at the end."""
+
+    def __init__(self, reader: ItemReader, encoding: str) -> None:
+        self._reader = reader
+        self._encoding = encoding
+        self._body: bytearray | None = bytearray()
+
+    def add(self, chunk: bytes) -> None:
+        if self._body is not None:
+            self._body += chunk
+            if len(self._body) > LARGEST:
+                self._body = None
+
+    async def finish(self) -> None:
+        if self._body is None:
+            return
+        body = bytes(self._body)
+        try:
+            if len(body) <= INLINE_BYTES:
+                plain = unpack(body, self._encoding, LARGEST)
+            else:
+                plain = await asyncio.to_thread(unpack, body, self._encoding, LARGEST)
+        except RequestError:  # the client's parser judges it
+            return
+        self._reader.add(plain)

@@ -1,0 +1,174 @@
+"""Item memory: output items of answers, stored for the tenant that received them.
+
+Clients of the Responses API may repeat an item as a reference to its id. With the item, the proxy can count and
+summarize such a conversation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+from cachetools import LRUCache
+
+from proxy.store.interface import Store, StoreFailed
+
+log = structlog.get_logger(__name__)
+
+KIND = "item"
+
+CACHED_BYTES = 64_000_000
+"""Maximum bytes of items in each process's memory. The least recently used ones are read from the store again."""
+
+LARGEST = 1_000_000
+"""Bytes. Larger items, such as generated images, aren't remembered."""
+
+LONGEST_ID = 200
+"""Characters. Items with longer ids aren't remembered."""
+
+PENDING_BYTES = 16_000_000
+"""Maximum bytes of items that wait to be written."""
+
+MOST_READ = 2_000
+"""Ids per request to read from the store: the newest ones."""
+
+SIZES = 50_000
+"""Sizes of unknown items in each process's memory."""
+
+DIGITS = 15
+"""The most digits of the time that begins a stored item."""
+
+CLOSING_SECONDS = 5.0
+"""Seconds to write pending items when the process ends."""
+
+_OVERHEAD = 300
+"""Bytes of memory per item in addition to its content."""
+
+_Key = tuple[str, str]
+
+
+class _Cached:
+    __slots__ = ("item", "write_again")
+
+    def __init__(self, item: bytes, write_again: float) -> None:
+        self.item = item
+        self.write_again = write_again
+
+
+class ItemMemory:
+    """Remember items in memory, and write them to the store in the background. Requests only wait for reads."""
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
+        """Use ``clock`` for seconds."""
+        self._store = store
+        self._clock = clock
+        self._cache: LRUCache[_Key, _Cached] = LRUCache(CACHED_BYTES, getsizeof=_size)
+        self._sizes: LRUCache[_Key, int] = LRUCache(SIZES)
+        self._waiting_bytes = 0
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def keep(self, tenant: str, id: str, item: bytes, seconds: float) -> None:
+        """Keep an item for at least ``seconds`` after its last use. Call this in the event loop."""
+        if len(item) > LARGEST or len(id) > LONGEST_ID or (tenant, id) in self._cache:
+            return
+        self._cache[tenant, id] = cached = _Cached(item, 0.0)
+        self._write(tenant, {id: cached}, seconds)
+
+    async def recall(self, tenant: str, ids: Sequence[str], seconds: float) -> dict[str, bytes]:
+        """Return the known items with these ids. Read those that aren't in memory from the store at once.
+
+        Items that a store keeps are written again after half of their lifetime, ``seconds``.
+        """
+        found = {id: cached for id in ids if (cached := self._cache.get((tenant, id))) is not None}
+        missing = [id for id in dict.fromkeys(ids) if id not in found and len(id) <= LONGEST_ID]
+        if missing:
+            found |= await self._read(tenant, missing[-MOST_READ:], seconds)
+        now = self._clock()
+        old = {id: cached for id, cached in found.items() if cached.write_again <= now}
+        if old:
+            self._write(tenant, old, seconds)
+        return {id: cached.item for id, cached in found.items()}
+
+    def sizes(self, tenant: str, ids: Sequence[str]) -> dict[str, int]:
+        """Return the sizes, in tokens, of unknown items, as far as upstreams have reported them."""
+        return {id: size for id in ids if (size := self._sizes.get((tenant, id))) is not None}
+
+    def note_size(self, tenant: str, ids: Sequence[str], tokens: int) -> None:
+        """Remember the size that several unknown items have together, in equal shares. It has no content."""
+        for id in ids:
+            if len(id) <= LONGEST_ID:
+                self._sizes[tenant, id] = tokens // len(ids)
+
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """Forget the items of forgotten tenants, and return those tenants. Pending writes continue."""
+        tenants = set()
+        for cache in (self._cache, self._sizes):
+            gone = [key for key in list(cache) if forgotten(key[0])]
+            tenants |= {tenant for tenant, _ in gone}
+            for key in gone:
+                cache.pop(key, None)
+        return tenants
+
+    async def drained(self, seconds: float = CLOSING_SECONDS) -> bool:
+        """Wait up to ``seconds`` for pending writes. Return whether all of them finished."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+        return not self._tasks
+
+    async def aclose(self) -> None:
+        """Finish pending writes, and drop those that take too long. The store stays open."""
+        if await self.drained():
+            return
+        log.warning("items.given_up", bytes=self._waiting_bytes)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, tenant: str, ids: Sequence[str], seconds: float) -> dict[str, _Cached]:
+        try:
+            stored = await self._store.get_many(tenant, KIND, ids)
+        except StoreFailed as failure:
+            log.warning("items.read_failed", reason=str(failure), items=len(ids))
+            return {}
+        found: dict[str, _Cached] = {}
+        for id, value in stored.items():
+            written, separator, item = value.partition(b"\n")
+            if separator and written.isdigit() and len(written) <= DIGITS:
+                self._cache[tenant, id] = found[id] = _Cached(item, int(written) + seconds / 2)
+        return found
+
+    def _write(self, tenant: str, items: Mapping[str, _Cached], seconds: float) -> None:
+        size = sum(len(cached.item) for cached in items.values())
+        if self._waiting_bytes and self._waiting_bytes + size > PENDING_BYTES:
+            log.warning("items.skipped", items=len(items), waiting_bytes=self._waiting_bytes)
+            return
+        for cached in items.values():
+            cached.write_again = self._clock() + seconds / 2
+        self._waiting_bytes += size
+        task = asyncio.get_running_loop().create_task(self._written(tenant, items, size, seconds))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _written(self, tenant: str, items: Mapping[str, _Cached], size: int, seconds: float) -> None:
+        done = 0
+        try:
+            async with self._turn:
+                for id, cached in items.items():
+                    # The time of writing says when to write the item again.
+                    await self._store.put(tenant, KIND, id, b"%d\n%b" % (self._clock(), cached.item), seconds)
+                    done += 1
+        except StoreFailed as failure:
+            # The rest would probably fail too. The next use of each item tries again.
+            log.warning("items.write_failed", reason=str(failure), items=len(items) - done)
+            for cached in list(items.values())[done:]:
+                cached.write_again = 0.0
+        finally:
+            self._waiting_bytes -= size
+
+
+def _size(cached: _Cached) -> int:
+    return len(cached.item) + _OVERHEAD

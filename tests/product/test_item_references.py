@@ -1,0 +1,201 @@
+"""Conversations whose answers the client repeats only as references, as the Vercel AI SDK does by default."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from click.testing import CliRunner
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.types import ASGIApp
+
+from proxy.cli.commands import main
+from proxy.store.items import KIND
+from proxy.store.sqlite import SqliteStore
+from tests.kit.agent_script import SYSTEM, explanation
+from tests.kit.response_items import size_of
+from tests.kit.scripted import behind, client
+from tests.kit.strict_responses import StrictResponses
+
+WINDOW = 8_000
+TURNS = 24
+MODEL = "gpt-4.1"
+PROFILE = {"context_window": WINDOW, "max_input_tokens": WINDOW, "max_output_tokens": 1_000, "tokenizer": "o200k_base"}
+UNSEEN = "an answer that the proxy has not seen"
+
+
+@dataclass
+class Session:
+    """A conversation that grows by one question and the references of its answer in each turn."""
+
+    history: list[Any] = field(default_factory=list)
+    part: int = 0
+
+    def ask(self, caller: openai.OpenAI, *, stream: bool = False, **fields: Any) -> int:
+        """Ask for the next explanation. Return the size of the prompt that the proxy counted, 0 if it didn't."""
+        self.part += 1
+        self.history.append({"role": "user", "content": f"Explain part {self.part}"})
+        request: Any = {"model": MODEL, "instructions": SYSTEM, "input": self.history, **fields}
+        raw = caller.responses.with_raw_response.create(stream=stream, **request)
+        counted = int(raw.headers.get("x-compaction-tokens-before", 0))
+        parsed = raw.parse()
+        if stream:
+            *_, last = parsed
+            parsed = last.response
+        assert parsed.output_text == explanation(self.part)
+        self.history += [{"type": "item_reference", "id": item.id} for item in parsed.output]
+        return counted
+
+
+def actual(upstream: StrictResponses, session: Session) -> int:
+    """Return the stand-in's size of the newest prompt before compaction."""
+    sent = session.history[:-2]  # the references of its answer come after it
+    items = [upstream.stored(item["id"]) if item.get("type") == "item_reference" else item for item in sent]
+    return size_of({"instructions": SYSTEM}, items)
+
+
+def within(counted: int, expected: int) -> bool:
+    return abs(counted - expected) <= 0.1 * expected
+
+
+def asked_for_summaries(upstream: StrictResponses) -> str:
+    return json.dumps([received.body for received in upstream.chat.summaries])
+
+
+def seen_by(upstream: StrictResponses) -> Iterator[str]:
+    for received in upstream.requests:
+        yield json.dumps(received.body)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_referenced_answers_are_counted_and_summarized(tmp_path: Path, compressed: bool) -> None:
+    upstream = StrictResponses(WINDOW)
+    app: ASGIApp = GZipMiddleware(upstream.app, minimum_size=10) if compressed else upstream.app
+    session = Session()
+    counts = []
+    with behind(app, tmp_path, profile=PROFILE) as url, client(url) as caller:
+        for turn in range(TURNS):
+            counted = session.ask(caller, stream=turn % 2 == 1)
+            counts.append((counted, actual(upstream, session)))
+    assert upstream.faults == []
+    assert upstream.refused == []
+    counted = [pair for pair in counts if pair[0]]
+    assert len(counted) > TURNS / 2
+    assert [pair for pair in counted if not within(*pair)] == []
+    asked = asked_for_summaries(upstream)
+    assert len(upstream.chat.summaries) >= 2
+    for part in range(1, 6):
+        assert explanation(part)[:80] in asked
+    assert UNSEEN not in asked
+    last = upstream.conversations[-1].body["input"]
+    assert all(UNSEEN not in text for text in seen_by(upstream))
+    # The kept answers are still the client's references, or the items without their reasoning.
+    references = [item for item in last if item.get("type") == "item_reference"]
+    assert references
+    assert all(reference in session.history for reference in references)
+
+
+def test_reasoning_before_a_checkpoint_goes_and_its_answer_takes_the_place_of_the_reference(tmp_path: Path) -> None:
+    upstream = StrictResponses(WINDOW)
+    session = Session()
+    with behind(upstream.app, tmp_path, profile=PROFILE) as url, client(url) as caller:
+        for _ in range(TURNS):
+            session.ask(caller)
+    written_out = [
+        item
+        for received in upstream.conversations
+        for item in received.body["input"]
+        if item.get("role") == "assistant"
+    ]
+    assert written_out, "a checkpoint keeps an older answer"
+    for item in written_out:
+        assert "id" not in item
+        assert item["content"][0]["text"].startswith("Part ")
+    assert upstream.faults == []
+
+
+def test_another_process_reads_the_answers_from_the_store(tmp_path: Path) -> None:
+    upstream = StrictResponses(WINDOW)
+    session = Session()
+    store = {"url": f"sqlite:///{tmp_path}/items.db"}
+    for turns in (4, 4):
+        with behind(upstream.app, tmp_path, profile=PROFILE, store=store) as url, client(url) as caller:
+            for _ in range(turns):
+                counted = session.ask(caller)
+    assert within(counted, actual(upstream, session))
+
+
+def test_another_tenant_gets_nothing_of_them(tmp_path: Path) -> None:
+    upstream = StrictResponses(50_000)
+    session = Session()
+    with behind(upstream.app, tmp_path, profile=PROFILE, auth={"mode": "open"}) as url:
+        with client(url) as caller:
+            for _ in range(6):
+                session.ask(caller)
+            own = session.ask(caller)
+        with client(url, "sk-other") as other:
+            assert session.ask(other) < own / 4
+
+
+def test_without_an_archive_no_item_is_stored_and_the_reported_usage_counts(tmp_path: Path) -> None:
+    upstream = StrictResponses(WINDOW)
+    session = Session()
+    counts = []
+    store = {"url": f"sqlite:///{tmp_path}/items.db"}
+    policy = {"archive": None}
+    with behind(upstream.app, tmp_path, profile=PROFILE, policy=policy, store=store) as url, client(url) as caller:
+        for _ in range(TURNS):
+            counted = session.ask(caller)
+            counts.append((counted, actual(upstream, session)))
+    assert upstream.faults == []
+    assert len(upstream.refused) <= 1
+    # The newest answer has no size until the response to the request that refers to it.
+    newest = size_of({}, [upstream.stored(session.history[-1]["id"])])
+    assert all(actual * 0.9 - newest <= counted <= actual * 1.1 for counted, actual in counts[8:])
+    assert UNSEEN in asked_for_summaries(upstream)
+    assert stored_items(tmp_path / "items.db") == 0
+    assert b"is explained here" not in (tmp_path / "items.db").read_bytes()
+
+
+def test_clients_that_store_nothing_or_repeat_answers_in_full_leave_no_items(tmp_path: Path) -> None:
+    upstream = StrictResponses(WINDOW)
+    store = {"url": f"sqlite:///{tmp_path}/items.db"}
+    with behind(upstream.app, tmp_path, profile=PROFILE, store=store) as url, client(url) as caller:
+        caller.responses.create(model=MODEL, input="Explain part 1", store=False)
+        first = caller.responses.create(model=MODEL, input="Explain part 2")
+        repeated = [item.model_dump(mode="json", exclude_unset=True) for item in first.output]
+        question = {"role": "user", "content": "Explain part 3"}
+        caller.responses.create(model=MODEL, input=[{"role": "user", "content": "Explain part 2"}, *repeated, question])
+    assert stored_items(tmp_path / "items.db") == 2, "only those of the second answer, which may be referred to"
+
+
+def test_forgetting_a_caller_removes_its_items(tmp_path: Path) -> None:
+    upstream = StrictResponses(WINDOW)
+    key = base64.b64encode(b"k" * 32).decode()
+    store = {"url": f"sqlite:///{tmp_path}/items.db", "encryption": {"key": key}}
+    with behind(upstream.app, tmp_path, profile=PROFILE, store=store) as url, client(url) as caller:
+        Session().ask(caller)
+    assert b"is explained here" not in (tmp_path / "items.db").read_bytes()
+    tenant = hashlib.sha256(b"sk-client").hexdigest()
+    done = CliRunner().invoke(main, ["forget", "--key-sha256", tenant, "--config", str(tmp_path / "config.yaml")])
+    assert done.exit_code == 0, done.output
+    assert "item: 2 entries removed" in done.output
+
+
+def stored_items(path: Path) -> int:
+    async def count() -> int:
+        store = SqliteStore(path)
+        try:
+            return len(await store.entries(KIND))
+        finally:
+            await store.aclose()
+
+    return asyncio.run(count())

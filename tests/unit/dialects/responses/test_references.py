@@ -1,0 +1,92 @@
+"""Items take the place of references, and references that of unchanged items."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from proxy.dialects.responses.counting import Counter
+from proxy.dialects.responses.request import parse
+from proxy.limits.profiles.profile import Profile
+from tests.unit.dialects.responses.test_request import CALL, MESSAGE, OUTPUT, REASONING, USER
+
+COUNTER = Counter(Profile("gpt-5"))
+FORMAT = COUNTER.format
+SEARCH = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"query": "news"}}
+
+
+def reference(id: str) -> dict[str, Any]:
+    return {"type": "item_reference", "id": id}
+
+
+def raw(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+ITEMS = {item["id"]: raw(item) for item in (REASONING, MESSAGE, CALL, SEARCH)}
+REFERENCES = raw({"model": "gpt-5", "input": [USER, reference("rs_1"), reference("msg_1"), CALL, OUTPUT, USER]})
+
+
+def test_units_have_the_items_and_the_body_the_references() -> None:
+    body = parse(REFERENCES)
+    assert (list(body.references), body.hidden) == (["rs_1", "msg_1"], float("inf"))
+    before = body.size
+    body.resolve(ITEMS, {})
+    assert json.loads(body.units[1]) == [REASONING, MESSAGE, CALL]
+    assert len(ITEMS["rs_1"] + ITEMS["msg_1"]) == body.hidden == body.size - before
+    assert FORMAT.text(body.units[1]) == "ok"
+    assert body.rewritten() is body.raw
+    assert json.loads(body.rewritten(units=body.units[1:]))["input"] == json.loads(REFERENCES)["input"][1:]
+    spaced = b'{"model":"gpt-5","input":[{ "id":"msg_1",  "type":"item_reference" }]}'
+    body = parse(spaced)
+    body.resolve(ITEMS, {})
+    assert body.rewritten(units=body.units) == spaced
+
+
+def test_without_reasoning_the_items_take_the_place_of_their_references() -> None:
+    body = parse(REFERENCES)
+    body.resolve(ITEMS, {})
+    units = [*body.units[:1], FORMAT.without_reasoning(body.units[1]), *body.units[2:]]
+    sent = json.loads(body.rewritten(units=units))["input"]
+    bare = [{name: value for name, value in item.items() if name not in ("id", "status")} for item in (MESSAGE, CALL)]
+    assert sent == [USER, *bare, OUTPUT, USER]
+
+
+def test_a_run_with_a_hosted_call_or_an_unknown_item_keeps_its_references() -> None:
+    for id in ("ws_1", "msg_9"):
+        body = parse(raw({"input": [reference("rs_1"), reference(id), reference("msg_1")]}))
+        body.resolve(ITEMS, {"msg_9": 50})
+        assert FORMAT.without_reasoning(body.units[0]) is body.units[0]
+        assert json.loads(body.rewritten(units=body.units)) == json.loads(body.raw)
+
+
+def test_an_unknown_item_counts_with_its_reported_size() -> None:
+    body = parse(raw({"input": [USER, reference("msg_8"), reference("msg_9")]}))
+    body.resolve({}, {"msg_8": 700})
+    assert body.hidden == float("inf")
+    assert body.unsized(body.units) == ["msg_9"]
+    tokens = FORMAT.read(body.units[1]).tokens
+    assert tokens == FORMAT.read(raw([reference("msg_8"), reference("msg_9")])).tokens + 700
+    assert json.loads(body.rewritten(units=body.units)) == json.loads(body.raw)
+    assert FORMAT.text(body.units[1]).count("[an answer that the proxy has not seen]") == 2
+    body = parse(raw({"input": [USER, reference("msg_8")]}))
+    body.resolve({}, {"msg_8": 700})
+    assert 700 < body.hidden < 800
+    assert body.unsized(body.units) == []
+
+
+def test_a_reference_to_an_output_stays() -> None:
+    body = parse(raw({"input": [USER, reference("fco_1"), USER]}))
+    body.resolve({"fco_1": raw(OUTPUT)}, {})
+    assert json.loads(bytes(body.units[1])) == reference("fco_1")
+    assert body.hidden == float("inf")
+
+
+def test_only_clients_that_may_use_references_have_their_answers_remembered() -> None:
+    stored: list[Any] = ["hi", [USER], [USER, CALL, OUTPUT], [USER, reference("msg_1"), REASONING, MESSAGE, USER]]
+    stored.append([USER, {"role": "assistant", "content": "ok"}, USER])
+    for given in stored:
+        assert parse(raw({"input": given})).may_refer
+        assert not parse(raw({"input": given, "store": False})).may_refer
+    for given in ([USER, MESSAGE, USER], [USER, REASONING, CALL, OUTPUT]):
+        assert not parse(raw({"input": given})).may_refer

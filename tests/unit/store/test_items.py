@@ -1,0 +1,174 @@
+"""Test that items are remembered within bounds, written in the background, and read at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from proxy.store import StoreFailed
+from proxy.store import items as module
+from proxy.store.items import KIND, LARGEST, LONGEST_ID, ItemMemory
+from proxy.store.sqlite import SqliteStore
+from tests.kit.stores import Clock
+
+MONTH = 30 * 86_400.0
+
+
+class Watched(SqliteStore):
+    """A store in memory that records reads and writes, and can fail."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(None, clock=clock)
+        self.read: list[Sequence[str]] = []
+        self.written: list[str] = []
+        self.fails = False
+
+    async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
+        self.read.append(keys)
+        if self.fails:
+            raise StoreFailed("disk full")
+        return await super().get_many(tenant, kind, keys)
+
+    async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> None:
+        if self.fails:
+            raise StoreFailed("disk full")
+        self.written.append(key)
+        await super().put(tenant, kind, key, value, seconds, codec)
+
+
+def run(test: Callable[[Watched, Clock], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        clock = Clock(1_000_000.0)
+        store = Watched(clock)
+        try:
+            await test(store, clock)
+        finally:
+            await store.aclose()
+
+    asyncio.run(whole())
+
+
+def test_a_process_keeps_items_in_memory_and_others_read_all_at_once() -> None:
+    async def test(store: Watched, clock: Clock) -> None:
+        first, second = ItemMemory(store, clock), ItemMemory(store, clock)
+        for n in range(3):
+            first.keep("a", f"msg_{n}", b"item %d" % n, MONTH)
+        assert await first.recall("a", ["msg_0", "msg_2"], MONTH) == {"msg_0": b"item 0", "msg_2": b"item 2"}
+        assert store.read == []
+        assert await first.drained()
+        found = await second.recall("a", ["msg_0", "msg_1", "msg_9"], MONTH)
+        assert found == {"msg_0": b"item 0", "msg_1": b"item 1"}
+        assert store.read == [["msg_0", "msg_1", "msg_9"]]
+        assert await second.recall("b", ["msg_0"], MONTH) == {}
+        assert await second.recall("a", ["msg_0", "msg_1"], MONTH) == {"msg_0": b"item 0", "msg_1": b"item 1"}
+        assert len(store.read) == 2, "the second time they are in memory"
+
+    run(test)
+
+
+def test_an_item_in_use_is_written_again_after_half_of_its_lifetime() -> None:
+    async def test(store: Watched, clock: Clock) -> None:
+        memory = ItemMemory(store, clock)
+        memory.keep("a", "msg_0", b"item", MONTH)
+        memory.keep("a", "msg_0", b"another", MONTH)
+        await memory.recall("a", ["msg_0"], MONTH)
+        assert await memory.drained()
+        assert store.written == ["msg_0"]
+        clock.now += 0.6 * MONTH
+        other = ItemMemory(store, clock)
+        assert await other.recall("a", ["msg_0"], MONTH) == {"msg_0": b"item"}
+        assert await other.drained()
+        assert store.written == ["msg_0", "msg_0"]
+        clock.now += 0.6 * MONTH
+        assert await ItemMemory(store, clock).recall("a", ["msg_0"], MONTH) == {"msg_0": b"item"}
+        clock.now += 1.1 * MONTH
+        assert await ItemMemory(store, clock).recall("a", ["msg_0"], MONTH) == {}
+
+    run(test)
+
+
+def test_a_store_that_fails_leaves_the_items_in_memory_and_the_next_use_writes_them() -> None:
+    async def test(store: Watched, clock: Clock) -> None:
+        memory = ItemMemory(store, clock)
+        store.fails = True
+        memory.keep("a", "msg_0", b"item", MONTH)
+        assert await memory.drained()
+        assert await memory.recall("a", ["msg_0", "msg_1"], MONTH) == {"msg_0": b"item"}
+        assert await memory.drained()
+        store.fails = False
+        await memory.recall("a", ["msg_0"], MONTH)
+        await memory.aclose()
+        assert store.written == ["msg_0"]
+
+    run(test)
+
+
+def test_large_items_and_long_ids_are_not_kept_and_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CACHED_BYTES", 3_000_000)
+
+    async def test(store: Watched, clock: Clock) -> None:
+        memory = ItemMemory(store, clock)
+        memory.keep("a", "large", b"x" * (LARGEST + 1), MONTH)
+        memory.keep("a", "i" * (LONGEST_ID + 1), b"x", MONTH)
+        assert await memory.recall("a", ["large", "i" * (LONGEST_ID + 1)], MONTH) == {}
+        for n in range(8):
+            memory.keep("a", f"msg_{n}", b"x" * 900_000, MONTH)
+            assert await memory.drained()
+        store.read.clear()
+        assert len(await memory.recall("a", [f"msg_{n}" for n in range(8)], MONTH)) == 8
+        assert store.read == [[f"msg_{n}" for n in range(5)]], "three are in memory"
+
+    run(test)
+
+
+def test_too_many_pending_items_are_written_at_their_next_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PENDING_BYTES", 1_000)
+
+    async def test(store: Watched, clock: Clock) -> None:
+        memory = ItemMemory(store, clock)
+        memory.keep("a", "msg_0", b"x" * 900, MONTH)
+        memory.keep("a", "msg_1", b"x" * 900, MONTH)
+        assert await memory.drained()
+        assert store.written == ["msg_0"]
+        await memory.recall("a", ["msg_0", "msg_1"], MONTH)
+        assert await memory.drained()
+        assert store.written == ["msg_0", "msg_1"]
+
+    run(test)
+
+
+def test_sizes_of_unknown_items_are_shared_equally() -> None:
+    async def test(store: Watched, clock: Clock) -> None:
+        memory = ItemMemory(store, clock)
+        memory.note_size("a", ["msg_0", "msg_1"], 201)
+        assert memory.sizes("a", ["msg_0", "msg_1", "msg_2"]) == {"msg_0": 100, "msg_1": 100}
+        assert memory.sizes("b", ["msg_0"]) == {}
+
+    run(test)
+
+
+def test_forgetting_a_tenant_drops_its_items_and_sizes() -> None:
+    async def test(store: Watched, clock: Clock) -> None:
+        memory = ItemMemory(store, clock)
+        memory.keep("a", "msg_0", b"item", MONTH)
+        memory.keep("b", "msg_0", b"item", MONTH)
+        memory.note_size("c", ["msg_1"], 10)
+        assert await memory.drained()
+        assert memory.forget(lambda tenant: tenant != "b") == {"a", "c"}
+        await store.delete("a", KIND, "msg_0")
+        assert await memory.recall("a", ["msg_0"], MONTH) == {}
+        assert memory.sizes("c", ["msg_1"]) == {}
+        assert await memory.recall("b", ["msg_0"], MONTH) == {"msg_0": b"item"}
+
+    run(test)
+
+
+@pytest.mark.parametrize("value", [b"", b"no time", b"x\nitem", b"9" * 5_000 + b"\nitem"])
+def test_a_damaged_entry_is_unknown(value: bytes) -> None:
+    async def test(store: Watched, clock: Clock) -> None:
+        await store.put("a", KIND, "msg_0", value, MONTH)
+        assert await ItemMemory(store, clock).recall("a", ["msg_0"], MONTH) == {}
+
+    run(test)
