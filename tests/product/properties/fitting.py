@@ -268,6 +268,7 @@ class Sessions:
         scope, counter = {"type": "http", "headers": []}, service.measures.counter(profile, CHAT)
         return ConversationContext(
             id="",
+            memory=service.bodies.lease(),
             dialect=CHAT,
             started=0.0,
             configuration=configuration,
