@@ -83,10 +83,10 @@ def proxies(folders: Callable[[], Path]) -> Iterator[StartProxy]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _plain_environment() -> Iterator[None]:
-    """No proxy, key or address of the machine's own gets into a test."""
+    """Remove the machine's own proxies, keys, addresses, and certificates from the environment of all tests."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
-            if name.upper().endswith("_PROXY") or name.upper().startswith(("OPENAI_", "ANTHROPIC_")):
+            if name.upper().endswith("_PROXY") or name.upper().startswith(("OPENAI_", "ANTHROPIC_", "SSL_CERT_")):
                 patch.delenv(name)
         yield
 
