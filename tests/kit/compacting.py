@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from proxy.compaction.fit import fit
 from proxy.compaction.format import Format
 from proxy.compaction.groups import head_length
+from proxy.compaction.identifiers import Artefacts
 from proxy.compaction.pins import Pins
 from proxy.compaction.planning import Plan, make_plan
 from proxy.compaction.pressure import COMMA, SEPARATOR, UNBOUNDED, Bounds
@@ -113,6 +114,20 @@ def summary_text(dropped: Sequence[Turn]) -> str:
     return f"{len(dropped)} messages went by; the last had {dropped[-1].facts.tokens} tokens."
 
 
+_COLLECTED: dict[tuple[type[Format], tuple[bytes, ...]], Artefacts] = {}
+
+
+def _identifiers(dropped: Sequence[Turn], format: Format) -> Artefacts:
+    """Collect the identifiers of the same messages once, as the proxy does. A growing conversation repeats them."""
+    key = type(format), tuple(bytes(turn.raw) for turn in dropped)
+    found = _COLLECTED.get(key)
+    if found is None:
+        if len(_COLLECTED) > 100:
+            _COLLECTED.clear()
+        found = _COLLECTED[key] = collect_identifiers(dropped, None, format)
+    return found
+
+
 def send(
     turns: Sequence[Turn],
     policy: Rules,
@@ -139,7 +154,7 @@ def send(
         apart = {*plan.pinned, plan.current_user_message.get(plan.cut, -1)}
         quoted = [turn for index, turn in enumerate(dropped) if index not in apart]
         kept = "0123456789abcdef0123" if policy.archive else None
-        parts = SummaryParts(quoted, collect_identifiers(dropped, None, format), summary(dropped), kept)
+        parts = SummaryParts(quoted, _identifiers(dropped, format), summary(dropped), kept)
         raw = summary_message(parts, plan.limits_at(plan.cut), policy, format)
         piece = OutgoingMessage(raw, format.tokens(raw), None)
     rendered: RenderedConversation = render(turns, head, plan, policy, piece, format)

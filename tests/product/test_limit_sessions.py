@@ -23,6 +23,9 @@ CASES = [
     for place, part in enumerate(PARTS)
 ]
 """One limit for each wording, so that four wordings test each limit. ``--full`` runs all combinations."""
+EACH = 200
+"""Tokens of new text in each turn of two conversations at a time."""
+
 UNTOLD = "llama.cpp without figures"
 
 LARGE = 7_700
@@ -93,11 +96,11 @@ def test_each_credential_learns_for_itself(wording: str, tmp_path: Path) -> None
         conversation(running, "m", "sk-one", (True,)) as one,
         conversation(running, "m", "sk-another", (True,)) as another,
     ):
-        one.go_on(50)
+        one.go_on(24, EACH)
         assert (one.refused, another.refused) == (1, 0)
-        for _ in range(90):
-            one.go_on(1)
-            another.go_on(1)
+        for _ in range(40):
+            one.go_on(1, EACH)
+            another.go_on(1, EACH)
         assert (one.refused, another.refused) == (1, 1)
         assert (one.retries, another.retries) == (1, 1)
         assert one.summaries + another.summaries >= 2
