@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Literal
 from urllib.parse import quote
 
 import msgspec
@@ -12,11 +11,9 @@ import structlog
 from msgspec.structs import replace
 from starlette.types import Scope
 
-from proxy.access.authenticator import Caller
 from proxy.dialects.dialect import Dialect
-from proxy.errors import BadBody, ConfigurationError, UpstreamTimeout
+from proxy.errors import ConfigurationError, UpstreamTimeout
 from proxy.http.headers import VIA, for_upstream
-from proxy.http.request_body import header
 from proxy.overflow import Overflow
 from proxy.overflow.silent import empty_stream
 from proxy.pipeline.budget import TokenBudget, TokenBudgets, leaves_no_prompt, smaller_input
@@ -24,10 +21,10 @@ from proxy.pipeline.context import ConversationContext, conversation_key
 from proxy.pipeline.item_references import resolve_references
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Outcome
-from proxy.pipeline.refusal import add_sizes, advice
+from proxy.pipeline.refusal import add_sizes, advice, refuses_reasoning
+from proxy.pipeline.request_mode import compacts_itself, mode_of
 from proxy.pipeline.response_start import Asked, ResponseStart, read_start
 from proxy.pipeline.rules import bounds_of, rules_for
-from proxy.pipeline.sent_prompts import SentPrompts, refuses_reasoning
 from proxy.pipeline.services import Services
 from proxy.pipeline.state_recovery import recovered
 from proxy.pipeline.summary_models import summary_models
@@ -43,11 +40,6 @@ STATE_STEP = "server_state"
 """The step of a request whose history was compacted by the upstream that keeps it."""
 
 OUTPUT_PART = "output asked for (max_tokens)"
-
-_COMPACTING_AGENTS = ("claude-cli", "claude-code", "codex")
-"""The beginnings of user agents of clients that compact their own conversations."""
-
-Mode = Literal["enforce", "shadow", "off"]
 
 
 class Attempt(msgspec.Struct, eq=False, frozen=True):
@@ -85,7 +77,7 @@ class Attempts:
     def __init__(self, services: Services, budgets: TokenBudgets) -> None:
         self._services = services
         self._budgets = budgets
-        self._sent_prompts = SentPrompts()
+        self._sent_prompts = services.sent_prompts
 
     async def run(self, context: ConversationContext) -> tuple[ResponseStart, Outcome]:
         """Send a request, compacted if needed. After an overflow, compact it to a smaller budget and retry.
@@ -135,10 +127,8 @@ class Attempts:
             self._succeeded(context, outcome)
             return ACCEPT
         overflow = start.overflow or await self._silent_overflow(context, attempt, start)
-        if await refuses_reasoning(context, outcome, start):
-            self._sent_prompts.expire(conversation_key(context), len(context.body.units))
-            stripped = replace(case, stale_reasoning=len(context.body.units))
-            return Retry(await self.prepare(context, attempt.budget, stripped, may_ask=False))
+        if await refuses_reasoning(context, start) and await self._changed_prompt(context, outcome):
+            return Retry(await self._without_reasoning(context, attempt))
         if _ended_early(context, case, start, overflow):
             context.repeated = True
             return Retry(attempt)
@@ -160,7 +150,24 @@ class Attempts:
     def _succeeded(self, context: ConversationContext, outcome: Outcome) -> None:
         self._budgets.succeeded(context)
         if context.counter is not None and context.counter.format.binds_reasoning == "always":
-            self._sent_prompts.sent(conversation_key(context), outcome.prompt)
+            key, changed = conversation_key(context), outcome.messages is not None
+            self._sent_prompts.sent(key, len(context.body.units), outcome.prompt, changed=changed)
+
+    async def _changed_prompt(self, context: ConversationContext, outcome: Outcome) -> bool:
+        """Return whether the proxy changed this prompt, or the one before. Otherwise the client caused a refusal."""
+        if outcome.messages is None:
+            await self._sent_prompts.recall(conversation_key(context))
+        return outcome.messages is not None or self._sent_prompts.changed(conversation_key(context))
+
+    async def _without_reasoning(self, context: ConversationContext, attempt: Attempt) -> Attempt:
+        """Return an attempt without the reasoning that an upstream refused."""
+        context.stripped = True
+        self._sent_prompts.expire(conversation_key(context), len(context.body.units))
+        case = replace(attempt.case, stale_reasoning=len(context.body.units))
+        stripped = await self.prepare(context, attempt.budget, case, may_ask=False)
+        if stripped.outcome.messages is None:
+            stripped = replace(stripped, outcome=await self._services.compactor.without_reasoning(case))
+        return stripped
 
     async def _continued(self, context: ConversationContext, attempt: Attempt) -> Decision:
         """Retry once with a history that the upstream has compacted."""
@@ -202,7 +209,7 @@ class Attempts:
         try:
             untouched = self._services.compactor.untouched(case)
             outcome = untouched or await self._in_time(context, case, may_ask=may_ask)
-            if outcome.messages is not None and (stale := self._newly_stale(context, outcome)):
+            if outcome.messages is not None and (stale := await self._newly_stale(context, case, outcome)):
                 outcome = await self._in_time(context, replace(case, stale_reasoning=stale), may_ask=may_ask)
             output = await self._budgets.output(budget, case, outcome)
             outcome = outcome if output is None else replace(outcome, output=output)
@@ -284,13 +291,19 @@ class Attempts:
         after = attempt.outcome.after
         return None if attempt.outcome.messages is None or after is None or after >= sent else attempt
 
-    def _newly_stale(self, context: ConversationContext, outcome: Outcome) -> int:
-        """Return the number of messages whose reasoning just became invalid, because the prompt before them changed."""
-        key = conversation_key(context)
-        if outcome.prompt is None or self._sent_prompts.continues(key, outcome.prompt):
+    async def _newly_stale(self, context: ConversationContext, case: CompactionInput, outcome: Outcome) -> int:
+        """Return the number of messages whose reasoning is invalid, because the prompt before them changed.
+
+        0 if the outcome has none of it.
+        """
+        if outcome.prompt is None:
             return 0
-        self._sent_prompts.expire(key, len(context.body.units))
-        return len(context.body.units)
+        key = conversation_key(context)
+        await self._sent_prompts.recall(key, outcome.prompt)
+        if not self._sent_prompts.continues(key, outcome.prompt):
+            self._sent_prompts.expire(key, len(context.body.units))
+        stale = self._sent_prompts.stale(key)
+        return stale if stale > case.stale_reasoning else 0
 
     def _stale_after(self, context: ConversationContext, case: CompactionInput) -> int:
         """Return the units whose reasoning is invalid after a change that the conversation alone doesn't explain."""
@@ -338,14 +351,6 @@ class Attempts:
             raise
 
 
-def compacts_itself(context: ConversationContext) -> bool:
-    """Return whether the client compacts its conversations, and the policy leaves it to the client."""
-    if context.dialect.path == CHAT_PATH or context.caller.policy.self_compacting != "late":
-        return False
-    agent = (header(context.scope, b"user-agent") or "").lower()
-    return agent.startswith(_COMPACTING_AGENTS)
-
-
 def _ended_early(
     context: ConversationContext, case: CompactionInput, start: ResponseStart, overflow: Overflow | None
 ) -> bool:
@@ -372,20 +377,3 @@ def client_query(scope: Scope, dialect: Dialect) -> str:
     if dialect.path == CHAT_PATH or not scope["query_string"]:
         return ""
     return quote(scope["query_string"], safe="/?:@!$&'()*+,;=%-._~")
-
-
-def mode_of(scope: Scope, caller: Caller) -> Mode:
-    """Return the policy's mode, or the mode in the request header ``x-compaction`` if the policy allows the header.
-
-    The header can only restrict the policy: from ``enforce`` to ``shadow``, and from any mode to ``off``. Raises
-    ``BadBody`` for any other value.
-    """
-    policy = caller.policy
-    asked = (header(scope, b"x-compaction") or "").strip().lower()
-    if not asked or not policy.allow_header:
-        return policy.mode
-    if asked == "off":
-        return "off"
-    if asked == "shadow":
-        return "off" if policy.mode == "off" else "shadow"
-    raise BadBody("The header x-compaction takes 'off' or 'shadow'. Correct it, or leave it out.")

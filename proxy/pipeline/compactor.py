@@ -27,7 +27,7 @@ from proxy.pipeline.job import (
     planned,
     tokens_at_most,
 )
-from proxy.pipeline.outcome import Explanation, Forecast, Outcome
+from proxy.pipeline.outcome import Explanation, Forecast, Outcome, Prompt
 from proxy.pipeline.summaries import CheckpointSummaries
 from proxy.store.archive import Archive, Removed
 from proxy.summary.store import Summaries
@@ -83,6 +83,23 @@ class Compactor:
             forecast = await self._facts.run_if(len(turns) > MANY, lambda: _forecast(work))
             return replace(outcome, forecast=forecast)
         return await self._carry_out(work, outcome, may_ask=may_ask)
+
+    async def without_reasoning(self, case: CompactionInput) -> Outcome:
+        """Return the messages without the reasoning in the first ``stale_reasoning`` ones, and otherwise unchanged."""
+        turns, fixed, before = await self._measure(case)
+        format, stale = case.counter.format, case.stale_reasoning
+        kept = [
+            format.without_reasoning(turn.raw) if index < stale and turn.facts.kind == "assistant" else turn.raw
+            for index, turn in enumerate(turns)
+        ]
+        sent = await self._facts.turns([raw for raw in kept if raw], case.counter, case.tenant)
+        return Outcome(
+            "compacted",
+            messages=[turn.raw for turn in sent],
+            before=before,
+            after=fixed + sum(turn.facts.tokens for turn in sent),
+            prompt=replace(_prompt(turns), digests=tuple(turn.facts.digest for turn in sent)),
+        )
 
     async def explain(self, case: CompactionInput) -> Explanation:
         """Return the effect of compaction on a request. Don't send anything or call a model."""
@@ -144,9 +161,10 @@ class Compactor:
         if rendered is not None:
             self._keep(work, rendered)
         case = work.case
-        if outcome.messages is not None and case.counter.format.binds_reasoning == "always":
+        if outcome.messages is not None and outcome.prompt is not None:
             sent = await self._facts.turns(outcome.messages, case.counter, case.tenant)
-            outcome = replace(outcome, prompt=tuple(turn.facts.digest for turn in sent))
+            prompt = replace(outcome.prompt, digests=tuple(turn.facts.digest for turn in sent))
+            outcome = replace(outcome, prompt=prompt)
         return outcome
 
     def _finished(
@@ -209,13 +227,18 @@ def _judged(
         after=before,
         estimated=estimated,
         sizes=(fixed, [turn.facts.tokens for turn in turns]),
-        prompt=tuple(turn.facts.digest for turn in turns) if bound else None,
+        prompt=_prompt(turns) if bound else None,
     )
     case = within_hope(case, turns)
     if not turns or not _reached(case, before, len(turns)):
         return case, outcome, False
     # If the request can't fit, the proxy sends it unchanged and the upstream decides.
     return case, outcome, not hopeless(case, turns, fixed)
+
+
+def _prompt(turns: Sequence[Turn]) -> Prompt:
+    answers = tuple(index for index, turn in enumerate(turns) if turn.facts.kind == "assistant")
+    return Prompt(tuple(turn.facts.digest for turn in turns), answers)
 
 
 def _reached(case: CompactionInput, tokens: int, messages: int) -> bool:

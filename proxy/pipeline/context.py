@@ -6,6 +6,7 @@ import asyncio
 import os
 
 import msgspec
+import xxhash
 from starlette.types import Scope
 
 from proxy.access.authenticator import Caller
@@ -93,7 +94,8 @@ class ConversationContext(RequestContext):
         return self.route.upstream, self.route.model, self.caller.tenant
 
 
-def conversation_key(context: ConversationContext) -> int:
-    """Return a hash that all turns of a conversation share."""
-    units = tuple(bytes(unit) for unit in context.body.units[:2])
-    return hash((context.place, units))
+def conversation_key(context: ConversationContext) -> tuple[str, str]:
+    """Return the tenant, and a digest that all turns of a conversation share."""
+    upstream, model, tenant = context.place
+    first = (bytes(unit) for unit in context.body.units[:2])
+    return tenant, xxhash.xxh3_128_hexdigest(b"\0".join((upstream.encode(), model.encode(), *first)))

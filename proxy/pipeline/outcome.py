@@ -21,6 +21,13 @@ class Forecast(msgspec.Struct, frozen=True):
     steps: tuple[str, ...]
 
 
+class Prompt(msgspec.Struct, eq=False, frozen=True):
+    """The digests of the messages to send, without reasoning, and the places of answers in the client's request."""
+
+    digests: tuple[bytes, ...]
+    answers: tuple[int, ...]
+
+
 class Outcome(msgspec.Struct, eq=False, frozen=True):
     """The result of a request's compaction: the messages to send (``None``: unchanged), and figures to report.
 
@@ -29,7 +36,7 @@ class Outcome(msgspec.Struct, eq=False, frozen=True):
     requested one doesn't fit. ``estimated`` is true if the original request has images or audio, so that ``before``
     contains an estimate, and ``None`` if unknown. ``sizes`` is the tokens of tools and framing, and those of each
     message of the original request, or ``None`` if the proxy didn't count them. ``forecast`` is set in shadow mode.
-    ``prompt`` is the digests of the messages to send, if it matters for reasoning that is bound to them.
+    ``prompt`` is set if it matters for reasoning that is bound to the messages to send.
     """
 
     verdict: Verdict
@@ -44,7 +51,7 @@ class Outcome(msgspec.Struct, eq=False, frozen=True):
     parts: Mapping[str, int] = msgspec.field(default_factory=dict)
     sizes: tuple[int, list[int]] | None = None
     forecast: Forecast | None = None
-    prompt: tuple[bytes, ...] | None = None
+    prompt: Prompt | None = None
 
 
 @dataclass(frozen=True, slots=True)

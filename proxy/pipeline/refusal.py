@@ -1,4 +1,4 @@
-"""Add the sizes of a request's parts to the upstream's refusal of it."""
+"""Read an upstream's refusal, and add the sizes of the request's parts to it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,21 @@ from collections.abc import Mapping
 import msgspec
 
 from proxy.overflow.error_message import message_site
+from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.response_start import ResponseStart, readable
+
+_BOUND_ELSEWHERE = (b"bound to a different conversation", b"Invalid `signature`")
+"""Anthropic's wordings for a thinking block whose prefix changed; platform.claude.com, "Preserved thinking"."""
+
+
+async def refuses_reasoning(context: ConversationContext, start: ResponseStart) -> bool:
+    """Return whether the upstream refused signed reasoning, and the proxy hasn't retried without it yet."""
+    if start.answer.status != 400 or context.stripped:
+        return False
+    if context.counter is None or context.counter.format.binds_reasoning == "never":
+        return False
+    shown = await readable(start.answer, start.first)
+    return any(wording in shown for wording in _BOUND_ELSEWHERE)
 
 
 async def add_sizes(start: ResponseStart, parts: Mapping[str, int]) -> None:

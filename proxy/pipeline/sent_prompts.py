@@ -7,63 +7,134 @@ be applied until now. They show only in a comparison with the prompt before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 
+import msgspec
+import structlog
 import xxhash
 from cachetools import LRUCache
 
-from proxy.pipeline.context import ConversationContext
-from proxy.pipeline.outcome import Outcome
-from proxy.pipeline.response_start import ResponseStart, readable
+from proxy.pipeline.outcome import Prompt
+from proxy.store import Store, StoreFailed
+from proxy.store.replicated_map import CLOSING_SECONDS, UNREADABLE
+from proxy.store.tenants import UNSTORED_TENANT
+
+log = structlog.get_logger(__name__)
+
+KIND = "prompt"
 
 MOST = 10_000
-"""Conversations that are remembered."""
+"""Conversations that one process remembers."""
 
-_BOUND_ELSEWHERE = (b"bound to a different conversation", b"Invalid `signature`")
-"""Anthropic's wordings for a thinking block whose prefix changed; platform.claude.com, "Preserved thinking"."""
+SECONDS = 86_400.0
+"""Seconds that a prompt is stored. Clients rarely continue a conversation later."""
+
+Conversation = tuple[str, str]
+"""A tenant, and the key of one of its conversations."""
+
+
+class SentPrompt(msgspec.Struct, frozen=True):
+    """A prompt that was answered.
+
+    ``messages`` is the number of the client's messages. ``length`` and ``digest`` are those of the messages sent, if
+    they were measured. ``changed`` is true if they weren't the client's own. The reasoning in the client's first
+    ``stale`` messages is invalid.
+    """
+
+    messages: int
+    length: int = 0
+    digest: str | None = None
+    changed: bool = False
+    stale: int = 0
 
 
 class SentPrompts:
-    """What one process last sent for each conversation.
+    """What was last sent for each conversation. The processes on one store share it."""
 
-    A prompt is given by the digests of its messages, without reasoning; ``None`` stands for the client's own messages.
-    """
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: LRUCache[Conversation, SentPrompt] = LRUCache(MOST)
+        self._writes: set[asyncio.Task[None]] = set()
 
-    def __init__(self) -> None:
-        self._sent: LRUCache[int, tuple[int, bytes | None]] = LRUCache(MOST)
-        self._stale: LRUCache[int, int] = LRUCache(MOST)
-
-    def stale(self, conversation: int) -> int:
+    def stale(self, conversation: Conversation) -> int:
         """Return the number of the client's first messages whose reasoning is known to be invalid."""
-        return self._stale.get(conversation, 0) if self._stale else 0
+        known = self._known.get(conversation)
+        return 0 if known is None else known.stale
 
-    def expire(self, conversation: int, messages: int) -> None:
+    def expire(self, conversation: Conversation, messages: int) -> None:
         """Record that the reasoning in the client's messages, of which there are this many, is invalid."""
-        self._stale[conversation] = messages
+        known = self._known.get(conversation)
+        # An unknown prompt gets no messages, so that it never counts as the one before.
+        self._known[conversation] = msgspec.structs.replace(known or SentPrompt(-1), stale=messages)
 
-    def continues(self, conversation: int, prompt: Sequence[bytes]) -> bool:
-        """Return whether a prompt begins with the one before. True if no earlier one is known."""
-        known = self._sent.get(conversation)
-        if known is None:
+    def changed(self, conversation: Conversation) -> bool:
+        """Return whether the proxy changed the prompt that it last sent."""
+        known = self._known.get(conversation)
+        return known is not None and known.changed
+
+    async def recall(self, conversation: Conversation, prompt: Prompt | None = None) -> None:
+        """Read what another process sent, unless this one sent the prompt before."""
+        known = self._known.get(conversation)
+        if conversation[0] == UNSTORED_TENANT or (known is not None and prompt is not None and _follows(known, prompt)):
+            return
+        try:
+            raw = await self._store.get(conversation[0], KIND, conversation[1])
+            stored = None if raw is None else msgspec.json.decode(raw, type=SentPrompt)
+        except StoreFailed:  # the guarded store logs it
+            return
+        except UNREADABLE as error:  # written by another version, or damaged
+            log.warning("shared.unreadable", kind=KIND, error=type(error).__name__)
+            return
+        if stored is not None and (known is None or stored.messages > known.messages):
+            self._known[conversation] = stored
+
+    def continues(self, conversation: Conversation, prompt: Prompt) -> bool:
+        """Return whether a prompt begins with the one before. True if the one before isn't known."""
+        known = self._known.get(conversation)
+        if known is None or not _follows(known, prompt):
             return True
-        length, digest = known
-        return digest is not None and length <= len(prompt) and _digest(prompt[:length]) == digest
+        first = prompt.digests[: known.length]
+        return known.digest is not None and len(first) == known.length and _digest(first) == known.digest
 
-    def sent(self, conversation: int, prompt: Sequence[bytes] | None) -> None:
-        """Record a prompt that was answered."""
-        self._sent[conversation] = (0, None) if prompt is None else (len(prompt), _digest(prompt))
+    def sent(self, conversation: Conversation, messages: int, prompt: Prompt | None, *, changed: bool) -> None:
+        """Record a prompt that was answered. ``messages`` is the number of the client's messages.
+
+        ``prompt`` is ``None`` for a short conversation that wasn't measured. Call this in the event loop.
+        """
+        before = self._known.get(conversation) or SentPrompt(-1)
+        digests = () if prompt is None else prompt.digests
+        digest = _digest(digests) if digests else None
+        sent = SentPrompt(messages, len(digests), digest, changed, before.stale)
+        self._known[conversation] = sent
+        if conversation[0] != UNSTORED_TENANT and (changed or before.changed):
+            task = asyncio.get_running_loop().create_task(self._write(conversation, sent))
+            self._writes.add(task)
+            task.add_done_callback(self._writes.discard)
+
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """Drop the prompts of forgotten tenants, and return those tenants."""
+        tenants = {tenant for tenant, _ in self._known if forgotten(tenant)}
+        for key in [key for key in self._known if key[0] in tenants]:
+            del self._known[key]
+        return tenants
+
+    async def aclose(self) -> None:
+        """Finish pending writes."""
+        if self._writes:
+            await asyncio.wait(self._writes, timeout=CLOSING_SECONDS)
+
+    async def _write(self, conversation: Conversation, sent: SentPrompt) -> None:
+        try:
+            await self._store.put(conversation[0], KIND, conversation[1], msgspec.json.encode(sent), SECONDS)
+        except StoreFailed as error:
+            log.warning("shared.not_written", kind=KIND, error=str(error))
 
 
-async def refuses_reasoning(context: ConversationContext, outcome: Outcome, start: ResponseStart) -> bool:
-    """Return whether the upstream refused signed reasoning in a prompt that the proxy changed. True once a request."""
-    if start.answer.status != 400 or outcome.messages is None or context.stripped:
-        return False
-    if context.counter is None or context.counter.format.binds_reasoning == "never":
-        return False
-    shown = await readable(start.answer, start.first)
-    context.stripped = any(wording in shown for wording in _BOUND_ELSEWHERE)
-    return context.stripped
+def _follows(known: SentPrompt, prompt: Prompt) -> bool:
+    """Return whether a request has exactly one answer more than a prompt that was sent."""
+    return known.messages >= 0 and sum(place >= known.messages for place in prompt.answers) == 1
 
 
-def _digest(prompt: Sequence[bytes]) -> bytes:
-    return xxhash.xxh3_128_digest(b"".join(prompt))
+def _digest(prompt: Sequence[bytes]) -> str:
+    return xxhash.xxh3_128_hexdigest(b"".join(prompt))

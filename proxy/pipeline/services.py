@@ -15,6 +15,7 @@ from proxy.limits.profiles import Profile
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.measures import Measures
+from proxy.pipeline.sent_prompts import SentPrompts
 from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.store import Guarded
 from proxy.store.archive import Archive
@@ -43,6 +44,7 @@ class Services:
     archive: Archive
     items: ItemMemory
     compactor: Compactor
+    sent_prompts: SentPrompts
     concurrency: ConcurrencyLimit
     bodies: BodyMemory
     quotas: Quotas

@@ -121,7 +121,7 @@ class RequestFacts(msgspec.Struct, eq=False, frozen=True):
     compacted: bool
     comparable: bool
     turn: SentTurn
-    conversation: int
+    conversation: tuple[str, str]
     earlier: tuple[EarlierTurn, ...]
     sizes: tuple[int, list[int]] | None
     added: tuple[bytes, ...]
@@ -160,7 +160,7 @@ class UsageFeedback:
         self._services = services
         self._budgets = budgets
         self._case = case
-        self._turns: LRUCache[int, tuple[SentTurn, ...]] = LRUCache(CONVERSATIONS)
+        self._turns: LRUCache[tuple[str, str], tuple[SentTurn, ...]] = LRUCache(CONVERSATIONS)
 
     def prepare(self, context: ConversationContext, start: ResponseStart, outcome: Outcome) -> Feedback | None:
         """Prepare to learn from a response before it is forwarded. Return ``None`` if it can't show anything.

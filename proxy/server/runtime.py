@@ -14,6 +14,7 @@ from proxy.limits.profiles import Profiles
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.measures import Measures
+from proxy.pipeline.sent_prompts import SentPrompts
 from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot, apply_reloadable
 from proxy.server.maintenance import Maintenance
@@ -43,12 +44,14 @@ class Runtime(Services):
         self.archive = Archive(self.store)
         self.items = ItemMemory(self.store)
         self.compactor = Compactor(self.facts, self.summaries, self.archive)
+        self.sent_prompts = SentPrompts(self.store)
         self.concurrency = ConcurrencyLimit(lambda: self.settings.server)
         self.bodies = BodyMemory(lambda: self.settings.server)
         self.quotas = Quotas()
         self.budgets = Budgets(self.store)
         self.maintenance = Maintenance(
-            self.store.unguarded, [self.summaries, self.archive, self.items, self.learned, self.calibration]
+            self.store.unguarded,
+            [self.summaries, self.archive, self.items, self.learned, self.calibration, self.sent_prompts],
         )
 
     async def reconfigure(self, settings: Settings) -> list[str]:
@@ -62,6 +65,6 @@ class Runtime(Services):
     async def aclose(self) -> None:
         """Close everything."""
         users = (self.maintenance, self.limit_discovery, self.summaries, self.configuration, self.archive, self.items)
-        for part in (*users, self.learned, self.calibration, self.budgets, self.store):
+        for part in (*users, self.learned, self.calibration, self.sent_prompts, self.budgets, self.store):
             await part.aclose()
         self.facts.close()

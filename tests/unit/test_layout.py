@@ -56,6 +56,7 @@ COVERED = {
     "overflow/error_fields overflow/exclusions "
     "overflow/figures overflow/general overflow/patterns overflow/reading overflow/echo",
     "product/test_overflow.py": "pipeline/attempts",
+    "product/test_policies.py": "pipeline/request_mode",
     "product/properties/test_growing.py": "pipeline/compactor pipeline/job pipeline/outcome",
     "product/http": "pipeline/context server/app server/runtime",
     "hostile/test_without_tables.py": "pipeline/measures",

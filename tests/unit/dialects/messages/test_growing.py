@@ -16,7 +16,6 @@ from proxy.dialects.messages.blocks import THINKING, canonical
 from proxy.dialects.messages.counting import Counter
 from proxy.dialects.messages.request import parse
 from proxy.limits.profiles.profile import Profile
-from proxy.pipeline.sent_prompts import SentPrompts
 from tests.kit.compacting import POLICIES, send
 from tests.kit.message_checks import blocks_of, check_breakpoints, check_results, check_shape, merged
 
@@ -107,17 +106,18 @@ def test_growing_conversations_stay_valid(seed: int, model: str) -> None:
     session, policy = Session(seed), POLICIES[seed % len(POLICIES)]
     changed, kept_longest = 0, 0
     facts_of = functools.cache(count.format.read)
-    prompts = SentPrompts()
+    previous: list[bytes] | None = None
+    stale = 0
     for _ in range(36):
         raw = session.body(model)
         request = parse(raw)
         turns = [Turn(unit, facts_of(bytes(unit))) for unit in request.units]
-        outgoing = send(turns, policy, 6_000, format=count.format, stale_reasoning=prompts.stale(0))
-        digests = [facts_of(bytes(raw)).digest for raw in outgoing.raws]
-        if outgoing.plan is not None and not prompts.continues(0, digests):
-            prompts.expire(0, len(turns))
-            outgoing = send(turns, policy, 6_000, format=count.format, stale_reasoning=len(turns))
-        prompts.sent(0, digests)
+        outgoing = send(turns, policy, 6_000, format=count.format, stale_reasoning=stale)
+        prompt = [facts_of(bytes(raw)).digest for raw in outgoing.raws]
+        if outgoing.plan is not None and previous is not None and prompt[: len(previous)] != previous:
+            stale = len(turns)
+            outgoing = send(turns, policy, 6_000, format=count.format, stale_reasoning=stale)
+        previous = prompt
         sent = request.rewritten(units=outgoing.raws)
         if outgoing.plan is None:
             assert sent is raw
