@@ -52,10 +52,12 @@ _PAGE = """<!doctype html>
 </head>
 <body>
 <h1>compaction-proxy {version}</h1>
-<p>The proxy is running. Point OpenAI-compatible clients at this base URL:</p>
-<pre>{base}</pre>
-<p>For programs that read it from the environment:</p>
+<p>The proxy is running. It compacts conversations of three APIs: chat completions, Responses, and Messages.</p>
+<p>For OpenAI-compatible clients:</p>
 <pre>export OPENAI_BASE_URL={base}</pre>
+<p>For clients of Anthropic's API, such as Claude Code:</p>
+<pre>export ANTHROPIC_BASE_URL={origin}</pre>
+<p>For clients that take the base URL in their code or settings, use the same values.</p>
 <ul>
 {paths}
 </ul>
@@ -66,14 +68,23 @@ _PAGE = """<!doctype html>
 
 async def landing(request: Request) -> Response:
     """Return the page as HTML to clients that accept it, such as browsers, and as JSON to all others."""
-    base = f"{_origin(request)}/v1"
+    origin = _origin(request)
+    base = f"{origin}/v1"
     if "text/html" in request.headers.get("accept", ""):
         paths = "\n".join(
             f'<li><a href="{path}"><code>{path}</code></a>: {escape(purpose)}</li>' for path, purpose in PATHS.items()
         )
-        page = _PAGE.format(style=_STYLE, version=escape(__version__), base=escape(base), paths=paths)
+        page = _PAGE.format(
+            style=_STYLE, version=escape(__version__), base=escape(base), origin=escape(origin), paths=paths
+        )
         return Response(page, media_type="text/html", headers=HEADERS)
-    about = {"name": "compaction-proxy", "version": __version__, "base_url": base, "paths": PATHS}
+    about = {
+        "name": "compaction-proxy",
+        "version": __version__,
+        "base_url": base,
+        "anthropic_base_url": origin,
+        "paths": PATHS,
+    }
     return Response(msgspec.json.encode(about), media_type="application/json", headers=HEADERS)
 
 

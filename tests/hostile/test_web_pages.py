@@ -259,6 +259,7 @@ def test_the_page_for_a_person(start_proxy: StartProxy, upstream: RawUpstream) -
     page = unescape(got.body.decode())
     assert (got.status, got.header("content-type")) == (200, "text/html; charset=utf-8")
     assert f"OPENAI_BASE_URL={url}/v1" in page
+    assert f"ANTHROPIC_BASE_URL={url}<" in page
     assert "/readyz" in page
     policy = got.header("content-security-policy") or ""
     assert "default-src 'none'" in policy
@@ -267,7 +268,8 @@ def test_the_page_for_a_person(start_proxy: StartProxy, upstream: RawUpstream) -
     head = sent(url, "/", browser, "HEAD")
     assert (head.status, head.body, head.header("content-length")) == (200, b"", str(len(got.body)))
     machine = sent(url, "/", [("accept", "*/*")])
-    assert json.loads(machine.body)["base_url"] == f"{url}/v1"
+    about = json.loads(machine.body)
+    assert (about["base_url"], about["anthropic_base_url"]) == (f"{url}/v1", url)
     assert len(upstream.arrived) == before
 
 
