@@ -1,4 +1,7 @@
-"""Make Hypothesis deterministic: every run uses the same examples. ``--full`` draws more of them."""
+"""Make Hypothesis deterministic: every run uses the same examples.
+
+``--full`` draws more of them, and ``--hypothesis-profile quick`` draws fewer.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("full", parent=settings.get_profile("deterministic"), max_examples=120)
+settings.register_profile("quick", parent=settings.get_profile("deterministic"), max_examples=20)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Load the profile before the test modules are imported."""
-    settings.load_profile("full" if config.getoption("full") else "deterministic")
+    profile = config.getoption("--hypothesis-profile") or "deterministic"
+    settings.load_profile("full" if config.getoption("full") else profile)

@@ -40,6 +40,9 @@ from tests.kit.conversations import turn as turn_of
 LEGACY = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
 PARTS = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
 
+EXAMPLES = settings().max_examples * 5
+"""Examples of each property test here. They take less time than others."""
+
 
 def legacy(text: str, name: str = "f") -> Message:
     return {"role": "function", "name": name, "content": text}
@@ -329,7 +332,7 @@ def without_order(after: Sequence[Turn]) -> list[Any]:
     return messages[:-1] if unanswered_at_the_end(after) else messages
 
 
-@settings(max_examples=250)
+@settings(max_examples=EXAMPLES)
 @given(conversations, st.integers(0, 2), st.integers(0, 10**6), st.integers(1, 12))
 def test_what_was_damaged_comes_out_valid(drawn: Any, head: int, seed: int, times: int) -> None:
     before = turns(damaged(expand(drawn[:12], 500, head=head), seed, times))
@@ -386,7 +389,7 @@ wild_message = anything | st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=250)
+@settings(max_examples=EXAMPLES)
 @given(st.lists(wild_message, max_size=12))
 def test_nothing_that_a_client_sends_raises(messages: list[Any]) -> None:
     before = turns(messages)
