@@ -95,7 +95,8 @@ async def _ways(context: ConversationContext, upstream: str) -> list[Way]:
     upstreams = context.configuration.upstreams
     certain = context.configuration.settings.upstreams[upstream].certain_apis is not None
     ways: list[Way] = []
-    for form in FORMS.values():
+    # Most servers have chat completions, and the conversation's own API works.
+    for form in sorted(FORMS.values(), key=lambda form: (form.api != "chat", form.api != context.dialect.name)):
         transport = await upstreams.native(upstream, form.path)
         if transport is not None:
             ways.append((form, transport))

@@ -25,6 +25,11 @@ API_OF_PATH: Mapping[str, Api] = MappingProxyType(
     {CHAT_PATH: "chat", RESPONSES_PATH: "responses", MESSAGES_PATH: "messages"}
 )
 
+ONLY_RESPONSES = (
+    "This model's upstream only has /v1/responses, and the proxy can't translate to that API. Use /v1/responses, or "
+    "another model."
+)
+
 NOT_TRANSLATED = (
     "This path needs an upstream with the same API. For this one, the proxy only translates POST /v1/chat/completions, "
     "/v1/responses, and /v1/messages."
@@ -48,7 +53,10 @@ class _Upstream:
         self._retired = False
 
     async def chat(self) -> Transport:
-        """Return the transport for chat completions. Raises ``ConfigurationError`` for an unknown provider."""
+        """Return the transport for chat completions.
+
+        Raises ``ConfigurationError`` for an unknown provider, and ``NotFound`` if the upstream only has ``/responses``.
+        """
         if self._chat is None:
             async with self._lock:
                 if self._chat is None:
@@ -62,13 +70,12 @@ class _Upstream:
         settings, apis = self.settings, self.settings.certain_apis
         if apis is None or "chat" in apis:
             return await _open_transport(self.name, settings)
+        if "messages" not in apis:
+            raise NotFound(ONLY_RESPONSES)
         # Imported here so that a deployment that only relays doesn't load it.
         from proxy.upstream.litellm.transport import LiteLLMTransport
 
-        key, headers = _key(settings), _headers(settings)
-        if "messages" in apis:
-            return LiteLLMTransport(ANTHROPIC, settings.base_url, key, headers)
-        return LiteLLMTransport(settings.provider, settings.base_url, key, headers, model_prefix="responses/")
+        return LiteLLMTransport(ANTHROPIC, settings.base_url, _key(settings), _headers(settings))
 
     async def to(self, path: str) -> Transport:
         """Return the transport for a path: the upstream's own, or a bridge.

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
+from proxy.demo.summariser import is_summary_request, summarise
 from proxy.demo.upstream import StandIn
 from tests.kit.agent_script import Received, Record, Step, step
 from tests.kit.response_items import (
@@ -85,6 +86,7 @@ class StrictResponses(Record):
     async def _create(self, request: Request) -> Response:
         body = json.loads(await request.body())
         received = Received(request.url.path, dict(request.headers), body)
+        received.summary = is_summary_request({**body, "messages": body.get("input")})
         self.requests.append(received)
         try:
             items = self._admitted(received)
@@ -222,7 +224,10 @@ class StrictResponses(Record):
     def _answer(self, body: Mapping[str, Any], items: list[Item], received: Received) -> dict[str, Any]:
         """Return the next response of the script, and remember its items."""
         newest = items[-1]
-        made = step(text_of(newest), newest.get("call_id"))
+        if received.summary:
+            made = Step(text=summarise({"messages": items}).content or "Nothing.")
+        else:
+            made = step(text_of(newest), newest.get("call_id"))
         stored = body.get("store") is not False
         output = self._output(made, sealed=not stored or "reasoning.encrypted_content" in body.get("include", []))
         prompt = prompt_digest(body, self._resolved(body))

@@ -1,9 +1,8 @@
-"""Translate ``/v1/responses`` to chat completions and back, with LiteLLM's transformation."""
+"""Translate ``/v1/responses`` to chat completions with LiteLLM's transformation, and back."""
 
 from __future__ import annotations
 
 import importlib
-import itertools
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ import msgspec
 
 from proxy.errors import ErrorShape, RequestError
 from proxy.http import sse
-from proxy.upstream.bridge.chat import with_reasoning
+from proxy.upstream.bridge.response_events import ResponseBuilder
 
 _PACKAGE = "litellm.responses.litellm_completion_transformation"
 
@@ -31,24 +30,11 @@ NO_REFERENCES = (
 )
 
 
-class _Chunks:
-    """The part of LiteLLM's stream object that its iterator uses."""
-
-    logging_obj = None
-
-    def __init__(self, chunks: AsyncIterator[Any]) -> None:
-        self._chunks = chunks
-
-    async def __anext__(self) -> Any:
-        return await anext(self._chunks)
-
-
 class ResponsesTranslation:
     """See ``translation.Translation``."""
 
     def __init__(self, litellm: Any, body: Mapping[str, Any]) -> None:
-        self._litellm = litellm
-        self._config = importlib.import_module(f"{_PACKAGE}.transformation").LiteLLMCompletionResponsesConfig
+        config = importlib.import_module(f"{_PACKAGE}.transformation").LiteLLMCompletionResponsesConfig
         self._model = str(body["model"])
         hoisted = importlib.import_module("litellm.responses.additional_tools").hoist_additional_tools(
             body["input"], body.get("tools")
@@ -56,7 +42,7 @@ class ResponsesTranslation:
         tools = [tool for tool in hoisted.tools if tool.get("type") in _TOOLS]
         fields = {name: value for name, value in body.items() if name not in ("input", "tools", "stream")}
         self._asked = {**fields, "tools": tools} if tools else fields
-        self.request: dict[str, Any] = self._config.transform_responses_api_request_to_chat_completion_request(
+        self.request: dict[str, Any] = config.transform_responses_api_request_to_chat_completion_request(
             model=self._model,
             input=hoisted.input,
             responses_api_request=self._asked,
@@ -68,48 +54,22 @@ class ResponsesTranslation:
 
     def whole(self, completion: dict[str, Any]) -> dict[str, Any]:
         """Return the response for a chat completion. Raises ``ValueError`` if it isn't one."""
-        for choice in completion["choices"]:
-            with_reasoning(choice["message"])
-        response = self._config.transform_chat_completion_response_to_responses_api_response(
-            request_input="", responses_api_request=self._asked, chat_completion_response=completion
-        )
-        dumped: dict[str, Any] = response.model_dump(mode="json", exclude_none=True)
-        return self._completed(dumped, str(completion.get("id")))
-
-    def _completed(self, response: dict[str, Any], id: str) -> dict[str, Any]:
-        """Add the fields that LiteLLM omits, and replace its id, which contains LiteLLM's own names."""
-        response["id"] = f"resp_{id.removeprefix('resp_')}"
-        response["parallel_tool_calls"] = self._asked.get("parallel_tool_calls", True)
-        response["store"] = False
-        for name in ("error", "incomplete_details"):
-            response.setdefault(name, None)
-        response["output"] = [
-            item for item in response.get("output") or () if item.get("type") != "message" or _has_text(item)
-        ]
-        return response
+        return self._builder().whole(completion)
 
     async def events(self, chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
         """Yield the events for the chunks of a chat stream."""
-        ids: list[str] = []
-        iterator = importlib.import_module(f"{_PACKAGE}.streaming_iterator").LiteLLMCompletionStreamingIterator(
-            model=self._model,
-            litellm_custom_stream_wrapper=_Chunks(self._parsed(chunks, ids)),
-            request_input="",
-            responses_api_request=self._asked,
-        )
-        numbers = itertools.count()
-        async for made in iterator:
-            event = made.model_dump(mode="json", exclude_none=True)
-            event["sequence_number"] = next(numbers)
-            if isinstance(event.get("response"), dict):
-                self._completed(event["response"], ids[0] if ids else "0")
+        builder = self._builder()
+        async for chunk in chunks:
+            for event in builder.feed(chunk):
+                yield sse.encode(msgspec.json.encode(event), event["type"])
+        for event in builder.finish():
             yield sse.encode(msgspec.json.encode(event), event["type"])
 
-    async def _parsed(self, chunks: AsyncIterator[dict[str, Any]], ids: list[str]) -> AsyncIterator[Any]:
-        async for chunk in chunks:
-            if not ids and chunk.get("id"):
-                ids.append(str(chunk["id"]))
-            yield self._litellm.types.utils.ModelResponseStream(**chunk)
+    def _builder(self) -> ResponseBuilder:
+        tools = self._asked.get("tools") or ()
+        custom = frozenset(str(tool.get("name")) for tool in tools if tool.get("type") == "custom")
+        sealed = importlib.import_module(f"{_PACKAGE}.reasoning_items").encode_thinking_blocks
+        return ResponseBuilder(self._asked, custom, sealed)
 
 
 class ResponsesTranslator:
@@ -143,7 +103,3 @@ class ResponsesTranslator:
             "sequence_number": 0,
         }
         return sse.encode(msgspec.json.encode(event), "error")
-
-
-def _has_text(item: Mapping[str, Any]) -> bool:
-    return any(part.get("text") or part.get("refusal") for part in item.get("content") or ())

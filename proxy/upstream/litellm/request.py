@@ -96,7 +96,7 @@ def api_base(provider: str, base_url: str | None) -> str | None:
     return url
 
 
-def arguments(provider: str, request: Outgoing, model_prefix: str = "") -> dict[str, Any]:
+def arguments(provider: str, request: Outgoing) -> dict[str, Any]:
     """Return the client's part of ``acompletion``'s arguments. Raises ``RequestError`` for untranslatable parts."""
     if not _MODEL.fullmatch(request.model):
         raise UnknownModel("The model's name contains invalid characters. Correct 'model'.", param="model")
@@ -111,7 +111,7 @@ def arguments(provider: str, request: Outgoing, model_prefix: str = "") -> dict[
         chosen.pop("stream_options", None)
     return {
         **chosen,
-        "model": f"{provider}/{model_prefix}{request.model}",
+        "model": f"{provider}/{request.model}",
         "messages": [{key: message[key] for key in message if key in MESSAGE_FIELDS} for message in messages],
         "stream": request.stream,
     }

@@ -38,20 +38,10 @@ class LiteLLMTransport:
 
     ``provider`` is LiteLLM's name for it. ``base_url`` may end in the API's version or not (``https://host``,
     ``https://host/v1``); ``None`` is the provider's own address. ``headers`` are added to each request.
-    ``model_prefix`` is ``responses/`` for an upstream of OpenAI's format with ``/responses`` only.
     """
 
-    def __init__(
-        self,
-        provider: str,
-        base_url: str | None,
-        api_key: str | None,
-        headers: Mapping[str, str],
-        *,
-        model_prefix: str = "",
-    ) -> None:
+    def __init__(self, provider: str, base_url: str | None, api_key: str | None, headers: Mapping[str, str]) -> None:
         self._provider = provider
-        self._model_prefix = model_prefix
         self._base_url = base_url
         self._api_key = api_key
         self._headers = dict(headers)
@@ -69,7 +59,7 @@ class LiteLLMTransport:
         if key is None and self._provider not in CREDENTIAL_FROM_ENVIRONMENT:
             return _refused(NotAuthenticated(NO_KEY))
         try:
-            call = arguments(self._provider, request, self._model_prefix)
+            call = arguments(self._provider, request)
         except RequestError as error:
             return _refused(error)
         call |= {"api_base": api_base(self._provider, self._base_url), "api_key": key, "timeout": request.timeout}

@@ -1,0 +1,398 @@
+"""Answers, errors, and requests that a bridge translates, as the official SDKs see them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response as StarletteResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from proxy.demo.replies import Reply, Responder, ToolCall
+from proxy.demo.serving import serve
+from proxy.demo.upstream import StandIn
+from tests.kit.agent_sessions import messages_session, responses_session
+from tests.kit.scripted import client, proxied
+from tests.kit.strict_messages import StrictMessages
+from tests.kit.strict_responses import StrictResponses
+
+WINDOW = 16_000
+LARGE = {"context_window": 128_000, "max_input_tokens": 128_000, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
+SMALL = {**LARGE, "context_window": WINDOW, "max_input_tokens": WINDOW}
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+TOOL: Any = {"name": "look", "description": "Look.", "input_schema": {"type": "object", "properties": {}}}
+FUNCTION: Any = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
+CALLS = (ToolCall("call_1", "look", '{"a": 1}'), ToolCall("call_2", "look", '{"b": 2}'))
+
+
+class Without:
+    """An upstream that lacks some paths. ``refused`` has the paths of the requests that it refused."""
+
+    def __init__(self, app: ASGIApp, *missing: str, status: int = 404) -> None:
+        self.app = app
+        self.missing = missing
+        self.status = status
+        self.refused: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http" or not scope["path"].endswith(self.missing):
+            await self.app(scope, receive, send)
+            return
+        self.refused.append(scope["path"].removeprefix("/v1"))
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": b'{"detail":"Not Found"}'})
+
+
+@contextlib.contextmanager
+def entrance(app: ASGIApp, folder: Path, profile: Any = SMALL, **upstream: Any) -> Iterator[str]:
+    """The URL of a proxy in front of an app."""
+    with serve(app) as url:
+        settings = {
+            "upstreams": {"main": {"base_url": f"{url}/v1", **upstream}},
+            "models": [{"match": "*", "upstream": "main", "profile": profile}],
+        }
+        with proxied(settings, folder) as proxy:
+            yield proxy
+
+
+@contextlib.contextmanager
+def clients(url: str) -> Iterator[tuple[anthropic.Anthropic, openai.OpenAI]]:
+    with anthropic.Anthropic(base_url=url, api_key="sk-client", max_retries=0) as claude, client(url) as gpt:
+        yield claude, gpt
+
+
+def message(caller: anthropic.Anthropic, *, stream: bool, **fields: Any) -> Any:
+    asked: Any = {"model": "m", "max_tokens": 500, "messages": HELLO} | fields
+    if not stream:
+        return caller.messages.create(**asked)
+    with caller.messages.stream(**asked) as events:
+        return events.get_final_message()
+
+
+def response(caller: openai.OpenAI, *, stream: bool, **fields: Any) -> Any:
+    asked: Any = {"model": "m", "input": HELLO} | fields
+    if not stream:
+        return caller.responses.create(**asked)
+    *_, last = caller.responses.create(**asked, stream=True)
+    return last.response
+
+
+def answering(reply: Reply) -> Responder:
+    return lambda body: reply
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_text_calls_and_usage(stream: bool, tmp_path: Path) -> None:
+    upstream = StandIn(responder=answering(Reply(content="I look at both.", tool_calls=CALLS)))
+    with entrance(upstream.app, tmp_path, speaks=["chat"]) as url, clients(url) as (claude, gpt):
+        made = message(claude, stream=stream, tools=[TOOL])
+        answered = response(gpt, stream=stream, tools=[FUNCTION])
+    sent = upstream.requests[0].tokens
+    text, *calls = made.content
+    assert (text.text, [(call.id, call.name, call.input) for call in calls]) == (
+        "I look at both.",
+        [("call_1", "look", {"a": 1}), ("call_2", "look", {"b": 2})],
+    )
+    assert (made.stop_reason, made.usage.input_tokens, made.role, made.id[:4]) == (
+        "tool_use",
+        sent,
+        "assistant",
+        "msg_",
+    )
+    assert made.usage.output_tokens > 0
+    assert [item.type for item in answered.output] == ["message", "function_call", "function_call"]
+    assert answered.output_text == "I look at both."
+    assert [(item.call_id, item.arguments) for item in answered.output[1:]] == [
+        (call.id, call.arguments) for call in CALLS
+    ]
+    assert (answered.status, answered.usage.input_tokens) == ("completed", upstream.requests[1].tokens)
+    assert (answered.error, answered.incomplete_details, answered.store) == (None, None, False)
+    assert answered.usage.total_tokens == answered.usage.input_tokens + answered.usage.output_tokens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_short_output_is_reported(stream: bool, tmp_path: Path) -> None:
+    upstream = StandIn(responder=answering(Reply(content="word " * 100)))
+    with entrance(upstream.app, tmp_path, speaks=["chat"]) as url, clients(url) as (claude, gpt):
+        assert message(claude, stream=stream, max_tokens=16).stop_reason == "max_tokens"
+        answered = response(gpt, stream=stream, max_output_tokens=16)
+    assert (answered.status, answered.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert [received.body["max_tokens"] for received in upstream.requests] == [16, 16]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "BadRequestError"),
+        (401, "AuthenticationError"),
+        (403, "PermissionDeniedError"),
+        (429, "RateLimitError"),
+        (500, "InternalServerError"),
+        (503, "InternalServerError"),
+    ],
+)
+def test_an_error_has_the_upstreams_status_and_text(status: int, kind: str, stream: bool, tmp_path: Path) -> None:
+    error = {"error": {"message": "The upstream says no.", "type": "some_error", "code": "some_code", "param": None}}
+    reply = Reply(status=status, error=error, headers={"retry-after": "7"})
+    upstream = StandIn(responder=answering(reply))
+    with entrance(upstream.app, tmp_path, speaks=["chat"]) as url, clients(url) as (claude, gpt):
+        with pytest.raises(anthropic.APIStatusError) as of_messages:
+            message(claude, stream=stream)
+        with pytest.raises(openai.APIStatusError) as of_responses:
+            response(gpt, stream=stream)
+    for raised in (of_messages.value, of_responses.value):
+        assert (raised.status_code, raised.response.headers["retry-after"]) == (status, "7")
+    assert isinstance(of_responses.value, getattr(openai, kind))
+    body: Any = of_messages.value.body
+    assert (body["type"], body["error"]["message"]) == ("error", "The upstream says no.")
+    assert of_responses.value.code == "some_code"
+
+
+@pytest.mark.parametrize("code", [429, None])
+def test_an_error_in_a_stream_reaches_the_sdk(code: int | None, tmp_path: Path) -> None:
+    error = {"error": {"message": "The model crashed.", "type": "server_error", "code": code}}
+    upstream = StandIn(responder=answering(Reply(content="Some words before it.", error=error, break_after=3)))
+    with entrance(upstream.app, tmp_path, speaks=["chat"]) as url, clients(url) as (claude, gpt):
+        with pytest.raises(anthropic.APIStatusError, match="The model crashed"):
+            message(claude, stream=True)
+        events = list(gpt.responses.create(model="m", input="Hello", stream=True))
+    assert (events[-1].type, events[-1].message) == ("error", "The model crashed.")
+
+
+def test_a_stream_that_breaks_off_isnt_complete(tmp_path: Path) -> None:
+    upstream = StandIn(responder=answering(Reply(content="Some words before it.", break_after=3)))
+    with entrance(upstream.app, tmp_path, speaks=["chat"]) as url, clients(url) as (claude, gpt):
+        with pytest.raises((anthropic.APIError, httpx.HTTPError)):
+            message(claude, stream=True)
+        with pytest.raises((openai.APIError, httpx.HTTPError)):
+            response(gpt, stream=True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_overflow_is_learned_and_retried(stream: bool, tmp_path: Path) -> None:
+    words = [{"role": role, "content": f"{n} word" * 700} for n in range(10) for role in ("user", "assistant")]
+    upstream = StandIn(window=WINDOW)
+    with entrance(upstream.app, tmp_path, LARGE, speaks=["chat"]) as url, clients(url) as (claude, gpt):
+        assert message(claude, stream=stream, messages=[*words, *HELLO]).content
+        assert response(gpt, stream=stream, input=[*words, *HELLO]).output_text
+    refused = [received for received in upstream.conversations if received.status == 400]
+    assert len(refused) == 1, "the limit holds for both APIs"
+    assert upstream.faults == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_overflow_without_remedy_has_anthropics_words(stream: bool, tmp_path: Path) -> None:
+    upstream = StandIn(window=600)
+    tools = [{**TOOL, "description": "Look around. " * 400}]
+    with (
+        entrance(upstream.app, tmp_path, LARGE, speaks=["chat"]) as url,
+        clients(url) as (claude, _),
+        pytest.raises(anthropic.BadRequestError) as raised,
+    ):
+        message(claude, stream=stream, tools=tools)
+    body: Any = raised.value.body
+    assert body["error"]["type"] == "invalid_request_error"
+    assert body["error"]["message"].startswith("prompt is too long: This model's maximum context length is 600 tokens.")
+
+
+def test_parameters_keys_and_headers(tmp_path: Path) -> None:
+    upstream = StandIn()
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
+    call = {"type": "tool_use", "id": "call_1", "name": "look", "input": {}}
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    result = {"type": "tool_result", "tool_use_id": "call_1", "content": [{"type": "text", "text": "Seen."}, image]}
+    with entrance(upstream.app, tmp_path, speaks=["chat"]) as url, clients(url) as (claude, _):
+        claude.beta.messages.create(
+            model="m",
+            max_tokens=50,
+            system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+            messages=[*HELLO, {"role": "assistant", "content": [thought, call]}, {"role": "user", "content": [result]}],
+            tools=[TOOL, {"type": "web_search_20250305", "name": "web_search"}],
+            tool_choice={"type": "auto", "disable_parallel_tool_use": True},
+            thinking={"type": "enabled", "budget_tokens": 1024},
+            stop_sequences=["END"],
+            betas=["some-beta"],
+            extra_body={"temperature": 0.5, "top_k": 3},
+        )
+    (received,) = upstream.requests
+    assert received.headers["authorization"] == "Bearer sk-client"
+    assert not [name for name in received.headers if name.startswith("anthropic-") or name == "x-api-key"]
+    body = received.body
+    names = {"model", "messages", "tools", "tool_choice", "parallel_tool_calls", "max_tokens", "stop", "temperature"}
+    assert body.keys() == names
+    assert (body["max_tokens"], body["stop"], body["temperature"]) == (50, ["END"], 0.5)
+    assert (body["tool_choice"], body["parallel_tool_calls"], len(body["tools"])) == ("auto", False, 1)
+    assert [one["role"] for one in body["messages"]] == ["system", "user", "assistant", "tool", "user"]
+    assert body["messages"][2]["reasoning_content"] == "Hm."
+    assert body["messages"][3]["content"] == "Seen."
+    assert body["messages"][4]["content"] == [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
+
+
+def test_custom_and_hosted_tools_of_responses(tmp_path: Path) -> None:
+    call = ToolCall("call_1", "patch", json.dumps({"content": "*** Begin"}))
+    upstream = StandIn(responder=answering(Reply(tool_calls=(call,))))
+    tools = [{"type": "custom", "name": "patch", "description": "Patch."}, {"type": "web_search"}]
+    with entrance(upstream.app, tmp_path, speaks=["chat"]) as url, clients(url) as (_, gpt):
+        for stream in (False, True):
+            (item,) = response(gpt, stream=stream, tools=tools, instructions="Be brief.").output
+            assert (item.type, item.name, item.input) == ("custom_tool_call", "patch", "*** Begin")
+    assert [len(received.body["tools"]) for received in upstream.requests] == [1, 1]
+    assert upstream.requests[0].body["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert upstream.faults == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"previous_response_id": "resp_1"},
+        {"conversation": "conv_1"},
+        {"input": [{"type": "item_reference", "id": "m"}]},
+    ],
+)
+def test_state_at_the_server_is_refused(fields: dict[str, Any], tmp_path: Path) -> None:
+    upstream = StandIn()
+    with (
+        entrance(upstream.app, tmp_path, speaks=["chat"]) as url,
+        clients(url) as (_, gpt),
+        pytest.raises(openai.BadRequestError, match="has no Responses API"),
+    ):
+        response(gpt, stream=False, **fields)
+    assert upstream.requests == []
+
+
+@pytest.mark.parametrize("status", [404, 405, 501])
+def test_a_missing_api_is_learned(status: int, tmp_path: Path) -> None:
+    upstream = StandIn()
+    app = Without(upstream.app, "/messages", "/responses", status=status)
+    with entrance(app, tmp_path) as url, clients(url) as (claude, gpt):
+        for stream in (False, True, False):
+            assert message(claude, stream=stream).content[0].text
+            assert response(gpt, stream=stream).output_text
+    assert app.refused == ["/messages", "/responses"]
+    assert len(upstream.requests) == 6
+
+
+def test_a_server_that_accepts_neither_gets_its_own_error_forwarded(tmp_path: Path) -> None:
+    app = Without(StandIn().app, "/messages", "/completions")
+    with entrance(app, tmp_path) as url, clients(url) as (claude, _):
+        for _ in range(2):
+            with pytest.raises(anthropic.NotFoundError) as raised:
+                message(claude, stream=False)
+            assert raised.value.body == {"detail": "Not Found"}
+    assert app.refused == ["/messages", "/chat/completions"] * 2, "nothing is learned"
+
+
+def test_a_missing_model_isnt_a_missing_api(tmp_path: Path) -> None:
+    upstream = StandIn()
+    app = Without(upstream.app, "/messages")
+    with entrance(app, tmp_path) as url, clients(url) as (claude, _), pytest.raises(anthropic.NotFoundError):
+        message(claude, stream=False, model="Not Found")
+    assert upstream.requests == []
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_summaries_use_an_api_that_the_upstream_has(learned: bool, tmp_path: Path) -> None:
+    """Without chat completions at the upstream, real summaries come through the two other APIs."""
+    of_messages, of_responses = StrictMessages(WINDOW, check="off"), StrictResponses(WINDOW)
+    for upstream, speaks in ((of_messages, "messages"), (of_responses, "responses")):
+        app = Without(upstream.app, "/chat/completions")
+        folder = tmp_path / speaks
+        folder.mkdir()
+        with (
+            entrance(app, folder, **({} if learned else {"speaks": [speaks]})) as url,
+            clients(url) as (claude, gpt),
+        ):
+            if speaks == "messages":
+                assert len(list(messages_session(claude, 16, "claude-haiku-4-5"))) == 16
+            else:
+                assert len(list(responses_session(gpt, 16, "items", "gpt-4.1"))) == 16
+        assert upstream.faults == []
+        summaries = [received for received in upstream.requests if received.summary]
+        assert summaries
+        assert {received.status for received in summaries} == {200}
+        assert bool(app.refused) is learned
+        assert len(app.refused) <= 2, "a missing API is tried once, or by two calls at the same time"
+
+
+def test_nothing_is_translated_to_responses(tmp_path: Path) -> None:
+    upstream = StrictResponses(WINDOW)
+    with entrance(upstream.app, tmp_path, speaks=["responses"]) as url, clients(url) as (claude, gpt):
+        with pytest.raises(anthropic.NotFoundError, match="only has /v1/responses"):
+            message(claude, stream=False)
+        with pytest.raises(openai.NotFoundError, match="only has /v1/responses"):
+            gpt.chat.completions.create(model="m", messages=HELLO)
+    assert upstream.requests == []
+
+
+def test_responses_in_front_of_anthropic(tmp_path: Path) -> None:
+    upstream = StrictMessages(WINDOW, check="off")
+    with entrance(upstream.app, tmp_path, provider="anthropic") as url, clients(url) as (_, gpt):
+        assert len(list(responses_session(gpt, 16, "stateless", "claude-haiku-4-5"))) == 16
+    assert upstream.faults == []
+    assert upstream.chat.requests == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_without_a_signature(stream: bool, tmp_path: Path) -> None:
+    """Servers such as vLLM send reasoning as plain text, in ``reasoning`` or ``reasoning_content``."""
+    upstream = Reasoning()
+    app = Starlette(routes=[Route("/v1/chat/completions", upstream.answer, methods=["POST"])])
+    with entrance(app, tmp_path, speaks=["chat"]) as url, clients(url) as (claude, gpt):
+        thinking, text = message(claude, stream=stream).content
+        assert (thinking.type, thinking.thinking, thinking.signature) == ("thinking", "I think.", "")
+        assert text.text == "Done."
+        reasoning, answer = response(gpt, stream=stream).output
+        assert (reasoning.type, reasoning.summary[0].text) == ("reasoning", "I think.")
+        assert answer.content[0].text == "Done."
+        again = [{"role": "assistant", "content": [thinking.model_dump(), text.model_dump()]}, *HELLO]
+        assert message(claude, stream=stream, messages=[*HELLO, *again]).content
+    assert upstream.bodies[-1]["messages"][1]["reasoning_content"] == "I think."
+
+
+class Reasoning:
+    """An upstream whose model reasons."""
+
+    def __init__(self) -> None:
+        self.bodies: list[Any] = []
+
+    async def answer(self, request: Request) -> StarletteResponse:
+        """Serve one request."""
+        body = await request.json()
+        self.bodies.append(body)
+        frame = {"id": "chatcmpl-1", "created": 1, "model": "m"}
+        usage = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}
+        parts = [
+            {"role": "assistant", "content": ""},
+            {"reasoning": "I "},
+            {"reasoning": "think."},
+            {"content": "Done."},
+        ]
+        if body.get("stream"):
+            chunks = [_chunk(frame, part, None) for part in parts] + [_chunk(frame, {}, "stop")]
+            last = {**frame, "object": "chat.completion.chunk", "choices": [], "usage": usage}
+            text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in [*chunks, last]) + "data: [DONE]\n\n"
+            kind = "text/event-stream"
+        else:
+            made = {"role": "assistant", "content": "Done.", "reasoning": "I think."}
+            choice = {"index": 0, "message": made, "finish_reason": "stop"}
+            text = json.dumps({**frame, "object": "chat.completion", "choices": [choice], "usage": usage})
+            kind = "application/json"
+        return StarletteResponse(text, media_type=kind)
+
+
+def _chunk(frame: dict[str, Any], delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
+    choice = {"index": 0, "delta": delta, "finish_reason": reason}
+    return {**frame, "object": "chat.completion.chunk", "choices": [choice]}
