@@ -89,6 +89,10 @@ VALUES = {
     "a lane": ("upstreams:\n  main:\n    lane: zzz\n", 3, 'Fix: lane: auto'),
     "a missing match": ("models:\n  - upstream: openai\n", 2, 'models[0]: \'match\' is missing. Fix: add match: "*"'),
     "a missing upstream": ("server: {port: 1}\nmodels:\n\n  - match: a\n", 4, "models[0]: 'upstream' is missing"),
+    "an unknown API": ("upstreams:\n  main:\n    speaks: [chat, chats]\n", 3, "speaks[1]: must be one of chat, responses"),
+    "no API": ("upstreams:\n  main:\n    speaks: []\n", 3, "Fix: speaks: [chat], or remove the line"),
+    "an API twice": ("upstreams:\n  main:\n    speaks: [chat, chat]\n", 3, "Fix: speaks: [chat]"),
+    "APIs of a translated upstream": ("upstreams:\n  main: {lane: translate, speaks: [chat]}\n", 2, "has no effect"),
     "no upstreams": ("upstreams: {}\n", 1, 'Fix: add an upstream, as in main: {base_url: https://api.ope'),
     "a name of another alphabet": ("teams:\n  größe: {}\n", 2, "Fix: use 1 to 64 letters"),
     "a tokenizer to download": (
