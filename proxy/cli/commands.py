@@ -96,12 +96,17 @@ def check(
 @_CONFIG
 @click.option("--model", help="The model. Default: the model in the request.")
 @click.option("--policy", help="The policy. Default: the policy named default.")
-def explain(file: Path, config: Path | None, model: str | None, policy: str | None) -> None:
-    """Show how the proxy would compact a recorded request (the JSON body of a chat completion). Sends nothing."""
+@click.option(
+    "--api",
+    type=click.Choice(["chat", "responses", "messages"]),
+    help="The API of the request. Default: the one that the request fits.",
+)
+def explain(file: Path, config: Path | None, model: str | None, policy: str | None, api: str | None) -> None:
+    """Show how the proxy would compact a recorded request (its JSON body). Sends nothing."""
     from proxy.cli.explain import explained
 
     with _errors_without_traceback():
-        explained(file, config, model, policy)
+        explained(file, config, model, policy, api)
 
 
 @main.command()

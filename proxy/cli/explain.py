@@ -7,8 +7,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
@@ -18,9 +16,9 @@ from proxy.cli.profile_report import render, wide_console
 from proxy.cli.table_differences import differences
 from proxy.config import Policy, Route, Settings, load
 from proxy.config.issues import near
-from proxy.dialects.chat.dialect import CHAT
-from proxy.dialects.chat.request import ChatRequest, parse
-from proxy.errors import ConfigurationError
+from proxy.dialects.dialect import Dialect, Request
+from proxy.dialects.recognition import DIALECTS, recognized
+from proxy.errors import BadBody, ConfigurationError
 from proxy.limits.profiles import Profile
 from proxy.pipeline.budget import token_budget
 from proxy.pipeline.job import CompactionInput
@@ -28,7 +26,10 @@ from proxy.pipeline.outcome import Explanation
 from proxy.pipeline.rules import bounds_of, rules_for
 from proxy.server.runtime import Runtime
 from proxy.store import StoreFailed
+from proxy.store.replicated_map import UNREADABLE
 from proxy.summary.model import UpstreamSummaryModel
+
+_FIX = 'Fix: {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hi"}]}'
 
 
 def limits(names: Sequence[str], config: Path | None) -> None:
@@ -112,41 +113,40 @@ def _named(settings: Settings) -> list[str]:
     return [route.model or route.match for route in settings.models if "*" not in route.match]
 
 
-def explained(file: Path, config: Path | None, model: str | None, policy: str | None) -> None:
-    """Print how the proxy would compact the request in a file. Raises ``ConfigurationError``."""
+def explained(file: Path, config: Path | None, model: str | None, policy: str | None, api: str | None = None) -> None:
+    """Print how the proxy would compact the request in a file. Raises ``ConfigurationError``.
+
+    ``api`` is ``chat``, ``responses``, or ``messages``. Default: the one that the request fits.
+    """
     settings = load(config, os.environ)
-    body = parse(file.read_bytes())
+    raw = file.read_bytes()
+    try:
+        dialect = recognized(raw) if api is None else DIALECTS[api]
+        body = asyncio.run(dialect.parse(raw))
+    except UNREADABLE as error:
+        raise ConfigurationError(f"{file}: not JSON ({error}). {_FIX}") from error
+    except BadBody as error:
+        raise ConfigurationError(f"{file}: {error.message}") from error
     if not body.units:
-        raise ConfigurationError(f"{file}: {_why_nothing(file.read_bytes())}")
+        raise ConfigurationError(f"{file}: no messages, so there is nothing to explain. {_FIX}")
     if model is not None:
-        body = replace(body, model=model)
+        body = body.named(model)
     if policy is not None and policy not in settings.policies:
         raise ConfigurationError(f"there is no policy '{policy}'. Fix: {near(policy, settings.policies)}")
-    asyncio.run(_explain(settings, body, settings.policies[policy or "default"].for_model(body.model or "")))
+    chosen = settings.policies[policy or "default"].for_model(body.model or "")
+    asyncio.run(_explain(settings, dialect, body, chosen))
 
 
-def _why_nothing(raw: bytes) -> str:
-    """Return why a request has no messages to explain, and how to fix it."""
-    fix = 'Fix: {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hi"}]}'
-    try:
-        found = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return f"not JSON ({error}). {fix}"
-    if isinstance(found, dict) and found.get("messages") == []:
-        return f"messages is empty, so there is nothing to explain. {fix}"
-    return f"not the body of a chat completion, which has a list of messages. {fix}"
-
-
-async def _explain(settings: Settings, body: ChatRequest, policy: Policy) -> None:
+async def _explain(settings: Settings, dialect: Dialect, body: Request, policy: Policy) -> None:
     service = Runtime(settings)
     try:
-        route = settings.route(body.model or "")
+        route = service.configuration.route(body.model or "", dialect.name)
         if route is None:
             raise ConfigurationError(
                 f"no route of 'models' matches {body.model!r}. Fix: add a route, or use --model NAME"
             )
         profile = await service.profile(route)
-        explanation = await service.compactor.explain(_case(service, body, policy, route, profile))
+        explanation = await service.compactor.explain(_case(service, dialect, body, policy, route, profile))
     finally:
         await service.aclose()
     console = Console()
@@ -154,7 +154,9 @@ async def _explain(settings: Settings, body: ChatRequest, policy: Policy) -> Non
     console.print(_parts(explanation))
 
 
-def _case(service: Runtime, body: ChatRequest, policy: Policy, route: Route, profile: Profile) -> CompactionInput:
+def _case(
+    service: Runtime, dialect: Dialect, body: Request, policy: Policy, route: Route, profile: Profile
+) -> CompactionInput:
     most = token_budget(profile, body, policy).input
 
     async def none(tokens: int) -> Sequence[UpstreamSummaryModel]:
@@ -162,7 +164,7 @@ def _case(service: Runtime, body: ChatRequest, policy: Policy, route: Route, pro
 
     return CompactionInput(
         body=body,
-        counter=service.measures.counter(profile, CHAT),
+        counter=service.measures.counter(profile, dialect),
         policy=policy,
         mode="shadow",
         budget=most,

@@ -224,9 +224,9 @@ def test_explain(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "options", "said"),
     [
-        ("[1]", [], "not the body of a chat completion"),
+        ("[1]", [], "no messages, so there is nothing to explain"),
         ("{", [], "not JSON"),
-        ('{"model": "small", "messages": []}', [], "messages is empty, so there is nothing to explain"),
+        ('{"model": "small", "messages": []}', [], "no messages, so there is nothing to explain"),
         (None, ["--policy", "nope"], "there is no policy 'nope'. Fix: use one of: careful, default"),
         (None, ["--model", "o9"], "no route of 'models' matches 'o9'"),
     ],
@@ -238,6 +238,20 @@ def test_explain_what_cannot_be(content: str | None, options: list[str], said: s
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("api", ["responses", "messages"])
+def test_explain_a_request_of_another_api(api: str, folder: Path) -> None:
+    """The API follows from the request, or from the option."""
+    turns = [turn for turn in chat(7, 1_000) if turn["role"] != "system"]
+    body = {"input": turns} if api == "responses" else {"system": "Be brief.", "messages": turns}
+    (folder / "other.json").write_text(json.dumps({"model": "small", **body}))
+    for options in ([], ["--api", api]):
+        done = call(folder, "explain", "other.json", "--config", "good.yaml", *options)
+        assert done.returncode == 0, done.stderr
+        assert "stages │ summary" in " ".join(done.stdout.split())
+    wrong = call(folder, "explain", "other.json", "--config", "good.yaml", "--api", "chat")
+    assert (wrong.returncode == 2) is (api == "responses")
 
 
 def test_models(folder: Path) -> None:
