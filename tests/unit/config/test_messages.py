@@ -89,7 +89,7 @@ VALUES = {
     "a lane": ("upstreams:\n  main:\n    lane: zzz\n", 3, 'Fix: lane: auto'),
     "a missing match": ("models:\n  - upstream: openai\n", 2, 'models[0]: \'match\' is missing. Fix: add match: "*"'),
     "a missing upstream": ("server: {port: 1}\nmodels:\n\n  - match: a\n", 4, "models[0]: 'upstream' is missing"),
-    "an unknown API": ("upstreams:\n  main:\n    speaks: [chat, chats]\n", 3, "speaks[1]: must be one of chat, responses"),
+    "an unknown API": ("upstreams:\n  main:\n    speaks: [chats]\n", 3, "speaks[0]: must be one of chat"),
     "no API": ("upstreams:\n  main:\n    speaks: []\n", 3, "Fix: speaks: [chat], or remove the line"),
     "an API twice": ("upstreams:\n  main:\n    speaks: [chat, chat]\n", 3, "Fix: speaks: [chat]"),
     "APIs of a translated upstream": ("upstreams:\n  main: {lane: translate, speaks: [chat]}\n", 2, "has no effect"),
