@@ -14,6 +14,7 @@ import random
 import re
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +50,10 @@ class Step:
     def tokens(self) -> int:
         """Return the size of the answer."""
         return sum(map(text_tokens, [self.thinking, self.text, *(c.name + c.arguments for c in self.calls)]))
+
+
+Script = Callable[[str | None, str | None], Step]
+"""Return the answer to the newest user text, or to the result of a call with this id."""
 
 
 @dataclass(slots=True)

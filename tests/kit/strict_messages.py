@@ -20,7 +20,7 @@ from starlette.routing import Mount, Route
 from proxy.demo.counting import first_tokens, text_tokens
 from proxy.demo.summariser import is_summary_request, summarise
 from proxy.demo.upstream import StandIn
-from tests.kit.agent_script import Received, Record, Step, step
+from tests.kit.agent_script import Received, Record, Script, Step, step
 from tests.kit.anthropic_server import event
 from tests.kit.message_checks import (
     THINKING,
@@ -61,17 +61,24 @@ class StrictMessages(Record):
     ``window`` limits the input, in tokens. ``ratio`` is the server's tokens per token of ``o200k_base``. ``check``
     decides about thinking behind a changed prompt: reject the request, drop the block and all later ones, or accept it.
     A client can request ``drop_block`` with the beta header. With ``alternate``, neighbors with the same role are an
-    error. Otherwise they're merged, as Anthropic does.
+    error. Otherwise they're merged, as Anthropic does. ``script`` decides the answers.
     """
 
     def __init__(
-        self, window: int = 16_000, *, check: Check = "error", alternate: bool = False, ratio: float = 1.0
+        self,
+        window: int = 16_000,
+        *,
+        check: Check = "error",
+        alternate: bool = False,
+        ratio: float = 1.0,
+        script: Script = step,
     ) -> None:
         super().__init__()
         self.window = window
         self.check = check
         self.alternate = alternate
         self.ratio = ratio
+        self._script = script
         self.chat = StandIn(window=window)
         self._thoughts: dict[str, Thought] = {}
         self._ids = itertools.count(1)
@@ -181,10 +188,11 @@ class StrictMessages(Record):
         if received.summary:
             made = Step(text=summarise(received.body).content or "Nothing.")
         else:
-            newest = blocks_of(received.body["messages"][-1])
+            # Claude Code puts a system message behind the user's.
+            newest = blocks_of(next(m for m in reversed(received.body["messages"]) if m["role"] != "system"))
             results = [block["tool_use_id"] for block in newest if block["type"] == "tool_result"]
             texts = text_of(newest) or None
-            made = step(texts, results[-1] if results else None)
+            made = self._script(texts, results[-1] if results else None)
         content, reason = self._content(received, made), "tool_use" if made.calls else "end_turn"
         room = self.window - received.tokens
         if made.tokens > room:

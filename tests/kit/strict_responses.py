@@ -21,7 +21,7 @@ from starlette.routing import Mount, Route
 
 from proxy.demo.summariser import is_summary_request, summarise
 from proxy.demo.upstream import StandIn
-from tests.kit.agent_script import Received, Record, Step, step
+from tests.kit.agent_script import Received, Record, Script, Step, step
 from tests.kit.response_items import (
     CALLS,
     REASONING,
@@ -60,14 +60,18 @@ class StrictResponses(Record):
     """The stand-in.
 
     ``window`` limits the input, in tokens. With ``binds``, reasoning behind a changed prompt is dropped, as newer
-    models do. ``failure`` is the event with which a stream reports that its input is too long.
+    models do. ``failure`` is the event with which a stream reports that its input is too long. ``script`` decides the
+    answers.
     """
 
-    def __init__(self, window: int = 16_000, *, binds: bool = True, failure: str = "response.failed") -> None:
+    def __init__(
+        self, window: int = 16_000, *, binds: bool = True, failure: str = "response.failed", script: Script = step
+    ) -> None:
         super().__init__()
         self.window = window
         self.binds = binds
         self.failure = failure
+        self._script = script
         self.chat = StandIn(window=window)
         self._ids = itertools.count(1)
         self._written: dict[str, Written] = {}
@@ -227,7 +231,7 @@ class StrictResponses(Record):
         if received.summary:
             made = Step(text=summarise({"messages": items}).content or "Nothing.")
         else:
-            made = step(text_of(newest), newest.get("call_id"))
+            made = self._script(text_of(newest), newest.get("call_id"))
         stored = body.get("store") is not False
         output = self._output(made, sealed=not stored or "reasoning.encrypted_content" in body.get("include", []))
         prompt = prompt_digest(body, self._resolved(body))

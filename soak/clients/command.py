@@ -1,0 +1,248 @@
+"""``python -m soak clients``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from bench.servers import free_port
+from bench.table import MARKS, write_json
+from proxy.demo.replies import ToolCall
+from proxy.demo.serving import serve
+from soak import processes
+from soak.clients.install import NotInstalled
+from soak.clients.programs import CLIENTS, TASK, Client, Tool
+from tests.kit.agent_script import Received, Step, step
+from tests.kit.strict_messages import StrictMessages
+from tests.kit.strict_responses import StrictResponses
+
+WINDOW = 30_000
+TURNS = 41
+MINUTES = 15
+CLAUDE_RATIO = 1.6
+"""Tokens per token of ``o200k_base``, as the proxy assumes for Claude Code's default model."""
+DONE = "The whole task is done."
+
+Upstream = StrictResponses | StrictMessages
+
+
+@dataclass
+class Row:
+    """The results of a client. ``requests``, ``refused``, and ``faults`` are those of the upstream."""
+
+    client: str
+    version: str = ""
+    turns: int = 0
+    results: int = 0
+    errors: list[str] = field(default_factory=list)
+    requests: int = 0
+    compacted: int = 0
+    summaries: int = 0
+    refused: int = 0
+    faults: list[str] = field(default_factory=list)
+    skipped: str = ""
+
+    def met(self, turns: int) -> bool | None:
+        """Return whether the session reached its end without an error. ``None`` if the client didn't run."""
+        if self.skipped:
+            return None
+        reached = self.turns >= turns or self.results >= turns - 1
+        return reached and self.compacted > 0 and not (self.errors or self.faults or self.refused)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--client", "names", type=click.Choice(list(CLIENTS)), multiple=True, help="May be repeated. Default: all of them."
+)
+@click.option("--window", default=WINDOW, show_default=True, help="Tokens of the upstream's context.")
+@click.option("--turns", default=TURNS, show_default=True, help="Turns of a session, or tool results of an agent.")
+@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write every count to FILE.")
+@click.option(
+    "--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep installations and logs in this folder."
+)
+def main(names: Sequence[str], window: int, turns: int, file: Path | None, keep: Path | None) -> None:
+    """Install real clients, and drive each with default settings through the proxy to a strict stand-in.
+
+    The exit status is 1 if a client showed an error, didn't reach its last turn, or wasn't compacted. It's also 1 if
+    the upstream rejected a request.
+    """
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
+        folder = folder.resolve()
+        for name in names or CLIENTS:
+            print(f"{name} ...", file=sys.stderr)
+            place = folder / name.replace(" ", "-").lower()
+            place.mkdir(parents=True, exist_ok=True)
+            rows.append(check(name, CLIENTS[name], window, turns, place))
+    show(rows, window, turns)
+    write_json(file, [asdict(row) | {"met": row.met(turns)} for row in rows])
+    sys.exit(1 if any(row.met(turns) is False for row in rows) else 0)
+
+
+def check(name: str, client: Client, window: int, turns: int, folder: Path) -> Row:
+    """Install and drive a client. Return the results."""
+    row = Row(name)
+    try:
+        row.version = client.installed(folder / "installed")
+    except NotInstalled as error:
+        row.skipped = str(error)
+        return row
+    script = step if client.tool is None else Loop(client.tool, turns).step
+    window = int(window * client.windows)
+    upstream: Upstream
+    if client.api == "messages":
+        upstream = StrictMessages(window, check="off", ratio=CLAUDE_RATIO, script=script)
+    else:
+        upstream = StrictResponses(window, script=script)
+    work = folder / "work"
+    work.mkdir(exist_ok=True)
+    with ExitStack() as stack:
+        address = stack.enter_context(serve(upstream.app))
+        configuration = folder / "config.yaml"
+        configuration.write_text(yaml.safe_dump(settings(address, window, folder)), encoding="utf-8")
+        url = stack.enter_context(processes.proxy(configuration, free_port(), folder / "proxy.log"))
+        environment = _environment(client.variables(url), work, turns)
+        lines = _output(client.command(folder / "installed", work, url), work, environment, folder, row)
+        row.compacted = _compacted(url)
+    _fill(row, client, lines, upstream)
+    return row
+
+
+def settings(upstream: str, window: int, folder: Path) -> dict[str, Any]:
+    """Return the proxy's configuration."""
+    profile = {"context_window": window, "max_input_tokens": window, "max_output_tokens": 4_000}
+    return {
+        "store": {"url": f"sqlite:///{folder}/store.db"},
+        "upstreams": {"main": {"base_url": f"{upstream}/v1", "speaks": ["chat", "responses", "messages"]}},
+        "models": [{"match": "*", "upstream": "main", "profile": {**profile, "tokenizer": "o200k_base"}}],
+    }
+
+
+class Loop:
+    """The script of an agent's model: one call of the agent's own tool after another, and then a text."""
+
+    def __init__(self, tool: Tool, calls: int) -> None:
+        self._tool = tool
+        self._calls = calls
+
+    def step(self, text: str | None, call_id: str | None) -> Step:
+        """Return the answer to the newest user text, or to the result of a call."""
+        number = int(call_id.rpartition("_")[2]) + 1 if call_id and call_id.rpartition("_")[2].isdigit() else 0
+        if call_id is None and not (text or "").strip(' "\n').endswith(TASK):
+            return Step(text="Fine.")
+        if number >= self._calls:
+            return Step(text=DONE, thinking="Nothing is left to do.")
+        arguments = (
+            json.dumps(self._tool.arguments).replace("START", f"{number + 1}000").replace("END", f"{number + 1}600")
+        )
+        call = ToolCall(f"call_loop_{number}", self._tool.name, arguments)
+        return Step(calls=(call,), thinking=f"Call number {number} comes next.")
+
+
+def _environment(variables: Mapping[str, str], work: Path, turns: int) -> dict[str, str]:
+    """Return an environment with a home of its own, and without the keys and proxies of this process."""
+    names = ("PATH", "LANG", "LC_ALL", "SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS")
+    kept = {name: os.environ[name] for name in names if name in os.environ}
+    return {**kept, "HOME": str(work), "SOAK_TURNS": str(turns), "NO_PROXY": "127.0.0.1", **variables}
+
+
+def _output(
+    command: Sequence[str], work: Path, environment: Mapping[str, str], folder: Path, row: Row
+) -> list[dict[str, Any]]:
+    """Run a client, and return the JSON objects that it printed."""
+    output, log = folder / "output.jsonl", folder / "client.log"
+    with output.open("wb") as out, log.open("wb") as err:
+        try:
+            done = subprocess.run(  # noqa: S603 - fixed commands
+                command,
+                cwd=work,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                timeout=MINUTES * 60,
+                check=False,
+            )
+            if done.returncode:
+                row.errors.append(f"exit status {done.returncode}: {processes.tail(log, 3)[-300:]}")
+        except (OSError, subprocess.TimeoutExpired) as error:
+            row.errors.append(str(error)[:300])
+    printed = output.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [json.loads(line) for line in printed if line.startswith("{")]
+
+
+def _fill(row: Row, client: Client, lines: Sequence[Mapping[str, Any]], upstream: Upstream) -> None:
+    received = upstream.conversations
+    row.requests = len(upstream.requests)
+    row.results = len({call for one in received for call in _answered(one)})
+    row.refused = len(upstream.refused)
+    row.faults = sorted({*upstream.faults, *upstream.chat.faults}) if upstream.chat.faults else sorted(upstream.faults)
+    row.summaries = len(upstream.chat.summaries) + sum(one.summary for one in upstream.requests)
+    if client.tool is None:
+        row.turns = sum(line.get("error") is None for line in lines)
+        row.errors += [line["error"] for line in lines if line.get("error")]
+        return
+    row.turns = 1 if any(DONE in json.dumps(line) for line in lines) else 0
+    row.errors += [json.dumps(line)[:300] for line in lines if _is_error(line)]
+
+
+def _is_error(line: Mapping[str, Any]) -> bool:
+    item = line.get("item")
+    kinds = [line.get("type"), item.get("type") if isinstance(item, Mapping) else None]
+    return "error" in kinds or "turn.failed" in kinds or line.get("is_error") is True
+
+
+def _answered(received: Received) -> list[str]:
+    """Return the ids of the calls whose results are in a request."""
+    body = received.body
+    given = body.get("input", [])
+    items = given if isinstance(given, list) else []
+    blocks = [
+        block
+        for message in body.get("messages", [])
+        if isinstance(message.get("content"), list)
+        for block in message["content"]
+    ]
+    outputs = [item["call_id"] for item in items if item.get("type") == "function_call_output"]
+    return [*outputs, *(block["tool_use_id"] for block in blocks if block.get("type") == "tool_result")]
+
+
+def _compacted(url: str) -> int:
+    """Return the number of requests that the proxy compacted."""
+    with httpx.Client(trust_env=False) as http:
+        text = http.get(f"{url}/metrics").text
+    lines = [line for line in text.splitlines() if line.startswith("compaction_requests_total{")]
+    return sum(int(float(line.rpartition(" ")[2])) for line in lines if '"compacted"' in line)
+
+
+def show(rows: Sequence[Row], window: int, turns: int) -> None:
+    """Print all rows, and the errors below."""
+    console = Console(width=max(150, Console().width))
+    table = Table(title=f"Sessions of {turns} turns or tool results over a window of {window:,} tokens")
+    table.add_column("client")
+    table.add_column("version")
+    for name in ("turns", "results", "errors", "requests", "compacted", "summaries", "refused", "faults"):
+        table.add_column(name, justify="right")
+    table.add_column("met", justify="center")
+    for row in rows:
+        numbers = [row.turns, row.results, len(row.errors), row.requests, row.compacted, row.summaries, row.refused]
+        table.add_row(row.client, row.version, *map(str, [*numbers, len(row.faults)]), MARKS[row.met(turns)])
+    console.print(table)
+    for row in rows:
+        for text in [*row.errors, *row.faults, *([f"not installed: {row.skipped}"] if row.skipped else [])]:
+            console.print(f"{row.client}: {text}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,55 @@
+"""LangChain's ``ChatOpenAI`` with ``use_responses_api=True``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from soak_common import MODEL, SYSTEM, drive, found, question
+
+
+@tool
+def read(target: str) -> str:
+    """Read a file."""
+    return found("read", target)
+
+
+@tool
+def search(target: str) -> str:
+    """Search a file."""
+    return found("search", target)
+
+
+@tool
+def run(target: str) -> str:
+    """Run a file."""
+    return found("run", target)
+
+
+TOOLS: dict[str, Any] = {"read": read, "search": search, "run": run}
+model = ChatOpenAI(model=MODEL, use_responses_api=True).bind_tools(list(TOOLS.values()))
+history: list[Any] = [SystemMessage(SYSTEM)]
+
+
+def turn(part: int) -> str:
+    """Run the agent's loop on a question. Every second turn is streamed."""
+    history.append(HumanMessage(question(part)))
+    while True:
+        answer: Any = model.invoke(history) if part % 2 else streamed()
+        history.append(answer)
+        if not answer.tool_calls:
+            return str(answer.text)
+        history.extend(TOOLS[call["name"]].invoke(call) for call in answer.tool_calls)
+
+
+def streamed() -> Any:
+    """Return an answer that was streamed."""
+    whole: Any = None
+    for chunk in model.stream(history):
+        whole = chunk if whole is None else whole + chunk
+    return whole
+
+
+drive(turn)

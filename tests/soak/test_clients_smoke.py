@@ -1,0 +1,86 @@
+"""The counts of the check of real clients, with clients that need no installation."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from soak.clients import command, install
+from soak.clients.command import TURNS, Row, check
+from soak.clients.install import NotInstalled
+from soak.clients.programs import CLIENTS, DRIVERS, Client, Tool
+
+SESSION = """
+import json, os, openai
+from tests.kit.agent_sessions import responses_session
+client = openai.OpenAI(max_retries=0)
+for turn in responses_session(client, int(os.environ["SOAK_TURNS"]), "references", "gpt-4.1"):
+    print(json.dumps({"turn": turn, "error": None}), flush=True)
+"""
+FAILING = """print('{"turn": 1, "error": "RuntimeError: no"}')\nraise SystemExit(1)"""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install, "pip", lambda packages, folder: "1.0")
+
+
+def python(code: str, tool: Tool | None = None) -> Client:
+    def command(folder: Path, work: Path, url: str) -> list[str]:
+        return [sys.executable, "-c", code]
+
+    def variables(url: str) -> dict[str, str]:
+        path = str(Path(__file__).parents[2])
+        return {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "sk-soak", "PYTHONPATH": path}
+
+    return Client("pip", ("none",), command, variables, tool=tool)
+
+
+def test_a_session_with_references_reaches_its_end(tmp_path: Path) -> None:
+    row = check("session", python(SESSION), 8_000, 24, tmp_path)
+    assert (row.errors, row.faults, row.refused, row.skipped) == ([], [], 0, "")
+    assert (row.turns, row.version) == (24, "1.0")
+    assert row.results >= 12
+    assert 0 < row.compacted <= row.requests == 24
+    assert row.summaries > 0
+    assert row.met(24)
+    assert not row.met(50)
+
+
+def test_errors_of_a_client_count(tmp_path: Path) -> None:
+    row = check("failing", python(FAILING), 8_000, 24, tmp_path)
+    assert row.errors == ["exit status 1: ", "RuntimeError: no"]
+    assert row.met(24) is False
+
+
+def test_a_client_that_cannot_be_installed_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(packages: object, folder: Path) -> str:
+        raise NotInstalled("no such package")
+
+    monkeypatch.setattr(install, "pip", fail)
+    row = check("missing", python(SESSION), 8_000, 24, tmp_path)
+    assert (row.skipped, row.met(24)) == ("no such package", None)
+
+
+def test_an_agent_calls_its_own_tool_until_the_task_is_done() -> None:
+    loop = command.Loop(Tool("shell", {"command": "ls"}), 3)
+    first = loop.step(command.TASK, None)
+    assert [call.name for call in first.calls] == ["shell"]
+    assert loop.step(None, first.calls[0].id).calls[0].id == "call_loop_1"
+    assert loop.step(None, "call_loop_2").text == command.DONE
+    assert loop.step(f"Write a title for <x>{command.TASK}</x>", None).text == "Fine."
+
+
+@pytest.mark.parametrize("name", list(CLIENTS))
+def test_every_client_has_a_command_and_its_driver_exists(name: str, tmp_path: Path) -> None:
+    parts = CLIENTS[name].command(tmp_path, tmp_path, "http://127.0.0.1:1")
+    assert all(Path(part).exists() for part in parts if str(DRIVERS) in part)
+    assert any("127.0.0.1:1" in value for value in CLIENTS[name].variables("http://127.0.0.1:1").values())
+
+
+def test_a_row_without_compaction_fails() -> None:
+    assert Row("x", turns=TURNS, compacted=3).met(TURNS)
+    assert not Row("x", turns=TURNS).met(TURNS)
+    assert Row("x", turns=1, results=TURNS - 1, compacted=1).met(TURNS)
