@@ -25,6 +25,7 @@ from tests.kit.agent_sessions import messages_session, responses_session
 from tests.kit.scripted import client, proxied
 from tests.kit.strict_messages import StrictMessages
 from tests.kit.strict_responses import StrictResponses
+from tests.kit.waiting import until
 
 WINDOW = 16_000
 LARGE = {"context_window": 128_000, "max_input_tokens": 128_000, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
@@ -179,6 +180,16 @@ def test_a_stream_that_breaks_off_isnt_complete(tmp_path: Path) -> None:
             message(claude, stream=True)
         with pytest.raises((openai.APIError, httpx.HTTPError)):
             response(gpt, stream=True)
+
+
+def test_a_client_that_leaves_ends_the_upstreams_request(tmp_path: Path) -> None:
+    upstream = StandIn(responder=answering(Reply(content="word " * 3_000, pause=0.02)))
+    with entrance(upstream.app, tmp_path, speaks=["chat"]) as url, clients(url) as (claude, gpt):
+        with claude.messages.stream(model="m", max_tokens=4_000, messages=HELLO) as events:
+            next(iter(events.text_stream))
+        with gpt.responses.create(model="m", input="Hello", stream=True) as stream:
+            next(stream)
+        assert until(lambda: [received.abandoned for received in upstream.requests] == [True, True])
 
 
 @pytest.mark.parametrize("stream", [False, True])
