@@ -111,6 +111,8 @@ def check(name: str, client: Client, window: int, turns: int, folder: Path) -> R
         upstream = StrictResponses(window, script=script)
     work = folder / "work"
     work.mkdir(exist_ok=True)
+    for stored in folder.glob("store.db*"):  # of an earlier run with the same conversation
+        stored.unlink()
     with ExitStack() as stack:
         address = stack.enter_context(serve(upstream.app))
         configuration = folder / "config.yaml"
