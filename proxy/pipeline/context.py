@@ -95,7 +95,13 @@ class ConversationContext(RequestContext):
 
 
 def conversation_key(context: ConversationContext) -> tuple[str, str]:
-    """Return the tenant, and a digest that all turns of a conversation share."""
+    """Return the tenant, and a digest that all turns of a conversation share.
+
+    Clients move their cache breakpoints, so bound reasoning is remembered by what the first units say.
+    """
     upstream, model, tenant = context.place
-    first = (bytes(unit) for unit in context.body.units[:2])
+    first = [bytes(unit) for unit in context.body.units[:2]]
+    if context.counter is not None and context.counter.format.binds_reasoning == "always":
+        format = context.counter.format
+        first = [repr((format.text(unit), format.arguments(unit))).encode() for unit in first]
     return tenant, xxhash.xxh3_128_hexdigest(b"\0".join((upstream.encode(), model.encode(), *first)))

@@ -86,3 +86,22 @@ def test_a_refusal_is_answered_without_thinking_if_the_proxy_changed_the_prompt(
     assert second.headers["x-compaction"] == ("compacted" if changed else "none")
     if not changed:
         assert second.json() == REFUSAL
+
+
+def test_a_refusal_is_remembered_though_the_client_moves_its_breakpoints(tmp_path: Path) -> None:
+    upstream = Refusing()
+    with behind(upstream.app, tmp_path, profile=PROFILE) as url, httpx.Client(base_url=url, trust_env=False) as caller:
+
+        def ask(messages: list[dict[str, Any]], *, marked: bool) -> None:
+            marks = {"cache_control": {"type": "ephemeral"}} if marked else {}
+            first = {"role": "user", "content": [{"type": "text", "text": messages[0]["content"], **marks}]}
+            body = {"model": MODEL, "max_tokens": 100, "messages": [first, *messages[1:]]}
+            answer = caller.post("/v1/messages", json=body, headers={"x-api-key": "sk-client"})
+            assert answer.status_code == 200
+
+        turns = [*conversation(20), thought(99), {"role": "user", "content": "And now?"}]
+        ask(conversation(20), marked=True)
+        ask(turns, marked=True)
+        upstream.bodies.clear()
+        ask([*turns, {"role": "assistant", "content": "Done."}, {"role": "user", "content": "More?"}], marked=False)
+    assert len(upstream.bodies) == 1, "nothing was refused again"
