@@ -232,7 +232,8 @@ def test_a_client_that_leaves_between_comments_finds_the_summary_later(tmp_path:
         assert until(lambda: upstream.summaries[0].status == 200)
         assert upstream.conversations == []
         again = httpx.post(f"{url}/v1/chat/completions", json={**body, "stream": False}, trust_env=False, timeout=30)
-        assert again.headers["x-compaction-summary"] == "stored"
+        # The proxy may still be storing it. Then the request waits for the same summary.
+        assert again.headers["x-compaction-summary"] in ("stored", "made")
     assert len(upstream.summaries) == 1
 
 
