@@ -72,9 +72,10 @@ def profile(window: int) -> dict[str, Any]:
     return {**limits, "tokenizer": "o200k_base"}
 
 
-@pytest.mark.parametrize("window", OTHERS)
+@pytest.mark.full
+@pytest.mark.parametrize("window", SHARED_ON_CHAT)
 def test_items_fare_as_messages_do(window: int, tmp_path: Path) -> None:
-    """The session over ``/v1/responses``. ``--full`` runs all windows."""
+    """The session over ``/v1/responses``. Runs with ``--full`` only."""
     messages = recorded_messages()
     items = list(as_items(messages))
     upstream = StrictResponses(window)
