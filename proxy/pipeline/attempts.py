@@ -262,7 +262,7 @@ class Attempts:
             strict=context.profile.strict_alternation,
             kept=caller.kept,
             allowance=services.budgets.of(caller),
-            stale_reasoning=self._sent_prompts.stale(conversation_key(context)),
+            stale_reasoning=self._stale(context),
         )
 
     async def _smaller(self, context: ConversationContext, attempt: Attempt, overflow: Overflow) -> Attempt | None:
@@ -304,6 +304,12 @@ class Attempts:
             self._sent_prompts.expire(key, len(context.body.units))
         stale = self._sent_prompts.stale(key)
         return stale if stale > case.stale_reasoning else 0
+
+    def _stale(self, context: ConversationContext) -> int:
+        """Return the number of messages whose reasoning is known to be invalid."""
+        if context.counter is None or context.counter.format.binds_reasoning == "never":
+            return 0
+        return self._sent_prompts.stale(conversation_key(context))
 
     def _stale_after(self, context: ConversationContext, case: CompactionInput) -> int:
         """Return the units whose reasoning is invalid after a change that the conversation alone doesn't explain."""

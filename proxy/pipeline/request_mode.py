@@ -1,4 +1,4 @@
-"""What a request's client asks for: the mode, and whether the client compacts its own conversations."""
+"""Read from a request its mode, and whether its client compacts its own conversations."""
 
 from __future__ import annotations
 

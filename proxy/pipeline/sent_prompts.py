@@ -50,7 +50,7 @@ class SentPrompt(msgspec.Struct, frozen=True):
 
 
 class SentPrompts:
-    """What was last sent for each conversation. The processes on one store share it."""
+    """Remember the last prompt of each conversation. The processes on one store share it."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -12,9 +11,7 @@ from proxy.config.upstreams import Api
 from proxy.http.headers import Headers
 from proxy.summary.chunking import SummaryFailed
 from proxy.summary.quality import Written
-
-# OpenAI's own families reject `max_tokens`; other servers may support no other field.
-_COMPLETION_FIELD = re.compile(r"(?:gpt-[5-9]|o[1-9](?![a-z0-9.])|codex-mini)")
+from proxy.upstream.transport import output_field
 
 REQUIRED_OUTPUT = 4_096
 """The output to ask Anthropic's API for, in tokens, if a model rejects a larger one. All its models write this much."""
@@ -42,7 +39,7 @@ class SummaryForm(Protocol):
     def limits(self) -> tuple[str, ...]: ...
 
     def body(self, model: str, messages: Messages, most: int | None) -> dict[str, Any]:
-        """Return the request, for at most ``most`` tokens of output (``None``: no limit of ours)."""
+        """Return the request, with a limit on its output of ``most`` tokens, or without one."""
         ...
 
     def read(self, answer: Any) -> Written:
@@ -58,9 +55,7 @@ class _Chat:
 
     def body(self, model: str, messages: Messages, most: int | None) -> dict[str, Any]:
         fields = {"model": model, "messages": messages, "stream": False}
-        own = model.lower().rsplit("/", 1)[-1]
-        name = "max_completion_tokens" if _COMPLETION_FIELD.match(own) else "max_tokens"
-        return fields if most is None else {**fields, name: most}
+        return fields if most is None else {**fields, output_field(model): most}
 
     def read(self, answer: Any) -> Written:
         choice = answer["choices"][0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
@@ -13,6 +14,15 @@ from proxy.http.headers import Headers as Headers
 CHAT_PATH = "/chat/completions"
 MESSAGES_PATH = "/messages"
 RESPONSES_PATH = "/responses"
+
+# OpenAI's own families reject `max_tokens`; other servers may support no other field.
+_COMPLETION_FIELD = re.compile(r"(?:gpt-[5-9]|o[1-9](?![a-z0-9.])|codex-mini)")
+
+
+def output_field(model: str) -> str:
+    """Return the name of the field of chat completions that limits a model's output."""
+    own = model.lower().rsplit("/", 1)[-1]
+    return "max_completion_tokens" if _COMPLETION_FIELD.match(own) else "max_tokens"
 
 
 class Outgoing(msgspec.Struct, eq=False):

@@ -53,8 +53,8 @@ def show(rows: Sequence[Row], console: Console) -> None:
     table = Table(
         title="Instructions in old tool results",
         caption=(
-            "The block column shows if every part of the instruction was inside the quoted block. A text marked quoted "
-            "has the word only in a copy of the instruction. A text marked obeyed also has it elsewhere."
+            "The block column shows if every part of the instruction was inside the quoted block. A text is "
+            "marked as quoted if the word is only in a copy of the instruction, and as obeyed if it's also elsewhere."
         ),
     )
     table.add_column("instruction")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import msgspec
 
 from proxy.errors import UpstreamInterrupted
 from proxy.http.sse import EventSplitter, data_of, split_events
+from proxy.upstream.transport import output_field
 
 BROKEN = "The upstream broke off in the middle of its answer. Send the request again."
 UNREADABLE = "The upstream's answer isn't a chat completion. Ask the operator to check the setting 'speaks'."
@@ -26,9 +26,6 @@ FIELDS = frozenset(
 _MESSAGE_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"})
 _FOR_TRANSLATION = frozenset({"thinking_blocks", "cache_control"})
 _CALL_FIELDS = ("id", "type", "function")
-
-# OpenAI's own families reject `max_tokens`; other servers may support no other field.
-_COMPLETION_FIELD = re.compile(r"(?:gpt-[5-9]|o[1-9](?![a-z0-9.])|codex-mini)")
 
 
 def plain(request: Mapping[str, Any], model: str, *, translated: bool) -> dict[str, Any]:
@@ -47,8 +44,8 @@ def plain(request: Mapping[str, Any], model: str, *, translated: bool) -> dict[s
     else:
         body.pop("tool_choice", None)
         body.pop("parallel_tool_calls", None)
-    if not translated and "max_tokens" in body and _COMPLETION_FIELD.match(model.lower().rsplit("/", 1)[-1]):
-        body["max_completion_tokens"] = body.pop("max_tokens")
+    if not translated and "max_tokens" in body:
+        body[output_field(model)] = body.pop("max_tokens")
     return body
 
 
