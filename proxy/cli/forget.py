@@ -14,7 +14,7 @@ from proxy.errors import ConfigurationError
 from proxy.store import StoreFailed, open_store
 from proxy.store.file import put_aside
 from proxy.store.forgetting import forget as forget_tenant
-from proxy.store.opening import store_file
+from proxy.store.opening import open_records, store_file
 
 
 def forget(team: str | None, key_sha256: str | None, config: Path | None) -> None:
@@ -60,10 +60,13 @@ def tenants(settings: Settings, team: str | None, key_sha256: str | None) -> lis
 
 async def _forget(settings: Settings, names: list[str]) -> tuple[Counter[str], int]:
     store = open_store(settings.store.url, settings.store.encryption.keys)
+    records = open_records(settings.store.url, settings.store.encryption.keys)
     counts: Counter[str] = Counter()
     try:
         for name in names:
             counts.update(await forget_tenant(store, name))
+            counts["record"] += await records.remove(name)
+        counts = +counts
         return counts, await store.unknown()
     except StoreFailed as error:
         raise ConfigurationError(
@@ -71,3 +74,4 @@ async def _forget(settings: Settings, names: list[str]) -> tuple[Counter[str], i
         ) from error
     finally:
         await store.aclose()
+        await records.aclose()

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 from proxy.config.fields import Name, Section, Text, wrong
 from proxy.config.models import Route, RouteSettings
 from proxy.config.policy import Policy, WrittenPolicy
+from proxy.config.records import DAY, RecordSettings
 from proxy.config.server import ServerSettings
 from proxy.config.store import StoreSettings
 from proxy.config.teams import AuthSettings, TeamSettings
@@ -21,6 +22,8 @@ class _SettingsFields(Section):
     """Where to listen, and limits on requests."""
     store: StoreSettings = Field(default_factory=StoreSettings)
     """Where to store summaries and the archive."""
+    records: RecordSettings | None = RecordSettings()
+    """How long to keep the records of requests. null: keep none."""
     auth: AuthSettings = AuthSettings()
     """Which callers the proxy accepts."""
     upstreams: Mapping[Name, UpstreamSettings] = Field(default_factory=default_upstreams)
@@ -62,6 +65,16 @@ class Settings(_SettingsFields):
     @classmethod
     def _has_default(cls, policies: Mapping[str, Policy]) -> Mapping[str, Policy]:
         return policies if "default" in policies else {"default": Policy(), **policies}
+
+    @property
+    def record_seconds(self) -> float:
+        """Return the seconds to keep the record of a request, 0 for none."""
+        return 0.0 if self.records is None else self.records.days * DAY
+
+    @property
+    def record_count(self) -> int:
+        """Return the maximum number of records."""
+        return 0 if self.records is None else self.records.max
 
     def route(self, model: str) -> Route | None:
         """Return the route of a model, or ``None`` if the configuration lists routes and none matches."""

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from proxy.access.admission import BodyLease
 from proxy.access.authenticator import Caller, for_model, may_use
 from proxy.config import Route
-from proxy.dialects.dialect import Dialect, Request
+from proxy.dialects.dialect import AnswerTail, Dialect, Request
 from proxy.endpoints.paths import DEPLOYMENT
 from proxy.endpoints.reply import send_answer, send_error_event, send_rest
 from proxy.endpoints.restrictions import check_body, check_path
@@ -26,20 +26,28 @@ from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving, rea
 from proxy.http.timers import CoarseTimer
 from proxy.pipeline.attempts import Attempts
 from proxy.pipeline.budget import TokenBudgets
-from proxy.pipeline.context import ConversationContext, RequestContext, begin_request, new_id
+from proxy.pipeline.context import ConversationContext, RequestContext, begin_request
+from proxy.pipeline.description import describe, milliseconds_since, usage_of
 from proxy.pipeline.facts_cache import MANY
 from proxy.pipeline.item_references import Tap, item_reader
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot
-from proxy.pipeline.usage_feedback import Feedback, UsageFeedback
+from proxy.pipeline.usage_feedback import Feedback, UsageFeedback, end_of
 from proxy.telemetry.metrics import TOKENS_REMOVED, requests
+from proxy.telemetry.record import record_of
 
 log = structlog.get_logger(__name__)
 
 
+LONGEST_NAME = 100
+"""Characters of a model's name to record. The client may send any text."""
+
 UNIT_BYTES = 1_000
 """Bytes of memory that a request takes for each unit, such as a chat message, in addition to its body."""
+
+
+Served = tuple[Feedback | None, AnswerTail | None]
 
 
 class Conversations:
@@ -54,7 +62,8 @@ class Conversations:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Sent) -> None:
         """Serve one request."""
-        request: RequestContext | None = None
+        record = record_of(scope)
+        record.api = self._dialect.name
         try:
             service = self._service
             request = begin_request(service, scope)
@@ -65,41 +74,49 @@ class Conversations:
                     # `_serve` empties the list. A variable here would keep the body until the response ends.
                     came = [await read_body(scope, receive, limit, held)]
                     with leaving(receive, send) as clock:
-                        feedback = await self._serve(request, came, held, clock, send)
-                if feedback is not None:
+                        feedback, tail = await self._serve(request, came, held, clock, send)
+                if tail is not None:
                     # The client has the whole response, so a disconnect doesn't matter anymore.
-                    await self._usage_feedback.record(feedback)
+                    end = end_of(tail)
+                    record.usage = None if end is None else usage_of(end)
+                    if feedback is not None and end is not None:
+                        await self._usage_feedback.record(feedback, end)
         except ClientLeft:
             requests("client_left").inc()
         except ProxyError as error:
             requests("refused").inc()
-            policy = [] if request is None else [("x-compaction-policy", request.caller.policy.name)]
-            id = new_id() if request is None else request.id
-            extra = [("x-compaction", "none"), *policy, ("x-compaction-id", id)]
+            policy = [] if record.policy is None else [("x-compaction-policy", record.policy)]
+            extra = [("x-compaction", "none"), *policy, ("x-compaction-id", record.id)]
             await answer_error(send, error, extra, shape=self._dialect.errors)
 
     async def _serve(
         self, request: RequestContext, came: list[bytes], held: BodyLease, clock: CoarseTimer, send: Send
-    ) -> Feedback | None:
-        """Serve one request. Return it if its response can show how the upstream counts.
+    ) -> Served:
+        """Serve one request. Return it if its response can show how the upstream counts, and the response's end.
 
         ``came`` is a list with the body. This method empties it.
         """
         scope, caller, configuration = request.scope, request.caller, request.configuration
         server = configuration.settings.server
         now = clock.now()
+        record = request.record
+        record.phases["body"] = milliseconds_since(request.started)
+        record.bytes_in = len(came[0])
         body = await self._dialect.parse(came.pop())
         if (deployment := scope.get(DEPLOYMENT)) is not None:
             body = body.named(deployment)
         if len(body.units) > MANY:
             await held.more(UNIT_BYTES * len(body.units))
+        record.stream, record.model = body.stream, (body.model or "")[:LONGEST_NAME] or None
         route = _route(configuration, body, caller, self._dialect)
+        record.upstream, record.upstream_model = route.upstream, route.model
         if caller.models is not None:
             await check_body(scope, caller, body.raw)
         caller = for_model(caller, body.model or "")
+        record.policy = caller.policy.name
         profile, counter = await self._service.measure(route, configuration, self._dialect)
         context = ConversationContext(
-            id=request.id,
+            record=record,
             started=request.started,
             configuration=configuration,
             scope=scope,
@@ -127,18 +144,20 @@ class Conversations:
             requests("refused").inc()
             await heartbeat.stop()
             await send_error_event(send, error, self._dialect.errors)
-            return None
+            return None, None
         finally:
             heartbeat.close()
 
-    async def _answered(self, context: ConversationContext, held: BodyLease, send: Send) -> Feedback | None:
+    async def _answered(self, context: ConversationContext, held: BodyLease, send: Send) -> Served:
         start, outcome = await self._attempts.run(context)
         requests(outcome.verdict).inc()
+        describe(context, outcome)
         if outcome.verdict == "compacted" and outcome.before and outcome.after:
             # A bound on messages can replace a conversation with a longer summary.
             TOKENS_REMOVED.inc(max(0, outcome.before - outcome.after))
-        feedback = self._usage_feedback.prepare(context, start, outcome)
-        tap = Tap(None if feedback is None else feedback.tail, item_reader(self._service, context, start, outcome))
+        tail = self._dialect.answers.tail() if start.answer.status == 200 else None
+        feedback = None if tail is None else self._usage_feedback.prepare(context, start, outcome)
+        tap = Tap(tail, item_reader(self._service, context, start, outcome))
         pending = context.heartbeat is not None and context.heartbeat.begun
         headers = done(outcome, context.retries)
         if context.advice is not None:
@@ -157,7 +176,7 @@ class Conversations:
         else:
             await send_answer(send, start, headers, tap, shape=self._dialect.errors)
         await tap.finish()
-        return feedback
+        return feedback, tail
 
 
 def _route(configuration: ConfigSnapshot, body: Request, caller: Caller, dialect: Dialect) -> Route:
@@ -188,7 +207,7 @@ def begun(context: ConversationContext) -> list[tuple[str, str]]:
 
 def identity(context: ConversationContext) -> list[tuple[str, str]]:
     """Return the response headers that name the policy and the request."""
-    return [("x-compaction-policy", context.caller.policy.name), ("x-compaction-id", context.id)]
+    return [("x-compaction-policy", context.caller.policy.name), ("x-compaction-id", context.record.id)]
 
 
 def done(outcome: Outcome, retries: int) -> list[tuple[str, str]]:

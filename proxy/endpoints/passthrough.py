@@ -77,8 +77,10 @@ class PassThrough:
             del body
             held.shrink(0)
             requests("unsupported").inc()
+            context.record.verdict = "unsupported"
             start = ResponseStart(answer, b"", False, None, CHAT.answers)
-            await send_answer(send, start, [("x-compaction", "unsupported")], shape=error_shape(scope))
+            headers = [("x-compaction", "unsupported"), ("x-compaction-id", context.record.id)]
+            await send_answer(send, start, headers, shape=error_shape(scope))
 
     async def _body(self, scope: Scope, upload: Upload, held: BodyLease) -> bytes | AsyncIterator[bytes] | None:
         """Return the body to send: ``None``, the whole body, or an iterator over a body that is still arriving."""

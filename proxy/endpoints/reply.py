@@ -10,6 +10,7 @@ from starlette.types import Send
 from proxy.errors import ErrorShape, ProxyError, UpstreamInterrupted, error_body
 from proxy.http import sse
 from proxy.http.headers import encoded
+from proxy.http.request_body import note_error
 from proxy.overflow.error_message import as_error
 from proxy.pipeline.item_references import Tap
 from proxy.pipeline.response_start import ResponseStart, readable
@@ -72,6 +73,7 @@ async def send_rest(
 
 async def send_error_event(send: Send, error: ProxyError, shape: ErrorShape = "openai") -> None:
     """End an event stream with an error of the proxy."""
+    note_error(send, error)
     await send({"type": "http.response.body", "body": _event(error.body(shape), shape)})
 
 
@@ -112,6 +114,7 @@ async def _send_bytes(send: Send, start: ResponseStart, tap: Tap | None) -> None
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
     except UpstreamInterrupted as error:
         # There is no way to report this in the body. The server closes the connection after an incomplete response.
+        note_error(send, error)
         log.warning("upstream.interrupted", reason=error.message)
         return
     await send({"type": "http.response.body", "body": b""})
@@ -131,6 +134,7 @@ async def _send_events(send: Send, start: ResponseStart, tap: Tap | None, shape:
         last = buffer.rest()
     except UpstreamInterrupted as error:
         # The proxy drops the incomplete event and sends an error event.
+        note_error(send, error)
         log.warning("upstream.interrupted", reason=error.message)
         last = (b"\n\n" if buffer.midway else b"") + _event(error.body(shape), shape)
     await send({"type": "http.response.body", "body": last})

@@ -15,7 +15,17 @@ from proxy.http.decompression import OVER, unpacked
 from proxy.http.headers import encoded
 from proxy.http.timers import CoarseTimer, coarse_timer
 
-__all__ = ["ClientLeft", "Sent", "answer_error", "arriving", "header", "is_handshake", "leaving", "read_body"]
+__all__ = [
+    "ClientLeft",
+    "Sent",
+    "answer_error",
+    "arriving",
+    "header",
+    "is_handshake",
+    "leaving",
+    "note_error",
+    "read_body",
+]
 
 STEP = 2_000_000
 """Bytes that a body is decompressed to in one step, about 10 ms of work in a thread."""
@@ -80,22 +90,49 @@ def is_handshake(scope: Scope) -> bool:
     return (wanted is not None and "websocket" in wanted.lower()) or header(scope, b"sec-websocket-key") is not None
 
 
-class Sent:
-    """A ``send`` that records how much of the response it has sent."""
+_FAILURES = (500, 502, 504)
+"""The statuses of errors that happen to a request, rather than reject it."""
 
-    __slots__ = ("_send", "begun", "complete")
+
+class Sent:
+    """A ``send`` that records how much of the response it has sent.
+
+    ``status`` is 0 before the response begins. ``error`` is the code of the proxy's error in the response, if any, and
+    ``refused`` is true if the proxy rejected the request. ``first_byte`` is when the response began, in the event
+    loop's time. ``size`` is the bytes of the body.
+    """
+
+    __slots__ = ("_send", "begun", "complete", "error", "first_byte", "refused", "size", "status")
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.begun = False
         self.complete = False
+        self.status = 0
+        self.error: str | None = None
+        self.refused = False
+        self.first_byte = 0.0
+        self.size = 0
 
     async def __call__(self, message: Message) -> None:
         """Send a message. ``complete`` is true once the server has taken the last one."""
         self.begun = True
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.first_byte = asyncio.get_running_loop().time()
+            await self._send(message)
+            return
         await self._send(message)
-        if message["type"] == "http.response.body" and not message.get("more_body", False):
+        self.size += len(message.get("body", b""))
+        if not message.get("more_body", False):
             self.complete = True
+
+
+def note_error(send: Send, error: ProxyError) -> None:
+    """Remember an error of the proxy as the end of a response."""
+    if isinstance(send, Sent):
+        # Not the exception: its traceback refers to the request's body.
+        send.error, send.refused = error.code, error.status not in _FAILURES
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int, held: MemoryLease) -> bytes:
@@ -255,6 +292,7 @@ async def answer_error(
     shape: ErrorShape = "openai",
 ) -> None:
     """Answer with an error of the proxy. With ``receive``, read and discard the rest of a body that is too large."""
+    note_error(send, error)
     body = error.body(shape)
     headers = [("content-type", "application/json"), ("content-length", str(len(body))), *extra]
     if error.retry_after is not None:

@@ -64,15 +64,22 @@ class Finished:
     """A finished answer of status 200.
 
     ``prompt`` and ``output`` are the reported tokens, ``None`` or 0 if the upstream reports none. ``prompt`` includes
-    cached tokens, ``output`` includes reasoning. ``empty``: the answer has no text, calls, or reasoning. ``cached`` is
-    the number of cached tokens; some upstreams include it in the prompt and some don't.
+    cached tokens, ``output`` includes reasoning. ``empty``: the answer has no text, calls, or reasoning. ``cache_read``
+    and ``cache_write`` are the tokens of the prompt that were read from a cache and written to it, ``None`` if the
+    upstream doesn't report them. Some upstreams include them in the prompt and some don't.
     """
 
     finish_reason: str | None
     prompt: int | None
     output: int | None
     empty: bool
-    cached: int = 0
+    cache_read: int | None = None
+    cache_write: int | None = None
+
+    @property
+    def cached(self) -> int:
+        """Return the tokens read from a cache, 0 if the upstream doesn't report them."""
+        return self.cache_read or 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +121,15 @@ def prompt_tokens(usage: Mapping[str, object]) -> int | None:
     return base
 
 
-def cached_tokens(usage: Mapping[str, object]) -> int:
-    """Return the cached tokens of the prompt by a usage object; 0 if it has none."""
-    details = usage.get("prompt_tokens_details")
-    return (_first(details, "cached_tokens") or 0) if isinstance(details, Mapping) else 0
+def cached_tokens(usage: Mapping[str, object]) -> tuple[int | None, int | None]:
+    """Return the tokens of the prompt that were read from a cache, and those written to it, by a usage object."""
+    read = _first(usage, "cache_read_input_tokens", "prompt_cache_hit_tokens", "cachedContentTokenCount")
+    written = _first(usage, "cache_creation_input_tokens")
+    for name in ("prompt_tokens_details", "input_tokens_details"):
+        if isinstance(details := usage.get(name), Mapping):
+            read = _first(details, "cached_tokens") if read is None else read
+            written = _first(details, "cache_write_tokens") if written is None else written
+    return read, written
 
 
 def output_tokens(usage: Mapping[str, object]) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from functools import partial
 from urllib.parse import quote
@@ -12,12 +13,13 @@ from msgspec.structs import replace
 from starlette.types import Scope
 
 from proxy.dialects.dialect import Dialect
-from proxy.errors import ConfigurationError, UpstreamTimeout
+from proxy.errors import ConfigurationError, ProxyError, UpstreamTimeout
 from proxy.http.headers import VIA, for_upstream
 from proxy.overflow import Overflow
 from proxy.overflow.silent import empty_stream
 from proxy.pipeline.budget import TokenBudget, TokenBudgets, leaves_no_prompt, smaller_input
 from proxy.pipeline.context import ConversationContext, conversation_key
+from proxy.pipeline.description import describe_call, describe_failure
 from proxy.pipeline.item_references import resolve_references
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Outcome
@@ -29,6 +31,7 @@ from proxy.pipeline.services import Services
 from proxy.pipeline.state_recovery import recovered
 from proxy.pipeline.summary_models import summary_models
 from proxy.telemetry.metrics import RETRIES
+from proxy.telemetry.record import Reason
 from proxy.upstream.connections import not_in_time
 from proxy.upstream.transport import CHAT_PATH, Outgoing, Transport
 
@@ -55,9 +58,10 @@ class Accept(msgspec.Struct, eq=False, frozen=True):
 
 
 class Retry(msgspec.Struct, eq=False, frozen=True):
-    """Send another attempt."""
+    """Send another attempt. ``cause`` is ``overflow``, ``reasoning``, or ``empty``."""
 
     attempt: Attempt
+    cause: str
 
 
 class Reject(msgspec.Struct, eq=False, frozen=True):
@@ -87,7 +91,10 @@ class Attempts:
         transport = await context.configuration.upstreams.transport(context.route.upstream, context.dialect.path)
         if context.counter is None:
             outcome = Outcome("off" if mode_of(context.scope, context.caller) == "off" else "failed")
-            return await self._send(context, transport, outcome), outcome
+            began = asyncio.get_running_loop().time()
+            start = await self._send(context, transport, outcome)
+            describe_call(context, start, began, _result(ACCEPT, start), None)
+            return start, outcome
         await self._services.recall(*context.place)
         await resolve_references(self._services, context)
         budget = self._budgets.of(context)
@@ -97,9 +104,11 @@ class Attempts:
         else:  # new items alone aren't a conversation: the calls of their results, for example, are at the upstream
             attempt = Attempt(budget, case, Outcome("none" if case.mode == "enforce" else case.mode))
         while True:
+            began = asyncio.get_running_loop().time()
             start = await self._send(context, transport, attempt.outcome)
             try:
                 decision = await self.decide(context, attempt, start)
+                describe_call(context, start, began, _result(decision, start), attempt.outcome.after)
                 if decision is ACCEPT:
                     return start, attempt.outcome
                 if isinstance(decision, Reject):
@@ -119,6 +128,7 @@ class Attempts:
             RETRIES.inc()
             context.retries += 1
             attempt = decision.attempt
+            context.record.reason = Reason(decision.cause, context.record.calls[-1].limit, attempt.outcome.before)
 
     async def decide(self, context: ConversationContext, attempt: Attempt, start: ResponseStart) -> Decision:
         """Decide whether to forward a response or to retry, and learn limits from it."""
@@ -128,10 +138,10 @@ class Attempts:
             return ACCEPT
         overflow = start.overflow or await self._silent_overflow(context, attempt, start)
         if await refuses_reasoning(context, start) and await self._changed_prompt(context, outcome):
-            return Retry(await self._without_reasoning(context, attempt))
+            return Retry(await self._without_reasoning(context, attempt), "reasoning")
         if _ended_early(context, case, start, overflow):
             context.repeated = True
-            return Retry(attempt)
+            return Retry(attempt, "empty")
         if overflow is None and start.answer.status < 400 and not start.empty:
             self._succeeded(context, outcome)
         if overflow is None or case.mode != "enforce" or outcome.verdict == "failed":
@@ -141,7 +151,7 @@ class Attempts:
         if may_retry(context, overflow):
             smaller = await self._smaller(context, attempt, overflow)
             if smaller is not None:
-                return Retry(smaller)
+                return Retry(smaller, "overflow")
         if start.overflow is None:  # the upstream refused nothing
             return ACCEPT
         parts = await self._services.compactor.parts(case, outcome)
@@ -183,7 +193,7 @@ class Attempts:
         case = replace(attempt.case, body=context.body)
         again = await self.prepare(context, attempt.budget, case)
         changed = replace(again.outcome, verdict="compacted", steps=(STATE_STEP, *again.outcome.steps))
-        return Retry(replace(again, outcome=changed))
+        return Retry(replace(again, outcome=changed), "overflow")
 
     async def _silent_overflow(
         self, context: ConversationContext, attempt: Attempt, start: ResponseStart
@@ -340,6 +350,7 @@ class Attempts:
             query=client_query(context.scope, context.dialect),
         )
         answer = None
+        began = asyncio.get_running_loop().time()
         try:
             with context.clock.until(context.deadline):
                 answer = await transport.send(request)
@@ -347,14 +358,27 @@ class Attempts:
                     answer, Asked(body.raw, context.caller.policy.rate_limit_as_limit, context.dialect.answers)
                 )
         except TimeoutError as error:
-            if answer is None:
-                raise not_in_time(remaining) from error
-            await answer.close()
-            raise UpstreamTimeout("The upstream started its response and then stopped sending. Try again.") from error
-        except BaseException:
+            if answer is not None:
+                await answer.close()
+            stopped = UpstreamTimeout("The upstream started its response and then stopped sending. Try again.")
+            late = not_in_time(remaining) if answer is None else stopped
+            describe_failure(context, late, began, outcome.after)
+            raise late from error
+        except BaseException as error:
+            if isinstance(error, ProxyError):
+                describe_failure(context, error, began, outcome.after)
             if answer is not None:
                 await answer.close()
             raise
+
+
+def _result(decision: Decision, start: ResponseStart) -> str:
+    """Return the name of an attempt's result in the record."""
+    if isinstance(decision, Retry):
+        return decision.cause
+    if start.overflow is not None:
+        return "overflow"
+    return "accepted" if start.answer.status < 400 else "error"
 
 
 def _ended_early(

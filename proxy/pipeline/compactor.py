@@ -28,6 +28,7 @@ from proxy.pipeline.job import (
     tokens_at_most,
 )
 from proxy.pipeline.outcome import Explanation, Forecast, Outcome, Prompt
+from proxy.pipeline.reasons import reason_for
 from proxy.pipeline.summaries import CheckpointSummaries
 from proxy.store.archive import Archive, Removed
 from proxy.summary.store import Summaries
@@ -79,6 +80,7 @@ class Compactor:
         if not _any_trigger(case, before, len(turns)):
             self._summaries.prepare(work)
             return outcome
+        outcome = replace(outcome, reason=reason_for(case, before, len(turns)))
         if case.mode == "shadow":
             forecast = await self._facts.run_if(len(turns) > MANY, lambda: _forecast(work))
             return replace(outcome, forecast=forecast)
@@ -151,7 +153,7 @@ class Compactor:
         if work.plan.cut:
             entry, origin = await self._summaries.obtain(work, may_ask=may_ask)
             blocked = entry.given_up or (entry.digest and entry.unasked and not entry.over_budget)
-            outcome = replace(outcome, summary=origin, breaker_open=blocked)
+            outcome = replace(outcome, summary=origin, summary_cause=entry.cause, breaker_open=blocked)
             piece = OutgoingMessage(entry.message, entry.tokens, None)
         if work.plan.upcoming is not None:
             self._summaries.prepare(work)
@@ -159,7 +161,7 @@ class Compactor:
         finish = partial(self._finished, work, piece, outcome)
         outcome, rendered = await self._facts.run_if(heavy, finish)
         if rendered is not None:
-            self._keep(work, rendered)
+            outcome = replace(outcome, archive=self._keep(work, rendered))
         case = work.case
         if outcome.messages is not None and outcome.prompt is not None:
             sent = await self._facts.turns(outcome.messages, case.counter, case.tenant)
@@ -190,19 +192,29 @@ class Compactor:
         )
         return outcome, rendered
 
-    def _keep(self, work: CompactionJob, rendered: RenderedConversation) -> None:
-        """Archive the messages before each checkpoint, and the originals of shortened messages."""
+    def _keep(self, work: CompactionJob, rendered: RenderedConversation) -> tuple[str, ...]:
+        """Archive the messages before each checkpoint, and the originals of shortened messages.
+
+        Return the ids of the newest checkpoint, which leads to the earlier ones, and of the shortened messages.
+        """
         policy = work.case.policy
         if policy.archive is None:
-            return
+            return ()
         removed: list[Removed] = []
         start, previous = 0, None
         for checkpoint in work.checkpoints(work.plan.checkpoints):
             messages = tuple(turn.raw for turn in work.body[start : checkpoint.position])
             removed.append(Removed(archive_id(checkpoint), messages, previous))
             start, previous = checkpoint.position, archive_id(checkpoint)
-        removed += [Removed(p.turn.facts.id, (p.turn.raw,)) for p in rendered.pieces if p.turn and p.changed]
+        shortened = [Removed(p.turn.facts.id, (p.turn.raw,)) for p in rendered.pieces if p.turn and p.changed]
+        removed += shortened
         self._archive.keep(work.case.tenant, removed, policy.archive.days * 86_400.0)
+        newest = () if previous is None else (previous,)
+        return (*newest, *(one.id for one in shortened[:LISTED]))
+
+
+LISTED = 50
+"""Archive ids of shortened messages that a record lists."""
 
 
 def _forecast(work: CompactionJob) -> Forecast | None:

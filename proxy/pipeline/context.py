@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 
 import msgspec
 import xxhash
@@ -20,16 +19,18 @@ from proxy.limits.learned import LearnedLimit
 from proxy.limits.profiles import Profile
 from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot
+from proxy.telemetry.record import RequestRecord, record_of
 
 
 class RequestContext(msgspec.Struct, eq=False):
     """One request to any endpoint, from its arrival to the end of its response.
 
-    ``id`` is the value of ``x-compaction-id``, and ``via`` that of ``x-compaction-via`` for the upstream. ``started``
-    is in the event loop's time, in seconds. ``configuration`` is the snapshot at the request's arrival.
+    ``record`` has the request's id, the value of ``x-compaction-id``. ``via`` is the value of ``x-compaction-via`` for
+    the upstream. ``started`` is in the event loop's time, in seconds. ``configuration`` is the snapshot at the
+    request's arrival.
     """
 
-    id: str
+    record: RequestRecord
     started: float
     configuration: ConfigSnapshot
     scope: Scope
@@ -42,15 +43,11 @@ def begin_request(services: Services, scope: Scope, *, forwarded: bool = True) -
 
     Raises ``LoopDetected`` or ``NotAuthenticated``.
     """
-    configuration = services.configuration
+    configuration, record = services.configuration, record_of(scope)
     via = next_via(scope, services.instance) if forwarded else ""
     caller = configuration.teams.authenticate(scope["headers"])
-    return RequestContext(new_id(), asyncio.get_running_loop().time(), configuration, scope, via, caller)
-
-
-def new_id() -> str:
-    """Return a random id for a request."""
-    return os.urandom(8).hex()
+    record.tenant, record.team, record.policy = caller.tenant, caller.team, caller.policy.name
+    return RequestContext(record, asyncio.get_running_loop().time(), configuration, scope, via, caller)
 
 
 class ConversationContext(RequestContext):

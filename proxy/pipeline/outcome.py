@@ -10,6 +10,7 @@ import msgspec
 
 from proxy.compaction.planning import Plan
 from proxy.summary.store import Origin
+from proxy.telemetry.record import Reason
 
 Verdict = Literal["none", "compacted", "shadow", "off", "failed"]
 
@@ -36,6 +37,8 @@ class Outcome(msgspec.Struct, eq=False, frozen=True):
     requested one doesn't fit. ``estimated`` is true if the original request has images or audio, so that ``before``
     contains an estimate, and ``None`` if unknown. ``sizes`` is the tokens of tools and framing, and those of each
     message of the original request, or ``None`` if the proxy didn't count them. ``forecast`` is set in shadow mode.
+    ``reason`` is the condition that made the proxy compact the request, ``summary_cause`` the reason for a digest, and
+    ``archive`` the ids under which the archive keeps the removed messages.
     ``prompt`` is set if it matters for reasoning that is bound to the messages to send.
     """
 
@@ -52,6 +55,9 @@ class Outcome(msgspec.Struct, eq=False, frozen=True):
     sizes: tuple[int, list[int]] | None = None
     forecast: Forecast | None = None
     prompt: Prompt | None = None
+    reason: Reason | None = None
+    summary_cause: str | None = None
+    archive: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

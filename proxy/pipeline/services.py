@@ -15,11 +15,13 @@ from proxy.limits.profiles import Profile
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.measures import Measures
+from proxy.pipeline.recorder import Recorder
 from proxy.pipeline.sent_prompts import SentPrompts
 from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.store import Guarded
 from proxy.store.archive import Archive
 from proxy.store.items import ItemMemory
+from proxy.store.records import RecordStore
 from proxy.store.replicated_map import FIRST_READ_SECONDS
 from proxy.summary.budget import Budgets
 from proxy.summary.store import Summaries
@@ -49,6 +51,8 @@ class Services:
     bodies: BodyMemory
     quotas: Quotas
     budgets: Budgets
+    records: RecordStore
+    recorder: Recorder
     draining: bool = False
 
     @property

@@ -46,7 +46,7 @@ async def recovered(context: ConversationContext, transport: RelayTransport) -> 
         await context.memory.more(len(body))
     except (NotCompacted, ProxyError) as error:
         reason = str(error) if isinstance(error, NotCompacted) else type(error).__name__
-        log.warning("state.not_compacted", id=context.id, reason=reason)
+        log.warning("state.not_compacted", reason=reason)
         return None
     return body
 

@@ -48,7 +48,7 @@ class CheckpointSummaries:
         cut = job.plan.cut
         if not job.case.kept:
             # A model's summary that the proxy can't store would cost money in every turn.
-            return await self._digested(job, None, 0, cut), "digest"
+            return await self._digested(job, None, 0, cut, "not_stored"), "digest"
         checkpoints = job.checkpoints(job.plan.checkpoints)
         tenant = job.case.tenant
         make = self._maker(job, cut)
@@ -58,7 +58,7 @@ class CheckpointSummaries:
         if stored is not None:
             return stored, "digest" if stored.digest else "stored"
         self._summaries.begin(tenant, checkpoints, make)
-        return await self._digested(job, None, 0, cut), "digest"
+        return await self._digested(job, None, 0, cut, "waiting"), "digest"
 
     def _maker(self, job: CompactionJob, position: int) -> SummaryFactory:
         async def make(previous: StoredSummary | None, start: int) -> StoredSummary:
@@ -74,6 +74,7 @@ class CheckpointSummaries:
                 redaction(secrets=settings.redact_secrets, patterns=settings.redact),
             )
             asked = over_budget = False
+            skipped = "no_model"
             if (allowance := job.case.allowance) is not None:
                 await allowance.recall()
                 over_budget = allowance.spent
@@ -82,6 +83,7 @@ class CheckpointSummaries:
             for model in () if given_up or over_budget else await job.case.models(request.max_tokens):
                 attempt = self._breaker.attempt((job.case.tenant, model.name))
                 if attempt is None:
+                    skipped = "breaker_open"
                     SUMMARIES.labels(outcome="skipped").inc()
                     continue
                 asked = True
@@ -102,17 +104,18 @@ class CheckpointSummaries:
             if over_budget:
                 SUMMARIES.labels(outcome="over_budget").inc()
             SUMMARIES.labels(outcome="digest").inc()
-            entry = await self._digested(job, previous, start, position)
+            cause = "over_budget" if over_budget else "given_up" if given_up else "failed" if asked else skipped
+            entry = await self._digested(job, previous, start, position, cause)
             return replace(entry, unasked=over_budget or not asked, over_budget=over_budget)
 
         return make
 
     async def _digested(
-        self, job: CompactionJob, previous: StoredSummary | None, start: int, position: int
+        self, job: CompactionJob, previous: StoredSummary | None, start: int, position: int, cause: str
     ) -> StoredSummary:
-        """Return an entry with a digest in place of a model's summary."""
+        """Return an entry with a digest in place of a model's summary. ``cause`` is that of ``StoredSummary``."""
         text = await self._facts.run(lambda: job.digest(previous.text if previous else None, start, position))
-        return await self._entry(job, previous, start, position, text, digest=True)
+        return replace(await self._entry(job, previous, start, position, text, digest=True), cause=cause)
 
     async def _entry(
         self,

@@ -13,9 +13,11 @@ from proxy.limits.budget import budget, reserved_output
 from proxy.limits.learned import for_others, limit_from_overflow, lower, published
 from proxy.overflow import Overflow
 from proxy.pipeline.context import ConversationContext
+from proxy.pipeline.description import usage_of
 from proxy.pipeline.services import Services
 from proxy.summary.forms import FORMS
-from proxy.summary.model import UpstreamSummaryModel, Way, output_limit
+from proxy.summary.model import OnCall, UpstreamSummaryModel, Way, output_limit
+from proxy.telemetry.record import RequestRecord, summary_record
 
 log = structlog.get_logger(__name__)
 
@@ -84,7 +86,23 @@ async def _summary_model(
         form=form,
         others=others,
         on_missing=upstreams.missing(route.upstream).add,
+        on_call=_recording(services, context.record, route),
     )
+
+
+def _recording(services: Services, parent: RequestRecord, route: Route) -> OnCall:
+    """Return a function that records the calls to a summary model."""
+
+    def record(status: int, answer: bytes, ms: float) -> None:
+        call = summary_record(parent, route.upstream, route.model)
+        call.time -= ms / 1000
+        call.status = status
+        call.phases = {"total": round(ms, 3)}
+        call.usage = usage_of(CHAT.answers.read_usage(answer)) if status == 200 else None
+        call.error = None if status else "upstream_error"
+        services.recorder.add(call)
+
+    return record
 
 
 async def _ways(context: ConversationContext, upstream: str) -> list[Way]:

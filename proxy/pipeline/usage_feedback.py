@@ -129,7 +129,7 @@ class RequestFacts(msgspec.Struct, eq=False, frozen=True):
 
 
 class Feedback(msgspec.Struct, eq=False, frozen=True):
-    """A request, and the end of its response.
+    """A request that has been sent, and whose response can show something.
 
     ``facts`` is ``None`` if the proxy didn't count the request, which then keeps its body. ``wanted`` is true if its
     count is needed for the ratio between the upstream's tokens and the proxy's.
@@ -138,7 +138,6 @@ class Feedback(msgspec.Struct, eq=False, frozen=True):
     context: ConversationContext
     outcome: Outcome | None
     facts: RequestFacts | None
-    tail: AnswerTail
     wanted: bool
 
     @property
@@ -188,10 +187,9 @@ class UsageFeedback:
         unsized = context.body.unsized(outcome.messages or context.body.units)
         if not of_use and not unsized and size <= SMALLEST_BYTES:
             return None
-        tail = context.dialect.answers.tail()
         if outcome.after is None:
-            return Feedback(context, outcome, None, tail, wanted)
-        return Feedback(context, None, self._facts(context, outcome, compare=True), tail, wanted)
+            return Feedback(context, outcome, None, wanted)
+        return Feedback(context, None, self._facts(context, outcome, compare=True), wanted)
 
     def _facts(self, context: ConversationContext, outcome: Outcome, *, compare: bool) -> RequestFacts:
         """Return the facts about a request that still has its body.
@@ -230,10 +228,10 @@ class UsageFeedback:
             unsized=body.unsized(outcome.messages or body.units),
         )
 
-    async def record(self, feedback: Feedback) -> None:
-        """Learn from a complete response. Log errors instead of raising them."""
+    async def record(self, feedback: Feedback, end: Finished) -> None:
+        """Learn from the end of a complete response. Log errors instead of raising them."""
         try:
-            facts, outcome, end = feedback.facts, feedback.outcome, feedback.tail.finished()
+            facts, outcome = feedback.facts, feedback.outcome
             count = outcome is not None and (
                 feedback.wanted or (end.empty or not feedback.context.dialect.answers.is_usual(end.finish_reason))
             )
@@ -357,6 +355,15 @@ class UsageFeedback:
         newest = int(factor * sum(sizes[turns[-1].messages :]))
         window = context.profile.context_window
         return counted, cut_prompt(end, int(factor * counted), newest, sent, window)
+
+
+def end_of(tail: AnswerTail) -> Finished | None:
+    """Return the usage and finish reason of a complete response. Log an error instead of raising it."""
+    try:
+        return tail.finished()
+    except Exception as error:  # the client has its response
+        log.exception("counting.failed", error=type(error).__name__)
+        return None
 
 
 def _with_calls(

@@ -49,6 +49,9 @@ HEALTH = frozenset({"/livez", "/readyz", "/metrics"})
 """Paths that are served even if the proxy is overloaded."""
 
 
+API = "/v1/"
+"""Requests below this path are recorded."""
+
 Endpoint = Callable[[Scope, Receive, Sent], Awaitable[None]]
 
 
@@ -92,15 +95,29 @@ class Proxy:
             return
         web = self.service.configuration.web
         origin, wrong = web.judge(scope)
-        app: ASGIApp = self._admitted if wrong is None else partial(_refused, wrong)
+        app: ASGIApp = partial(self._received, wrong)
         await (app if origin is None else web.cors(app, origin))(scope, receive, send)
 
-    async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request once the concurrency limit admits it."""
+    async def _received(self, wrong: ProxyError | None, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, and record it if it is for an API. ``wrong`` is the reason to refuse it."""
+        sent = Sent(send)
         if scope["path"] in HEALTH:
-            await self._guarded(scope, receive, send)
+            await (self._guarded(scope, receive, sent) if wrong is None else _refused(wrong, scope, receive, sent))
             return
         scope = canonical(scope)
+        serve = self._admitted if wrong is None else partial(_refused, wrong)
+        if not scope["path"].startswith(API):
+            await serve(scope, receive, sent)
+            return
+        recorder, started = self.service.recorder, asyncio.get_running_loop().time()
+        record = recorder.begin(scope)
+        try:
+            await serve(scope, receive, sent)
+        finally:
+            recorder.end(record, sent, started)
+
+    async def _admitted(self, scope: Scope, receive: Receive, send: Sent) -> None:
+        """Serve a request once the concurrency limit admits it."""
         limit = self.service.concurrency
         if not limit.take(1):
             try:
@@ -113,9 +130,8 @@ class Proxy:
         finally:
             limit.give(1)
 
-    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _guarded(self, scope: Scope, receive: Receive, sent: Sent) -> None:
         """Serve a request. Log an unexpected error in full, but don't reveal its cause to the client."""
-        sent = Sent(send)
         try:
             await self._endpoint_for(scope)(scope, receive, sent)
         except Exception as error:
@@ -125,7 +141,7 @@ class Proxy:
             crash = ProxyError(
                 "The proxy failed to process this request. Try again, or ask its operator to check the log."
             )
-            await answer_error(send, crash, shape=error_shape(scope))
+            await answer_error(sent, crash, shape=error_shape(scope))
 
     def _endpoint_for(self, scope: Scope) -> Endpoint:
         path, method = scope["path"], scope["method"]

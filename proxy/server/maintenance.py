@@ -12,6 +12,7 @@ import structlog
 from proxy.server.memory import malloc_trim
 from proxy.store import ManagedStore, StoreFailed
 from proxy.store.forgetting import digest, forgotten, remove
+from proxy.store.records import RecordStore
 
 log = structlog.get_logger(__name__)
 
@@ -30,8 +31,17 @@ class Holder(Protocol):
 class Maintenance:
     """Run the rounds in the background of one process. Log a round that fails; the next round repeats its work."""
 
-    def __init__(self, store: ManagedStore, holders: Sequence[Holder]) -> None:
+    def __init__(
+        self,
+        store: ManagedStore,
+        holders: Sequence[Holder],
+        records: RecordStore | None = None,
+        most: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """``most`` returns the maximum number of ``records``."""
         self._store = store
+        self._records = records
+        self._most = most
         self._holders = holders
         self._began = time.time()
         self._seen: dict[str, float] = {}
@@ -52,6 +62,8 @@ class Maintenance:
     async def once(self) -> None:
         """Run one round. Raises ``StoreFailed``."""
         await self._store.maintain()
+        if self._records is not None:
+            await self._records.maintain(self._most())
         await self._report_unknown()
         await self._notice()
 
@@ -84,5 +96,7 @@ class Maintenance:
             dropped |= holder.forget(lambda tenant: digest(tenant) in new)
         for tenant in dropped:
             await remove(self._store, tenant)
+            if self._records is not None:
+                await self._records.remove(tenant)
         self._seen.update((tenant, marks[tenant]) for tenant in new)
         log.info("store.forgotten", tenants=len(new), remembered_here=len(dropped))

@@ -14,6 +14,7 @@ from proxy.limits.profiles import Profiles
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.measures import Measures
+from proxy.pipeline.recorder import Recorder
 from proxy.pipeline.sent_prompts import SentPrompts
 from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot, apply_reloadable
@@ -21,6 +22,7 @@ from proxy.server.maintenance import Maintenance
 from proxy.store import Guarded, open_store
 from proxy.store.archive import Archive
 from proxy.store.items import ItemMemory
+from proxy.store.opening import open_records
 from proxy.summary.budget import Budgets
 from proxy.summary.store import Summaries
 
@@ -49,9 +51,21 @@ class Runtime(Services):
         self.bodies = BodyMemory(lambda: self.settings.server)
         self.quotas = Quotas()
         self.budgets = Budgets(self.store)
+        self.records = open_records(settings.store.url, settings.store.encryption.keys)
+        self.recorder = Recorder(self.records, lambda: self.settings.record_seconds)
         self.maintenance = Maintenance(
             self.store.unguarded,
-            [self.summaries, self.archive, self.items, self.learned, self.calibration, self.sent_prompts],
+            [
+                self.summaries,
+                self.archive,
+                self.items,
+                self.learned,
+                self.calibration,
+                self.sent_prompts,
+                self.recorder,
+            ],
+            self.records,
+            lambda: self.settings.record_count,
         )
 
     async def reconfigure(self, settings: Settings) -> list[str]:
@@ -65,6 +79,15 @@ class Runtime(Services):
     async def aclose(self) -> None:
         """Close everything."""
         users = (self.maintenance, self.limit_discovery, self.summaries, self.configuration, self.archive, self.items)
-        for part in (*users, self.learned, self.calibration, self.sent_prompts, self.budgets, self.store):
+        for part in (
+            *users,
+            self.learned,
+            self.calibration,
+            self.sent_prompts,
+            self.budgets,
+            self.recorder,
+            self.records,
+            self.store,
+        ):
             await part.aclose()
         self.facts.close()

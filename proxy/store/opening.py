@@ -7,8 +7,10 @@ from pathlib import Path
 
 from proxy.errors import ConfigurationError
 from proxy.store.interface import ManagedStore
+from proxy.store.records import RecordStore
 from proxy.store.sealing import SealedStore
 from proxy.store.sqlite import SqliteStore
+from proxy.store.sqlite_records import SqliteRecords
 
 
 def open_store(url: str, keys: Sequence[bytes] = (), max_bytes: int | None = None) -> ManagedStore:
@@ -19,6 +21,17 @@ def open_store(url: str, keys: Sequence[bytes] = (), max_bytes: int | None = Non
     """
     store = SqliteStore(store_file(url), max_bytes)
     return SealedStore(store, keys) if keys else store
+
+
+def open_records(url: str, keys: Sequence[bytes] = ()) -> RecordStore:
+    """Return the records of requests, in a file next to that of the store. See ``open_store``."""
+    path = store_file(url)
+    return SqliteRecords(None if path is None else records_file(path), keys)
+
+
+def records_file(path: Path) -> Path:
+    """Return the file with the records of a store: ``compaction-records.db`` for ``compaction.db``."""
+    return path.with_name(f"{path.stem}-records{path.suffix}")
 
 
 def store_file(url: str) -> Path | None:

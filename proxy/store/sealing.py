@@ -76,18 +76,32 @@ class AesGcmCodec:
         """Return the names of an entry in the backend."""
         return self.tenant(tenant), self.kind(kind), self._digest("key", tenant, kind, key)
 
+    def name(self, kind: str, name: str) -> str:
+        """Return a digest in place of a name by which rows are looked up."""
+        return self._digest(kind, name)
+
     def encrypt(self, content: Content) -> bytes:
         """Return the bytes to store for an entry."""
+        row = self.row_key(content.tenant, content.kind, content.key)
+        return self.seal(row, msgspec.msgpack.encode(content))
+
+    def seal(self, row: RowKey, value: bytes) -> bytes:
+        """Return the encrypted value of a row."""
         nonce = os.urandom(_NONCE)
-        bound = _bound(self.row_key(content.tenant, content.kind, content.key))
-        return nonce + self._cipher.encrypt(nonce, msgspec.msgpack.encode(content), bound)
+        return nonce + self._cipher.encrypt(nonce, value, _bound(row))
+
+    def open(self, row: RowKey, stored: bytes) -> bytes:
+        """Return the decrypted value of a row. Raises ``Unreadable``."""
+        try:
+            return self._cipher.decrypt(stored[:_NONCE], stored[_NONCE:], _bound(row))
+        except (self._invalid, ValueError) as error:
+            raise Unreadable(type(error).__name__) from None
 
     def decrypt(self, row: RowKey, stored: bytes) -> Content:
         """Return the entry. Raises ``Unreadable``."""
         try:
-            content = self._cipher.decrypt(stored[:_NONCE], stored[_NONCE:], _bound(row))
-            return msgspec.msgpack.decode(content, type=Content)
-        except (self._invalid, ValueError, msgspec.DecodeError) as error:
+            return msgspec.msgpack.decode(self.open(row, stored), type=Content)
+        except (ValueError, msgspec.DecodeError) as error:
             raise Unreadable(type(error).__name__) from None
 
     def _digest(self, *parts: str) -> str:

@@ -58,8 +58,12 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 class SqliteWorker:
     """Run work sequentially on the database in a file, or on one in memory."""
 
-    def __init__(self, path: Path | None, name: str, busy_seconds: float = BUSY_SECONDS) -> None:
+    def __init__(
+        self, path: Path | None, name: str, busy_seconds: float = BUSY_SECONDS, *, schema: str | None = None
+    ) -> None:
+        """``schema`` creates the tables, if they are missing. Default: those of the store."""
         self._path = path
+        self._schema = schema
         self._busy_seconds = busy_seconds
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self._connection: sqlite3.Connection | None = None
@@ -111,7 +115,7 @@ class SqliteWorker:
                 self._file = file.identity(self._path)
             connection = sqlite3.connect(self._path or ":memory:", timeout=self._busy_seconds)
             try:
-                _set_up(connection, self._busy_seconds)
+                _set_up(connection, self._busy_seconds, self._schema)
             except sqlite3.Error:
                 connection.close()
                 raise
@@ -124,7 +128,7 @@ class SqliteWorker:
             connection.close()
 
 
-def _set_up(connection: sqlite3.Connection, busy_seconds: float) -> None:
+def _set_up(connection: sqlite3.Connection, busy_seconds: float, schema: str | None) -> None:
     # Only for new files: setting auto_vacuum on an existing file waits for other writers.
     if connection.execute("PRAGMA page_count").fetchone() == (0,):
         connection.execute(f"PRAGMA page_size = {PAGE}")
@@ -133,6 +137,9 @@ def _set_up(connection: sqlite3.Connection, busy_seconds: float) -> None:
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA secure_delete = ON")
     connection.execute("PRAGMA temp_store = MEMORY")
+    if schema is not None:
+        connection.executescript(schema)
+        return
     columns = [row[1] for row in connection.execute("PRAGMA table_info(entries)")]
     if columns and "pad" not in columns:
         _convert(connection)

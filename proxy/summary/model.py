@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,8 @@ _INVALID_REQUEST = frozenset({400, 422})
 _MISSING = frozenset({404, 405, 501})
 """Statuses of a server that doesn't have a path."""
 
+OnCall = Callable[[int, bytes, float], None]
+
 Way = tuple[SummaryForm, Transport]
 """An API, and the transport for its path."""
 
@@ -53,6 +56,7 @@ class UpstreamSummaryModel:
     ``input_limit`` and ``max_output`` are in tokens, and ``timeout`` in seconds per call. ``credential`` is the
     caller's key if the upstream has none of its own. After an overflow, ``on_overflow`` gets the overflow and the
     request's input and output tokens as counted here. ``budget`` limits the cost of calls for the caller's team.
+    ``on_call`` gets each call's status, response, and duration in milliseconds; status 0 if there was no response.
     ``form`` is the API to use. If the upstream doesn't have it, ``others`` follow, and ``on_missing`` gets its name.
     """
 
@@ -69,6 +73,7 @@ class UpstreamSummaryModel:
     form: SummaryForm = CHAT
     others: Sequence[Way] = ()
     on_missing: Callable[[Api], None] | None = None
+    on_call: OnCall | None = None
 
     @property
     def name(self) -> str:
@@ -142,10 +147,11 @@ class UpstreamSummaryModel:
             timeout=self.timeout,
             path=form.path,
         )
+        began, status, chunks = time.monotonic(), 0, list[bytes]()
         try:
             answer = await transport.send(request)
+            status = answer.status
             try:
-                chunks = []
                 size = 0
                 async for chunk in answer.body:
                     chunks.append(chunk)
@@ -156,7 +162,10 @@ class UpstreamSummaryModel:
                 await answer.close()
         except UpstreamError as error:
             raise SummaryFailed(error.code) from error
-        return answer.status, b"".join(chunks)
+        finally:
+            if self.on_call is not None:
+                self.on_call(status, b"".join(chunks), (time.monotonic() - began) * 1000)
+        return status, b"".join(chunks)
 
 
 def output_limit(model: str, max_tokens: int, max_output: int | None) -> int:

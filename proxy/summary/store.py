@@ -71,7 +71,9 @@ class StoredSummary(msgspec.Struct, frozen=True):
     ``tokens`` is the size of the message. ``found`` contains the paths, URLs, and identifiers in the turns. ``digest``
     is true if no model wrote the text. ``until`` is when the proxy replaces a digest, in the event loop's time.
     ``unasked`` is true if the proxy called no model, and ``given_up`` if it won't call one again. ``over_budget`` is
-    true if the team's budget for summaries was used up.
+    true if the team's budget for summaries was used up. ``cause`` is the reason for a digest: ``over_budget``,
+    ``given_up``, ``breaker_open``, ``no_model``, ``failed``, ``waiting`` (the model writes the summary in the
+    background), or ``not_stored`` (the proxy stores nothing for this caller).
     """
 
     text: str
@@ -83,6 +85,7 @@ class StoredSummary(msgspec.Struct, frozen=True):
     unasked: bool = False
     given_up: bool = False
     over_budget: bool = False
+    cause: str | None = None
 
 
 SummaryFactory = Callable[[StoredSummary | None, int], Awaitable[StoredSummary]]

@@ -40,6 +40,7 @@ STORE_REMOVED = Counter(
 STORE_UNREADABLE = Counter(
     "compaction_store_undecryptable", "Entries that the proxy can't decrypt. They count as missing.", registry=REGISTRY
 )
+RECORDS = Counter("compaction_records", "Records of requests by outcome.", ["outcome"], registry=REGISTRY)
 RELOADS = Counter(
     "compaction_configuration_reloads",
     "Configuration reloads by outcome.",

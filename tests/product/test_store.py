@@ -21,6 +21,7 @@ import yaml
 
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
+from proxy.pipeline import recorder
 from proxy.server import maintenance
 from proxy.store import sqlite_worker
 from proxy.store.file import put_aside
@@ -158,6 +159,7 @@ def test_a_key_is_replaced_by_another(tmp_path: Path) -> None:
 
 def test_forgetting_a_caller_beside_a_running_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "EVERY", 0.2)
+    monkeypatch.setattr(recorder, "PAUSE_SECONDS", 0.01)
     with running(tmp_path) as url:
         assert summary_of(url) == "made"
         assert summary_of(url, "sk-other") == "made"

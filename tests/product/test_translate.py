@@ -155,7 +155,7 @@ def turn(caller: openai.OpenAI, messages: list[Any], *, stream: bool) -> dict[st
     )
     assert raw.headers["x-compaction"] in ("none", "compacted")
     assert raw.headers["x-compaction-policy"] == "default"
-    assert len(raw.headers["x-compaction-id"]) == 16
+    assert len(raw.headers["x-compaction-id"]) == 24
     if stream:
         with raw.parse() as chunks:
             return gather(chunks)

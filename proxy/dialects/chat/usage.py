@@ -21,13 +21,9 @@ class AnswerTail(Tail):
         text = body.decode("utf-8", "replace")
         reasons = _REASON.findall(text)
         usage = outer_usage(text, prompt_tokens)
-        return Finished(
-            finish_reason=reasons[-1] if reasons else None,
-            prompt=prompt_tokens(usage),
-            output=output_tokens(usage),
-            empty=self.whole and read_usage(body).empty,
-            cached=cached_tokens(usage),
-        )
+        empty = self.whole and read_usage(body).empty
+        reason = reasons[-1] if reasons else None
+        return Finished(reason, prompt_tokens(usage), output_tokens(usage), empty, *cached_tokens(usage))
 
 
 def read_usage(body: bytes) -> Finished:
@@ -47,7 +43,7 @@ def read_usage(body: bytes) -> Finished:
             message = choice.get("message") or choice.get("delta")
             written = written or (isinstance(message, dict) and _says_something(message))
         reason = told if isinstance(told, str) else reason
-    return Finished(reason, prompt_tokens(usage), output_tokens(usage), not written, cached_tokens(usage))
+    return Finished(reason, prompt_tokens(usage), output_tokens(usage), not written, *cached_tokens(usage))
 
 
 def gives_up(body: bytes) -> bool:

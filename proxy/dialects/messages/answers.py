@@ -10,7 +10,7 @@ from proxy.dialects.first_bytes import ContentDetector
 from proxy.dialects.stream import NO_ROOM, Said, Start
 from proxy.dialects.tail import Tail, json_objects, outer_usage
 from proxy.dialects.tail import is_silence as is_silence
-from proxy.overflow.silent import Finished, output_tokens, prompt_tokens
+from proxy.overflow.silent import Finished, cached_tokens, output_tokens, prompt_tokens
 
 HEAD_BYTES = 4_096
 """Bytes at the beginning of a stream that are kept. They contain ``message_start`` with the prompt's size."""
@@ -135,11 +135,4 @@ def _counts(usage: Mapping[str, Any]) -> bool:
 
 
 def _finished(reason: str | None, usage: Mapping[str, Any], *, empty: bool) -> Finished:
-    cached = usage.get("cache_read_input_tokens")
-    return Finished(
-        finish_reason=reason,
-        prompt=prompt_tokens(usage),
-        output=output_tokens(usage),
-        empty=empty,
-        cached=cached if isinstance(cached, int) else 0,
-    )
+    return Finished(reason, prompt_tokens(usage), output_tokens(usage), empty, *cached_tokens(usage))

@@ -11,7 +11,7 @@ from proxy.dialects.first_bytes import ContentDetector
 from proxy.dialects.stream import Said, Start
 from proxy.dialects.tail import Tail, json_objects
 from proxy.dialects.tail import is_silence as is_silence
-from proxy.overflow.silent import Finished, output_tokens, prompt_tokens
+from proxy.overflow.silent import Finished, cached_tokens, output_tokens, prompt_tokens
 
 _ANNOUNCING = frozenset({"response.created", "response.queued", "response.in_progress", "ping", "keepalive"})
 """Events before the first content."""
@@ -85,7 +85,7 @@ class AnswerTail(Tail):
         text = body.decode("utf-8", "replace")
         usage, reasons = _usage(text), _REASON.findall(text)
         reason = reasons[-1] if reasons else None
-        return Finished(reason, prompt_tokens(usage), output_tokens(usage), False, cached(usage))
+        return Finished(reason, prompt_tokens(usage), output_tokens(usage), False, *cached_tokens(usage))
 
 
 def _usage(text: str) -> Mapping[str, Any]:
@@ -116,14 +116,7 @@ def read_usage(body: bytes) -> Finished:
         written = (
             written or bool(value.get("output")) or str(value.get("type", "")).endswith((".delta", ".done", ".added"))
         )
-    return Finished(reason, prompt_tokens(usage), output_tokens(usage), not written, cached(usage))
-
-
-def cached(usage: Mapping[str, Any]) -> int:
-    """Return the cached tokens of the prompt; 0 if the usage has none."""
-    details = usage.get("input_tokens_details")
-    number = details.get("cached_tokens") if isinstance(details, Mapping) else None
-    return number if isinstance(number, int) and number > 0 else 0
+    return Finished(reason, prompt_tokens(usage), output_tokens(usage), not written, *cached_tokens(usage))
 
 
 def _responses(body: bytes) -> Iterator[Mapping[str, Any]]:

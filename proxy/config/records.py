@@ -1,0 +1,16 @@
+"""The section `records`: how long the proxy keeps the records of requests."""
+
+from __future__ import annotations
+
+from proxy.config.fields import Count, Section
+
+DAY = 86_400.0
+
+
+class RecordSettings(Section):
+    """Records of requests: names and figures, no content."""
+
+    days: Count = 7
+    """Days to keep records."""
+    max: Count = 100_000
+    """Maximum number of records. The proxy removes the oldest ones over that."""

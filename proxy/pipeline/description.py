@@ -1,0 +1,55 @@
+"""Fill in a request's record from its outcome and its response."""
+
+from __future__ import annotations
+
+import asyncio
+
+from proxy.errors import ProxyError
+from proxy.overflow.silent import Finished
+from proxy.pipeline.context import ConversationContext
+from proxy.pipeline.outcome import Outcome
+from proxy.pipeline.response_start import ResponseStart
+from proxy.telemetry.record import UpstreamCall, Usage
+
+
+def milliseconds_since(start: float) -> float:
+    """Return the milliseconds since a time of the event loop."""
+    return round((asyncio.get_running_loop().time() - start) * 1000, 3)
+
+
+def describe(context: ConversationContext, outcome: Outcome) -> None:
+    """Add the outcome to the record."""
+    record = context.record
+    record.verdict = outcome.verdict
+    record.reason = record.reason or outcome.reason
+    record.steps = outcome.steps
+    record.before, record.sent = outcome.before, outcome.after
+    if outcome.forecast is not None:
+        record.forecast, record.steps = outcome.forecast.after, outcome.forecast.steps
+    record.summary = outcome.summary
+    record.cause = outcome.summary_cause
+    record.breaker_open = outcome.breaker_open
+    record.output = outcome.output
+    record.archive = list(outcome.archive)
+
+
+def describe_call(
+    context: ConversationContext, start: ResponseStart, began: float, result: str, sent: int | None
+) -> None:
+    """Add an attempt that got a response. ``began`` is when the proxy sent it, ``sent`` its tokens."""
+    limit = None if start.overflow is None else start.overflow.limit
+    context.record.calls.append(UpstreamCall(result, start.answer.status, milliseconds_since(began), sent, limit))
+    if start.overflow is not None:
+        context.record.fits = False
+
+
+def describe_failure(context: ConversationContext, error: ProxyError, began: float, sent: int | None) -> None:
+    """Add an attempt without a response."""
+    context.record.calls.append(UpstreamCall(error.code, None, milliseconds_since(began), sent))
+
+
+def usage_of(end: Finished) -> Usage | None:
+    """Return the reported usage, or ``None`` if the response has none."""
+    if end.prompt is None and end.output is None:
+        return None
+    return Usage(end.prompt, end.output, end.cache_read, end.cache_write)

@@ -1,0 +1,173 @@
+"""Finish the records of requests, and write them in batches in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import structlog
+from cachetools import LRUCache
+from starlette.types import Scope
+
+from proxy.http.request_body import Sent
+from proxy.store import StoreFailed
+from proxy.store.breaker import Change, CircuitBreaker
+from proxy.store.records import RecordStore
+from proxy.telemetry.metrics import RECORDS
+from proxy.telemetry.record import RECORD, RequestRecord, current, new_id
+
+log = structlog.get_logger(__name__)
+
+WAITING = 10_000
+"""Records that may wait to be written. The proxy drops the oldest ones over that."""
+
+BATCH = 500
+"""Records per write."""
+
+TENANTS = 20_000
+"""Tenants to remember, those with the latest requests."""
+
+PAUSE_SECONDS = 0.5
+"""Seconds between two writes."""
+
+WRITE_SECONDS = 5.0
+"""Timeout of a write."""
+
+CLOSING_SECONDS = 5.0
+"""Seconds to write the last records when the process ends."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 5.0, 60.0
+"""Seconds without a write after repeated failures. The pause doubles after each failed attempt."""
+
+ENDPOINTS = frozenset({"/v1/chat/completions", "/v1/messages/count_tokens"})
+"""Paths of two names that contain no ids."""
+
+CLIENT_LEFT = "client_disconnected"
+
+Sink = Callable[[RequestRecord], None]
+"""Takes a finished record. It must be quick and mustn't raise."""
+
+
+class Recorder:
+    """The records of one process."""
+
+    def __init__(self, store: RecordStore | None, seconds: Callable[[], float], sinks: Sequence[Sink] = ()) -> None:
+        """Write to ``store``, if there is one. ``seconds`` returns how long records are kept."""
+        self._store = store
+        self._seconds = seconds
+        self._sinks = sinks
+        self._waiting: deque[RequestRecord] = deque()
+        self._tenants: LRUCache[str, None] = LRUCache(TENANTS)
+        self._task: asyncio.Task[None] | None = None
+        self._closing = False
+        self._breaker = CircuitBreaker(FIRST_PAUSE, LONGEST_PAUSE, is_failure=_is_failure, report=_report)
+
+    def begin(self, scope: Scope) -> RequestRecord:
+        """Return the record of a request that has just arrived, and put it into the scope and the task's context."""
+        record = RequestRecord(new_id(), time.time(), path=_shown(scope["path"]))
+        scope[RECORD] = record
+        current.set(record)
+        return record
+
+    def end(self, record: RequestRecord, sent: Sent, started: float) -> None:
+        """Finish a record after its response. ``started`` is the request's arrival in the event loop's time."""
+        record.status, record.bytes_out = sent.status, sent.size
+        if sent.error is not None:
+            record.error = sent.error
+            if sent.refused:
+                record.verdict = "refused"
+        elif not sent.complete:
+            record.error = CLIENT_LEFT
+            record.status = 499
+        now = asyncio.get_running_loop().time()
+        record.phases["total"] = _ms(now - started)
+        if sent.begun:
+            record.phases["first_byte"] = _ms(sent.first_byte - started)
+        self.add(record)
+
+    def add(self, record: RequestRecord) -> None:
+        """Add a finished record."""
+        for sink in self._sinks:
+            sink(record)
+        if self._store is None:
+            return
+        self._tenants[record.tenant] = None
+        self._waiting.append(record)
+        if len(self._waiting) > WAITING:
+            self._waiting.popleft()
+            RECORDS.labels(outcome="dropped").inc()
+        if self._task is None and not self._closing:
+            self._task = asyncio.get_running_loop().create_task(self._write_soon())
+
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """Drop the waiting records of forgotten tenants. Return the tenants that this process has recorded."""
+        tenants = {tenant for tenant in self._tenants if forgotten(tenant)}
+        self._waiting = deque(record for record in self._waiting if record.tenant not in tenants)
+        return tenants
+
+    async def flush(self) -> None:
+        """Write all waiting records now. Raises ``StoreFailed``."""
+        while self._waiting:
+            await self._write_batch()
+
+    async def aclose(self) -> None:
+        """Write the waiting records, and give up after ``CLOSING_SECONDS``."""
+        self._closing = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        try:
+            async with asyncio.timeout(CLOSING_SECONDS):
+                await self.flush()
+        except (StoreFailed, TimeoutError) as failure:
+            log.warning("records.not_written", records=len(self._waiting), reason=str(failure) or "timeout")
+
+    async def _write_soon(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(PAUSE_SECONDS)
+            attempt = self._breaker.attempt("records")
+            if attempt is None:
+                continue
+            try:
+                with attempt:
+                    await self._write_batch()
+            except StoreFailed as failure:
+                log.warning("records.write_failed", reason=str(failure), waiting=len(self._waiting))
+        self._task = None
+
+    async def _write_batch(self) -> None:
+        if self._store is None:
+            return
+        batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+        try:
+            async with asyncio.timeout(WRITE_SECONDS):
+                await self._store.write(batch, self._seconds())
+        except BaseException as error:
+            # A write that is still running may succeed. The store skips records that it already has.
+            self._waiting.extendleft(reversed(batch))
+            if isinstance(error, TimeoutError):
+                raise StoreFailed(f"no answer within {WRITE_SECONDS:g} s") from None
+            raise
+        RECORDS.labels(outcome="written").inc(len(batch))
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)
+
+
+def _shown(path: str) -> str:
+    """Return the first two names of a path. The rest may be ids that a client chose."""
+    if path in ENDPOINTS:
+        return path
+    names = path.split("/", 3)
+    return "/".join([*names[:3], *("…" for _ in names[3:])])[:80]
+
+
+def _is_failure(error: BaseException) -> bool:
+    return isinstance(error, StoreFailed)
+
+
+def _report(change: Change, key: object, pause: float) -> None:
+    log.warning(f"records.breaker_{change}", pause=pause)

@@ -1,0 +1,173 @@
+"""Records of requests, and the ledger that sums them. No request waits for either."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from proxy.telemetry.record import RequestRecord
+
+DAY = 86_400
+
+RECORD_LIMIT = 1_000
+"""Maximum records of one page."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordQuery:
+    """Select records. ``None`` selects all.
+
+    ``tenants`` restricts the result to these tenants. ``since`` and ``until`` are in seconds since 1970. ``before`` is
+    a record's id: only older ones follow. ``parent`` is the id of a request whose summary calls to return. ``kind`` is
+    ``request`` or ``summary``.
+    """
+
+    tenants: tuple[str, ...] | None = None
+    team: str | None = None
+    policy: str | None = None
+    model: str | None = None
+    verdict: str | None = None
+    kind: str | None = None
+    parent: str | None = None
+    since: float | None = None
+    until: float | None = None
+    before: str | None = None
+    limit: int = 100
+
+
+class LedgerLabels(msgspec.Struct, frozen=True, order=True):
+    """What a row of the ledger sums up. ``day`` is in days since 1970 (UTC)."""
+
+    day: int
+    tenant: str
+    team: str | None
+    policy: str | None
+    api: str
+    model: str | None
+    upstream: str | None
+
+
+class LedgerSums(msgspec.Struct, omit_defaults=True):
+    """The sums of a row.
+
+    Counts of requests: ``requests``, ``compacted`` (in shadow mode, those that ``enforce`` would compact), ``avoided``
+    (larger than the model accepts, and answered), ``shadow``, ``errors`` (status 400 or higher), ``unpriced`` (no price
+    is known), and ``estimated`` (the upstream didn't report its cache). ``summaries`` is the number of calls to summary
+    models. Tokens: ``received`` and ``sent`` by the proxy's count, ``forecast`` (sent, or what ``enforce`` would send),
+    the upstreams' ``input``, ``output``, ``cache_read``, and ``cache_write``, and the summary models' ``summary_input``
+    and ``summary_output``. Money in US dollars times 10^12: ``cost`` as sent, ``summary_cost``, and ``as_received``.
+    """
+
+    requests: int = 0
+    compacted: int = 0
+    avoided: int = 0
+    shadow: int = 0
+    errors: int = 0
+    unpriced: int = 0
+    estimated: int = 0
+    summaries: int = 0
+    received: int = 0
+    sent: int = 0
+    forecast: int = 0
+    input: int = 0
+    output: int = 0
+    cache_read: int = 0
+    cache_write: int = 0
+    summary_input: int = 0
+    summary_output: int = 0
+    cost: int = 0
+    summary_cost: int = 0
+    as_received: int = 0
+
+    def add(self, other: LedgerSums) -> None:
+        """Add the sums of another row."""
+        for name in SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+SUMS: tuple[str, ...] = LedgerSums.__struct_fields__
+
+
+class RecordStore(Protocol):
+    """Stores records and the ledger. All methods except ``aclose`` raise ``StoreFailed``."""
+
+    async def write(self, records: Sequence[RequestRecord], seconds: float) -> None:
+        """Store records for ``seconds``, and add them to the ledger. Both happen, or neither.
+
+        Records that are already stored are skipped, so a write can be repeated.
+        """
+        ...
+
+    async def get(self, id: str) -> RequestRecord | None:
+        """Return a record, or ``None``. The caller checks its tenant."""
+        ...
+
+    async def select(self, query: RecordQuery) -> list[RequestRecord]:
+        """Return records, newest first."""
+        ...
+
+    async def ledger(
+        self, since: int, until: int, tenants: tuple[str, ...] | None = None
+    ) -> list[tuple[LedgerLabels, LedgerSums]]:
+        """Return the rows of the days from ``since`` to ``until`` (days since 1970, inclusive)."""
+        ...
+
+    async def remove(self, tenant: str) -> int:
+        """Remove everything of a tenant. Return the number of records and rows."""
+        ...
+
+    async def maintain(self, most: int) -> None:
+        """Remove expired records, and the oldest ones over ``most``."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the store."""
+        ...
+
+
+def sums_of(record: RequestRecord) -> LedgerSums:
+    """Return what one record adds to the ledger."""
+    usage, cost = record.usage, record.cost
+    sums = LedgerSums()
+    if usage is not None:
+        read, written = usage.cache_read or 0, usage.cache_write or 0
+        if record.kind == "summary":
+            sums.summary_input, sums.summary_output = usage.input or 0, usage.output or 0
+        else:
+            sums.input, sums.output = usage.input or 0, usage.output or 0
+            sums.cache_read, sums.cache_write = read, written
+    if cost is None:
+        sums.unpriced = int(usage is not None)
+    elif record.kind == "summary":
+        sums.summary_cost = cost.sent
+    else:
+        sums.cost, sums.as_received, sums.estimated = cost.sent, cost.as_received, int(cost.estimated)
+    if record.kind == "summary":
+        sums.summaries = 1
+        return sums
+    sums.requests = 1
+    sums.errors = int(record.status >= 400)
+    sums.shadow = int(record.verdict == "shadow")
+    sums.compacted = int(record.verdict == "compacted" or record.forecast is not None)
+    sums.avoided = int(not record.fits and (record.verdict == "compacted" or record.forecast is not None))
+    if record.before is not None:
+        sums.received = record.before
+        sums.sent = record.before if record.sent is None else record.sent
+        sums.forecast = sums.sent if record.forecast is None else record.forecast
+    return sums
+
+
+def labels_of(record: RequestRecord) -> LedgerLabels:
+    """Return the row of the ledger that a record belongs to."""
+    return LedgerLabels(
+        int(record.time // DAY),
+        record.tenant,
+        record.team,
+        record.policy,
+        record.api,
+        record.model,
+        record.upstream,
+    )

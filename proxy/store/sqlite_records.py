@@ -1,0 +1,229 @@
+"""Records and the ledger in one SQLite file, which the worker processes on one machine share."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from proxy.store.records import SUMS, LedgerLabels, LedgerSums, RecordQuery, labels_of, sums_of
+from proxy.store.sealing import AesGcmCodec, Unreadable
+from proxy.store.sqlite_worker import BUSY_SECONDS, SqliteWorker
+from proxy.telemetry.metrics import STORE_UNREADABLE
+from proxy.telemetry.record import RequestRecord, first_id
+
+_RECORD, _ROW = "record", "ledger"
+
+BATCH = 1_000
+"""Records that one step of maintenance removes. Other processes can write between steps."""
+
+_SUMS = ", ".join(f"{name} INTEGER NOT NULL" for name in SUMS)
+
+SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS records (
+    id TEXT PRIMARY KEY, tenant TEXT NOT NULL, team TEXT, policy TEXT, model TEXT, verdict TEXT NOT NULL,
+    kind TEXT NOT NULL, parent TEXT, expires REAL NOT NULL, codec TEXT NOT NULL, value BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS records_tenant ON records (tenant, id);
+CREATE INDEX IF NOT EXISTS records_facets ON records (id, kind, tenant, team, policy, model, verdict);
+CREATE INDEX IF NOT EXISTS records_parent ON records (parent) WHERE parent IS NOT NULL;
+CREATE TABLE IF NOT EXISTS ledger (
+    key TEXT PRIMARY KEY, day INTEGER NOT NULL, tenant TEXT NOT NULL, codec TEXT NOT NULL, labels BLOB NOT NULL, {_SUMS}
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS ledger_day ON ledger (day);
+"""
+
+# Interpolates only constants of this module.
+_ADD = (
+    f"INSERT INTO ledger (key, day, tenant, codec, labels, {', '.join(SUMS)}) "  # noqa: S608
+    f"VALUES (?, ?, ?, ?, ?, {', '.join('?' * len(SUMS))}) "
+    f"ON CONFLICT (key) DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in SUMS)}"
+)
+_PUT = "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_LEDGER = f"SELECT tenant, codec, key, labels, {', '.join(SUMS)} FROM ledger WHERE day BETWEEN ? AND ?"  # noqa: S608
+_COLUMNS = "tenant, codec, id, value"
+
+
+class SqliteRecords:
+    """See ``RecordStore``. With keys, values are encrypted and names are keyed digests, as in ``SealedStore``."""
+
+    def __init__(
+        self,
+        path: Path | None,
+        keys: Sequence[bytes] = (),
+        *,
+        busy_seconds: float = BUSY_SECONDS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Use the file at ``path``, or memory if it is ``None``. ``clock`` returns seconds since 1970."""
+        self._clock = clock
+        self._path = path
+        self._codecs = [AesGcmCodec(key) for key in keys]
+        self._writer = SqliteWorker(path, "records-write", busy_seconds, schema=SCHEMA)
+        self._reader = SqliteWorker(path, "records-read", busy_seconds, schema=SCHEMA) if path else self._writer
+
+    async def write(self, records: Sequence[RequestRecord], seconds: float) -> None:
+        expires = self._clock() + seconds
+
+        def write(db: sqlite3.Connection) -> None:
+            with db:
+                db.execute("BEGIN IMMEDIATE")
+                marks = ", ".join("?" * len(records))
+                stored = db.execute(f"SELECT id FROM records WHERE id IN ({marks})", [one.id for one in records])  # noqa: S608
+                known = {id for (id,) in stored}
+                new = [record for record in records if record.id not in known]
+                sums: dict[LedgerLabels, LedgerSums] = {}
+                for record in new:
+                    sums.setdefault(labels_of(record), LedgerSums()).add(sums_of(record))
+                db.executemany(_PUT, [self._row(record, expires) for record in new])
+                db.executemany(_ADD, [self._ledger_row(labels, of) for labels, of in sums.items()])
+
+        await self._writer.run(write)
+
+    async def get(self, id: str) -> RequestRecord | None:
+        query = f"SELECT {_COLUMNS} FROM records WHERE id = ? AND expires > ?"  # noqa: S608 - only constants
+        row = await self._reader.run(lambda db: db.execute(query, (id, self._clock())).fetchone())
+        return None if row is None else self._record(*row)
+
+    async def select(self, query: RecordQuery) -> list[RequestRecord]:
+        conditions: list[str] = ["expires > ?"]
+        values: list[Any] = [self._clock()]
+        for name in ("team", "policy", "model"):
+            if (wanted := getattr(query, name)) is not None:
+                _among(name, self._names(name, wanted), conditions, values)
+        if query.tenants is not None:
+            _among("tenant", [name for one in query.tenants for name in self._names("tenant", one)], conditions, values)
+        for condition, value in (
+            ("verdict = ?", query.verdict),
+            ("kind = ?", query.kind),
+            ("parent = ?", query.parent),
+            ("id >= ?", None if query.since is None else first_id(query.since)),
+            ("id < ?", None if query.until is None else first_id(query.until)),
+            ("id < ?", query.before),
+        ):
+            if value is not None:
+                conditions.append(condition)
+                values.append(value)
+        where = " AND ".join(conditions)
+        sql = f"SELECT {_COLUMNS} FROM records WHERE {where} ORDER BY id DESC LIMIT ?"  # noqa: S608 - no values in it
+        rows = await self._reader.run(lambda db: db.execute(sql, (*values, query.limit)).fetchall())
+        return [record for row in rows if (record := self._record(*row)) is not None]
+
+    async def ledger(
+        self, since: int, until: int, tenants: tuple[str, ...] | None = None
+    ) -> list[tuple[LedgerLabels, LedgerSums]]:
+        conditions: list[str] = []
+        values: list[Any] = [since, until]
+        if tenants is not None:
+            _among("tenant", [name for one in tenants for name in self._names("tenant", one)], conditions, values)
+        sql = " AND ".join([_LEDGER, *conditions])
+        found: dict[LedgerLabels, LedgerSums] = {}
+        for tenant, codec, key, labels, *sums in await self._reader.run(lambda db: db.execute(sql, values).fetchall()):
+            plain = self._opened(tenant, _ROW, codec, key, labels)
+            if plain is not None:  # rows under an older key are added to those under the newest
+                found.setdefault(msgspec.msgpack.decode(plain, type=LedgerLabels), LedgerSums()).add(LedgerSums(*sums))
+        return sorted(found.items(), key=lambda row: _sort_key(row[0]))
+
+    async def remove(self, tenant: str) -> int:
+        names = self._names("tenant", tenant)
+        conditions: list[str] = []
+        values: list[Any] = []
+        _among("tenant", names, conditions, values)
+
+        def remove(db: sqlite3.Connection) -> int:
+            with db:
+                return sum(
+                    db.execute(f"DELETE FROM {table} WHERE {conditions[0]}", values).rowcount  # noqa: S608 - constants
+                    for table in ("records", "ledger")
+                )
+
+        removed = await self._writer.run(remove)
+        if removed:
+            await self._writer.run(_truncate_log)
+        return removed
+
+    async def maintain(self, most: int) -> None:
+        self._writer.mends = self._reader.mends = True
+        if self._path is not None and not await self._reader.run_without_database(self._path.exists):
+            return
+        now = self._clock()
+        over = "id <= (SELECT id FROM records ORDER BY id DESC LIMIT 1 OFFSET ?)"
+        for condition, value in (("expires <= ?", now), (over, most)):
+            sql = f"DELETE FROM records WHERE id IN (SELECT id FROM records WHERE {condition} LIMIT {BATCH})"  # noqa: S608
+            while await self._writer.run(lambda db, sql=sql, value=value: _delete(db, sql, value)):  # type: ignore[misc]
+                pass
+
+    async def aclose(self) -> None:
+        await self._writer.aclose()
+        if self._reader is not self._writer:
+            await self._reader.aclose()
+
+    def _row(self, record: RequestRecord, expires: float) -> tuple[object, ...]:
+        value = msgspec.msgpack.encode(record)
+        codec, tenant, value = self._sealed(record.tenant, _RECORD, record.id, value)
+        names = [self._name(name, getattr(record, name)) for name in ("team", "policy", "model")]
+        return record.id, tenant, *names, record.verdict, record.kind, record.parent, expires, codec, value
+
+    def _ledger_row(self, labels: LedgerLabels, sums: LedgerSums) -> tuple[object, ...]:
+        plain = msgspec.msgpack.encode(labels)
+        key = self._name("labels", plain.hex()) or ""
+        codec, tenant, value = self._sealed(labels.tenant, _ROW, key, plain)
+        return key, labels.day, tenant, codec, value, *(getattr(sums, name) for name in SUMS)
+
+    def _sealed(self, tenant: str, kind: str, key: str, value: bytes) -> tuple[str, str, bytes]:
+        """Return the codec's id, the tenant's name in the file, and the value to store."""
+        if not self._codecs:
+            return "", tenant, value
+        codec = self._codecs[0]
+        name = codec.tenant(tenant)
+        return codec.id, name, codec.seal((name, kind, key), value)
+
+    def _opened(self, tenant: str, kind: str, codec_id: str, key: str, value: bytes) -> bytes | None:
+        """Return the value of a row, or ``None`` if no configured key decrypts it."""
+        if not codec_id and not self._codecs:
+            return value
+        codec = next((codec for codec in self._codecs if codec.id == codec_id), None)
+        if codec is None:
+            return None
+        try:
+            return codec.open((tenant, kind, key), value)
+        except Unreadable:
+            STORE_UNREADABLE.inc()
+            return None
+
+    def _record(self, tenant: str, codec: str, id: str, value: bytes) -> RequestRecord | None:
+        plain = self._opened(tenant, _RECORD, codec, id, value)
+        return None if plain is None else msgspec.msgpack.decode(plain, type=RequestRecord)
+
+    def _name(self, kind: str, name: str | None) -> str | None:
+        return name if name is None or not self._codecs else self._codecs[0].name(kind, name)
+
+    def _names(self, kind: str, name: str) -> list[str]:
+        """Return the names that a tenant, team, policy, or model has in the file."""
+        if not self._codecs:
+            return [name]
+        return [codec.tenant(name) if kind == "tenant" else codec.name(kind, name) for codec in self._codecs]
+
+
+def _among(column: str, names: Sequence[str], conditions: list[str], values: list[Any]) -> None:
+    """Add the condition that a column has one of the names."""
+    conditions.append(f"{column} IN ({', '.join('?' * len(names))})")
+    values += names
+
+
+def _delete(db: sqlite3.Connection, sql: str, value: float) -> int:
+    with db:
+        return db.execute(sql, (value,)).rowcount
+
+
+def _truncate_log(db: sqlite3.Connection) -> None:
+    """Overwrite the bytes of removed rows in the write-ahead log, unless other processes are reading it."""
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
+
+def _sort_key(labels: LedgerLabels) -> tuple[str, ...]:
+    return tuple(str(getattr(labels, name)).zfill(8) for name in LedgerLabels.__struct_fields__)

@@ -1,0 +1,169 @@
+"""The record of one request: names and figures, never content.
+
+Headers, the log line, metrics, the ledger, and spans are derived from it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import MutableMapping
+from contextvars import ContextVar
+from typing import Any, Literal
+
+import msgspec
+
+Verdict = Literal["none", "compacted", "shadow", "off", "failed", "unsupported", "refused"]
+
+RECORD = "compaction.record"
+"""The key of the record in the ASGI scope."""
+
+ID_LENGTH = 24
+
+_TIME_DIGITS = 14
+
+
+class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why the proxy compacted a request, or would have in shadow mode.
+
+    ``trigger`` is the condition that was met: ``tokens``, ``fraction``, ``messages``, ``bytes``, ``stage``,
+    ``overflow`` (the upstream refused the request), ``reasoning`` (it refused the reasoning in it), or ``empty`` (it
+    ended a stream early). ``level`` is its threshold, and ``size`` the request's size, both in tokens, messages, or
+    bytes.
+    """
+
+    trigger: str
+    level: int | None = None
+    size: int | None = None
+
+
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The usage that an upstream reported, in its tokens. ``None``: not reported.
+
+    ``input`` includes the tokens read from the prompt cache and written to it. ``output`` includes reasoning.
+    """
+
+    input: int | None = None
+    output: int | None = None
+    cache_read: int | None = None
+    cache_write: int | None = None
+
+
+class UpstreamCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One attempt to send the request.
+
+    ``status`` is the upstream's, ``None`` if there was no response. ``result`` is ``accepted``, ``error``,
+    ``overflow``, ``reasoning`` (refused), ``empty``, or the code of the proxy's error. ``tokens`` is the
+    proxy's count of the prompt, ``None`` if it wasn't counted. ``limit`` is the limit that the refusal states. ``ms``
+    is the time until the response started.
+    """
+
+    result: str
+    status: int | None = None
+    ms: float = 0.0
+    tokens: int | None = None
+    limit: int | None = None
+
+
+class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The price of a request in US dollars times 10^12, so that sums are exact.
+
+    ``sent`` is the price of the tokens that the upstream reported. ``as_received`` is the estimated price of the same
+    request without the proxy. ``estimated`` is true unless the upstream reported its use of the prompt cache.
+    """
+
+    sent: int = 0
+    as_received: int = 0
+    estimated: bool = False
+
+
+class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):
+    """One request to the proxy, or one call to a summary model (``kind: summary``, ``parent``: the request's id).
+
+    ``time`` is in seconds since 1970. ``api`` is the dialect, or ``other`` for a path that the proxy only forwards.
+    ``before`` and ``sent`` are the proxy's counts in tokens, ``forecast`` the size that ``enforce`` would send.
+    ``summary`` is the origin of the summary in the prompt (``stored``, ``made``, ``digest``), and ``cause`` the reason
+    for a digest. ``fits`` is false if the request as received was larger than the model's input limit. ``status`` is
+    the status that the client got, 499 if it disconnected before. ``error`` is an error code. ``phases`` are times in
+    milliseconds: ``body`` (until the whole body has arrived), ``compaction``, ``upstream`` (until its response started,
+    all attempts), ``first_byte``, and ``total``. ``archive`` lists archive ids.
+    """
+
+    id: str
+    time: float
+    kind: Literal["request", "summary"] = "request"
+    parent: str | None = None
+    api: str = "other"
+    path: str = ""
+    stream: bool = False
+    tenant: str = ""
+    team: str | None = None
+    policy: str | None = None
+    model: str | None = None
+    upstream: str | None = None
+    upstream_model: str | None = None
+    verdict: Verdict = "none"
+    reason: Reason | None = None
+    steps: tuple[str, ...] = ()
+    before: int | None = None
+    sent: int | None = None
+    forecast: int | None = None
+    fits: bool = True
+    summary: str | None = None
+    cause: str | None = None
+    breaker_open: bool = False
+    output: int | None = None
+    calls: list[UpstreamCall] = []
+    usage: Usage | None = None
+    cost: Cost | None = None
+    status: int = 0
+    error: str | None = None
+    phases: dict[str, float] = {}
+    archive: list[str] = []
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+    @property
+    def retries(self) -> int:
+        """Return the number of attempts after the first."""
+        return max(0, len(self.calls) - 1)
+
+
+current: ContextVar[RequestRecord | None] = ContextVar("request_record", default=None)
+"""The record of the request that this task works for. Log lines name it."""
+
+
+def summary_record(parent: RequestRecord, upstream: str, model: str) -> RequestRecord:
+    """Return the record of a call to a summary model, made for a request."""
+    return RequestRecord(
+        new_id(),
+        time.time(),
+        "summary",
+        parent.id,
+        api=parent.api,
+        tenant=parent.tenant,
+        team=parent.team,
+        policy=parent.policy,
+        model=model,
+        upstream=upstream,
+        upstream_model=model,
+    )
+
+
+def new_id() -> str:
+    """Return an id for a request: 14 hex digits of the time in microseconds, and 10 random ones. Ids sort by time."""
+    return f"{time.time_ns() // 1_000:0{_TIME_DIGITS}x}{os.urandom(5).hex()}"
+
+
+def first_id(seconds: float) -> str:
+    """Return the lowest id of a time in seconds since 1970."""
+    return f"{max(0, int(seconds * 1_000_000)):0{_TIME_DIGITS}x}".ljust(ID_LENGTH, "0")
+
+
+def record_of(scope: MutableMapping[str, Any]) -> RequestRecord:
+    """Return the record in an ASGI scope. Add one if there is none, as in a test of a single endpoint."""
+    record: RequestRecord | None = scope.get(RECORD)
+    if record is None:
+        record = RequestRecord(new_id(), time.time(), path=scope.get("path", ""))
+        scope[RECORD] = record
+    return record

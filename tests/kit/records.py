@@ -1,0 +1,40 @@
+"""Read the records that a proxy has written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from proxy.store.opening import records_file
+from proxy.store.records import RECORD_LIMIT, LedgerLabels, LedgerSums, RecordQuery
+from proxy.store.sqlite_records import SqliteRecords
+from proxy.telemetry.record import RequestRecord
+
+EVERYTHING = RecordQuery(limit=RECORD_LIMIT)
+
+
+def records_in(store: Path, query: RecordQuery = EVERYTHING, keys: Sequence[bytes] = ()) -> list[RequestRecord]:
+    """Return the records next to a store's file, newest first."""
+
+    async def read() -> list[RequestRecord]:
+        records = SqliteRecords(records_file(store), keys)
+        try:
+            return await records.select(query)
+        finally:
+            await records.aclose()
+
+    return asyncio.run(read())
+
+
+def ledger_in(store: Path, keys: Sequence[bytes] = ()) -> list[tuple[LedgerLabels, LedgerSums]]:
+    """Return all rows of the ledger next to a store's file."""
+
+    async def read() -> list[tuple[LedgerLabels, LedgerSums]]:
+        records = SqliteRecords(records_file(store), keys)
+        try:
+            return await records.ledger(0, 100_000)
+        finally:
+            await records.aclose()
+
+    return asyncio.run(read())

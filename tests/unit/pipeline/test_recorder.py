@@ -1,0 +1,131 @@
+"""Test that records are written in batches, in the background, and survive a store that fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from starlette.types import Message, Scope
+from structlog.testing import capture_logs
+
+from proxy.errors import Overloaded, UpstreamTimeout
+from proxy.http.request_body import Sent, note_error
+from proxy.pipeline import recorder as module
+from proxy.pipeline.recorder import CLIENT_LEFT, Recorder
+from proxy.store import StoreFailed
+from proxy.telemetry.record import RECORD, RequestRecord, current, first_id, new_id, record_of
+
+
+class Store:
+    """Remembers the batches, or fails."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[RequestRecord]] = []
+        self.fails = False
+
+    async def write(self, records: Sequence[RequestRecord], seconds: float) -> None:
+        if self.fails:
+            raise StoreFailed("disk full")
+        self.batches.append(list(records))
+
+
+def made(store: Store | None, sinks: Sequence[module.Sink] = ()) -> Recorder:
+    return Recorder(store, lambda: 60.0, sinks)  # type: ignore[arg-type]
+
+
+async def _sent(*messages: Message) -> Sent:
+    async def send(message: Message) -> None:
+        return
+
+    sent = Sent(send)
+    for message in messages:
+        await sent(message)
+    return sent
+
+
+START: Message = {"type": "http.response.start", "status": 200, "headers": []}
+END: Message = {"type": "http.response.body", "body": b"ok"}
+
+
+def test_a_request_is_recorded_with_its_response() -> None:
+    async def work() -> None:
+        store, seen = Store(), list[RequestRecord]()
+        recorder = made(store, [seen.append])
+        scope: Scope = {"type": "http", "path": "/v1/chat/completions"}
+        record = recorder.begin(scope)
+        assert record_of(scope) is record is current.get() is scope[RECORD]
+        recorder.end(record, await _sent(START, END), asyncio.get_running_loop().time())
+        assert seen == [record]
+        assert (record.status, record.error, record.bytes_out, record.verdict) == (200, None, 2, "none")
+        assert record.phases.keys() == {"total", "first_byte"}
+        await recorder.aclose()
+        assert store.batches == [[record]]
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict", "code"),
+    [(Overloaded("full"), "refused", "overloaded"), (UpstreamTimeout("late"), "none", "upstream_timeout")],
+)
+def test_an_error_of_the_proxy_is_recorded(error: Overloaded, verdict: str, code: str) -> None:
+    async def work() -> None:
+        recorder = made(None)
+        record = recorder.begin({"type": "http", "path": "/v1/models"})
+        sent = await _sent({**START, "status": error.status}, END)
+        note_error(sent, error)
+        recorder.end(record, sent, asyncio.get_running_loop().time())
+        assert (record.status, record.verdict, record.error) == (error.status, verdict, code)
+
+    asyncio.run(work())
+
+
+def test_a_client_that_left_is_recorded() -> None:
+    async def work() -> None:
+        recorder = made(None)
+        record = recorder.begin({"type": "http", "path": "/v1/models"})
+        recorder.end(record, await _sent(START), asyncio.get_running_loop().time())
+        assert (record.status, record.error) == (499, CLIENT_LEFT)
+
+    asyncio.run(work())
+
+
+def test_ids_in_a_path_are_not_recorded() -> None:
+    async def work() -> None:
+        recorder = made(None)
+        assert recorder.begin({"type": "http", "path": "/v1/files/file-abc/content"}).path == "/v1/files/…"
+        assert recorder.begin({"type": "http", "path": "/v1/responses/resp_1"}).path == "/v1/responses/…"
+        assert recorder.begin({"type": "http", "path": "/v1/chat/completions"}).path == "/v1/chat/completions"
+
+    asyncio.run(work())
+
+
+def test_a_failing_store_keeps_records_waiting_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(module, "WAITING", 3)
+
+    async def work() -> None:
+        store = Store()
+        store.fails = True
+        recorder = made(store)
+        records = [RequestRecord(new_id(), 0.0, tenant=f"t{number}") for number in range(5)]
+        with capture_logs() as logs:
+            for record in records:
+                recorder.add(record)
+            with pytest.raises(StoreFailed):
+                await recorder.flush()
+            await asyncio.sleep(0.01)
+        assert logs[0]["event"] == "records.write_failed"
+        store.fails = False
+        assert recorder.forget(lambda tenant: tenant == "t3") == {"t3"}
+        await recorder.aclose()
+        assert [[one.tenant for one in batch] for batch in store.batches] == [["t2", "t4"]]
+
+    asyncio.run(work())
+
+
+def test_ids_sort_by_time() -> None:
+    id = new_id()
+    assert len(id) == len(first_id(0)) == 24
+    assert first_id(1.0) < id < first_id(10**10)

@@ -1,0 +1,180 @@
+"""Test that records are found by their names, added to the ledger once, and removed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from proxy.store.records import SUMS, LedgerSums, RecordQuery
+from proxy.store.sqlite_records import SqliteRecords
+from proxy.telemetry.record import Cost, Reason, RequestRecord, UpstreamCall, Usage, new_id
+from tests.kit.stores import Clock
+
+WEEK = 7 * 86_400.0
+KEY, NEW_KEY = b"k" * 32, b"n" * 32
+
+
+def record(tenant: str = "team:red", **fields: object) -> RequestRecord:
+    team = tenant.removeprefix("team:")
+    return RequestRecord(new_id(), time.time(), tenant=tenant, team=team, policy="default", **fields)  # type: ignore[arg-type]
+
+
+def used(work: Callable[[SqliteRecords], Awaitable[None]], *, path: Path | None = None, **options: object) -> None:
+    async def run() -> None:
+        store = SqliteRecords(path, **options)  # type: ignore[arg-type]
+        try:
+            await work(store)
+        finally:
+            await store.aclose()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("keys", [(), (KEY,)])
+def test_a_record_comes_back_whole_and_is_found_by_its_names(tmp_path: Path, keys: tuple[bytes, ...]) -> None:
+    first = record(
+        model="gpt-5",
+        verdict="compacted",
+        reason=Reason("fraction", 800, 900),
+        steps=("summary",),
+        before=900,
+        sent=300,
+        calls=[UpstreamCall("overflow", 400, 1.5, 900, 700), UpstreamCall("accepted", 200, 2.5, 300)],
+        usage=Usage(310, 20, 100, None),
+        cost=Cost(5, 7, True),
+        phases={"total": 12.5},
+        archive=["a" * 20],
+    )
+    others = [record("team:blue", model="gpt-5"), record(model="o3", verdict="refused", error="overloaded")]
+
+    async def work(store: SqliteRecords) -> None:
+        await store.write([first, *others], WEEK)
+        found = await store.get(first.id)
+        assert found is not None
+        assert {name: getattr(found, name) for name in found.__struct_fields__} == {
+            name: getattr(first, name) for name in first.__struct_fields__
+        }
+        assert found.retries == 1
+        for query, ids in (
+            (RecordQuery(), [others[1].id, others[0].id, first.id]),
+            (RecordQuery(team="red"), [others[1].id, first.id]),
+            (RecordQuery(model="gpt-5", verdict="compacted"), [first.id]),
+            (RecordQuery(tenants=("team:blue",)), [others[0].id]),
+            (RecordQuery(tenants=()), []),
+            (RecordQuery(limit=1), [others[1].id]),
+            (RecordQuery(before=others[1].id), [others[0].id, first.id]),
+            (RecordQuery(since=time.time() + 60), []),
+            (RecordQuery(until=time.time() - 60), []),
+        ):
+            assert sorted(one.id for one in await store.select(query)) == sorted(ids), query
+
+    used(work, path=tmp_path / "r.db", keys=keys)
+
+
+def test_the_ledger_is_the_sum_of_the_records_even_if_a_write_is_repeated(tmp_path: Path) -> None:
+    records = [
+        record(verdict="compacted", before=900, sent=300, usage=Usage(310, 20, 100, 10), cost=Cost(5, 7, True)),
+        record(before=50, status=500, fits=False),
+        record(verdict="shadow", before=90, forecast=40),
+        record(kind="summary", usage=Usage(500, 60), cost=Cost(11)),
+    ]
+
+    async def work(store: SqliteRecords) -> None:
+        await store.write(records[:2], WEEK)
+        await store.write(records, WEEK)
+        ((labels, sums),) = await store.ledger(0, 10**6)
+        assert (labels.team, labels.policy) == ("red", "default")
+        assert {name: getattr(sums, name) for name in SUMS if getattr(sums, name)} == {
+            "requests": 3,
+            "compacted": 2,
+            "errors": 1,
+            "shadow": 1,
+            "summaries": 1,
+            "estimated": 1,
+            "received": 1040,
+            "sent": 440,
+            "forecast": 390,
+            "input": 310,
+            "output": 20,
+            "cache_read": 100,
+            "cache_write": 10,
+            "summary_input": 500,
+            "summary_output": 60,
+            "cost": 5,
+            "summary_cost": 11,
+            "as_received": 7,
+        }
+        assert await store.ledger(0, 10**6, tenants=("team:blue",)) == []
+
+    used(work, path=tmp_path / "r.db")
+
+
+def test_encrypted_names_and_values_are_not_in_the_file_and_rows_of_both_keys_add_up(tmp_path: Path) -> None:
+    path = tmp_path / "r.db"
+    one, two = record("team:canary-red", model="canary-model", before=1), record("team:canary-red", before=2)
+
+    async def first(store: SqliteRecords) -> None:
+        await store.write([one], WEEK)
+
+    async def second(store: SqliteRecords) -> None:
+        await store.write([two], WEEK)
+        assert len(await store.select(RecordQuery(team="canary-red"))) == 2
+        rows = await store.ledger(0, 10**6)
+        assert sum((sums.received for _, sums in rows), 0) == 3
+
+    async def without(store: SqliteRecords) -> None:
+        assert await store.select(RecordQuery()) == []
+        assert await store.ledger(0, 10**6) == []
+
+    used(first, path=path, keys=[KEY])
+    used(second, path=path, keys=[NEW_KEY, KEY])
+    used(without, path=path)
+    used(without, path=path, keys=[b"x" * 32])
+    assert b"canary" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
+
+
+def test_maintenance_removes_expired_records_and_the_oldest_ones_but_keeps_the_ledger(tmp_path: Path) -> None:
+    clock = Clock()
+    records = [record() for _ in range(5)]
+
+    async def work(store: SqliteRecords) -> None:
+        await store.write(records[:3], 10.0)
+        await store.write(records[3:], 1_000.0)
+        newest = sorted(one.id for one in records)[-4:]
+        await store.maintain(4)
+        assert sorted(one.id for one in await store.select(RecordQuery())) == newest
+        clock.now += 11
+        await store.maintain(4)
+        assert {one.id for one in await store.select(RecordQuery())} <= {one.id for one in records[3:]}
+        assert (await store.ledger(0, 10**6))[0][1].requests == 5
+
+    used(work, path=tmp_path / "r.db", clock=clock)
+
+
+def test_a_tenant_is_removed_from_records_and_ledger(tmp_path: Path) -> None:
+    async def work(store: SqliteRecords) -> None:
+        await store.write([record("team:gone"), record("team:stays")], WEEK)
+        assert await store.remove("team:gone") == 2
+        assert [one.team for one in await store.select(RecordQuery())] == ["stays"]
+        assert [labels.team for labels, _ in await store.ledger(0, 10**6)] == ["stays"]
+
+    used(work, path=tmp_path / "r.db")
+    assert b"gone" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
+
+
+def test_maintenance_creates_no_file(tmp_path: Path) -> None:
+    async def work(store: SqliteRecords) -> None:
+        await store.maintain(10)
+
+    used(work, path=tmp_path / "r.db")
+    assert not (tmp_path / "r.db").exists()
+
+
+def test_sums_cover_every_field() -> None:
+    sums = LedgerSums(*range(1, len(SUMS) + 1))
+    sums.add(sums)
+    assert [getattr(sums, name) for name in SUMS] == [2 * number for number in range(1, len(SUMS) + 1)]
