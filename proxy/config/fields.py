@@ -46,25 +46,25 @@ def wrong(
     return PydanticCustomError("refused", "{problem}", context if shows else {**context, "shows": False})
 
 
-def _no_truth_value(value: object) -> object:
+def no_truth_value(value: object) -> object:
     if isinstance(value, bool):
         raise wrong("must be a number", fix="write digits only, as in SETTING: 45")
     return value
 
 
-Count = Annotated[int, Field(gt=0), BeforeValidator(_no_truth_value)]
+Count = Annotated[int, Field(gt=0), BeforeValidator(no_truth_value)]
 """A positive whole number."""
 
-CountOrZero = Annotated[int, Field(ge=0), BeforeValidator(_no_truth_value)]
+CountOrZero = Annotated[int, Field(ge=0), BeforeValidator(no_truth_value)]
 """A whole number, zero or more."""
 
-Seconds = Annotated[float, Field(gt=0), BeforeValidator(_no_truth_value)]
+Seconds = Annotated[float, Field(gt=0), BeforeValidator(no_truth_value)]
 """A duration in seconds, over zero."""
 
-Grace = Annotated[float, Field(ge=0), BeforeValidator(_no_truth_value)]
+Grace = Annotated[float, Field(ge=0), BeforeValidator(no_truth_value)]
 """A duration in seconds, zero or more."""
 
-Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(_no_truth_value)]
+Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(no_truth_value)]
 """A TCP port; 0 lets the system choose a free one."""
 
 Text = Annotated[str, Field(min_length=1)]

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 from proxy.config.fields import Name, Section, Text, wrong
 from proxy.config.models import Route, RouteSettings
 from proxy.config.policy import Policy, WrittenPolicy
+from proxy.config.prices import Prices
 from proxy.config.records import DAY, RecordSettings
 from proxy.config.server import ServerSettings
 from proxy.config.store import StoreSettings
@@ -24,6 +25,9 @@ class _SettingsFields(Section):
     """Where to store summaries and the archive."""
     records: RecordSettings | None = RecordSettings()
     """How long to keep the records of requests. null: keep none."""
+    prices: Prices = Field(default_factory=dict)
+    """Prices in US dollars per token, by the upstream's name for the model or a glob, where they differ from LiteLLM's
+    table."""
     auth: AuthSettings = AuthSettings()
     """Which callers the proxy accepts."""
     upstreams: Mapping[Name, UpstreamSettings] = Field(default_factory=default_upstreams)

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from proxy.access.admission import BodyLease
 from proxy.access.authenticator import Caller, for_model, may_use
 from proxy.config import Route
-from proxy.dialects.dialect import AnswerTail, Dialect, Request
+from proxy.dialects.dialect import Dialect, Request
 from proxy.endpoints.paths import DEPLOYMENT
 from proxy.endpoints.reply import send_answer, send_error_event, send_rest
 from proxy.endpoints.restrictions import check_body, check_path
@@ -24,9 +24,11 @@ from proxy.errors import BadBody, ModelNotAllowed, ProxyError, UnknownModel
 from proxy.http.heartbeat import Heartbeat
 from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving, read_body
 from proxy.http.timers import CoarseTimer
+from proxy.overflow.silent import Finished
 from proxy.pipeline.attempts import Attempts
 from proxy.pipeline.budget import TokenBudgets
 from proxy.pipeline.context import ConversationContext, RequestContext, begin_request
+from proxy.pipeline.costs import Costs, cost_of, price_for
 from proxy.pipeline.description import describe, milliseconds_since, usage_of
 from proxy.pipeline.facts_cache import MANY
 from proxy.pipeline.item_references import Tap, item_reader
@@ -47,7 +49,7 @@ UNIT_BYTES = 1_000
 """Bytes of memory that a request takes for each unit, such as a chat message, in addition to its body."""
 
 
-Served = tuple[Feedback | None, AnswerTail | None]
+Served = tuple[Feedback, Finished] | None
 
 
 class Conversations:
@@ -58,6 +60,7 @@ class Conversations:
         self._dialect = dialect
         budgets = TokenBudgets(service)
         self._attempts = Attempts(service, budgets)
+        self._costs = Costs()
         self._usage_feedback = UsageFeedback(service, budgets, self._attempts.compaction_input)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Sent) -> None:
@@ -74,13 +77,10 @@ class Conversations:
                     # `_serve` empties the list. A variable here would keep the body until the response ends.
                     came = [await read_body(scope, receive, limit, held)]
                     with leaving(receive, send) as clock:
-                        feedback, tail = await self._serve(request, came, held, clock, send)
-                if tail is not None:
+                        served = await self._serve(request, came, held, clock, send)
+                if served is not None:
                     # The client has the whole response, so a disconnect doesn't matter anymore.
-                    end = end_of(tail)
-                    record.usage = None if end is None else usage_of(end)
-                    if feedback is not None and end is not None:
-                        await self._usage_feedback.record(feedback, end)
+                    await self._usage_feedback.record(*served)
         except ClientLeft:
             requests("client_left").inc()
         except ProxyError as error:
@@ -144,7 +144,7 @@ class Conversations:
             requests("refused").inc()
             await heartbeat.stop()
             await send_error_event(send, error, self._dialect.errors)
-            return None, None
+            return None
         finally:
             heartbeat.close()
 
@@ -157,6 +157,7 @@ class Conversations:
             TOKENS_REMOVED.inc(max(0, outcome.before - outcome.after))
         tail = self._dialect.answers.tail() if start.answer.status == 200 else None
         feedback = None if tail is None else self._usage_feedback.prepare(context, start, outcome)
+        basis = None if tail is None else self._costs.basis(context, outcome)
         tap = Tap(tail, item_reader(self._service, context, start, outcome))
         pending = context.heartbeat is not None and context.heartbeat.begun
         headers = done(outcome, context.retries)
@@ -176,7 +177,18 @@ class Conversations:
         else:
             await send_answer(send, start, headers, tap, shape=self._dialect.errors)
         await tap.finish()
-        return feedback, tail
+        if tail is None or basis is None:
+            return None
+        end = end_of(tail)
+        if end is None:
+            return None
+        context.record.usage = usage = usage_of(end)
+        if (
+            usage is not None
+            and (price := price_for(context.configuration, context.route, context.profile)) is not None
+        ):
+            context.record.cost = cost_of(price, usage, basis)
+        return None if feedback is None else (feedback, end)
 
 
 def _route(configuration: ConfigSnapshot, body: Request, caller: Caller, dialect: Dialect) -> Route:

@@ -80,7 +80,8 @@ class Compactor:
         if not _any_trigger(case, before, len(turns)):
             self._summaries.prepare(work)
             return outcome
-        outcome = replace(outcome, reason=reason_for(case, before, len(turns)))
+        reason, checkpoints = reason_for(case, before, len(turns)), len(work.plan.checkpoints)
+        outcome = replace(outcome, reason=reason, checkpoints=checkpoints, shared=_shared(turns, fixed))
         if case.mode == "shadow":
             forecast = await self._facts.run_if(len(turns) > MANY, lambda: _forecast(work))
             return replace(outcome, forecast=forecast)
@@ -224,7 +225,19 @@ def _forecast(work: CompactionJob) -> Forecast | None:
         limits = work.plan.limits_at(work.plan.cut)
         stand_in = OutgoingMessage(b"", limits.summary + limits.users + limits.words + limits.index, None)
     rendered = work.render(stand_in)
-    return Forecast(rendered.tokens + work.fixed, rendered.steps) if work.gains(rendered) else None
+    if not work.gains(rendered):
+        return None
+    if stand_in is None:
+        return Forecast(rendered.tokens + work.fixed, rendered.steps)
+    *_, earlier, last = (0, *work.plan.checkpoints)
+    summarized = sum(turn.facts.tokens for turn in work.body[earlier:last])
+    return Forecast(rendered.tokens + work.fixed, rendered.steps, summarized, work.plan.limits_at(last).summary)
+
+
+def _shared(turns: Sequence[Turn], fixed: int) -> int:
+    """Return the tokens that the conversation's last request had: all before its answer, the last assistant message."""
+    newest = next((index for index in range(len(turns) - 1, -1, -1) if turns[index].facts.kind == "assistant"), 0)
+    return fixed + sum(turn.facts.tokens for turn in turns[:newest])
 
 
 def _judged(

@@ -23,6 +23,7 @@ def describe(context: ConversationContext, outcome: Outcome) -> None:
     record.verdict = outcome.verdict
     record.reason = record.reason or outcome.reason
     record.steps = outcome.steps
+    record.checkpoints = outcome.checkpoints
     record.before, record.sent = outcome.before, outcome.after
     if outcome.forecast is not None:
         record.forecast, record.steps = outcome.forecast.after, outcome.forecast.steps

@@ -16,10 +16,15 @@ Verdict = Literal["none", "compacted", "shadow", "off", "failed"]
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """The result that ``enforce`` would have: the tokens of the request, and the steps."""
+    """The result that ``enforce`` would have: the tokens of the request, and the steps.
+
+    ``summarized`` is the tokens that the newest checkpoint's summary replaces, and ``written`` those of the summary.
+    """
 
     after: int
     steps: tuple[str, ...]
+    summarized: int = 0
+    written: int = 0
 
 
 class Prompt(msgspec.Struct, eq=False, frozen=True):
@@ -37,6 +42,8 @@ class Outcome(msgspec.Struct, eq=False, frozen=True):
     requested one doesn't fit. ``estimated`` is true if the original request has images or audio, so that ``before``
     contains an estimate, and ``None`` if unknown. ``sizes`` is the tokens of tools and framing, and those of each
     message of the original request, or ``None`` if the proxy didn't count them. ``forecast`` is set in shadow mode.
+    ``checkpoints`` is the number of checkpoints that the conversation has passed. ``shared`` is the tokens of the
+    request as received that the conversation's last request already had, ``None`` if unknown.
     ``reason`` is the condition that made the proxy compact the request, ``summary_cause`` the reason for a digest, and
     ``archive`` the ids under which the archive keeps the removed messages.
     ``prompt`` is set if it matters for reasoning that is bound to the messages to send.
@@ -55,6 +62,8 @@ class Outcome(msgspec.Struct, eq=False, frozen=True):
     sizes: tuple[int, list[int]] | None = None
     forecast: Forecast | None = None
     prompt: Prompt | None = None
+    checkpoints: int = 0
+    shared: int | None = None
     reason: Reason | None = None
     summary_cause: str | None = None
     archive: tuple[str, ...] = ()

@@ -11,10 +11,13 @@ from proxy.dialects.chat.dialect import CHAT
 from proxy.errors import ConfigurationError
 from proxy.limits.budget import budget, reserved_output
 from proxy.limits.learned import for_others, limit_from_overflow, lower, published
+from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
 from proxy.pipeline.context import ConversationContext
+from proxy.pipeline.costs import Basis, cost_of, price_for
 from proxy.pipeline.description import usage_of
 from proxy.pipeline.services import Services
+from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.summary.forms import FORMS
 from proxy.summary.model import OnCall, UpstreamSummaryModel, Way, output_limit
 from proxy.telemetry.record import RequestRecord, summary_record
@@ -86,11 +89,13 @@ async def _summary_model(
         form=form,
         others=others,
         on_missing=upstreams.missing(route.upstream).add,
-        on_call=_recording(services, context.record, route),
+        on_call=_recording(services, context.configuration, context.record, route, profile),
     )
 
 
-def _recording(services: Services, parent: RequestRecord, route: Route) -> OnCall:
+def _recording(
+    services: Services, configuration: ConfigSnapshot, parent: RequestRecord, route: Route, profile: Profile
+) -> OnCall:
     """Return a function that records the calls to a summary model."""
 
     def record(status: int, answer: bytes, ms: float) -> None:
@@ -98,7 +103,9 @@ def _recording(services: Services, parent: RequestRecord, route: Route) -> OnCal
         call.time -= ms / 1000
         call.status = status
         call.phases = {"total": round(ms, 3)}
-        call.usage = usage_of(CHAT.answers.read_usage(answer)) if status == 200 else None
+        call.usage = usage = usage_of(CHAT.answers.read_usage(answer)) if status == 200 else None
+        if usage is not None and (price := price_for(configuration, route, profile)) is not None:
+            call.cost = cost_of(price, usage, Basis())
         call.error = None if status else "upstream_error"
         services.recorder.add(call)
 

@@ -58,7 +58,8 @@ class LedgerSums(msgspec.Struct, omit_defaults=True):
     is known), and ``estimated`` (the upstream didn't report its cache). ``summaries`` is the number of calls to summary
     models. Tokens: ``received`` and ``sent`` by the proxy's count, ``forecast`` (sent, or what ``enforce`` would send),
     the upstreams' ``input``, ``output``, ``cache_read``, and ``cache_write``, and the summary models' ``summary_input``
-    and ``summary_output``. Money in US dollars times 10^12: ``cost`` as sent, ``summary_cost``, and ``as_received``.
+    and ``summary_output``. Money in US dollars times 10^12: ``cost`` as sent, ``summary_cost``, ``as_received``
+    (estimated, without the proxy), and ``forecast_cost`` (as sent, or in shadow mode what ``enforce`` would cost).
     """
 
     requests: int = 0
@@ -81,6 +82,7 @@ class LedgerSums(msgspec.Struct, omit_defaults=True):
     cost: int = 0
     summary_cost: int = 0
     as_received: int = 0
+    forecast_cost: int = 0
 
     def add(self, other: LedgerSums) -> None:
         """Add the sums of another row."""
@@ -145,6 +147,7 @@ def sums_of(record: RequestRecord) -> LedgerSums:
         sums.summary_cost = cost.sent
     else:
         sums.cost, sums.as_received, sums.estimated = cost.sent, cost.as_received, int(cost.estimated)
+        sums.forecast_cost = cost.sent if cost.forecast is None else cost.forecast
     if record.kind == "summary":
         sums.summaries = 1
         return sums

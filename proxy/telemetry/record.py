@@ -69,11 +69,13 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
     """The price of a request in US dollars times 10^12, so that sums are exact.
 
     ``sent`` is the price of the tokens that the upstream reported. ``as_received`` is the estimated price of the same
-    request without the proxy. ``estimated`` is true unless the upstream reported its use of the prompt cache.
+    request without the proxy. ``forecast`` is, in shadow mode, the estimated price that ``enforce`` would have, with
+    its summaries. ``estimated`` is true unless the upstream reported its use of the prompt cache.
     """
 
     sent: int = 0
     as_received: int = 0
+    forecast: int | None = None
     estimated: bool = False
 
 
@@ -81,6 +83,7 @@ class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):
     """One request to the proxy, or one call to a summary model (``kind: summary``, ``parent``: the request's id).
 
     ``time`` is in seconds since 1970. ``api`` is the dialect, or ``other`` for a path that the proxy only forwards.
+    ``checkpoints`` is the number of summaries that the conversation has needed so far.
     ``before`` and ``sent`` are the proxy's counts in tokens, ``forecast`` the size that ``enforce`` would send.
     ``summary`` is the origin of the summary in the prompt (``stored``, ``made``, ``digest``), and ``cause`` the reason
     for a digest. ``fits`` is false if the request as received was larger than the model's input limit. ``status`` is
@@ -105,6 +108,7 @@ class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):
     verdict: Verdict = "none"
     reason: Reason | None = None
     steps: tuple[str, ...] = ()
+    checkpoints: int = 0
     before: int | None = None
     sent: int | None = None
     forecast: int | None = None

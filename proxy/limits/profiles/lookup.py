@@ -180,6 +180,7 @@ class Profiles:
             tools=family.tools,
             escapes=family.escapes,
             strict_alternation=bool(override.get("strict_alternation")),
+            price=match.listing.price if match and match.listing.provider == provider else None,
             sources=sources,
             note=match.note if match and not reported else self._unknown_note(model, limits),
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from proxy.limits.profiles.prices import Price
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -15,8 +17,9 @@ class Profile:
     the provider's tokens per token of that encoding (1.0 if the encoding is the model's own). ``images`` is the rule
     for counting images. ``tools`` is the form of tool definitions in the prompt (``typescript``, ``json``, or
     ``claude``). If ``escapes`` is set, results of parallel calls enter the prompt as ASCII JSON. If
-    ``strict_alternation`` is set, the server requires alternating user and assistant messages, user first. ``sources``
-    maps each field to the source of its value. ``note`` tells the operator about an inexact match or an unknown model.
+    ``strict_alternation`` is set, the server requires alternating user and assistant messages, user first.
+    ``price`` is the price at the provider, if the table lists it there. ``sources`` maps each field to the source
+    of its value. ``note`` tells the operator about an inexact match or an unknown model.
     """
 
     model: str
@@ -31,6 +34,7 @@ class Profile:
     tools: str = "typescript"
     escapes: bool = False
     strict_alternation: bool = False
+    price: Price | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     note: str | None = None
 

@@ -45,7 +45,7 @@ def test_a_record_comes_back_whole_and_is_found_by_its_names(tmp_path: Path, key
         sent=300,
         calls=[UpstreamCall("overflow", 400, 1.5, 900, 700), UpstreamCall("accepted", 200, 2.5, 300)],
         usage=Usage(310, 20, 100, None),
-        cost=Cost(5, 7, True),
+        cost=Cost(5, 7, estimated=True),
         phases={"total": 12.5},
         archive=["a" * 20],
     )
@@ -77,7 +77,9 @@ def test_a_record_comes_back_whole_and_is_found_by_its_names(tmp_path: Path, key
 
 def test_the_ledger_is_the_sum_of_the_records_even_if_a_write_is_repeated(tmp_path: Path) -> None:
     records = [
-        record(verdict="compacted", before=900, sent=300, usage=Usage(310, 20, 100, 10), cost=Cost(5, 7, True)),
+        record(
+            verdict="compacted", before=900, sent=300, usage=Usage(310, 20, 100, 10), cost=Cost(5, 7, estimated=True)
+        ),
         record(before=50, status=500, fits=False),
         record(verdict="shadow", before=90, forecast=40),
         record(kind="summary", usage=Usage(500, 60), cost=Cost(11)),
@@ -107,6 +109,7 @@ def test_the_ledger_is_the_sum_of_the_records_even_if_a_write_is_repeated(tmp_pa
             "cost": 5,
             "summary_cost": 11,
             "as_received": 7,
+            "forecast_cost": 5,
         }
         assert await store.ledger(0, 10**6, tenants=("team:blue",)) == []
 

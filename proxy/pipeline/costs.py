@@ -1,0 +1,118 @@
+"""Compute the price of a request, and estimate its price without the proxy.
+
+Without the proxy, the provider's prompt cache would have served the part of the prompt that the conversation's last
+request already had, if that was recent. So the estimate charges that part at the cache's price. A negative saving is
+possible: a checkpoint changes the prompt, and the next request can't use the cache.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+
+import msgspec
+from cachetools import LRUCache
+
+from proxy.config import Route
+from proxy.limits.profiles import Profile
+from proxy.limits.profiles.prices import Price, price_from
+from proxy.pipeline.context import ConversationContext, conversation_key
+from proxy.pipeline.outcome import Forecast, Outcome
+from proxy.pipeline.snapshot import ConfigSnapshot
+from proxy.telemetry.record import Cost, Usage
+
+CACHE_SECONDS = 300.0
+"""Lifetime of an entry in a provider's prompt cache after its last use, at most providers."""
+
+CONVERSATIONS = 20_000
+"""Conversations to remember, those with the latest requests."""
+
+
+class Basis(msgspec.Struct, frozen=True):
+    """The facts about a request that its price depends on, without its content.
+
+    ``recent`` is true if the conversation's last request is at most ``CACHE_SECONDS`` old. ``new_checkpoint`` is true
+    if this request is the first after a checkpoint. ``fits`` is false if the request as received was too large.
+    """
+
+    before: int | None = None
+    sent: int | None = None
+    shared: int | None = None
+    forecast: Forecast | None = None
+    recent: bool = False
+    new_checkpoint: bool = False
+    fits: bool = True
+
+
+class Costs:
+    """The prices of requests. Remembers when each conversation was last seen, and its checkpoints."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        """``clock`` returns seconds."""
+        self._clock = clock
+        self._seen: LRUCache[tuple[str, str], tuple[float, int]] = LRUCache(CONVERSATIONS)
+
+    def basis(self, context: ConversationContext, outcome: Outcome) -> Basis:
+        """Return what the price depends on. Call this while the request has its body."""
+        if outcome.before is None or not context.body.units:
+            return Basis()
+        key, now = conversation_key(context), self._clock()
+        last, checkpoints = self._seen.get(key, (-CACHE_SECONDS, 0))
+        self._seen[key] = now, max(checkpoints, outcome.checkpoints)
+        return Basis(
+            outcome.before,
+            outcome.after,
+            outcome.shared,
+            outcome.forecast,
+            now - last < CACHE_SECONDS,
+            outcome.checkpoints > checkpoints,
+            context.record.fits,
+        )
+
+
+def price_for(configuration: ConfigSnapshot, route: Route, profile: Profile) -> Price | None:
+    """Return the operator's price for a route's model, or else that of the table."""
+    for name, fields in configuration.settings.prices.items():
+        if name == route.model or fnmatchcase(route.model, name):
+            return price_from(fields)
+    return profile.price
+
+
+def cost_of(price: Price, usage: Usage, basis: Basis) -> Cost:
+    """Return the price of a request by its reported usage, and the estimates."""
+    prompt, output = usage.input or 0, usage.output or 0
+    read, written = usage.cache_read or 0, usage.cache_write or 0
+    sent = price.rates(prompt).cost(max(0, prompt - read - written), read, written, output)
+    estimated = usage.cache_read is None
+    if basis.before is None or basis.sent is None or not basis.sent:
+        return Cost(sent, sent, estimated=estimated)
+    ratio = prompt / basis.sent
+    as_received = sent
+    if basis.before != basis.sent and basis.fits:
+        as_received = _prompt_cost(
+            price, usage, basis, round(basis.before * ratio), (basis.shared or 0) * ratio, output
+        )
+    forecast = None
+    if basis.forecast is not None:
+        forecast = _forecast_cost(price, usage, basis, basis.forecast, ratio, output)
+    return Cost(sent, as_received, forecast, estimated)
+
+
+def _prompt_cost(price: Price, usage: Usage, basis: Basis, prompt: int, shared: float, output: int) -> int:
+    """Return the price of another prompt, of which the cache would have served ``shared`` tokens."""
+    caches = usage.cache_read is not None and (basis.recent or bool(usage.cache_read))
+    read = min(prompt, round(shared)) if caches else 0
+    written = prompt - read if usage.cache_write else 0
+    return price.rates(prompt).cost(prompt - read - written, read, written, output)
+
+
+def _forecast_cost(price: Price, usage: Usage, basis: Basis, forecast: Forecast, ratio: float, output: int) -> int:
+    """Return the price of a request in shadow mode if the policy enforced compaction, with a new summary's price."""
+    added = (basis.before or 0) - (basis.shared or 0)
+    shared = 0 if basis.new_checkpoint else max(0, forecast.after - added)
+    cost = _prompt_cost(price, usage, basis, round(forecast.after * ratio), shared * ratio, output)
+    if basis.new_checkpoint and forecast.summarized:
+        asked = round(forecast.summarized * ratio)
+        cost += price.rates(asked).cost(asked, 0, 0, round(forecast.written * ratio))
+    return cost

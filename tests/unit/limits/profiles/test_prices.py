@@ -1,0 +1,50 @@
+"""Test that prices are read from LiteLLM's fields and applied to the whole prompt."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.limits.profiles import Profiles
+from proxy.limits.profiles.prices import Price, Rates, is_price_field, price_from
+
+HAIKU = {
+    "input_cost_per_token": 1e-7,
+    "output_cost_per_token": 5e-7,
+    "cache_read_input_token_cost": 1e-8,
+    "cache_creation_input_token_cost": 1.25e-7,
+    "input_cost_per_token_above_100k_tokens": 5e-7,
+    "cache_read_input_token_cost_above_100k_tokens": 5e-8,
+    "input_cost_per_token_batches": 1.0,
+}
+
+
+def test_steps_replace_the_rates_that_they_state() -> None:
+    price = price_from(HAIKU)
+    low = Rates(100_000, 500_000, 10_000, 125_000)
+    high = Rates(500_000, 500_000, 50_000, 125_000)
+    assert price == Price(low, ((100_000, high),))
+    assert price.rates(100_000) == low
+    assert price.rates(100_001) == high
+
+
+def test_cache_tokens_without_a_price_cost_as_much_as_others() -> None:
+    price = price_from({"input_cost_per_token": 2e-6, "cache_creation_input_token_cost": 0.0})
+    assert price is not None
+    assert price.rates(10).cost(1, 2, 3, 4) == 6 * 2_000_000
+
+
+@pytest.mark.parametrize("entry", [{}, {"output_cost_per_token": 1e-6}, {"input_cost_per_token": None}])
+def test_no_price(entry: dict[str, object]) -> None:
+    assert price_from(entry) is None
+
+
+def test_the_fields_that_count() -> None:
+    assert is_price_field("input_cost_per_token_above_272k_tokens")
+    assert not is_price_field("input_cost_per_token_batches")
+    assert not is_price_field("input_price")
+
+
+def test_a_profile_has_the_price_of_its_provider_only() -> None:
+    profiles = Profiles()
+    assert profiles.find("gpt-5", provider="openai").price is not None
+    assert profiles.find("gpt-5", provider="vllm").price is None
