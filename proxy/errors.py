@@ -143,6 +143,10 @@ class TooManyRequests(RequestError, status=429, type="requests", code="rate_limi
         self.retry_after = retry_after
 
 
+class BudgetExceeded(TooManyRequests, status=429, type="insufficient_quota", code="budget_exceeded"):
+    """The team has used up its budget."""
+
+
 class Overloaded(ProxyError, status=503, code="overloaded", retry_after=1):
     """The proxy has too many requests in progress."""
 

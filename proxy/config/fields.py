@@ -61,6 +61,9 @@ CountOrZero = Annotated[int, Field(ge=0), BeforeValidator(no_truth_value)]
 Seconds = Annotated[float, Field(gt=0), BeforeValidator(no_truth_value)]
 """A duration in seconds, over zero."""
 
+Amount = Annotated[float, Field(gt=0), BeforeValidator(no_truth_value)]
+"""An amount of money, over zero."""
+
 Grace = Annotated[float, Field(ge=0), BeforeValidator(no_truth_value)]
 """A duration in seconds, zero or more."""
 

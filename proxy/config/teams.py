@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
-from proxy.config.fields import Count, CountOrZero, Date, Name, Section, Text, wrong
+from proxy.config.fields import Amount, Count, CountOrZero, Date, Name, Section, Text, wrong
 
 
 class AuthSettings(Section):
@@ -68,6 +68,23 @@ class KeySettings(Section):
         return datetime(self.expires.year, self.expires.month, self.expires.day, tzinfo=UTC).timestamp()
 
 
+class SpendSettings(Section):
+    """A budget, in money or in tokens."""
+
+    usd: Amount | None = None
+    """US dollars for requests and summaries. Needs the models' prices."""
+    tokens: Count | None = None
+    """Tokens of requests, answers, and summaries, as the upstreams report them."""
+    per: Literal["day", "month"]
+    """The period (UTC) after which the budget starts again."""
+
+    @model_validator(mode="after")
+    def _has_one_amount(self) -> SpendSettings:
+        if (self.usd is None) == (self.tokens is None):
+            raise wrong("needs either usd or tokens", fix="spend: {usd: 50, per: day}")
+        return self
+
+
 class LimitSettings(Section):
     """Limits of a team. Default of each: no limit."""
 
@@ -77,6 +94,8 @@ class LimitSettings(Section):
     """Maximum concurrent requests. A stream counts until it ends."""
     summary_tokens_per_day: CountOrZero | None = None
     """Maximum tokens for summaries per day (UTC), prompts and answers. Then the proxy uses digests instead."""
+    spend: SpendSettings | None = None
+    """The team's budget. Further requests get 429."""
 
 
 class TeamSettings(Section):

@@ -71,6 +71,7 @@ class Conversations:
             service = self._service
             request = begin_request(service, scope)
             check_path(scope, request.caller)
+            await service.spending.check(request.caller)
             with service.bodies.lease() as held:
                 async with service.quotas.admit(request.caller):
                     limit = request.configuration.settings.server.body_limit
@@ -161,6 +162,8 @@ class Conversations:
         tap = Tap(tail, item_reader(self._service, context, start, outcome))
         pending = context.heartbeat is not None and context.heartbeat.begun
         headers = done(outcome, context.retries)
+        if (left := self._service.spending.remaining(context.caller)) is not None:
+            headers.append(("x-compaction-budget-remaining", left))
         if context.advice is not None:
             headers.append(("x-compaction-advice", context.advice))
         if not pending:

@@ -6,6 +6,7 @@ import asyncio
 
 from proxy.access.admission import BodyMemory, ConcurrencyLimit
 from proxy.access.quotas import Quotas
+from proxy.access.spending import Spending
 from proxy.config import Route, Settings
 from proxy.dialects.dialect import Counter, Dialect
 from proxy.errors import ConfigurationError
@@ -53,6 +54,7 @@ class Services:
     budgets: Budgets
     records: RecordStore
     recorder: Recorder
+    spending: Spending
     draining: bool = False
 
     @property

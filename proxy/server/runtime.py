@@ -7,6 +7,7 @@ import secrets
 
 from proxy.access.admission import BodyMemory, ConcurrencyLimit
 from proxy.access.quotas import Quotas
+from proxy.access.spending import Spending
 from proxy.config import Settings
 from proxy.limits.calibration import Calibration
 from proxy.limits.learned import LearnedLimits
@@ -52,7 +53,8 @@ class Runtime(Services):
         self.quotas = Quotas()
         self.budgets = Budgets(self.store)
         self.records = open_records(settings.store.url, settings.store.encryption.keys)
-        self.recorder = Recorder(self.records, lambda: self.settings.record_seconds)
+        self.spending = Spending(self.store, lambda: self.settings)
+        self.recorder = Recorder(self.records, lambda: self.settings.record_seconds, [self.spending.add])
         self.maintenance = Maintenance(
             self.store.unguarded,
             [
@@ -63,6 +65,7 @@ class Runtime(Services):
                 self.calibration,
                 self.sent_prompts,
                 self.recorder,
+                self.spending,
             ],
             self.records,
             lambda: self.settings.record_count,
@@ -86,6 +89,7 @@ class Runtime(Services):
             self.sent_prompts,
             self.budgets,
             self.recorder,
+            self.spending,
             self.records,
             self.store,
         ):

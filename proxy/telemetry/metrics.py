@@ -57,6 +57,13 @@ SILENT = Counter(
     registry=REGISTRY,
 )
 
+BUDGET_REMAINING = Gauge(
+    "compaction_budget_remaining",
+    "The rest of a team's budget, in tokens or US dollars.",
+    ["team", "unit"],
+    registry=REGISTRY,
+)
+
 TASKS = Gauge("compaction_tasks", "Tasks on the event loop.", registry=REGISTRY)
 ProcessCollector(registry=REGISTRY)
 """Memory, CPU, and open files of the process, under Prometheus' standard names."""
@@ -70,7 +77,7 @@ def requests(outcome: str) -> Counter:
 
 @cache
 def refused(reason: str) -> Counter:
-    """Return the counter of rejected requests for a reason: key, rate, concurrency, overload, memory."""
+    """Return the counter of rejected requests for a reason: key, rate, concurrency, budget, overload, memory."""
     return REFUSED.labels(reason=reason)
 
 

@@ -215,3 +215,19 @@ def test_no_budget_at_all_is_no_fault_of_the_model(tmp_path: Path) -> None:
             assert headers["x-compaction-summary"] == "digest"
             assert "x-compaction-breaker" not in headers
     assert upstream.summaries == []
+
+
+def test_a_team_over_its_budget_is_refused_and_others_are_not(tmp_path: Path) -> None:
+    teams = {
+        "search": {"keys": [key_hash(SEARCH)], "limits": {"spend": {"tokens": 30}}},
+        "other": {"keys": [key_hash(OTHER)], "limits": {"spend": {"usd": 1_000, "per": "month"}}},
+    }
+    with behind(StandIn(), tmp_path, auth={"mode": "keys"}, teams=teams) as url:
+        with client(url, SEARCH) as caller:
+            assert ask(caller, SHORT)["x-compaction-budget-remaining"] == "30 tokens"
+            with pytest.raises(openai.RateLimitError) as caught:
+                list(iter(lambda: ask(caller, SHORT)["x-compaction-budget-remaining"], "0 tokens"))
+        assert (caught.value.code, caught.value.type) == ("budget_exceeded", "insufficient_quota")
+        assert int(caught.value.response.headers["retry-after"]) > 0
+        with client(url, OTHER) as caller:
+            assert ask(caller, SHORT)["x-compaction-budget-remaining"] == "1000.0000 USD"

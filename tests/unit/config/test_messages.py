@@ -176,7 +176,7 @@ MISTAKES = {
     "a limit in dollars": (
         "teams: {t: {limits: {usd_per_month: 5}}}\n",
         1,
-        "Fix: use one of: concurrent, requests_per_minute, summary_tokens_per_day",
+        "Fix: use one of: concurrent, requests_per_minute, spend, summary_tokens_per_day",
     ),
     "workers": ("server: {workers: 4}\n", 1, "set the number of workers with serve --workers N"),
     "LiteLLM": ("model_list: []\n", 1, "this looks like a LiteLLM configuration; docs/migrating.md lists"),
