@@ -219,7 +219,7 @@ def test_no_budget_at_all_is_no_fault_of_the_model(tmp_path: Path) -> None:
 
 def test_a_team_over_its_budget_is_refused_and_others_are_not(tmp_path: Path) -> None:
     teams = {
-        "search": {"keys": [key_hash(SEARCH)], "limits": {"spend": {"tokens": 30}}},
+        "search": {"keys": [key_hash(SEARCH)], "limits": {"spend": {"tokens": 30, "per": "day"}}},
         "other": {"keys": [key_hash(OTHER)], "limits": {"spend": {"usd": 1_000, "per": "month"}}},
     }
     with behind(StandIn(), tmp_path, auth={"mode": "keys"}, teams=teams) as url:
