@@ -87,7 +87,8 @@ class LedgerSums(msgspec.Struct, omit_defaults=True):
     def add(self, other: LedgerSums) -> None:
         """Add the sums of another row."""
         for name in SUMS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+            if amount := getattr(other, name):
+                setattr(self, name, getattr(self, name) + amount)
 
 
 SUMS: tuple[str, ...] = LedgerSums.__struct_fields__

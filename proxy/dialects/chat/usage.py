@@ -18,12 +18,13 @@ class AnswerTail(Tail):
     def finished(self) -> Finished:
         """Return the answer's usage and finish reason. An answer longer than the kept bytes has content."""
         body = self.body
+        if self.whole:
+            return read_usage(body)
         text = body.decode("utf-8", "replace")
         reasons = _REASON.findall(text)
         usage = outer_usage(text, prompt_tokens)
-        empty = self.whole and read_usage(body).empty
         reason = reasons[-1] if reasons else None
-        return Finished(reason, prompt_tokens(usage), output_tokens(usage), empty, *cached_tokens(usage))
+        return Finished(reason, prompt_tokens(usage), output_tokens(usage), False, *cached_tokens(usage))
 
 
 def read_usage(body: bytes) -> Finished:
