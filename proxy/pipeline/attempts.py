@@ -173,7 +173,7 @@ class Attempts:
         """Return an attempt without the reasoning that an upstream refused."""
         context.stripped = True
         self._sent_prompts.expire(conversation_key(context), len(context.body.units))
-        case = replace(attempt.case, stale_reasoning=len(context.body.units))
+        case = replace(attempt.case, stale_reasoning=len(context.body.units), attempt=context.retries + 1)
         stripped = await self.prepare(context, attempt.budget, case, may_ask=False)
         if stripped.outcome.messages is None:
             stripped = replace(stripped, outcome=await self._services.compactor.without_reasoning(case))
@@ -190,7 +190,7 @@ class Attempts:
             return ACCEPT
         context.body = await context.dialect.parse(body)
         await resolve_references(self._services, context)
-        case = replace(attempt.case, body=context.body)
+        case = replace(attempt.case, body=context.body, attempt=context.retries + 1)
         again = await self.prepare(context, attempt.budget, case)
         changed = replace(again.outcome, verdict="compacted", steps=(STATE_STEP, *again.outcome.steps))
         return Retry(replace(again, outcome=changed), "overflow")
@@ -273,6 +273,7 @@ class Attempts:
             kept=caller.kept,
             allowance=services.budgets.of(caller),
             stale_reasoning=self._stale(context),
+            request=context.record.id,
         )
 
     async def _smaller(self, context: ConversationContext, attempt: Attempt, overflow: Overflow) -> Attempt | None:
@@ -296,6 +297,7 @@ class Attempts:
             budget=smaller_input(case, budget, sent),
             rules=rules,
             stale_reasoning=self._stale_after(context, case),
+            attempt=context.retries + 1,
         )
         attempt = await self.prepare(context, budget, smaller, may_ask=context.retries > context.repeated)
         after = attempt.outcome.after

@@ -37,6 +37,7 @@ class CompactionInput(msgspec.Struct, eq=False):
     ``budget`` is in tokens. ``models`` returns the models to try, in order, for a summary of at most the given tokens.
     ``strict`` is true if the upstream requires user and assistant messages to alternate. ``kept`` is true if the proxy
     may store summaries for the caller. ``allowance`` is the caller's budget for summaries.
+    ``request`` is the request's id, and ``attempt`` the number of attempts before this one.
     Reasoning in the first ``stale_reasoning`` units is removed, because an upstream refused it.
     """
 
@@ -53,6 +54,8 @@ class CompactionInput(msgspec.Struct, eq=False):
     kept: bool = True
     allowance: Budget | None = None
     stale_reasoning: int = 0
+    request: str = ""
+    attempt: int = 0
 
 
 @dataclass(slots=True)

@@ -50,7 +50,7 @@ COVERED = {
     "docs/test_reference.py": "errors telemetry/metrics",
     "unit/store/test_sqlite_records.py": "store/records",
     "unit/pipeline/test_recorder.py": "telemetry/record",
-    "product/test_records.py": "pipeline/description config/records",
+    "product/test_records.py": "pipeline/changes pipeline/description config/records",
     "product/test_ledger.py": "config/prices",
     "product/http/test_upstream_keys.py": "http/headers upstream/relay",
     "hostile/test_bodies.py": "http/request_body",
