@@ -84,7 +84,8 @@ class Compactor:
         reason, checkpoints = reason_for(case, before, len(turns)), len(work.plan.checkpoints)
         outcome = replace(outcome, reason=reason, checkpoints=checkpoints, shared=_shared(turns, fixed))
         if case.mode == "shadow":
-            forecast = await self._facts.run_if(len(turns) > MANY, lambda: _forecast(work))
+            size = await self._summaries.expected_size(work)
+            forecast = await self._facts.run_if(len(turns) > MANY, lambda: _forecast(work, size))
             return replace(outcome, forecast=forecast)
         return await self._carry_out(work, outcome, may_ask=may_ask)
 
@@ -110,7 +111,8 @@ class Compactor:
         turns, fixed, before = await self._measure(case)
         case = within_hope(case, turns)
         work = await self._work(case, turns, fixed, before)
-        forecast = _forecast(work) if _any_trigger(case, before, len(turns)) else None
+        size = await self._summaries.expected_size(work)
+        forecast = _forecast(work, size) if _any_trigger(case, before, len(turns)) else None
         after, steps = (before, ()) if forecast is None else (forecast.after, forecast.steps)
         return Explanation(before, after, len(turns), work.head, case.budget, steps, work.plan, parts_of(turns, fixed))
 
@@ -220,12 +222,9 @@ LISTED = 50
 """Archive ids of shortened messages that a record lists."""
 
 
-def _forecast(work: CompactionJob) -> Forecast | None:
-    """Predict the outcome of ``enforce``, with the summary at its maximum size."""
-    stand_in = None
-    if work.plan.cut:
-        limits = work.plan.limits_at(work.plan.cut)
-        stand_in = OutgoingMessage(b"", limits.summary + limits.users + limits.words + limits.index, None)
+def _forecast(work: CompactionJob, size: int) -> Forecast | None:
+    """Predict the outcome of ``enforce``, with a summary message of ``size`` tokens."""
+    stand_in = OutgoingMessage(b"", size, None) if work.plan.cut else None
     rendered = work.render(stand_in)
     if not work.gains(rendered):
         return None

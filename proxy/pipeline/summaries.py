@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Hashable
 
 import structlog
+from cachetools import LRUCache
 from msgspec.structs import replace
 
 from proxy.compaction.summary_message import SummaryParts, collect_identifiers, summary_message
@@ -28,12 +29,17 @@ LONGEST_PAUSE = 600.0
 """Upper bound of a pause, in seconds."""
 
 
+SIZES = 10_000
+"""Checkpoints whose expected sizes are remembered, the most recently used ones."""
+
+
 class CheckpointSummaries:
     """Obtain the summaries of a request's checkpoints. Keeps the circuit breakers of summary models."""
 
     def __init__(self, facts: FactsCache, summaries: Summaries) -> None:
         self._facts = facts
         self._summaries = summaries
+        self._sizes: LRUCache[tuple[str, str], int] = LRUCache(SIZES)
         self._breaker = CircuitBreaker(FIRST_PAUSE, LONGEST_PAUSE, is_failure=_is_failure, report=_report)
 
     def prepare(self, job: CompactionJob) -> None:
@@ -59,6 +65,21 @@ class CheckpointSummaries:
             return stored, "digest" if stored.digest else "stored"
         self._summaries.begin(tenant, checkpoints, make)
         return await self._digested(job, None, 0, cut, "waiting"), "digest"
+
+    async def expected_size(self, job: CompactionJob) -> int:
+        """Return the expected tokens of the summary message of the last checkpoint, 0 without a checkpoint.
+
+        Everything but the summary's text is known. The text is expected to have half of its maximum size.
+        """
+        cut = job.plan.cut
+        if not cut:
+            return 0
+        key = job.case.tenant, job.checkpoints(job.plan.checkpoints)[-1].key
+        size = self._sizes.get(key)
+        if size is None:
+            empty = await self._entry(job, None, 0, cut, "", digest=True)
+            size = self._sizes[key] = empty.tokens + job.plan.limits_at(cut).summary // 2
+        return size
 
     def _maker(self, job: CompactionJob, position: int) -> SummaryFactory:
         async def make(previous: StoredSummary | None, start: int) -> StoredSummary:
