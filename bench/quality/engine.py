@@ -165,7 +165,7 @@ class Engine:
 
     async def _looked_up(self, outcome: Outcome, tenant: str) -> dict[str, list[Message]]:
         """Return the archived messages of every id that the prompts name. Unknown ids are omitted."""
-        if not await self._archive.drained():
+        if not await self._archive.writes.drained():
             raise TimeoutError("the archive didn't finish writing")
         found = {}
         for id_ in sorted(set().union(*map(named_ids, outcome.messages))):

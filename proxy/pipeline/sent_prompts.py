@@ -7,7 +7,6 @@ be applied until now. They show only in a comparison with the prompt before.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -17,7 +16,8 @@ from cachetools import LRUCache
 
 from proxy.pipeline.outcome import Prompt
 from proxy.store import Store, StoreFailed
-from proxy.store.replicated_map import CLOSING_SECONDS, UNREADABLE
+from proxy.store.background import BackgroundWrites
+from proxy.store.replicated_map import UNREADABLE
 from proxy.store.tenants import UNSTORED_TENANT
 
 log = structlog.get_logger(__name__)
@@ -55,7 +55,7 @@ class SentPrompts:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._known: LRUCache[Conversation, SentPrompt] = LRUCache(MOST)
-        self._writes: set[asyncio.Task[None]] = set()
+        self._writes = BackgroundWrites()
 
     def stale(self, conversation: Conversation) -> int:
         """Return the number of the client's first messages whose reasoning is known to be invalid."""
@@ -108,9 +108,7 @@ class SentPrompts:
         sent = SentPrompt(messages, len(digests), digest, changed, before.stale)
         self._known[conversation] = sent
         if conversation[0] != UNSTORED_TENANT and (changed or before.changed):
-            task = asyncio.get_running_loop().create_task(self._write(conversation, sent))
-            self._writes.add(task)
-            task.add_done_callback(self._writes.discard)
+            self._writes.start(self._write(conversation, sent))
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         """Drop the prompts of forgotten tenants, and return those tenants."""
@@ -121,8 +119,7 @@ class SentPrompts:
 
     async def aclose(self) -> None:
         """Finish pending writes."""
-        if self._writes:
-            await asyncio.wait(self._writes, timeout=CLOSING_SECONDS)
+        await self._writes.drained()
 
     async def _write(self, conversation: Conversation, sent: SentPrompt) -> None:
         try:

@@ -13,6 +13,7 @@ import structlog
 from cachetools import LRUCache
 
 from proxy.store import Store, StoreFailed
+from proxy.store.background import BackgroundWrites
 from proxy.telemetry.metrics import ARCHIVED
 
 log = structlog.get_logger(__name__)
@@ -24,9 +25,6 @@ PENDING_BYTES = 64_000_000
 
 REMEMBERED = 20_000
 """Entries that each process remembers as written."""
-
-CLOSING_SECONDS = 5.0
-"""Seconds to write pending entries when the process ends."""
 
 _OVERHEAD = 50
 """Bytes of memory per message in addition to its text."""
@@ -76,8 +74,7 @@ class Archive:
         """The time from which to write an entry again."""
         self._waiting: dict[tuple[str, str], Removed] = {}
         self._waiting_bytes = 0
-        self._turn = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.writes = BackgroundWrites()
 
     def keep(self, tenant: str, removed: Sequence[Removed], seconds: float) -> None:
         """Keep entries for at least ``seconds``, in the background. Call this in the event loop.
@@ -105,9 +102,7 @@ class Archive:
             ARCHIVED.labels(outcome="skipped").inc(over)
             log.warning("archive.skipped", entries=over, waiting_bytes=self._waiting_bytes)
         if batch:
-            task = asyncio.get_running_loop().create_task(self._write(tenant, batch, seconds))
-            self._tasks.add(task)
-            task.add_done_callback(self._ended)
+            self.writes.start(self._write(tenant, batch, seconds))
 
     async def fetch(self, tenant: str, id: str) -> Found | None:
         """Return the messages of an entry and of all before it, oldest first.
@@ -135,26 +130,17 @@ class Archive:
             del self._write_again[key]
         return tenants
 
-    async def drained(self, seconds: float = CLOSING_SECONDS) -> bool:
-        """Wait up to ``seconds`` for pending writes. Return whether all of them finished."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=seconds)
-        return not self._tasks
-
     async def aclose(self) -> None:
         """Finish pending writes, and drop those that take too long. The store stays open."""
-        if await self.drained():
+        if await self.writes.drained():
             return
         log.warning("archive.given_up", entries=len(self._waiting))
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.writes.cancel()
 
     async def _write(self, tenant: str, batch: Sequence[Removed], seconds: float) -> None:
         done = 0
         try:
-            async with self._turn:
+            async with self.writes.turn:
                 for entry in batch:
                     value = await asyncio.to_thread(_packed, entry)
                     began = self._clock()
@@ -187,11 +173,6 @@ class Archive:
         """Remove an entry from the pending ones."""
         del self._waiting[tenant, entry.id]
         self._waiting_bytes -= entry.size
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("archive.write_failed", reason=type(error).__name__, exc_info=error)
 
 
 def _packed(entry: Removed) -> bytes:

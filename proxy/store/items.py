@@ -6,13 +6,13 @@ summarize such a conversation.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 from cachetools import LRUCache
 
+from proxy.store.background import BackgroundWrites
 from proxy.store.interface import Store, StoreFailed
 
 log = structlog.get_logger(__name__)
@@ -40,9 +40,6 @@ SIZES = 50_000
 DIGITS = 15
 """The most digits of the time that begins a stored item."""
 
-CLOSING_SECONDS = 5.0
-"""Seconds to write pending items when the process ends."""
-
 _OVERHEAD = 300
 """Bytes of memory per item in addition to its content."""
 
@@ -67,8 +64,7 @@ class ItemMemory:
         self._cache: LRUCache[_Key, _Cached] = LRUCache(CACHED_BYTES, getsizeof=_size)
         self._sizes: LRUCache[_Key, int] = LRUCache(SIZES)
         self._waiting_bytes = 0
-        self._turn = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.writes = BackgroundWrites()
 
     def keep(self, tenant: str, id: str, item: bytes, seconds: float) -> None:
         """Keep an item for at least ``seconds`` after its last use. Call this in the event loop."""
@@ -112,21 +108,12 @@ class ItemMemory:
                 cache.pop(key, None)
         return tenants
 
-    async def drained(self, seconds: float = CLOSING_SECONDS) -> bool:
-        """Wait up to ``seconds`` for pending writes. Return whether all of them finished."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=seconds)
-        return not self._tasks
-
     async def aclose(self) -> None:
         """Finish pending writes, and drop those that take too long. The store stays open."""
-        if await self.drained():
+        if await self.writes.drained():
             return
         log.warning("items.given_up", bytes=self._waiting_bytes)
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.writes.cancel()
 
     async def _read(self, tenant: str, ids: Sequence[str], seconds: float) -> dict[str, _Cached]:
         try:
@@ -149,14 +136,12 @@ class ItemMemory:
         for cached in items.values():
             cached.write_again = self._clock() + seconds / 2
         self._waiting_bytes += size
-        task = asyncio.get_running_loop().create_task(self._written(tenant, items, size, seconds))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.writes.start(self._written(tenant, items, size, seconds))
 
     async def _written(self, tenant: str, items: Mapping[str, _Cached], size: int, seconds: float) -> None:
         done = 0
         try:
-            async with self._turn:
+            async with self.writes.turn:
                 for id, cached in items.items():
                     # The time of writing says when to write the item again.
                     await self._store.put(tenant, KIND, id, b"%d\n%b" % (self._clock(), cached.item), seconds)

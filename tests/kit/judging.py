@@ -277,7 +277,7 @@ def _fits(
 
 async def in_archive(engine: Engine, asked: Request, judged: Judged) -> tuple[int, int]:
     """Check that the archive has everything that was removed. Return the numbers of dropped and shortened messages."""
-    assert await engine.archive.drained()
+    assert await engine.archive.writes.drained()
     if asked.setting.policy.archive is None:
         assert not any(HANDLE.search(raw.decode()) for raw in judged.out if raw not in asked.messages)
         return 0, 0

@@ -74,6 +74,7 @@ COVERED = {
     "hostile/test_smuggling.py": "server/http_protocol",
     "product/test_reload.py": "server/reload",
     "hostile/test_restart.py": "server/run",
+    "unit/store/test_archive.py": "store/background",
     "unit/store/test_sqlite.py": "store/file store/interface store/opening store/sqlite_worker store/tenants",
     "unit/summary/test_store.py": "summary/in_flight summary/lease",
     "unit/telemetry/test_logs.py": "telemetry/tracebacks",

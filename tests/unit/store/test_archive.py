@@ -18,6 +18,7 @@ from proxy.dialects.chat.request import parse
 from proxy.store import StoreFailed
 from proxy.store import archive as module
 from proxy.store.archive import KIND, Archive, Found, Removed
+from proxy.store.background import BackgroundWrites
 from proxy.store.sqlite import SqliteStore
 from proxy.telemetry.metrics import REGISTRY
 from tests.kit.stores import Clock, with_store
@@ -89,7 +90,7 @@ def run(test: Callable[[Archive, Shelf, Clock], Awaitable[None]]) -> None:
 
 async def kept(archive: Archive, entries: Sequence[Removed], seconds: float = MONTH, tenant: str = "t") -> None:
     archive.keep(tenant, entries, seconds)
-    assert await archive.drained()
+    assert await archive.writes.drained()
 
 
 def counted(outcome: str) -> float:
@@ -123,7 +124,7 @@ def test_messages_may_be_slices_of_a_request() -> None:
         assert found is not None
         assert {type(part) for part in found.messages} == {bytes}
         shelf.gate.set()
-        assert await archive.drained()
+        assert await archive.writes.drained()
         assert await archive.fetch("t", A.id) == Found(texts("one", "two"), complete=True)
 
     run(test)
@@ -133,7 +134,7 @@ def test_each_entry_is_written_once_by_a_process_and_tenant() -> None:
     async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
         archive.keep("t", [A, B, B], MONTH)
         archive.keep("t", [A, B], MONTH)  # while they are being written
-        await archive.drained()
+        await archive.writes.drained()
         assert shelf.written() == "ab"
         await kept(archive, [A, B, C])
         assert shelf.written() == "c"
@@ -156,7 +157,7 @@ def test_what_is_kept_already_costs_no_task() -> None:
         assert asyncio.all_tasks() == before
         archive.keep("t", [A, B, C, removed("d", "five")], MONTH)
         assert len(asyncio.all_tasks()) == len(before) + 1
-        await archive.drained()
+        await archive.writes.drained()
 
     run(test)
 
@@ -261,7 +262,7 @@ def test_what_still_waits_is_found_by_its_tenant_only() -> None:
         assert await archive.fetch("u", B.id) is None
         assert shelf.kept == {}
         shelf.gate.set()
-        assert await archive.drained()
+        assert await archive.writes.drained()
 
     run(test)
 
@@ -297,7 +298,7 @@ def test_a_fault_of_ours_is_logged_and_leaves_nothing_behind() -> None:
         with capture_logs() as logs:
             await kept(archive, [A, B])
             await asyncio.sleep(0)
-        (entry,) = named(logs, "archive.write_failed")
+        (entry,) = named(logs, "store.write_failed")
         assert (entry["log_level"], entry["reason"], entry["exc_info"]) == ("error", "LookupError", shelf.failing)
         shelf.failing = None
         await kept(archive, [A, B])
@@ -319,7 +320,7 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [entry["entries"] for entry in named(logs, "archive.skipped")] == [1, 1]
         assert counted("skipped") - skipped == 2
         shelf.gate.set()
-        await archive.drained()
+        await archive.writes.drained()
         assert shelf.written() == "12"
         await kept(archive, [large, late, small])
         assert shelf.written() == "3", "room again, so it is written now"
@@ -382,7 +383,7 @@ def test_closing_writes_what_waits(tmp_path: Path) -> None:
 
 
 def test_closing_gives_up_what_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.Archive.drained, "__defaults__", (0.05,))
+    monkeypatch.setattr(BackgroundWrites.drained, "__defaults__", (0.05,))
 
     async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
         shelf.gate = asyncio.Event()

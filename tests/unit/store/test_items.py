@@ -57,7 +57,7 @@ def test_a_process_keeps_items_in_memory_and_others_read_all_at_once() -> None:
             first.keep("a", f"msg_{n}", b"item %d" % n, MONTH)
         assert await first.recall("a", ["msg_0", "msg_2"], MONTH) == {"msg_0": b"item 0", "msg_2": b"item 2"}
         assert store.read == []
-        assert await first.drained()
+        assert await first.writes.drained()
         found = await second.recall("a", ["msg_0", "msg_1", "msg_9"], MONTH)
         assert found == {"msg_0": b"item 0", "msg_1": b"item 1"}
         assert store.read == [["msg_0", "msg_1", "msg_9"]]
@@ -74,12 +74,12 @@ def test_an_item_in_use_is_written_again_after_half_of_its_lifetime() -> None:
         memory.keep("a", "msg_0", b"item", MONTH)
         memory.keep("a", "msg_0", b"another", MONTH)
         await memory.recall("a", ["msg_0"], MONTH)
-        assert await memory.drained()
+        assert await memory.writes.drained()
         assert store.written == ["msg_0"]
         clock.now += 0.6 * MONTH
         other = ItemMemory(store, clock)
         assert await other.recall("a", ["msg_0"], MONTH) == {"msg_0": b"item"}
-        assert await other.drained()
+        assert await other.writes.drained()
         assert store.written == ["msg_0", "msg_0"]
         clock.now += 0.6 * MONTH
         assert await ItemMemory(store, clock).recall("a", ["msg_0"], MONTH) == {"msg_0": b"item"}
@@ -94,9 +94,9 @@ def test_a_store_that_fails_leaves_the_items_in_memory_and_the_next_use_writes_t
         memory = ItemMemory(store, clock)
         store.fails = True
         memory.keep("a", "msg_0", b"item", MONTH)
-        assert await memory.drained()
+        assert await memory.writes.drained()
         assert await memory.recall("a", ["msg_0", "msg_1"], MONTH) == {"msg_0": b"item"}
-        assert await memory.drained()
+        assert await memory.writes.drained()
         store.fails = False
         await memory.recall("a", ["msg_0"], MONTH)
         await memory.aclose()
@@ -115,7 +115,7 @@ def test_large_items_and_long_ids_are_not_kept_and_memory_is_bounded(monkeypatch
         assert await memory.recall("a", ["large", "i" * (LONGEST_ID + 1)], MONTH) == {}
         for n in range(8):
             memory.keep("a", f"msg_{n}", b"x" * 900_000, MONTH)
-            assert await memory.drained()
+            assert await memory.writes.drained()
         store.read.clear()
         assert len(await memory.recall("a", [f"msg_{n}" for n in range(8)], MONTH)) == 8
         assert store.read == [[f"msg_{n}" for n in range(5)]], "three are in memory"
@@ -130,10 +130,10 @@ def test_too_many_pending_items_are_written_at_their_next_use(monkeypatch: pytes
         memory = ItemMemory(store, clock)
         memory.keep("a", "msg_0", b"x" * 900, MONTH)
         memory.keep("a", "msg_1", b"x" * 900, MONTH)
-        assert await memory.drained()
+        assert await memory.writes.drained()
         assert store.written == ["msg_0"]
         await memory.recall("a", ["msg_0", "msg_1"], MONTH)
-        assert await memory.drained()
+        assert await memory.writes.drained()
         assert store.written == ["msg_0", "msg_1"]
 
     run(test)
@@ -155,7 +155,7 @@ def test_forgetting_a_tenant_drops_its_items_and_sizes() -> None:
         memory.keep("a", "msg_0", b"item", MONTH)
         memory.keep("b", "msg_0", b"item", MONTH)
         memory.note_size("c", ["msg_1"], 10)
-        assert await memory.drained()
+        assert await memory.writes.drained()
         assert memory.forget(lambda tenant: tenant != "b") == {"a", "c"}
         await store.delete("a", KIND, "msg_0")
         assert await memory.recall("a", ["msg_0"], MONTH) == {}
