@@ -14,6 +14,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from proxy.compaction.pressure import COMMA
 from proxy.compaction.turn import Turn
 from proxy.dialects.chat.format import ChatFormat
 from proxy.dialects.unit_json import encode
@@ -21,6 +22,8 @@ from tests.kit.messages import Message, assistant, call, result, system, user
 
 IMAGE_TOKENS = 85
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBORw0KGgo" * 50}}
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBORw0KGgo" * 1_000}}
+"""The same, of 11,000 bytes."""
 
 
 def text_tokens(text: str) -> int:
@@ -70,6 +73,11 @@ def turn(message: Any, format: ChatFormat = FORMAT) -> Turn:
 
 def turns(messages: Sequence[Any], format: ChatFormat = FORMAT) -> list[Turn]:
     return [turn(message, format) for message in messages]
+
+
+def bytes_of(messages: Sequence[Any]) -> int:
+    """Return the bytes of messages in a request, with the commas between them."""
+    return sum(len(turn.raw) + COMMA for turn in turns(messages))
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from proxy.demo.upstream import Reply, StandIn, ToolCall
@@ -61,9 +61,16 @@ SHARED_ON_CHAT = {32_768: 0.9732, 65_536: 0.9870, 131_072: 0.9938}
 """The share of the prompts that is a common prefix with the one before, as measured by the test above."""
 ON_CHAT = {32_768: 7, 65_536: 3, 131_072: 1}
 """The summaries that the test above counts."""
-OTHERS = [
-    pytest.param(window, marks=[] if window == 32_768 else pytest.mark.full, id=str(window))
-    for window in SHARED_ON_CHAT
+BEGINNING = 520
+"""Messages of the session that are replayed over ``/v1/messages`` without ``--full``."""
+BEGINNING_ON_CHAT = 0.969, 4
+"""The share and the summaries of these messages over ``/v1/chat/completions`` at the smallest window."""
+REPLAYS = [
+    pytest.param(32_768, BEGINNING, *BEGINNING_ON_CHAT, id="the beginning"),
+    *(
+        pytest.param(window, None, share, ON_CHAT[window], marks=pytest.mark.full, id=str(window))
+        for window, share in SHARED_ON_CHAT.items()
+    ),
 ]
 
 
@@ -98,18 +105,20 @@ def test_items_fare_as_messages_do(window: int, tmp_path: Path) -> None:
     assert share >= SHARED_ON_CHAT[window] - 0.01
 
 
-@pytest.mark.parametrize("window", OTHERS)
-def test_blocks_fare_as_messages_do(window: int, tmp_path: Path) -> None:
-    """The session over ``/v1/messages``. ``--full`` runs all windows."""
-    messages = recorded_messages()
+@pytest.mark.parametrize(("window", "count", "on_chat", "summaries_on_chat"), REPLAYS)
+def test_blocks_fare_as_messages_do(
+    window: int, count: int | None, on_chat: float, summaries_on_chat: int, tmp_path: Path
+) -> None:
+    """Replay the session over ``/v1/messages``. ``--full`` replays all of it, at three windows."""
+    messages = as_blocks(recorded_messages()[:count])
     upstream = StrictMessages(window)
     with (
         behind(upstream.app, tmp_path, profile=profile(window)) as url,
         httpx.Client(trust_env=False, timeout=120) as http,
     ):
         for i, message in enumerate(messages):
-            if message["role"] == "assistant" and messages[i - 1]["role"] in ("user", "tool"):
-                body = {"model": "m", "max_tokens": 1_000, "messages": as_blocks(messages[:i])}
+            if message["role"] == "assistant" and i:
+                body = {"model": "m", "max_tokens": 1_000, "messages": messages[:i]}
                 answer = http.post(
                     f"{url}/v1/messages", json=body, headers={"x-api-key": "k", "anthropic-version": "2023-06-01"}
                 )
@@ -120,8 +129,8 @@ def test_blocks_fare_as_messages_do(window: int, tmp_path: Path) -> None:
     share = common_share(prompts, lambda message: size_of_messages({"messages": [message]}))
     summaries = sum(received.status == 200 for received in upstream.chat.summaries)
     print(f"\nblocks, {window}: {summaries} summaries, {share:.2%} of the prompt a common prefix")
-    assert abs(summaries - ON_CHAT[window]) <= 1
-    assert share >= SHARED_ON_CHAT[window] - 0.01
+    assert abs(summaries - summaries_on_chat) <= 1
+    assert share >= on_chat - 0.01
 
 
 def common_share(prompts: list[list[Any]], size: Callable[[Any], int]) -> float:
@@ -130,7 +139,7 @@ def common_share(prompts: list[list[Any]], size: Callable[[Any], int]) -> float:
     previous: list[bytes] = []
     sizes: dict[bytes, int] = {}
     for prompt in prompts:
-        current = [json.dumps(part).encode() for part in prompt]
+        current = [msgspec.json.encode(part) for part in prompt]
         sizes |= {raw: size(part) for raw, part in zip(current, prompt, strict=True) if raw not in sizes}
         if previous:
             shared += common_prefix(previous, current, sizes)
@@ -144,7 +153,7 @@ def cacheable(upstream: StandIn) -> float:
     shared = total = 0
     previous: list[bytes] = []
     for request in upstream.conversations:
-        current = [json.dumps(message).encode() for message in request.body["messages"]]
+        current = [msgspec.json.encode(message) for message in request.body["messages"]]
         tokens = {
             raw: upstream.counter.message(message)
             for raw, message in zip(current, request.body["messages"], strict=True)

@@ -12,7 +12,7 @@ settings.register_profile(
     "deterministic",
     derandomize=True,
     deadline=None,
-    max_examples=50,
+    max_examples=35,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("full", parent=settings.get_profile("deterministic"), max_examples=120)

@@ -18,8 +18,10 @@ from tests.kit.compacting import rules
 from tests.kit.conversations import (
     FORMAT,
     IMAGE,
+    PICTURE,
     Message,
     assistant,
+    bytes_of,
     call,
     conversations,
     expand,
@@ -43,10 +45,10 @@ def whole(messages: list[Message]) -> RenderedConversation:
 
 
 def fitted(
-    messages: list[Message], room: int, policy: Rules = FIRM
+    messages: list[Message], room: int | None, policy: Rules = FIRM, byte_room: int | None = None
 ) -> tuple[list[Any], list[int], RenderedConversation]:
-    """Return the messages, the indexes of changed ones, and the result."""
-    out = fit(whole(messages), room, policy, FORMAT)
+    """Fit messages into tokens, bytes, or both. Return the messages, the indexes of changed ones, and the result."""
+    out = fit(whole(messages), room, policy, FORMAT, byte_room)
     after = [decode(piece.raw) for piece in out.pieces]
     return after, [n for n, pair in enumerate(zip(messages, after, strict=True)) if pair[0] != pair[1]], out
 
@@ -96,11 +98,16 @@ def test_the_last_user_message_is_shortened_only_if_the_policy_says_so() -> None
     assert after[2]["content"].startswith("some words")
     assert after[2]["content"].endswith("some words in a line")
     assert out.tokens <= 2000
+    messages = [user("Look."), user("word " * 10_000)]
+    assert fitted(messages, None, FIRM, 10_000)[1] == []
+    assert fitted(messages, None, YIELDING, 10_000)[2].bytes <= 10_000
 
 
 def test_head_newest_pictures_and_small_messages_are_never_touched() -> None:
     messages = [system(words(3000)), user("short"), {"role": "user", "content": [IMAGE] * 30}]
     assert fitted(messages, 100, YIELDING)[1] == []
+    _, changed, out = fitted([user("Look."), {"role": "user", "content": [PICTURE] * 3}], None, YIELDING, 10_000)
+    assert (changed, out.steps) == ([], ("results",))
 
 
 def test_older_pictures_become_labels_and_never_come_back() -> None:
@@ -115,6 +122,24 @@ def test_older_pictures_become_labels_and_never_come_back() -> None:
     assert changed == [1]
     assert {part["type"] for part in shorter[1]["content"]} == {"text"}
     assert further.tokens < out.tokens
+
+
+def test_in_bytes_the_largest_pictures_go_first_and_texts_stay() -> None:
+    shot = {"role": "tool", "tool_call_id": "c", "content": [PICTURE, PICTURE]}
+    messages = [user("x" * 3_000), assistant(None, call("c", "look")), shot]
+    messages += [{"role": "user", "content": [PICTURE]}, assistant("I see."), {"role": "user", "content": [PICTURE]}]
+    _, changed, out = fitted(messages, None, byte_room=30_000)
+    assert changed == [2]
+    assert out.bytes <= 30_000
+    assert out.steps == ("results", NAME)
+
+
+def test_files_are_labelled_like_pictures() -> None:
+    part = {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64," + "A" * 40_000}}
+    messages = [{"role": "user", "content": [part]}, assistant("Read."), user("And now?")]
+    after, _, out = fitted(messages, None, byte_room=10_000)
+    assert "file" in after[0]["content"][0]["text"]
+    assert out.bytes <= 10_000
 
 
 def test_pictures_stay_where_the_policy_leaves_them_alone() -> None:
@@ -184,3 +209,7 @@ def test_any_conversation_stays_valid_and_fits_unless_what_is_left_is_firm(
             firm = messages[n]["role"] == "system" or n == last_user
             short = piece.tokens <= SMALLEST + 100 or only_short_arguments(decode(piece.raw))
             assert firm or short or IMAGE in (messages[n]["content"] or ())
+    after, _, out = fitted(messages, None, byte_room=int(share * bytes_of(messages)))
+    assert validity.faults({"messages": after}) == []
+    assert out.bytes <= bytes_of(messages)
+    assert all(piece.tokens == message_tokens(decode(piece.raw)) for piece in out.pieces)

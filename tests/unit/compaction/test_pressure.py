@@ -10,26 +10,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.compaction.fit import NAME as FIT
-from proxy.compaction.fit import fit
 from proxy.compaction.plan import Plan
 from proxy.compaction.planning import make_plan
-from proxy.compaction.pressure import COMMA, NEARING, PRESSING, ROOM, UNBOUNDED, Bounds
-from proxy.compaction.render import SUMMARY, OutgoingMessage, RenderedConversation
+from proxy.compaction.pressure import NEARING, PRESSING, ROOM, UNBOUNDED, Bounds
+from proxy.compaction.render import SUMMARY
 from proxy.compaction.rules import Envelope, Rules
 from proxy.compaction.stages import media, results
 from proxy.compaction.triggers import Clause
 from proxy.compaction.turn import Turn
 from proxy.demo import validity
-from proxy.dialects.unit_json import decode
 from tests.kit.compacting import Sent, rules, send
 from tests.kit.conversations import (
     FORMAT,
+    PICTURE,
     Message,
     assistant,
+    bytes_of,
     call,
     conversations,
     expand,
-    message_tokens,
     requests,
     result,
     system,
@@ -39,8 +38,6 @@ from tests.kit.conversations import (
 
 WIDE = 1_000_000
 """Tokens. In a window of this size, only a limit on messages or bytes triggers compaction."""
-
-PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBORw0KGgo" * 1_000}}
 
 
 def planned(messages: list[Message], policy: Rules, budget: int | None = WIDE) -> Plan:
@@ -54,10 +51,6 @@ def chatter(count: int) -> list[Message]:
 def gallery(count: int) -> list[Message]:
     seen = [{"role": "user", "content": [{"type": "text", "text": f"Picture {n}"}, PICTURE]} for n in range(count)]
     return [message for pair in seen for message in (pair, assistant("I see."))][:-1]
-
-
-def size(messages: list[Message]) -> int:
-    return sum(len(turn.raw) + COMMA for turn in turns(messages))
 
 
 def test_a_share_of_a_bound_is_inclusive_and_never_nothing() -> None:
@@ -116,7 +109,7 @@ def test_old_pictures_go_before_anything_else_does() -> None:
     assert sent.steps == (media.NAME,)
     changed = [n for n, pair in enumerate(zip(messages, sent.messages, strict=True)) if pair[0] != pair[1]]
     assert changed == list(range(0, changed[-1] + 1, 2)), "the oldest"
-    assert size(sent.messages) <= 150_000
+    assert bytes_of(sent.messages) <= 150_000
     assert sent.messages[-1] == messages[-1]
 
 
@@ -127,17 +120,17 @@ def test_then_results_then_a_summary() -> None:
         messages += [assistant(None, call(f"c{number}", "read")), result(f"c{number}", f"{number} {lines}")]
     sent = send(turns(messages), rules(bounds=Bounds(bytes=150_000)), WIDE)
     assert sent.steps == (results.NAME,)
-    assert size(sent.messages) <= 150_000
+    assert bytes_of(sent.messages) <= 150_000
     words = [user("go"), *[assistant(f"{number} {lines}") for number in range(20)], user("and?")]
     sent = send(turns(words), rules(bounds=Bounds(bytes=150_000)), WIDE)
     assert sent.steps == (SUMMARY,)
-    assert size(sent.messages) <= ROOM * 150_000
+    assert bytes_of(sent.messages) <= ROOM * 150_000
 
 
 def test_without_the_stages_a_summary_takes_the_pictures_along() -> None:
     sent = send(turns(gallery(20)), rules(bounds=Bounds(bytes=150_000), media=False), WIDE)
     assert sent.steps == (SUMMARY,)
-    assert size(sent.messages) <= 150_000
+    assert bytes_of(sent.messages) <= 150_000
 
 
 def test_a_result_that_is_held_to_a_size_does_not_count_with_all_its_bytes() -> None:
@@ -148,59 +141,6 @@ def test_a_result_that_is_held_to_a_size_does_not_count_with_all_its_bytes() -> 
     assert plan.clips
     unbounded = make_plan(turns(messages), rules(results=False), Envelope(10_000, 0, 0), FORMAT)
     assert plan.checkpoints == unbounded.checkpoints
-
-
-class Around:
-    """Test the fit ladder in bytes."""
-
-    @staticmethod
-    def fitted(
-        messages: list[Message], room: int, policy: Rules | None = None
-    ) -> tuple[list[Any], RenderedConversation]:
-        whole = RenderedConversation([OutgoingMessage(t.raw, t.facts.tokens, t) for t in turns(messages)], ())
-        out = fit(whole, None, policy or rules(), FORMAT, room)
-        return [decode(piece.raw) for piece in out.pieces], out
-
-
-def test_the_ladder_takes_the_largest_pictures_first_and_leaves_texts() -> None:
-    shot = {"role": "tool", "tool_call_id": "c", "content": [PICTURE, PICTURE]}
-    messages = [user("x" * 3_000), assistant(None, call("c", "look")), shot, *gallery(2)]
-    after, out = Around.fitted(messages, 30_000)
-    assert [n for n, pair in enumerate(zip(messages, after, strict=True)) if pair[0] != pair[1]] == [2]
-    assert out.bytes <= 30_000
-    assert out.steps == (FIT,)
-
-
-def test_files_are_labelled_like_pictures() -> None:
-    part = {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64," + "A" * 40_000}}
-    messages = [{"role": "user", "content": [part]}, assistant("Read."), user("And now?")]
-    after, out = Around.fitted(messages, 10_000)
-    assert "file" in after[0]["content"][0]["text"]
-    assert out.bytes <= 10_000
-
-
-def test_several_pictures_in_the_newest_message_stay() -> None:
-    messages = [user("Look."), {"role": "user", "content": [PICTURE, PICTURE, PICTURE]}]
-    after, out = Around.fitted(messages, 10_000, rules(shorten_last=True))
-    assert after == messages
-    assert out.steps == ()
-
-
-def test_the_words_of_the_last_message_only_if_the_policy_says_so() -> None:
-    messages = [user("Look."), user("word " * 10_000)]
-    assert Around.fitted(messages, 10_000)[0] == messages
-    _, out = Around.fitted(messages, 10_000, rules(shorten_last=True))
-    assert out.bytes <= 10_000
-
-
-@given(conversations, st.sampled_from((1792, 7168)), st.floats(0.1, 1.2))
-def test_in_bytes_any_conversation_stays_valid(drawn: Any, window: int, share: float) -> None:
-    messages = expand(drawn, window)
-    messages = messages[: requests(messages)[-1]]
-    after, out = Around.fitted(messages, int(share * size(messages)))
-    assert validity.faults({"messages": after}) == []
-    assert out.bytes <= size(messages)
-    assert all(piece.tokens == message_tokens(decode(piece.raw)) for piece in out.pieces)
 
 
 BOUNDED = (

@@ -132,14 +132,6 @@ VALUES = {
     "a key itself": ("teams:\n  a:\n    keys:\n      - sk-abc\n", 4, "must be the hash of a key"),
 }  # fmt: skip
 
-
-@pytest.mark.parametrize(("text", "line", "hint"), VALUES.values(), ids=VALUES)
-def test_an_invalid_value_is_an_error_with_its_line_and_fix(text: str | bytes, line: int, hint: str) -> None:
-    (found,) = errors_in(text)
-    assert found.line == line
-    assert hint in found.message
-
-
 MISTAKES = {
     "a variable as LiteLLM writes it": ("upstreams:\n  main: {api_key: os.environ/X}\n", 2, 'Fix: "${X}"'),
     "a variable as shells write it": (
@@ -190,15 +182,6 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_common_mistake_is_an_error_with_its_fix(name: str) -> None:
-    text, line, hint = MISTAKES[name]
-    (found,) = errors_in(text)
-    assert found.line == line
-    assert hint in found.message
-    assert FORM.fullmatch(found.message)
-
-
 CONDITIONS = {
     "trigger: {fraction: 0}": "over 0 and at most 1",
     "trigger: {fraction: 1.5}": "Fix: for 1.5% write fraction: 0.015",
@@ -235,11 +218,19 @@ CONDITIONS = {
 }
 
 
-@pytest.mark.parametrize("setting", CONDITIONS)
-def test_a_condition_that_is_wrong_is_refused(setting: str) -> None:
-    (found,) = errors_in(f"policies:\n  careful:\n    {setting}\n")
-    assert found.line == 3
-    assert CONDITIONS[setting] in found.message
+CASES = {
+    **VALUES,
+    **MISTAKES,
+    **{setting: (f"policies:\n  careful:\n    {setting}\n", 3, hint) for setting, hint in CONDITIONS.items()},
+}
+
+
+@pytest.mark.parametrize(("text", "line", "hint"), CASES.values(), ids=CASES)
+def test_an_invalid_value_is_an_error_with_its_line_and_fix(text: str, line: int, hint: str) -> None:
+    (found,) = errors_in(text)
+    assert found.line == line
+    assert hint in found.message
+    assert FORM.fullmatch(found.message)
 
 
 def test_a_wrong_part_of_a_long_condition_is_named_with_its_own_line() -> None:
