@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -26,33 +28,93 @@ _SENTENCE = (
 _WORDS = _SENTENCE.split()
 
 
-def small(*, user: str | None = None, stream: bool = False) -> bytes:
-    """Return a short question of 0.3 kB. ``user`` selects how the benchmark's upstream responds."""
-    body: dict[str, object] = {"model": ORDINARY, "stream": stream}
-    if user is not None:
-        body["user"] = user
-    body["messages"] = [
-        {"role": "system", "content": "You are a helpful assistant. Answer in one sentence."},
-        {"role": "user", "content": "What is the difference between a reverse proxy and a forward proxy?"},
+Message = dict[str, Any]
+
+
+def _items(message: Message) -> list[Message]:
+    """Return the items of the Responses API for a chat message."""
+    if message["role"] == "tool":
+        return [{"type": "function_call_output", "call_id": message["tool_call_id"], "output": message["content"]}]
+    calls = [
+        {"type": "function_call", "call_id": call["id"], **call["function"]} for call in message.get("tool_calls", ())
     ]
-    return msgspec.json.encode(body)
+    return [{"role": message["role"], "content": message["content"]}, *calls]
 
 
-def conversation(model: str, size: int = CONVERSATION_BYTES, *, seed: int = 1) -> bytes:
-    """Return an agent's conversation of about ``size`` bytes, with a task every 40 messages and tool calls in between.
+def _blocks(message: Message) -> list[Message]:
+    """Return the message of Anthropic's API for a chat message."""
+    if message["role"] == "tool":
+        result = {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": message["content"]}
+        return [{"role": "user", "content": [result]}]
+    uses = [
+        {
+            "type": "tool_use",
+            "id": call["id"],
+            "name": call["function"]["name"],
+            "input": msgspec.json.decode(call["function"]["arguments"]),
+        }
+        for call in message.get("tool_calls", ())
+    ]
+    return [{"role": message["role"], "content": [{"type": "text", "text": message["content"]}, *uses]}]
 
-    The same ``seed`` gives the same bytes. Conversations with different seeds have no message in common.
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """The bodies of one API. ``convert`` returns its form of a chat message. ``system`` names the field for the first.
+
+    ``model`` is one from the built-in tables.
     """
-    return msgspec.json.encode({"model": model, "messages": messages(size, seed=seed)})
+
+    path: str
+    model: str = ORDINARY
+    listed: str = "messages"
+    system: str = ""
+    convert: Callable[[Message], list[Message]] = lambda message: [message]
+    fields: Mapping[str, object] = field(default_factory=dict)
+
+    def small(self, *, user: str | None = None, stream: bool = False) -> bytes:
+        """Return a short question of 0.3 kB. ``user`` selects how the benchmark's upstream responds."""
+        fields: dict[str, object] = {"stream": stream, **self.fields}
+        if user is not None:
+            fields["user"] = user
+        return self._body(self.model, fields, QUESTION)
+
+    def conversation(self, model: str, size: int = CONVERSATION_BYTES, *, seed: int = 1) -> bytes:
+        """Return an agent's conversation of about ``size`` bytes, with a task every 40 messages and tool calls between.
+
+        The same ``seed`` gives the same bytes. Conversations with different seeds have no message in common.
+        """
+        return self._body(model, self.fields, messages(size, seed=seed))
+
+    def _body(self, model: str, fields: Mapping[str, object], chat: Sequence[Message]) -> bytes:
+        head = {self.system: chat[0]["content"]} if self.system else {}
+        said = [item for message in chat[len(head) :] for item in self.convert(message)]
+        return msgspec.json.encode({"model": model, **fields, **head, self.listed: said})
 
 
-def messages(size: int, *, seed: int = 1) -> list[dict[str, object]]:
-    """Return the messages of ``conversation``."""
+QUESTION: Sequence[Message] = (
+    {"role": "system", "content": "You are a helpful assistant. Answer in one sentence."},
+    {"role": "user", "content": "What is the difference between a reverse proxy and a forward proxy?"},
+)
+
+APIS: Mapping[str, Api] = {
+    "chat": Api("/v1/chat/completions"),
+    "responses": Api("/v1/responses", listed="input", system="instructions", convert=_items),
+    "messages": Api(
+        "/v1/messages", "claude-sonnet-4-5", system="system", convert=_blocks, fields={"max_tokens": 1_000}
+    ),
+}
+CHAT = APIS["chat"]
+small, conversation = CHAT.small, CHAT.conversation
+
+
+def messages(size: int, *, seed: int = 1) -> list[Message]:
+    """Return the chat messages of ``conversation``."""
     rng = random.Random(seed)
     # A result takes most of each pair of messages. The rest of a pair is about 400 bytes.
     length = max(100, size * 2 // CONVERSATION_MESSAGES - 400)
     text = prose(rng, 4 * length)
-    made: list[dict[str, object]] = [{"role": "system", "content": f"You work on a code base. Session {seed}."}]
+    made: list[Message] = [{"role": "system", "content": f"You work on a code base. Session {seed}."}]
     for number in range(0, CONVERSATION_MESSAGES - 2, 2):
         if number % 40 == 0:
             made.append({"role": "user", "content": f"Task {seed}.{number}: {prose(rng, 300)}"})

@@ -46,8 +46,35 @@ class Case:
         return uvloop.run(concurrent(server, self.sent, self.times, self.at_once))
 
 
-def cases(scale: Scale) -> list[Case]:
-    """Return all cases."""
+def cases(scale: Scale, apis: Sequence[str]) -> list[Case]:
+    """Return the cases of some APIs. Chat completions have more cases than the others."""
+    return [case for api in apis for case in (_chat(scale) if api == "chat" else _key(scale, api))]
+
+
+def _key(scale: Scale, name: str) -> list[Case]:
+    api = bodies.APIS[name]
+    large = f"{name}, 1.1 MB conversation"
+    return [
+        Case(
+            request(api.small(), api.path),
+            scale.small,
+            [Row(f"{name}, small request: CPU", "ms", Target("ratio", 1.4)), Row(f"{name}, small: latency", "ms")],
+        ),
+        Case(
+            request(api.conversation("bench-1m"), api.path),
+            scale.large,
+            [Row(f"{large}, counts known: CPU", "ms", Target("ratio", 0.9)), Row(f"{large}: latency", "ms")],
+        ),
+        Case(
+            request(api.small(stream=True, user=f"burst-{BURST}"), api.path),
+            scale.streams,
+            [Row(f"{name}, stream chunk, burst of {BURST:,}: CPU", "µs", Target("ratio", 1.1))],
+            per=BURST,
+        ),
+    ]
+
+
+def _chat(scale: Scale) -> list[Case]:
     ratio = Target("ratio", 1.35)
     small = request(bodies.small())
     slow = request(bodies.small(user=f"slow-{SLOW}"))
@@ -101,12 +128,14 @@ def cases(scale: Scale) -> list[Case]:
     ]
 
 
-def measure(passthrough: Server, proxy: Server, scale: Scale, step: Callable[[], None]) -> list[Row]:
-    """Return the rows of all cases. Call ``step`` after each round.
+def measure(
+    passthrough: Server, proxy: Server, scale: Scale, apis: Sequence[str], step: Callable[[], None]
+) -> list[Row]:
+    """Return the rows of some APIs' cases. Call ``step`` after each round.
 
     Raises ``Broken`` if the proxy's headers differ from those that a case expects.
     """
-    chosen = cases(scale)
+    chosen = cases(scale, apis)
     theirs, ours = Caller(passthrough), Caller(proxy)
     for case in chosen:
         case.warm(theirs)

@@ -13,7 +13,7 @@ from typing import cast
 from bench.servers import Server
 
 _HEAD = (
-    "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer sk-bench\r\n"
+    "POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer sk-bench\r\n"
     "content-type: application/json\r\naccept: */*\r\nuser-agent: bench\r\ncontent-length: {length}\r\n\r\n"
 )
 _PING = b"GET /livez HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
@@ -26,9 +26,9 @@ class Broken(Exception):
     """The response isn't the expected one, so a measurement would be meaningless."""
 
 
-def request(body: bytes) -> bytes:
+def request(body: bytes, path: str = "/v1/chat/completions") -> bytes:
     """Return the bytes of an HTTP request with this body."""
-    return _HEAD.format(length=len(body)).encode() + body
+    return _HEAD.format(path=path, length=len(body)).encode() + body
 
 
 def whole(answer: bytes | bytearray) -> bool:

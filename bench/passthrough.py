@@ -17,10 +17,12 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from bench.bodies import APIS
+
 _NOT_PASSED_ON = frozenset({"connection", "keep-alive", "transfer-encoding", "host", "content-length"})
 
 
-class Chat:
+class Forward:
     """Post each request to the upstream and forward the response."""
 
     def __init__(self, upstream: str) -> None:
@@ -44,17 +46,18 @@ class Chat:
 
 def create_app(upstream: str) -> Starlette:
     """Return the application. ``upstream`` is a base URL."""
-    chat = Chat(upstream)
+    forward = Forward(upstream)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         connector = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
-            chat.session = session
+            forward.session = session
             yield
 
-    return Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])], lifespan=lifespan)
+    routes = [Route(api.path, forward, methods=["POST"]) for api in APIS.values()]
+    return Starlette(routes=routes, lifespan=lifespan)
 
 
 if __name__ == "__main__":

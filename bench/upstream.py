@@ -1,10 +1,10 @@
 """A fast upstream in its own process: ``python -m bench.upstream PORT``.
 
-It returns the same short chat completion for every request. The request's ``user`` field selects other responses:
+It returns the same short answer for every request to an API. The request's ``user`` field selects other responses:
 
 - ``burst-N``: a stream of N equal chunks, sent as fast as possible
 - ``paced-N``: a stream of N chunks, a millisecond apart
-- ``slow-N``: the chat completion after N milliseconds
+- ``slow-N``: the short answer after N milliseconds
 """
 
 from __future__ import annotations
@@ -17,8 +17,14 @@ from typing import cast
 import msgspec
 import uvloop
 
+from proxy.http import sse
+
+CHAT = "/v1/chat/completions"
 CREATED = 1_700_000_000
 SUMMARY = "The task is to keep the service fast. Files were read one by one; nothing was changed so far. "
+
+_RESPONSE = {"id": "resp_bench", "object": "response", "created_at": CREATED, "model": "bench", "error": None}
+_MESSAGE = {"id": "msg_bench", "type": "message", "role": "assistant", "model": "bench"}
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _STREAM = re.compile(rb'"user" *: *"(burst|paced|slow)-(\d+)"')
@@ -39,18 +45,56 @@ def completion(text: str, prompt_tokens: int = 40) -> bytes:
     )
 
 
-def response() -> bytes:
-    """Return the bytes of a response. Its text is also valid as a summary."""
-    body = completion(SUMMARY * 4)
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-    return head % len(body) + body
+def answers() -> dict[str, bytes]:
+    """Return the body of each API's answer by its path. The text of the chat completion is also valid as a summary."""
+    text = SUMMARY * 4
+    usage = {"input_tokens": 40, "output_tokens": 80}
+    part = {"type": "output_text", "text": text, "annotations": []}
+    item = {"type": "message", "id": "msg_bench", "status": "completed", "role": "assistant", "content": [part]}
+    made = {
+        "/v1/responses": {
+            **_RESPONSE,
+            "status": "completed",
+            "output": [item],
+            "usage": {**usage, "total_tokens": 120},
+        },
+        "/v1/messages": {
+            **_MESSAGE,
+            "content": [{"type": "text", "text": text}],
+            "stop_reason": "end_turn",
+            "usage": usage,
+        },
+    }
+    return {CHAT: completion(text)} | {path: msgspec.json.encode(body) for path, body in made.items()}
 
 
-def event() -> bytes:
-    """Return an event of a stream, with about one token of text."""
+def streams() -> dict[str, tuple[bytes, bytes, bytes]]:
+    """Return the events of each API's stream by its path: those before, one with a token of text, and those after."""
     choice = {"index": 0, "delta": {"content": " proxy"}, "finish_reason": None}
     chunk = {"id": "chatcmpl-bench", "object": "chat.completion.chunk", "created": CREATED, "model": "bench"}
-    return b"data: " + msgspec.json.encode({**chunk, "choices": [choice]}) + b"\n\n"
+    usage = {"input_tokens": 40, "output_tokens": 80}
+    part = {"item_id": "msg_bench", "output_index": 0, "content_index": 0}
+    item = {"type": "message", "id": "msg_bench", "role": "assistant", "content": []}
+    ended = {**_RESPONSE, "status": "completed", "output": [item], "usage": usage}
+    return {
+        CHAT: (b"", sse.encode(msgspec.json.encode({**chunk, "choices": [choice]})), b"data: [DONE]\n\n"),
+        "/v1/responses": (
+            event("response.created", response={**_RESPONSE, "status": "in_progress", "output": []}),
+            event("response.output_text.delta", **part, delta=" proxy"),
+            event("response.completed", response=ended),
+        ),
+        "/v1/messages": (
+            event("message_start", message={**_MESSAGE, "content": [], "usage": usage})
+            + event("content_block_start", index=0, content_block={"type": "text", "text": ""}),
+            event("content_block_delta", index=0, delta={"type": "text_delta", "text": " proxy"}),
+            event("message_delta", delta={"stop_reason": "end_turn"}, usage=usage) + event("message_stop"),
+        ),
+    }
+
+
+def event(name: str, **fields: object) -> bytes:
+    """Return an event whose data repeats its name, as in both newer APIs."""
+    return sse.encode(msgspec.json.encode({"type": name, **fields}), name)
 
 
 def framed(data: bytes) -> bytes:
@@ -58,10 +102,15 @@ def framed(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-_RESPONSE = response()
-_EVENT = framed(event())
+def whole(body: bytes) -> bytes:
+    """Return the bytes of a response."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return head % len(body) + body
+
+
+_ANSWERS = {path: whole(body) for path, body in answers().items()}
+_STREAMS = {path: tuple(framed(part) if part else b"" for part in parts) for path, parts in streams().items()}
 _STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-_STREAM_END = framed(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
 class Upstream(asyncio.Protocol):
@@ -91,15 +140,16 @@ class Upstream(asyncio.Protocol):
         if len(self._received) < self._needed:
             return
         wanted = _STREAM.search(bytes(self._received[end : end + 300]))
+        path = bytes(self._received[:64]).split(b" ", 2)[1].decode()
         self._received.clear()
         self._needed = 0
         if wanted is None:
-            self._transport.write(_RESPONSE)
+            self._transport.write(_ANSWERS[path])
             return
         if wanted[1] == b"slow":
-            asyncio.get_running_loop().call_later(int(wanted[2]) / 1e3, self._transport.write, _RESPONSE)
+            asyncio.get_running_loop().call_later(int(wanted[2]) / 1e3, self._transport.write, _ANSWERS[path])
             return
-        task = asyncio.ensure_future(self._stream(int(wanted[2]), 0.001 if wanted[1] == b"paced" else 0))
+        task = asyncio.ensure_future(self._stream(path, int(wanted[2]), 0.001 if wanted[1] == b"paced" else 0))
         self._streams.add(task)
         task.add_done_callback(self._streams.discard)
 
@@ -116,14 +166,15 @@ class Upstream(asyncio.Protocol):
         for task in self._streams:
             task.cancel()
 
-    async def _stream(self, chunks: int, pause: float) -> None:
-        self._transport.write(_STREAM_HEAD)
+    async def _stream(self, path: str, chunks: int, pause: float) -> None:
+        opening, token, ending = _STREAMS[path]
+        self._transport.write(_STREAM_HEAD + opening)
         for _ in range(chunks):
             await self._writable.wait()
-            self._transport.write(_EVENT)
+            self._transport.write(token)
             # Send each chunk in its own system call, like an upstream that sends each token at once.
             await asyncio.sleep(pause)
-        self._transport.write(_STREAM_END)
+        self._transport.write(ending + b"0\r\n\r\n")
 
 
 async def serve(port: int) -> None:
