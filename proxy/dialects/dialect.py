@@ -48,6 +48,16 @@ class Request(Protocol):
         ...
 
     @property
+    def continues(self) -> bool:
+        """Return whether the request continues a history that the server keeps, so that its size is unknown."""
+        ...
+
+    @property
+    def budgets_thinking(self) -> bool:
+        """Return whether the body states a budget for thinking, which must stay below the stated output."""
+        ...
+
+    @property
     def hidden(self) -> float:
         """Return an upper bound on the tokens of items that the body refers to; infinity if they are unknown."""
         ...
@@ -253,10 +263,6 @@ class Dialect(Protocol):
 
     def item_reader(self, sink: ItemSink) -> ItemReader | None:
         """Return a reader that passes each output item to ``sink``; ``None`` if the API has no references to items."""
-        ...
-
-    def continues(self, raw: bytes) -> bool:
-        """Return whether a request continues a history that the server keeps, so that its size is unknown."""
         ...
 
     async def parse(self, raw: bytes) -> Request:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable
 from itertools import repeat
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import xxhash
 
@@ -33,11 +33,12 @@ class ByDigest(Generic[T]):
         """Return the result of each value."""
         raws = list(raws)
         keys = list(map(xxhash.xxh3_128_digest, raws, repeat(_SEED)))
-        results: list[T] = []
-        for raw, key in zip(raws, keys, strict=True):
-            known = self._known.get(key)
-            results.append(self._made(raw, key) if known is None else known)
-        return results
+        results = list(map(self._known.get, keys))
+        if None in results:
+            for index, (raw, key) in enumerate(zip(raws, keys, strict=True)):
+                known = self._known.get(key)
+                results[index] = self._made(raw, key) if known is None else known
+        return cast(list[T], results)
 
     def _made(self, raw: bytes | memoryview, key: bytes) -> T:
         if len(self._known) >= self._most:

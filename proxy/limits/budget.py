@@ -63,13 +63,13 @@ def _bounds(total: int | None, most_input: int | None, reserved: int) -> list[in
 
 
 class StatesOutput(Protocol):
-    """A request: its bytes, and its maximum output in tokens."""
-
-    @property
-    def raw(self) -> bytes: ...
+    """A request: its maximum output in tokens, and whether its thinking has a budget of its own."""
 
     @property
     def max_output(self) -> int | None: ...
+
+    @property
+    def budgets_thinking(self) -> bool: ...
 
 
 def shared_window(
@@ -87,8 +87,7 @@ def shared_window(
 
 def may_lower(body: StatesOutput, setting: str) -> bool:
     """Return whether a request states an output that the proxy may lower."""
-    # Thinking has a budget of its own, which must stay below the stated output.
-    return setting != "keep" and body.max_output is not None and b'"budget_tokens"' not in body.raw
+    return setting != "keep" and body.max_output is not None and not body.budgets_thinking
 
 
 def output_reserve(window: int | None, reserved: int, most: int | None = None) -> int:

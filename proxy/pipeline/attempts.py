@@ -99,7 +99,7 @@ class Attempts:
         await resolve_references(self._services, context)
         budget = self._budgets.of(context)
         case = self.compaction_input(context, budget)
-        if context.body.units and not context.dialect.continues(context.body.raw):
+        if context.body.units and not context.body.continues:
             attempt = await self.prepare(context, budget, case)
         else:  # new items alone aren't a conversation: the calls of their results, for example, are at the upstream
             attempt = Attempt(budget, case, Outcome("none" if case.mode == "enforce" else case.mode))
@@ -146,7 +146,7 @@ class Attempts:
             self._succeeded(context, outcome)
         if overflow is None or case.mode != "enforce" or outcome.verdict == "failed":
             return ACCEPT
-        if context.dialect.continues(context.body.raw):  # its size says nothing about a limit
+        if context.body.continues:  # its size says nothing about a limit
             return ACCEPT if start.overflow is None else await self._continued(context, attempt)
         if may_retry(context, overflow):
             smaller = await self._smaller(context, attempt, overflow)

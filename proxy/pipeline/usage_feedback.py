@@ -175,7 +175,7 @@ class UsageFeedback:
     def _prepare(self, context: ConversationContext, start: ResponseStart, outcome: Outcome) -> Feedback | None:
         if start.answer.status != 200 or start.overflow is not None or not context.body.units:
             return None
-        if outcome.verdict in ("off", "failed") or context.recovered or context.dialect.continues(context.body.raw):
+        if outcome.verdict in ("off", "failed") or context.recovered or context.body.continues:
             return None
         place, size = context.place, len(context.body.raw)
         wanted = False

@@ -57,9 +57,6 @@ class ChatDialect:
     def item_reader(self, sink: ItemSink) -> None:
         return None
 
-    def continues(self, raw: bytes) -> bool:
-        return False
-
     async def parse(self, raw: bytes) -> ChatRequest:
         return await parsed(raw)
 

@@ -9,7 +9,7 @@ from proxy.dialects.dialect import ItemSink
 from proxy.dialects.messages import answers as reading
 from proxy.dialects.messages import upstream_counts
 from proxy.dialects.messages.counting import Counter, key_of
-from proxy.dialects.messages.request import MessagesRequest, continues, parsed
+from proxy.dialects.messages.request import MessagesRequest, parsed
 from proxy.errors import ErrorShape
 from proxy.limits.profiles.profile import Profile
 
@@ -26,9 +26,6 @@ class MessagesDialect:
 
     def item_reader(self, sink: ItemSink) -> None:
         return None
-
-    def continues(self, raw: bytes) -> bool:
-        return continues(raw)
 
     async def parse(self, raw: bytes) -> MessagesRequest:
         return await parsed(raw)

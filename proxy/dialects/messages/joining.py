@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -34,8 +33,7 @@ _outer = msgspec.json.Decoder(_Outer)
 _typed = msgspec.json.Decoder(_Typed)
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+class Split(NamedTuple):
     """A message, and the units that were made from it."""
 
     message: msgspec.Raw
@@ -47,12 +45,13 @@ class Layout(NamedTuple):
 
     ``replaced`` is 0 without a compaction block. Otherwise it's the number of messages that belong to the block: 2 if
     the message also has calls, whose results come in the next one. ``results`` and ``others`` are the places of the
-    blocks of a user's message with results.
+    blocks of a user's message with results. ``single`` is true if the unit of a lone result has the message's bytes.
     """
 
     replaced: int = 0
     results: tuple[slice, ...] = ()
     others: tuple[slice, ...] = ()
+    single: bool = False
 
 
 _PLAIN = Layout()
@@ -79,6 +78,10 @@ def split(
         if not layout.results:
             units.append(message)
             continue
+        if layout.single:
+            splits[id(message)] = Split(message, (message,))
+            units.append(message)
+            continue
         plain = bytes(message)
         made = [_user([plain[place]]) for place in layout.results]
         if layout.others:
@@ -94,7 +97,8 @@ def _layout(message: bytes) -> Layout:
         kinds = [type_of(block) for block in blocks_of(decode(message))]
         replaced = 1 + ("tool_use" in kinds) if "compaction" in kinds else 0
     results, others = _places(message) if _RESULT.search(message) else ((), ())
-    return Layout(replaced, results, others) if replaced or results else _PLAIN
+    single = len(results) == 1 and not others and _user([message[results[0]]]) == message
+    return Layout(replaced, results, others, single) if replaced or results else _PLAIN
 
 
 def _places(message: bytes) -> tuple[tuple[slice, ...], tuple[slice, ...]]:

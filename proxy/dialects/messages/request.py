@@ -36,14 +36,10 @@ class _Wire(Wire):
     output_config: msgspec.Raw = NOTHING
     output_format: msgspec.Raw = NOTHING
     mcp_servers: msgspec.Raw = NOTHING
-
-
-class _Threaded(msgspec.Struct):
     thread: msgspec.Raw = NOTHING
 
 
 _decoder = msgspec.json.Decoder(_Wire)
-_thread_decoder = msgspec.json.Decoder(_Threaded)
 
 
 class MessagesRequest(BodyRequest, eq=False):
@@ -58,6 +54,7 @@ class MessagesRequest(BodyRequest, eq=False):
 
     prefix: Sequence[bytes] = []
     splits: dict[int, Split] = msgspec.field(default_factory=dict)
+    continues: bool = False
 
     @classmethod
     def _read(cls, raw: bytes) -> Self | None:
@@ -80,11 +77,12 @@ class MessagesRequest(BodyRequest, eq=False):
             sent=len(messages),
             prefix=messages[:start],
             splits=splits,
+            continues=_continues(value_of(wire.thread)),
         )
 
     @property
     def size(self) -> int:
-        made = sum(len(unit) for part in self.splits.values() for unit in part.units)
+        made = sum(len(unit) for part in self.splits.values() for unit in part.units if unit is not part.message)
         return super().size + made
 
     def release(self) -> None:
@@ -120,14 +118,8 @@ async def parsed(raw: bytes) -> MessagesRequest:
     return await parse_bounded(raw, parse, "messages")
 
 
-def continues(raw: bytes) -> bool:
+def _continues(thread: object) -> bool:
     """Return whether a request continues a thread, whose earlier messages the server keeps."""
-    if b'"thread"' not in raw:
-        return False
-    try:
-        thread = value_of(_thread_decoder.decode(raw).thread)
-    except UNREADABLE:
-        return False
     return isinstance(thread, dict) and (thread.get("type") == "continue" or bool(thread.get("previous_message_id")))
 
 

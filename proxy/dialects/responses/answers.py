@@ -19,11 +19,12 @@ _ANNOUNCING = frozenset({"response.created", "response.queued", "response.in_pro
 _USUAL = frozenset({None, "completed", "max_output_tokens"})
 
 _MARKS = re.compile(
-    rb"""(?P<begin> (?!) )
-    | (?P<error> "error" \s{0,99} : \s{0,99} [^\sn] | "status" \s{0,99} : \s{0,99} "(?:failed|incomplete)" )
-    | (?P<written> "output" \s{0,99} : \s{0,99} \[ \s{0,99} \{ )""",
+    rb"""" (?: (?P<begin> (?!) )
+    | (?P<error> error" \s{0,99} : \s{0,99} [^\sn] | status" \s{0,99} : \s{0,99} "(?:failed|incomplete)" )
+    | (?P<written> output" \s{0,99} : \s{0,99} \[ \s{0,99} \{ ) )""",
     re.VERBOSE,
 )
+"""A search is faster with the quotation mark first."""
 
 
 _USAGE = re.compile(r'"usage"\s*:\s*(?=\{)')
@@ -34,7 +35,8 @@ _json = json.JSONDecoder()
 
 def fast_path(first: bytes) -> bool:
     """Return whether the first bytes have the usual form of an answer with content, and no error before it."""
-    return content_detector().of(bytearray(first)) == "answer" and first[:1] == b"{"
+    mark = _MARKS.search(first) if first[:1] == b"{" else None
+    return mark is not None and mark["written"] is not None
 
 
 def content_detector() -> ContentDetector:

@@ -10,7 +10,6 @@ from proxy.dialects.responses import evidence as usage_evidence
 from proxy.dialects.responses.counting import Counter, counter_key
 from proxy.dialects.responses.output_items import ItemReader
 from proxy.dialects.responses.request import ResponsesRequest, parsed
-from proxy.dialects.responses.state import continues
 from proxy.errors import ErrorShape
 from proxy.http.heartbeat import COMMENT
 from proxy.limits.profiles.profile import Profile
@@ -31,9 +30,6 @@ class ResponsesDialect:
 
     def item_reader(self, sink: dialect.ItemSink) -> ItemReader:
         return ItemReader(sink)
-
-    def continues(self, raw: bytes) -> bool:
-        return continues(raw)
 
     def counter(self, profile: Profile) -> Counter:
         return Counter(profile)

@@ -22,6 +22,7 @@ from proxy.dialects.body import (
 from proxy.dialects.digests import ByDigest
 from proxy.dialects.responses.items import PREFIX_TYPES, joined, kind_by
 from proxy.dialects.responses.references import REFERENCE, References, unsized
+from proxy.dialects.responses.state import continues
 
 
 class _Fields(Wire):
@@ -31,6 +32,8 @@ class _Fields(Wire):
     text: msgspec.Raw = NOTHING
     max_output_tokens: msgspec.Raw = NOTHING
     store: msgspec.Raw = NOTHING
+    previous_response_id: msgspec.Raw = NOTHING
+    conversation: msgspec.Raw = NOTHING
 
 
 class _Listed(_Fields):
@@ -69,6 +72,7 @@ class ResponsesRequest(BodyRequest, eq=False):
     prefix: Sequence[bytes] = []
     references: Sequence[str] = ()
     may_refer: bool = False
+    continues: bool = False
     hidden: float = 0
     placed: References | None = None
 
@@ -91,6 +95,7 @@ class ResponsesRequest(BodyRequest, eq=False):
             prefix=prefix,
             references=references,
             may_refer=value_of(wire.store) is not False and (bool(references) or not repeats),
+            continues=continues(wire.previous_response_id, wire.conversation),
             hidden=float("inf") if references else 0,
         )
 

@@ -26,11 +26,13 @@ def previous_response(raw: bytes) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def continues(raw: bytes) -> bool:
-    """Return whether the server has a part of the history: by an earlier response, or in a stored conversation."""
-    if previous_response(raw) is not None:
-        return True
-    return b'"conversation"' in raw and _value(_fields(raw).get("conversation")) not in (None, "")
+def continues(previous_response_id: msgspec.Raw, conversation: msgspec.Raw) -> bool:
+    """Return whether the server has a part of the history: by an earlier response, or in a stored conversation.
+
+    A missing field is empty.
+    """
+    previous = _value(previous_response_id)
+    return (isinstance(previous, str) and previous != "") or _value(conversation) not in (None, "")
 
 
 def compact_request(raw: bytes, model: str) -> bytes:
@@ -83,7 +85,7 @@ def _fields(raw: bytes) -> dict[str, msgspec.Raw]:
 
 
 def _value(raw: msgspec.Raw | None) -> object:
-    if raw is None:
+    if not raw:
         return None
     try:
         value: object = msgspec.json.decode(raw)

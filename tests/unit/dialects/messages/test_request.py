@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.messages.request import MessagesRequest, continues, parse
+from proxy.dialects.messages.request import MessagesRequest, parse
 
 BLOCKS: tuple[dict[str, Any], ...] = (
     {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
@@ -163,10 +163,10 @@ def test_less_output_leaves_room_for_thinking() -> None:
 
 
 def test_a_thread_continues_a_history_at_the_server() -> None:
-    assert continues(b'{"thread": {"type": "continue", "previous_message_id": "msg_1"}}')
-    assert not continues(b'{"thread": {"type": "create"}}')
-    assert not continues(b'{"messages": ["thread"]}')
-    assert not continues(b"{")
+    assert parse(b'{"thread": {"type": "continue", "previous_message_id": "msg_1"}}').continues
+    assert not parse(b'{"thread": {"type": "create"}}').continues
+    assert not parse(b'{"messages": ["thread"]}').continues
+    assert not parse(b"{").continues
 
 
 def test_a_released_request_keeps_only_decoded_fields() -> None:

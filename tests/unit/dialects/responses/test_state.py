@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from proxy.dialects.responses.request import parse
 from proxy.dialects.responses.state import (
     calls_in,
     compact_request,
     continued,
-    continues,
     open_calls,
     previous_response,
 )
@@ -39,7 +39,7 @@ def test_other_values_name_no_response(value: Any) -> None:
     [({}, True), ({"previous_response_id": None}, False), ({"previous_response_id": None, "conversation": "c"}, True)],
 )
 def test_the_server_may_have_a_part_of_the_history(fields: dict[str, Any], found: bool) -> None:
-    assert continues(raw(**fields)) is found
+    assert parse(raw(**fields)).continues is found
 
 
 def test_a_body_that_is_no_object_names_no_response() -> None:
