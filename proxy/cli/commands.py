@@ -1,4 +1,4 @@
-"""The commands `serve`, `demo`, `check`, `explain`, `models`, `keys`, and `forget`."""
+"""All commands. `operations` has `init`, `doctor`, and `run`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from proxy import __version__
+from proxy.cli.operations import doctor, init, run
 from proxy.errors import ConfigurationError
 
 
@@ -20,6 +21,9 @@ from proxy.errors import ConfigurationError
 def main() -> None:
     """An OpenAI-compatible reverse proxy that compacts conversations in flight."""
 
+
+for command in (init, doctor, run):
+    main.add_command(command)
 
 _CONFIG = click.option(
     "--config",
@@ -61,29 +65,27 @@ def demo(turns: int) -> None:
 @click.option("--model", help="Show the policy for requests with this model.")
 @click.option("--host", help="Check for the address that you pass to serve --host.")
 @click.option("--strict", is_flag=True, help="Exit with status 1 if there are warnings.")
+@click.option("--json", "as_json", is_flag=True, help="Print errors and warnings as JSON.")
+@click.option("--no-env", is_flag=True, help="Don't read environment variables or check values that contain them.")
 def check(
-    file: Path | None, config: Path | None, team: str | None, model: str | None, host: str | None, strict: bool
+    file: Path | None,
+    config: Path | None,
+    team: str | None,
+    model: str | None,
+    host: str | None,
+    strict: bool,
+    as_json: bool,
+    no_env: bool,
 ) -> None:
     """Validate a configuration, FILE or --config. Report each error and warning with its line."""
-    from proxy.config import read
-    from proxy.config.warnings import advice, exposure
-    from proxy.pipeline.snapshot import listening
+    from proxy.cli.checking import checked
 
     path = file or config
     if path is None:
         raise click.UsageError("No configuration. Fix: check FILE, or set COMPACTION_PROXY_CONFIG")
-    try:
-        loaded = read(path, os.environ)
-    except ConfigurationError as error:
-        click.echo(error.message, err=True)
-        sys.exit(1)
-    exposed = exposure(listening(loaded.settings, host), loaded)
-    warnings = [*loaded.warnings, *advice(loaded, datetime.now(UTC).date()), *exposed]
-    for warning in warnings:
-        click.echo(warning, err=True)
-    if strict and warnings:
-        sys.exit(1)
-    click.echo(f"{path}: fine")
+    status, loaded = checked(path, host, strict=strict, as_json=as_json, no_env=no_env)
+    if status or loaded is None:
+        sys.exit(status)
     if team is not None or model is not None:
         from proxy.cli.policy_report import shown
 
@@ -146,6 +148,19 @@ def new(team: str, expires: datetime | None) -> None:
     if expires is not None and expires.replace(tzinfo=UTC) <= datetime.now(UTC):
         raise click.BadParameter("must be a day in the future", param_hint="--expires")
     click.echo(announcement(new_key(), team, None if expires is None else expires.date()), nl=False)
+
+
+@keys.command("list")
+@_CONFIG
+def list_all(config: Path | None) -> None:
+    """Show the teams' keys: the start of each hash, its name, and whether it has expired."""
+    from rich.console import Console
+
+    from proxy.cli.key_list import list_keys
+    from proxy.config import load
+
+    with _errors_without_traceback():
+        list_keys(load(config, os.environ), Console())
 
 
 def _digest(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:

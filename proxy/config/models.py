@@ -14,6 +14,8 @@ from proxy.config.issues import near
 class ProfileSettings(Section):
     """A model's limits, if the built-in tables are wrong or don't list it. Limits are in tokens."""
 
+    like: Text | None = None
+    """A listed model with the same limits and tokenizer, for example the one that a deployment serves."""
     context_window: Count | None = None
     """Maximum tokens of input and output together."""
     max_input_tokens: Count | None = None

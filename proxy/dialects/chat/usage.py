@@ -44,7 +44,8 @@ def read_usage(body: bytes) -> Finished:
             message = choice.get("message") or choice.get("delta")
             written = written or (isinstance(message, dict) and _says_something(message))
         reason = told if isinstance(told, str) else reason
-    return Finished(reason, prompt_tokens(usage), output_tokens(usage), not written, *cached_tokens(usage))
+    # 0 tokens are a placeholder, not a count.
+    return Finished(reason, prompt_tokens(usage) or None, output_tokens(usage), not written, *cached_tokens(usage))
 
 
 def gives_up(body: bytes) -> bool:

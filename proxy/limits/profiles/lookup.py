@@ -50,7 +50,7 @@ MAKERS = frozenset(
 # The fields that an operator can set. ``None`` leaves a field to the look-up.
 SETTINGS = (
     *("context_window", "max_input_tokens", "max_output_tokens", "max_bytes", "max_messages"),
-    *("tokenizer", "images", "strict_alternation"),
+    *("tokenizer", "images", "strict_alternation", "like"),
 )
 SOURCED = (
     *("context_window", "max_input_tokens", "max_output_tokens", "max_bytes", "max_messages"),
@@ -150,10 +150,11 @@ class Profiles:
         reported: ReportedWindow | None,
         address: str | None,
     ) -> Profile:
-        match = self._match(model, provider)
-        # The entry's name identifies the family better than a name stripped of its date.
-        name = undated(match.key) if match else undated(model)
         override = dict(settings)
+        like: str = override.get("like", model)
+        match = self._match(like, provider)
+        # The entry's name identifies the family better than a name stripped of its date.
+        name = undated(match.key) if match else undated(like)
         sources = {**dict.fromkeys(SOURCED, _UNKNOWN), **dict.fromkeys(override.keys() & set(SOURCED), _OVERRIDE)}
         limits = _Limits()
         if match:
@@ -182,7 +183,7 @@ class Profiles:
             strict_alternation=bool(override.get("strict_alternation")),
             price=match.listing.price if match and match.listing.provider == provider else None,
             sources=sources,
-            note=match.note if match and not reported else self._unknown_note(model, limits),
+            note=match.note if match and not reported else self._unknown_note(like, limits),
         )
 
     def _match(self, model: str, provider: str | None) -> _Match | None:

@@ -1,0 +1,165 @@
+"""The command `doctor`: tests what the proxy needs to run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Literal
+
+import aiohttp
+
+from proxy.config import Settings, read
+from proxy.config.upstreams import UpstreamSettings
+from proxy.errors import ConfigurationError, ProxyError
+from proxy.limits.profiles import Profiles
+from proxy.pipeline.measures import require
+from proxy.store import StoreFailed
+from proxy.store.opening import open_records, open_store, store_file
+from proxy.upstream.registry import Upstreams
+
+SECONDS = 10.0
+"""Timeout of a request to an upstream."""
+
+CLOCK_SECONDS = 60.0
+"""Difference between the clocks here and at an upstream that is reported. Keys and entries expire by the clock."""
+
+FILES = 4_096
+"""Open files that a server with 1,000 concurrent requests needs, with some to spare."""
+
+State = Literal["ok", "warning", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one test. ``fix`` says what to do unless the state is ``ok``."""
+
+    state: State
+    about: str
+    result: str
+    fix: str = ""
+
+    @property
+    def text(self) -> str:
+        """Return the finding as a line."""
+        mark = {"ok": "ok     ", "warning": "warning", "failed": "FAILED "}[self.state]
+        return f"{mark}  {self.about}: {self.result}" + (f". Fix: {self.fix}" if self.fix else "")
+
+
+def examined(config: Path | None) -> list[Finding]:
+    """Run all tests of a configuration. Sends one small request to each upstream."""
+    try:
+        settings = Settings() if config is None else read(config.absolute(), os.environ).settings
+    except ConfigurationError as error:
+        return [Finding("failed", "configuration", line, "") for line in error.message.splitlines()]
+    shown = "the defaults" if config is None else str(config)
+    return [Finding("ok", "configuration", shown), *asyncio.run(_examined(settings)), *_limits(settings), *_files()]
+
+
+async def _examined(settings: Settings) -> list[Finding]:
+    findings = [await _store(settings)]
+    for name, upstream in settings.upstreams.items():
+        findings += await _upstream(settings, name, upstream)
+    return findings
+
+
+async def _store(settings: Settings) -> Finding:
+    path = store_file(settings.store.url)
+    about = f"store {'in memory' if path is None else path}"
+    store = open_store(settings.store.url, settings.store.encryption.keys)
+    records = open_records(settings.store.url, settings.store.encryption.keys)
+    try:
+        await store.put("", "doctor", "test", b"test", 60)
+        await store.delete("", "doctor", "test")
+        await records.write([], 60)
+    except (StoreFailed, OSError) as error:
+        fix = "make the folder writable for the proxy's user, or set store.url to another file"
+        return Finding("failed", about, str(error), fix)
+    finally:
+        await store.aclose()
+        await records.aclose()
+    unread = "" if path is not None else "; summaries and records are lost when the proxy stops"
+    return Finding("ok", about, f"writable{unread}")
+
+
+async def _upstream(settings: Settings, name: str, upstream: UpstreamSettings) -> list[Finding]:
+    about = f"upstream {name}"
+    async with _registry(settings) as upstreams:
+        try:
+            relay = await upstreams.relay(name)
+            headers = relay.headers([], None, anthropic=upstream.provider == "anthropic")
+            answer = await relay.request("GET", relay.url("/models", ""), headers, None, SECONDS)
+        except (ProxyError, aiohttp.ClientError, TimeoutError) as error:
+            reason = error.message if isinstance(error, ProxyError) else type(error).__name__
+            return [Finding("failed", about, reason, f"check upstreams.{name}.base_url, DNS, TLS, and the network")]
+        try:
+            return list(_judged(about, name, upstream, answer.status, dict(answer.headers)))
+        finally:
+            await answer.close()
+
+
+def _judged(
+    about: str, name: str, upstream: UpstreamSettings, status: int, headers: dict[str, str]
+) -> Iterator[Finding]:
+    if status in (401, 403) and upstream.api_key is not None:
+        yield Finding("failed", about, f"refuses the key (status {status})", f"set a valid upstreams.{name}.api_key")
+    elif status in (401, 403):
+        yield Finding("ok", about, "reachable; it needs the caller's key")
+    elif status >= 500:
+        yield Finding("warning", about, f"reachable, but returns status {status}", "look at the upstream's own status")
+    else:
+        key = "no key" if upstream.api_key is None else "the key is accepted"
+        yield Finding("ok", about, f"reachable, {key}" if status < 400 else f"reachable (status {status} for /models)")
+    if (sent := headers.get("date")) is not None:
+        apart = abs(time.time() - parsedate_to_datetime(sent).timestamp())
+        if apart > CLOCK_SECONDS:
+            yield Finding("warning", "clock", f"differs from {name}'s by {apart:.0f} s", "synchronize it, with NTP")
+
+
+def _limits(settings: Settings) -> Iterator[Finding]:
+    profiles = Profiles()
+    try:
+        require(settings, profiles)
+    except ConfigurationError as error:
+        yield Finding("failed", "files for counting", error.message)
+        return
+    for route in settings.models:
+        model = route.model or route.match
+        if any(mark in model for mark in "*?["):
+            continue
+        upstream = settings.upstreams[route.upstream]
+        profile = profiles.find(model, provider=upstream.provider, override=route.profile, address=upstream.base_url)
+        if profile.known:
+            most = profile.max_input_tokens or profile.context_window
+            yield Finding("ok", f"model {model}", f"accepts {most:,} input tokens")
+        else:
+            fix = "add its size in tokens, as in profile: {context_window: 128000}"
+            yield Finding("warning", f"model {model}", "its limits are unknown until it refuses a request", fix)
+
+
+def _files() -> Iterator[Finding]:
+    if sys.platform == "win32":
+        return
+    import resource
+
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if most != resource.RLIM_INFINITY and most < FILES:
+        fix = f"raise it, for example with ulimit -Hn {FILES}, or LimitNOFILE in a systemd unit"
+        yield Finding("warning", "open files", f"the limit is {most:,}", fix)
+    else:
+        yield Finding("ok", "open files", "no limit" if most == resource.RLIM_INFINITY else f"the limit is {most:,}")
+
+
+@asynccontextmanager
+async def _registry(settings: Settings) -> AsyncIterator[Upstreams]:
+    upstreams = Upstreams(settings.upstreams, None)
+    try:
+        yield upstreams
+    finally:
+        await upstreams.aclose()

@@ -1,0 +1,68 @@
+"""The command `init`: writes a first configuration."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from proxy.errors import ConfigurationError
+
+PROVIDERS = {
+    "openai": ("openai", None, "OPENAI_API_KEY"),
+    "anthropic": ("anthropic", None, "ANTHROPIC_API_KEY"),
+    "openrouter": ("openrouter", None, "OPENROUTER_API_KEY"),
+    "groq": ("groq", None, "GROQ_API_KEY"),
+    "vllm": ("openai", "http://127.0.0.1:8000/v1", None),
+    "llama.cpp": ("openai", "http://127.0.0.1:8080/v1", None),
+    "ollama": ("openai", "http://127.0.0.1:11434/v1", None),
+    "lm-studio": ("openai", "http://127.0.0.1:1234/v1", None),
+}
+"""The provider, its URL if it isn't LiteLLM's, and the environment variable with its key."""
+
+_TEXT = """\
+# All other settings have defaults: docs/configuration.md lists them.
+#   compaction-proxy check {file}     find mistakes
+#   compaction-proxy doctor --config {file}     test keys, upstreams, and files
+#   compaction-proxy serve --config {file}
+
+upstreams:
+{upstreams}
+policies:
+  default:
+    mode: enforce                 # shadow: only report, in `compaction-proxy report` and /compaction/
+    trigger: {{fraction: 0.85}}     # compact at this share of the input that the model accepts
+    keep: {{fraction: 0.10}}        # recent messages to keep unchanged
+
+# Teams share a policy and have limits of their own. Create a key with: compaction-proxy keys new --team search
+# auth: {{mode: keys}}
+# teams:
+#   search:
+#     keys: ["sha256:…"]
+#     limits: {{requests_per_minute: 600, spend: {{usd: 50, per: day}}}}
+"""
+
+
+def written(path: Path, providers: tuple[str, ...]) -> str:
+    """Write a configuration for these providers. Return its text. Raises ``ConfigurationError`` if the file exists."""
+    upstreams = "".join(_upstream(name) for name in providers)
+    text = _TEXT.format(file=path, upstreams=upstreams)
+    try:
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    except FileExistsError:
+        raise ConfigurationError(f"{path}: exists already. Fix: choose another name, or remove the file") from None
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise ConfigurationError(f"{path}: can't be written ({reason}). Fix: choose another folder") from error
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    return text
+
+
+def _upstream(name: str) -> str:
+    provider, url, variable = PROVIDERS[name]
+    lines = [f"  {name}:", f"    provider: {provider}"]
+    if url is not None:
+        lines.append(f"    base_url: {url}")
+    if variable is not None:
+        lines.append(f"    # api_key: ${{{variable}}}    # default: the caller's own key")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,33 @@
+"""The command `keys list`: shows the keys of all teams."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.table import Table
+
+from proxy.config import Settings
+
+SHOWN = 12
+"""Characters of a hash to show, enough to find it in the file."""
+
+
+def list_keys(settings: Settings, console: Console) -> None:
+    """Print the teams' keys: the start of the hash, the name, and whether it is valid."""
+    table = Table("team", "key", "name", "expires", "state", "policy")
+    for row in _rows(settings, time.time()):
+        table.add_row(*row)
+    if table.row_count:
+        console.print(table, markup=False, highlight=False)
+    else:
+        console.print("The configuration has no keys. Create one with: compaction-proxy keys new --team NAME")
+
+
+def _rows(settings: Settings, now: float) -> Iterator[tuple[str, ...]]:
+    for name, team in settings.teams.items():
+        for key in team.keys:
+            state = "expired" if now >= key.ends else "valid"
+            shown = key.hash.removeprefix("sha256:")[:SHOWN]
+            yield name, f"sha256:{shown}…", key.name or "", str(key.expires or "never"), state, team.policy

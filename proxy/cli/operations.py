@@ -1,0 +1,72 @@
+"""The commands `init`, `doctor`, and `run`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from proxy.cli.init import PROVIDERS
+from proxy.errors import ConfigurationError
+
+_CONFIG = click.option(
+    "--config",
+    type=click.Path(exists=True, path_type=Path),
+    envvar="COMPACTION_PROXY_CONFIG",
+    show_envvar=True,
+    help="The configuration: a YAML file, or a folder of YAML files.",
+)
+
+
+@click.command()
+@click.argument("file", default="compaction.yaml", type=click.Path(path_type=Path))
+@click.option(
+    "--provider",
+    "providers",
+    multiple=True,
+    type=click.Choice(sorted(PROVIDERS)),
+    help="A provider to send requests to; repeat it for more. Default: openai and anthropic.",
+)
+def init(file: Path, providers: tuple[str, ...]) -> None:
+    """Write a first configuration to FILE (default: compaction.yaml)."""
+    from proxy.cli.init import written
+
+    try:
+        written(file, providers or ("openai", "anthropic"))
+    except ConfigurationError as error:
+        click.echo(error.message, err=True)
+        sys.exit(2)
+    click.echo(f"Wrote {file}. Next: compaction-proxy doctor --config {file}")
+
+
+@click.command()
+@_CONFIG
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def doctor(config: Path | None, as_json: bool) -> None:
+    """Test keys, upstreams, limits, files, and the clock. Sends one small request to each upstream."""
+    from proxy.cli.doctor import examined
+
+    findings = examined(config)
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            click.echo(finding.text)
+    sys.exit(int(any(finding.state == "failed" for finding in findings)))
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@_CONFIG
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(config: Path | None, command: tuple[str, ...]) -> None:
+    """Start the proxy on a free port and run COMMAND with OPENAI_BASE_URL and ANTHROPIC_BASE_URL set to it."""
+    from proxy.cli.wrapped_command import run_command
+
+    try:
+        sys.exit(run_command(command, config))
+    except ConfigurationError as error:
+        click.echo(error.message, err=True)
+        sys.exit(2)

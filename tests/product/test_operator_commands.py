@@ -1,0 +1,126 @@
+"""The commands for operators: `init`, `doctor`, `run`, `check --json`, and `keys list`."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from proxy.demo.serving import serve
+from proxy.demo.upstream import StandIn
+from tests.kit.program import call, run
+from tests.kit.scripted import key_hash
+
+ASK = """
+import os, urllib.request
+base = os.environ["OPENAI_BASE_URL"]
+assert os.environ["ANTHROPIC_BASE_URL"] + "/v1" == base
+request = urllib.request.Request(
+    base + "/chat/completions", b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}',
+    {"content-type": "application/json"})
+opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+print(opener.open(request).headers["x-compaction"])
+raise SystemExit(7)
+"""
+
+
+def configured(folder: Path, **sections: object) -> str:
+    (folder / "c.yaml").write_text(yaml.safe_dump(sections))
+    return "c.yaml"
+
+
+def test_init_writes_a_valid_file_once(tmp_path: Path) -> None:
+    done = call(tmp_path, "init", "new.yaml", "--provider", "openai", "--provider", "vllm")
+    assert (done.returncode, done.stderr) == (0, "")
+    checked = call(tmp_path, "check", "new.yaml", "--strict")
+    assert checked.returncode == 0, checked.stderr
+    text = (tmp_path / "new.yaml").read_text()
+    assert set(yaml.safe_load(text)["upstreams"]) == {"openai", "vllm"}
+    again = call(tmp_path, "init", "new.yaml")
+    assert (again.returncode, again.stderr) == (
+        2,
+        "new.yaml: exists already. Fix: choose another name, or remove the file\n",
+    )
+    assert (tmp_path / "new.yaml").read_text() == text
+
+
+def test_doctor_reports_each_part_with_a_fix(tmp_path: Path) -> None:
+    with serve(StandIn().app) as url:
+        upstreams = {"main": {"base_url": f"{url}/v1"}, "gone": {"base_url": "http://127.0.0.1:9/v1"}}
+        models = [{"match": "gpt-5", "upstream": "main"}, {"match": "own", "upstream": "main"}]
+        file = configured(tmp_path, upstreams=upstreams, models=models, store={"url": "sqlite:///c.db"})
+        done = call(tmp_path, "doctor", "--config", file)
+        found = json.loads(call(tmp_path, "doctor", "--config", file, "--json").stdout)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 1
+    assert len(lines) == len(found)
+    states = {one["about"]: one["state"] for one in found}
+    assert states["upstream main"] == states["model gpt-5"] == states["store c.db"] == "ok"
+    assert (states["upstream gone"], states["model own"]) == ("failed", "warning")
+    assert all(one["fix"] for one in found if one["state"] != "ok")
+
+
+def test_doctor_fails_for_an_unusable_store_and_an_invalid_file(tmp_path: Path) -> None:
+    (tmp_path / "c.db").mkdir()
+    done = call(tmp_path, "doctor", "--config", configured(tmp_path, upstreams={}, store={"url": "sqlite:///c.db"}))
+    assert done.returncode == 1
+    assert re.match(r"FAILED   configuration: .*c\.yaml:\d+: upstreams: is empty. Fix: ", done.stdout)
+    with serve(StandIn().app) as url:
+        upstreams = {"main": {"base_url": f"{url}/v1"}}
+        file = configured(tmp_path, upstreams=upstreams, store={"url": "sqlite:///c.db"})
+        done = call(tmp_path, "doctor", "--config", file)
+    assert done.returncode == 1
+    assert "FAILED   store c.db: " in done.stdout
+
+
+def test_run_points_a_program_at_the_proxy_and_returns_its_status(tmp_path: Path) -> None:
+    with serve(StandIn().app) as url:
+        file = configured(tmp_path, upstreams={"main": {"base_url": f"{url}/v1"}}, store={"url": "sqlite://"})
+        done = run(tmp_path, "run", "--config", file, "--", sys.executable, "-c", ASK)
+        assert (done.returncode, done.stdout.strip()) == (7, "none"), done.stderr
+        missing = run(tmp_path, "run", "--config", file, "no-such-program")
+    assert missing.returncode == 2
+    assert "no-such-program: can't be started (no such file or directory). Fix: check its name" in missing.stderr
+
+
+def test_check_prints_json_and_works_without_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(
+        'server: {port: "${PORT}"}\n'
+        'upstreams: {main: {base_url: "https://${HOST}/v1", api_key: "${KEY}"}}\n'
+        "policies: {default: {triger: 1}}\n"
+    )
+    done = call(tmp_path, "check", "c.yaml", "--json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, [one["line"] for one in found["errors"]]) == (1, [1, 2, 2])
+    found = json.loads(call(tmp_path, "check", "c.yaml", "--json", "--no-env").stdout)
+    (error,) = found["errors"]
+    assert (error["line"], error["fix"]) == (3, "did you mean 'trigger'?")
+    (tmp_path / "c.yaml").write_text('upstreams: {main: {api_key: "${KEY}"}}\n')
+    assert call(tmp_path, "check", "c.yaml").returncode == 1
+    assert call(tmp_path, "check", "c.yaml", "--no-env").stdout == "c.yaml: fine\n"
+
+
+def test_keys_list_shows_no_whole_hash(tmp_path: Path) -> None:
+    keys = [key_hash("one"), {"hash": key_hash("two"), "expires": "2020-01-01", "name": "laptop"}]
+    upstreams = {"main": {"base_url": "http://127.0.0.1:9/v1", "api_key": "sk-1"}}
+    file = configured(tmp_path, upstreams=upstreams, teams={"search": {"keys": keys}})
+    out = call(tmp_path, "keys", "list", "--config", file).stdout
+    assert key_hash("one")[:15] in out
+    assert key_hash("one") not in out
+    for word in ("search", "laptop", "expired", "valid", "never"):
+        assert word in out
+    empty = configured(tmp_path, upstreams=upstreams)
+    assert "has no keys" in call(tmp_path, "keys", "list", "--config", empty).stdout
+
+
+@pytest.mark.parametrize(("like", "window"), [("gpt-5", "272,000"), ("no-such-model", "unknown")])
+def test_a_profile_can_be_like_that_of_another_model(tmp_path: Path, like: str, window: str) -> None:
+    models = [{"match": "our-deployment", "upstream": "main", "profile": {"like": like}}]
+    upstreams = {"main": {"base_url": "http://127.0.0.1:9/v1"}}
+    file = configured(tmp_path, upstreams=upstreams, models=models, store={"url": "sqlite://"})
+    out = call(tmp_path, "doctor", "--config", file).stdout
+    assert window in next(line for line in out.splitlines() if "our-deployment" in line)
