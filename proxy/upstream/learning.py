@@ -1,11 +1,13 @@
 """Find out whether an upstream has an API, from its answers.
 
-A server without ``/v1/messages`` or ``/v1/responses`` answers 404, 405, or 501. Then the proxy sends the request as
-chat completions. If that gets another status, the server lacks only that API, and the proxy remembers it.
+A server without ``/v1/messages`` or ``/v1/responses`` answers 404, 405, or 501. LM Studio answers 200 with an error.
+Then the proxy sends the request as chat completions. If that gets another status, the server lacks only that API, and
+the proxy remembers it.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -25,6 +27,12 @@ REMEMBERED = 3_600.0
 """Seconds until the proxy tries again. The server may have been updated, or was starting."""
 
 _ERROR_BYTES = 65_536
+
+_DENIES_PATH = re.compile(rb'\s*\{\s*"error"\s*:\s*(?:\{\s*"message"\s*:\s*)?"Unexpected endpoint or method\b')
+"""LM Studio's answer to an unknown path, with status 200; github.com/lmstudio-ai/lmstudio-bug-tracker/issues/618."""
+
+_DENIAL_BYTES = 4_096
+"""Most bytes of such an answer."""
 
 
 class MissingApis:
@@ -59,11 +67,19 @@ class LearningTransport:
     async def send(self, request: Outgoing) -> Answer:
         """Send the request. If no translation helps, return the upstream's own error unchanged."""
         answer = await self._native.send(request)
-        if answer.status not in MISSING:
+        if answer.status not in MISSING and not _may_deny_path(answer):
             return answer
-        read, complete = await _beginning(answer)
+        try:
+            read, complete = await _beginning(answer)
+        except BaseException:
+            await answer.close()
+            raise
         answer.body = _joined(read, answer.body)
-        if not complete or request.model.encode() in read:  # the model is missing, not the path
+        if answer.status not in MISSING:
+            missing = _DENIES_PATH.match(read) is not None
+        else:  # if the error names the model, the model is missing, not the path
+            missing = complete and request.model.encode() not in read
+        if not missing:
             return answer
         try:
             bridge = await self._bridge()
@@ -85,6 +101,13 @@ class LearningTransport:
 
     async def aclose(self) -> None:
         """Do nothing, because the upstream's own transports are closed by their owner."""
+
+
+def _may_deny_path(answer: Answer) -> bool:
+    """Return whether an answer with status 200 is as short as LM Studio's error."""
+    headers = dict(answer.headers)
+    length = headers.get("content-length", "")
+    return answer.status == 200 and length.isdigit() and int(length) <= _DENIAL_BYTES
 
 
 async def _beginning(answer: Answer) -> tuple[bytes, bool]:
