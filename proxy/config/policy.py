@@ -159,6 +159,19 @@ class Archive(Section):
     """Days to store the originals."""
 
 
+def _off(value: object) -> object:
+    """Return "off" for false, because YAML 1.1 reads a plain ``off`` as false."""
+    return "off" if value is False else value
+
+
+class Responses(Section):
+    """Settings for `/v1/responses`."""
+
+    state: Annotated[Literal["recover", "compact", "off"], BeforeValidator(_off)] = "recover"
+    """When the upstream compacts a history that it keeps (`previous_response_id`). recover: after an overflow. compact:
+    also when the conversation reaches the trigger. off: never."""
+
+
 class UnknownModel(Section):
     """Conditions for models whose context window is unknown, so fractions have no meaning."""
 
@@ -184,11 +197,6 @@ class UnknownModel(Section):
                 "must not be a fraction, because the window is unknown", fix="SETTING: {messages: 6}", shows=False
             )
         return keep
-
-
-def _off(value: object) -> object:
-    """Return "off" for false, because YAML 1.1 reads a plain ``off`` as false."""
-    return "off" if value is False else value
 
 
 class _PolicyFields(Section):
@@ -219,6 +227,8 @@ class _PolicyFields(Section):
     self_compacting: Literal["late", "usual"] = "late"
     """When to compact for clients that compact their own conversations (Claude Code, codex). late: only if the request
     wouldn't fit. usual: at the policy's trigger."""
+    responses: Responses = Responses()
+    """Settings for `/v1/responses`."""
     repair: bool = True
     """Repair damaged histories when the proxy compacts a request."""
     pinned: tuple[SearchedPattern, ...] = ()
@@ -259,7 +269,16 @@ class WrittenPolicy(_PolicyFields):
     """Overrides for some models; the first match wins. Overrides of the extended policy come after its own."""
 
 
-_NOT_OF_SUMMARIES = {"name", "models", "mode", "allow_header", "overflow_retries", "rate_limit_as_limit", "output"}
+_NOT_OF_SUMMARIES = {
+    "name",
+    "models",
+    "mode",
+    "allow_header",
+    "overflow_retries",
+    "rate_limit_as_limit",
+    "output",
+    "responses",
+}
 
 
 class ForModels(Section):

@@ -160,6 +160,10 @@ class BodyRequest(msgspec.Struct, eq=False):
         """Return the fields outside the conversation that take tokens, decoded."""
         return {name: value_of(raw) for name, raw in zip(self.OVERHEAD, self.overhead, strict=False) if raw}
 
+    def expanded(self, body: bytes, units: Sequence[bytes] | None = None) -> bytes:
+        """Return a rewritten body with items in the place of references."""
+        return body
+
     def rewritten(
         self, *, units: Sequence[bytes] | None = None, model: str | None = None, max_output: int | None = None
     ) -> bytes:

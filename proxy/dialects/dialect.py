@@ -69,6 +69,13 @@ class Request(Protocol):
         """
         ...
 
+    def expanded(self, body: bytes, units: Sequence[bytes] | None = None) -> bytes:
+        """Return a body that ``rewritten`` made, with known items in the place of references.
+
+        ``units`` are those of ``rewritten``.
+        """
+        ...
+
     def unsized(self, units: Sequence[bytes]) -> list[str]:
         """Return the ids of references in units whose items and sizes are unknown."""
         ...

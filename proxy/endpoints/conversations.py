@@ -35,6 +35,7 @@ from proxy.pipeline.item_references import Tap, item_reader
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot
+from proxy.pipeline.state_recovery import note_size, sized_response
 from proxy.pipeline.usage_feedback import Feedback, UsageFeedback, end_of
 from proxy.telemetry.metrics import TOKENS_REMOVED, requests
 from proxy.telemetry.record import record_of
@@ -159,6 +160,7 @@ class Conversations:
         tail = self._dialect.answers.tail() if start.answer.status == 200 else None
         feedback = None if tail is None else self._usage_feedback.prepare(context, start, outcome)
         basis = None if tail is None else self._costs.basis(context, outcome)
+        sized = None if tail is None else sized_response(context, start)
         tap = Tap(tail, item_reader(self._service, context, start, outcome))
         pending = context.heartbeat is not None and context.heartbeat.begun
         headers = done(outcome, context.retries)
@@ -185,6 +187,8 @@ class Conversations:
         end = end_of(tail)
         if end is None:
             return None
+        if sized is not None:
+            note_size(self._service, context, sized, end)
         context.record.usage = usage = usage_of(end)
         if (
             usage is not None

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from functools import partial
 from urllib.parse import quote
 
-import msgspec
 import structlog
 from msgspec.structs import replace
 from starlette.types import Scope
@@ -19,16 +17,27 @@ from proxy.overflow import Overflow
 from proxy.overflow.silent import empty_stream
 from proxy.pipeline.budget import TokenBudget, TokenBudgets, leaves_no_prompt, smaller_input
 from proxy.pipeline.context import ConversationContext, conversation_key
+from proxy.pipeline.decision import (
+    ACCEPT,
+    Attempt,
+    Decision,
+    Reject,
+    Retry,
+    ended_early,
+    may_retry,
+    result_of,
+)
 from proxy.pipeline.description import describe_call, describe_failure
 from proxy.pipeline.item_references import resolve_references
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Outcome
-from proxy.pipeline.refusal import add_sizes, advice, refuses_reasoning
+from proxy.pipeline.refusal import add_sizes, refuses_reasoning
+from proxy.pipeline.refusal import advice as advice_on
 from proxy.pipeline.request_mode import compacts_itself, mode_of
 from proxy.pipeline.response_start import Asked, ResponseStart, read_start
 from proxy.pipeline.rules import bounds_of, rules_for
 from proxy.pipeline.services import Services
-from proxy.pipeline.state_recovery import recovered
+from proxy.pipeline.state_recovery import NotCompacted, advice, recovered, trigger_reached
 from proxy.pipeline.summary_models import summary_models
 from proxy.telemetry.metrics import RETRIES
 from proxy.telemetry.record import Reason
@@ -43,36 +52,6 @@ STATE_STEP = "server_state"
 """The step of a request whose history was compacted by the upstream that keeps it."""
 
 OUTPUT_PART = "output asked for (max_tokens)"
-
-
-class Attempt(msgspec.Struct, eq=False, frozen=True):
-    """One way to send a request: its limits, the input of its compaction, and the outcome."""
-
-    budget: TokenBudget
-    case: CompactionInput
-    outcome: Outcome
-
-
-class Accept(msgspec.Struct, eq=False, frozen=True):
-    """Forward the response."""
-
-
-class Retry(msgspec.Struct, eq=False, frozen=True):
-    """Send another attempt. ``cause`` is ``overflow``, ``reasoning``, or ``empty``."""
-
-    attempt: Attempt
-    cause: str
-
-
-class Reject(msgspec.Struct, eq=False, frozen=True):
-    """Forward the upstream's refusal. ``parts`` are the sizes of the request's parts in tokens."""
-
-    parts: Mapping[str, int]
-
-
-Decision = Accept | Retry | Reject
-
-ACCEPT = Accept()
 
 
 class Attempts:
@@ -93,7 +72,7 @@ class Attempts:
             outcome = Outcome("off" if mode_of(context.scope, context.caller) == "off" else "failed")
             began = asyncio.get_running_loop().time()
             start = await self._send(context, transport, outcome)
-            describe_call(context, start, began, _result(ACCEPT, start), None)
+            describe_call(context, start, began, result_of(ACCEPT, start), None)
             return start, outcome
         await self._services.recall(*context.place)
         await resolve_references(self._services, context)
@@ -103,17 +82,19 @@ class Attempts:
             attempt = await self.prepare(context, budget, case)
         else:  # new items alone aren't a conversation: the calls of their results, for example, are at the upstream
             attempt = Attempt(budget, case, Outcome("none" if case.mode == "enforce" else case.mode))
+            if (reason := await trigger_reached(self._services, context, case, budget.factor)) is not None:
+                attempt = await self._continued(context, attempt, reason) or attempt
         while True:
             began = asyncio.get_running_loop().time()
             start = await self._send(context, transport, attempt.outcome)
             try:
                 decision = await self.decide(context, attempt, start)
-                describe_call(context, start, began, _result(decision, start), attempt.outcome.after)
+                describe_call(context, start, began, result_of(decision, start), attempt.outcome.after)
                 if decision is ACCEPT:
                     return start, attempt.outcome
                 if isinstance(decision, Reject):
                     if context.dialect.errors == "anthropic":  # clients match Anthropic's own wording
-                        context.advice = advice(decision.parts)
+                        context.advice = advice_on(decision.parts)
                     else:
                         await add_sizes(start, decision.parts)
             except ConfigurationError as error:  # the client gets the response, though it can't be judged
@@ -139,7 +120,7 @@ class Attempts:
         overflow = start.overflow or await self._silent_overflow(context, attempt, start)
         if await refuses_reasoning(context, start) and await self._changed_prompt(context, outcome):
             return Retry(await self._without_reasoning(context, attempt), "reasoning")
-        if _ended_early(context, case, start, overflow):
+        if ended_early(context, case, start, overflow):
             context.repeated = True
             return Retry(attempt, "empty")
         if overflow is None and start.answer.status < 400 and not start.empty:
@@ -147,7 +128,8 @@ class Attempts:
         if overflow is None or case.mode != "enforce" or outcome.verdict == "failed":
             return ACCEPT
         if context.body.continues:  # its size says nothing about a limit
-            return ACCEPT if start.overflow is None else await self._continued(context, attempt)
+            again = None if start.overflow is None else await self._continued(context, attempt)
+            return ACCEPT if again is None else Retry(again, "overflow")
         if may_retry(context, overflow):
             smaller = await self._smaller(context, attempt, overflow)
             if smaller is not None:
@@ -179,21 +161,32 @@ class Attempts:
             stripped = replace(stripped, outcome=await self._services.compactor.without_reasoning(case))
         return stripped
 
-    async def _continued(self, context: ConversationContext, attempt: Attempt) -> Decision:
-        """Retry once with a history that the upstream has compacted."""
+    async def _continued(
+        self, context: ConversationContext, attempt: Attempt, reason: Reason | None = None
+    ) -> Attempt | None:
+        """Return an attempt with a history that the upstream has compacted; ``None`` if it can't.
+
+        ``reason`` is the trigger that the conversation meets, ``None`` after an overflow. Then the client gets advice.
+        """
+        if attempt.case.policy.responses.state == "off":
+            context.advice = advice(context)
+            return None
         transport = await context.configuration.upstreams.native(context.route.upstream, context.dialect.path)
-        if context.recovered or transport is None:
-            return ACCEPT
+        try:
+            if transport is None:
+                raise NotCompacted("the upstream has no /v1/responses")
+            body = await recovered(context, transport)
+        except NotCompacted as error:
+            if reason is None:
+                context.advice = advice(context, str(error))
+            return None
         context.recovered = True
-        body = await recovered(context, transport)
-        if body is None:
-            return ACCEPT
         context.body = await context.dialect.parse(body)
         await resolve_references(self._services, context)
-        case = replace(attempt.case, body=context.body, attempt=context.retries + 1)
+        case = replace(attempt.case, body=context.body, attempt=context.retries + (reason is None))
         again = await self.prepare(context, attempt.budget, case)
         changed = replace(again.outcome, verdict="compacted", steps=(STATE_STEP, *again.outcome.steps))
-        return Retry(replace(again, outcome=changed), "overflow")
+        return replace(again, outcome=replace(changed, reason=reason or changed.reason))
 
     async def _silent_overflow(
         self, context: ConversationContext, attempt: Attempt, start: ResponseStart
@@ -334,14 +327,15 @@ class Attempts:
         body, route = context.body, context.route
         model = route.model if route.model != body.model and body.model is not None else None
         headers = for_upstream(context.scope["headers"])
-        if body.stream:
-            # The proxy reads the beginning of a stream, so the upstream must not compress it.
+        if body.stream or context.caller.policy.responses.state == "compact":
+            # The proxy reads the beginning of a stream, and the size of a response, so they must not be compressed.
             headers = [pair for pair in headers if pair[0] != "accept-encoding"]
         remaining = context.deadline - context.clock.now()
         if remaining <= 0:
             raise UpstreamTimeout(DEADLINE)
+        sent = body.rewritten(units=outcome.messages, model=model, max_output=outcome.output)
         request = Outgoing(
-            body=body.rewritten(units=outcome.messages, model=model, max_output=outcome.output),
+            body=sent,
             model=route.model,
             stream=body.stream,
             headers=[*headers, (VIA, context.via)],
@@ -350,6 +344,7 @@ class Attempts:
             bounded=True,
             path=context.dialect.path,
             query=client_query(context.scope, context.dialect),
+            expanded=partial(body.expanded, sent, outcome.messages) if body.references else None,
         )
         answer = None
         began = asyncio.get_running_loop().time()
@@ -372,36 +367,6 @@ class Attempts:
             if answer is not None:
                 await answer.close()
             raise
-
-
-def _result(decision: Decision, start: ResponseStart) -> str:
-    """Return the name of an attempt's result in the record."""
-    if isinstance(decision, Retry):
-        return decision.cause
-    if start.overflow is not None:
-        return "overflow"
-    return "accepted" if start.answer.status < 400 else "error"
-
-
-def _ended_early(
-    context: ConversationContext, case: CompactionInput, start: ResponseStart, overflow: Overflow | None
-) -> bool:
-    """Return whether to retry once unchanged, because the upstream ended a stream before it wrote anything.
-
-    It turned to another request, or failed. If it fails again, the prompt may be too long.
-    """
-    if context.repeated or case.mode != "enforce" or context.retries >= case.policy.overflow_retries:
-        return False
-    ended = overflow is not None and start.silence
-    return start.interrupted or (ended and start.overflow is None)
-
-
-def may_retry(context: ConversationContext, overflow: Overflow) -> bool:
-    """Return whether the proxy may retry after an overflow. It retries once after an empty response without a limit."""
-    empty = overflow.kind == "silent" and overflow.limit is None
-    return context.retries < context.caller.policy.overflow_retries and not (
-        empty and (context.silent_overflow or context.contradicted)
-    )
 
 
 def client_query(scope: Scope, dialect: Dialect) -> str:

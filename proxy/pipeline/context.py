@@ -63,7 +63,7 @@ class ConversationContext(RequestContext):
     ``repeated`` is true if the proxy retried the unchanged request, which happens once. ``retries`` is the number of
     retries so far. ``advice`` names the parts to shorten, for a response header.
     ``stripped`` is true if a retry was made without reasoning,
-    ``recovered`` if the upstream was asked to compact a history that it keeps. ``memory`` holds the memory of its
+    ``recovered`` if the upstream has compacted a history that it keeps. ``memory`` holds the memory of its
     bodies. ``heartbeat`` is for a client that wants a stream.
     """
 

@@ -1,30 +1,95 @@
-"""Shorten a history that the server keeps, if a request that continues it overflows."""
+"""Shorten a history that the server keeps, if a request that continues it overflows or would."""
 
 from __future__ import annotations
 
+import re
 from urllib.parse import quote
 
 import msgspec
 import structlog
 
+from proxy.compaction.triggers import any_met
 from proxy.dialects.responses.state import calls_in, compact_request, continued, open_calls, previous_response
 from proxy.errors import ProxyError
 from proxy.http.headers import VIA, for_upstream
+from proxy.overflow.silent import Finished
 from proxy.pipeline.context import ConversationContext
+from proxy.pipeline.job import CompactionInput
+from proxy.pipeline.reasons import reason_for
+from proxy.pipeline.response_start import ResponseStart
+from proxy.pipeline.services import Services
+from proxy.telemetry.record import Reason
 from proxy.upstream.relay import RelayTransport
-from proxy.upstream.transport import Answer
+from proxy.upstream.transport import RESPONSES_PATH, Answer
 
 log = structlog.get_logger(__name__)
 
-RESPONSES_PATH = "/responses"
+# A response begins with its own id. Strings escape quotation marks, so this is a field.
+_FIRST_ID = re.compile(rb'"id"\s*:\s*"([^"\\]{1,200})"')
+
+_ADVICE = (
+    "The upstream keeps this conversation, so the proxy can't shorten it{reason}. Send the whole conversation without "
+    "'{field}', so that the proxy can compact it{example}."
+)
 
 
 class NotCompacted(Exception):
-    """The upstream can't compact the history. The text is the reason, for the log."""
+    """The upstream can't compact the history. The text is the reason, for the log and for the client."""
 
 
-async def recovered(context: ConversationContext, transport: RelayTransport) -> bytes | None:
-    """Return the request's body with its history compacted by the upstream; ``None`` if that isn't possible.
+def advice(context: ConversationContext, reason: str = "") -> str:
+    """Return the advice for a request that overflows with a history at the server, as an ASCII header value.
+
+    ``reason`` says why the upstream couldn't compact it.
+    """
+    if context.dialect.path != RESPONSES_PATH:
+        return _ADVICE.format(reason="", field="thread", example="")
+    chain = previous_response(context.body.raw) is not None
+    return _ADVICE.format(
+        reason=f" (/responses/compact: {reason})" if reason and chain else "",
+        field="previous_response_id" if chain else "conversation",
+        example=", for example with store: false",
+    )
+
+
+def sized_response(context: ConversationContext, start: ResponseStart) -> str | None:
+    """Return the id of a response whose size decides about the request that continues it; ``None`` if none does."""
+    caller = context.caller
+    if context.dialect.path != RESPONSES_PATH or caller.policy.responses.state != "compact" or not caller.kept:
+        return None
+    found = _FIRST_ID.search(start.first)
+    return None if found is None else found[1].decode("utf-8", "replace")
+
+
+def note_size(services: Services, context: ConversationContext, id: str, end: Finished) -> None:
+    """Remember the reported tokens of a response and its prompt. A request that continues it begins with these."""
+    if end.prompt:
+        services.items.note_size(context.caller.tenant, [id], end.prompt + (end.output or 0))
+
+
+async def trigger_reached(
+    services: Services, context: ConversationContext, case: CompactionInput, factor: float
+) -> Reason | None:
+    """Return the trigger that a continued conversation meets, if the policy compacts ahead of an overflow.
+
+    The size is the reported one of the earlier response and the counted one of the new items. ``factor`` is the
+    upstream's tokens per counted token.
+    """
+    if case.mode != "enforce" or case.policy.responses.state != "compact" or not context.caller.kept:
+        return None
+    previous = previous_response(context.body.raw)
+    if previous is None:
+        return None
+    reported = services.items.sizes(context.caller.tenant, [previous]).get(previous)
+    if reported is None:
+        return None
+    _, added = await services.compactor.sizes(case)
+    size = int(reported / factor) + sum(added)
+    return reason_for(case, size, 0) if any_met(case.rules.trigger, size, 0, case.budget) else None
+
+
+async def recovered(context: ConversationContext, transport: RelayTransport) -> bytes:
+    """Return the request's body with its history compacted by the upstream. Raises ``NotCompacted``.
 
     Asks the upstream once, with the caller's key. The upstream bills the compaction to the caller. The memory of the
     new body is charged to the request.
@@ -32,7 +97,7 @@ async def recovered(context: ConversationContext, transport: RelayTransport) -> 
     raw = context.body.raw
     previous = previous_response(raw)
     if previous is None:
-        return None
+        raise NotCompacted("only a chain of responses can be compacted")
     try:
         compact = compact_request(raw, context.route.model)
         output = _output(await _ask(context, transport, "POST", f"{RESPONSES_PATH}/compact", compact))
@@ -47,7 +112,7 @@ async def recovered(context: ConversationContext, transport: RelayTransport) -> 
     except (NotCompacted, ProxyError) as error:
         reason = str(error) if isinstance(error, NotCompacted) else type(error).__name__
         log.warning("state.not_compacted", reason=reason)
-        return None
+        raise NotCompacted(reason) from error
     return body
 
 

@@ -32,7 +32,8 @@ class Outgoing(msgspec.Struct, eq=False):
     upstream's name for the model (already in ``body``). ``headers`` are the client's, without hop-by-hop ones and
     credentials. ``credential`` is the caller's own key, used only if the upstream has no configured key. ``timeout`` is
     in seconds, for the whole attempt up to the first byte of the answer. ``bounded`` says that the sender itself
-    cancels the attempt after ``timeout``. ``query`` is the query string to send.
+    cancels the attempt after ``timeout``. ``query`` is the query string to send. ``expanded`` returns the body with
+    items in the place of references, for an upstream without items. It's ``None`` if there are no references.
     """
 
     body: bytes
@@ -44,6 +45,7 @@ class Outgoing(msgspec.Struct, eq=False):
     bounded: bool = False
     path: str = CHAT_PATH
     query: str = ""
+    expanded: Callable[[], bytes] | None = None
 
 
 class Answer(msgspec.Struct, eq=False):

@@ -39,10 +39,11 @@ CALLS = (ToolCall("call_1", "look", '{"a": 1}'), ToolCall("call_2", "look", '{"b
 class Without:
     """An upstream that lacks some paths. ``refused`` has the paths of the requests that it refused."""
 
-    def __init__(self, app: ASGIApp, *missing: str, status: int = 404) -> None:
+    def __init__(self, app: ASGIApp, *missing: str, status: int = 404, body: bytes = b'{"detail":"Not Found"}') -> None:
         self.app = app
         self.missing = missing
         self.status = status
+        self.body = body
         self.refused: list[str] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,9 +52,9 @@ class Without:
             await self.app(scope, receive, send)
             return
         self.refused.append(scope["path"].removeprefix("/v1"))
-        headers = [(b"content-type", b"application/json")]
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(self.body))]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
-        await send({"type": "http.response.body", "body": b'{"detail":"Not Found"}'})
+        await send({"type": "http.response.body", "body": self.body})
 
 
 @contextlib.contextmanager
@@ -284,10 +285,37 @@ def test_state_at_the_server_is_refused(fields: dict[str, Any], tmp_path: Path) 
     assert upstream.requests == []
 
 
-@pytest.mark.parametrize("status", [404, 405, 501])
-def test_a_missing_api_is_learned(status: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_known_references_become_items(stream: bool, tmp_path: Path) -> None:
+    """The Vercel AI SDK repeats answers as references, which a server with chat completions can't resolve."""
+    upstream = StandIn(responder=answering(Reply(content="I look at both.", tool_calls=CALLS)))
+    with entrance(upstream.app, tmp_path, speaks=["chat"]) as url, clients(url) as (_, gpt):
+        first = response(gpt, stream=stream, tools=[FUNCTION])
+        references = [{"type": "item_reference", "id": item.id} for item in first.output]
+        outputs = [{"type": "function_call_output", "call_id": call.id, "output": "Seen."} for call in CALLS]
+        history = [*HELLO, *references, *outputs]
+        assert response(gpt, stream=stream, tools=[FUNCTION], input=history).output_text
+        unknown = {"type": "item_reference", "id": "msg_unknown"}
+        with pytest.raises(openai.BadRequestError, match="doesn't have one of the items"):
+            response(gpt, stream=stream, input=[*history, unknown])
+    _, assistant, *results = upstream.requests[-1].body["messages"]
+    assert assistant["content"] == [{"type": "text", "text": "I look at both."}]
+    assert [call["id"] for call in assistant["tool_calls"]] == ["call_1", "call_2"]
+    assert [result["tool_call_id"] for result in results] == ["call_1", "call_2"]
+    assert upstream.faults == []
+    assert len(upstream.requests) == 2
+
+
+LM_STUDIO = b'{"error":"Unexpected endpoint or method. (POST /v1/messages)"}'
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [*((status, b'{"detail":"Not Found"}') for status in (404, 405, 501)), (200, LM_STUDIO)],
+)
+def test_a_missing_api_is_learned(status: int, body: bytes, tmp_path: Path) -> None:
     upstream = StandIn()
-    app = Without(upstream.app, "/messages", "/responses", status=status)
+    app = Without(upstream.app, "/messages", "/responses", status=status, body=body)
     with entrance(app, tmp_path) as url, clients(url) as (claude, gpt):
         for stream in (False, True, False):
             assert message(claude, stream=stream).content[0].text

@@ -69,6 +69,28 @@ def test_a_chain_that_no_longer_fits_is_compacted_at_the_upstream(tmp_path: Path
     assert len(continued) == len(compactions) + 1, "the first request, and one after each compaction"
 
 
+def test_a_policy_compacts_a_chain_before_it_overflows(tmp_path: Path) -> None:
+    upstream = StrictResponses(WINDOW)
+    policy = {"responses": {"state": "compact"}}
+    with behind(upstream.app, tmp_path, profile=PROFILE, policy=policy) as url, client(url) as caller:
+        answers = list(chained(caller, TURNS))
+    assert [answer.status for answer in answers] == ["completed"] * TURNS
+    assert (upstream.faults, upstream.refused) == ([], [])
+    compactions = [received for received in upstream.requests if received.path.endswith("/compact")]
+    assert len(compactions) >= 2
+    largest = max(received.tokens for received in upstream.conversations)
+    assert largest > 0.7 * WINDOW, "the proxy doesn't compact much too early"
+
+
+def test_a_policy_leaves_a_chain_to_the_upstream(tmp_path: Path) -> None:
+    upstream = Chain(JSONResponse(COMPACTED))
+    with asked(upstream, tmp_path, policy={"responses": {"state": False}}) as ask:
+        got = ask()
+    assert (got.status_code, got.json()) == (400, {"error": REFUSAL})
+    assert "without 'previous_response_id'" in got.headers["x-compaction-advice"]
+    assert upstream.paths == ["/v1/responses"]
+
+
 class Chain:
     """An upstream that refuses every request that continues ``previous_response_id``, and compacts as a test says."""
 
@@ -91,9 +113,8 @@ class Chain:
         self.paths.append(_path(request))
         if request.method == "GET":
             return self._stored
-        if "previous_response_id" in json.loads(await request.body()):
-            error = {"message": TOO_LONG[0], "type": "invalid_request_error", "param": "input", "code": TOO_LONG[1]}
-            return JSONResponse({"error": error}, 400)
+        if {"previous_response_id", "conversation"} & json.loads(await request.body()).keys():
+            return JSONResponse({"error": REFUSAL}, 400)
         message = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Done."}]}
         return JSONResponse({"id": "resp_2", "object": "response", "status": "completed", "output": [message]})
 
@@ -102,18 +123,22 @@ def _path(request: Request) -> str:
     return str(request.scope["raw_path"].decode())
 
 
+REFUSAL = {"message": TOO_LONG[0], "type": "invalid_request_error", "param": "input", "code": TOO_LONG[1]}
 COMPACTED = {"object": "response.compaction", "output": [{"type": "compaction", "encrypted_content": "x"}]}
 OUTPUT = {"type": "function_call_output", "call_id": "a", "output": "1"}
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "a", "name": "f", "arguments": "{}"}
 
 
 @contextlib.contextmanager
-def asked(upstream: Chain, folder: Path, **server: Any) -> Iterator[Any]:
+def asked(upstream: Chain, folder: Path, policy: Any = None, **server: Any) -> Iterator[Any]:
     """A function that sends a request which continues a response."""
-    with behind(upstream.app, folder, profile=PROFILE, server=server) as url, httpx.Client(trust_env=False) as plain:
+    with (
+        behind(upstream.app, folder, profile=PROFILE, policy=policy, server=server) as url,
+        httpx.Client(trust_env=False) as plain,
+    ):
 
-        def ask(previous: str = "resp_1", items: Any = "go on") -> httpx.Response:
-            body = {"model": MODEL, "previous_response_id": previous, "input": items}
+        def ask(previous: str = "resp_1", items: Any = "go on", **fields: Any) -> httpx.Response:
+            body = {"model": MODEL, "previous_response_id": previous, "input": items, **fields}
             return plain.post(f"{url}/v1/responses", json=body, headers={"authorization": "Bearer sk-client"})
 
         yield ask
@@ -149,7 +174,7 @@ def test_an_id_that_would_change_the_path_is_not_fetched(previous: str, tmp_path
 @pytest.mark.parametrize(
     ("compacted", "reason"),
     [
-        (JSONResponse({"error": {}}, 404), "status 404"),
+        *((JSONResponse({"error": {}}, status), f"status {status}") for status in (404, 405, 501)),
         (JSONResponse([]), "not an object"),
         (Response(b"{", media_type="application/json"), "not JSON"),
         (JSONResponse({"output": []}), "no output"),
@@ -162,6 +187,18 @@ def test_a_client_gets_its_error_if_the_upstream_cannot_compact(
     upstream = Chain(compacted)
     with asked(upstream, tmp_path, body_limit=200_000) as ask:
         got = ask()
-    assert (got.status_code, got.json()["error"]["code"]) == (400, TOO_LONG[1])
+    assert (got.status_code, got.json()) == (400, {"error": REFUSAL})
     assert got.headers["x-compaction"] == "none"
+    advice = got.headers["x-compaction-advice"]
+    assert f"(/responses/compact: {reason})" in advice
+    assert "Send the whole conversation without 'previous_response_id'" in advice
     assert reason in capsys.readouterr().out
+
+
+def test_a_stored_conversation_gets_advice(tmp_path: Path) -> None:
+    upstream = Chain(JSONResponse(COMPACTED))
+    with asked(upstream, tmp_path) as ask:
+        got = ask(None, conversation="conv_1")
+    assert (got.status_code, got.json()) == (400, {"error": REFUSAL})
+    assert "without 'conversation'" in got.headers["x-compaction-advice"]
+    assert upstream.paths == ["/v1/responses"]

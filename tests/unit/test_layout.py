@@ -62,7 +62,7 @@ COVERED = {
     "unit/overflow/test_recognize.py": "overflow/cleaning overflow/error_detection "
     "overflow/error_fields overflow/exclusions "
     "overflow/figures overflow/general overflow/patterns overflow/reading overflow/echo",
-    "product/test_overflow.py": "pipeline/attempts",
+    "product/test_overflow.py": "pipeline/attempts pipeline/decision",
     "product/test_policies.py": "pipeline/request_mode",
     "product/properties/test_growing.py": "pipeline/compactor pipeline/job pipeline/outcome",
     "product/http": "pipeline/context server/app server/runtime",

@@ -13,6 +13,7 @@ from proxy.dialects.body import (
     BodyRequest,
     Wire,
     check_values,
+    fields_of,
     listed,
     lower,
     parse_bounded,
@@ -112,6 +113,11 @@ class ResponsesRequest(BodyRequest, eq=False):
         self.placed = References(items, sizes)
         self.units = list(map(self.placed.resolved, self.units))
         self.hidden = float("inf") if self.placed.unknown else self.placed.size
+
+    def expanded(self, body: bytes, units: Sequence[bytes] | None = None) -> bytes:
+        fields = fields_of(body)
+        fields["input"] = _input(bytes(fields["input"]), self.prefix, self.units if units is None else units)
+        return msgspec.json.encode(fields)
 
     def unsized(self, units: Sequence[bytes]) -> list[str]:
         return unsized(units) if self.references else []

@@ -25,8 +25,8 @@ NO_STATE = (
     "without '{name}'."
 )
 NO_REFERENCES = (
-    "This model's upstream has no Responses API, so it keeps no items. Send the items themselves instead of "
-    "'item_reference', for example with store: false."
+    "This model's upstream has no Responses API, and the proxy doesn't have one of the items. Send the items "
+    "themselves instead of 'item_reference', for example with store: false."
 )
 
 

@@ -61,13 +61,13 @@ class Bridge:
     async def translate(self, request: Outgoing) -> tuple[Outgoing, Translation]:
         """Return the chat request, and the translation of its answer. Raises ``RequestError``."""
         litellm = await litellm_library.load()
-        if len(request.body) > LARGE:
+        if len(request.body) > LARGE or request.expanded is not None:
             return await asyncio.to_thread(self._outgoing, litellm, request)
         return self._outgoing(litellm, request)
 
     def _outgoing(self, litellm: Any, request: Outgoing) -> tuple[Outgoing, Translation]:
         try:
-            body = msgspec.json.decode(request.body)
+            body = msgspec.json.decode(request.body if request.expanded is None else request.expanded())
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadBody("The body isn't JSON, so the proxy can't translate it for this upstream.") from error
         if not isinstance(body, dict):

@@ -19,9 +19,10 @@ from proxy.dialects.chat.dialect import CHAT
 from proxy.dialects.chat.request import parse
 from proxy.http.timers import CoarseTimer
 from proxy.limits.profiles import Profile
-from proxy.pipeline.attempts import Attempts, Retry
+from proxy.pipeline.attempts import Attempts
 from proxy.pipeline.budget import TokenBudgets
 from proxy.pipeline.context import ConversationContext
+from proxy.pipeline.decision import Retry
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.response_start import Asked, read_start
 from proxy.pipeline.usage_feedback import UsageFeedback

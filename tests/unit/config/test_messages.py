@@ -111,6 +111,11 @@ VALUES = {
         6,
         'Fix: max_input_tokens: 10',
     ),
+    "unknown responses.state": (
+        "policies:\n  default:\n    responses:\n      state: compat\n",
+        4,
+        "policies.default.responses.state: must be",
+    ),
     "a prompt without its place": ("policies:\n  default:\n    summary: {prompt: Sum up}\n", 3, "{messages}"),
     # The store
     "redis": ("store:\n  url: redis://:pw@host\n", 2, 'Fix: url: sqlite:///path/to/compaction.db'),
