@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
+from proxy.access.admin import Admins, key_digest
 from proxy.config.policy import Policy
 from proxy.config.settings import Settings
 from proxy.config.teams import KeySettings, LimitSettings
@@ -21,6 +21,10 @@ from proxy.http.headers import credential as credential_in
 from proxy.http.hosts import LOOPBACK
 from proxy.store.tenants import SHARED_TENANT, UNSTORED_TENANT
 from proxy.telemetry.metrics import refused
+
+ADMIN = (
+    "This is an admin key. It's valid only for the records of requests. Send the key of a team or an upstream instead."
+)
 
 EXPIRED = "This API key expired on {day} (UTC). Ask the operator of this proxy for a new one."
 
@@ -61,6 +65,8 @@ class Authenticator:
         self._clock = clock
         self._open = settings.auth.mode == "open"
         self._keyless = SHARED_TENANT if _shared(settings) else UNSTORED_TENANT
+        self.admins = Admins(settings, clock)
+        """The administrators. None of their keys identifies a caller."""
         self._known = {
             key.hash.removeprefix("sha256:"): (key, name) for name, team in settings.teams.items() for key in team.keys
         }
@@ -71,10 +77,13 @@ class Authenticator:
         With ``auth.mode: open``, every key is its own tenant, and a team's key has the team's policy. Depending on
         ``auth.keyless``, callers without a key share one tenant, or the proxy stores nothing for them. With
         ``auth.mode: keys``, the tenant is the team, and any other key raises ``NotAuthenticated``. In both modes, a
-        team's expired key raises it, too, because it must not bypass the team's limits.
+        team's expired key raises it, too, because it must not bypass the team's limits. So does an admin key.
         """
         credential, other = credential_in(headers)
-        digest = None if credential is None else _digest(credential.key)
+        digest = None if credential is None else key_digest(credential.key)
+        if self.admins.issued(digest) is not None:
+            refused("key").inc()
+            raise NotAuthenticated(ADMIN)
         key, team = self._issued(digest)
         if key is not None and self._clock() >= key.ends:
             refused("key").inc()
@@ -122,20 +131,11 @@ def may_use(caller: Caller, model: str) -> bool:
     return caller.models is None or any(fnmatchcase(model, glob) for glob in caller.models)
 
 
-def _digest(text: str) -> str:
-    """Return the hexadecimal SHA-256 of a header's original bytes. The server decodes headers as Latin-1."""
-    try:
-        sent = text.encode("latin-1")
-    except UnicodeEncodeError:
-        sent = text.encode("utf-8", "surrogatepass")
-    return hashlib.sha256(sent).hexdigest()
-
-
 def _open_tenant(digest: str | None, authorization: str | None) -> str | None:
     if digest is not None:
         return f"key:{digest}"
     # The proxy doesn't forward other schemes (Basic, …), but they still distinguish callers.
-    return f"key:{_digest(authorization)}" if authorization else None
+    return f"key:{key_digest(authorization)}" if authorization else None
 
 
 def _shared(settings: Settings) -> bool:

@@ -182,6 +182,40 @@ def forget(config: Path | None, team: str | None, key_sha256: str | None) -> Non
         run(team, key_sha256, config)
 
 
+@main.command()
+@click.argument("id")
+@_CONFIG
+@click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
+def show(id: str, config: Path | None, as_json: bool) -> None:
+    """Show the record of a request by its ID, from the response header x-compaction-id. The server may be running."""
+    from proxy.cli.records import show as run
+
+    with _errors_without_traceback():
+        run(id, config, as_json=as_json)
+
+
+@main.command()
+@_CONFIG
+@click.option("--team", help="Show only this team.")
+@click.option("--since", default="7d", show_default=True, help="The first day: 7d, 24h, or a date like 2026-11-01.")
+@click.option(
+    "--by",
+    default="team",
+    show_default=True,
+    help="Group by team, policy, model, upstream, api, or day; or by several.",
+)
+@click.option("--csv", "as_csv", is_flag=True, help="Print all columns as CSV.")
+@click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON.")
+def report(config: Path | None, team: str | None, since: str, by: str, as_csv: bool, as_json: bool) -> None:
+    """Sum up requests, tokens, costs, and savings. The server may be running."""
+    from proxy.cli.records import report as run
+
+    if as_csv and as_json:
+        raise click.UsageError("Pass either --csv or --json.")
+    with _errors_without_traceback():
+        run(config, team, since, by, "csv" if as_csv else "json" if as_json else "text")
+
+
 @contextlib.contextmanager
 def _errors_without_traceback() -> Iterator[None]:
     """Print configuration errors without a traceback, and exit with status 2."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from proxy.cli.learned_report import learned
 from proxy.cli.learned_report import render as render_learned
 from proxy.cli.profile_report import render, wide_console
 from proxy.cli.table_differences import differences
@@ -20,6 +19,7 @@ from proxy.dialects.dialect import Dialect, Request
 from proxy.dialects.recognition import DIALECTS, recognized
 from proxy.errors import BadBody, ConfigurationError
 from proxy.limits.profiles import Profile
+from proxy.limits.stored import learned
 from proxy.pipeline.budget import token_budget
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Explanation

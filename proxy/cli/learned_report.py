@@ -2,52 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple, TypeVar
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from proxy.limits import calibration
-from proxy.limits import learned as limits
-from proxy.limits.calibration import TokenRatios
-from proxy.limits.learned import Limits
-from proxy.store import ManagedStore
-from proxy.store.replicated_map import UNREADABLE, Known
-
-V = TypeVar("V", bound=Known)
-
-
-class Learned(NamedTuple):
-    """The contents of a store. Each limit and ratio comes with its tenant."""
-
-    limits: Sequence[tuple[str, Limits]]
-    ratios: Sequence[tuple[str, TokenRatios]]
-
-    @property
-    def models(self) -> list[tuple[str, str]]:
-        """Return the upstreams and models with a learned limit or ratio."""
-        known = {(found.upstream, found.model) for _, found in self.limits}
-        return sorted(known | {(found.upstream, found.model) for _, found in self.ratios})
-
-
-async def learned(store: ManagedStore) -> Learned:
-    """Return the limits and ratios in the store, by tenant. Raises ``StoreFailed``."""
-    return Learned(await _entries(store, limits.KIND, Limits), await _entries(store, calibration.KIND, TokenRatios))
-
-
-async def _entries(store: ManagedStore, kind: str, form: type[V]) -> list[tuple[str, V]]:
-    """Return the entries of a kind, with their tenants. Skip unreadable entries, as servers do."""
-    found = []
-    for entry in await store.entries(kind):
-        with contextlib.suppress(*UNREADABLE):
-            found.append((entry.tenant, msgspec.json.decode(entry.value, type=form)))
-    return found
+from proxy.limits.stored import Learned
 
 
 def render(known: Learned, wanted: Sequence[tuple[str, str]], console: Console) -> None:

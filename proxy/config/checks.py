@@ -67,8 +67,12 @@ def _teams(settings: Settings) -> Iterator[Finding]:
 
 def _shared_keys(settings: Settings) -> Iterator[Finding]:
     owners: dict[str, str] = {}
+    admins = {key.hash for key in settings.admin.keys} if settings.admin is not None else frozenset()
     for name, team in settings.teams.items():
         for index, key in enumerate(team.keys):
+            if key.hash in admins:
+                fix = "use a key of its own for admin.keys, from: compaction-proxy keys new --team admin"
+                yield ("teams", name, "keys", index), "admin.keys also has this key", fix
             owner = owners.setdefault(key.hash, name)
             if owner != name:
                 yield ("teams", name, "keys", index), f"team '{owner}' also has this key", "keep it in one team"

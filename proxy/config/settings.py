@@ -14,7 +14,7 @@ from proxy.config.prices import Prices
 from proxy.config.records import DAY, RecordSettings
 from proxy.config.server import ServerSettings
 from proxy.config.store import StoreSettings
-from proxy.config.teams import AuthSettings, TeamSettings
+from proxy.config.teams import AdminSettings, AuthSettings, TeamSettings
 from proxy.config.upstreams import UpstreamSettings, default_upstreams
 
 
@@ -30,6 +30,8 @@ class _SettingsFields(Section):
     table."""
     auth: AuthSettings = AuthSettings()
     """Which callers the proxy accepts."""
+    admin: AdminSettings | None = None
+    """Who can see the records of all teams. null: on loopback, the person with the link that `serve` prints."""
     upstreams: Mapping[Name, UpstreamSettings] = Field(default_factory=default_upstreams)
     """The services that the proxy sends requests to, by name. Default: OpenAI, and Anthropic for requests in its
     format, each with the caller's own key."""

@@ -1,4 +1,4 @@
-"""The sections `auth` and `teams`: which callers the proxy serves, and their policy and limits."""
+"""The sections `auth`, `admin`, and `teams`: which callers the proxy serves, and their policy and limits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ KeyHash = Annotated[str, AfterValidator(_key_hash), Field(json_schema_extra={"pa
 
 
 class KeySettings(Section):
-    """A key of a team, identified by its hash. Also accepts the hash alone."""
+    """A key of a team or an administrator, identified by its hash. Also accepts the hash alone."""
 
     hash: KeyHash
     """The SHA-256 of the key, as `keys new` or `printf %s "$KEY" | sha256sum` prints it."""
@@ -83,6 +83,13 @@ class SpendSettings(Section):
         if (self.usd is None) == (self.tokens is None):
             raise wrong("needs either usd or tokens", fix="spend: {usd: 50, per: day}")
         return self
+
+
+class AdminSettings(Section):
+    """Keys of administrators. They work only on paths under /compaction, and see the records of all teams."""
+
+    keys: tuple[KeySettings, ...] = ()
+    """The keys. List two while you rotate keys."""
 
 
 class LimitSettings(Section):

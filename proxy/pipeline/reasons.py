@@ -27,7 +27,7 @@ def reason_for(case: CompactionInput, tokens: int, messages: int) -> Reason | No
 
 def _met(clause: Clause, tokens: int, messages: int, budget: int | None) -> Reason:
     if clause.fraction is not None and budget is not None:
-        return Reason("fraction", share_of(clause.fraction, budget), tokens)
+        return Reason("fraction", share_of(clause.fraction, budget), tokens, clause.fraction)
     if clause.tokens is not None:
         return Reason("tokens", clause.tokens, tokens)
     return Reason("messages", clause.messages, messages)

@@ -101,6 +101,11 @@ class Recorder:
         if self._task is None and not self._closing:
             self._task = asyncio.get_running_loop().create_task(self._write_soon())
 
+    @property
+    def failing(self) -> bool:
+        """Return whether writes failed repeatedly, and none has succeeded since."""
+        return self._breaker.is_open("records")
+
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         """Drop the waiting records of forgotten tenants. Return the tenants that this process has recorded."""
         tenants = {tenant for tenant in self._tenants if forgotten(tenant)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from proxy.access.admin import AdminLink
 from proxy.access.admission import BodyMemory, ConcurrencyLimit
 from proxy.access.quotas import Quotas
 from proxy.access.spending import Spending
@@ -37,6 +38,7 @@ class Services:
 
     instance: str
     """The id that the workers of one server share."""
+    admin_link: AdminLink | None
     configuration: ConfigSnapshot
     measures: Measures
     facts: FactsCache

@@ -29,6 +29,7 @@ from proxy.endpoints.paths import CHAT as CHAT_PATH
 from proxy.endpoints.paths import MESSAGES as MESSAGES_PATH
 from proxy.endpoints.paths import MODELS, canonical, error_shape
 from proxy.endpoints.paths import RESPONSES as RESPONSES_PATH
+from proxy.endpoints.records import RecordEndpoints
 from proxy.errors import MethodNotAllowed, NotFound, Overloaded, ProxyError, UpgradeRequired
 from proxy.http.request_body import Sent, answer_error, is_handshake
 from proxy.limits.profiles import Profiles
@@ -76,6 +77,7 @@ class Proxy:
                 Route("/readyz", self._ready, methods=["GET"]),
                 Route("/metrics", _metrics, methods=["GET"]),
                 Route(ARCHIVE, ArchiveEndpoint(self.service)),
+                *RecordEndpoints(self.service).routes,
             ],
             lifespan=self._lifespan,
             exception_handlers={404: _not_found, 405: _not_allowed},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
@@ -16,6 +17,7 @@ import structlog
 import uvicorn
 from uvicorn.supervisors import Multiprocess
 
+from proxy.access.admin import LINK_PATH, AdminLink, admin_link
 from proxy.config import Loaded, Settings, read
 from proxy.config.issues import error_text
 from proxy.config.loading import assembled
@@ -40,6 +42,9 @@ WORKER_START_SECONDS = 30
 
 uvicorn's default is 5. A worker on a busy machine takes longer to start, and uvicorn then cancels the rolling restart.
 """
+
+STARTUP_FAILURE = 3
+"""Exit status if the server can't start, for example because the port is taken. It's uvicorn's own."""
 
 _STORE_FIX = "make the folder writable for the proxy's user, or store: {url: sqlite:////var/lib/NAME/compaction.db}"
 
@@ -80,12 +85,44 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
         "timeout_keep_alive": 75,
         "timeout_worker_healthcheck": WORKER_START_SECONDS,
     }
-    if workers == 1:
-        uvicorn.run(_application(settings, loaded), **options)
-        return
-    application = Worker(None if loaded is None else loaded.sources, host)
-    processes = uvicorn.Config(application, factory=True, **options)
-    Workers(processes, [processes.bind_socket()]).run()
+    with admin_link(settings, os.environ) as link:
+        if workers == 1:
+            single = Single(uvicorn.Config(_application(settings, loaded), **options), link)
+            with contextlib.suppress(KeyboardInterrupt):  # as in uvicorn.run
+                single.run()
+            if not single.started:
+                sys.exit(STARTUP_FAILURE)
+            return
+        application = Worker(None if loaded is None else loaded.sources, host)
+        processes = uvicorn.Config(application, factory=True, **options)
+        listening_on = processes.bind_socket()
+        _print_link(link, listening_on)
+        Workers(processes, [listening_on]).run()
+
+
+def _print_link(link: AdminLink | None, listening_on: socket) -> None:
+    """Print the one-time link to the records of all callers."""
+    if link is not None:
+        host, port = listening_on.getsockname()[:2]
+        address = f"[{host}]" if ":" in host else host
+        print(
+            f"Records of all callers, link works once: http://{address}:{port}{LINK_PATH}?token={link.token}",
+            flush=True,
+        )
+
+
+class Single(uvicorn.Server):
+    """uvicorn's server for one process, which prints the one-time link as soon as it listens."""
+
+    def __init__(self, config: uvicorn.Config, link: AdminLink | None) -> None:
+        super().__init__(config)
+        self._link = link
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        """See ``uvicorn.Server``."""
+        await super().startup(sockets)
+        if self.started:
+            _print_link(self._link, self.servers[0].sockets[0])
 
 
 def _application(settings: Settings, loaded: Loaded | None) -> Proxy:

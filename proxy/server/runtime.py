@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 
+from proxy.access.admin import AdminLink
 from proxy.access.admission import BodyMemory, ConcurrencyLimit
 from proxy.access.quotas import Quotas
 from proxy.access.spending import Spending
@@ -37,6 +38,7 @@ class Runtime(Services):
     def __init__(self, settings: Settings, profiles: Profiles | None = None) -> None:
         """``profiles`` may have its table loaded already."""
         self.instance = os.environ.get(INSTANCE) or secrets.token_hex(8)
+        self.admin_link = AdminLink.from_environment(os.environ)
         self.configuration = ConfigSnapshot(settings, self.instance)
         self.measures = Measures(profiles or Profiles())
         self.facts = FactsCache()

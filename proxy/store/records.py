@@ -104,8 +104,8 @@ class RecordStore(Protocol):
         """
         ...
 
-    async def get(self, id: str) -> RequestRecord | None:
-        """Return a record, or ``None``. The caller checks its tenant."""
+    async def get(self, id: str, tenants: tuple[str, ...] | None = None) -> RequestRecord | None:
+        """Return a record of one of the tenants, or ``None``. Without ``tenants``, return one of any tenant."""
         ...
 
     async def select(self, query: RecordQuery) -> list[RequestRecord]:

@@ -84,9 +84,12 @@ class SqliteRecords:
 
         await self._writer.run(write)
 
-    async def get(self, id: str) -> RequestRecord | None:
-        query = f"SELECT {_COLUMNS} FROM records WHERE id = ? AND expires > ?"  # noqa: S608 - only constants
-        row = await self._reader.run(lambda db: db.execute(query, (id, self._clock())).fetchone())
+    async def get(self, id: str, tenants: tuple[str, ...] | None = None) -> RequestRecord | None:
+        conditions, values = ["id = ?", "expires > ?"], [id, self._clock()]
+        if tenants is not None:
+            _among("tenant", [name for one in tenants for name in self._names("tenant", one)], conditions, values)
+        query = f"SELECT {_COLUMNS} FROM records WHERE {' AND '.join(conditions)}"  # noqa: S608 - no values in it
+        row = await self._reader.run(lambda db: db.execute(query, values).fetchone())
         return None if row is None else self._record(*row)
 
     async def select(self, query: RecordQuery) -> list[RequestRecord]:
@@ -110,8 +113,13 @@ class SqliteRecords:
                 values.append(value)
         where = " AND ".join(conditions)
         sql = f"SELECT {_COLUMNS} FROM records WHERE {where} ORDER BY id DESC LIMIT ?"  # noqa: S608 - no values in it
-        rows = await self._reader.run(lambda db: db.execute(sql, (*values, query.limit)).fetchall())
-        return [record for row in rows if (record := self._record(*row)) is not None]
+
+        def read(db: sqlite3.Connection) -> list[RequestRecord]:
+            # Decoding a page takes too long for the event loop.
+            rows = db.execute(sql, (*values, query.limit)).fetchall()
+            return [record for row in rows if (record := self._record(*row)) is not None]
+
+        return await self._reader.run(read)
 
     async def ledger(
         self, since: int, until: int, tenants: tuple[str, ...] | None = None

@@ -29,12 +29,13 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
     ``trigger`` is the condition that was met: ``tokens``, ``fraction``, ``messages``, ``bytes``, ``stage``,
     ``overflow`` (the upstream refused the request), ``reasoning`` (it refused the reasoning in it), or ``empty`` (it
     ended a stream early). ``level`` is its threshold, and ``size`` the request's size, both in tokens, messages, or
-    bytes.
+    bytes. ``share`` is the share of the input budget that ``level`` is, for ``fraction``.
     """
 
     trigger: str
     level: int | None = None
     size: int | None = None
+    share: float | None = None
 
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -20,6 +20,7 @@ import yaml
 from click.testing import CliRunner
 from pydantic.fields import FieldInfo
 
+from proxy.access.admin import LINK_PATH
 from proxy.cli.commands import main
 from proxy.compaction import fit, render, rules
 from proxy.compaction.stages.arguments import KEPT_CHARACTERS
@@ -30,6 +31,7 @@ from proxy.config.policy import STAGES
 from proxy.config.settings import WrittenSettings
 from proxy.demo.figures import ROWS
 from proxy.demo.run import WINDOW
+from proxy.endpoints.records import PARAMETERS, REQUEST
 from proxy.limits.learned import GUESS_SECONDS, NAMED_SECONDS
 from proxy.pipeline.attempts import STATE_STEP
 from proxy.pipeline.outcome import Verdict
@@ -38,6 +40,8 @@ from proxy.store import open_store
 from proxy.store.archive import Archive, Removed
 from proxy.store.tenants import SHARED_TENANT
 from proxy.summary.store import LIFETIME, Origin
+from proxy.telemetry.record import RequestRecord, new_id
+from tests.kit.records import written
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -328,13 +332,16 @@ def test_the_paths_in_the_table_are_served(entrance: str, store_url: str) -> Non
     paths = [span.split() for row in table(REFERENCE, "path") for span in spans(row[0]) if "…" not in span]
     conversations = {"/v1/chat/completions", "/v1/responses", "/v1/messages"}
     served = {*conversations, "/", "/v1/models", "/compaction/archive/{id}", "/livez", "/readyz", "/metrics"}
+    served |= {"/compaction/", *PARAMETERS}
     assert {path for _, path in paths} == served
     id = archived(store_url)
+    written(Path(store_url.removeprefix("sqlite:///")), [record := RequestRecord(new_id(), 1.0, tenant=SHARED_TENANT)])
     with httpx.Client(trust_env=False, timeout=60) as http:
         for method, path in paths:
             body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]} if method == "POST" else None
-            answered = http.request(method, entrance + path.format(id=id), json=body)
-            assert answered.status_code == 200, path
+            known = record.id if path == REQUEST else id
+            answered = http.request(method, entrance + path.format(id=known), json=body)
+            assert answered.status_code == (303 if path == LINK_PATH else 200), path
             assert (answered.headers.get("x-compaction") == "none") is (path in conversations), path
 
 

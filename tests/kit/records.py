@@ -1,4 +1,4 @@
-"""Read the records that a proxy has written."""
+"""Read the records that a proxy has written, and write some."""
 
 from __future__ import annotations
 
@@ -38,3 +38,15 @@ def ledger_in(store: Path, keys: Sequence[bytes] = ()) -> list[tuple[LedgerLabel
             await records.aclose()
 
     return asyncio.run(read())
+
+
+def written(store: Path, records: Sequence[RequestRecord]) -> None:
+    """Add records next to a store's file."""
+
+    async def write() -> None:
+        file = SqliteRecords(records_file(store))
+        for start in range(0, len(records), 500):
+            await file.write(records[start : start + 500], 1e6)
+        await file.aclose()
+
+    asyncio.run(write())

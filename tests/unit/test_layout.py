@@ -20,6 +20,9 @@ COVERED = {
     "product/test_commands.py": "cli/commands cli/explain cli/policy_report cli/new_key cli/learned_report cli/forget",
     "product/test_operator_commands.py": "cli/operations cli/init cli/doctor cli/wrapped_command cli/checking "
     "cli/key_list",
+    "product/test_record_paths.py": "cli/records endpoints/records endpoints/status endpoints/viewer "
+    "store/ledger_report telemetry/record_json",
+    "unit/store/test_replicated_map.py": "limits/stored",
     "unit/demo/test_upstream.py": "demo/counting demo/replies demo/summariser demo/serving",
     "unit/demo/test_demo.py": "demo/agent demo/figures demo/run demo/script demo/tools",
     "unit/dialects/chat/test_counting.py": "dialects/counting tokens/text tokens/tools",

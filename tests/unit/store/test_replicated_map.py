@@ -12,10 +12,10 @@ from typing import ParamSpec
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.cli.learned_report import learned
 from proxy.limits import learned as limits
 from proxy.limits.calibration import Calibration
 from proxy.limits.learned import LearnedLimit, LearnedLimits
+from proxy.limits.stored import learned
 from proxy.store import StoreFailed, open_store
 from proxy.store import replicated_map as shared
 from proxy.store.forgetting import forget

@@ -1,0 +1,156 @@
+"""Identify administrators: by a key, or by the session that a one-time link starts.
+
+The link is for a server on loopback without admin keys. The server's parent process makes it, and all workers accept
+it. It works once, in one of them: the worker that creates the file ``used`` starts the session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from pathlib import Path
+from typing import Self
+
+import structlog
+from starlette.requests import cookie_parser
+
+from proxy.config.settings import Settings
+from proxy.config.teams import KeySettings
+from proxy.errors import NotAuthenticated
+from proxy.http.headers import RawHeaders
+from proxy.http.headers import credential as credential_in
+from proxy.http.hosts import LOOPBACK
+from proxy.telemetry.metrics import refused
+
+log = structlog.get_logger(__name__)
+
+LINK = "COMPACTION_PROXY_ADMIN_LINK"
+"""The environment variable by which the workers of one server share the link."""
+
+LINK_PATH = "/compaction/"
+
+COOKIE = "compaction_admin"
+
+_BYTES = 32
+
+
+class AdminLink:
+    """The one-time link of one server, and the session that it starts."""
+
+    def __init__(self, token: str, session: str, used: Path) -> None:
+        self.token = token
+        self._session = session
+        self._used = used
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Self | None:
+        """Return the link that the parent process made, or ``None`` if there is none."""
+        if not (text := environ.get(LINK)):
+            return None
+        token, session, used = text.split(":", 2)
+        return cls(token, session, Path(used))
+
+    def redeem(self, token: str) -> str | None:
+        """Return the session's cookie, the first time that this is called with the right token."""
+        if not _same(token, self.token):
+            return None
+        try:
+            self._used.touch(exist_ok=False)
+        except FileExistsError:
+            return None
+        return f"{COOKIE}={self._session}; Path={LINK_PATH.rstrip('/')}; HttpOnly; SameSite=Strict"
+
+    def started(self, headers: RawHeaders) -> bool:
+        """Return whether a request belongs to the session, and doesn't come from a page of another origin.
+
+        For browsers, all ports of a host are one site, so they send the cookie for pages of other local servers, too.
+        """
+        headers = list(headers)
+        if any(name == b"sec-fetch-site" and value not in (b"none", b"same-origin") for name, value in headers):
+            return False
+        cookies = [value.decode("latin-1") for name, value in headers if name == b"cookie"]
+        return any(_same(cookie_parser(text).get(COOKIE, ""), self._session) for text in cookies)
+
+
+@contextlib.contextmanager
+def admin_link(settings: Settings, environ: MutableMapping[str, str]) -> Iterator[AdminLink | None]:
+    """Make the link of a server, valid until the block ends. Yield ``None`` if the settings don't permit one."""
+    environ.pop(LINK, None)
+    if not _linked(settings):
+        yield None
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="compaction-proxy-"))
+        except OSError as error:
+            log.warning("admin.no_link", reason=error.strerror or type(error).__name__)
+            yield None
+            return
+        parts = secrets.token_urlsafe(_BYTES), secrets.token_urlsafe(_BYTES), f"{folder}/used"
+        environ[LINK] = ":".join(parts)
+        stack.callback(environ.pop, LINK, None)
+        yield AdminLink.from_environment(environ)
+
+
+class Admins:
+    """The administrators of one configuration. See ``Authenticator`` for the comparison of keys."""
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
+        """``clock`` returns seconds since 1970."""
+        self._clock = clock
+        self._linked = _linked(settings)
+        keys = () if settings.admin is None else settings.admin.keys
+        self._keys = {key.hash.removeprefix("sha256:"): key for key in keys}
+
+    def issued(self, digest: str | None) -> KeySettings | None:
+        """Return the admin key with this digest, expired or not."""
+        key = None if digest is None else self._keys.get(digest)
+        return key if key is not None and _same(key.hash.removeprefix("sha256:"), digest or "") else None
+
+    def include(self, headers: RawHeaders, link: AdminLink | None) -> bool:
+        """Return whether an administrator sent a request. Raises ``NotAuthenticated`` for an expired admin key.
+
+        A key takes precedence over a session, so that a tool in a signed-in browser can use the key of a team.
+        """
+        credential, other = credential_in(headers)
+        if credential is None:
+            return other is None and self._linked and link is not None and link.started(headers)
+        key = self.issued(key_digest(credential.key))
+        if key is not None and self._clock() >= key.ends:
+            refused("key").inc()
+            raise NotAuthenticated(f"This admin key expired on {key.expires} (UTC). List a new one under admin.keys.")
+        return key is not None
+
+    def redeem(self, link: AdminLink | None, token: str) -> str:
+        """Return the cookie of the session that a link starts. Raises ``NotAuthenticated``."""
+        cookie = link.redeem(token) if link is not None and self._linked else None
+        if cookie is None:
+            refused("key").inc()
+            raise NotAuthenticated(
+                "This link isn't valid, or it was used before. Restart the proxy to get a new one, "
+                "or list a key under admin.keys in the configuration."
+            )
+        return cookie
+
+
+def key_digest(text: str) -> str:
+    """Return the hexadecimal SHA-256 of a header's original bytes. The server decodes headers as Latin-1."""
+    try:
+        sent = text.encode("latin-1")
+    except UnicodeEncodeError:
+        sent = text.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(sent).hexdigest()
+
+
+def _linked(settings: Settings) -> bool:
+    return settings.admin is None and settings.server.host in LOOPBACK
+
+
+def _same(one: str, other: str) -> bool:
+    """Compare in constant time."""
+    return hmac.compare_digest(one.encode(), other.encode())

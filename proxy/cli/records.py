@@ -1,0 +1,145 @@
+"""The commands `show` and `report`: the records of requests and the ledger, from the store's file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import click
+from rich.table import Table
+
+from proxy.cli.profile_report import wide_console
+from proxy.config import load
+from proxy.endpoints.parameters import labels, time_in
+from proxy.endpoints.records import of_team, request_json
+from proxy.errors import ConfigurationError, RequestError
+from proxy.store import StoreFailed
+from proxy.store.ledger_report import BY, csv_text, day_of
+from proxy.store.ledger_report import report as summed
+from proxy.store.opening import open_records, records_file, store_file
+from proxy.store.records import RECORD_LIMIT, RecordQuery, RecordStore
+
+T = TypeVar("T")
+
+COLUMNS = {
+    "requests": "requests",
+    "compacted": "compacted",
+    "errors": "errors",
+    "received": "tokens received",
+    "sent": "tokens sent",
+    "cost": "cost",
+    "summary_cost": "summaries",
+    "savings": "savings",
+}
+"""The columns of the table for people. CSV and JSON have all."""
+
+MONEY = ("cost", "summary_cost", "savings", "forecast_savings")
+
+
+def show(id: str, config: Path | None, *, as_json: bool) -> None:
+    """Print the record of a request. Raises ``ConfigurationError``."""
+
+    async def read(records: RecordStore) -> dict[str, Any] | None:
+        found = await records.get(id)
+        if found is None:
+            return None
+        return request_json(found, await records.select(RecordQuery(parent=id, limit=RECORD_LIMIT)))
+
+    found = _read(config, read)
+    if found is None:
+        raise ConfigurationError(f"There is no record {id!r}. Fix: pass an id from the header x-compaction-id")
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    for sentence in found["explanation"]:
+        click.echo(sentence)
+    for call in found["summary_calls"]:
+        click.echo(f"Summary call {call['id']} to {call['model']}: {' '.join(call['explanation'][1:])}")
+    click.echo()
+    for name, value in _flat({name: found[name] for name in found if name not in ("explanation", "summary_calls")}):
+        click.echo(f"{name:<24} {value}")
+
+
+def report(config: Path | None, team: str | None, since: str, by: str, form: Literal["text", "csv", "json"]) -> None:
+    """Print the sums of the ledger. Raises ``ConfigurationError``."""
+    now = time.time()
+    try:
+        first, names = day_of(time_in("--since", since, now)), labels("--by", by, BY)
+    except RequestError as error:
+        raise ConfigurationError(error.message) from error
+    last = day_of(now)
+    rows = _read(config, lambda records: records.ledger(first, last))
+    found = summed(of_team(rows, team), names, first, last)
+    if form == "json":
+        click.echo(json.dumps(found, indent=2))
+    elif form == "csv":
+        click.echo(csv_text(found), nl=False)
+    else:
+        _print(found)
+
+
+def _print(found: dict[str, Any]) -> None:
+    console = wide_console()
+    table = Table(title=f"{found['since']} to {found['until']} (UTC), money in US dollars", title_justify="left")
+    for name in found["by"]:
+        table.add_column(name)
+    for title in COLUMNS.values():
+        table.add_column(title, justify="right")
+    total = {**dict.fromkeys(found["by"]), found["by"][0]: "total", **found["total"]}
+    for row in (*found["rows"], total):
+        if row is total:
+            table.add_section()
+        table.add_row(*(row[name] or "-" for name in found["by"]), *(_shown(name, row[name]) for name in COLUMNS))
+    console.print(table, markup=False, highlight=False)
+    if found["total"]["shadow"]:
+        saved = _shown("forecast_savings", found["total"]["forecast_savings"])
+        console.print(f"With enforce in place of shadow, savings would be {saved} (estimated).", highlight=False)
+    if found["total"]["unpriced"]:
+        console.print(f"{found['total']['unpriced']} requests or summaries have no known price.", highlight=False)
+
+
+def _shown(name: str, value: str | int) -> str:
+    return f"{float(value):.4f}" if name in MONEY else f"{value:,}"
+
+
+def _flat(value: dict[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the values of a record with their names, without those that are missing or empty."""
+    for name, inner in value.items():
+        if isinstance(inner, dict):
+            yield from _flat(inner, f"{above}{name}.")
+        elif isinstance(inner, list) and inner and isinstance(inner[0], dict):
+            for number, part in enumerate(inner, 1):
+                yield from _flat(part, f"{above}{name}.{number}.")
+        elif inner not in (None, []):
+            yield f"{above}{name}", ", ".join(inner) if isinstance(inner, list) else inner
+
+
+def _read(config: Path | None, work: Callable[[RecordStore], Awaitable[T]]) -> T:
+    """Return the result of ``work`` on the records of a configuration's store. Raises ``ConfigurationError``."""
+    store = load(config, os.environ).store
+    path = store_file(store.url)
+    if path is None:
+        raise ConfigurationError("store.url: the records are in the server's memory. Fix: use GET /compaction/requests")
+    if not records_file(path).exists():
+        raise ConfigurationError(
+            f"store.url: there is no {records_file(path)}. Fix: pass the server's configuration with --config"
+        )
+
+    async def run() -> T:
+        records = open_records(store.url, store.encryption.keys)
+        try:
+            return await work(records)
+        finally:
+            await records.aclose()
+
+    try:
+        return asyncio.run(run())
+    except StoreFailed as error:
+        raise ConfigurationError(
+            f"store.url: the records can't be read ({error}). Fix: run the command again"
+        ) from error

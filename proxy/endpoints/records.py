@@ -1,0 +1,175 @@
+"""Serve the records of requests, the ledger, and the proxy's status, as JSON.
+
+A caller sees the records of its own tenant, and an administrator sees all. The tenant comes from the key alone. An id
+of another tenant gets the same response as an unknown one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, get_args
+
+import msgspec
+import structlog
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from proxy.access.admin import LINK_PATH
+from proxy.endpoints.parameters import choice, count, labels, parameters, time_in, wrong
+from proxy.endpoints.status import status
+from proxy.endpoints.viewer import Viewer, viewing
+from proxy.errors import NotFound, ProxyError
+from proxy.pipeline.services import Services
+from proxy.store import StoreFailed
+from proxy.store.ledger_report import BY, csv_text, day_of, report
+from proxy.store.records import RECORD_LIMIT, LedgerLabels, LedgerSums, RecordQuery
+from proxy.telemetry.record import ID_LENGTH, RequestRecord, Verdict
+from proxy.telemetry.record_json import record_json
+
+log = structlog.get_logger(__name__)
+
+REQUESTS = "/compaction/requests"
+REQUEST = "/compaction/requests/{id}"
+REPORT = "/compaction/report"
+STATUS = "/compaction/status"
+
+PARAMETERS = {
+    REQUESTS: ("team", "policy", "model", "verdict", "since", "limit", "cursor"),
+    REQUEST: (),
+    REPORT: ("since", "until", "by", "team", "format"),
+    STATUS: (),
+}
+"""The parameters of each path."""
+
+DEFAULT_LIMIT = 50
+DEFAULT_SINCE = "7d"
+DEFAULT_BY = "team"
+FORMATS = ("json", "csv")
+
+HEADERS = {"cache-control": "private, no-store", "x-content-type-options": "nosniff"}
+
+_ID = re.compile(rf"[0-9a-f]{{{ID_LENGTH}}}")
+
+Row = tuple[LedgerLabels, LedgerSums]
+
+Answer = Callable[[Request, Viewer, dict[str, str]], Awaitable[Response]]
+
+
+class RecordEndpoints:
+    """The endpoints for records."""
+
+    def __init__(self, service: Services) -> None:
+        self._service = service
+
+    @property
+    def routes(self) -> list[Route]:
+        """The routes of all endpoints."""
+        answers = {REQUESTS: self._requests, REQUEST: self._request, REPORT: self._report, STATUS: self._status}
+        served = [Route(path, self._serving(path, answer), methods=["GET"]) for path, answer in answers.items()]
+        return [Route(LINK_PATH, self._sign_in, methods=["GET"]), *served]
+
+    def _serving(self, path: str, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
+        """Return the endpoint of a path: authenticate, read the parameters, and answer."""
+
+        async def serve(request: Request) -> Response:
+            try:
+                async with viewing(self._service, request.scope) as viewer:
+                    return await answer(request, viewer, parameters(request.scope["query_string"], PARAMETERS[path]))
+            except ProxyError as error:
+                return _error(error)
+            except StoreFailed as failure:
+                log.warning("store.read_failed", reason=str(failure))
+                return _error(ProxyError("The proxy can't read its records at the moment. Try again."))
+
+        return serve
+
+    async def _sign_in(self, request: Request) -> Response:
+        """Start the session of the one-time link, and lead to the status. Known callers don't need a token."""
+        answer = RedirectResponse(STATUS, 303, HEADERS | {"referrer-policy": "no-referrer"})
+        try:
+            token = parameters(request.scope["query_string"], ("token",)).get("token")
+            if token is None:
+                async with viewing(self._service, request.scope):
+                    return answer
+            cookie = self._service.configuration.teams.admins.redeem(self._service.admin_link, token)
+            answer.headers["set-cookie"] = cookie
+        except ProxyError as error:
+            return _error(error)
+        return answer
+
+    async def _requests(self, request: Request, viewer: Viewer, given: dict[str, str]) -> Response:
+        limit = count("limit", given["limit"], RECORD_LIMIT) if "limit" in given else DEFAULT_LIMIT
+        cursor = given.get("cursor")
+        if cursor is not None and not _ID.fullmatch(cursor):
+            raise wrong("cursor", "must be next_cursor from the page before", cursor)
+        query = RecordQuery(
+            viewer.tenants,
+            given.get("team"),
+            given.get("policy"),
+            given.get("model"),
+            choice("verdict", given["verdict"], get_args(Verdict)) if "verdict" in given else None,
+            "request",
+            since=time_in("since", given["since"], time.time()) if "since" in given else None,
+            before=cursor,
+            limit=limit + 1,
+        )
+        found = await self._service.records.select(query)
+        page = found[:limit]
+        more = page[-1].id if len(found) > limit else None
+        return await asyncio.to_thread(_page, page, more)
+
+    async def _request(self, request: Request, viewer: Viewer, given: dict[str, str]) -> Response:
+        id = request.path_params["id"]
+        found = await self._service.records.get(id, viewer.tenants) if _ID.fullmatch(id) else None
+        if found is None:
+            kept = "" if self._service.settings.records is not None else "This proxy keeps no records (records: null). "
+            raise NotFound(
+                f"Your key has no record with this id. {kept}A record appears up to a second after the response and "
+                "may have expired. Send the id in the header x-compaction-id, with the key of that request."
+            )
+        calls = await self._service.records.select(RecordQuery(viewer.tenants, parent=id, limit=RECORD_LIMIT))
+        return _json(request_json(found, calls))
+
+    async def _report(self, request: Request, viewer: Viewer, given: dict[str, str]) -> Response:
+        now = time.time()
+        since = day_of(time_in("since", given.get("since", DEFAULT_SINCE), now))
+        until = day_of(time_in("until", given["until"], now) if "until" in given else now)
+        by = labels("by", given.get("by", DEFAULT_BY), BY)
+        as_csv = choice("format", given.get("format", "json"), FORMATS) == "csv"
+        rows = await self._service.records.ledger(since, until, viewer.tenants)
+        found = await asyncio.to_thread(report, of_team(rows, given.get("team")), by, since, until)
+        if as_csv:
+            return Response(csv_text(found), headers=HEADERS, media_type="text/csv; charset=utf-8")
+        return _json(found)
+
+    async def _status(self, request: Request, viewer: Viewer, given: dict[str, str]) -> Response:
+        return _json(await status(self._service, viewer))
+
+
+def request_json(record: RequestRecord, calls: list[RequestRecord]) -> dict[str, Any]:
+    """Return a record with the calls to summary models that were made for it, oldest first."""
+    made = [record_json(call) for call in reversed(calls)]
+    return {"object": "compaction.request", **record_json(record), "summary_calls": made}
+
+
+def of_team(rows: list[Row], team: str | None) -> list[Row]:
+    """Return the rows of a team, or all without one."""
+    return rows if team is None else [row for row in rows if row[0].team == team]
+
+
+def _page(records: list[RequestRecord], cursor: str | None) -> Response:
+    data = [record_json(record) for record in records]
+    return _json({"object": "list", "data": data, "has_more": cursor is not None, "next_cursor": cursor})
+
+
+def _json(body: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(body), headers=HEADERS, media_type="application/json")
+
+
+def _error(error: ProxyError) -> Response:
+    retry = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    return Response(error.body(), error.status, HEADERS | retry, media_type="application/json")

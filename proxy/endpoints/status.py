@@ -1,0 +1,111 @@
+"""Report the state of the proxy to a caller, or to an administrator."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import time
+from typing import Any
+
+import msgspec
+import structlog
+
+from proxy import __version__
+from proxy.config import Settings
+from proxy.endpoints.viewer import Viewer
+from proxy.limits.learned import LimitRecord
+from proxy.limits.stored import stored_limits
+from proxy.pipeline.services import Services
+from proxy.store import StoreFailed
+from proxy.store.guarded import READ_SECONDS
+from proxy.store.opening import store_file
+from proxy.store.records import RECORD_LIMIT, RecordQuery
+from proxy.telemetry.record import RequestRecord
+from proxy.telemetry.record_json import caller_digest, iso_time
+
+log = structlog.get_logger(__name__)
+
+MOST_ERRORS = 20
+"""Upstream errors to return, the newest ones among the latest ``RECORD_LIMIT`` requests."""
+
+_STARTED = time.time()
+
+
+async def status(service: Services, viewer: Viewer) -> dict[str, Any]:
+    """Return the state of this worker and of the store. A part that the store can't provide is ``None``."""
+    settings = service.settings
+    return {
+        "object": "compaction.status",
+        "version": __version__,
+        "configuration": await asyncio.to_thread(configuration_hash, settings),
+        "started": iso_time(_STARTED),
+        "uptime_seconds": int(time.time() - _STARTED),
+        "pid": os.getpid(),
+        "store": {
+            "kind": "memory" if store_file(settings.store.url) is None else "sqlite",
+            "open_breakers": [*service.store.open_breakers, *(["records"] if service.recorder.failing else [])],
+        },
+        "learned_limits": await _learned(service, viewer),
+        "upstream_errors": await _upstream_errors(service, viewer),
+    }
+
+
+def configuration_hash(settings: Settings) -> str:
+    """Return a short digest of the settings in force. Workers with the same settings have the same digest."""
+    plain = msgspec.json.encode(settings.model_dump(warnings=False), enc_hook=str, order="deterministic")
+    return hashlib.sha256(plain).hexdigest()[:12]
+
+
+async def _learned(service: Services, viewer: Viewer) -> list[dict[str, Any]] | None:
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            known = await stored_limits(service.store.unguarded)
+    except (StoreFailed, TimeoutError) as failure:
+        log.warning("store.read_failed", reason=str(failure) or "timeout")
+        return None
+    now = time.time()
+    return [
+        {
+            "caller": caller_digest(tenant),
+            "upstream": found.upstream,
+            "model": found.model,
+            "input": _limit(found.input, now),
+            "total": _limit(found.total, now),
+        }
+        for tenant, found in known
+        if viewer.sees(tenant) and any(one is not None and one.holds(now) for one in (found.input, found.total))
+    ]
+
+
+def _limit(record: LimitRecord | None, now: float) -> dict[str, Any] | None:
+    if record is None or not record.holds(now):
+        return None
+    since, until = iso_time(record.since), iso_time(record.until)
+    return {"tokens": record.tokens, "source": record.source, "since": since, "until": until}
+
+
+async def _upstream_errors(service: Services, viewer: Viewer) -> list[dict[str, Any]] | None:
+    try:
+        records = await service.records.select(RecordQuery(viewer.tenants, limit=RECORD_LIMIT))
+    except StoreFailed as failure:
+        log.warning("store.read_failed", reason=str(failure))
+        return None
+    return [_error(record) for record in records if _failed(record)][:MOST_ERRORS]
+
+
+def _failed(record: RequestRecord) -> bool:
+    return any(call.status is None or call.status >= 400 for call in record.calls)
+
+
+def _error(record: RequestRecord) -> dict[str, Any]:
+    call = next(call for call in reversed(record.calls) if call.status is None or call.status >= 400)
+    return {
+        "time": iso_time(record.time),
+        "request": record.id,
+        "kind": record.kind,
+        "upstream": record.upstream,
+        "model": record.model,
+        "status": call.status,
+        "result": call.result,
+    }

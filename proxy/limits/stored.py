@@ -1,0 +1,50 @@
+"""Read the limits and ratios in a store, learned from rejected requests and usage."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from proxy.limits import calibration
+from proxy.limits import learned as limits
+from proxy.limits.calibration import TokenRatios
+from proxy.limits.learned import Limits
+from proxy.store import ManagedStore
+from proxy.store.replicated_map import UNREADABLE, Known
+
+V = TypeVar("V", bound=Known)
+
+
+class Learned(NamedTuple):
+    """The contents of a store. Each limit and ratio comes with its tenant."""
+
+    limits: Sequence[tuple[str, Limits]]
+    ratios: Sequence[tuple[str, TokenRatios]]
+
+    @property
+    def models(self) -> list[tuple[str, str]]:
+        """Return the upstreams and models with a learned limit or ratio."""
+        known = {(found.upstream, found.model) for _, found in self.limits}
+        return sorted(known | {(found.upstream, found.model) for _, found in self.ratios})
+
+
+async def learned(store: ManagedStore) -> Learned:
+    """Return the limits and ratios in the store, by tenant. Raises ``StoreFailed``."""
+    return Learned(await stored_limits(store), await _entries(store, calibration.KIND, TokenRatios))
+
+
+async def stored_limits(store: ManagedStore) -> list[tuple[str, Limits]]:
+    """Return the limits in the store, by tenant. Raises ``StoreFailed``."""
+    return await _entries(store, limits.KIND, Limits)
+
+
+async def _entries(store: ManagedStore, kind: str, form: type[V]) -> list[tuple[str, V]]:
+    """Return the entries of a kind, with their tenants. Skip unreadable entries, as servers do."""
+    found = []
+    for entry in await store.entries(kind):
+        with contextlib.suppress(*UNREADABLE):
+            found.append((entry.tenant, msgspec.json.decode(entry.value, type=form)))
+    return found

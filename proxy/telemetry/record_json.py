@@ -1,0 +1,185 @@
+"""A record as JSON and in sentences, for people and programs outside the proxy. The field names are stable."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+from proxy.telemetry.record import Cost, Reason, RequestRecord, UpstreamCall
+
+PHASES = ("body", "compaction", "upstream", "first_byte", "total")
+
+_PICO = 12
+
+
+def record_json(record: RequestRecord) -> dict[str, Any]:
+    """Return the fields of a record. A field without a value is ``None``."""
+    usage = record.usage
+    return {
+        "id": record.id,
+        "kind": record.kind,
+        "parent": record.parent,
+        "time": iso_time(record.time),
+        "caller": caller_digest(record.tenant),
+        "team": record.team,
+        "policy": record.policy,
+        "api": record.api,
+        "path": record.path,
+        "stream": record.stream,
+        "model": record.model,
+        "upstream": record.upstream,
+        "upstream_model": record.upstream_model,
+        "status": record.status,
+        "error": record.error,
+        "verdict": record.verdict,
+        "explanation": explanation(record),
+        "reason": _reason(record),
+        "steps": list(record.steps),
+        "tokens": {"before": record.before, "sent": record.sent, "forecast": record.forecast},
+        "fits": record.fits,
+        "output": record.output,
+        "summary": {
+            "origin": record.summary,
+            "cause": record.cause,
+            "checkpoints": record.checkpoints,
+            "breaker_open": record.breaker_open,
+        },
+        "attempts": [
+            {"status": one.status, "result": one.result, "ms": one.ms, "tokens": one.tokens, "limit": one.limit}
+            for one in record.calls
+        ],
+        "retries": record.retries,
+        "usage": None
+        if usage is None
+        else {
+            "input": usage.input,
+            "output": usage.output,
+            "cache_read": usage.cache_read,
+            "cache_write": usage.cache_write,
+        },
+        "cost": None if record.cost is None else _cost(record.cost),
+        "ms": {name: record.phases.get(name) for name in PHASES},
+        "bytes": {"received": record.bytes_in, "sent": record.bytes_out},
+        "archive": record.archive,
+    }
+
+
+def iso_time(seconds: float) -> str:
+    """Return a time in seconds since 1970 in ISO 8601, in UTC with milliseconds."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def caller_digest(tenant: str) -> str:
+    """Return a short digest that distinguishes callers. It reveals no key."""
+    return hashlib.sha256(tenant.encode()).hexdigest()[:12]
+
+
+def dollars(amount: int) -> str:
+    """Return US dollars times 10^12 as an exact decimal number of US dollars."""
+    return format(Decimal(amount).scaleb(-_PICO).normalize(), "f") if amount else "0"
+
+
+def reason_text(reason: Reason) -> str:
+    """Return the reason for a compaction in a sentence."""
+    size, level = _number(reason.size), _number(reason.level)
+    match reason.trigger:
+        case "fraction":
+            share = "" if reason.share is None else f" ({reason.share * 100:g} % of the input budget)"
+            return f"The request had {size} tokens; the policy's trigger is {level}{share}."
+        case "tokens":
+            return f"The request had {size} tokens; the policy's trigger is {level}."
+        case "messages" | "bytes" as unit:
+            return f"The request had {size} {unit}; the proxy compacts at {level}, by the policy or the model's limit."
+        case "stage":
+            return f"The request had {size} tokens; a stage of the policy starts at {level}."
+        case "overflow":
+            limit = "" if reason.level is None else f", with a limit of {level}"
+            return f"The upstream refused the request of {size} tokens as too long{limit}."
+        case "reasoning":
+            return "The upstream refused the reasoning in the request, so the proxy sent the request without it."
+        case "empty":
+            return f"The upstream ended its response to {size} tokens early, as if the prompt didn't fit."
+    return f"The condition {reason.trigger} was met."
+
+
+def explanation(record: RequestRecord) -> list[str]:
+    """Return the story of a request in sentences."""
+    told = [_verdict(record)]
+    if record.reason is not None:
+        told.append(reason_text(record.reason))
+    if record.summary is not None:
+        cause = "" if record.cause is None else f" (cause: {record.cause})"
+        told.append(f"{_SUMMARIES.get(record.summary, record.summary)}{cause}.")
+    told += [_attempt(number, call) for number, call in enumerate(record.calls, 1)]
+    if record.status >= 400 or record.error is not None:
+        code = "" if record.error is None else f", {record.error}"
+        told.append(f"The response had status {record.status}{code}.")
+    if record.cost is not None:
+        estimated = " (estimated)" if record.cost.estimated else ""
+        told.append(f"It cost {dollars(record.cost.sent)} USD{estimated}.")
+    return told
+
+
+_SUMMARIES = {
+    "stored": "The prompt has a stored summary",
+    "made": "The prompt has a new summary",
+    "digest": "The prompt has a digest instead of a summary",
+}
+
+
+def _verdict(record: RequestRecord) -> str:
+    if record.kind == "summary":
+        return f"The proxy called a summary model for request {record.parent}."
+    match record.verdict:
+        case "compacted":
+            steps = f" ({', '.join(record.steps)})" if record.steps else ""
+            return f"The proxy compacted {_number(record.before)} tokens to {_number(record.sent)}{steps}."
+        case "shadow":
+            would = (
+                "" if record.forecast is None else f" With enforce, it would send {_number(record.forecast)} tokens."
+            )
+            return f"The policy is in shadow mode, so the proxy sent the request unchanged.{would}"
+        case "off":
+            return "Compaction was off for this request."
+        case "failed":
+            return "Compaction failed, so the proxy sent the request unchanged. The log has the error."
+        case "unsupported":
+            return "The proxy only forwards this path."
+        case "refused":
+            return "The proxy refused the request."
+        case "none":
+            return "The request needed no compaction."
+
+
+def _attempt(number: int, call: UpstreamCall) -> str:
+    got = "no response" if call.status is None else f"status {call.status}"
+    limit = "" if call.limit is None else f", which states a limit of {_number(call.limit)} tokens"
+    return f"Attempt {number} got {got} ({call.result}) after {call.ms:.0f} ms{limit}."
+
+
+def _reason(record: RequestRecord) -> dict[str, Any] | None:
+    reason = record.reason
+    if reason is None:
+        return None
+    return {
+        "trigger": reason.trigger,
+        "level": reason.level,
+        "size": reason.size,
+        "share": reason.share,
+        "text": reason_text(reason),
+    }
+
+
+def _cost(cost: Cost) -> dict[str, Any]:
+    return {
+        "sent": dollars(cost.sent),
+        "as_received": dollars(cost.as_received),
+        "forecast": None if cost.forecast is None else dollars(cost.forecast),
+        "estimated": cost.estimated,
+    }
+
+
+def _number(value: int | None) -> str:
+    return "an unknown number of" if value is None else f"{value:,}"

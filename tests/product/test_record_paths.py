@@ -1,0 +1,311 @@
+"""Test the paths for records: isolation, pages, sums, and the commands that read the same file."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from proxy.config import load
+from proxy.demo.serving import serve
+from proxy.demo.upstream import StandIn
+from proxy.endpoints.records import PARAMETERS, REPORT, REQUESTS, STATUS
+from proxy.limits.learned import LearnedLimit, LearnedLimits
+from proxy.server.app import create_app
+from proxy.store import open_store
+from proxy.store.ledger_report import BY, MONEY
+from proxy.store.records import SUMS, LedgerSums, RecordQuery, sums_of
+from proxy.telemetry.record import Cost, Reason, RequestRecord, UpstreamCall, Usage, first_id
+from tests.kit.program import call, write_config
+from tests.kit.records import records_in, written
+from tests.kit.scripted import behind, chat, key_hash
+from tests.kit.waiting import until
+
+TEAMS = ("red", "blue", "green")
+COUNT = 2_500
+DOLLAR = 10**12
+
+
+def made(number: int, team: str, when: float, **fields: Any) -> RequestRecord:
+    """Return a record that names its team in its model. Every third one costs more than without the proxy."""
+    verdict = ("compacted", "none", "shadow")[number % 3]
+    shown: dict[str, Any] = {
+        "path": "/v1/chat/completions",
+        "api": "chat",
+        "policy": f"for-{team}",
+        "model": f"model-of-{team}",
+        "upstream": "main",
+        "verdict": verdict,
+        "reason": Reason("fraction", 13_600, 15_200, 0.85) if verdict == "compacted" else None,
+        "before": 1_000 + number,
+        "sent": 500,
+        "forecast": 400 if verdict == "shadow" else None,
+        "calls": [UpstreamCall("accepted", 200, 12.0, 500)],
+        "usage": Usage(510, 20, 100),
+        "cost": Cost(DOLLAR // 7 + number, DOLLAR // (6 + number % 3), estimated=number % 2 == 0),
+        "status": 200,
+        "phases": {"total": 20.5},
+    }
+    shown |= fields
+    id = f"{first_id(when)[:14]}{number:010x}"
+    return RequestRecord(id, when, tenant=f"team:{team}", team=team, **shown)
+
+
+class Running(NamedTuple):
+    """A proxy with three teams, and their records, oldest first."""
+
+    url: str
+    http: httpx.Client
+    folder: Path
+    records: list[RequestRecord]
+
+    def get(self, path: str, key: str = "sk-admin", **parameters: str) -> httpx.Response:
+        return self.http.get(self.url + path, params=parameters or None, headers={"authorization": f"Bearer {key}"})
+
+    def ids(self, key: str, **parameters: str) -> list[str]:
+        return [one["id"] for one in self.get(REQUESTS, key, **parameters).json()["data"]]
+
+    def of(self, team: str) -> list[RequestRecord]:
+        return [one for one in self.records if one.team == team]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("records")
+    config = write_config(
+        {
+            "auth": {"mode": "keys"},
+            "admin": {"keys": [key_hash("sk-admin"), {"hash": key_hash("sk-old"), "expires": "2020-01-01"}]},
+            "upstreams": {"main": {"base_url": "http://127.0.0.1:9/v1", "api_key": "sk-upstream"}},
+            "teams": {team: {"keys": [key_hash(f"sk-{team}")]} for team in TEAMS},
+        },
+        folder,
+    )
+    now = time.time()
+    records = [made(number, TEAMS[number % 7 % 3], now - 3 * (COUNT - number)) for number in range(COUNT)]
+    parent = records[1]
+    cost = {"kind": "summary", "parent": parent.id, "cost": Cost(DOLLAR // 100), "reason": None, "verdict": "none"}
+    summary = made(COUNT, str(parent.team), parent.time, **cost)
+    error = made(COUNT + 1, "blue", now - 1, calls=[UpstreamCall("upstream_timeout", None, 5.0)], status=504)
+    written(folder / "store.db", [*records, summary, error])
+
+    async def learned() -> None:
+        store = open_store(f"sqlite:///{folder}/store.db")
+        limits = LearnedLimits(store)
+        for team in ("red", "blue"):
+            limits.learn("main", f"model-of-{team}", f"team:{team}", LearnedLimit(input=9_000))
+        await limits.aclose()
+        await store.aclose()
+
+    asyncio.run(learned())
+    with serve(create_app(load(config, {}))) as url, httpx.Client(trust_env=False, timeout=60) as http:
+        yield Running(url, http, folder, [*records, error, summary])
+
+
+def test_a_team_sees_its_own_records_by_every_path_and_parameter(running: Running) -> None:
+    blue = running.of("blue")
+    foreign = blue[len(blue) // 2]
+    known = {one.id for one in running.of("red")}
+    tried: list[dict[str, str]] = [
+        {},
+        {"team": "blue"},
+        {"policy": "for-blue"},
+        {"model": "model-of-blue"},
+        {"verdict": "none", "since": "7d", "limit": "1000"},
+        {"cursor": foreign.id},
+        {"cursor": "f" * 24},
+    ]
+    for given in tried:
+        found = running.ids("sk-red", **given)
+        assert set(found) <= known
+        assert bool(found) is not any("blue" in value for value in given.values())
+    answers = [
+        running.get(REPORT, "sk-red", by=by, format=form, **team)
+        for by in BY
+        for form in ("json", "csv")
+        for team in ({}, {"team": "blue"})
+    ]
+    answers += [running.get(STATUS, "sk-red"), running.get(REQUESTS, "sk-red", limit="1000")]
+    assert {answer.status_code for answer in answers} == {200}
+    assert not any("blue" in answer.text for answer in answers)
+    other, unknown = running.get(f"{REQUESTS}/{foreign.id}", "sk-red"), running.get(f"{REQUESTS}/{'0' * 24}", "sk-red")
+    assert (other.status_code, other.content, sorted(other.headers)) == (404, unknown.content, sorted(unknown.headers))
+    assert running.get(f"{REQUESTS}/{foreign.id}", "sk-blue").json()["id"] == foreign.id
+    assert running.get(f"{REQUESTS}/{foreign.id}").json()["team"] == "blue"
+
+
+def test_an_admin_key_is_for_records_alone(running: Running) -> None:
+    assert {one["team"] for one in running.get(REQUESTS).json()["data"]} == set(TEAMS)
+    refused = [running.get(path) for path in ("/v1/models", f"/compaction/archive/{'0' * 20}")]
+    refused += [running.get(path, key) for path in PARAMETERS for key in ("sk-old", "sk-nobody")]
+    refused += [running.http.get(running.url + path) for path in PARAMETERS if "{" not in path]
+    assert {answer.status_code for answer in refused} == {401}
+    body = {"model": "m", "messages": []}
+    sent = running.http.post(f"{running.url}/v1/chat/completions", json=body, headers={"x-api-key": "sk-admin"})
+    assert (sent.status_code, "admin key" in sent.text) == (401, True)
+
+
+def test_pages_have_every_record_once_while_others_are_written(running: Running) -> None:
+    wanted = [one.id for one in reversed(running.records) if one.kind == "request"]
+    seen: list[str] = []
+    cursor, page = {}, 0
+    while True:
+        found = running.get(REQUESTS, limit="300", **cursor).json()
+        seen += [one["id"] for one in found["data"]]
+        page += 1
+        written(running.folder / "store.db", [made(5_000 + page, "red", time.time())])
+        assert found["has_more"] is (found["next_cursor"] is not None)
+        if not found["has_more"]:
+            break
+        cursor = {"cursor": found["next_cursor"]}
+    assert (len(seen), page) == (len(set(seen)), 9)
+    assert seen == sorted(wanted, reverse=True)
+
+
+def added(records: Sequence[RequestRecord]) -> dict[str, Any]:
+    sums = LedgerSums()
+    for one in records:
+        sums.add(sums_of(one))
+    return {name: getattr(sums, name) for name in SUMS}
+
+
+def figures(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: int(Decimal(row[name]) * DOLLAR) if name in MONEY else row[name] for name in SUMS}
+
+
+def test_the_sums_of_a_report_are_those_of_the_records(running: Running) -> None:
+    all_of = {team: [one for one in _stored(running) if one.team == team] for team in TEAMS}
+    whole = running.get(REPORT, by="team").json()
+    rows = {row["team"]: figures(row) for row in whole["rows"]}
+    assert figures(whole["total"]) == {name: sum(row[name] for row in rows.values()) for name in SUMS}
+    rows.pop(None, None)  # requests that were refused, so that they have no team
+    assert rows == {team: added(of) for team, of in all_of.items()}
+    for team in TEAMS:
+        own = running.get(REPORT, f"sk-{team}", by="day,model").json()
+        assert figures(own["total"]) == added(all_of[team])
+        total = own["total"]
+        spent = Decimal(total["cost"]) + Decimal(total["summary_cost"])
+        assert Decimal(total["savings"]) == Decimal(total["as_received"]) - spent
+        assert total["estimated_share"] == round(total["estimated"] / total["requests"], 4)
+    answer = running.get(REPORT, by="team,day", format="csv")
+    assert answer.headers["content-type"] == "text/csv; charset=utf-8"
+    cells = list(csv.DictReader(io.StringIO(answer.text)))
+    assert sum(int(row["summaries"]) for row in cells) == whole["total"]["summaries"]
+    assert sum(Decimal(row["cost"]) for row in cells) == Decimal(whole["total"]["cost"])
+
+
+def _stored(running: Running) -> list[RequestRecord]:
+    """Return all records in the file, with those that another test added."""
+    return records_in(running.folder / "store.db", RecordQuery(limit=10_000))
+
+
+def test_one_record_has_its_summary_calls_and_says_why(running: Running) -> None:
+    first = running.records[0]
+    shown = running.get(f"{REQUESTS}/{first.id}").json()
+    sentence = "The request had 15,200 tokens; the policy's trigger is 13,600 (85 % of the input budget)."
+    assert shown["reason"] == {"trigger": "fraction", "level": 13_600, "size": 15_200, "share": 0.85, "text": sentence}
+    assert shown["attempts"] == [{"status": 200, "result": "accepted", "ms": 12.0, "tokens": 500, "limit": None}]
+    assert shown["cost"]["sent"] == f"0.{DOLLAR // 7:012d}"
+    assert (shown["ms"]["total"], shown["summary_calls"]) == (20.5, [])
+    assert datetime.fromisoformat(shown["time"]).timestamp() == pytest.approx(first.time, abs=0.001)
+    (made_for,) = running.get(f"{REQUESTS}/{running.records[1].id}").json()["summary_calls"]
+    assert (made_for["kind"], made_for["parent"], made_for["cost"]["sent"]) == (
+        "summary",
+        running.records[1].id,
+        "0.01",
+    )
+
+
+def test_the_status_has_the_limits_and_errors_of_the_callers_own(running: Running) -> None:
+    red, all_of = running.get(STATUS, "sk-red").json(), running.get(STATUS).json()
+    assert {one["model"] for one in red["learned_limits"]} == {"model-of-red"}
+    assert {one["model"] for one in all_of["learned_limits"]} == {"model-of-red", "model-of-blue"}
+    assert red["learned_limits"][0]["input"]["tokens"] == 9_000
+    assert red["upstream_errors"] == []
+    (error,) = all_of["upstream_errors"]
+    assert (error["status"], error["result"], error["upstream"]) == (None, "upstream_timeout", "main")
+    assert red["configuration"] == all_of["configuration"]
+    assert red["store"] == {"kind": "sqlite", "open_breakers": []}
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "param"),
+    [
+        (REQUESTS, "tenant=team:blue", "tenant"),
+        (REQUESTS, "team=a&team=b", "team"),
+        (REQUESTS, "verdict=fine", "verdict"),
+        (REQUESTS, "since=yesterday", "since"),
+        (REQUESTS, "limit=0", "limit"),
+        (REQUESTS, "limit=1001", "limit"),
+        (REQUESTS, "cursor=1", "cursor"),
+        (f"{REQUESTS}/{'0' * 24}", "team=red", "team"),
+        (REPORT, "since=2026-13-01", "since"),
+        (REPORT, "by=tenant", "by"),
+        (REPORT, "format=xml", "format"),
+        (STATUS, "all=1", "all"),
+    ],
+)
+def test_a_wrong_parameter_gets_400_with_its_fix(running: Running, path: str, query: str, param: str) -> None:
+    answer = running.get(f"{path}?{query}", "sk-red")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert any(word in error["message"] for word in ("Use ", "must", "Send", "takes none"))
+
+
+def test_the_commands_read_the_same_records(running: Running) -> None:
+    id = running.records[0].id
+    shown = call(running.folder, "show", id, "--config", "config.yaml")
+    assert "15,200 tokens; the policy's trigger is 13,600 (85 % of the input budget)" in shown.stdout
+    as_json = json.loads(call(running.folder, "show", id, "--config", "config.yaml", "--json").stdout)
+    assert as_json == running.get(f"{REQUESTS}/{id}").json()
+    options = ("--config", "config.yaml", "--by", "team,model")
+    report = json.loads(call(running.folder, "report", *options, "--json").stdout)
+    assert report == running.get(REPORT, by="team,model").json()
+    red = call(running.folder, "report", *options, "--team", "red", "--csv").stdout
+    assert red == running.get(REPORT, by="team,model", team="red", format="csv").text
+    text = call(running.folder, "report", "--config", "config.yaml", "--since", "24h").stdout
+    assert all(team in text for team in (*TEAMS, "total", "With enforce"))
+    wrong = [("show", "x"), ("report", "--since", "soon"), ("report", "--by", "tenant")]
+    assert [call(running.folder, *one, "--config", "config.yaml").returncode for one in wrong] == [2, 2, 2]
+
+
+def test_a_compacted_request_is_explained_by_its_id(tmp_path: Path) -> None:
+    with (
+        behind(StandIn(window=16_000), tmp_path) as url,
+        httpx.Client(base_url=url, trust_env=False, timeout=60) as http,
+    ):
+        answer = http.post("/v1/chat/completions", json={"model": "gpt-5", "messages": chat(30, 400)})
+        path = f"{REQUESTS}/{answer.headers['x-compaction-id']}"
+        assert until(lambda: http.get(path).status_code == 200)
+        shown = http.get(path).json()
+        # The key is the caller's identity, so another key sees nothing.
+        assert http.get(path, headers={"x-api-key": "sk-other"}).status_code == 404
+        assert http.get(REQUESTS, headers={"api-key": "sk-other"}).json()["data"] == []
+    assert shown["verdict"] == "compacted"
+    assert shown["reason"]["text"].endswith("(85 % of the input budget).")
+    assert [one["status"] for one in shown["attempts"]] == [200]
+    assert {one["kind"] for one in shown["summary_calls"]} == {"summary"}
+
+
+def test_callers_without_an_identity_see_nothing(tmp_path: Path) -> None:
+    with (
+        behind(StandIn(window=16_000), tmp_path, auth={"keyless": "separate"}) as url,
+        httpx.Client(base_url=url, trust_env=False, timeout=60) as http,
+    ):
+        id = http.post("/v1/chat/completions", json={"model": "m", "messages": chat(1, 5)}).headers["x-compaction-id"]
+        own = {"authorization": "Bearer sk-a"}
+        http.post("/v1/chat/completions", json={"model": "m", "messages": chat(1, 5)}, headers=own)
+        assert until(lambda: http.get(REQUESTS, headers=own).json()["data"])
+        assert http.get(REQUESTS).json()["data"] == []
+        assert http.get(f"{REQUESTS}/{id}").status_code == 404
+        assert http.get(REPORT).json()["rows"] == []
