@@ -12,6 +12,7 @@ from proxy.config import UpstreamSettings
 from proxy.config.providers import SPEAKS_OPENAI, TransportChoice, resolve_transport
 from proxy.config.upstreams import Api
 from proxy.errors import NotFound
+from proxy.upstream.bridge.over_responses import OverResponses
 from proxy.upstream.bridge.transport import Bridge
 from proxy.upstream.learning import LearningTransport, MissingApis
 from proxy.upstream.litellm.providers import litellm_choice
@@ -23,11 +24,6 @@ ANTHROPIC = "anthropic"
 
 API_OF_PATH: Mapping[str, Api] = MappingProxyType(
     {CHAT_PATH: "chat", RESPONSES_PATH: "responses", MESSAGES_PATH: "messages"}
-)
-
-ONLY_RESPONSES = (
-    "This model's upstream only has /v1/responses, and the proxy can't translate to that API. Use /v1/responses, or "
-    "another model."
 )
 
 NOT_TRANSLATED = (
@@ -55,7 +51,7 @@ class _Upstream:
     async def chat(self) -> Transport:
         """Return the transport for chat completions.
 
-        Raises ``ConfigurationError`` for an unknown provider, and ``NotFound`` if the upstream only has ``/responses``.
+        Raises ``ConfigurationError`` for an unknown provider.
         """
         if self._chat is None:
             async with self._lock:
@@ -71,7 +67,7 @@ class _Upstream:
         if apis is None or "chat" in apis:
             return await _open_transport(self.name, settings)
         if "messages" not in apis:
-            raise NotFound(ONLY_RESPONSES)
+            return OverResponses(await self.relay())
         # Imported here so that a deployment that only relays doesn't load it.
         from proxy.upstream.litellm.transport import LiteLLMTransport
 

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from proxy.demo.replies import Reply, Responder, ToolCall
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
-from tests.kit.agent_sessions import messages_session, responses_session
+from tests.kit.agent_sessions import chat_session, messages_session, responses_session
 from tests.kit.scripted import client, proxied
 from tests.kit.strict_messages import StrictMessages
 from tests.kit.strict_responses import StrictResponses
@@ -366,14 +366,40 @@ def test_summaries_use_an_api_that_the_upstream_has(learned: bool, tmp_path: Pat
         assert len(app.refused) <= 2, "a missing API is tried once, or by two calls at the same time"
 
 
-def test_nothing_is_translated_to_responses(tmp_path: Path) -> None:
+def test_chat_and_messages_in_front_of_responses(tmp_path: Path) -> None:
+    """Agents with tools, pictures, and summaries, every second answer streamed."""
     upstream = StrictResponses(WINDOW)
     with entrance(upstream.app, tmp_path, speaks=["responses"]) as url, clients(url) as (claude, gpt):
-        with pytest.raises(anthropic.NotFoundError, match="only has /v1/responses"):
-            message(claude, stream=False)
-        with pytest.raises(openai.NotFoundError, match="only has /v1/responses"):
-            gpt.chat.completions.create(model="m", messages=HELLO)
-    assert upstream.requests == []
+        assert len(list(messages_session(claude, 16, "gpt-4.1"))) == 16
+        assert len(list(chat_session(gpt, 16, "gpt-4.1"))) == 16
+    assert upstream.faults == []
+    assert upstream.chat.requests == []
+    assert any(received.summary for received in upstream.requests)
+    assert {received.body["store"] for received in upstream.conversations} == {False}
+    assert all("include" not in received.body for received in upstream.conversations)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_parameters_usage_and_errors_of_chat_in_front_of_responses(stream: bool, tmp_path: Path) -> None:
+    upstream = StrictResponses(600)
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    asked: Any = {"model": "m", "messages": HELLO, "tools": tools, "max_tokens": 50, "temperature": 0.5, "seed": 1}
+    with entrance(upstream.app, tmp_path, LARGE, speaks=["responses"]) as url, clients(url) as (claude, gpt):
+        if stream:
+            *_, last = gpt.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+            usage = last.usage
+        else:
+            usage = gpt.chat.completions.create(**asked).usage
+        assert usage is not None
+        assert (usage.prompt_tokens, usage.total_tokens > usage.prompt_tokens) == (upstream.requests[0].tokens, True)
+        large: Any = {"role": "system", "content": "Look around. " * 400}
+        with pytest.raises(openai.APIError, match="exceeds the context window"):
+            list(gpt.chat.completions.create(model="m", messages=[large, *HELLO], stream=stream))
+        with pytest.raises(anthropic.APIStatusError, match="prompt is too long"):
+            message(claude, stream=stream, system=large["content"])
+    body = upstream.requests[0].body
+    assert (body["max_output_tokens"], body["temperature"], body["store"]) == (50, 0.5, False)
+    assert body["tools"] == [{"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}]
 
 
 def test_responses_in_front_of_anthropic(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ COVERED = {
     "unit/dialects/responses/test_state.py": "pipeline/state_recovery",
     "product/test_bridges.py": "upstream/bridge/translation upstream/bridge/transport",
     "product/test_bridged_answers.py": "upstream/bridge/chat upstream/bridge/messages upstream/bridge/responses "
-    "upstream/bridge/response_events upstream/learning summary/forms",
+    "upstream/bridge/response_events upstream/bridge/over_responses upstream/learning summary/forms",
     "product/test_team_limits.py": "access/quotas",
     "hostile/test_web_pages.py": "access/web_origins",
     "product/test_browser.py": "endpoints/landing http/hosts",

@@ -21,6 +21,7 @@ ELSEWHERE = {
     "overflow/error_detection.py": "tells an answer from an error",
     "upstream/bridge/chat.py": "checks LiteLLM's translations",
     "upstream/bridge/messages.py": "completes LiteLLM's translations",
+    "upstream/bridge/over_responses.py": "completes LiteLLM's translations",
     "upstream/bridge/response_events.py": "builds responses from chat streams",
     "summary/model.py": "measures requests of its own",
     "summary/forms.py": "sends requests of its own",
