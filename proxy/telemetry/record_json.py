@@ -113,9 +113,11 @@ def explanation(record: RequestRecord) -> list[str]:
         cause = "" if record.cause is None else f" (cause: {record.cause})"
         told.append(f"{_SUMMARIES.get(record.summary, record.summary)}{cause}.")
     told += [_attempt(number, call) for number, call in enumerate(record.calls, 1)]
-    if record.status >= 400 or record.error is not None:
+    if record.status >= 400:
         code = "" if record.error is None else f", {record.error}"
         told.append(f"The response had status {record.status}{code}.")
+    elif record.error is not None:
+        told.append(f"The response had status {record.status} and ended with the error {record.error}.")
     if record.cost is not None:
         estimated = " (estimated)" if record.cost.estimated else ""
         told.append(f"It cost {dollars(record.cost.sent)} USD{estimated}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import csv
 import io
 import json
@@ -17,6 +18,7 @@ import httpx
 import pytest
 
 from proxy.config import load
+from proxy.demo.replies import Reply
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
 from proxy.endpoints.records import PARAMETERS, REPORT, REQUESTS, STATUS
@@ -28,12 +30,13 @@ from proxy.store.records import SUMS, LedgerSums, RecordQuery, sums_of
 from proxy.telemetry.record import Cost, Reason, RequestRecord, UpstreamCall, Usage, first_id
 from tests.kit.program import call, write_config
 from tests.kit.records import records_in, written
-from tests.kit.scripted import behind, chat, key_hash
+from tests.kit.scripted import behind, chat, key_hash, proxied
 from tests.kit.waiting import until
 
 TEAMS = ("red", "blue", "green")
 COUNT = 2_500
 DOLLAR = 10**12
+CANARY = "CANARY-7f3a"
 
 
 def made(number: int, team: str, when: float, **fields: Any) -> RequestRecord:
@@ -309,3 +312,95 @@ def test_callers_without_an_identity_see_nothing(tmp_path: Path) -> None:
         assert http.get(REQUESTS).json()["data"] == []
         assert http.get(f"{REQUESTS}/{id}").status_code == 404
         assert http.get(REPORT).json()["rows"] == []
+
+
+def misbehave(body: dict[str, Any]) -> Reply:
+    """Answer as the model's name says."""
+    match body["model"]:
+        case "missing":
+            return Reply(status=404, error={"error": {"message": CANARY, "code": "model_not_found"}})
+        case "limited":
+            return Reply(status=429, error={"error": {"message": CANARY}}, headers={"retry-after": "7"})
+        case "broken":
+            return Reply(content=f"{CANARY} one two three four five six", break_after=2)
+    return Reply(content=CANARY)
+
+
+INCIDENTS = {
+    "refused": [{"model": "fine"}, "sk-wrong", 401, ["The proxy refused the request.", "status 401, invalid_api_key"]],
+    "missing": [{"model": "missing"}, "sk-red", 404, ["Attempt 1 got status 404 (error)", "status 404"]],
+    "limited": [{"model": "limited"}, "sk-red", 429, ["Attempt 1 got status 429 (error)", "status 429"]],
+    "broken": [
+        {"model": "broken", "stream": True},
+        "sk-red",
+        200,
+        ["got status 200", "ended with the error upstream_interrupted"],
+    ],
+    "down": [{"model": "down"}, "sk-red", 502, ["Attempt 1 got no response (upstream_unreachable)", "status 502"]],
+    "compacted": [{"model": "known"}, "sk-red", 200, ["compacted", "the policy's trigger is", "85 %", "It cost "]],
+    "shadow": [{"model": "known"}, "sk-blue", 400, ["shadow mode", "With enforce, it would send", "status 400"]],
+    "retried": [
+        {"model": "unknown"},
+        "sk-red",
+        200,
+        ["refused the request of", "limit of 16,", "Attempt 2 got"],
+    ],
+}
+"""The request, the key, the status, and parts of the explanation."""
+
+
+def test_each_incident_is_explained_by_its_id_without_content(tmp_path: Path) -> None:
+    upstream = StandIn(window=16_000, responder=misbehave)
+    with serve(upstream.app) as url:
+        known = {"context_window": 16_000, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
+        settings = {
+            "auth": {"mode": "keys"},
+            "admin": {"keys": [key_hash("sk-admin")]},
+            "upstreams": {
+                "main": {"base_url": f"{url}/v1", "api_key": f"sk-{CANARY}"},
+                "gone": {"base_url": "http://127.0.0.1:9/v1", "api_key": "none"},
+            },
+            "models": [
+                {"match": "down", "upstream": "gone"},
+                {"match": "unknown", "upstream": "main", "profile": {**known, "context_window": 64_000}},
+                {"match": "*", "upstream": "main", "profile": known},
+            ],
+            "prices": {"*": {"input_cost_per_token": 0.000001, "output_cost_per_token": 0.00001}},
+            "policies": {"default": {}, "watching": {"mode": "shadow"}},
+            "teams": {
+                "red": {"keys": [key_hash("sk-red")]},
+                "blue": {"keys": [key_hash("sk-blue")], "policy": "watching"},
+            },
+        }
+        with (
+            proxied(settings, tmp_path) as entrance,
+            httpx.Client(base_url=entrance, trust_env=False, timeout=60) as http,
+        ):
+            admin = {"authorization": "Bearer sk-admin"}
+            answers = {}
+            for name, (fields, key, _, _) in INCIDENTS.items():
+                long = name in ("compacted", "shadow", "retried")
+                body = {"messages": chat(30 if long else 1, 400 if long else 5), "user": CANARY, **fields}
+                body["messages"][-1]["content"] += CANARY
+                answers[name] = failing(http, body, key)
+            for name, (_, key, status, parts) in INCIDENTS.items():
+                assert answers[name][0] == status, name
+                path = f"{REQUESTS}/{answers[name][1]}"
+                assert until(lambda path=path: http.get(path, headers=admin).status_code == 200), name
+                found = http.get(path, headers=admin)
+                story = " ".join(found.json()["explanation"])
+                assert [part for part in parts if part not in story] == [], (name, story)
+                assert CANARY not in found.text
+                other = "sk-blue" if key != "sk-blue" else "sk-red"
+                assert http.get(path, headers={"x-api-key": other}).status_code == 404
+            for path in (REQUESTS, f"{REPORT}?by=team,model,upstream,day", STATUS):
+                answer = http.get(path, headers=admin)
+                assert (answer.status_code, CANARY in answer.text) == (200, False)
+
+
+def failing(http: httpx.Client, body: dict[str, Any], key: str) -> tuple[int, str]:
+    """Return the status and the id of a response that may break off."""
+    with http.stream("POST", "/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}) as answer:
+        with contextlib.suppress(httpx.RemoteProtocolError):
+            answer.read()
+        return answer.status_code, answer.headers["x-compaction-id"]
