@@ -397,9 +397,45 @@ def test_parameters_usage_and_errors_of_chat_in_front_of_responses(stream: bool,
             list(gpt.chat.completions.create(model="m", messages=[large, *HELLO], stream=stream))
         with pytest.raises(anthropic.APIStatusError, match="prompt is too long"):
             message(claude, stream=stream, system=large["content"])
+        for messages in ("x", [1], [{"role": "assistant", "tool_calls": [{}]}]):
+            with pytest.raises(openai.BadRequestError, match="can't translate"):
+                gpt.chat.completions.create(model="m", messages=HELLO, stream=stream, extra_body={"messages": messages})
     body = upstream.requests[0].body
     assert (body["max_output_tokens"], body["temperature"], body["store"]) == (50, 0.5, False)
     assert body["tools"] == [{"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refusal_and_reasoning_in_front_of_responses(stream: bool, tmp_path: Path) -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "I think."}]}
+    part = {"type": "refusal", "refusal": "I can't."}
+    refused = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [part]}
+    begun = {"id": "resp_1", "object": "response", "created_at": 1, "model": "m", "status": "in_progress", "output": []}
+    usage = {"input_tokens": 9, "output_tokens": 4, "total_tokens": 13}
+    made = {**begun, "status": "completed", "output": [thought, refused], "usage": usage}
+    events: list[dict[str, Any]] = [
+        {"type": "response.created", "response": begun},
+        {"type": "response.reasoning_summary_text.delta", "summary_index": 0, "delta": "I think."},
+        {"type": "response.refusal.delta", "delta": "I can't."},
+        {"type": "response.completed", "response": made},
+    ]
+
+    async def answer(request: Request) -> StarletteResponse:
+        if (await request.json())["stream"]:
+            text = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+            return StarletteResponse(text, media_type="text/event-stream")
+        return StarletteResponse(json.dumps(made), media_type="application/json")
+
+    app = Starlette(routes=[Route("/v1/responses", answer, methods=["POST"])])
+    with entrance(app, tmp_path, speaks=["responses"]) as url, clients(url) as (claude, gpt):
+        if stream:
+            with gpt.chat.completions.stream(model="m", messages=HELLO) as chunks:
+                completed: Any = chunks.get_final_completion()
+        else:
+            completed = gpt.chat.completions.create(model="m", messages=HELLO)
+        thinking = message(claude, stream=stream).content[0]
+    assert completed.choices[0].message.refusal == "I can't."
+    assert (completed.choices[0].finish_reason, thinking.thinking) == ("stop", "I think.")
 
 
 def test_responses_in_front_of_anthropic(tmp_path: Path) -> None:

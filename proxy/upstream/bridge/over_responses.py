@@ -80,7 +80,9 @@ def _translated(request: Outgoing) -> tuple[bytes, bool]:
         body = msgspec.json.decode(request.body)
         chosen = {name: value for name, value in body.items() if name in PARAMETERS and value is not None}
         usage = bool((chosen.pop("stream_options", None) or {}).get("include_usage"))
-        messages = [{key: message[key] for key in message if key in MESSAGE_FIELDS} for message in body["messages"]]
+        messages = [
+            {name: value for name, value in message.items() if name in MESSAGE_FIELDS} for message in body["messages"]
+        ]
         made: Mapping[str, Any] = _handler().transform_request(
             model=request.model,
             messages=messages,
@@ -140,9 +142,18 @@ def _completion(response: Mapping[str, Any]) -> dict[str, Any]:
             litellm_params={},
             encoding=None,
         )
-        return litellm_answer.completion(made)
+        completion = litellm_answer.completion(made)
+        if refusal := _refusal(response):
+            completion["choices"][0]["message"]["refusal"] = refusal
+        return completion
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UpstreamInterrupted(UNREADABLE) from error
+
+
+def _refusal(response: Mapping[str, Any]) -> str:
+    """Return the model's refusal, which LiteLLM drops."""
+    parts = (part for item in response["output"] if item.get("type") == "message" for part in item["content"])
+    return "".join(part["refusal"] for part in parts if part.get("type") == "refusal")
 
 
 class _Stream:
