@@ -61,7 +61,7 @@ class AdminLink:
             return None
         try:
             self._used.touch(exist_ok=False)
-        except FileExistsError:
+        except (FileExistsError, FileNotFoundError):  # the system may clean up the folder of a used link
             return None
         return f"{COOKIE}={self._session}; Path={LINK_PATH.rstrip('/')}; HttpOnly; SameSite=Strict"
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from itertools import count
@@ -15,6 +17,7 @@ from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
 from tests.kit.program import program, write_config
 from tests.kit.scripted import chat
+from tests.kit.waiting import until
 
 WINDOW = 16_000
 WORKERS = 3
@@ -32,7 +35,8 @@ def test_all_workers_use_one_summary(tmp_path: Path) -> None:
         main = {"upstreams": {"main": {"base_url": f"{url}/v1"}}}
         models = [{"match": "*", "upstream": "main", "profile": profile}]
         config = write_config({**main, "models": models}, tmp_path)
-        port = closing.enter_context(program(config, "--workers", str(WORKERS))).port
+        running = closing.enter_context(program(config, "--workers", str(WORKERS)))
+        port = running.port
         lines = []
         for _ in range(12):  # each stays with the worker that accepted it
             line = HTTPConnection("127.0.0.1", port, timeout=60)
@@ -58,3 +62,30 @@ def test_all_workers_use_one_summary(tmp_path: Path) -> None:
             paid = [request.raw for request in upstream.summaries]
             assert len(set(paid)) == len(paid), "each was asked for once"
             upstream.requests.clear()
+
+        link = re.findall(r"http://127\.0\.0\.1:\d+(/compaction/\?token=\S+)", running.log.read_text())
+        one_session_for_all_workers(lines, link)
+
+
+def one_session_for_all_workers(lines: Sequence[HTTPConnection], links: Sequence[str]) -> None:
+    """Check that the link that the server printed works once, and its session in every worker."""
+
+    def got(line: HTTPConnection, path: str, **headers: str) -> tuple[int, str, bytes]:
+        """Return the status, the cookie, and the body."""
+        line.request("GET", path, headers=headers)
+        answer = line.getresponse()
+        return answer.status, answer.getheader("set-cookie", "").split(";")[0], answer.read()
+
+    def callers(line: HTTPConnection, **headers: str) -> int:
+        """Return the number of callers whose records a request sees."""
+        records = json.loads(got(line, "/compaction/requests?limit=1000", **headers)[2])["data"]
+        return len({record["caller"] for record in records})
+
+    (link,) = links
+    got(lines[0], "/v1/models", authorization="Bearer sk-other")
+    answers = [got(line, link) for line in lines]
+    assert sorted(status for status, _, _ in answers) == [303, *[401] * (len(lines) - 1)]
+    (cookie,) = {found for _, found, _ in answers if found}
+    assert until(lambda: callers(lines[0], cookie=cookie) == 2)
+    assert {callers(line, cookie=cookie) for line in lines} == {2}
+    assert {callers(line) for line in lines} == {1}
