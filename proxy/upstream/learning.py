@@ -34,6 +34,9 @@ _DENIES_PATH = re.compile(rb'\s*\{\s*"error"\s*:\s*(?:\{\s*"message"\s*:\s*)?"Un
 _DENIAL_BYTES = 4_096
 """Most bytes of such an answer."""
 
+_DENIAL_START = 256
+"""Bytes at the start of an answer that show whether it's such an answer."""
+
 
 class MissingApis:
     """The APIs that one upstream was found not to have."""
@@ -70,11 +73,11 @@ class LearningTransport:
         if answer.status not in MISSING and not _may_deny_path(answer):
             return answer
         try:
-            read, complete = await _beginning(answer)
+            read, complete = await _beginning(answer, _ERROR_BYTES if answer.status in MISSING else _DENIAL_START)
         except BaseException:
             await answer.close()
             raise
-        answer.body = _joined(read, answer.body)
+        answer.body = _Joined(read, answer.body)
         if answer.status not in MISSING:
             missing = _DENIES_PATH.match(read) is not None
         else:  # if the error names the model, the model is missing, not the path
@@ -105,22 +108,32 @@ class LearningTransport:
 
 def _may_deny_path(answer: Answer) -> bool:
     """Return whether an answer with status 200 is as short as LM Studio's error."""
-    headers = dict(answer.headers)
-    length = headers.get("content-length", "")
+    length = next((value for name, value in answer.headers if name == "content-length"), "")
     return answer.status == 200 and length.isdigit() and int(length) <= _DENIAL_BYTES
 
 
-async def _beginning(answer: Answer) -> tuple[bytes, bool]:
-    """Read up to ``_ERROR_BYTES``. Return them, and whether they are the whole body."""
+async def _beginning(answer: Answer, most: int) -> tuple[bytes, bool]:
+    """Read until there are more than ``most`` bytes. Return them, and whether they are the whole body."""
     read = bytearray()
     async for chunk in answer.body:
         read += chunk
-        if len(read) > _ERROR_BYTES:
+        if len(read) > most:
             return bytes(read), False
     return bytes(read), True
 
 
-async def _joined(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for chunk in rest:
-        yield chunk
+class _Joined:
+    """Yields the bytes that were read, and then the rest. This is faster than an asynchronous generator."""
+
+    def __init__(self, first: bytes, rest: AsyncIterator[bytes]) -> None:
+        self._first: bytes | None = first
+        self._rest = rest
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if (first := self._first) is not None:
+            self._first = None
+            return first
+        return await anext(self._rest)
