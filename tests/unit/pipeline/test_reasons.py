@@ -24,7 +24,7 @@ RULES = Rules(
     ("rules", "reason"),
     [
         (RULES, None),
-        (replace(RULES, trigger=(Clause(fraction=0.5),)), Reason("fraction", 500, 900)),
+        (replace(RULES, trigger=(Clause(fraction=0.5),)), Reason("fraction", 500, 900, 0.5)),
         (replace(RULES, trigger=(Clause(tokens=700),)), Reason("tokens", 700, 900)),
         (replace(RULES, trigger=(Clause(tokens=950), Clause(messages=8))), Reason("messages", 8, 10)),
         (replace(RULES, bounds=Bounds(messages=10)), Reason("messages", 10, 10)),
