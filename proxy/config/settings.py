@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from pydantic import Field, field_validator
 
 from proxy.config.fields import Name, Section, Text, wrong
+from proxy.config.log import LogSettings
 from proxy.config.models import Route, RouteSettings
 from proxy.config.policy import Policy, WrittenPolicy
 from proxy.config.prices import Prices
@@ -25,6 +26,8 @@ class _SettingsFields(Section):
     """Where to store summaries and the archive."""
     records: RecordSettings | None = RecordSettings()
     """How long to keep the records of requests. null: keep none."""
+    log: LogSettings = LogSettings()
+    """Which lines to log, and their format."""
     prices: Prices = Field(default_factory=dict)
     """Prices in US dollars per token, by the upstream's name for the model or a glob, where they differ from LiteLLM's
     table."""

@@ -9,12 +9,15 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import msgspec
+import structlog
 from cachetools import LRUCache
 
 from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
 from proxy.store import Store
 from proxy.store.replicated_map import ReplicatedMap
+
+log = structlog.get_logger(__name__)
 
 SMALLEST_PART = 8
 """The budget is at least the window divided by this, regardless of the reserved output."""
@@ -261,6 +264,7 @@ class LearnedLimits:
         )
         if changed != known:
             self._known.put(tenant, upstream, model, changed)
+            _log_changes(known, changed)
 
     def answered(self, upstream: str, model: str, tenant: str, tokens: int) -> None:
         """Record that the upstream answered a request of this size, in tokens as counted here."""
@@ -300,6 +304,7 @@ class LearnedLimits:
         changed = Limits(upstream, model, *records)
         if changed != known:
             self._known.put(tenant, upstream, model, changed)
+            _log_changes(known, changed)
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         """Drop the limits of forgotten tenants, and return those tenants."""
@@ -308,6 +313,18 @@ class LearnedLimits:
     async def aclose(self) -> None:
         """Write the limits that wait to be written."""
         await self._known.aclose()
+
+
+def _log_changes(before: Limits, after: Limits) -> None:
+    """Log new and disproved limits. A limit that is only renewed or raised isn't new."""
+    for kind, old, new in (("input", before.input, after.input), ("total", before.total, after.total)):
+        if new is None or new is old:
+            continue
+        upstream, model, limit, source = after.upstream, after.model, new.tokens, new.source
+        if new.disproved:
+            log.info("limit.dropped", upstream=upstream, model=model, kind=kind, limit=limit, source=source)
+        elif old is None or old.disproved or new.tokens < old.tokens:
+            log.info("limit.learned", upstream=upstream, model=model, kind=kind, limit=limit, source=source)
 
 
 def _newer(ours: LimitRecord | None, theirs: LimitRecord | None) -> LimitRecord | None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
+import structlog
+
 from proxy.errors import ProxyError
 from proxy.overflow.silent import Finished
 from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.response_start import ResponseStart
 from proxy.telemetry.record import UpstreamCall, Usage
+
+log = structlog.get_logger(__name__)
 
 
 def milliseconds_since(start: float) -> float:
@@ -39,14 +43,18 @@ def describe_call(
 ) -> None:
     """Add an attempt that got a response. ``began`` is when the proxy sent it, ``sent`` its tokens."""
     limit = None if start.overflow is None else start.overflow.limit
-    context.record.calls.append(UpstreamCall(result, start.answer.status, milliseconds_since(began), sent, limit))
+    call = UpstreamCall(result, start.answer.status, milliseconds_since(began), sent, limit)
+    context.record.calls.append(call)
+    log.debug("upstream.responded", result=result, status=call.status, ms=call.ms, tokens=sent, limit=limit)
     if start.overflow is not None:
         context.record.fits = False
 
 
 def describe_failure(context: ConversationContext, error: ProxyError, began: float, sent: int | None) -> None:
     """Add an attempt without a response."""
-    context.record.calls.append(UpstreamCall(error.code, None, milliseconds_since(began), sent))
+    call = UpstreamCall(error.code, None, milliseconds_since(began), sent)
+    context.record.calls.append(call)
+    log.debug("upstream.not_responded", result=call.result, ms=call.ms, tokens=sent)
 
 
 def usage_of(end: Finished) -> Usage | None:

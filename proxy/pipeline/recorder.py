@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import Context
 
 import structlog
 from cachetools import LRUCache
@@ -99,7 +100,8 @@ class Recorder:
             self._waiting.popleft()
             RECORDS.labels(outcome="dropped").inc()
         if self._task is None and not self._closing:
-            self._task = asyncio.get_running_loop().create_task(self._write_soon())
+            # The task writes the records of many requests, so its log lines name none.
+            self._task = asyncio.get_running_loop().create_task(self._write_soon(), context=Context())
 
     @property
     def failing(self) -> bool:

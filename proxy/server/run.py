@@ -31,6 +31,7 @@ from proxy.server.app import Proxy, create_app
 from proxy.server.http_protocol import BoundedProtocol
 from proxy.server.memory import exempt_from_collection
 from proxy.server.runtime import INSTANCE
+from proxy.server.start_line import log_start
 from proxy.store.file import prepare
 from proxy.store.opening import store_file
 from proxy.telemetry.logs import configure
@@ -60,15 +61,18 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
     require(settings, profiles)
     # All workers share one instance id. Otherwise, they would miss a loop that passes from one worker to another.
     os.environ[INSTANCE] = secrets.token_hex(8)
-    configure()
+    configure(settings.log.level, settings.log.format)
     _require_store(settings)
     _allow_many_connections()
     # After it has stopped, uvicorn raises the signal again for the previous handler. Exit with status 0.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     _not_yet()
-    for warning in (*(() if loaded is None else loaded.warnings), *exposure(settings, loaded)):
+    warnings = [*(() if loaded is None else loaded.warnings), *exposure(settings, loaded)]
+    for warning in warnings:
         log.warning("configuration.odd", warning=warning)
     server = settings.server
+    address = f"{server.host}:{server.port if port is None else port}"
+    log_start(settings, loaded, address, workers, len(warnings))
     options: dict[str, Any] = {
         "host": server.host,
         "port": server.port if port is None else port,
@@ -183,14 +187,15 @@ class Worker:
     def __call__(self) -> Proxy:
         """Return the application, with the configuration on disk if it's valid."""
         _not_yet()
-        configure()
-        if self.sources is None:
-            return _application(listening(Settings(), self.host), None)
-        try:
-            loaded = read(self.sources.entry, os.environ)
-        except ConfigurationError:  # the worker reports it as soon as it checks the files
-            loaded = assembled(self.sources, os.environ)
-        return _application(listening(loaded.settings, self.host), loaded)
+        loaded = None
+        if self.sources is not None:
+            try:
+                loaded = read(self.sources.entry, os.environ)
+            except ConfigurationError:  # the worker reports it as soon as it checks the files
+                loaded = assembled(self.sources, os.environ)
+        settings = Settings() if loaded is None else loaded.settings
+        configure(settings.log.level, settings.log.format)
+        return _application(listening(settings, self.host), loaded)
 
 
 class Workers(Multiprocess):

@@ -27,6 +27,7 @@ from proxy.store.items import ItemMemory
 from proxy.store.opening import open_records
 from proxy.summary.budget import Budgets
 from proxy.summary.store import Summaries
+from proxy.telemetry.request_log import RequestLog
 
 INSTANCE = "COMPACTION_PROXY_INSTANCE"
 """The environment variable by which the workers of one server share their id."""
@@ -56,7 +57,9 @@ class Runtime(Services):
         self.budgets = Budgets(self.store)
         self.records = open_records(settings.store.url, settings.store.encryption.keys)
         self.spending = Spending(self.store, lambda: self.settings)
-        self.recorder = Recorder(self.records, lambda: self.settings.record_seconds, [self.spending.add])
+        self.request_log = RequestLog(lambda: self.settings.log.requests)
+        sinks = [self.spending.add, self.request_log.add]
+        self.recorder = Recorder(self.records, lambda: self.settings.record_seconds, sinks)
         self.maintenance = Maintenance(
             self.store.unguarded,
             [

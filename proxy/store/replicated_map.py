@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar
 
@@ -181,7 +182,8 @@ class ReplicatedMap(Generic[V]):
             return
         self._unsaved[key] = value
         if self._writer is None:
-            self._writer = asyncio.get_running_loop().create_task(self._write(self._store))
+            # The task writes the entries of many requests, so its log lines name none.
+            self._writer = asyncio.get_running_loop().create_task(self._write(self._store), context=Context())
 
     async def _write(self, store: Store) -> None:
         try:

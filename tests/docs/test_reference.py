@@ -11,6 +11,7 @@ from proxy.errors import ConfigurationError, ProxyError
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+REQUEST_LOG = ast.parse((ROOT / "proxy" / "telemetry" / "request_log.py").read_text(encoding="utf-8"))
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 
 
@@ -51,16 +52,33 @@ def names(event: ast.expr, module: list[ast.Call]) -> list[str]:
     return [name for call in reports for name in names(call.args[0], [])]
 
 
-def logged() -> dict[str, set[str]]:
-    """Return the levels of each log event in the source."""
-    found: dict[str, set[str]] = {}
+def fields_of(call: ast.Call) -> set[str]:
+    """Return the fields of a log call: its keywords, and the keys of dictionaries in it."""
+    inner = (key for word in call.keywords if word.arg is None for node in ast.walk(word.value) for key in keys(node))
+    named = {word.arg for word in call.keywords if word.arg is not None} | {*inner}
+    raised = call.func.attr == "exception" if isinstance(call.func, ast.Attribute) else False
+    return named - {"exc_info"} | ({"exception"} if raised or "exc_info" in named else set())
+
+
+def keys(node: ast.AST) -> list[str]:
+    """Return the keys of a dictionary in the source."""
+    if not isinstance(node, ast.Dict):
+        return []
+    return [str(key.value) for key in node.keys if isinstance(key, ast.Constant)]
+
+
+def logged() -> dict[str, tuple[set[str], set[str]]]:
+    """Return the levels and the fields of each log event in the source."""
+    found: dict[str, tuple[set[str], set[str]]] = {}
     for path in (ROOT / "proxy").rglob("*.py"):
         module = calls(path)
         for call in module:
             match call.func:
                 case ast.Attribute(value=ast.Name(id="log"), attr=level) if level in LEVELS:
                     for name in names(call.args[0], module):
-                        found.setdefault(name, set()).add("error" if level == "exception" else level)
+                        levels, fields = found.setdefault(name, (set(), set()))
+                        levels.add("error" if level == "exception" else level)
+                        fields |= fields_of(call)
     return found
 
 
@@ -82,10 +100,20 @@ def test_every_error_code_is_documented_with_its_status_and_no_other() -> None:
     assert all(all(cells) for cells in rows("Error codes").values())
 
 
-def test_every_log_event_is_documented_with_its_level_and_no_other() -> None:
-    documented = {event: set(cells[0].split(", ")) for event, cells in rows("Log events").items()}
+def test_every_log_event_is_documented_with_its_level_and_fields_and_no_other() -> None:
+    section = rows("Log events").items()
+    events = {name: cells for name, cells in section if len(cells) == 3}
+    documented = {
+        name: (set(cells[0].split(", ")), set(re.findall(r"`(\w+)`", cells[1]))) for name, cells in events.items()
+    }
     assert {"store.breaker_opened", "task.crashed"} <= documented.keys()
     assert documented == logged()
+
+
+def test_every_field_of_the_line_for_a_request_is_documented_and_no_other() -> None:
+    (made,) = (node for node in ast.walk(REQUEST_LOG) if isinstance(node, ast.FunctionDef) and node.name == "fields")
+    written = {key for node in ast.walk(made) for key in keys(node)} | {"request", "team", "model", "upstream"}
+    assert {name for name, cells in rows("Log events").items() if len(cells) == 1} == written
 
 
 def test_every_metric_is_documented_with_its_labels_and_no_other() -> None:

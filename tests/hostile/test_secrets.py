@@ -59,7 +59,8 @@ def script(arrived: Arrived) -> Sequence[Step]:
     return steps.get(found[1].decode() if found else "", steps["well"])
 
 
-MODELS = ("well", "400", "401", "500", "no http", "cut", "silent", PROMPT)
+MODELS = ("well", "400", "401", "500", "no http", "cut", "silent", f"tell me {PROMPT}")
+"""The log has models' names, but not prose that a client sends as one."""
 
 
 @pytest.fixture

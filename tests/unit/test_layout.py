@@ -13,7 +13,7 @@ COVERED = {
     "unit/compaction/test_planning.py": "compaction/rules compaction/turn",
     "unit/config/test_messages.py": "config/issues config/tree config/scalars config/suggestions "
     "config/fields config/store "
-    "config/server config/upstreams config/models config/teams",
+    "config/server config/log config/upstreams config/models config/teams",
     "unit/config/test_assembly.py": "config/loading",
     "unit/config/test_checks.py": "config/providers",
     "hostile/test_expressions.py": "config/patterns",

@@ -176,7 +176,7 @@ async def test_a_store_that_fails_costs_nothing_but_memory(tmp_path: Path, monke
 
         assert await comes_true(tried)
         assert known.get(*KEY) == LearnedLimit(total=8_000)
-    assert {line["event"] for line in logs} == {"shared.not_read", "shared.not_written"}
+    assert {line["event"] for line in logs} == {"shared.not_read", "shared.not_written", "limit.learned"}
     store.fails = False
 
     async def written() -> bool:
@@ -200,7 +200,7 @@ async def test_what_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
             assert await read(known) is None
             known.learn(*KEY, LearnedLimit(total=8_000))
             await known.aclose()
-        assert [line["event"] for line in logs] == ["shared.unreadable"], "it is logged once"
+        assert [line["event"] for line in logs] == ["shared.unreadable", "limit.learned"], "it is logged once"
         assert await read(LearnedLimits(store)) == LearnedLimit(total=8_000)
     await store.aclose()
 

@@ -36,6 +36,50 @@ def test_each_line_is_one_write(unbuffered: str) -> None:
             assert json.loads(written)["text"] == "y" * size
 
 
+LIBRARIES = """
+import logging, sys, structlog
+from proxy.telemetry.logs import configure
+
+configure(*sys.argv[1:])
+for name in ("uvicorn.error", "aiohttp.client"):
+    logging.getLogger(name).debug("quoted")
+    logging.getLogger(name).warning("%s lines", 2)
+structlog.get_logger("x").debug("x.debugged")
+structlog.get_logger("x").info("x.informed")
+try:
+    raise ValueError("secret")
+except ValueError:
+    logging.getLogger("uvicorn.error").exception("crashed")
+    structlog.get_logger("x").exception("x.crashed")
+"""
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_lines_of_libraries_have_the_same_format_and_no_debug_lines(form: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIBRARIES, "debug", form], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "quoted" not in done.stderr
+    assert "secret" not in done.stderr
+    assert LEFT_OUT in done.stderr
+    if form == "json":
+        lines = [json.loads(line) for line in done.stderr.splitlines()]
+        events = ["2 lines", "2 lines", "x.debugged", "x.informed", "crashed", "x.crashed"]
+        assert [line["event"] for line in lines] == events
+        assert [line.get("logger") for line in lines[:2]] == ["uvicorn.error", "aiohttp.client"]
+        assert lines[0].keys() == {"event", "logger", "level", "timestamp"}
+        assert [line["exception"][0]["exc_type"] for line in lines[4:]] == ["ValueError", "ValueError"]
+    else:
+        assert [done.stderr.count(name) for name in ("2 lines", "x.debugged", "crashed", "Traceback")] == [2, 1, 2, 0]
+
+
+def test_a_level_drops_lower_lines() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIBRARIES, "error"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert [json.loads(line)["event"] for line in done.stderr.splitlines()] == ["crashed", "x.crashed"]
+
+
 def test_the_words_of_a_fault_are_shown_where_they_quote_nothing() -> None:
     """Log the full message for a missing file or a wrong type, which shows the cause."""
     for error in (
