@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 
 from proxy.config.fields import Name, Section, Text, wrong
 from proxy.config.log import LogSettings
+from proxy.config.metrics import MetricsSettings
 from proxy.config.models import Route, RouteSettings
 from proxy.config.policy import Policy, WrittenPolicy
 from proxy.config.prices import Prices
@@ -28,6 +29,8 @@ class _SettingsFields(Section):
     """How long to keep the records of requests. null: keep none."""
     log: LogSettings = LogSettings()
     """Which lines to log, and their format."""
+    metrics: MetricsSettings = MetricsSettings()
+    """Where to serve the metrics."""
     prices: Prices = Field(default_factory=dict)
     """Prices in US dollars per token, by the upstream's name for the model or a glob, where they differ from LiteLLM's
     table."""

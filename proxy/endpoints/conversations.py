@@ -37,7 +37,6 @@ from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.pipeline.state_recovery import note_size, sized_response
 from proxy.pipeline.usage_feedback import Feedback, UsageFeedback, end_of
-from proxy.telemetry.metrics import TOKENS_REMOVED, requests
 from proxy.telemetry.record import record_of
 
 log = structlog.get_logger(__name__)
@@ -84,9 +83,8 @@ class Conversations:
                     # The client has the whole response, so a disconnect doesn't matter anymore.
                     await self._usage_feedback.record(*served)
         except ClientLeft:
-            requests("client_left").inc()
+            return
         except ProxyError as error:
-            requests("refused").inc()
             policy = [] if record.policy is None else [("x-compaction-policy", record.policy)]
             extra = [("x-compaction", "none"), *policy, ("x-compaction-id", record.id)]
             await answer_error(send, error, extra, shape=self._dialect.errors)
@@ -143,7 +141,6 @@ class Conversations:
         except ProxyError as error:
             if not heartbeat.begun:
                 raise
-            requests("refused").inc()
             await heartbeat.stop()
             await send_error_event(send, error, self._dialect.errors)
             return None
@@ -152,11 +149,7 @@ class Conversations:
 
     async def _answered(self, context: ConversationContext, held: BodyLease, send: Send) -> Served:
         start, outcome = await self._attempts.run(context)
-        requests(outcome.verdict).inc()
         describe(context, outcome)
-        if outcome.verdict == "compacted" and outcome.before and outcome.after:
-            # A bound on messages can replace a conversation with a longer summary.
-            TOKENS_REMOVED.inc(max(0, outcome.before - outcome.after))
         tail = self._dialect.answers.tail() if start.answer.status == 200 else None
         feedback = None if tail is None else self._usage_feedback.prepare(context, start, outcome)
         basis = None if tail is None else self._costs.basis(context, outcome)

@@ -20,7 +20,6 @@ from proxy.http.request_body import ClientLeft, Sent, answer_error, arriving, he
 from proxy.pipeline.context import RequestContext, begin_request
 from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.services import Services
-from proxy.telemetry.metrics import requests
 from proxy.upstream.relay import RelayTransport, without_api_version
 
 WHOLE_BYTES = 1_000_000
@@ -76,7 +75,6 @@ class PassThrough:
             # A stream may take hours, and the body can't be sent again.
             del body
             held.shrink(0)
-            requests("unsupported").inc()
             context.record.verdict = "unsupported"
             start = ResponseStart(answer, b"", False, None, CHAT.answers)
             headers = [("x-compaction", "unsupported"), ("x-compaction-id", context.record.id)]

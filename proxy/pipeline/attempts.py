@@ -39,7 +39,6 @@ from proxy.pipeline.rules import bounds_of, rules_for
 from proxy.pipeline.services import Services
 from proxy.pipeline.state_recovery import NotCompacted, advice, recovered, trigger_reached
 from proxy.pipeline.summary_models import summary_models
-from proxy.telemetry.metrics import RETRIES
 from proxy.telemetry.record import Reason
 from proxy.upstream.connections import not_in_time
 from proxy.upstream.transport import CHAT_PATH, Outgoing, Transport
@@ -106,7 +105,6 @@ class Attempts:
             if not isinstance(decision, Retry):
                 return start, attempt.outcome
             await start.answer.close()
-            RETRIES.inc()
             context.retries += 1
             attempt = decision.attempt
             context.record.reason = Reason(decision.cause, context.record.calls[-1].limit, attempt.outcome.before)

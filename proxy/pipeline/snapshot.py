@@ -12,7 +12,7 @@ from proxy.limits.profiles import Profile
 from proxy.upstream.limit_discovery import LimitDiscovery, StatedLimit
 from proxy.upstream.registry import Upstreams
 
-ONLY_AT_START = {"server": ("host", "port", "drain"), "store": None, "log": ("level", "format")}
+ONLY_AT_START = {"server": ("host", "port", "drain"), "store": None, "log": ("level", "format"), "metrics": None}
 """Settings that need a restart, by section. ``None`` means the whole section."""
 
 MOST_ROUTES = 1_000

@@ -35,7 +35,7 @@ from proxy.http.request_body import Sent, answer_error, is_handshake
 from proxy.limits.profiles import Profiles
 from proxy.server.reload import Reload, on_signal
 from proxy.server.runtime import Runtime
-from proxy.telemetry.metrics import exposition
+from proxy.telemetry.exposition import exposition, keep_sampling
 from proxy.telemetry.tracebacks import unhandled
 
 log = structlog.get_logger(__name__)
@@ -70,12 +70,13 @@ class Proxy:
         }
         self._passthrough = PassThrough(self.service)
         self._models = ModelList(self.service)
+        own = settings.metrics.listen is None
         self._rest = Starlette(
             routes=[
                 Route("/", landing, methods=["GET"]),
                 Route("/livez", _alive, methods=["GET"]),
                 Route("/readyz", self._ready, methods=["GET"]),
-                Route("/metrics", _metrics, methods=["GET"]),
+                *([Route("/metrics", self._metrics, methods=["GET"])] if own else []),
                 Route(ARCHIVE, ArchiveEndpoint(self.service)),
                 *RecordEndpoints(self.service).routes,
             ],
@@ -160,13 +161,19 @@ class Proxy:
         asyncio.get_running_loop().set_exception_handler(unhandled)
         on_signal(self.reload)
         following = None if self.reload is None else asyncio.create_task(self.reload.run())
+        sampling = asyncio.create_task(keep_sampling())
         self.service.maintenance.start()
         yield
         self.service.draining = True
+        sampling.cancel()
         if following is not None:
             following.cancel()
             await asyncio.wait([following])
         await self.service.aclose()
+
+    async def _metrics(self, request: Request) -> Response:
+        self.service.metrics.flush()
+        return Response(exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _ready(self, request: Request) -> Response:
         if self.service.draining:
@@ -194,10 +201,6 @@ async def _no_websocket(scope: Scope, receive: Receive, send: Send) -> None:
 
 async def _alive(request: Request) -> Response:
     return PlainTextResponse("alive\n")
-
-
-async def _metrics(request: Request) -> Response:
-    return Response(exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 async def _not_found(request: Request, error: Exception) -> Response:

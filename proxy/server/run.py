@@ -15,6 +15,7 @@ from typing import Any
 
 import structlog
 import uvicorn
+from prometheus_client.multiprocess import mark_process_dead
 from uvicorn.supervisors import Multiprocess
 
 from proxy.access.admin import LINK_PATH, AdminLink, admin_link
@@ -30,6 +31,7 @@ from proxy.pipeline.snapshot import listening
 from proxy.server.app import Proxy, create_app
 from proxy.server.http_protocol import BoundedProtocol
 from proxy.server.memory import exempt_from_collection
+from proxy.server.metrics_server import folder_of_workers, serve_metrics
 from proxy.server.runtime import INSTANCE
 from proxy.server.start_line import log_start
 from proxy.store.file import prepare
@@ -92,16 +94,19 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
     with admin_link(settings, os.environ) as link:
         if workers == 1:
             single = Single(uvicorn.Config(_application(settings, loaded), **options), link)
+            serve_metrics(settings, loaded)
             with contextlib.suppress(KeyboardInterrupt):  # as in uvicorn.run
                 single.run()
             if not single.started:
                 sys.exit(STARTUP_FAILURE)
             return
         application = Worker(None if loaded is None else loaded.sources, host)
-        processes = uvicorn.Config(application, factory=True, **options)
-        listening_on = processes.bind_socket()
-        _print_link(link, listening_on)
-        Workers(processes, [listening_on]).run()
+        with folder_of_workers():
+            serve_metrics(settings, loaded)
+            processes = uvicorn.Config(application, factory=True, **options)
+            listening_on = processes.bind_socket()
+            _print_link(link, listening_on)
+            Workers(processes, [listening_on]).run()
 
 
 def _print_link(link: AdminLink | None, listening_on: socket) -> None:
@@ -208,6 +213,7 @@ class Workers(Multiprocess):
     def __init__(self, config: uvicorn.Config, sockets: list[socket]) -> None:
         super().__init__(config, sockets)
         self._replace = False
+        self._known: set[int | None] = set()
         if hasattr(signal, "SIGUSR2"):
             signal.signal(signal.SIGUSR2, self._asked_to_replace)
 
@@ -223,6 +229,10 @@ class Workers(Multiprocess):
             self._replace = False
             self.restart_all()
         super().keep_subprocess_alive()
+        alive = {process.pid for process in self.processes}
+        for ended in self._known - alive:
+            mark_process_dead(ended)  # type: ignore[no-untyped-call]
+        self._known = alive
 
     def _remember(self, known: Sources, host: str | None) -> None:
         if known.stamp() == known.stamp_as_read:

@@ -28,6 +28,7 @@ from proxy.store.opening import open_records
 from proxy.summary.budget import Budgets
 from proxy.summary.store import Summaries
 from proxy.telemetry.request_log import RequestLog
+from proxy.telemetry.request_metrics import RequestMetrics
 
 INSTANCE = "COMPACTION_PROXY_INSTANCE"
 """The environment variable by which the workers of one server share their id."""
@@ -58,7 +59,8 @@ class Runtime(Services):
         self.records = open_records(settings.store.url, settings.store.encryption.keys)
         self.spending = Spending(self.store, lambda: self.settings)
         self.request_log = RequestLog(lambda: self.settings.log.requests)
-        sinks = [self.spending.add, self.request_log.add]
+        self.metrics = RequestMetrics()
+        sinks = [self.spending.add, self.metrics.add, self.request_log.add]
         self.recorder = Recorder(self.records, lambda: self.settings.record_seconds, sinks)
         self.maintenance = Maintenance(
             self.store.unguarded,
@@ -94,6 +96,7 @@ class Runtime(Services):
             self.sent_prompts,
             self.budgets,
             self.recorder,
+            self.metrics,
             self.spending,
             self.records,
             self.store,

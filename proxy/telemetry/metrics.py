@@ -1,16 +1,80 @@
-"""Prometheus metrics. Labels have few values: never a model, a team, or a key."""
+"""Prometheus metrics.
+
+The values of labels come from the configuration (teams, policies, upstreams) or from the code, never from a client.
+"""
 
 from __future__ import annotations
 
-import asyncio
 from functools import cache
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+
+# They would double the number of series, and several workers have none.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 REGISTRY = CollectorRegistry()
 
-REQUESTS = Counter("compaction_requests", "Requests by outcome.", ["outcome"], registry=REGISTRY)
-TOKENS_REMOVED = Counter("compaction_tokens_removed", "Input tokens removed from requests.", registry=REGISTRY)
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 30)
+_LONG_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TOKENS = (1_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000, 200_000, 400_000, 1_000_000)
+
+REQUESTS = Counter(
+    "compaction_requests",
+    "Requests by outcome.",
+    ["outcome", "team", "policy", "upstream", "api", "status"],
+    registry=REGISTRY,
+)
+TOKENS_BEFORE = Counter(
+    "compaction_tokens_before", "Input tokens of requests as received.", ["team", "policy"], registry=REGISTRY
+)
+TOKENS_SENT = Counter(
+    "compaction_tokens_sent", "Input tokens of requests as sent.", ["team", "policy"], registry=REGISTRY
+)
+TOKENS_REMOVED = Counter(
+    "compaction_tokens_removed", "Input tokens removed from requests.", ["team", "policy"], registry=REGISTRY
+)
+SUMMARY_TOKENS = Counter(
+    "compaction_summary_tokens",
+    "Tokens that summary models reported.",
+    ["team", "policy", "upstream", "direction"],
+    registry=REGISTRY,
+)
+ERRORS = Counter("compaction_errors", "Requests that failed, by error code.", ["code", "upstream"], registry=REGISTRY)
+OVERHEAD = Histogram(
+    "compaction_overhead_seconds",
+    "Time until the response's first byte, without the body's arrival and the upstream.",
+    ["api"],
+    buckets=_SECONDS,
+    registry=REGISTRY,
+)
+UPSTREAM = Histogram(
+    "compaction_upstream_seconds",
+    "Time until an upstream's response started, by attempt.",
+    ["upstream"],
+    buckets=_LONG_SECONDS,
+    registry=REGISTRY,
+)
+SUMMARY = Histogram(
+    "compaction_summary_seconds",
+    "Time of calls to summary models.",
+    ["upstream"],
+    buckets=_LONG_SECONDS,
+    registry=REGISTRY,
+)
+SIZE_BEFORE = Histogram(
+    "compaction_request_before_tokens",
+    "Input tokens of a request as received.",
+    ["policy"],
+    buckets=_TOKENS,
+    registry=REGISTRY,
+)
+SIZE_SENT = Histogram(
+    "compaction_request_sent_tokens",
+    "Input tokens of a request as sent.",
+    ["policy"],
+    buckets=_TOKENS,
+    registry=REGISTRY,
+)
 SUMMARIES = Counter("compaction_summaries", "Summaries by outcome.", ["outcome"], registry=REGISTRY)
 ARCHIVED = Counter("compaction_archive_entries", "Archive entries by outcome.", ["outcome"], registry=REGISTRY)
 BREAKER = Counter(
@@ -47,7 +111,7 @@ RELOADS = Counter(
     ["outcome"],
     registry=REGISTRY,
 )
-RETRIES = Counter("compaction_retries", "Requests retried after an overflow.", registry=REGISTRY)
+RETRIES = Counter("compaction_retries", "Attempts after the first, by cause.", ["cause", "upstream"], registry=REGISTRY)
 
 REFUSED = Counter("compaction_refusals", "Rejected requests by reason.", ["reason"], registry=REGISTRY)
 
@@ -62,26 +126,13 @@ BUDGET_REMAINING = Gauge(
     "The rest of a team's budget, in tokens or US dollars.",
     ["team", "unit"],
     registry=REGISTRY,
+    multiprocess_mode="livemostrecent",
 )
 
-TASKS = Gauge("compaction_tasks", "Tasks on the event loop.", registry=REGISTRY)
-ProcessCollector(registry=REGISTRY)
-"""Memory, CPU, and open files of the process, under Prometheus' standard names."""
-
-
-@cache
-def requests(outcome: str) -> Counter:
-    """Return the counter of requests with an outcome. Looks up each label once."""
-    return REQUESTS.labels(outcome=outcome)
+TASKS = Gauge("compaction_tasks", "Tasks on the event loop.", registry=REGISTRY, multiprocess_mode="livesum")
 
 
 @cache
 def refused(reason: str) -> Counter:
     """Return the counter of rejected requests for a reason: key, rate, concurrency, budget, overload, memory."""
     return REFUSED.labels(reason=reason)
-
-
-def exposition() -> bytes:
-    """Return all metrics in Prometheus' text format. Call it on the event loop, whose tasks it counts."""
-    TASKS.set(len(asyncio.all_tasks()))
-    return generate_latest(REGISTRY)

@@ -87,7 +87,7 @@ def metrics() -> dict[str, list[str]]:
     found = {}
     for call in calls(ROOT / "proxy" / "telemetry" / "metrics.py"):
         match call.func:
-            case ast.Name(id="Counter" | "Gauge" as kind):
+            case ast.Name(id="Counter" | "Gauge" | "Histogram" as kind):
                 name, _, *labels = [ast.literal_eval(argument) for argument in call.args]
                 found[f"{name}_total" if kind == "Counter" else name] = labels[0] if labels else []
     return found

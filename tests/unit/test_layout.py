@@ -55,6 +55,8 @@ COVERED = {
     "docs/test_reference.py": "errors telemetry/metrics",
     "unit/store/test_sqlite_records.py": "store/records",
     "unit/pipeline/test_recorder.py": "telemetry/record",
+    "product/test_metrics.py": "telemetry/exposition telemetry/request_metrics",
+    "unit/server/test_metrics_server.py": "config/metrics",
     "product/test_records.py": "pipeline/changes pipeline/description config/records",
     "product/test_ledger.py": "config/prices",
     "product/http/test_upstream_keys.py": "http/headers upstream/relay",
