@@ -71,10 +71,15 @@ class AdminLink:
         For browsers, all ports of a host are one site, so they send the cookie for pages of other local servers, too.
         """
         headers = list(headers)
-        if any(name == b"sec-fetch-site" and value not in (b"none", b"same-origin") for name, value in headers):
+        if not from_own_page(headers):
             return False
         cookies = [value.decode("latin-1") for name, value in headers if name == b"cookie"]
         return any(_same(cookie_parser(text).get(COOKIE, ""), self._session) for text in cookies)
+
+
+def from_own_page(headers: RawHeaders) -> bool:
+    """Return whether a request comes from the proxy's own pages, or from the user, by what the browser states."""
+    return not any(name == b"sec-fetch-site" and value not in (b"none", b"same-origin") for name, value in headers)
 
 
 @contextlib.contextmanager
@@ -125,6 +130,11 @@ class Admins:
             refused("key").inc()
             raise NotAuthenticated(f"This admin key expired on {key.expires} (UTC). List a new one under admin.keys.")
         return key is not None
+
+    def holds(self, digest: str) -> bool:
+        """Return whether a valid admin key has this digest."""
+        key = self.issued(digest)
+        return key is not None and self._clock() < key.ends
 
     def redeem(self, link: AdminLink | None, token: str) -> str:
         """Return the cookie of the session that a link starts. Raises ``NotAuthenticated``."""

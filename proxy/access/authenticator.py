@@ -81,6 +81,13 @@ class Authenticator:
         """
         credential, other = credential_in(headers)
         digest = None if credential is None else key_digest(credential.key)
+        return self._identified(digest, credential, other)
+
+    def holder(self, digest: str) -> Caller:
+        """Return the caller that a key with this digest belongs to. Raises ``NotAuthenticated``."""
+        return self._identified(digest, None, None)
+
+    def _identified(self, digest: str | None, credential: Credential | None, other: str | None) -> Caller:
         if self.admins.issued(digest) is not None:
             refused("key").inc()
             raise NotAuthenticated(ADMIN)

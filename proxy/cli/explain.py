@@ -18,16 +18,12 @@ from proxy.config.issues import near
 from proxy.dialects.dialect import Dialect, Request
 from proxy.dialects.recognition import DIALECTS, recognized
 from proxy.errors import BadBody, ConfigurationError
-from proxy.limits.profiles import Profile
 from proxy.limits.stored import learned
-from proxy.pipeline.budget import token_budget
-from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Explanation
-from proxy.pipeline.rules import bounds_of, rules_for
+from proxy.pipeline.replay import facts, replay
 from proxy.server.runtime import Runtime
 from proxy.store import StoreFailed
 from proxy.store.replicated_map import UNREADABLE
-from proxy.summary.model import UpstreamSummaryModel
 
 _FIX = 'Fix: {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hi"}]}'
 
@@ -145,59 +141,15 @@ async def _explain(settings: Settings, dialect: Dialect, body: Request, policy: 
             raise ConfigurationError(
                 f"no route of 'models' matches {body.model!r}. Fix: add a route, or use --model NAME"
             )
-        profile = await service.profile(route)
-        explanation = await service.compactor.explain(_case(service, dialect, body, policy, route, profile))
+        found = await replay(service, dialect, body, policy, route)
     finally:
         await service.aclose()
     console = Console()
-    console.print(_facts(explanation, profile, policy))
-    console.print(_parts(explanation))
-
-
-def _case(
-    service: Runtime, dialect: Dialect, body: Request, policy: Policy, route: Route, profile: Profile
-) -> CompactionInput:
-    most = token_budget(profile, body, policy).input
-
-    async def none(tokens: int) -> Sequence[UpstreamSummaryModel]:
-        return ()  # explain makes no summary
-
-    return CompactionInput(
-        body=body,
-        counter=service.measures.counter(profile, dialect),
-        policy=policy,
-        mode="shadow",
-        budget=most,
-        tenant="explain",
-        upstream=route.upstream,
-        models=none,
-        rules=rules_for(policy, window_known=most is not None, bounds=bounds_of(profile)),
-    )
-
-
-def _facts(found: Explanation, profile: Profile, policy: Policy) -> Table:
     table = Table("", "", show_header=False)
-    plan = found.plan
-    table.add_row("model", profile.model + (f" ({profile.note})" if profile.note else ""))
-    table.add_row("policy", policy.name)
-    table.add_row("budget for the input", "unknown" if found.budget is None else f"{found.budget:,} tokens")
-    if profile.max_messages is not None:
-        table.add_row("messages of a request", f"{profile.max_messages:,} at most")
-    if profile.max_bytes is not None:
-        table.add_row("bytes of a request", f"{profile.max_bytes:,} at most")
-    table.add_row("size as it came", f"{found.before:,} tokens in {found.messages:,} messages")
-    table.add_row("compacted", "yes" if found.steps else "no: below every trigger")
-    if found.steps:
-        table.add_row("size as it would be sent", f"{found.after:,} tokens, the summary counted at its cap")
-        table.add_row("stages", ", ".join(found.steps))
-    if plan.cut:
-        table.add_row(
-            "summaries on the way", ", ".join(f"before message {found.head + c + 1}" for c in plan.checkpoints)
-        )
-        table.add_row("replaced by the summary", f"messages {found.head + 1} to {found.head + plan.cut}")
-    if plan.upcoming is not None:
-        table.add_row("next summary", f"before message {found.head + plan.upcoming + 1}, made ahead of need")
-    return table
+    for name, value in facts(found, policy):
+        table.add_row(name, value)
+    console.print(table)
+    console.print(_parts(found.explanation))
 
 
 def _parts(found: Explanation) -> Table:

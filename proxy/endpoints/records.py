@@ -15,14 +15,15 @@ from typing import Any, get_args
 import msgspec
 import structlog
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
-from proxy.access.admin import LINK_PATH
+from proxy.endpoints.changes import VIEWS, change_json
 from proxy.endpoints.parameters import choice, count, labels, parameters, time_in, wrong
 from proxy.endpoints.status import status
 from proxy.endpoints.viewer import Viewer, viewing
 from proxy.errors import NotFound, ProxyError
+from proxy.pipeline.changes import read_changes
 from proxy.pipeline.services import Services
 from proxy.store import StoreFailed
 from proxy.store.ledger_report import BY, csv_text, day_of, report
@@ -34,12 +35,14 @@ log = structlog.get_logger(__name__)
 
 REQUESTS = "/compaction/requests"
 REQUEST = "/compaction/requests/{id}"
+CHANGES = "/compaction/requests/{id}/{view}"
 REPORT = "/compaction/report"
 STATUS = "/compaction/status"
 
 PARAMETERS = {
     REQUESTS: ("team", "policy", "model", "verdict", "since", "limit", "cursor"),
     REQUEST: (),
+    CHANGES: (),
     REPORT: ("since", "until", "by", "team", "format"),
     STATUS: (),
 }
@@ -52,7 +55,7 @@ FORMATS = ("json", "csv")
 
 HEADERS = {"cache-control": "private, no-store", "x-content-type-options": "nosniff"}
 
-_ID = re.compile(rf"[0-9a-f]{{{ID_LENGTH}}}")
+REQUEST_ID = re.compile(rf"[0-9a-f]{{{ID_LENGTH}}}")
 
 Row = tuple[LedgerLabels, LedgerSums]
 
@@ -70,7 +73,7 @@ class RecordEndpoints:
         """The routes of all endpoints."""
         answers = {REQUESTS: self._requests, REQUEST: self._request, REPORT: self._report, STATUS: self._status}
         served = [Route(path, self._serving(path, answer), methods=["GET"]) for path, answer in answers.items()]
-        return [Route(LINK_PATH, self._sign_in, methods=["GET"]), *served]
+        return [*served, Route(CHANGES, self._changes, methods=["GET"])]
 
     def _serving(self, path: str, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
         """Return the endpoint of a path: authenticate, read the parameters, and answer."""
@@ -87,24 +90,10 @@ class RecordEndpoints:
 
         return serve
 
-    async def _sign_in(self, request: Request) -> Response:
-        """Start the session of the one-time link, and lead to the status. Known callers don't need a token."""
-        answer = RedirectResponse(STATUS, 303, HEADERS | {"referrer-policy": "no-referrer"})
-        try:
-            token = parameters(request.scope["query_string"], ("token",)).get("token")
-            if token is None:
-                async with viewing(self._service, request.scope):
-                    return answer
-            cookie = self._service.configuration.teams.admins.redeem(self._service.admin_link, token)
-            answer.headers["set-cookie"] = cookie
-        except ProxyError as error:
-            return _error(error)
-        return answer
-
     async def _requests(self, request: Request, viewer: Viewer, given: dict[str, str]) -> Response:
         limit = count("limit", given["limit"], RECORD_LIMIT) if "limit" in given else DEFAULT_LIMIT
         cursor = given.get("cursor")
-        if cursor is not None and not _ID.fullmatch(cursor):
+        if cursor is not None and not REQUEST_ID.fullmatch(cursor):
             raise wrong("cursor", "must be next_cursor from the page before", cursor)
         query = RecordQuery(
             viewer.tenants,
@@ -124,7 +113,7 @@ class RecordEndpoints:
 
     async def _request(self, request: Request, viewer: Viewer, given: dict[str, str]) -> Response:
         id = request.path_params["id"]
-        found = await self._service.records.get(id, viewer.tenants) if _ID.fullmatch(id) else None
+        found = await self._service.records.get(id, viewer.tenants) if REQUEST_ID.fullmatch(id) else None
         if found is None:
             kept = "" if self._service.settings.records is not None else "This proxy keeps no records (records: null). "
             raise NotFound(
@@ -133,6 +122,20 @@ class RecordEndpoints:
             )
         calls = await self._service.records.select(RecordQuery(viewer.tenants, parent=id, limit=RECORD_LIMIT))
         return _json(request_json(found, calls))
+
+    async def _changes(self, request: Request) -> Response:
+        return await self._serving(CHANGES, self._change_view)(request)
+
+    async def _change_view(self, request: Request, viewer: Viewer, given: dict[str, str]) -> Response:
+        id, view = request.path_params["id"], request.path_params["view"]
+        found = await self._service.records.get(id, viewer.tenants) if REQUEST_ID.fullmatch(id) else None
+        changes = None if found is None or view not in VIEWS else await read_changes(self._service.archive, found)
+        if changes is None:
+            raise NotFound(
+                f"Your key has no changed request with this id, or {view[:20]!r} isn't one of {', '.join(VIEWS)}. "
+                "Only compacted requests of a policy with an archive have changes."
+            )
+        return await asyncio.to_thread(lambda: _json(change_json(id, view, changes)))
 
     async def _report(self, request: Request, viewer: Viewer, given: dict[str, str]) -> Response:
         now = time.time()

@@ -83,6 +83,8 @@ class Attempts:
             attempt = Attempt(budget, case, Outcome("none" if case.mode == "enforce" else case.mode))
             if (reason := await trigger_reached(self._services, context, case, budget.factor)) is not None:
                 attempt = await self._continued(context, attempt, reason) or attempt
+        before = attempt.outcome.before
+        context.record.fits = before is None or budget.input is None or before <= budget.input
         while True:
             began = asyncio.get_running_loop().time()
             start = await self._send(context, transport, attempt.outcome)

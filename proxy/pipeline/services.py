@@ -7,6 +7,7 @@ import asyncio
 from proxy.access.admin import AdminLink
 from proxy.access.admission import BodyMemory, ConcurrencyLimit
 from proxy.access.quotas import Quotas
+from proxy.access.sessions import Sessions
 from proxy.access.spending import Spending
 from proxy.config import Route, Settings
 from proxy.dialects.dialect import Counter, Dialect
@@ -39,6 +40,7 @@ class Services:
     instance: str
     """The id that the workers of one server share."""
     admin_link: AdminLink | None
+    sessions: Sessions
     configuration: ConfigSnapshot
     measures: Measures
     facts: FactsCache

@@ -22,6 +22,7 @@ from proxy.dialects.responses.dialect import RESPONSES
 from proxy.endpoints.archive import PATH as ARCHIVE
 from proxy.endpoints.archive import ArchiveEndpoint
 from proxy.endpoints.conversations import Conversations
+from proxy.endpoints.dashboard import Dashboard
 from proxy.endpoints.landing import landing
 from proxy.endpoints.models import ModelList
 from proxy.endpoints.passthrough import PassThrough
@@ -79,6 +80,7 @@ class Proxy:
                 *([Route("/metrics", self._metrics, methods=["GET"])] if own else []),
                 Route(ARCHIVE, ArchiveEndpoint(self.service)),
                 *RecordEndpoints(self.service).routes,
+                *Dashboard(self.service, lambda: None if self.reload is None else self.reload.loaded).routes,
             ],
             lifespan=self._lifespan,
             exception_handlers={404: _not_found, 405: _not_allowed},

@@ -46,6 +46,8 @@ class Reload:
         # If the command line sets an address, the file's address doesn't count as a change.
         self._host = None if running == loaded.settings.server.host else running
         self._good = loaded.sources
+        self.loaded = loaded
+        """The configuration in force, with its files."""
         self._sources = loaded.sources
         self._seen = loaded.sources.stamp_as_read
         self._asked = asyncio.Event()
@@ -97,7 +99,7 @@ class Reload:
 
     async def _apply(self, loaded: Loaded, *, asked: bool) -> None:
         was_wrong, self.wrong = self.wrong is not None, None
-        self._good = loaded.sources
+        self._good, self.loaded = loaded.sources, loaded
         if loaded.settings == self._settings and not asked and not was_wrong:
             return
         self._settings = loaded.settings

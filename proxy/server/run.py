@@ -19,6 +19,7 @@ from prometheus_client.multiprocess import mark_process_dead
 from uvicorn.supervisors import Multiprocess
 
 from proxy.access.admin import LINK_PATH, AdminLink, admin_link
+from proxy.access.sessions import SECRET
 from proxy.config import Loaded, Settings, read
 from proxy.config.issues import error_text
 from proxy.config.loading import assembled
@@ -63,6 +64,7 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
     require(settings, profiles)
     # All workers share one instance id. Otherwise, they would miss a loop that passes from one worker to another.
     os.environ[INSTANCE] = secrets.token_hex(8)
+    os.environ[SECRET] = secrets.token_hex(32)
     configure(settings.log.level, settings.log.format)
     _require_store(settings)
     _allow_many_connections()

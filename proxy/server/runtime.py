@@ -8,6 +8,7 @@ import secrets
 from proxy.access.admin import AdminLink
 from proxy.access.admission import BodyMemory, ConcurrencyLimit
 from proxy.access.quotas import Quotas
+from proxy.access.sessions import Sessions
 from proxy.access.spending import Spending
 from proxy.config import Settings
 from proxy.limits.calibration import Calibration
@@ -41,6 +42,7 @@ class Runtime(Services):
         """``profiles`` may have its table loaded already."""
         self.instance = os.environ.get(INSTANCE) or secrets.token_hex(8)
         self.admin_link = AdminLink.from_environment(os.environ)
+        self.sessions = Sessions()
         self.configuration = ConfigSnapshot(settings, self.instance)
         self.measures = Measures(profiles or Profiles())
         self.facts = FactsCache()

@@ -28,6 +28,8 @@ PRICES = {
         "output_cost_per_token_above_10k_tokens": 0.00002,
     }
 }
+EARLY = {"trigger": {"tokens": 6_000}, "keep": {"messages": 6}}
+"""The policy compacts long before the window is full."""
 SUMMARY_TOKENS = {"prompt_tokens": 7_001, "completion_tokens": 333}
 
 
@@ -67,7 +69,7 @@ def picodollars(prompt: int, output: int, read: int = 0, written: int = 0) -> in
 
 @pytest.fixture
 def turns() -> list[list[Any]]:
-    messages = chat(20, 400)
+    messages = chat(12, 400)
     grown = [*messages[:-1], user("Go on."), assistant(words(50, "x")), user("And now?")]
     return [messages[:3] + messages[-1:], messages, grown]
 
@@ -76,7 +78,7 @@ def test_the_ledger_equals_the_sums_by_hand_over_restarts(tmp_path: Path, turns:
     usages = [(1_000, 20, 0, 0), (6_000, 30, 0, 500), (6_100, 40, 5_900, 0), (12_000, 5, 1_000, 0)]
     upstream = Priced(usages)
     store = tmp_path / "compaction.db"
-    sections = {"store": {"url": f"sqlite:///{store}"}, "prices": PRICES}
+    sections = {"store": {"url": f"sqlite:///{store}"}, "prices": PRICES, "policy": EARLY}
     for batch in (turns, turns[:1]):
         with behind(upstream, tmp_path, **sections) as url, httpx.Client(base_url=url, trust_env=False) as client:
             for messages in batch:
@@ -100,9 +102,9 @@ def test_the_ledger_equals_the_sums_by_hand_over_restarts(tmp_path: Path, turns:
 def test_a_session_in_which_compaction_did_not_pay_shows_a_negative_saving(tmp_path: Path) -> None:
     store = tmp_path / "compaction.db"
     cached = {"input_cost_per_token": 0.000001, "cache_read_input_token_cost": 0.00000001}
-    sections = {"store": {"url": f"sqlite:///{store}"}, "prices": {"gpt-*": cached}}
+    sections = {"store": {"url": f"sqlite:///{store}"}, "prices": {"gpt-*": cached}, "policy": EARLY}
     with behind(Priced([(6_000, 30, 100, 0)]), tmp_path, **sections) as url:
-        body = {"model": "gpt-5", "messages": chat(20, 400)}
+        body = {"model": "gpt-5", "messages": chat(12, 400)}
         assert httpx.post(f"{url}/v1/chat/completions", json=body, trust_env=False, timeout=60).status_code == 200
     saved = sum(sums.as_received - sums.cost - sums.summary_cost for _, sums in ledger_in(store))
     assert saved < -5_000 * 1_000_000

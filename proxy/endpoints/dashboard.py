@@ -1,0 +1,402 @@
+"""The dashboard: pages for people, with the same figures as the JSON endpoints.
+
+Pages are rendered here and need no other host. One small script updates the list of requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import parse_qs, urlencode
+
+import jinja2
+import msgspec
+import structlog
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from proxy.access.sessions import ended
+from proxy.config import Loaded
+from proxy.config.effective import effective_values
+from proxy.config.inheritance import stated
+from proxy.dialects.recognition import DIALECTS, recognized
+from proxy.endpoints.charts import chart
+from proxy.endpoints.parameters import choice, parameters, time_in
+from proxy.endpoints.records import REQUEST_ID, request_json
+from proxy.endpoints.status import status
+from proxy.endpoints.viewer import Viewer, viewing
+from proxy.errors import BadBody, ConfigurationError, NotAuthenticated, NotFound, ProxyError, RequestError
+from proxy.http.request_body import read_body
+from proxy.pipeline.changes import Changed, Unchanged, read_changes
+from proxy.pipeline.replay import facts, replay
+from proxy.pipeline.services import Services
+from proxy.store import StoreFailed
+from proxy.store.ledger_report import day_of, report
+from proxy.store.records import RECORD_LIMIT, RecordQuery
+from proxy.telemetry.record import RequestRecord
+from proxy.telemetry.record_json import record_json
+
+log = structlog.get_logger(__name__)
+
+HOME = "/compaction/"
+SCREENS = (
+    (HOME, "Requests"),
+    ("/compaction/savings", "Savings"),
+    ("/compaction/policies", "Policies"),
+    ("/compaction/replay", "Replay"),
+)
+
+ROWS = 50
+
+FILTERS = ("team", "policy", "model", "verdict", "since", "cursor")
+
+SHOWN_VERDICTS = ("none", "compacted", "shadow", "off", "failed", "unsupported", "refused")
+
+SHOWN_MESSAGES = 20
+"""Messages of one change on a page. The JSON endpoints have all of them."""
+
+SHOWN_CHARACTERS = 6_000
+"""Characters of one message on a page."""
+
+REPLAY_BYTES = 8_000_000
+"""Bytes of a replayed request, as a form."""
+
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cache-control": "private, no-store",
+}
+
+ASSETS = {"style.css": "text/css; charset=utf-8", "app.js": "text/javascript; charset=utf-8"}
+
+NOTE = (
+    "Savings compare the price with an estimate of the price without the proxy. It takes prompt caching into account. "
+    "Summaries are subtracted. Negative savings are shown as negative. Requests that would have been too large without "
+    "the proxy don't count as savings."
+)
+
+Page = Callable[[Request, Viewer], Awaitable[Response]]
+
+
+class Dashboard:
+    """The pages. ``loaded`` returns the configuration with its files, or ``None`` if there are none."""
+
+    def __init__(self, service: Services, loaded: Callable[[], Loaded | None]) -> None:
+        self._service = service
+        self._loaded = loaded
+        self._pages = jinja2.Environment(
+            loader=jinja2.PackageLoader("proxy.endpoints", "pages"),
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._pages.filters.update(figure=_figure, ms=_milliseconds)
+
+    @property
+    def routes(self) -> list[Route]:
+        """The routes of all pages."""
+        return [
+            Route(HOME, self._page(self._requests), methods=["GET"]),
+            Route("/compaction/view/{id}", self._page(self._request), methods=["GET"]),
+            Route("/compaction/savings", self._page(self._savings), methods=["GET"]),
+            Route("/compaction/policies", self._page(self._policies), methods=["GET"]),
+            Route("/compaction/replay", self._page(self._replay), methods=["GET", "POST"]),
+            Route("/compaction/sign-in", self._sign_in, methods=["POST"]),
+            Route("/compaction/sign-out", _sign_out, methods=["POST"]),
+            Route("/compaction/assets/{name}", self._asset, methods=["GET"]),
+        ]
+
+    def _page(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+        async def serve(request: Request) -> Response:
+            try:
+                if request.url.path == HOME and (token := request.query_params.get("token")) is not None:
+                    cookie = self._service.configuration.teams.admins.redeem(self._service.admin_link, token)
+                    return RedirectResponse(HOME, 303, {**HEADERS, "set-cookie": cookie})
+                async with viewing(self._service, request.scope) as viewer:
+                    return await page(request, viewer)
+            except NotAuthenticated as error:
+                keyless = not request.headers.get("authorization") and not request.cookies
+                return self._sign_in_page("" if keyless else error.message, 401)
+            except ProxyError as error:
+                return self._sign_in_page(error.message, error.status)
+            except StoreFailed as failure:
+                log.warning("store.read_failed", reason=str(failure))
+                return self._sign_in_page("The proxy can't read its records at the moment. Try again.", 500)
+
+        return serve
+
+    def _render(self, name: str, viewer: Viewer, status: int = 200, /, **values: Any) -> Response:
+        here = values.pop("here", "")
+        text = self._pages.get_template(name).render(screens=SCREENS, here=here, who=viewer.name, **values)
+        return Response(text, status, HEADERS, media_type="text/html")
+
+    def _sign_in_page(self, problem: str, status: int) -> Response:
+        text = self._pages.get_template("sign_in.html").render(problem=problem)
+        return Response(text, status, HEADERS, media_type="text/html")
+
+    async def _sign_in(self, request: Request) -> Response:
+        try:
+            key = (await self._form(request, 10_000)).get("key", "").strip()
+            cookie = self._service.sessions.cookie(key)
+            teams, digest = self._service.configuration.teams, cookie.partition("=")[2].partition(".")[0]
+            if not key or not teams.admins.holds(digest):
+                teams.holder(digest if key else "")
+        except ProxyError as error:
+            return self._sign_in_page(error.message, error.status)
+        return RedirectResponse(HOME, 303, {**HEADERS, "set-cookie": cookie})
+
+    async def _form(self, request: Request, most: int) -> dict[str, str]:
+        with self._service.bodies.lease() as held:
+            raw = await read_body(request.scope, request.receive, most, held)
+        return {name: values[0] for name, values in parse_qs(raw.decode("utf-8", "replace")).items()}
+
+    async def _requests(self, request: Request, viewer: Viewer) -> Response:
+        problem, query = "", RecordQuery(viewer.tenants, kind="request", limit=ROWS + 1)
+        given: dict[str, str] = {}
+        try:
+            given = parameters(request.scope["query_string"], FILTERS)
+            query = _query(viewer, given)
+        except RequestError as error:
+            problem = error.message
+        found = await self._service.records.select(query)
+        page = found[:ROWS]
+        rest = {name: value for name, value in given.items() if name != "cursor"}
+        following = f"{HOME}?{urlencode({**rest, 'cursor': page[-1].id})}" if len(found) > ROWS else None
+        settings = self._service.settings
+        teams = sorted(settings.teams) if viewer.tenants is None else []
+        choices = {"team": teams, "policy": sorted(settings.policies), "verdict": list(SHOWN_VERDICTS)}
+        if not teams:
+            del choices["team"]
+        records = [record_json(record) for record in page]
+        shown = {"records": records, "given": given, "choices": choices, "next": following, "problem": problem}
+        return self._render("requests.html", viewer, 400 if problem else 200, here=HOME, **shown)
+
+    async def _request(self, request: Request, viewer: Viewer) -> Response:
+        id = request.path_params["id"]
+        found = await self._service.records.get(id, viewer.tenants) if REQUEST_ID.fullmatch(id) else None
+        if found is None:
+            raise NotFound("You have no record with this id. It may have expired, or belong to another team.")
+        calls = await self._service.records.select(RecordQuery(viewer.tenants, parent=id, limit=RECORD_LIMIT))
+        changes = await read_changes(self._service.archive, found)
+        one = request_json(found, calls)
+        none = "The proxy sent this request as it came."
+        if found.verdict == "compacted":
+            none = "The archive has no entry for this request. The policy may keep none, or it may have expired."
+        shown = None if changes is None else await asyncio.to_thread(lambda: [_change(change) for change in changes])
+        values = {"one": one, "facts": _facts(found, one), "changes": shown, "no_changes": none}
+        return self._render("request.html", viewer, **values)
+
+    async def _savings(self, request: Request, viewer: Viewer) -> Response:
+        problem, now = "", time.time()
+        given: dict[str, str] = {}
+        since = time_in("since", "7d", now)
+        try:
+            given = parameters(request.scope["query_string"], ("since",))
+            since = time_in("since", given.get("since", "7d"), now)
+        except RequestError as error:
+            problem = error.message
+        first, last = day_of(since), day_of(now)
+        rows = await self._service.records.ledger(first, last, viewer.tenants)
+        by_day = report(rows, ("day",), first, last)
+        tables = []
+        for name in ("team", "policy", "model", "day"):
+            grouped = report(rows, (name,), first, last)["rows"]
+            tables.append((f"By {name}", [{**row, "name": row[name]} for row in grouped]))
+        days = by_day["rows"]
+        charts = [
+            chart("Tokens", ("received", "sent"), " tokens", [(d["day"], d["received"], d["sent"]) for d in days]),
+            chart(
+                "Price",
+                ("without the proxy", "with summaries"),
+                " USD",
+                [(d["day"], float(d["as_received"]), float(d["cost"]) + float(d["summary_cost"])) for d in days],
+            ),
+        ]
+        values = {
+            "given": given,
+            "problem": problem,
+            "tiles": _tiles(by_day["total"]),
+            "charts": charts if days else [],
+        }
+        return self._render(
+            "savings.html", viewer, 400 if problem else 200, here=SCREENS[1][0], tables=tables, note=NOTE, **values
+        )
+
+    async def _policies(self, request: Request, viewer: Viewer) -> Response:
+        settings, loaded = self._service.settings, self._loaded()
+        own = {tenant.removeprefix("team:") for tenant in viewer.tenants or ()}
+        teams = {name: team for name, team in settings.teams.items() if viewer.tenants is None or name in own}
+        names = (
+            set(settings.policies)
+            if viewer.tenants is None
+            else {team.policy for team in teams.values()} or {"default"}
+        )
+        policies = []
+        for name, policy in sorted(settings.policies.items(), key=lambda item: (item[0] != "default", item[0])):
+            if name not in names:
+                continue
+            if loaded is not None and viewer.tenants is None:
+                rows = list(
+                    effective_values(policy, stated(loaded.root, name, loaded.written.policies), loaded.sources.place)
+                )
+            else:
+                plain = policy.model_dump(mode="json", exclude={"name", "models"})
+                rows = [(key, msgspec.json.encode(value).decode(), "") for key, value in plain.items()]
+            members = sorted(team for team, one in teams.items() if one.policy == name)
+            places = any(place for _, _, place in rows)
+            policies.append({"name": name, "mode": policy.mode, "rows": rows, "teams": members, "places": places})
+        found = await status(self._service, viewer)
+        limits = found["learned_limits"]
+        if limits is not None:
+            limits = [
+                {**{key: one[key] for key in ("caller", "upstream", "model")}, **one[kind], "bounds": bounds}
+                for one in limits
+                for kind, bounds in (("input", "input"), ("total", "input and output"))
+                if one[kind] is not None
+            ]
+        state = [
+            ("version", found["version"]),
+            ("configuration", found["configuration"]),
+            ("started", found["started"]),
+            ("store", f"{found['store']['kind']}; failing: {', '.join(found['store']['open_breakers']) or 'nothing'}"),
+        ]
+        return self._render("policies.html", viewer, here=SCREENS[2][0], policies=policies, limits=limits, state=state)
+
+    async def _replay(self, request: Request, viewer: Viewer) -> Response:
+        policies = sorted(self._service.settings.policies, key=lambda name: (name != "default", name))
+        values: dict[str, Any] = {"policies": policies, "given": {}, "problem": "", "facts": None, "parts": []}
+        if request.method == "POST":
+            try:
+                given = values["given"] = await self._form(request, REPLAY_BYTES)
+                values["facts"], values["parts"] = await self._replayed(given)
+            except (RequestError, ConfigurationError) as error:
+                values["problem"] = error.message
+        return self._render("replay.html", viewer, 400 if values["problem"] else 200, here=SCREENS[3][0], **values)
+
+    async def _replayed(self, given: dict[str, str]) -> tuple[list[tuple[str, str]], list[tuple[str, int]]]:
+        raw, settings = given.get("body", "").encode(), self._service.settings
+        try:
+            api = given.get("api")
+            dialect = DIALECTS[choice("api", api, DIALECTS)] if api else recognized(raw)
+            body = await dialect.parse(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadBody(f"The body isn't JSON ({error}). Paste the JSON body of a request.") from error
+        if not body.units:
+            raise BadBody("The body has no messages. Paste the JSON body of a request to one of the three APIs.")
+        if given.get("model"):
+            body = body.named(given["model"])
+        policy = settings.policies[choice("policy", given.get("policy", "default"), settings.policies)]
+        policy = policy.for_model(body.model or "")
+        route = self._service.configuration.route(body.model or "", dialect.name)
+        if route is None:
+            raise BadBody(f"No route matches the model {(body.model or '')[:100]!r}. Name another model.")
+        found = await replay(self._service, dialect, body, policy, route)
+        return facts(found, policy), list(found.explanation.parts.items())
+
+    async def _asset(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in ASSETS:
+            return Response("Not found\n", 404, HEADERS, media_type="text/plain")
+        text = self._pages.loader.get_source(self._pages, name)[0]  # type: ignore[union-attr]
+        headers = {**HEADERS, "cache-control": "public, max-age=300"}
+        return Response(text, headers=headers, media_type=ASSETS[name])
+
+
+async def _sign_out(request: Request) -> Response:
+    return RedirectResponse(HOME, 303, {**HEADERS, "set-cookie": ended()})
+
+
+def _query(viewer: Viewer, given: dict[str, str]) -> RecordQuery:
+    cursor = given.get("cursor")
+    if cursor is not None and not REQUEST_ID.fullmatch(cursor):
+        raise RequestError("cursor: must be the one of the link to older requests.", param="cursor")
+    return RecordQuery(
+        viewer.tenants,
+        given.get("team"),
+        given.get("policy"),
+        given.get("model"),
+        choice("verdict", given["verdict"], SHOWN_VERDICTS) if "verdict" in given else None,
+        "request",
+        since=time_in("since", given["since"], time.time()) if "since" in given else None,
+        before=cursor,
+        limit=ROWS + 1,
+    )
+
+
+def _facts(record: RequestRecord, one: dict[str, Any]) -> list[tuple[str, str]]:
+    usage = one["usage"] or {}
+    cost = one["cost"]
+    shown = [
+        ("time (UTC)", one["time"]),
+        ("team", record.team),
+        ("policy", record.policy),
+        ("API", record.api),
+        ("model", record.model),
+        ("upstream", record.upstream),
+        ("status", str(record.status)),
+        ("error", record.error),
+        ("verdict", record.verdict),
+        ("steps", ", ".join(record.steps)),
+        ("tokens received", _figure(record.before)),
+        ("tokens sent", _figure(record.sent)),
+        ("enforce would send", None if record.forecast is None else _figure(record.forecast)),
+        ("input reported", _figure(usage.get("input"))),
+        ("from the cache", _figure(usage.get("cache_read"))),
+        ("output reported", _figure(usage.get("output"))),
+        ("cost, USD", None if cost is None else cost["sent"]),
+        ("without the proxy, USD", None if cost is None else cost["as_received"]),
+        ("total, ms", _milliseconds(one["ms"]["total"])),
+        ("first byte, ms", _milliseconds(one["ms"]["first_byte"])),
+    ]
+    return [(name, value) for name, value in shown if value]
+
+
+def _change(change: Changed | Unchanged) -> dict[str, Any]:
+    if isinstance(change, Unchanged):
+        return {"unchanged": change.count, "position": change.position}
+    title = f"Message {change.position + 1}, shortened"
+    if change.summary:
+        title = f"Messages {change.position + 1} to {change.position + len(change.before)}, replaced by a summary"
+    return {
+        "title": title,
+        "complete": change.complete,
+        "before": [_shown(message) for message in change.before[:SHOWN_MESSAGES]],
+        "received": len(change.before),
+        "hidden": max(0, len(change.before) - SHOWN_MESSAGES),
+        "after": [_shown(message) for message in change.after],
+    }
+
+
+def _shown(message: bytes) -> str:
+    text = msgspec.json.format(message, indent=2).decode("utf-8", "replace")
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}… ({len(text):,} characters)"
+
+
+def _tiles(total: dict[str, Any]) -> list[tuple[str, str]]:
+    tiles = [
+        ("requests", _figure(total["requests"])),
+        ("compacted", _figure(total["compacted"])),
+        ("too large without the proxy", _figure(total["avoided"])),
+        ("tokens received", _figure(total["received"])),
+        ("tokens sent", _figure(total["sent"])),
+        ("USD saved, net", total["savings"]),
+    ]
+    if total["shadow"]:
+        tiles.append(("tokens that enforce would send", _figure(total["forecast"])))
+        tiles.append(("USD that enforce would save", total["forecast_savings"]))
+    return tiles
+
+
+def _figure(value: int | None) -> str:
+    return "–" if value is None else f"{value:,}"
+
+
+def _milliseconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"

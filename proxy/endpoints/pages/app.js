@@ -1,0 +1,69 @@
+"use strict";
+// Live updates of the list of requests, and files for the replay.
+const figures = new Intl.NumberFormat("en-US");
+const figure = (value) => (value === null ? "–" : figures.format(value));
+
+function cell(row, text, kind) {
+  const made = row.insertCell();
+  made.textContent = text;
+  if (kind) made.className = kind;
+  return made;
+}
+
+function rowOf(one) {
+  const row = document.createElement("tr");
+  const link = document.createElement("a");
+  link.href = `/compaction/view/${one.id}`;
+  link.textContent = one.time.slice(0, 19).replace("T", " ");
+  row.insertCell().append(link);
+  for (const name of ["team", "policy", "model"]) cell(row, one[name] ?? "–");
+  const verdict = document.createElement("span");
+  verdict.className = `v v-${one.verdict}`;
+  verdict.textContent = one.verdict;
+  row.insertCell().append(verdict);
+  cell(row, figure(one.tokens.before), "n");
+  cell(row, figure(one.tokens.forecast ?? one.tokens.sent), "n");
+  cell(row, String(one.status), "n");
+  cell(row, one.ms.total === null ? "–" : figures.format(Math.round(one.ms.total)), "n");
+  return row;
+}
+
+async function refresh(newest) {
+  const asked = new URLSearchParams(location.search);
+  asked.delete("cursor");
+  asked.set("limit", "50");
+  const answer = await fetch(`/compaction/requests?${asked}`, { credentials: "same-origin" });
+  if (!answer.ok) throw new Error(`status ${answer.status}`);
+  const records = (await answer.json()).data;
+  document.querySelector("#requests tbody").replaceChildren(...records.map(rowOf));
+  const added = records.findIndex((one) => one.id === newest);
+  const count = added < 0 ? records.length : added;
+  if (newest !== null && count) document.querySelector("#announce").textContent = `${count} new requests`;
+  return records.length ? records[0].id : newest;
+}
+
+const live = document.querySelector("#live");
+if (live) {
+  let timer = null;
+  let newest = null;
+  const step = async () => {
+    try {
+      newest = await refresh(newest);
+    } catch (error) {
+      live.checked = false;
+      document.querySelector("#announce").textContent = `Live updates stopped: ${error.message}`;
+    }
+    timer = live.checked ? setTimeout(step, 2000) : null;
+  };
+  live.addEventListener("change", () => {
+    clearTimeout(timer);
+    if (live.checked) step();
+  });
+}
+
+const file = document.querySelector("#file");
+if (file) {
+  file.addEventListener("change", async () => {
+    if (file.files.length) document.querySelector("#body").value = await file.files[0].text();
+  });
+}

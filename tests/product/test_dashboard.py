@@ -1,0 +1,193 @@
+"""The dashboard: who sees which records, and pages that need nothing from elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.demo.upstream import StandIn
+from tests.kit.messages import words
+from tests.kit.scripted import behind, chat, key_hash
+from tests.product.browser import CHROMIUM, DRIVER, MISSING, browser
+
+RED, BLUE, ADMIN = "cp-red", "cp-blue", "cp-admin"
+UNTIL = (
+    "for (let i = 0; i < 200; i++) { if (%s) return true; await new Promise(r => setTimeout(r, 50)); } return false;"
+)
+PAGES = ("/compaction/", "/compaction/savings", "/compaction/policies", "/compaction/replay")
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A proxy with two teams, each with a compacted request."""
+    folder = tmp_path_factory.mktemp("dashboard")
+    sections = {
+        "auth": {"mode": "keys"},
+        "admin": {"keys": [key_hash(ADMIN)]},
+        "teams": {"red": {"keys": [key_hash(RED)]}, "blue": {"keys": [key_hash(BLUE)], "policy": "quiet"}},
+        "policies": {"default": {}, "quiet": {"mode": "shadow"}},
+        "store": {"url": f"sqlite:///{folder}/c.db"},
+        "prices": {"gpt-5": {"input_cost_per_token": 0.000001}},
+    }
+    with behind(StandIn(window=16_000), folder, **sections) as address:
+        for team, key in (("red", RED), ("blue", BLUE)):
+            messages = chat(30, 400)
+            messages[1]["content"] = f"<b>{team}-secret</b> " + words(100)
+            answer = asked(address, key, messages)
+            assert answer.status_code == (200 if team == "red" else 400)
+        yield address
+
+
+def asked(url: str, key: str, messages: list[Any]) -> httpx.Response:
+    body = {"model": "gpt-5", "messages": messages}
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, trust_env=False, timeout=60)
+
+
+@contextlib.contextmanager
+def signed_in(url: str, key: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, trust_env=False, timeout=30) as client:
+        answer = client.post("/compaction/sign-in", data={"key": key})
+        assert (answer.status_code, answer.headers["location"]) == (303, "/compaction/"), answer.text
+        assert "HttpOnly; SameSite=Strict" in answer.headers["set-cookie"]
+        assert key not in answer.headers["set-cookie"]
+        yield client
+
+
+def listed(client: httpx.Client) -> list[dict[str, Any]]:
+    """The records, once they are written."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        found: list[dict[str, Any]] = client.get("/compaction/requests").json()["data"]
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError("no records")
+
+
+def test_a_page_shows_its_own_teams_requests_only(url: str) -> None:
+    with signed_in(url, RED) as red, signed_in(url, BLUE) as blue, signed_in(url, ADMIN) as admin:
+        (mine,) = listed(red)
+        (theirs,) = listed(blue)
+        assert {one["team"] for one in listed(admin)} == {"red", "blue"}
+        for client, own, other in ((red, mine, theirs), (blue, theirs, mine)):
+            page = client.get("/compaction/").text
+            assert own["id"] in page
+            assert other["id"] not in page
+            assert client.get(f"/compaction/view/{own['id']}").status_code == 200
+            assert client.get(f"/compaction/view/{other['id']}").status_code == 404
+            for view in ("", "/before", "/after", "/diff", "/summary"):
+                assert client.get(f"/compaction/requests/{other['id']}{view}").status_code == 404
+            assert f"Teams: {other['team']}" not in client.get("/compaction/policies").text
+        page = admin.get("/compaction/").text
+        assert mine["id"] in page
+        assert theirs["id"] in page
+
+
+def test_a_request_page_shows_content_escaped_and_equals_the_json(url: str) -> None:
+    with signed_in(url, RED) as client:
+        (one,) = listed(client)
+        page = client.get(f"/compaction/view/{one['id']}").text
+        assert "&lt;b&gt;red-secret&lt;/b&gt;" in page
+        assert "<b>" not in page
+        for sentence in one["explanation"]:
+            assert sentence in page.replace("&#39;", "'")
+        diff = client.get(f"/compaction/requests/{one['id']}/diff").json()
+        replaced = next(change for change in diff["changes"] if change.get("summary"))
+        assert f"received: {len(replaced['before'])} messages" in page
+        summary = client.get(f"/compaction/requests/{one['id']}/summary").json()["messages"]
+        assert summary == replaced["after"]
+        after = client.get(f"/compaction/requests/{one['id']}/after").json()
+        assert sum(part.get("unchanged", 0) + len(part.get("messages", ())) for part in after["parts"]) > 2
+
+
+def test_figures_on_pages_equal_those_of_the_report(url: str) -> None:
+    with signed_in(url, ADMIN) as client:
+        listed(client)
+        total = client.get("/compaction/report?since=7d&by=team").json()["total"]
+        page = client.get("/compaction/savings").text
+        found = re.findall(r'<span class="tile-value">([^<]*)</span> ([^<]*)<', page)
+        tiles = {name: value for value, name in found}
+        assert tiles["tokens received"] == f"{total['received']:,}"
+        assert tiles["tokens sent"] == f"{total['sent']:,}"
+        assert tiles["requests"] == str(total["requests"])
+        assert tiles["USD saved, net"] == total["savings"]
+        assert tiles["USD that enforce would save"] == total["forecast_savings"]
+
+
+def test_replaying_under_another_policy_sends_nothing(url: str) -> None:
+    body = json.dumps({"model": "gpt-5", "messages": chat(30, 400)})
+    with signed_in(url, RED) as client:
+        before = len(listed(client))
+        page = client.post("/compaction/replay", data={"body": body, "policy": "quiet"}).text
+        assert "messages 2 to " in page
+        for wrong in ({"body": "{"}, {"body": "{}"}, {"body": body, "policy": "none"}):
+            answer = client.post("/compaction/replay", data=wrong)
+            assert answer.status_code == 400
+            assert 'role="alert"' in answer.text
+        assert len(listed(client)) == before
+
+
+def test_without_a_session_there_is_a_sign_in_page(url: str) -> None:
+    with httpx.Client(base_url=url, trust_env=False) as client:
+        for path in (*PAGES, "/compaction/view/" + "0" * 24):
+            answer = client.get(path)
+            assert (answer.status_code, "Sign in" in answer.text) == (401, True), path
+        for key in ("", "cp-wrong"):
+            assert client.post("/compaction/sign-in", data={"key": key}).status_code == 401
+        forged = {"cookie": f"compaction_session={'0' * 64}.9999999999.{'0' * 64}"}
+        assert client.get("/compaction/requests", headers=forged).status_code == 401
+    with signed_in(url, RED) as client:
+        foreign = {"sec-fetch-site": "same-site"}
+        assert client.get("/compaction/requests", headers=foreign).status_code in (401, 403)
+        assert client.post("/compaction/sign-out").status_code == 303
+        assert client.get("/compaction/requests").status_code == 401
+
+
+def test_pages_need_no_other_origin_and_no_inline_code(url: str) -> None:
+    with signed_in(url, ADMIN) as client:
+        (one, *_) = listed(client)
+        for path in (*PAGES, f"/compaction/view/{one['id']}"):
+            answer = client.get(path)
+            assert answer.status_code == 200
+            policy = answer.headers["content-security-policy"]
+            assert policy.startswith("default-src 'none'")
+            assert "unsafe" not in policy
+            assert not re.search(
+                r"https?://|//[a-z]|\son\w+=|\sstyle=|<style|<script(?! src=\"/compaction/)", answer.text
+            )
+        for name in ("style.css", "app.js"):
+            assert client.get(f"/compaction/assets/{name}").status_code == 200
+        assert client.get("/compaction/assets/base.html").status_code == 404
+
+
+@pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason=MISSING)
+def test_new_requests_appear_while_the_page_is_open(url: str, tmp_path: Path) -> None:
+    port = url.rsplit(":", 1)[1]
+    with browser(tmp_path, f"MAP 127.0.0.1:{port} 127.0.0.1:{port}") as window:
+        window.open(f"{url}/compaction/")
+        window.run("document.querySelector('#key').value = given[0]; document.querySelector('form').submit()", ADMIN)
+        assert window.run(UNTIL % "document.querySelector('#live')")
+        rows = "document.querySelectorAll('#requests tbody tr').length"
+        before = window.run(f"return {rows}")
+        assert before >= 2
+        window.run("document.querySelector('#live').click()")
+        asked(url, RED, [{"role": "user", "content": "hi"}])
+        assert window.run(UNTIL % f"{rows} > {before}")
+        assert window.run(f"return {rows}") == before + 1
+        assert window.run("return document.querySelector('#announce').textContent") == "1 new requests"
+        unlabeled = (
+            "return [...document.querySelectorAll('input,select,textarea')].filter(e => !e.labels.length).length"
+        )
+        for path in PAGES:
+            window.open(f"{url}{path}")
+            assert window.run(unlabeled) == 0
+            assert window.run("return document.documentElement.scrollWidth <= innerWidth")
