@@ -45,7 +45,7 @@ def run_command(command: Sequence[str], config: Path | None) -> int:
     """
     loaded = None if config is None else read(config.absolute(), os.environ)
     settings = listening(Settings() if loaded is None else loaded.settings, LOOPBACK)
-    configure()
+    configure(settings.log.level, settings.log.format)
     with socket.socket() as listener:
         listener.bind((LOOPBACK, 0))
         address = f"http://{LOOPBACK}:{listener.getsockname()[1]}"

@@ -42,7 +42,6 @@ STATUS = "/compaction/status"
 PARAMETERS = {
     REQUESTS: ("team", "policy", "model", "verdict", "since", "limit", "cursor"),
     REQUEST: (),
-    CHANGES: (),
     REPORT: ("since", "until", "by", "team", "format"),
     STATUS: (),
 }
@@ -81,7 +80,9 @@ class RecordEndpoints:
         async def serve(request: Request) -> Response:
             try:
                 async with viewing(self._service, request.scope) as viewer:
-                    return await answer(request, viewer, parameters(request.scope["query_string"], PARAMETERS[path]))
+                    return await answer(
+                        request, viewer, parameters(request.scope["query_string"], PARAMETERS.get(path, ()))
+                    )
             except ProxyError as error:
                 return _error(error)
             except StoreFailed as failure:

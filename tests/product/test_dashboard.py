@@ -1,4 +1,4 @@
-"""The dashboard: who sees which records, and pages that need nothing from elsewhere."""
+"""Test that the dashboard shows each team its own requests, and that its pages need no other host."""
 
 from __future__ import annotations
 
