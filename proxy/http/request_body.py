@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable, Iterator
+from time import perf_counter
 from types import TracebackType
 from typing import Protocol
 
@@ -98,8 +99,8 @@ class Sent:
     """A ``send`` that records how much of the response it has sent.
 
     ``status`` is 0 before the response begins. ``error`` is the code of the proxy's error in the response, if any, and
-    ``refused`` is true if the proxy rejected the request. ``first_byte`` is when the response began, in the event
-    loop's time. ``size`` is the bytes of the body.
+    ``refused`` is true if the proxy rejected the request. ``first_byte`` is when the response began, by
+    ``perf_counter``. ``size`` is the bytes of the body.
     """
 
     __slots__ = ("_send", "begun", "complete", "error", "first_byte", "refused", "size", "status")
@@ -119,7 +120,7 @@ class Sent:
         self.begun = True
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            self.first_byte = asyncio.get_running_loop().time()
+            self.first_byte = perf_counter()
             await self._send(message)
             return
         await self._send(message)

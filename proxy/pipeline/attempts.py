@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
+from time import perf_counter
 from urllib.parse import quote
 
 import structlog
@@ -69,7 +69,7 @@ class Attempts:
         transport = await context.configuration.upstreams.transport(context.route.upstream, context.dialect.path)
         if context.counter is None:
             outcome = Outcome("off" if mode_of(context.scope, context.caller) == "off" else "failed")
-            began = asyncio.get_running_loop().time()
+            began = perf_counter()
             start = await self._send(context, transport, outcome)
             describe_call(context, start, began, result_of(ACCEPT, start), None)
             return start, outcome
@@ -86,7 +86,7 @@ class Attempts:
         before = attempt.outcome.before
         context.record.fits = before is None or budget.input is None or before <= budget.input
         while True:
-            began = asyncio.get_running_loop().time()
+            began = perf_counter()
             start = await self._send(context, transport, attempt.outcome)
             try:
                 decision = await self.decide(context, attempt, start)
@@ -347,7 +347,7 @@ class Attempts:
             expanded=partial(body.expanded, sent, outcome.messages) if body.references else None,
         )
         answer = None
-        began = asyncio.get_running_loop().time()
+        began = perf_counter()
         try:
             with context.clock.until(context.deadline):
                 answer = await transport.send(request)

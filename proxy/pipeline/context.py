@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from time import perf_counter
 
 import msgspec
 import xxhash
@@ -26,7 +26,7 @@ class RequestContext(msgspec.Struct, eq=False):
     """One request to any endpoint, from its arrival to the end of its response.
 
     ``record`` has the request's id, the value of ``x-compaction-id``. ``via`` is the value of ``x-compaction-via`` for
-    the upstream. ``started`` is in the event loop's time, in seconds. ``configuration`` is the snapshot at the
+    the upstream. ``started`` is by ``perf_counter``, in seconds. ``configuration`` is the snapshot at the
     request's arrival.
     """
 
@@ -47,7 +47,7 @@ def begin_request(services: Services, scope: Scope, *, forwarded: bool = True) -
     via = next_via(scope, services.instance) if forwarded else ""
     caller = configuration.teams.authenticate(scope["headers"])
     record.tenant, record.team, record.policy = caller.tenant, caller.team, caller.policy.name
-    return RequestContext(record, asyncio.get_running_loop().time(), configuration, scope, via, caller)
+    return RequestContext(record, perf_counter(), configuration, scope, via, caller)
 
 
 class ConversationContext(RequestContext):

@@ -7,9 +7,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
+from time import perf_counter
 
 import structlog
-from cachetools import LRUCache
 from starlette.types import Scope
 
 from proxy.http.request_body import Sent
@@ -28,7 +28,7 @@ BATCH = 500
 """Records per write."""
 
 TENANTS = 20_000
-"""Tenants to remember, those with the latest requests."""
+"""Tenants to remember. The set starts again when it is full."""
 
 PAUSE_SECONDS = 0.5
 """Seconds between two writes."""
@@ -60,7 +60,7 @@ class Recorder:
         self._seconds = seconds
         self._sinks = sinks
         self._waiting: deque[RequestRecord] = deque()
-        self._tenants: LRUCache[str, None] = LRUCache(TENANTS)
+        self._tenants: set[str] = set()
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         self._breaker = CircuitBreaker(FIRST_PAUSE, LONGEST_PAUSE, is_failure=_is_failure, report=_report)
@@ -73,7 +73,7 @@ class Recorder:
         return record
 
     def end(self, record: RequestRecord, sent: Sent, started: float) -> None:
-        """Finish a record after its response. ``started`` is the request's arrival in the event loop's time."""
+        """Finish a record after its response. ``started`` is the request's arrival by ``perf_counter``."""
         record.status, record.bytes_out = sent.status, sent.size
         if sent.error is not None:
             record.error = sent.error
@@ -82,7 +82,7 @@ class Recorder:
         elif not sent.complete:
             record.error = CLIENT_LEFT
             record.status = 499
-        now = asyncio.get_running_loop().time()
+        now = perf_counter()
         record.phases["total"] = _ms(now - started)
         if sent.begun:
             record.phases["first_byte"] = _ms(sent.first_byte - started)
@@ -94,7 +94,9 @@ class Recorder:
             sink(record)
         if self._store is None:
             return
-        self._tenants[record.tenant] = None
+        if len(self._tenants) >= TENANTS:
+            self._tenants.clear()
+        self._tenants.add(record.tenant)
         self._waiting.append(record)
         if len(self._waiting) > WAITING:
             self._waiting.popleft()

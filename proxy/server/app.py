@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from time import perf_counter
 
 import structlog
 from starlette.applications import Starlette
@@ -114,7 +115,7 @@ class Proxy:
         if not scope["path"].startswith(API):
             await serve(scope, receive, sent)
             return
-        recorder, started = self.service.recorder, asyncio.get_running_loop().time()
+        recorder, started = self.service.recorder, perf_counter()
         record = recorder.begin(scope)
         try:
             await serve(scope, receive, sent)
