@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import csv
+import html
 import io
 import json
 import time
@@ -28,9 +29,9 @@ from proxy.store import open_store
 from proxy.store.ledger_report import BY, MONEY
 from proxy.store.records import SUMS, LedgerSums, RecordQuery, sums_of
 from proxy.telemetry.record import Cost, Reason, RequestRecord, UpstreamCall, Usage, first_id
-from tests.kit.program import call, write_config
+from tests.kit.program import call, program, write_config
 from tests.kit.records import records_in, written
-from tests.kit.scripted import behind, chat, key_hash, proxied
+from tests.kit.scripted import behind, chat, key_hash
 from tests.kit.waiting import until
 
 TEAMS = ("red", "blue", "green")
@@ -326,6 +327,8 @@ def misbehave(body: dict[str, Any]) -> Reply:
     return Reply(content=CANARY)
 
 
+NO_KEEPALIVE = httpx.Limits(max_keepalive_connections=0)
+
 INCIDENTS = {
     "refused": [{"model": "fine"}, "sk-wrong", 401, ["The proxy refused the request.", "status 401, invalid_api_key"]],
     "missing": [{"model": "missing"}, "sk-red", 404, ["Attempt 1 got status 404 (error)", "status 404"]],
@@ -349,7 +352,9 @@ INCIDENTS = {
 """The request, the key, the status, and parts of the explanation."""
 
 
-def test_each_incident_is_explained_by_its_id_without_content(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.full), 3])
+def test_each_incident_is_explained_by_its_id_without_content(workers: int, tmp_path: Path) -> None:
+    """By the API, the command, the log, and the dashboard. Each request has a connection of its own."""
     upstream = StandIn(window=16_000, responder=misbehave)
     with serve(upstream.app) as url:
         known = {"context_window": 16_000, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
@@ -373,10 +378,12 @@ def test_each_incident_is_explained_by_its_id_without_content(tmp_path: Path) ->
             },
         }
         with (
-            proxied(settings, tmp_path) as entrance,
-            httpx.Client(base_url=entrance, trust_env=False, timeout=60) as http,
+            program(write_config(settings, tmp_path), "--workers", str(workers)) as server,
+            httpx.Client(base_url=server.url, trust_env=False, timeout=60, limits=NO_KEEPALIVE) as http,
         ):
             admin = {"authorization": "Bearer sk-admin"}
+            session = http.post("/compaction/sign-in", data={"key": "sk-admin"}).headers["set-cookie"].split(";")[0]
+            http.cookies.clear()
             answers = {}
             for name, (fields, key, _, _) in INCIDENTS.items():
                 long = name in ("compacted", "shadow", "retried")
@@ -391,11 +398,27 @@ def test_each_incident_is_explained_by_its_id_without_content(tmp_path: Path) ->
                 story = " ".join(found.json()["explanation"])
                 assert [part for part in parts if part not in story] == [], (name, story)
                 assert CANARY not in found.text
+                page = http.get(f"/compaction/view/{answers[name][1]}", headers={"cookie": session}).text
+                told = call(tmp_path, "show", answers[name][1], "--config", "config.yaml").stdout
+                for text in (html.unescape(page), " ".join(told.split())):
+                    assert [part for part in parts if part not in text] == [], (name, text)
+                    assert CANARY not in text
+                logged = [line for line in lines(server.log) if line.get("request") == answers[name][1]]
+                assert [line["status"] for line in logged if line["event"] == "request.finished"] == [status], name
+                if key != "sk-wrong":
+                    team = "red" if key == "sk-red" else "blue"
+                    listed = http.get(f"{REQUESTS}?team={team}&since=1h&limit=1000", headers=admin).json()["data"]
+                    assert answers[name][1] in {one["id"] for one in listed}
                 other = "sk-blue" if key != "sk-blue" else "sk-red"
                 assert http.get(path, headers={"x-api-key": other}).status_code == 404
             for path in (REQUESTS, f"{REPORT}?by=team,model,upstream,day", STATUS):
                 answer = http.get(path, headers=admin)
                 assert (answer.status_code, CANARY in answer.text) == (200, False)
+        assert CANARY.encode() not in server.log.read_bytes()
+
+
+def lines(log: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
 
 
 def failing(http: httpx.Client, body: dict[str, Any], key: str) -> tuple[int, str]:
