@@ -115,12 +115,16 @@ def explain(file: Path, config: Path | None, model: str | None, policy: str | No
 @click.argument("names", nargs=-1)
 @_CONFIG
 @click.option("--check", is_flag=True, help="Compare LiteLLM's table of models with the proxy's corrections.")
-def models(names: tuple[str, ...], config: Path | None, check: bool) -> None:
+@click.option("--forget-limit", is_flag=True, help="Forget what the proxy has learned of the limits of NAMES.")
+def models(names: tuple[str, ...], config: Path | None, check: bool, forget_limit: bool) -> None:
     """Show the limits in force, their sources, and the limits learned from upstreams."""
     from proxy.cli.explain import checked, limits
+    from proxy.cli.learned_report import forget_learned
 
+    if forget_limit and (check or not names):
+        raise click.UsageError("--forget-limit needs names of models, as upstreams know them, and no --check")
     with _errors_without_traceback():
-        (checked if check else limits)(names, config)
+        (forget_learned if forget_limit else checked if check else limits)(names, config)
 
 
 @main.group()

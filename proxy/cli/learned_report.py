@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import os
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
+import click
 from rich.console import Console
 from rich.table import Table
 
-from proxy.limits.stored import Learned
+from proxy.config import Settings, load
+from proxy.errors import ConfigurationError
+from proxy.limits.learned import Limits
+from proxy.limits.stored import Learned, forget_limits
+from proxy.store import StoreFailed, open_store
 
 
 def render(known: Learned, wanted: Sequence[tuple[str, str]], console: Console) -> None:
@@ -40,6 +48,25 @@ def render(known: Learned, wanted: Sequence[tuple[str, str]], console: Console) 
             console.print(table, markup=False, highlight=False)
     if not limits_table.row_count and not ratios_table.row_count:
         console.print("Nothing has been learned of these models.", highlight=False)
+
+
+def forget_learned(names: Sequence[str], config: Path | None) -> None:
+    """Forget the learned limits of models, by the upstreams' names. Raises ``ConfigurationError``."""
+    forgotten = asyncio.run(_forgotten(names, load(config, os.environ)))
+    for tenant, found in forgotten:
+        click.echo(f"Forgot the limits of {found.model} at {found.upstream} for caller {short(tenant)}.")
+    if not forgotten:
+        click.echo("Nothing has been learned of the limits of these models.")
+
+
+async def _forgotten(names: Sequence[str], settings: Settings) -> list[tuple[str, Limits]]:
+    store = open_store(settings.store.url, settings.store.encryption.keys)
+    try:
+        return await forget_limits(store, set(names), time.time())
+    except StoreFailed as error:
+        raise ConfigurationError(f"store.url: the store can't be written: {error}") from error
+    finally:
+        await store.aclose()
 
 
 def short(tenant: str) -> str:

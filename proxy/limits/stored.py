@@ -1,19 +1,20 @@
-"""Read the limits and ratios in a store, learned from rejected requests and usage."""
+"""Read the limits and ratios in a store, learned from rejected requests and usage, or forget limits."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from proxy.limits import calibration
 from proxy.limits import learned as limits
 from proxy.limits.calibration import TokenRatios
 from proxy.limits.learned import Limits
 from proxy.store import ManagedStore
-from proxy.store.replicated_map import UNREADABLE, Known
+from proxy.store.replicated_map import UNREADABLE, Known, name_of
 
 V = TypeVar("V", bound=Known)
 
@@ -39,6 +40,23 @@ async def learned(store: ManagedStore) -> Learned:
 async def stored_limits(store: ManagedStore) -> list[tuple[str, Limits]]:
     """Return the limits in the store, by tenant. Raises ``StoreFailed``."""
     return await _entries(store, limits.KIND, Limits)
+
+
+async def forget_limits(store: ManagedStore, models: Collection[str], now: float) -> list[tuple[str, Limits]]:
+    """Mark the learned limits of models as disproved, by the upstream's names. Return those that held.
+
+    Running servers notice within a minute. ``now`` is in seconds since 1970. Raises ``StoreFailed``.
+    """
+    forgotten = []
+    for tenant, found in await stored_limits(store):
+        held = {name: record for name in ("input", "total") if (record := getattr(found, name)) and record.holds(now)}
+        if found.model not in models or not held:
+            continue
+        disproved = {name: replace(record, since=now, disproved=True) for name, record in held.items()}
+        value, key = msgspec.json.encode(replace(found, **disproved)), name_of(found.upstream, found.model)
+        await store.put(tenant, limits.KIND, key, value, found.until - now)
+        forgotten.append((tenant, found))
+    return forgotten
 
 
 async def _entries(store: ManagedStore, kind: str, form: type[V]) -> list[tuple[str, V]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import sys
@@ -12,6 +13,8 @@ import yaml
 
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
+from proxy.limits.learned import LearnedLimit, LearnedLimits
+from proxy.store import open_store
 from tests.kit.program import call, run
 from tests.kit.scripted import key_hash
 
@@ -115,6 +118,36 @@ def test_keys_list_shows_no_whole_hash(tmp_path: Path) -> None:
         assert word in out
     empty = configured(tmp_path, upstreams=upstreams)
     assert "has no keys" in call(tmp_path, "keys", "list", "--config", empty).stdout
+
+
+def test_learned_limits_can_be_forgotten(tmp_path: Path) -> None:
+    upstreams = {"main": {"base_url": "http://127.0.0.1:9/v1"}}
+    file = configured(tmp_path, upstreams=upstreams, store={"url": "sqlite:///c.db"})
+
+    async def learn() -> tuple[LearnedLimit | None, LearnedLimit | None]:
+        store = open_store(f"sqlite:///{tmp_path}/c.db")
+        learned = LearnedLimits(store)
+        for model in ("gpt-5", "gpt-6"):
+            learned.learn("main", model, "team:a", LearnedLimit(input=9_000), LearnedLimit())
+        await learned.aclose()
+        done = await asyncio.to_thread(call, tmp_path, "models", "gpt-5", "--forget-limit", "--config", file)
+        assert "Forgot the limits of gpt-5 at main for caller " in done.stdout
+        again = LearnedLimits(store)
+        for model in ("gpt-5", "gpt-6"):
+            if (read := again.first_read("main", model, "team:a")) is not None:
+                await read
+        found = again.get("main", "gpt-5", "team:a"), again.get("main", "gpt-6", "team:a")
+        await again.aclose()
+        await store.aclose()
+        return found
+
+    forgotten, kept = asyncio.run(learn())
+    assert forgotten is None
+    assert kept is not None
+    assert kept.input == 9_000
+    done = call(tmp_path, "models", "gpt-5", "--forget-limit", "--config", file)
+    assert done.stdout == "Nothing has been learned of the limits of these models.\n"
+    assert call(tmp_path, "models", "--forget-limit", "--config", file).returncode == 2
 
 
 @pytest.mark.parametrize(("like", "window"), [("gpt-5", "272,000"), ("no-such-model", "unknown")])
