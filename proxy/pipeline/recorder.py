@@ -21,13 +21,13 @@ from proxy.telemetry.record import RECORD, RequestRecord, current, new_id
 
 log = structlog.get_logger(__name__)
 
-WAITING = 10_000
+WAITING = 4_000
 """Records that may wait to be written. The proxy drops the oldest ones over that."""
 
 BATCH = 500
 """Records per write."""
 
-TENANTS = 20_000
+TENANTS = 4_000
 """Tenants to remember. The set starts again when it is full."""
 
 PAUSE_SECONDS = 0.5
@@ -141,7 +141,7 @@ class Recorder:
                 continue
             try:
                 with attempt:
-                    await self._write_batch()
+                    await self.flush()
             except StoreFailed as failure:
                 log.warning("records.write_failed", reason=str(failure), waiting=len(self._waiting))
         self._task = None

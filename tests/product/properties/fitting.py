@@ -27,6 +27,7 @@ from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.response_start import Asked, read_start
 from proxy.pipeline.usage_feedback import UsageFeedback
 from proxy.server.runtime import Runtime
+from proxy.telemetry.record import RequestRecord
 from proxy.upstream.transport import Answer
 
 WINDOWS = (8_000, 16_384, 32_000, 128_000)
@@ -253,8 +254,9 @@ class Sessions:
             attempt = decision.attempt
         seen = self._feedback.prepare(exchange, opening, attempt.outcome)
         if seen is not None:
-            seen.tail.add(data)
-            await self._feedback.record(seen)
+            tail = CHAT.answers.tail()
+            tail.add(data)
+            await self._feedback.record(seen, tail.finished())
         figures.learned += self._service.learned.get(*exchange.place) is not None
         return True
 
@@ -268,7 +270,7 @@ class Sessions:
         clock = CoarseTimer(asyncio.get_running_loop())
         scope, counter = {"type": "http", "headers": []}, service.measures.counter(profile, CHAT)
         return ConversationContext(
-            id="",
+            record=RequestRecord("", 0.0),
             memory=service.bodies.lease(),
             dialect=CHAT,
             started=0.0,
