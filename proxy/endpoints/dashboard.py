@@ -108,7 +108,7 @@ class Dashboard:
             Route("/compaction/savings", self._page(self._savings), methods=["GET"]),
             Route("/compaction/policies", self._page(self._policies), methods=["GET"]),
             Route("/compaction/replay", self._page(self._replay), methods=["GET", "POST"]),
-            Route("/compaction/sign-in", self._sign_in, methods=["POST"]),
+            Route("/compaction/sign-in", self._sign_in, methods=["GET", "POST"]),
             Route("/compaction/sign-out", _sign_out, methods=["POST"]),
             Route("/compaction/assets/{name}", self._asset, methods=["GET"]),
         ]
@@ -134,7 +134,9 @@ class Dashboard:
 
     def _render(self, name: str, viewer: Viewer, status: int = 200, /, **values: Any) -> Response:
         here = values.pop("here", "")
-        text = self._pages.get_template(name).render(screens=SCREENS, here=here, who=viewer.name, **values)
+        text = self._pages.get_template(name).render(
+            screens=SCREENS, here=here, who=viewer.name, signed_in=viewer.signed_in, **values
+        )
         return Response(text, status, HEADERS, media_type="text/html")
 
     def _sign_in_page(self, problem: str, status: int) -> Response:
@@ -142,6 +144,8 @@ class Dashboard:
         return Response(text, status, HEADERS, media_type="text/html")
 
     async def _sign_in(self, request: Request) -> Response:
+        if request.method != "POST":
+            return self._sign_in_page("", 200)
         try:
             key = (await self._form(request, 10_000)).get("key", "").strip()
             cookie = self._service.sessions.cookie(key)

@@ -35,6 +35,7 @@ HEADERS = {
 }
 
 PATHS = {
+    "/compaction/": "requests, savings, policies, and replay",
     "/v1/models": "the models that you can use",
     "/livez": "whether the process runs",
     "/readyz": "whether it takes requests, and problems it works around",
