@@ -22,21 +22,22 @@ from proxy.access.sessions import ended
 from proxy.config import Loaded
 from proxy.config.effective import effective_values
 from proxy.config.inheritance import stated
+from proxy.config.tree import Node
 from proxy.dialects.recognition import DIALECTS, recognized
 from proxy.endpoints.charts import chart
 from proxy.endpoints.parameters import choice, parameters, time_in
+from proxy.endpoints.presentation import figure, milliseconds, request_facts, shown_change, tiles
 from proxy.endpoints.records import REQUEST_ID, request_json
 from proxy.endpoints.status import status
 from proxy.endpoints.viewer import Viewer, viewing
 from proxy.errors import BadBody, ConfigurationError, NotAuthenticated, NotFound, ProxyError, RequestError
 from proxy.http.request_body import read_body
-from proxy.pipeline.changes import Changed, Unchanged, read_changes
+from proxy.pipeline.changes import read_changes
 from proxy.pipeline.replay import facts, replay
 from proxy.pipeline.services import Services
 from proxy.store import StoreFailed
 from proxy.store.ledger_report import day_of, report
 from proxy.store.records import RECORD_LIMIT, RecordQuery
-from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.record_json import record_json
 
 log = structlog.get_logger(__name__)
@@ -55,12 +56,6 @@ FILTERS = ("team", "policy", "model", "verdict", "since", "cursor")
 
 SHOWN_VERDICTS = ("none", "compacted", "shadow", "off", "failed", "unsupported", "refused")
 
-SHOWN_MESSAGES = 20
-"""Messages of one change on a page. The JSON endpoints have all of them."""
-
-SHOWN_CHARACTERS = 6_000
-"""Characters of one message on a page."""
-
 REPLAY_BYTES = 8_000_000
 """Bytes of a replayed request, as a form."""
 
@@ -75,6 +70,8 @@ HEADERS = {
 }
 
 ASSETS = {"style.css": "text/css; charset=utf-8", "app.js": "text/javascript; charset=utf-8"}
+
+_NO_FILE = Node(line=0, start=0, value={})
 
 NOTE = (
     "Savings compare the price with an estimate of the price without the proxy. It takes prompt caching into account. "
@@ -97,7 +94,7 @@ class Dashboard:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._pages.filters.update(figure=_figure, ms=_milliseconds)
+        self._pages.filters.update(figure=figure, ms=milliseconds)
 
     @property
     def routes(self) -> list[Route]:
@@ -193,8 +190,10 @@ class Dashboard:
         none = "The proxy sent this request as it came."
         if found.verdict == "compacted":
             none = "The archive has no entry for this request. The policy may keep none, or it may have expired."
-        shown = None if changes is None else await asyncio.to_thread(lambda: [_change(change) for change in changes])
-        values = {"one": one, "facts": _facts(found, one), "changes": shown, "no_changes": none}
+        shown = (
+            None if changes is None else await asyncio.to_thread(lambda: [shown_change(change) for change in changes])
+        )
+        values = {"one": one, "facts": request_facts(found, one), "changes": shown, "no_changes": none}
         return self._render("request.html", viewer, **values)
 
     async def _savings(self, request: Request, viewer: Viewer) -> Response:
@@ -226,7 +225,7 @@ class Dashboard:
         values = {
             "given": given,
             "problem": problem,
-            "tiles": _tiles(by_day["total"]),
+            "tiles": tiles(by_day["total"]),
             "charts": charts if days else [],
         }
         return self._render(
@@ -246,15 +245,10 @@ class Dashboard:
         for name, policy in sorted(settings.policies.items(), key=lambda item: (item[0] != "default", item[0])):
             if name not in names:
                 continue
-            if loaded is not None and viewer.tenants is None:
-                rows = list(
-                    effective_values(policy, stated(loaded.root, name, loaded.written.policies), loaded.sources.place)
-                )
-            else:
-                plain = policy.model_dump(mode="json", exclude={"name", "models"})
-                rows = [(key, msgspec.json.encode(value).decode(), "") for key, value in plain.items()]
+            values = _NO_FILE if loaded is None else stated(loaded.root, name, loaded.written.policies)
+            rows = list(effective_values(policy, values, _nowhere if loaded is None else loaded.sources.place))
             members = sorted(team for team, one in teams.items() if one.policy == name)
-            places = any(place for _, _, place in rows)
+            places = loaded is not None and viewer.tenants is None
             policies.append({"name": name, "mode": policy.mode, "rows": rows, "teams": members, "places": places})
         found = await status(self._service, viewer)
         limits = found["learned_limits"]
@@ -317,6 +311,10 @@ async def _sign_out(request: Request) -> Response:
     return RedirectResponse(HOME, 303, {**HEADERS, "set-cookie": ended()})
 
 
+def _nowhere(line: int) -> str:
+    return "default"
+
+
 def _query(viewer: Viewer, given: dict[str, str]) -> RecordQuery:
     cursor = given.get("cursor")
     if cursor is not None and not REQUEST_ID.fullmatch(cursor):
@@ -332,75 +330,3 @@ def _query(viewer: Viewer, given: dict[str, str]) -> RecordQuery:
         before=cursor,
         limit=ROWS + 1,
     )
-
-
-def _facts(record: RequestRecord, one: dict[str, Any]) -> list[tuple[str, str]]:
-    usage = one["usage"] or {}
-    cost = one["cost"]
-    shown = [
-        ("time (UTC)", one["time"]),
-        ("team", record.team),
-        ("policy", record.policy),
-        ("API", record.api),
-        ("model", record.model),
-        ("upstream", record.upstream),
-        ("status", str(record.status)),
-        ("error", record.error),
-        ("verdict", record.verdict),
-        ("steps", ", ".join(record.steps)),
-        ("tokens received", _figure(record.before)),
-        ("tokens sent", _figure(record.sent)),
-        ("enforce would send", None if record.forecast is None else _figure(record.forecast)),
-        ("input reported", _figure(usage.get("input"))),
-        ("from the cache", _figure(usage.get("cache_read"))),
-        ("output reported", _figure(usage.get("output"))),
-        ("cost, USD", None if cost is None else cost["sent"]),
-        ("without the proxy, USD", None if cost is None else cost["as_received"]),
-        ("total, ms", _milliseconds(one["ms"]["total"])),
-        ("first byte, ms", _milliseconds(one["ms"]["first_byte"])),
-    ]
-    return [(name, value) for name, value in shown if value]
-
-
-def _change(change: Changed | Unchanged) -> dict[str, Any]:
-    if isinstance(change, Unchanged):
-        return {"unchanged": change.count, "position": change.position}
-    title = f"Message {change.position + 1}, shortened"
-    if change.summary:
-        title = f"Messages {change.position + 1} to {change.position + len(change.before)}, replaced by a summary"
-    return {
-        "title": title,
-        "complete": change.complete,
-        "before": [_shown(message) for message in change.before[:SHOWN_MESSAGES]],
-        "received": len(change.before),
-        "hidden": max(0, len(change.before) - SHOWN_MESSAGES),
-        "after": [_shown(message) for message in change.after],
-    }
-
-
-def _shown(message: bytes) -> str:
-    text = msgspec.json.format(message, indent=2).decode("utf-8", "replace")
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}… ({len(text):,} characters)"
-
-
-def _tiles(total: dict[str, Any]) -> list[tuple[str, str]]:
-    tiles = [
-        ("requests", _figure(total["requests"])),
-        ("compacted", _figure(total["compacted"])),
-        ("too large without the proxy", _figure(total["avoided"])),
-        ("tokens received", _figure(total["received"])),
-        ("tokens sent", _figure(total["sent"])),
-        ("USD saved, net", total["savings"]),
-    ]
-    if total["shadow"]:
-        tiles.append(("tokens that enforce would send", _figure(total["forecast"])))
-        tiles.append(("USD that enforce would save", total["forecast_savings"]))
-    return tiles
-
-
-def _figure(value: int | None) -> str:
-    return "–" if value is None else f"{value:,}"
-
-
-def _milliseconds(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f}"

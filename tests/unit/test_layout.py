@@ -19,7 +19,7 @@ COVERED = {
     "hostile/test_expressions.py": "config/patterns",
     "product/test_commands.py": "cli/commands cli/explain cli/policy_report cli/new_key cli/learned_report cli/forget",
     "product/test_dashboard.py": "access/sessions config/effective endpoints/changes endpoints/charts "
-    "endpoints/dashboard pipeline/replay",
+    "endpoints/dashboard endpoints/presentation pipeline/replay",
     "product/test_operator_commands.py": "cli/operations cli/init cli/doctor cli/wrapped_command cli/checking "
     "cli/key_list",
     "product/test_record_paths.py": "cli/records endpoints/records endpoints/status endpoints/viewer "

@@ -1,0 +1,93 @@
+"""Turn records and reports into the texts of the dashboard's pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from proxy.pipeline.changes import Changed, Unchanged
+from proxy.telemetry.record import RequestRecord
+
+SHOWN_MESSAGES = 20
+"""Messages of one change on a page. The JSON endpoints have all of them."""
+
+SHOWN_CHARACTERS = 6_000
+"""Characters of one message on a page."""
+
+
+def request_facts(record: RequestRecord, one: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the names and values to show of a request. ``one`` is the record as JSON."""
+    usage = one["usage"] or {}
+    cost = one["cost"]
+    shown = [
+        ("time (UTC)", one["time"]),
+        ("team", record.team),
+        ("policy", record.policy),
+        ("API", record.api),
+        ("model", record.model),
+        ("upstream", record.upstream),
+        ("status", str(record.status)),
+        ("error", record.error),
+        ("verdict", record.verdict),
+        ("steps", ", ".join(record.steps)),
+        ("tokens received", figure(record.before)),
+        ("tokens sent", figure(record.sent)),
+        ("enforce would send", None if record.forecast is None else figure(record.forecast)),
+        ("input reported", figure(usage.get("input"))),
+        ("from the cache", figure(usage.get("cache_read"))),
+        ("output reported", figure(usage.get("output"))),
+        ("cost, USD", None if cost is None else cost["sent"]),
+        ("without the proxy, USD", None if cost is None else cost["as_received"]),
+        ("total, ms", milliseconds(one["ms"]["total"])),
+        ("first byte, ms", milliseconds(one["ms"]["first_byte"])),
+    ]
+    return [(name, value) for name, value in shown if value]
+
+
+def shown_change(change: Changed | Unchanged) -> dict[str, Any]:
+    """Return what a page shows of a change. Formatting long messages is slow, so call it in a thread."""
+    if isinstance(change, Unchanged):
+        return {"unchanged": change.count, "position": change.position}
+    title = f"Message {change.position + 1}, shortened"
+    if change.summary:
+        title = f"Messages {change.position + 1} to {change.position + len(change.before)}, replaced by a summary"
+    return {
+        "title": title,
+        "complete": change.complete,
+        "before": [_shown(message) for message in change.before[:SHOWN_MESSAGES]],
+        "received": len(change.before),
+        "hidden": max(0, len(change.before) - SHOWN_MESSAGES),
+        "after": [_shown(message) for message in change.after],
+    }
+
+
+def _shown(message: bytes) -> str:
+    text = msgspec.json.format(message, indent=2).decode("utf-8", "replace")
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}… ({len(text):,} characters)"
+
+
+def tiles(total: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the names and values of a report's total."""
+    shown = [
+        ("requests", figure(total["requests"])),
+        ("compacted", figure(total["compacted"])),
+        ("too large without the proxy", figure(total["avoided"])),
+        ("tokens received", figure(total["received"])),
+        ("tokens sent", figure(total["sent"])),
+        ("USD saved, net", total["savings"]),
+    ]
+    if total["shadow"]:
+        shown.append(("tokens that enforce would send", figure(total["forecast"])))
+        shown.append(("USD that enforce would save", total["forecast_savings"]))
+    return shown
+
+
+def figure(value: int | None) -> str:
+    """Return a number with separators."""
+    return "–" if value is None else f"{value:,}"
+
+
+def milliseconds(value: float | None) -> str:
+    """Return a duration in whole milliseconds."""
+    return "–" if value is None else f"{value:,.0f}"
