@@ -143,9 +143,17 @@ def test_without_a_session_there_is_a_sign_in_page(url: str) -> None:
             assert (answer.status_code, "Sign in" in answer.text) == (401, True), path
         for key in ("", "cp-wrong"):
             assert client.post("/compaction/sign-in", data={"key": key}).status_code == 401
-        forged = {"cookie": f"compaction_session={'0' * 64}.9999999999.{'0' * 64}"}
-        assert client.get("/compaction/requests", headers=forged).status_code == 401
+        # The digests of keys are in the configuration, so a digest alone must not be enough.
+        digest = key_hash(RED).removeprefix("sha256:")
+        for cookie in (f"{digest}.9999999999.{'0' * 64}", f"{digest}.9999999999", digest, "..", ""):
+            forged = {"cookie": f"compaction_session={cookie}"}
+            assert client.get("/compaction/requests", headers=forged).status_code == 401, cookie
     with signed_in(url, RED) as client:
+        own = client.cookies["compaction_session"]
+        later = re.sub(r"\.\d+\.", ".9999999999.", own)
+        for cookie, status in ((own, 200), (later, 401)):
+            headers = {"cookie": f"compaction_session={cookie}"}
+            assert httpx.get(f"{url}/compaction/requests", headers=headers, trust_env=False).status_code == status
         foreign = {"sec-fetch-site": "same-site"}
         assert client.get("/compaction/requests", headers=foreign).status_code in (401, 403)
         assert client.post("/compaction/sign-out").status_code == 303
