@@ -51,11 +51,18 @@ def serve(config: Path | None, host: str | None, port: int | None, workers: int)
 @click.option(
     "--turns", type=click.IntRange(1), default=60, show_default=True, help="The number of turns in the session."
 )
-def demo(turns: int) -> None:
+@click.option(
+    "--api",
+    type=click.Choice(["chat", "responses", "messages"]),
+    default="chat",
+    show_default=True,
+    help="The API that the agent uses.",
+)
+def demo(turns: int, api: str) -> None:
     """Run a long agent session with and without the proxy; needs no API key."""
     from proxy.demo.run import demo as run_demo
 
-    sys.exit(run_demo(turns))
+    sys.exit(run_demo(turns, api))
 
 
 @main.command()

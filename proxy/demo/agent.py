@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,9 @@ from openai.types.chat import ChatCompletionChunk
 
 from proxy.demo.script import SYSTEM, task_message, tool_result
 from proxy.demo.tools import TOOLS
+
+MAX_TOKENS = 1_000
+"""Output limit of each request to ``/v1/messages``, which requires one."""
 
 
 @dataclass(slots=True)
@@ -44,26 +48,29 @@ class Agent:
         """Run up to ``turns`` turns. The first error ends the session."""
         started = time.perf_counter()
         tasks = 0
+        working = False
         try:
             for turn in range(turns):
-                if self.messages[-1]["role"] != "tool":
+                if not working:
                     tasks += 1
                     self.messages.append({"role": "user", "content": task_message(tasks)})
-                self._turn(stream=turn % 2 == 1)
+                working = self._turn(stream=turn % 2 == 1)
                 self.session.turns += 1
                 on_turn()
-        except (openai.APIError, httpx.HTTPError, EOFError) as error:
+        except (openai.APIError, httpx.HTTPError, EOFError, FailedError) as error:
             self.session.error = _words(error)
         self.session.seconds = time.perf_counter() - started
         return self.session
 
-    def _turn(self, *, stream: bool) -> None:
+    def _turn(self, *, stream: bool) -> bool:
+        """Send the history, and append the answer and the tool results. Return whether there are results."""
         answer = self._streamed() if stream else self._whole()
         self.messages.append(answer)
         for call in answer.get("tool_calls", ()):
             function = call["function"]
             result = tool_result(call["id"], function["name"], function["arguments"])
             self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+        return "tool_calls" in answer
 
     def _whole(self) -> dict[str, Any]:
         raw = self.client.chat.completions.with_raw_response.create(
@@ -79,6 +86,103 @@ class Agent:
         self.session.headers.append(raw.headers)
         with raw.parse() as chunks:
             return gather(chunks)
+
+
+class ResponsesAgent(Agent):
+    """Do the same work with ``/v1/responses``. ``messages`` are its input items."""
+
+    def __init__(self, client: openai.OpenAI, model: str) -> None:
+        super().__init__(client, model)
+        self.messages = []
+
+    def _turn(self, *, stream: bool) -> bool:
+        tools = [{"type": "function", "strict": False, **tool["function"]} for tool in TOOLS]
+        raw = self.client.responses.with_raw_response.create(
+            model=self.model,
+            instructions=SYSTEM,
+            store=False,
+            stream=stream,
+            tools=cast(Any, tools),
+            extra_body={"input": self.messages},
+        )
+        self.session.headers.append(raw.headers)
+        answer = cast(Any, raw.parse())
+        output = [item.model_dump(exclude_none=True) for item in (_last(answer) if stream else answer).output]
+        calls = [item for item in output if item["type"] == "function_call"]
+        self.messages += output
+        for call in calls:
+            result = tool_result(call["call_id"], call["name"], call["arguments"])
+            self.messages.append({"type": "function_call_output", "call_id": call["call_id"], "output": result})
+        return bool(calls)
+
+
+class MessagesAgent(Agent):
+    """Do the same work with ``/v1/messages``, without Anthropic's client."""
+
+    def __init__(self, client: openai.OpenAI, model: str) -> None:
+        super().__init__(client, model)
+        self.messages = []
+
+    def _turn(self, *, stream: bool) -> bool:
+        tools = [
+            {"name": made["name"], "description": made["description"], "input_schema": made["parameters"]}
+            for made in (tool["function"] for tool in TOOLS)
+        ]
+        body = {"model": self.model, "max_tokens": MAX_TOKENS, "system": SYSTEM, "tools": tools, "stream": stream}
+        response = self.client.post("/messages", cast_to=httpx.Response, body=body | {"messages": self.messages})
+        self.session.headers.append(response.headers)
+        content = _gather_blocks(response.text) if stream else response.json()["content"]
+        self.messages.append({"role": "assistant", "content": content})
+        calls = [block for block in content if block["type"] == "tool_use"]
+        results = [tool_result(call["id"], call["name"], json.dumps(call["input"])) for call in calls]
+        blocks = [
+            {"type": "tool_result", "tool_use_id": call["id"], "content": result}
+            for call, result in zip(calls, results, strict=True)
+        ]
+        if blocks:
+            self.messages.append({"role": "user", "content": blocks})
+        return bool(blocks)
+
+
+AGENTS: dict[str, type[Agent]] = {"chat": Agent, "responses": ResponsesAgent, "messages": MessagesAgent}
+"""The agents by API."""
+
+
+class FailedError(Exception):
+    """A stream reported that the response failed."""
+
+
+def _last(events: Iterable[Any]) -> Any:
+    """Return the response at the end of a stream. Raises ``FailedError`` and ``EOFError``."""
+    for event in events:
+        if event.type == "response.failed":
+            raise FailedError(f"{event.response.error.code}: {event.response.error.message}")
+        if event.type == "response.completed":
+            return event.response
+    raise EOFError("The stream ended before its response was complete.")
+
+
+def _gather_blocks(stream: str) -> list[dict[str, Any]]:
+    """Return the content from a stream of Messages. Raises ``FailedError`` and ``EOFError``."""
+    blocks: list[dict[str, Any]] = []
+    arguments = ""
+    for line in stream.splitlines():
+        event: Any = json.loads(line.removeprefix("data:")) if line.startswith("data:") else {"type": None}
+        match event["type"]:
+            case "content_block_start":
+                blocks.append(event["content_block"])
+                arguments = ""
+            case "content_block_delta" if event["delta"]["type"] == "text_delta":
+                blocks[-1]["text"] += event["delta"]["text"]
+            case "content_block_delta":
+                arguments += event["delta"]["partial_json"]
+            case "content_block_stop" if arguments:
+                blocks[-1]["input"] = json.loads(arguments)
+            case "error":
+                raise FailedError(f"{event['error']['type']}: {event['error']['message']}")
+            case "message_stop":
+                return blocks
+    raise EOFError("The stream ended before its last event.")
 
 
 def gather(chunks: Iterable[ChatCompletionChunk]) -> dict[str, Any]:
@@ -110,8 +214,10 @@ def gather(chunks: Iterable[ChatCompletionChunk]) -> dict[str, Any]:
 
 def _words(error: Exception) -> str:
     """Format an error as one line: its status, code, and message."""
+    if isinstance(error, FailedError):
+        return str(error)
     if not isinstance(error, openai.APIError):
         return f"{type(error).__name__}: {error}"
     status = f"{error.status_code} " if isinstance(error, openai.APIStatusError) else ""
     said = error.body.get("message") if isinstance(error.body, dict) else None
-    return f"{status}{error.code or type(error).__name__}: {said or error.message}"
+    return f"{status}{error.code or error.type or type(error).__name__}: {said or error.message}"

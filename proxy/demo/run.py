@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from proxy.demo.agent import Agent
+from proxy.demo.agent import AGENTS
+from proxy.demo.apis import EveryApi
 from proxy.demo.figures import Figures, figures, rows
 from proxy.demo.script import decide
 from proxy.demo.serving import serve
-from proxy.demo.upstream import StandIn
 
 MODEL = "stand-in-16k"
 WINDOW = 16_000
@@ -27,12 +27,15 @@ MAX_OUTPUT = 2_000
 ANSWER_WITHIN = 60.0
 """Timeout of the agent's requests, in seconds."""
 
+TITLES = {"chat": "chat completions", "responses": "Responses", "messages": "Messages"}
+"""Names of the APIs, as shown."""
+
 Way = Callable[[str], AbstractContextManager[str]]
 """Maps the upstream's URL to the URL that the agent calls."""
 
 
-def demo(turns: int = 60) -> int:
-    """Run both sessions and print the table.
+def demo(turns: int = 60, api: str = "chat") -> int:
+    """Run both sessions with an API of ``TITLES``, and print the table.
 
     Return exit status 0 if the session failed without the proxy and finished with it, and 1 otherwise. Raises
     ``ValueError`` for less than one turn.
@@ -42,19 +45,19 @@ def demo(turns: int = 60) -> int:
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        without = _shown(progress, "without the proxy", turns, straight)
-        protected = _shown(progress, "with the proxy", turns, through_proxy)
-    console.print(table(turns, without, protected))
+        without = _shown(progress, "without the proxy", turns, straight, api)
+        protected = _shown(progress, "with the proxy", turns, through_proxy, api)
+    console.print(table(turns, without, protected, api))
     good, words = verdict(turns, without, protected)
     console.print(words, style="green" if good else "bold red", highlight=False)
     return 0 if good else 1
 
 
-def session(turns: int, way: Way, on_turn: Callable[[], None]) -> Figures:
+def session(turns: int, way: Way, on_turn: Callable[[], None], api: str = "chat") -> Figures:
     """Run one session of the agent against a new upstream."""
-    upstream = StandIn(window=WINDOW, max_output=MAX_OUTPUT, responder=decide, model=MODEL)
+    upstream = EveryApi(window=WINDOW, max_output=MAX_OUTPUT, responder=decide, model=MODEL)
     with serve(upstream.app) as url, way(url) as entrance, client(entrance) as caller:
-        seen = Agent(caller, MODEL).run(turns, on_turn)
+        seen = AGENTS[api](caller, MODEL).run(turns, on_turn)
     return figures(seen, upstream)
 
 
@@ -95,15 +98,17 @@ def configuration(upstream: str, database: Path) -> str:
     }
     settings = {
         "store": {"url": f"sqlite:///{database}"},
-        "upstreams": {"main": {"provider": "openai", "base_url": f"{upstream}/v1", "api_key": "unused"}},
+        "upstreams": {
+            "main": {"provider": "openai", "base_url": f"{upstream}/v1", "api_key": "unused", "speaks": list(AGENTS)}
+        },
         "models": [{"match": "*", "upstream": "main", "profile": profile}],
     }
     return yaml.safe_dump(settings, sort_keys=False)
 
 
-def table(turns: int, without: Figures, protected: Figures) -> Table:
+def table(turns: int, without: Figures, protected: Figures, api: str) -> Table:
     """Return a table that compares both runs."""
-    shown = Table(title=f"An agent's session of {turns:,} turns, window {WINDOW:,} tokens")
+    shown = Table(title=f"An agent's session of {turns:,} turns, window {WINDOW:,} tokens, {TITLES[api]}")
     shown.add_column()
     shown.add_column("without the proxy", justify="right")
     shown.add_column("with the proxy", justify="right")
@@ -126,9 +131,9 @@ def verdict(turns: int, without: Figures, protected: Figures) -> tuple[bool, str
     )
 
 
-def _shown(progress: Progress, name: str, turns: int, way: Way) -> Figures:
+def _shown(progress: Progress, name: str, turns: int, way: Way, api: str) -> Figures:
     """Run a session with a progress bar."""
     bar = progress.add_task(name, total=turns)
-    run = session(turns, way, lambda: progress.advance(bar))
+    run = session(turns, way, lambda: progress.advance(bar), api)
     progress.stop_task(bar)
     return run

@@ -26,7 +26,7 @@ COVERED = {
     "store/ledger_report telemetry/record_json",
     "unit/store/test_replicated_map.py": "limits/stored",
     "unit/demo/test_upstream.py": "demo/counting demo/replies demo/summariser demo/serving",
-    "unit/demo/test_demo.py": "demo/agent demo/figures demo/run demo/script demo/tools",
+    "unit/demo/test_demo.py": "demo/agent demo/apis demo/figures demo/run demo/script demo/tools",
     "unit/dialects/chat/test_counting.py": "dialects/counting tokens/text tokens/tools",
     "unit/dialects/chat/test_message.py": "dialects/chat/format dialects/unit_json compaction/format",
     "unit/dialects/chat/test_stream.py": "dialects/stream",

@@ -20,10 +20,11 @@ from starlette.routing import Route
 
 from proxy.config import load
 from proxy.demo.agent import Agent, Session, gather
+from proxy.demo.apis import EveryApi
 from proxy.demo.counting import Counter
 from proxy.demo.figures import Figures, cacheable, figures
 from proxy.demo.replies import Completion
-from proxy.demo.run import MODEL, WINDOW, client, configuration, demo, session, straight, verdict
+from proxy.demo.run import MODEL, WINDOW, client, configuration, demo, session, straight, through_proxy, verdict
 from proxy.demo.script import FACTS, STEPS, decide, facts_in, task_message
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Received, Reply, StandIn
@@ -239,3 +240,57 @@ def test_the_whole_demonstration(capsys: pytest.CaptureFixture[str]) -> None:
 def test_too_few_turns_show_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert demo(2) == 1
     assert "nothing was shown" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("api", "words"),
+    [
+        ("responses", "context_length_exceeded: Your input exceeds the context window of this model."),
+        ("messages", "400 invalid_request_error: prompt is too long: "),
+    ],
+)
+def test_the_session_fails_on_every_api_and_the_proxy_saves_it(api: str, words: str) -> None:
+    without = session(24, straight, lambda: None, api)
+    assert without.error is not None
+    assert without.error.startswith(words)
+    assert (without.turns, without.refused, without.faults) == (17, 1, 0)
+    protected = session(24, through_proxy, lambda: None, api)
+    assert (protected.turns, protected.error, protected.refused, protected.faults) == (24, None, 0, 0)
+    assert (protected.compacted > 0, protected.summaries > 0, protected.facts) == (True, True, len(FACTS))
+
+
+CALL = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "a", "output": "x"}
+USE = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}
+RESULT = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "x"}]}
+USER = {"role": "user", "content": "Hello."}
+
+
+@pytest.mark.parametrize(
+    ("path", "conversation", "words"),
+    [
+        ("responses", {"input": "Hello."}, None),
+        ("responses", {"input": [USER, CALL, OUTPUT]}, None),
+        ("responses", {"input": [USER, CALL]}, "No tool output found for function call a."),
+        ("responses", {"input": [USER, OUTPUT]}, "No tool call found for function call output with call_id a."),
+        ("messages", {"messages": [USER, USER, USE, RESULT, USER]}, None),
+        ("messages", {"messages": [USER, USE, USER]}, "messages.1: `tool_use` ids were found without `tool_result`"),
+        (
+            "messages",
+            {"messages": [USER, USE, USER, RESULT]},
+            "messages.1: `tool_use` ids were found without `tool_result`",
+        ),
+        ("messages", {"messages": [USER, RESULT]}, "messages.0: unexpected `tool_use_id` found in `tool_result`"),
+    ],
+)
+def test_the_stand_in_rejects_calls_and_results_that_do_not_match(
+    path: str, conversation: dict[str, Any], words: str | None
+) -> None:
+    upstream = EveryApi(window=WINDOW, max_output=2_000, model=MODEL)
+    with serve(upstream.app) as url:
+        sent = {"model": MODEL, "max_tokens": 100, **conversation}
+        answer = httpx.post(f"{url}/v1/{path}", json=sent, trust_env=False)
+    assert answer.status_code == (400 if words else 200)
+    assert len(upstream.faults) == bool(words)
+    if words:
+        assert answer.json()["error"]["message"].startswith(words)
