@@ -107,7 +107,10 @@ class ResponsesAgent(Agent):
         )
         self.session.headers.append(raw.headers)
         answer = cast(Any, raw.parse())
-        output = [item.model_dump(exclude_none=True) for item in (_last(answer) if stream else answer).output]
+        if stream:
+            with answer:  # an open stream would be closed by the garbage collector, which can deadlock the client
+                answer = _last(answer)
+        output = [item.model_dump(exclude_none=True) for item in answer.output]
         calls = [item for item in output if item["type"] == "function_call"]
         self.messages += output
         for call in calls:
