@@ -61,7 +61,9 @@ def serve(config: Path | None, host: str | None, port: int | None, workers: int)
 def demo(turns: int, api: str) -> None:
     """Run a long agent session with and without the proxy; needs no API key."""
     from proxy.demo.run import demo as run_demo
+    from proxy.telemetry.logs import configure
 
+    configure("error")  # the table is the output
     sys.exit(run_demo(turns, api))
 
 

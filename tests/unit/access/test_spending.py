@@ -55,6 +55,11 @@ def test_money_is_counted_until_the_day_ends() -> None:
         spent.add(record(0.80))
         error = await refused(spent, caller(MONEY))
         assert error.retry_after == 3_600
+        clock.now += 3_540
+        assert "0 h 1 min" in (await refused(spent, caller(MONEY))).message
+        clock.now += 59.5
+        assert (await refused(spent, caller(MONEY))).retry_after == 1
+        clock.now -= 3_599.5
         assert "1.00 USD per day" in error.message
         assert "1 h 0 min" in error.message
         assert spent.remaining(caller(MONEY)) == "0.0000 USD"

@@ -81,6 +81,7 @@ def test_the_ledger_is_the_sum_of_the_records_even_if_a_write_is_repeated(tmp_pa
             verdict="compacted", before=900, sent=300, usage=Usage(310, 20, 100, 10), cost=Cost(5, 7, estimated=True)
         ),
         record(before=50, status=500, fits=False),
+        record("team:red", fits=False, verdict="compacted", before=0, sent=0),
         record(verdict="shadow", before=90, forecast=40),
         record(kind="summary", usage=Usage(500, 60), cost=Cost(11)),
     ]
@@ -91,8 +92,9 @@ def test_the_ledger_is_the_sum_of_the_records_even_if_a_write_is_repeated(tmp_pa
         ((labels, sums),) = await store.ledger(0, 10**6)
         assert (labels.team, labels.policy) == ("red", "default")
         assert {name: getattr(sums, name) for name in SUMS if getattr(sums, name)} == {
-            "requests": 3,
-            "compacted": 2,
+            "requests": 4,
+            "compacted": 3,
+            "avoided": 1,
             "errors": 1,
             "shadow": 1,
             "summaries": 1,
