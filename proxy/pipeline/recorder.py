@@ -155,7 +155,9 @@ class Recorder:
                 await self._store.write(batch, self._seconds())
         except BaseException as error:
             # A write that is still running may succeed. The store skips records that it already has.
-            self._waiting.extendleft(reversed(batch))
+            room = max(0, WAITING - len(self._waiting))
+            RECORDS.labels(outcome="dropped").inc(max(0, len(batch) - room))
+            self._waiting.extendleft(reversed(batch[max(0, len(batch) - room) :]))
             if isinstance(error, TimeoutError):
                 raise StoreFailed(f"no answer within {WRITE_SECONDS:g} s") from None
             raise

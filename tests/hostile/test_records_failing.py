@@ -48,7 +48,8 @@ def test_without_a_writable_file_requests_succeed_and_the_log_says_so(
             file.rmdir()
             asked(url, 1)
         assert not any(line["event"] == "request.crashed" for line in logs)
-    assert 1 <= len(records_in(store)) <= 6
+    # Five waited. A write of five more may have begun before the folder was gone.
+    assert 1 <= len(records_in(store)) <= 10
 
 
 def test_a_file_that_hangs_delays_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,8 @@ class RawUpstream:
         """Connections that a script ended, counted after the system has closed the socket."""
         self.url = ""
         self._tls = tls
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="raw-upstream", daemon=True)
 
@@ -139,14 +141,31 @@ class RawUpstream:
         return until(lambda: self.closed >= self.connections, seconds)
 
     async def _start(self) -> asyncio.Server:
-        return await asyncio.start_server(self._serve, self._host, 0, limit=1 << 20, ssl=self._tls)
+        return await asyncio.start_server(self._connected, self._host, 0, limit=1 << 20, ssl=self._tls)
 
     async def _stop(self) -> None:
+        # asyncio leaks a connection that it has accepted when the server closes before the connection is set up.
+        for listening in self._server.sockets:
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+        accepting = asyncio.all_tasks() - self._serving - {asyncio.current_task()}
+        if accepting:
+            await asyncio.wait(accepting, timeout=1)
         self._server.close()
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._serving, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+        # The loop closes the sockets of aborted connections in its next round.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A task that is cancelled before it begins closes nothing. So the writers are kept here.
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+        self._writers = {writer for writer in self._writers if not writer.transport.is_closing()} | {writer}
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
