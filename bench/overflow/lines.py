@@ -19,7 +19,7 @@ class Line:
     """A response. ``limit``, ``counted`` and ``output`` are tokens, or ``None`` if it doesn't state them.
 
     ``estimate`` and ``window`` are the tokens that the proxy knows for the request. ``traps`` are numbers that
-    only look like limits.
+    only look like limits. ``endpoint`` is ``chat``, ``messages``, ``responses``, or another name.
     """
 
     id: str
@@ -28,6 +28,7 @@ class Line:
     headers: tuple[tuple[str, str], ...]
     body: bytes
     overflow: bool
+    endpoint: str
     kind: str
     limit: int | None
     scope: str | None
@@ -61,6 +62,7 @@ def _line(row: Mapping[str, Any]) -> Line:
         headers=tuple(headers.items()),
         body=row["body"].encode(),
         overflow=row["is_overflow"],
+        endpoint=row.get("endpoint", "chat"),
         kind=row["kind"],
         limit=limit,
         scope=row.get("limit_scope") if limit else None,

@@ -52,6 +52,7 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
     ),
     "media": (
         r"^(?!.*(?:\btokens?\b|\bcontext\b)).*\bur[li]s?\b",
+        r"\b(?:image|audio|video) items?\b|\bencoder cache\b",
         r"\bimages?\(s\)|\bimage (?:size|dimensions)|\b(?:pixels|pages)\b|\battachment|\bfile (?:size|exceeds|too)",
         r"^(?!.*(?:token|上下文)).*(?:图片|图像|视频|音频|附件|文件|文档)",
     ),
@@ -60,6 +61,7 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
     "output": (
         r"max(?:imum)?_?(?:completion_|output_|new_)?tokens (?:is|are) (?:too large|limited)",
         r"^[`']?max_(?!total)\w{0,20}tokens\b[^:+]{0,40}(?:exceed|must|cannot|larger|too large)",
+        r"^max(?:imum)? tokens (?:exceed|must|cannot)",
         r"number of output tokens|\bmax_?(?:completion_|output_)?tokens'?[^.;]{0,40} (?:cannot|can't) be greater",
         r"supports at most [\d,]+ (?:completion|output)|(?<!and )\bmaximum output\b|max_?output_?tokens value",
         r"maximum tokens you requested|(?<!\+ )(?<!and )max_tokens must be|invalid max_tokens|model output limit was",
@@ -69,14 +71,14 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
         r"\binput should be (?:a|an|less|greater|at)\b",
         r"^invalid (?:value|schema|')|truncate_prompt_tokens|\bthinking.budget|\bobject properties\b",
     ),
-    "fit elsewhere": (r"model name|batchsize|deadline",),
+    "fit elsewhere": (r"model name|batchsize|deadline|\btoo small\b.{0,12}\bminimum\b",),
     "server": (r"\bstack overflow\b|\bthreads?\b|\bcuda\b|out of memory",),
     "plan": (r"\b(?:subscription|your plan|not yet available|permissions?)\b",),
     "field": (r"(?:标题|名称|用户名|昵称|描述|字段|密码|标签|备注|文件名)\S{0,6}(?:长度|字数)",),
     "key": (r"令牌(?:数量|额度)|(?:api )?keys? (?:limit|quota)",),
     "fetching": (
         r"\b(?:fail(?:ed|ure|s)?|unable|error|could ?n[o']t|could not|cannot|can't)(?: \w+){0,2} (?:to )?"
-        r"(?:(?:down)?load|fetch|retriev|decod|pars|open|identify|resolv)(?:e|ed|ing)?\b",
+        r"(?:(?:down)?load|fetch(?!\w* new request)|retriev|decod|pars|open|identify|resolv)(?:e|ed|ing)?\b",
         r"\bnot found\b|\bno such\b",
     ),
     "content": (r"content (?:was )?filtered|content management policy|safety (?:system|violations)",),

@@ -43,7 +43,7 @@ _ROLES_BEFORE: tuple[tuple[Role, re.Pattern[str]], ...] = (
         "limit",
         re.compile(
             r"(?:\bmax(?:imum)?\b|\bmax_\w{1,20}|\blimit(?:ed|s)?\b|\bcap(?:acity|ped)?\b|\bceiling\b|\ballow(?:s"
-            r"|ed)?\b|\bsupport(?:s|ed)?\b|\baccepts?\b|\btakes\b|\bat most\b|\bup to\b|\bonly\b|\bwindow\b"
+            r"|ed)?\b|\bsupport(?:s|ed)?\b|\baccepts?\b|\btakes\b|\bat most\b|\bup to\b|\b(?:only|just)\b|\bwindow\b"
             r"|\bcontext(?: |_)?(?:length|size|len)?\b|\b(?:n_)?ctx\b|\b(?:less|fewer|smaller|shorter|longer|larger"
             r"|greater|bigger|more|higher) than(?: or equal to)?\b|\bunder\b|\bbelow\b|\bwithin\b|\bover\b|\babove\b"
             r"|\bbeyond\b|\bexceed(?:s|ed|ing)?\b|\bmust be\b|<=?|(?<!=)>=?|≤|≥|\[\d{1,3}, ?|限制|上限|最大|超过|超出"
@@ -67,7 +67,7 @@ _SURELY_BEFORE = re.compile(
     r"|had|needed)[ =](?:about |approximately )?|(?<!max )(?<!maximum )(?<!max_)(?:prompt|input)[ _]tokens?\W{0,2})$"
 )
 _SURELY_AFTER = re.compile(
-    r"[)\]]? ?(?:tokens )?(?:>|(?:were |was )?(?:given|provided|requested|supplied|received|sent)\b)"
+    r"[)\]]? ?(?:tokens )?(?:>|exceeds?\b|(?:were |was )?(?:given|provided|requested|supplied|received|sent)\b)"
 )
 _ROLES_AFTER: tuple[tuple[Role, re.Pattern[str]], ...] = (
     ("over", re.compile(r" ?(?:tokens? )?(?:over|too many|too long|beyond|above)\b")),

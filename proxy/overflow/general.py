@@ -23,7 +23,10 @@ _GLUED = re.compile(r"(?<=\d)(?=tokens?\b)")
 _EAST_ASIAN = "\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af"
 _NO_SPACE = re.compile(rf"(?<=[{_EAST_ASIAN}])(?=\d)|(?<=\d)(?=[{_EAST_ASIAN}])")
 _DOTTED = re.compile(r"(?<![\w.,])\d{1,3}(?:\.\d{3}){1,3}(?= ?(?:tokens?|token-)\b)")
-_SUM = re.compile(rf"(?P<counted>{NUMBER}) ?\+ ?(?P<output>{NUMBER})(?: ?= ?{NUMBER})? ?>=? ?(?P<limit>{NUMBER})")
+_SUM = re.compile(
+    rf"(?P<counted>{NUMBER}) ?\+ ?(?:[a-z_]{{1,20}} )?(?P<output>{NUMBER})(?: ?= ?{NUMBER})? ?"
+    rf"(?:>=?|exceeds?|is (?:greater|larger|longer|more) than) ?(?:the )?(?:[a-z_]{{1,20}} )?(?P<limit>{NUMBER})"
+)
 _PART_OF = (
     re.compile(rf"(?<![\w./-])(?P<counted>{NUMBER}) ?/ ?(?P<limit>{NUMBER}) tokens"),
     re.compile(rf"\btokens?\W{{0,3}}(?P<counted>{NUMBER}) ?/ ?(?P<limit>{NUMBER})"),
@@ -47,7 +50,7 @@ _SUBJECT = re.compile(
     r"\bmax_(?:model|seq)_len\b|\btoken count\b|\bn(?:ombre|úmero) de tokens\b|\bentrées?\b|\beingabe\b|\bentrada\b"
 )
 _ASKED = re.compile(
-    r"\b(?:prompts?|inputs?|messages?|conversation|history|text|query|transcript)\b"
+    r"\b(?:prompts?|inputs?|messages?|conversation|history|text|query|transcript|your context|request length)\b"
     r"|input_?(?:ids|tokens|text|length)|prompt_?tokens|输入|提示|消息|对话"
 )
 _EXCESS = re.compile(
@@ -67,7 +70,7 @@ _WINDOW = re.compile(
     r"|\bmax_length\b|\bmax[_ ]position[_ ]embeddings\b|\bmax_(?:model_len|seq_len|input_\w{1,12}|prompt_\w{1,12}"
     r"|context_\w{1,12}|total_tokens|num_tokens|sequence_length)\b|\bmax(?:imum)? (?:number of )?(?:model |input "
     r"|prompt |message |context |total |sequence )(?:length|tokens?|size|count)\b|\bkv[ -]?cache\b|\b(?:max(?:imum)?"
-    r"|model's|model|supported|available|its) context\b|\bcontext(?: (?:is|of|has))?(?: only)?[ (:=]{1,2}\d"
+    r"|model's|model|supported|available|its|the) context\b|\bcontext(?: (?:is|of|has))?(?: only)?[ (:=]{1,2}\d"
     r"|\btokens available\b|\bmodel(?:'s)? (?:\w{1,12} ){0,2}(?:length|window|capacity)\b"
     r"|\blimit of the (?:\w{1,12} ){0,2}model\b|(?:上下文|输入|提示).{0,8}(?:长度|窗口|限制|上限)|上下文|コンテキスト"
     r"|컨텍스트|\bcontexte\b|\bkontext|\bcontexto\b"
@@ -91,7 +94,7 @@ _OTHER = re.compile(
     r"\b(?:month(?:ly)?|daily|weekly|hourly|day|week|hour|minute|plan|tier|subscription|usage limit|spend|balance"
     r"|account|organi[sz]ation|concurren\w+|connections?|sessions?|timeout|timed out|batch|queue|memory slot|rate|retry"
     r"|pricing|trial|free|characters?|chars|bytes?|[kmg]i?b|urls?|headers?|names?|titles?|ids?|keys?|properties|schema"
-    r"|enum|stop sequences?|functions?|tools|logprobs|temperature|top_\w|seed|metadata|thinking|reasoning"
+    r"|enum|stop (?:sequences?|tokens?|words?|strings?)|functions?|tools|logprobs|temperature|top_\w|seed|metadata|thinking|reasoning"
     r"|(?<!position )embeddings?|loop|recursion|depth|nest\w+|iterations?|turns|steps|items|entries|elements|arguments?"
     r"|parameters?|regex|grammar|deadline|beta|adapter|lora)\b"
 )
