@@ -772,3 +772,48 @@ def test_catalogue() -> None:
 )
 def test_names_of_parameters_and_of_other_fields(message: str, found: bool) -> None:
     assert (recognise(400, wire(message=message)) is not None) is found
+
+
+# Wordings that the general rules once misread, with their sources: limit and size, or ``None`` for another problem.
+COLLECTED: list[tuple[str, tuple[int | None, int | None] | None]] = [
+    # SambaNova, github.com/cline/cline/issues/294
+    (
+        "Requested generation length 1 is not possible! The provided prompt is 4309 tokens long, so generating 1 "
+        "tokens requires a sequence length of 4310, but the maximum supported sequence length is just 4096!",
+        (4096, None),
+    ),
+    # github.com/lm-sys/FastChat
+    (
+        "This model's maximum generated tokens include context are 8192, However, your context resulted in 9100 tokens",
+        (8192, 9100),
+    ),
+    # github.com/alibaba/rtp-llm
+    ("model max tokens is 32768, request length is 40100, max_new_tokens is -7332", (32768, 40100)),
+    # TabbyAPI, github.com/SillyTavern/SillyTavern/issues/3543
+    ("Request length 71599 + 2048 is greater than max_seq_len 65536", (65536, 71599)),
+    # github.com/ModelTC/lightllm
+    ("the input prompt token len 9000 + max_new_tokens 1024 > 8192", (8192, 9000)),
+    # github.com/ranxianglei/billion-context/issues/969
+    ("context ~19344 tokens exceeds the model window 18320 (model=main), with 1 compressible range", (18320, 19344)),
+    ("input is larger than the context", (None, None)),
+    # github.com/triton-inference-server/tensorrtllm_backend/issues/565
+    (
+        "Encountered an error when fetching new request: Prompt length (20000) exceeds maximum input length (8192)",
+        (8192, 20000),
+    ),
+    # github.com/ModelTC/lightllm, github.com/xorbitsai/inference, github.com/openclaw/openclaw, and Aphrodite
+    ("stop token length too long.", None),
+    ("Max tokens exceeds model's max length", None),
+    ("Model context window too small (minimum is 128k tokens)", None),
+    (
+        "The decoder prompt contains a(n) image item with 20000 embedding tokens, which exceeds the pre-allocated "
+        "encoder cache size 8192. Please reduce the input size or increase the encoder cache size.",
+        None,
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "figures"), COLLECTED)
+def test_wordings_that_were_misread(message: str, figures: tuple[int | None, int | None] | None) -> None:
+    read = recognise(400, wire(message=message))
+    assert (read and (read.limit, read.counted)) == figures
