@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bench.overflow.lines import Line
+from proxy.dialects.chat.usage import read_usage
 from proxy.dialects.messages.answers import read_usage as read_messages_usage
 from proxy.dialects.responses.answers import read_usage as read_responses_usage
-from proxy.dialects.chat.usage import read_usage
 from proxy.overflow import Overflow, recognise
 from proxy.overflow.patterns import CODES, ROWS
 from proxy.overflow.silent import Finished, SentPrompt, counts_in_full, cut_prompt, silent_overflow

@@ -94,7 +94,8 @@ _OTHER = re.compile(
     r"\b(?:month(?:ly)?|daily|weekly|hourly|day|week|hour|minute|plan|tier|subscription|usage limit|spend|balance"
     r"|account|organi[sz]ation|concurren\w+|connections?|sessions?|timeout|timed out|batch|queue|memory slot|rate|retry"
     r"|pricing|trial|free|characters?|chars|bytes?|[kmg]i?b|urls?|headers?|names?|titles?|ids?|keys?|properties|schema"
-    r"|enum|stop (?:sequences?|tokens?|words?|strings?)|functions?|tools|logprobs|temperature|top_\w|seed|metadata|thinking|reasoning"
+    r"|enum|stop (?:sequences?|tokens?|words?|strings?)|functions?|tools|logprobs|temperature|top_\w|seed|metadata"
+    r"|thinking|reasoning"
     r"|(?<!position )embeddings?|loop|recursion|depth|nest\w+|iterations?|turns|steps|items|entries|elements|arguments?"
     r"|parameters?|regex|grammar|deadline|beta|adapter|lora)\b"
 )
