@@ -7,7 +7,6 @@ import functools
 import gc
 import os
 import ssl
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from proxy.server.app import create_app
 from proxy.summary import in_flight
 from proxy.upstream import limit_discovery as asking
 from tests.kit.client import StartProxy
+from tests.kit.waiting import until
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -125,8 +125,8 @@ def _certificates_are_read_once() -> Iterator[None]:
 
 
 @pytest.fixture
-def waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], bool]:
-    """Wait until a number of requests wait for a summary in this process. Return whether they do in time."""
+def flights(monkeypatch: pytest.MonkeyPatch) -> list[in_flight.InFlight]:
+    """The summaries of this process, from the first one on."""
     flights: list[in_flight.InFlight] = []
 
     class Seen(in_flight.InFlight):
@@ -135,14 +135,13 @@ def waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], bool]:
             flights.append(self)
 
     monkeypatch.setattr(in_flight, "InFlight", Seen)
+    return flights
 
-    def come(count: int) -> bool:
-        until = time.monotonic() + 30
-        while sum(flight.waiting for flight in flights) < count and time.monotonic() < until:
-            time.sleep(0.005)
-        return sum(flight.waiting for flight in flights) >= count
 
-    return come
+@pytest.fixture
+def waiting(flights: list[in_flight.InFlight]) -> Callable[[int], bool]:
+    """Wait until a number of requests wait for a summary in this process. Return whether they do in time."""
+    return lambda count: until(lambda: sum(flight.waiting for flight in flights) >= count)
 
 
 @pytest.fixture

@@ -19,8 +19,11 @@ import httpx
 import pytest
 
 from proxy.config import load
+from proxy.demo.apis import EveryApi
 from proxy.demo.replies import Reply
+from proxy.demo.run import AGENTS
 from proxy.demo.serving import serve
+from proxy.demo.summariser import summarise
 from proxy.demo.upstream import StandIn
 from proxy.endpoints.records import PARAMETERS, REPORT, REQUESTS, STATUS
 from proxy.limits.learned import LearnedLimit, LearnedLimits
@@ -327,42 +330,72 @@ def misbehave(body: dict[str, Any]) -> Reply:
     return Reply(content=CANARY)
 
 
+def summarise_or_fail(body: dict[str, Any]) -> Reply:
+    failing = body["model"] == "mute"
+    return Reply(status=500, error={"error": {"message": CANARY}}) if failing else summarise(body)
+
+
 NO_KEEPALIVE = httpx.Limits(max_keepalive_connections=0)
 
+COMPACTED = ["compacted", "the policy's trigger is", "85 %", "It cost "]
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+
+
+class Incident(NamedTuple):
+    """A request. ``turns`` make it long, and ``words`` make its last message long. ``parts`` explain what happened."""
+
+    status: int
+    parts: Sequence[str]
+    model: str = "known"
+    key: str = "sk-red"
+    path: str = CHAT
+    turns: int = 1
+    words: int = 0
+    stream: bool = False
+
+    def body(self) -> dict[str, Any]:
+        messages = chat(self.turns, 400 if self.turns > 1 else 5)
+        messages[-1]["content"] += CANARY + " word" * self.words
+        body = {"model": self.model, "stream": self.stream}
+        match self.path:
+            case "/v1/responses":
+                return {**body, "input": messages}
+            case "/v1/messages":
+                return {**body, "max_tokens": 500, "messages": messages[1:]}
+        return {**body, "messages": messages, "user": CANARY}
+
+
 INCIDENTS = {
-    "refused": [{"model": "fine"}, "sk-wrong", 401, ["The proxy refused the request.", "status 401, invalid_api_key"]],
-    "missing": [{"model": "missing"}, "sk-red", 404, ["Attempt 1 got status 404 (error)", "status 404"]],
-    "limited": [{"model": "limited"}, "sk-red", 429, ["Attempt 1 got status 429 (error)", "status 429"]],
-    "broken": [
-        {"model": "broken", "stream": True},
-        "sk-red",
-        200,
-        ["got status 200", "ended with the error upstream_interrupted"],
-    ],
-    "down": [{"model": "down"}, "sk-red", 502, ["Attempt 1 got no response (upstream_unreachable)", "status 502"]],
-    "compacted": [{"model": "known"}, "sk-red", 200, ["compacted", "the policy's trigger is", "85 %", "It cost "]],
-    "shadow": [{"model": "known"}, "sk-blue", 400, ["shadow mode", "With enforce, it would send", "status 400"]],
-    "retried": [
-        {"model": "unknown"},
-        "sk-red",
-        200,
-        ["refused the request of", "limit of 16,", "Attempt 2 got"],
-    ],
+    "wrong key": Incident(
+        401, ["The proxy refused the request.", "status 401, invalid_api_key"], key="sk-wrong", model="fine"
+    ),
+    "missing": Incident(404, ["Attempt 1 got status 404 (error)", "status 404"], "missing"),
+    "limited": Incident(429, ["Attempt 1 got status 429 (error)", "status 429"], "limited"),
+    "spent": Incident(429, ["The proxy refused the request.", "status 429, "], key="sk-green"),
+    "broken": Incident(200, ["got status 200", "the error upstream_interrupted"], "broken", stream=True),
+    "down": Incident(502, ["Attempt 1 got no response (upstream_unreachable)", "status 502"], "down"),
+    "chat": Incident(200, COMPACTED, turns=30),
+    "responses": Incident(200, COMPACTED, turns=30, path=RESPONSES),
+    "messages": Incident(200, COMPACTED, turns=30, path=MESSAGES, stream=True),
+    "no summary": Incident(200, ["digest"], "mute", turns=30),
+    "too long": Incident(400, ["status 400"], words=30_000),
+    "shadow": Incident(400, ["shadow mode", "With enforce, it would send", "status 400"], key="sk-blue", turns=30),
+    "retried": Incident(200, ["refused the request of", "limit of 16,", "Attempt 2 got"], "unknown", turns=30),
 }
-"""The request, the key, the status, and parts of the explanation."""
+"""The requests of an afternoon, and parts of their explanations."""
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.full), 3])
 def test_each_incident_is_explained_by_its_id_without_content(workers: int, tmp_path: Path) -> None:
     """By the API, the command, the log, and the dashboard. Each request has a connection of its own."""
-    upstream = StandIn(window=16_000, responder=misbehave)
+    upstream = EveryApi(window=16_000, max_output=2_000, responder=misbehave, summariser=summarise_or_fail)
     with serve(upstream.app) as url:
         known = {"context_window": 16_000, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
         settings = {
             "auth": {"mode": "keys"},
             "admin": {"keys": [key_hash("sk-admin")]},
             "upstreams": {
-                "main": {"base_url": f"{url}/v1", "api_key": f"sk-{CANARY}"},
+                "main": {"base_url": f"{url}/v1", "api_key": f"sk-{CANARY}", "speaks": list(AGENTS)},
                 "gone": {"base_url": "http://127.0.0.1:9/v1", "api_key": "none"},
             },
             "models": [
@@ -375,6 +408,7 @@ def test_each_incident_is_explained_by_its_id_without_content(workers: int, tmp_
             "teams": {
                 "red": {"keys": [key_hash("sk-red")]},
                 "blue": {"keys": [key_hash("sk-blue")], "policy": "watching"},
+                "green": {"keys": [key_hash("sk-green")], "limits": {"spend": {"tokens": 1, "per": "month"}}},
             },
         }
         with (
@@ -385,12 +419,12 @@ def test_each_incident_is_explained_by_its_id_without_content(workers: int, tmp_
             session = http.post("/compaction/sign-in", data={"key": "sk-admin"}).headers["set-cookie"].split(";")[0]
             http.cookies.clear()
             answers = {}
-            for name, (fields, key, _, _) in INCIDENTS.items():
-                long = name in ("compacted", "shadow", "retried")
-                body = {"messages": chat(30 if long else 1, 400 if long else 5), "user": CANARY, **fields}
-                body["messages"][-1]["content"] += CANARY
-                answers[name] = failing(http, body, key)
-            for name, (_, key, status, parts) in INCIDENTS.items():
+            for name, incident in INCIDENTS.items():
+                answers[name] = failing(http, incident)
+            # The budget is spent when a worker has read the ledger.
+            spent = INCIDENTS["spent"]
+            assert until(lambda: answers.update(spent=failing(http, spent)) or answers["spent"][0] == spent.status)
+            for name, (status, parts, _, key, *_) in INCIDENTS.items():
                 assert answers[name][0] == status, name
                 path = f"{REQUESTS}/{answers[name][1]}"
                 assert until(lambda path=path: http.get(path, headers=admin).status_code == 200), name
@@ -406,7 +440,7 @@ def test_each_incident_is_explained_by_its_id_without_content(workers: int, tmp_
                 logged = [line for line in lines(server.log) if line.get("request") == answers[name][1]]
                 assert [line["status"] for line in logged if line["event"] == "request.finished"] == [status], name
                 if key != "sk-wrong":
-                    team = "red" if key == "sk-red" else "blue"
+                    team = key.removeprefix("sk-")
                     listed = http.get(f"{REQUESTS}?team={team}&since=1h&limit=1000", headers=admin).json()["data"]
                     assert answers[name][1] in {one["id"] for one in listed}
                 other = "sk-blue" if key != "sk-blue" else "sk-red"
@@ -421,9 +455,10 @@ def lines(log: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
 
 
-def failing(http: httpx.Client, body: dict[str, Any], key: str) -> tuple[int, str]:
+def failing(http: httpx.Client, incident: Incident) -> tuple[int, str]:
     """Return the status and the id of a response that may break off."""
-    with http.stream("POST", "/v1/chat/completions", json=body, headers={"authorization": f"Bearer {key}"}) as answer:
+    key = {"authorization": f"Bearer {incident.key}"}
+    with http.stream("POST", incident.path, json=incident.body(), headers=key) as answer:
         with contextlib.suppress(httpx.RemoteProtocolError):
             answer.read()
         return answer.status_code, answer.headers["x-compaction-id"]

@@ -15,7 +15,7 @@ import openai
 from proxy.demo.replies import Responder
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
-from proxy.telemetry.metrics import REGISTRY
+from proxy.summary.in_flight import InFlight
 from tests.kit.scripted import PROFILE, behind, chat, client, proxied, words
 from tests.kit.waiting import until
 
@@ -124,13 +124,11 @@ def test_the_callers_key_goes_nowhere_else(tmp_path: Path) -> None:
     assert "sk-callers-own" not in str(other.requests)
 
 
-def made() -> float:
-    return REGISTRY.get_sample_value("compaction_summaries_total", {"outcome": "made"}) or 0
+def test_prepared_in_the_background_nobody_waits(tmp_path: Path, flights: list[InFlight]) -> None:
+    """The proxy requests each summary in a turn before the one that needs it.
 
-
-def test_prepared_in_the_background_nobody_waits(tmp_path: Path) -> None:
-    """The proxy requests each summary in a turn before the one that needs it."""
-    before = made()
+    A turn has some 620 tokens, and a checkpoint is due over 12,000.
+    """
     upstream = StandIn(window=WINDOW, summariser=lambda body: Reply(content="Goal: SUMMARY-1."))
     origins = []
     with behind(upstream, tmp_path) as url, client(url) as caller:
@@ -143,7 +141,11 @@ def test_prepared_in_the_background_nobody_waits(tmp_path: Path) -> None:
                 assert requested
                 origins.append(headers["x-compaction-summary"])
             messages = [*messages, {"role": "assistant", "content": f"Answer {number}: " + words(300, f"m{number}x")}]
-            assert until(lambda: made() - before == len(upstream.summaries)), "this turn's summary is made"
+            sizes = [one.tokens for one in upstream.conversations]
+            used = sum(new < old for old, new in itertools.pairwise(sizes))
+            if sizes[-1] > 11_400:
+                assert until(lambda used=used: len(flights) > used), "the next turn's summary has begun"
+            assert until(lambda: all(flight.task.done() for flight in flights))
     assert len(origins) >= 10
     assert set(origins) == {"stored"}
     assert len(upstream.summaries) <= 4
