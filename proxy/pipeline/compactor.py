@@ -258,8 +258,10 @@ def _judged(
     case = within_hope(case, turns)
     if not turns or not _reached(case, before, len(turns)):
         return case, outcome, False
-    # If the request can't fit, the proxy sends it unchanged and the upstream decides.
-    return case, outcome, not hopeless(case, turns, fixed)
+    if not hopeless(case, turns, fixed):
+        return case, outcome, True
+    # The request can't fit. The proxy sends it unchanged, and the upstream decides.
+    return case, replace(outcome, reason=reason_for(case, before, len(turns))), False
 
 
 def _prompt(turns: Sequence[Turn]) -> Prompt:

@@ -151,8 +151,10 @@ def _verdict(record: RequestRecord) -> str:
             return "The proxy only forwards this path."
         case "refused":
             return "The proxy refused the request."
-        case "none":
+        case "none" if record.reason is None:
             return "The request needed no compaction."
+        case "none":
+            return "Compaction couldn't make the request smaller, so the proxy sent the request unchanged."
 
 
 def _attempt(number: int, call: UpstreamCall) -> str:

@@ -378,7 +378,7 @@ INCIDENTS = {
     "responses": Incident(200, COMPACTED, turns=30, path=RESPONSES),
     "messages": Incident(200, COMPACTED, turns=30, path=MESSAGES, stream=True),
     "no summary": Incident(200, ["digest"], "mute", turns=30),
-    "too long": Incident(400, ["status 400"], words=30_000),
+    "too long": Incident(400, ["couldn't make the request smaller", "30,0", "status 400"], words=30_000),
     "shadow": Incident(400, ["shadow mode", "With enforce, it would send", "status 400"], key="sk-blue", turns=30),
     "retried": Incident(200, ["refused the request of", "limit of 16,", "Attempt 2 got"], "unknown", turns=30),
 }
