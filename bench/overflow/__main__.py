@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 
 from bench.overflow import litellm_side
+from bench.overflow.forms import FORMS, in_forms_of
 from bench.overflow.lines import CATALOGUE, Line, lines
 from bench.overflow.scores import Score, leaving_out, ours, score
 from bench.overflow.table import raw, show
@@ -26,8 +27,9 @@ from bench.table import write_json
 def main(catalogue: Path, file: Path | None) -> None:
     """Compare recognizers of overflow errors on a catalogue of responses, and print the table.
 
-    Ambiguous responses are skipped. The last two rows test responses of providers without rules: each response is read
-    without the rows and codes of its own provider. The last row also leaves out the ones shared with other providers.
+    Ambiguous responses are skipped. Two rows test responses of providers without rules: each response is read
+    without the rows and codes of its own provider. The second of them also leaves out the ones shared with other
+    providers. The rows of the APIs test each error message in all error forms of that API, without its status and code.
     """
     scores = measure(lines(catalogue))
     show(scores, Console(width=max(160, Console().width)))
@@ -42,6 +44,7 @@ def measure(of: list[Line]) -> list[Score]:
         score("LiteLLM, phrases", of, litellm_side.by_words, reads_figures=False),
         score("without the provider's rules", of, partial(leaving_out, shared=False)),
         score("… and without shared rules", of, partial(leaving_out, shared=True)),
+        *(score(f"in the error forms of {api}", in_forms_of(api, of), ours) for api in FORMS),
     ]
 
 

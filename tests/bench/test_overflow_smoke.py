@@ -77,11 +77,12 @@ def test_it_runs_and_prints_ours_beside_theirs(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.overflow", "--catalogue", str(catalogue(tmp_path)), "--json", str(file)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert run.returncode == 0, run.stderr
-    mine, exceptions, words, left_out, _ = json.loads(file.read_bytes())
+    mine, exceptions, words, left_out, _, *in_forms = json.loads(file.read_bytes())
     assert (mine["overflows"], mine["others"], mine["found"], mine["false_alarms"]) == (3, 1, 3, [])
     assert mine["wrong"] == {name: [] for name in mine["wrong"]}
     assert words["missed"] == exceptions["missed"] == ["ours", "cut"]
     assert left_out["missed"] == []
+    assert [(one["overflows"], one["missed"]) for one in in_forms] == [(4, []), (6, []), (4, [])]
     assert "LiteLLM" in run.stdout
 
 

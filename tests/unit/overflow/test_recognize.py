@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bench.overflow.forms import FORMS, in_forms_of
 from bench.overflow.lines import CATALOGUE, lines
 from bench.overflow.scores import leaving_out, ours, score
 from proxy.overflow import Overflow, recognise
@@ -760,6 +761,10 @@ def test_catalogue() -> None:
     assert unknown.recall >= 0.97, unknown.missed
     assert (unknown.alarms, unknown.trapped) == ([], [])
     assert (unknown.share("limit") or 0) >= 0.98, unknown.wrong["limit"]
+    for api in FORMS:
+        of_api = score(api, in_forms_of(api, answers), ours)
+        assert of_api.recall >= 0.98, of_api.missed
+        assert (of_api.alarms, of_api.trapped) == ([], [])
 
 
 @pytest.mark.parametrize(
