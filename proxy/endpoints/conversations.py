@@ -17,7 +17,7 @@ from proxy.access.admission import BodyLease
 from proxy.access.authenticator import Caller, for_model, may_use
 from proxy.config import Route
 from proxy.dialects.dialect import Dialect, Request
-from proxy.endpoints.paths import DEPLOYMENT
+from proxy.endpoints.paths import AZURE, DEPLOYMENT
 from proxy.endpoints.reply import send_answer, send_error_event, send_rest
 from proxy.endpoints.restrictions import check_body, check_path
 from proxy.errors import BadBody, ModelNotAllowed, ProxyError, UnknownModel
@@ -38,6 +38,7 @@ from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.pipeline.state_recovery import note_size, sized_response
 from proxy.pipeline.usage_feedback import Feedback, UsageFeedback, end_of
 from proxy.telemetry.record import record_of
+from proxy.upstream.relay import without_api_version
 
 log = structlog.get_logger(__name__)
 
@@ -110,6 +111,9 @@ class Conversations:
         record.stream, record.model = body.stream, (body.model or "")[:LONGEST_NAME] or None
         route = _route(configuration, body, caller, self._dialect)
         record.upstream, record.upstream_model = route.upstream, route.model
+        if scope.get(AZURE) and configuration.settings.upstreams[route.upstream].provider != "azure":
+            query = without_api_version(scope["query_string"].decode("latin-1"))
+            scope = {**scope, "query_string": query.encode("latin-1")}
         if caller.models is not None:
             await check_body(scope, caller, body.raw)
         caller = for_model(caller, body.model or "")

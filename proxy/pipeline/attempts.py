@@ -10,7 +10,6 @@ import structlog
 from msgspec.structs import replace
 from starlette.types import Scope
 
-from proxy.dialects.dialect import Dialect
 from proxy.errors import ConfigurationError, ProxyError, UpstreamTimeout
 from proxy.http.headers import VIA, for_upstream
 from proxy.overflow import Overflow
@@ -41,7 +40,7 @@ from proxy.pipeline.state_recovery import NotCompacted, advice, recovered, trigg
 from proxy.pipeline.summary_models import summary_models
 from proxy.telemetry.record import Reason
 from proxy.upstream.connections import not_in_time
-from proxy.upstream.transport import CHAT_PATH, Outgoing, Transport
+from proxy.upstream.transport import Outgoing, Transport
 
 log = structlog.get_logger(__name__)
 
@@ -343,7 +342,7 @@ class Attempts:
             timeout=remaining,
             bounded=True,
             path=context.dialect.path,
-            query=client_query(context.scope, context.dialect),
+            query=client_query(context.scope),
             expanded=partial(body.expanded, sent, outcome.messages) if body.references else None,
         )
         answer = None
@@ -369,8 +368,6 @@ class Attempts:
             raise
 
 
-def client_query(scope: Scope, dialect: Dialect) -> str:
-    """Return the query string to forward. Chat completions have none."""
-    if dialect.path == CHAT_PATH or not scope["query_string"]:
-        return ""
+def client_query(scope: Scope) -> str:
+    """Return the query string to forward."""
     return quote(scope["query_string"], safe="/?:@!$&'()*+,;=%-._~")

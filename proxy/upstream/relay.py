@@ -95,8 +95,8 @@ class RelayTransport:
 
     async def send(self, request: Outgoing) -> Answer:
         """Send the request to its path."""
-        chat = request.path == CHAT_PATH
-        url = (self._chat_url if chat else None) or self.url(request.path, request.query, model=request.model)
+        plain = request.path == CHAT_PATH and not request.query
+        url = (self._chat_url if plain else None) or self.url(request.path, request.query, model=request.model)
         headers = self.headers(request.headers, request.credential, anthropic=request.path == MESSAGES_PATH)
         within = None if request.bounded else request.timeout
         return self._without_bypass(await self.connections.send("POST", url, headers, request.body, within), url)

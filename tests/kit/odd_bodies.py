@@ -28,7 +28,7 @@ def _messages(text: str) -> str:
 
 
 # All parameters of OpenAI's chat completions, and some of other servers.
-_PARAMETERS = (
+PARAMETERS = (
     '"temperature":1.10',
     '"temperature":0',
     '"temperature":1E0',
@@ -64,7 +64,7 @@ _PARAMETERS = (
 )
 
 # Values that parsers like to change.
-_VALUES = (
+VALUES = (
     "1e400",
     "-1e400",
     "1E5",
@@ -164,9 +164,9 @@ _HAND_WRITTEN = (
 def hand_written() -> list[str]:
     return [
         *_HAND_WRITTEN,
-        *(_field(text) for text in _PARAMETERS),
-        *(_field(f'"odd":{text}') for text in _VALUES),
-        *(_messages('{"role":"user","content":"hi","odd":' + text + "}") for text in _VALUES),
+        *(_field(text) for text in PARAMETERS),
+        *(_field(f'"odd":{text}') for text in VALUES),
+        *(_messages('{"role":"user","content":"hi","odd":' + text + "}") for text in VALUES),
     ]
 
 
@@ -183,33 +183,33 @@ def with_stream(body: str, streams: bool | None) -> bytes:
 
 def _body(dice: random.Random) -> str:
     messages = "[" + ",".join(_message(dice) for _ in range(dice.randint(1, 8))) + "]"
-    fields = ['"model":"gpt-4o-mini"', f'"messages":{_space(dice)}{messages}', *dice.sample(_PARAMETERS, 3)]
-    fields += [f"{json.dumps(_word(dice))}{_space(dice)}:{_value(dice, 4)}" for _ in range(dice.randint(0, 4))]
+    fields = ['"model":"gpt-4o-mini"', f'"messages":{space(dice)}{messages}', *dice.sample(PARAMETERS, 3)]
+    fields += [f"{json.dumps(_word(dice))}{space(dice)}:{value(dice, 4)}" for _ in range(dice.randint(0, 4))]
     dice.shuffle(fields)
-    return _space(dice) + "{" + SLOT + f",{_space(dice)}".join(fields) + _space(dice) + "}"
+    return space(dice) + "{" + SLOT + f",{space(dice)}".join(fields) + space(dice) + "}"
 
 
 def _message(dice: random.Random) -> str:
     fields = [f'"role":"{dice.choice(("user", "assistant", "system", "developer"))}"']
-    fields.append(f'"content":{_string(dice)}')
+    fields.append(f'"content":{string(dice)}')
     if dice.random() < 0.5:
-        fields.append(f"{_string(dice)}:{_value(dice, 3)}")
+        fields.append(f"{string(dice)}:{value(dice, 3)}")
     dice.shuffle(fields)
-    return "{" + f"{_space(dice)},".join(fields) + "}"
+    return "{" + f"{space(dice)},".join(fields) + "}"
 
 
-def _value(dice: random.Random, depth: int) -> str:
+def value(dice: random.Random, depth: int) -> str:
     kind = dice.random()
     if depth and kind < 0.25:
-        items = (_value(dice, depth - 1) for _ in range(dice.randint(0, 4)))
-        return "[" + f",{_space(dice)}".join(items) + "]"
+        items = (value(dice, depth - 1) for _ in range(dice.randint(0, 4)))
+        return "[" + f",{space(dice)}".join(items) + "]"
     if depth and kind < 0.5:
-        pairs = (f"{_string(dice)}:{_space(dice)}{_value(dice, depth - 1)}" for _ in range(dice.randint(0, 4)))
+        pairs = (f"{string(dice)}:{space(dice)}{value(dice, depth - 1)}" for _ in range(dice.randint(0, 4)))
         return "{" + ",".join(pairs) + "}"
-    return dice.choice(_VALUES) if kind < 0.8 else _string(dice)
+    return dice.choice(VALUES) if kind < 0.8 else string(dice)
 
 
-def _string(dice: random.Random) -> str:
+def string(dice: random.Random) -> str:
     return '"' + "".join(_character(dice) for _ in range(dice.randint(0, 40))) + '"'
 
 
@@ -229,5 +229,5 @@ def _word(dice: random.Random) -> str:
     return "x_" + "".join(dice.choice("abcdefghij") for _ in range(6))
 
 
-def _space(dice: random.Random) -> str:
+def space(dice: random.Random) -> str:
     return dice.choice(("", "", "", " ", "\n", "\t", "\r\n  "))

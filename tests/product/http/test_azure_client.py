@@ -48,6 +48,7 @@ def test_chats_streams_lists_and_embeddings(
             model="gpt-4o", messages=[{"role": "user", "content": "Hi"}]
         )
         assert raw.headers["x-compaction"] == "none"
+        assert upstream.last.target == "/v1/chat/completions"
         assert raw.parse().choices[0].message.content == "Hello"
         assert json.loads(upstream.last.body)["model"] == (deployment or "gpt-4o")
         events = client.chat.completions.create(

@@ -185,6 +185,8 @@ def test_older_azure_addresses_name_the_deployment_and_one_version(
         query = "api-version=2024-10-21" + ("&x=1" if "x=1" in path else "")
         assert upstream.last.target == f"/openai/deployments/emb/embeddings?{query}"
         assert upstream.last.body == body
+    assert ask(url, f"{CHAT}?api-version=2023-05-15&x=1", chat(model="emb"), [JSON, API_KEY]).status == 200
+    assert upstream.last.target == "/openai/deployments/emb/chat/completions?api-version=2024-10-21&x=1"
     assert ask(url, "/openai/models?api-version=1", None, [API_KEY]).status == 200
     assert upstream.last.target == "/openai/models?api-version=2024-10-21"
     before = len(upstream.arrived)
