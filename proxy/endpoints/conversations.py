@@ -37,14 +37,12 @@ from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.pipeline.state_recovery import note_size, sized_response
 from proxy.pipeline.usage_feedback import Feedback, UsageFeedback, end_of
+from proxy.telemetry.model_names import shown_model
 from proxy.telemetry.record import record_of
 from proxy.upstream.relay import without_api_version
 
 log = structlog.get_logger(__name__)
 
-
-LONGEST_NAME = 100
-"""Characters of a model's name to record. The client may send any text."""
 
 UNIT_BYTES = 1_000
 """Bytes of memory that a request takes for each unit, such as a chat message, in addition to its body."""
@@ -108,9 +106,9 @@ class Conversations:
             body = body.named(deployment)
         if len(body.units) > MANY:
             await held.more(UNIT_BYTES * len(body.units))
-        record.stream, record.model = body.stream, (body.model or "")[:LONGEST_NAME] or None
+        record.stream, record.model = body.stream, shown_model(body.model) if body.model else None
         route = _route(configuration, body, caller, self._dialect)
-        record.upstream, record.upstream_model = route.upstream, route.model
+        record.upstream, record.upstream_model = route.upstream, shown_model(route.model)
         if scope.get(AZURE) and configuration.settings.upstreams[route.upstream].provider != "azure":
             query = without_api_version(scope["query_string"].decode("latin-1"))
             scope = {**scope, "query_string": query.encode("latin-1")}

@@ -21,6 +21,7 @@ from proxy.store import StoreFailed
 from proxy.store.guarded import READ_SECONDS
 from proxy.store.opening import store_file
 from proxy.store.records import RECORD_LIMIT, RecordQuery
+from proxy.telemetry.model_names import shown_model
 from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.record_json import caller_digest, iso_time
 
@@ -69,7 +70,7 @@ async def _learned(service: Services, viewer: Viewer) -> list[dict[str, Any]] | 
         {
             "caller": caller_digest(tenant),
             "upstream": found.upstream,
-            "model": found.model,
+            "model": shown_model(found.model),
             "input": _limit(found.input, now),
             "total": _limit(found.total, now),
         }

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from proxy.telemetry.model_names import shown_model
+
 Verdict = Literal["none", "compacted", "shadow", "off", "failed", "unsupported", "refused"]
 
 RECORD = "compaction.record"
@@ -84,6 +86,7 @@ class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):
     """One request to the proxy, or one call to a summary model (``kind: summary``, ``parent``: the request's id).
 
     ``time`` is in seconds since 1970. ``api`` is the dialect, or ``other`` for a path that the proxy only forwards.
+    ``model`` and ``upstream_model`` are ``HIDDEN_MODEL`` if the text doesn't look like a model's name.
     ``checkpoints`` is the number of summaries that the conversation has needed so far.
     ``before`` and ``sent`` are the proxy's counts in tokens, ``forecast`` the size that ``enforce`` would send.
     ``summary`` is the origin of the summary in the prompt (``stored``, ``made``, ``digest``), and ``cause`` the reason
@@ -149,9 +152,9 @@ def summary_record(parent: RequestRecord, upstream: str, model: str) -> RequestR
         tenant=parent.tenant,
         team=parent.team,
         policy=parent.policy,
-        model=model,
+        model=shown_model(model),
         upstream=upstream,
-        upstream_model=model,
+        upstream_model=shown_model(model),
     )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any, Literal
 
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
+from proxy.telemetry.model_names import shown_model
 from proxy.telemetry.record import RequestRecord, current
 
 log = structlog.get_logger(__name__)
@@ -19,22 +19,20 @@ SLOW_MS = 1_000.0
 DOLLAR = 10**12
 """The unit of ``Cost`` per US dollar."""
 
-_MODEL_NAME = re.compile(r"[\w.:/@+-]{1,100}", re.ASCII)
-
 _CHANGED = frozenset({"refused", "failed", "compacted"})
 
 
 def request_names(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
     """Add the id, team, model, and upstream of the current request. Fields that the event has take precedence.
 
-    Remove a model's name that doesn't look like one, because the client may send any text there.
+    Hide a model's name that doesn't look like one, because the client may send any text there.
     """
     record = current.get()
     if record is not None:
         for name, value in _names(record).items():
             event.setdefault(name, value)
-    if (model := event.get("model")) is not None and not _is_name(model):
-        del event["model"]
+    if (model := event.get("model")) is not None:
+        event["model"] = shown_model(str(model))
     return event
 
 
@@ -104,10 +102,6 @@ def fields(record: RequestRecord) -> dict[str, Any]:
         "cost_usd": cost and cost.sent / DOLLAR,
     }
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _is_name(model: Any) -> bool:
-    return isinstance(model, str) and _MODEL_NAME.fullmatch(model) is not None
 
 
 def _names(record: RequestRecord) -> dict[str, Any]:

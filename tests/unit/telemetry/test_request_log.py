@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from proxy.telemetry.model_names import HIDDEN_MODEL
 from proxy.telemetry.record import Cost, Reason, RequestRecord, UpstreamCall, Usage, current
 from proxy.telemetry.request_log import RequestLog, fields, is_notable, is_slow, request_names
 
@@ -94,6 +95,5 @@ def test_lines_name_the_request_that_started_their_task() -> None:
     assert during == {"event": "x", "request": "id", "team": "blue", "model": "gpt-5", "upstream": "other"}
 
 
-@pytest.mark.parametrize("name", ["what is this", "a\nb", "é", "x" * 101, ""])
-def test_text_that_is_not_a_models_name_is_not_logged(name: str) -> None:
-    assert "model" not in request_names(None, "info", {"event": "x", "model": name})
+def test_text_that_is_not_a_models_name_is_not_logged() -> None:
+    assert request_names(None, "info", {"event": "x", "model": "what is this"})["model"] == HIDDEN_MODEL
