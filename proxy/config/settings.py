@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 from pydantic import Field, field_validator
 
@@ -11,6 +12,7 @@ from proxy.config.fields import Name, Section, Text, wrong
 from proxy.config.log import LogSettings
 from proxy.config.metrics import MetricsSettings
 from proxy.config.models import Route, RouteSettings
+from proxy.config.otel import OtelSettings
 from proxy.config.policy import Policy, WrittenPolicy
 from proxy.config.prices import Prices
 from proxy.config.records import DAY, RecordSettings
@@ -31,6 +33,8 @@ class _SettingsFields(Section):
     """Which lines to log, and their format."""
     metrics: MetricsSettings = MetricsSettings()
     """Where to serve the metrics."""
+    otel: OtelSettings | None = None
+    """Where to send spans and metrics with OpenTelemetry. null: nowhere."""
     prices: Prices = Field(default_factory=dict)
     """Prices in US dollars per token, by the upstream's name for the model or a glob, where they differ from LiteLLM's
     table."""
@@ -87,6 +91,14 @@ class Settings(_SettingsFields):
     def record_count(self) -> int:
         """Return the maximum number of records."""
         return 0 if self.records is None else self.records.max
+
+    @cached_property
+    def model_names(self) -> frozenset[str]:
+        """Return the models that the configuration names, without globs, by the upstreams' names."""
+        named = [route.model or route.match for route in self.models]
+        for policy in self.policies.values():
+            named += [name for name in (policy.summary.model, policy.summary.fallback_model) if name is not None]
+        return frozenset(name for name in named if not any(mark in name for mark in "*?["))
 
     def route(self, model: str) -> Route | None:
         """Return the route of a model, or ``None`` if the configuration lists routes and none matches."""

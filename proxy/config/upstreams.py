@@ -105,17 +105,7 @@ class UpstreamSettings(Section):
     @field_validator("headers", mode="before")
     @classmethod
     def _has_header_names(cls, headers: object) -> object:
-        seen = set()
-        for name in headers if isinstance(headers, Mapping) else ():
-            lower = str(name).lower()
-            if not _HEADER_NAME.fullmatch(lower):
-                raise wrong("isn't a header name", name, fix="use letters, digits and -", shows=False)
-            if lower in _RESERVED_HEADERS:
-                raise wrong("can't be set here", name, fix=_RESERVED_HEADERS[lower], shows=False)
-            if lower in seen:
-                raise wrong("is a duplicate; case doesn't matter", name, fix="keep one of them", shows=False)
-            seen.add(lower)
-        return headers
+        return checked_header_names(headers, _RESERVED_HEADERS)
 
     @property
     def certain_apis(self) -> tuple[Api, ...] | None:
@@ -136,6 +126,21 @@ class UpstreamSettings(Section):
     def spends(self) -> bool:
         """Return whether requests contain a credential of the operator, in a configured header or otherwise."""
         return self.has_credential or any(name.lower() in CREDENTIALS for name in self.headers)
+
+
+def checked_header_names(headers: object, reserved: Mapping[str, str]) -> object:
+    """Return headers if their names are valid. ``reserved`` has the names that can't be set, with the fix for each."""
+    seen = set()
+    for name in headers if isinstance(headers, Mapping) else ():
+        lower = str(name).lower()
+        if not _HEADER_NAME.fullmatch(lower):
+            raise wrong("isn't a header name", name, fix="use letters, digits and -", shows=False)
+        if lower in reserved:
+            raise wrong("can't be set here", name, fix=reserved[lower], shows=False)
+        if lower in seen:
+            raise wrong("is a duplicate; case doesn't matter", name, fix="keep one of them", shows=False)
+        seen.add(lower)
+    return headers
 
 
 def _checked_address(url: str) -> str:

@@ -20,6 +20,7 @@ from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving
 from proxy.pipeline.context import RequestContext, begin_request
 from proxy.pipeline.response_start import ResponseStart, read_start, readable
 from proxy.pipeline.services import Services
+from proxy.telemetry.trace_context import with_trace
 
 log = structlog.get_logger(__name__)
 
@@ -77,7 +78,7 @@ class ModelList:
         scope = context.scope
         relay = await context.configuration.upstreams.relay(upstream)
         url = upstream_url(scope, relay, "/models", None)
-        forwarded = [*for_upstream(scope["headers"]), (VIA, context.via)]
+        forwarded = with_trace([*for_upstream(scope["headers"]), (VIA, context.via)], context.record.trace)
         headers = relay.headers(forwarded, context.caller.credential, anthropic=is_anthropic(scope))
         answer = await relay.request("GET", url, headers, None, context.configuration.settings.server.deadline)
         try:

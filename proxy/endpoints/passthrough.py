@@ -20,6 +20,7 @@ from proxy.http.request_body import ClientLeft, Sent, answer_error, arriving, he
 from proxy.pipeline.context import RequestContext, begin_request
 from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.services import Services
+from proxy.telemetry.trace_context import with_trace
 from proxy.upstream.relay import RelayTransport, without_api_version
 
 WHOLE_BYTES = 1_000_000
@@ -67,7 +68,8 @@ class PassThrough:
             body = await self._body(scope, upload, held)
             headers += [(name, value) for name in _OF_THE_BODY if (value := header(scope, name.encode())) is not None]
         url = upstream_url(scope, relay, path, model)
-        headers = relay.headers([*headers, (VIA, context.via)], caller.credential, anthropic=anthropic)
+        headers = with_trace([*headers, (VIA, context.via)], context.record.trace)
+        headers = relay.headers(headers, caller.credential, anthropic=anthropic)
         timeout = configuration.settings.server.deadline
         # While the body is arriving, reading it detects a disconnect.
         with leaving(upload.after, send):

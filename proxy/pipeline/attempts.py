@@ -39,6 +39,7 @@ from proxy.pipeline.services import Services
 from proxy.pipeline.state_recovery import NotCompacted, advice, recovered, trigger_reached
 from proxy.pipeline.summary_models import summary_models
 from proxy.telemetry.record import Reason
+from proxy.telemetry.trace_context import with_trace
 from proxy.upstream.connections import not_in_time
 from proxy.upstream.transport import Outgoing, Transport
 
@@ -332,12 +333,14 @@ class Attempts:
         remaining = context.deadline - context.clock.now()
         if remaining <= 0:
             raise UpstreamTimeout(DEADLINE)
+        trace = context.record.trace
+        headers = with_trace([*headers, (VIA, context.via)], trace, None if trace is None else trace.attempt())
         sent = body.rewritten(units=outcome.messages, model=model, max_output=outcome.output)
         request = Outgoing(
             body=sent,
             model=route.model,
             stream=body.stream,
-            headers=[*headers, (VIA, context.via)],
+            headers=headers,
             credential=context.caller.credential,
             timeout=remaining,
             bounded=True,

@@ -18,6 +18,7 @@ from proxy.store.breaker import Change, CircuitBreaker
 from proxy.store.records import RecordStore
 from proxy.telemetry.metrics import RECORDS
 from proxy.telemetry.record import RECORD, RequestRecord, current, new_id
+from proxy.telemetry.trace_context import Trace
 
 log = structlog.get_logger(__name__)
 
@@ -50,15 +51,25 @@ CLIENT_LEFT = "client_disconnected"
 Sink = Callable[[RequestRecord], None]
 """Takes a finished record. It must be quick and mustn't raise."""
 
+BeginTrace = Callable[[Scope], Trace]
+"""Returns the trace of a request that has just arrived."""
+
 
 class Recorder:
     """The records of one process."""
 
-    def __init__(self, store: RecordStore | None, seconds: Callable[[], float], sinks: Sequence[Sink] = ()) -> None:
+    def __init__(
+        self,
+        store: RecordStore | None,
+        seconds: Callable[[], float],
+        sinks: Sequence[Sink] = (),
+        begin_trace: BeginTrace | None = None,
+    ) -> None:
         """Write to ``store``, if there is one. ``seconds`` returns how long records are kept."""
         self._store = store
         self._seconds = seconds
         self._sinks = sinks
+        self._begin_trace = begin_trace
         self._waiting: deque[RequestRecord] = deque()
         self._tenants: set[str] = set()
         self._task: asyncio.Task[None] | None = None
@@ -68,6 +79,8 @@ class Recorder:
     def begin(self, scope: Scope) -> RequestRecord:
         """Return the record of a request that has just arrived, and put it into the scope and the task's context."""
         record = RequestRecord(new_id(), time.time(), path=_shown(scope["path"]))
+        if self._begin_trace is not None:
+            record.trace = self._begin_trace(scope)
         scope[RECORD] = record
         current.set(record)
         return record

@@ -15,6 +15,9 @@ from proxy.upstream.registry import Upstreams
 ONLY_AT_START = {"server": ("host", "port", "drain"), "store": None, "log": ("level", "format"), "metrics": None}
 """Settings that need a restart, by section. ``None`` means the whole section."""
 
+OPTIONAL_AT_START = ("otel",)
+"""Sections that need a restart and can be absent."""
+
 MOST_ROUTES = 1_000
 LONGEST_NAME = 200
 """Remember the routes of this many models, with names of at most this many characters."""
@@ -101,6 +104,9 @@ def apply_reloadable(running: Settings, new: Settings) -> tuple[Settings, list[s
         fields = names or tuple(type(ours).model_fields)
         kept[section] = theirs.model_copy(update={name: getattr(ours, name) for name in fields})
         waiting += [f"{section}.{name}" for name in fields if getattr(ours, name) != getattr(theirs, name)]
+    for section in OPTIONAL_AT_START:
+        kept[section] = getattr(running, section)
+        waiting += [section] if kept[section] != getattr(new, section) else []
     return new.model_copy(update=kept), waiting
 
 

@@ -19,6 +19,7 @@ from proxy.pipeline.reasons import reason_for
 from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.services import Services
 from proxy.telemetry.record import Reason
+from proxy.telemetry.trace_context import with_trace
 from proxy.upstream.relay import RelayTransport
 from proxy.upstream.transport import RESPONSES_PATH, Answer
 
@@ -138,7 +139,8 @@ async def _ask(
     Raises ``NotCompacted``, and the errors of ``Connections.send``.
     """
     headers = [pair for pair in for_upstream(context.scope["headers"]) if pair[0] != "accept-encoding"]
-    headers = transport.headers([*headers, (VIA, context.via)], context.caller.credential)
+    headers = with_trace([*headers, (VIA, context.via)], context.record.trace)
+    headers = transport.headers(headers, context.caller.credential)
     remaining = context.deadline - context.clock.now()
     try:
         with context.clock.until(context.deadline):

@@ -90,6 +90,7 @@ async def _summary_model(
         others=others,
         on_missing=upstreams.missing(route.upstream).add,
         on_call=_recording(services, context.configuration, context.record, route, profile),
+        trace=context.record.trace,
     )
 
 
@@ -98,8 +99,10 @@ def _recording(
 ) -> OnCall:
     """Return a function that records the calls to a summary model."""
 
-    def record(status: int, answer: bytes, ms: float) -> None:
+    def record(status: int, answer: bytes, ms: float, span: str | None) -> None:
         call = summary_record(parent, route.upstream, route.model)
+        if parent.trace is not None and span is not None:
+            call.trace = parent.trace.child(span)
         call.time -= ms / 1000
         call.status = status
         call.phases = {"total": round(ms, 3)}

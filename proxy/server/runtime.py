@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from typing import TYPE_CHECKING
 
 from proxy.access.admin import AdminLink
 from proxy.access.admission import BodyMemory, ConcurrencyLimit
@@ -11,13 +12,14 @@ from proxy.access.quotas import Quotas
 from proxy.access.sessions import Sessions
 from proxy.access.spending import Spending
 from proxy.config import Settings
+from proxy.config.otel import OtelSettings
 from proxy.limits.calibration import Calibration
 from proxy.limits.learned import LearnedLimits
 from proxy.limits.profiles import Profiles
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.measures import Measures
-from proxy.pipeline.recorder import Recorder
+from proxy.pipeline.recorder import Recorder, Sink
 from proxy.pipeline.sent_prompts import SentPrompts
 from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot, apply_reloadable
@@ -30,6 +32,9 @@ from proxy.summary.budget import Budgets
 from proxy.summary.store import Summaries
 from proxy.telemetry.request_log import RequestLog
 from proxy.telemetry.request_metrics import RequestMetrics
+
+if TYPE_CHECKING:
+    from proxy.telemetry.otel_export import OtelExport
 
 INSTANCE = "COMPACTION_PROXY_INSTANCE"
 """The environment variable by which the workers of one server share their id."""
@@ -62,8 +67,13 @@ class Runtime(Services):
         self.spending = Spending(self.store, lambda: self.settings)
         self.request_log = RequestLog(lambda: self.settings.log.requests)
         self.metrics = RequestMetrics()
-        sinks = [self.spending.add, self.metrics.add, self.request_log.add]
-        self.recorder = Recorder(self.records, lambda: self.settings.record_seconds, sinks)
+        sinks: list[Sink] = [self.spending.add, self.metrics.add, self.request_log.add]
+        self.otel = self._otel(settings.otel)
+        begin_trace = None
+        if self.otel is not None:
+            sinks += self.otel.sinks
+            begin_trace = self.otel.tracing.begin
+        self.recorder = Recorder(self.records, lambda: self.settings.record_seconds, sinks, begin_trace)
         self.maintenance = Maintenance(
             self.store.unguarded,
             [
@@ -79,6 +89,29 @@ class Runtime(Services):
             self.records,
             lambda: self.settings.record_count,
         )
+
+    def _otel(self, settings: OtelSettings | None) -> OtelExport | None:
+        """Return the export of spans and metrics, or ``None`` if it's off."""
+        if settings is None:
+            return None
+        # The packages are optional.
+        from proxy.telemetry.otel_export import OtelExport, is_disabled
+
+        if is_disabled():
+            return None
+        headers = {name: value.get_secret_value() for name, value in settings.headers.items()}
+        return OtelExport(
+            settings.endpoint,
+            headers,
+            traces=settings.traces,
+            metrics=settings.metrics,
+            upstreams=self._upstream,
+            models=lambda: self.settings.model_names,
+        )
+
+    def _upstream(self, name: str) -> tuple[str, str | None] | None:
+        upstream = self.settings.upstreams.get(name)
+        return None if upstream is None else (upstream.provider, upstream.base_url)
 
     async def reconfigure(self, settings: Settings) -> list[str]:
         """Use other settings for new requests. Return the names of changed settings that need a restart."""
@@ -104,4 +137,6 @@ class Runtime(Services):
             self.store,
         ):
             await part.aclose()
+        if self.otel is not None:
+            await self.otel.aclose()
         self.facts.close()

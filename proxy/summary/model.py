@@ -20,6 +20,7 @@ from proxy.summary.budget import Budget
 from proxy.summary.chunking import SummaryFailed, SummaryTooLong
 from proxy.summary.forms import CHAT, SummaryForm, read, reported_cost
 from proxy.summary.quality import Written
+from proxy.telemetry.trace_context import Trace, new_span, with_trace
 from proxy.upstream.transport import Outgoing, Transport
 
 # Names of reasoning families, whose reasoning counts toward the output. Models that reason only on request (Claude,
@@ -43,7 +44,7 @@ _INVALID_REQUEST = frozenset({400, 422})
 _MISSING = frozenset({404, 405, 501})
 """Statuses of a server that doesn't have a path."""
 
-OnCall = Callable[[int, bytes, float], None]
+OnCall = Callable[[int, bytes, float, str | None], None]
 
 Way = tuple[SummaryForm, Transport]
 """An API, and the transport for its path."""
@@ -56,7 +57,8 @@ class UpstreamSummaryModel:
     ``input_limit`` and ``max_output`` are in tokens, and ``timeout`` in seconds per call. ``credential`` is the
     caller's key if the upstream has none of its own. After an overflow, ``on_overflow`` gets the overflow and the
     request's input and output tokens as counted here. ``budget`` limits the cost of calls for the caller's team.
-    ``on_call`` gets each call's status, response, and duration in milliseconds; status 0 if there was no response.
+    ``on_call`` gets each call's status, response, duration in milliseconds, and the id of its span in ``trace``. The
+    status is 0 if there was no response.
     ``form`` is the API to use. If the upstream doesn't have it, ``others`` follow, and ``on_missing`` gets its name.
     """
 
@@ -74,6 +76,7 @@ class UpstreamSummaryModel:
     others: Sequence[Way] = ()
     on_missing: Callable[[Api], None] | None = None
     on_call: OnCall | None = None
+    trace: Trace | None = None
 
     @property
     def name(self) -> str:
@@ -138,11 +141,12 @@ class UpstreamSummaryModel:
 
     async def _answer(self, way: Way, body: Mapping[str, Any]) -> tuple[int, bytes]:
         form, transport = way
+        span = None if self.trace is None else new_span()
         request = Outgoing(
             body=msgspec.json.encode(body),
             model=self.model,
             stream=False,
-            headers=form.headers,
+            headers=with_trace(form.headers, self.trace, span),
             credential=self.credential,
             timeout=self.timeout,
             path=form.path,
@@ -164,7 +168,7 @@ class UpstreamSummaryModel:
             raise SummaryFailed(error.code) from error
         finally:
             if self.on_call is not None:
-                self.on_call(status, b"".join(chunks), (time.monotonic() - began) * 1000)
+                self.on_call(status, b"".join(chunks), (time.monotonic() - began) * 1000, span)
         return status, b"".join(chunks)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from proxy.telemetry.model_names import shown_model
+from proxy.telemetry.trace_context import Trace
 
 Verdict = Literal["none", "compacted", "shadow", "off", "failed", "unsupported", "refused"]
 
@@ -93,7 +94,8 @@ class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):
     for a digest. ``fits`` is false if the request as received was larger than the model's input limit. ``status`` is
     the status that the client got, 499 if it disconnected before. ``error`` is an error code. ``phases`` are times in
     milliseconds: ``body`` (until the whole body has arrived), ``compaction``, ``upstream`` (until its response started,
-    all attempts), ``first_byte``, and ``total``. ``archive`` lists archive ids.
+    all attempts), ``first_byte``, and ``total``. ``archive`` lists archive ids. ``trace`` is the
+    request's place in a distributed trace, ``None`` without OpenTelemetry.
     """
 
     id: str
@@ -130,6 +132,7 @@ class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):
     archive: list[str] = []
     bytes_in: int = 0
     bytes_out: int = 0
+    trace: Trace | None = None
 
     @property
     def retries(self) -> int:

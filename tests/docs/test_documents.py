@@ -48,7 +48,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-ENVIRONMENT = {"OPENAI_API_KEY": "sk-test"}
+ENVIRONMENT = {"OPENAI_API_KEY": "sk-test", "OTLP_KEY": "test"}
 
 # Settings whose default follows from others or from the machine, so that the document says it in words.
 TOLD_IN_WORDS = {

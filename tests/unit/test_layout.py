@@ -57,6 +57,7 @@ COVERED = {
     "docs/test_reference.py": "errors telemetry/metrics",
     "unit/store/test_sqlite_records.py": "store/records",
     "unit/pipeline/test_recorder.py": "telemetry/record",
+    "product/test_opentelemetry.py": "config/otel telemetry/gen_ai telemetry/otel_export",
     "product/test_metrics.py": "telemetry/exposition telemetry/request_metrics",
     "unit/server/test_metrics_server.py": "config/metrics",
     "product/test_records.py": "pipeline/changes pipeline/description config/records",

@@ -1,0 +1,83 @@
+"""The calls to models behind a record: attempts to send a request, or one call to a summary model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from proxy.telemetry.record import RequestRecord, UpstreamCall, Usage
+
+ACCEPTED = "accepted"
+
+
+class Operation(msgspec.Struct, eq=False):
+    """One call to a model. ``start`` and ``end`` are in nanoseconds since 1970.
+
+    ``number`` is 0 for the first attempt. ``error`` is a status, a result, or an error code. ``compacted`` says that
+    the prompt isn't the one that the client sent.
+    """
+
+    span: str
+    start: int
+    end: int
+    number: int = 0
+    call: UpstreamCall | None = None
+    usage: Usage | None = None
+    error: str | None = None
+    compacted: bool = False
+
+
+def start_of(record: RequestRecord) -> int:
+    """Return the start of a record, in nanoseconds since 1970."""
+    return int(record.time * 1e9)
+
+
+def end_of(record: RequestRecord) -> int:
+    """Return the end of a record, in nanoseconds since 1970."""
+    return start_of(record) + _nanoseconds(record.phases.get("total", 0.0))
+
+
+def operations(record: RequestRecord) -> Iterator[Operation]:
+    """Yield the calls to models that a finished record describes. The record must have a trace."""
+    trace = record.trace
+    if trace is None:
+        return
+    if record.kind == "summary":
+        error = None if record.status == 200 else record.error or str(record.status)
+        yield Operation(trace.span, start_of(record), end_of(record), usage=record.usage, error=error)
+        return
+    last = len(trace.attempts) - 1
+    for number, attempt in enumerate(trace.attempts):
+        call = record.calls[number] if number < len(record.calls) else None
+        end = end_of(record)
+        if call is not None and (number < last or call.status is None):
+            end = attempt.start + _nanoseconds(call.ms)
+        yield Operation(
+            attempt.id,
+            attempt.start,
+            max(attempt.start, end),
+            number,
+            call,
+            record.usage if number == last else None,
+            _error_of(record, call, last=number == last),
+            _is_compacted(record, call, last=number == last),
+        )
+
+
+def _error_of(record: RequestRecord, call: UpstreamCall | None, *, last: bool) -> str | None:
+    if call is not None and call.result != ACCEPTED:
+        return call.result if call.result != "error" or call.status is None else str(call.status)
+    if call is not None and call.status is not None and call.status >= 400:
+        return str(call.status)
+    return record.error if last else None
+
+
+def _is_compacted(record: RequestRecord, call: UpstreamCall | None, *, last: bool) -> bool:
+    if last:
+        return record.verdict == "compacted"
+    return call is not None and call.tokens is not None and call.tokens != record.before
+
+
+def _nanoseconds(milliseconds: float) -> int:
+    return int(milliseconds * 1e6)

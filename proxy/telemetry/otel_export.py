@@ -1,0 +1,203 @@
+"""Send spans and metrics to an OpenTelemetry collector, by OTLP over HTTP.
+
+The SDK exports in threads of its own, with a bounded queue. A collector that is slow or lost costs spans and metrics,
+and never delays a request. Settings that the configuration omits come from the SDK's `OTEL_*` variables.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence, Set
+
+import structlog
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.metrics.export import (
+    MetricExportResult,
+    MetricsData,
+    ResourceMetrics,
+    ScopeMetrics,
+)
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+from proxy import __version__
+from proxy.telemetry.gen_ai import FindUpstream
+from proxy.telemetry.operation_metrics import OperationMetrics
+from proxy.telemetry.record import RequestRecord
+from proxy.telemetry.spans import EncodedSpans, Spans, encoded_request
+from proxy.telemetry.tracing import Tracing
+
+log = structlog.get_logger(__name__)
+
+NAME = "compaction-proxy"
+
+CLOSING_SECONDS = 3.0
+"""Seconds to send the last spans and metrics when the process ends."""
+
+INTERVAL_SECONDS = 60.0
+"""Seconds between two exports of metrics, unless `OTEL_METRIC_EXPORT_INTERVAL` (milliseconds) sets it."""
+
+Sink = Callable[[RequestRecord], None]
+
+
+class _Health:
+    """Logs when exports begin to fail, and when they work again."""
+
+    def __init__(self, signal: str) -> None:
+        self._signal = signal
+        self._failing = False
+
+    def note(self, *, failed: bool) -> None:
+        if failed is not self._failing:
+            self._failing = failed
+            if failed:
+                log.warning("otel.export_failed", signal=self._signal)
+            else:
+                log.info("otel.export_recovered", signal=self._signal)
+
+
+class _SpanExporter(OTLPSpanExporter):
+    """The SDK's exporter, for spans that are already encoded."""
+
+    def __init__(self, endpoint: str | None, headers: Mapping[str, str], resource: Resource) -> None:
+        super().__init__(endpoint=_url(endpoint, "traces"), headers=headers)
+        self._names = {name: str(value) for name, value in resource.attributes.items()}
+        self._health = _Health("traces")
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        content = encoded_request(
+            self._names, (NAME, __version__), (span.content for span in spans if isinstance(span, EncodedSpans))
+        )
+        # The public method would encode the spans again. `pyproject.toml` limits the version.
+        sent = self._client.export(content).success
+        self._health.note(failed=not sent)
+        return SpanExportResult.SUCCESS if sent else SpanExportResult.FAILURE
+
+
+class _MetricExport:
+    """Exports the histograms at intervals, in a thread. The SDK's reader takes only histograms of the SDK."""
+
+    def __init__(self, operations: OperationMetrics, exporter: OTLPMetricExporter, resource: Resource) -> None:
+        self._operations = operations
+        self._exporter = exporter
+        self._resource = resource
+        self._health = _Health("metrics")
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="otel-metrics")
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closing.wait(_interval()):
+            self._export()
+        self._export()
+
+    def _export(self) -> None:
+        if metrics := self._operations.collect():
+            scoped = ScopeMetrics(InstrumentationScope(NAME, __version__), metrics, "")
+            result = self._exporter.export(MetricsData([ResourceMetrics(self._resource, [scoped], "")]))
+            self._health.note(failed=result is not MetricExportResult.SUCCESS)
+
+    def shutdown(self) -> None:
+        """Export the last values, and end the thread."""
+        self._closing.set()
+        self._thread.join()
+        self._exporter.shutdown()
+
+
+class OtelExport:
+    """The spans and metrics of one process. Make it in the process that serves, because it starts threads."""
+
+    def __init__(
+        self,
+        endpoint: str | None,
+        headers: Mapping[str, str],
+        *,
+        traces: bool,
+        metrics: bool,
+        upstreams: FindUpstream,
+        models: Callable[[], Set[str]],
+    ) -> None:
+        """``endpoint`` is the collector's URL before `/v1/traces`. ``models`` returns the configured models."""
+        # The exporters log each attempt to reach the collector. `_Health` logs the changes.
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
+        resource = _resource()
+        self.sinks: list[Sink] = []
+        """Sinks of the recorder."""
+        self._closers: list[tuple[Callable[[], object], Callable[[], object]]] = []
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self.tracing = Tracing(provider.sampler if traces else None)
+        if traces:
+            spans = _SpanExporter(endpoint, headers, resource)
+            processor = BatchSpanProcessor(spans)
+            self.sinks.append(Spans(upstreams, processor.on_end).add)
+            self._closers.append((processor.shutdown, spans.shutdown))
+        if metrics:
+            series = OTLPMetricExporter(endpoint=_url(endpoint, "metrics"), headers=dict(headers))
+            operations = OperationMetrics(upstreams, models, delta=_wants_delta())
+            self.sinks.append(operations.add)
+            self._closers.append((_MetricExport(operations, series, resource).shutdown, series.shutdown))
+
+    async def aclose(self) -> None:
+        """Send the spans and metrics that wait, and give up after ``CLOSING_SECONDS``."""
+        # Python waits for threads of an executor at exit, but not for daemons.
+        ended = [_in_daemon(shutdown) for shutdown, _ in self._closers]
+        try:
+            async with asyncio.timeout(CLOSING_SECONDS):
+                for one in ended:
+                    await one.wait()
+        except TimeoutError:
+            log.warning("otel.not_sent", seconds=CLOSING_SECONDS)
+            for _, abort in self._closers:
+                abort()
+
+
+def _in_daemon(shutdown: Callable[[], object]) -> asyncio.Event:
+    """Shut down in a thread. Return an event that is set at the end."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+    def run() -> None:
+        try:
+            shutdown()
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits anymore
+                loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=run, daemon=True, name="otel-close").start()
+    return ended
+
+
+def is_disabled() -> bool:
+    """Return whether `OTEL_SDK_DISABLED` turns the SDK off."""
+    return os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+
+
+def _interval() -> float:
+    """Return the seconds between two exports of metrics."""
+    try:
+        seconds = float(os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", "")) / 1000
+    except ValueError:
+        seconds = 0.0
+    return seconds if seconds > 0 else INTERVAL_SECONDS
+
+
+def _wants_delta() -> bool:
+    preference = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "")
+    return preference.strip().lower() in ("delta", "lowmemory")
+
+
+def _url(endpoint: str | None, signal: str) -> str | None:
+    return None if endpoint is None else f"{endpoint}/v1/{signal}"
+
+
+def _resource() -> Resource:
+    """Return the names of this process. `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` override them."""
+    own = {"service.name": NAME, "service.version": __version__, "service.instance.id": str(uuid.uuid4())}
+    return Resource.create(own).merge(OTELResourceDetector().detect())
