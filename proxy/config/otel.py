@@ -66,9 +66,14 @@ class OtelSettings(Section):
     def _can_export(self) -> OtelSettings:
         if not self.traces and not self.metrics:
             raise wrong("sends nothing with traces: false and metrics: false", fix="otel: null", shows=False)
-        if not all(map(_is_installed, PACKAGES)):
+        if not has_packages():
             raise wrong("needs packages that aren't installed", fix=f"run {INSTALL}, or write otel: null", shows=False)
         return self
+
+
+def has_packages() -> bool:
+    """Return whether the optional packages are installed."""
+    return all(map(_is_installed, PACKAGES))
 
 
 def _is_installed(name: str) -> bool:

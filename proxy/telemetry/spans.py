@@ -1,11 +1,12 @@
 """Derive OpenTelemetry spans from finished records. They have names and figures, never content.
 
-The SDK's spans and their encoding take 120 µs per request. So the sink encodes spans itself, and encodes the attributes
+The SDK's spans and their encoding take 200 µs per request. So the sink encodes spans itself, and encodes the attributes
 that many spans share only once. In protobuf, two messages in a row merge into one.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
@@ -24,6 +25,12 @@ Value = str | bool | int | float | tuple[str, ...]
 Attributes = tuple[tuple[str, Value | None], ...]
 """Names and values. ``None``: omitted."""
 
+# In protobuf, a field begins with its number and kind. These have a fixed length: ids, times, and flags.
+_FIXED = struct.Struct("<2s16s2s8s1sQ1sQ2sI")
+_DOUBLE = struct.Struct("<d")
+_BYTES = [bytes([value]) for value in range(0x80)]
+_HEADS = [bytes([number << 3 | 2]) for number in range(16)]
+_ATTRIBUTES = Span.ATTRIBUTES_FIELD_NUMBER
 _SPANS = ScopeSpans.SPANS_FIELD_NUMBER
 _SERVER, _CLIENT = Span.SpanKind.SPAN_KIND_SERVER, Span.SpanKind.SPAN_KIND_CLIENT
 _METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
@@ -64,7 +71,7 @@ class Spans:
         else:
             parent = trace.parent or trace.span
         for operation in operations(record):
-            content += _span(self._shared_by_calls(record, operation) + _of_call(record, operation, parent))
+            content += _span(self._shared_by_calls(record, operation) + _of_call(record, trace, operation, parent))
         self._emit(EncodedSpans(content))
 
     def _shared_by_calls(self, record: RequestRecord, operation: Operation) -> bytes:
@@ -135,57 +142,71 @@ def _shared_by_requests(record: RequestRecord, trace: Trace) -> bytes:
 
 def _of_request(record: RequestRecord, trace: Trace) -> bytes:
     reason = record.reason
-    span = Span(
-        trace_id=bytes.fromhex(trace.id),
-        span_id=bytes.fromhex(trace.span),
-        parent_span_id=bytes.fromhex(trace.parent or ""),
-        flags=_LOCAL if trace.parent is None else _REMOTE,
-        trace_state=trace.state,
-        start_time_unix_nano=start_of(record),
-        end_time_unix_nano=end_of(record),
-        attributes=_key_values(
-            (
-                ("compaction.id", record.id),
-                ("compaction.tokens_before", record.before),
-                ("compaction.tokens_sent", record.sent),
-                ("compaction.tokens_forecast", record.forecast),
-                ("compaction.checkpoints", record.checkpoints or None),
-                ("compaction.level_reached", None if reason is None else reason.level),
-                ("compaction.size", None if reason is None else reason.size),
-            )
-        ),
-    )
-    return bytes(span.SerializeToString())
+    content = _ids_and_times(trace, trace.span, trace.parent, start_of(record), end_of(record), remote=True)
+    content += _attribute("compaction.id", record.id)
+    if record.before is not None:
+        content += _attribute("compaction.tokens_before", record.before)
+    if record.sent is not None:
+        content += _attribute("compaction.tokens_sent", record.sent)
+    if record.forecast is not None:
+        content += _attribute("compaction.tokens_forecast", record.forecast)
+    if record.checkpoints:
+        content += _attribute("compaction.checkpoints", record.checkpoints)
+    if reason is not None and reason.level is not None:
+        content += _attribute("compaction.level_reached", reason.level)
+    if reason is not None and reason.size is not None:
+        content += _attribute("compaction.size", reason.size)
+    return content
 
 
-def _of_call(record: RequestRecord, operation: Operation, parent: str) -> bytes:
-    trace, call, usage = record.trace, operation.call, operation.usage
-    attributes: Attributes = ()
+def _of_call(record: RequestRecord, trace: Trace, operation: Operation, parent: str) -> bytes:
+    call, usage = operation.call, operation.usage
+    content = _ids_and_times(trace, operation.span, parent, operation.start, operation.end, remote=False)
     if call is not None:
-        first = call.ms / 1000 if record.stream and usage is not None else None
-        attributes = (
-            ("gen_ai.response.time_to_first_chunk", first),
-            ("compaction.tokens_sent", call.tokens),
-            ("compaction.limit", call.limit),
-        )
+        if record.stream and usage is not None:
+            content += _attribute("gen_ai.response.time_to_first_chunk", call.ms / 1000)
+        if call.tokens is not None:
+            content += _attribute("compaction.tokens_sent", call.tokens)
+        if call.limit is not None:
+            content += _attribute("compaction.limit", call.limit)
     if usage is not None:
-        attributes += (
-            ("gen_ai.usage.input_tokens", usage.input),
-            ("gen_ai.usage.output_tokens", usage.output),
-            ("gen_ai.usage.cache_read.input_tokens", usage.cache_read),
-            ("gen_ai.usage.cache_write.input_tokens", usage.cache_write),
-        )
-    span = Span(
-        trace_id=bytes.fromhex("" if trace is None else trace.id),
-        span_id=bytes.fromhex(operation.span),
-        parent_span_id=bytes.fromhex(parent),
-        flags=_LOCAL,
-        trace_state="" if trace is None else trace.state,
-        start_time_unix_nano=operation.start,
-        end_time_unix_nano=operation.end,
-        attributes=_key_values(attributes),
-    )
-    return bytes(span.SerializeToString())
+        if usage.input is not None:
+            content += _attribute("gen_ai.usage.input_tokens", usage.input)
+        if usage.output is not None:
+            content += _attribute("gen_ai.usage.output_tokens", usage.output)
+        if usage.cache_read is not None:
+            content += _attribute("gen_ai.usage.cache_read.input_tokens", usage.cache_read)
+        if usage.cache_write is not None:
+            content += _attribute("gen_ai.usage.cache_write.input_tokens", usage.cache_write)
+    return content
+
+
+def _ids_and_times(trace: Trace, span: str, parent: str | None, start: int, end: int, *, remote: bool) -> bytes:
+    """Return fields of ``Span`` that differ between spans."""
+    ids = bytes.fromhex(trace.id), bytes.fromhex(span)
+    flags = _REMOTE if remote and parent is not None else _LOCAL
+    content = _FIXED.pack(b"\x0a\x10", ids[0], b"\x12\x08", ids[1], b"\x39", start, b"\x41", end, b"\x85\x01", flags)
+    if parent is not None:
+        content += b"\x22\x08" + bytes.fromhex(parent)
+    if trace.state:
+        content += _field(Span.TRACE_STATE_FIELD_NUMBER, trace.state.encode())
+    return content
+
+
+def _attribute(name: str, value: str | float) -> bytes:
+    """Return an attribute of a span. An integer isn't negative."""
+    if isinstance(value, str):
+        content = _field(AnyValue.STRING_VALUE_FIELD_NUMBER, value.encode())
+    elif isinstance(value, float):
+        content = b"\x21" + _DOUBLE.pack(value)
+    else:
+        content = b"\x18" + _varint(value)
+    return _field(_ATTRIBUTES, _name(name) + _field(2, content))
+
+
+@lru_cache
+def _name(name: str) -> bytes:
+    return bytes(KeyValue(key=name).SerializeToString())
 
 
 @lru_cache(2_000)
@@ -216,11 +237,16 @@ def _span(content: bytes) -> bytes:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """Return a field of a protobuf message that holds bytes or another message."""
-    head = bytearray([number << 3 | 2])
-    length = len(content)
-    while length > 0x7F:
-        head.append(length & 0x7F | 0x80)
-        length >>= 7
-    head.append(length)
-    return bytes(head) + content
+    """Return a field of a protobuf message that holds bytes or another message. ``number`` is at most 15."""
+    return _HEADS[number] + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    if value <= 0x7F:
+        return _BYTES[value]
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
