@@ -24,6 +24,7 @@ from proxy.server.app import create_app
 from proxy.summary import in_flight
 from proxy.upstream import limit_discovery as asking
 from tests.kit.client import StartProxy
+from tests.kit.redis_server import MISSING, PROGRAM, RedisServer, redis_server
 from tests.kit.waiting import until
 
 
@@ -122,6 +123,23 @@ def _certificates_are_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(default, "create_ssl_context", context)
         yield
+
+
+@pytest.fixture(scope="session")
+def redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A Redis server for the tests of this process."""
+    if PROGRAM is None:
+        pytest.skip(MISSING)
+    with redis_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def redis(redis_process: RedisServer) -> RedisServer:
+    """An empty Redis server."""
+    with redis_process.client() as client:
+        client.flushall()
+    return redis_process
 
 
 @pytest.fixture

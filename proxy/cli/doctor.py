@@ -70,8 +70,8 @@ async def _examined(settings: Settings) -> list[Finding]:
 
 
 async def _store(settings: Settings) -> Finding:
-    path = store_file(settings.store.url)
-    about = f"store {'in memory' if path is None else path}"
+    path, kind = store_file(settings.store.url), settings.store.kind
+    about = {"sqlite": f"store {path}", "memory": "store in memory", "redis": "store on Redis"}[kind]
     store = open_store(settings.store.url, settings.store.encryption.keys)
     records = open_records(settings.store.url, settings.store.encryption.keys)
     try:
@@ -79,12 +79,16 @@ async def _store(settings: Settings) -> Finding:
         await store.delete("", "doctor", "test")
         await records.write([], 60)
     except (StoreFailed, OSError) as error:
-        fix = "make the folder writable for the proxy's user, or set store.url to another file"
+        fix = (
+            "start the server, or correct the address and the password in store.url"
+            if kind == "redis"
+            else "make the folder writable for the proxy's user, or set store.url to another file"
+        )
         return Finding("failed", about, str(error), fix)
     finally:
         await store.aclose()
         await records.aclose()
-    unread = "" if path is not None else "; summaries and records are lost when the proxy stops"
+    unread = "" if kind != "memory" else "; summaries and records are lost when the proxy stops"
     return Finding("ok", about, f"writable{unread}")
 
 

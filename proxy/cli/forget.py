@@ -24,9 +24,9 @@ def forget(team: str | None, key_sha256: str | None, config: Path | None) -> Non
     """
     settings = load(config, os.environ)
     path = store_file(settings.store.url)
-    if path is None:
+    if settings.store.kind == "memory":
         raise ConfigurationError("store.url: this store is in the memory of the server: stop it, and it is gone")
-    if not path.exists():
+    if path is not None and not path.exists():
         raise ConfigurationError(f"store.url: there is no {path}. Fix: pass the server's configuration with --config")
     if (team is None) == (key_sha256 is None):
         raise ConfigurationError("Pass either --team or --key-sha256.")
@@ -41,7 +41,7 @@ def forget(team: str | None, key_sha256: str | None, config: Path | None) -> Non
             "The command didn't remove them.",
             err=True,
         )
-    for aside in put_aside(path):
+    for aside in () if path is None else put_aside(path):
         click.echo(
             f"{aside}: a damaged file that was moved aside. The command doesn't remove it. Fix: delete it", err=True
         )

@@ -123,9 +123,9 @@ def _read(config: Path | None, work: Callable[[RecordStore], Awaitable[T]]) -> T
     """Return the result of ``work`` on the records of a configuration's store. Raises ``ConfigurationError``."""
     store = load(config, os.environ).store
     path = store_file(store.url)
-    if path is None:
+    if store.kind == "memory":
         raise ConfigurationError("store.url: the records are in the server's memory. Fix: use GET /compaction/requests")
-    if not records_file(path).exists():
+    if path is not None and not records_file(path).exists():
         raise ConfigurationError(
             f"store.url: there is no {records_file(path)}. Fix: pass the server's configuration with --config"
         )

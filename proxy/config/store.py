@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import importlib.util
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 import platformdirs
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
@@ -15,6 +17,8 @@ from proxy.config.fields import Section, Size, wrong
 _SQLITE_IN_MEMORY = "sqlite://"
 _SQLITE = "sqlite:///"
 _STORE_EXAMPLE = "url: sqlite:///path/to/compaction.db"
+_REDIS = re.compile(r"rediss?(\+(sentinel|cluster))?://")
+_REDIS_EXAMPLE = "url: rediss://:${REDIS_PASSWORD}@redis.example.com:6379/0"
 
 
 def default_store_url() -> str:
@@ -76,8 +80,8 @@ class StoreSettings(Section):
     """Where to store summaries and the archive."""
 
     url: str = Field(default_factory=default_store_url)
-    """The database: sqlite:///relative/path, sqlite:////absolute/path, or sqlite:// for memory only. Default: a file in
-    the user's state folder."""
+    """The database: sqlite:///relative/path, sqlite:////absolute/path, sqlite:// for memory only, or the address of a
+    Redis or Valkey server that replicas share (redis:// or rediss://). Default: a file in the user's state folder."""
     max_bytes: Size = 10_000_000_000
     """Maximum size of the file: bytes, or text like 10GB. The proxy removes the entries that expire first."""
     encryption: EncryptionSettings = EncryptionSettings()
@@ -85,17 +89,40 @@ class StoreSettings(Section):
 
     @field_validator("url")
     @classmethod
-    def _is_sqlite(cls, url: str) -> str:
-        if url.partition("://")[0] in ("redis", "rediss", "valkey", "valkeys", "unix"):
-            raise wrong("Redis isn't supported", fix=_STORE_EXAMPLE)
+    def _is_known(cls, url: str) -> str:
+        if _REDIS.match(url):
+            return _redis_url(url)
+        if url.partition("://")[0] in ("valkey", "valkeys"):
+            raise wrong("the scheme for Valkey is redis:// or rediss://", fix=_REDIS_EXAMPLE)
         path = url.removeprefix(_SQLITE)
         if url != _SQLITE_IN_MEMORY and (path == url or path in ("", ":memory:") or path.endswith("/")):
-            raise wrong("must be sqlite:///PATH, or sqlite:// to keep everything in memory", fix=_STORE_EXAMPLE)
+            raise wrong(
+                "must be sqlite:///PATH, sqlite:// to keep everything in memory, or redis://HOST:PORT",
+                fix=_STORE_EXAMPLE,
+            )
         if any(not c.isprintable() for c in path) or "?" in path or "#" in path:
             raise wrong("must not hold ?, # or unprintable characters", fix=_STORE_EXAMPLE)
         return url
 
     @property
     def path(self) -> Path | None:
-        """Return the path of the file, or ``None`` for memory only. A relative path starts in the working directory."""
-        return None if self.url == _SQLITE_IN_MEMORY else Path(self.url.removeprefix(_SQLITE))
+        """Return the path of the file, or ``None`` without a file. A relative path starts in the working directory."""
+        return Path(self.url.removeprefix(_SQLITE)) if self.url.startswith(_SQLITE) else None
+
+    @property
+    def kind(self) -> Literal["memory", "sqlite", "redis"]:
+        """Return the kind of database."""
+        if self.path is not None:
+            return "sqlite"
+        return "memory" if self.url == _SQLITE_IN_MEMORY else "redis"
+
+
+def _redis_url(url: str) -> str:
+    if importlib.util.find_spec("redis") is None:
+        raise wrong("needs the package redis", fix="run pip install 'compaction-proxy[redis]'")
+    parts = urlsplit(url)
+    if not parts.hostname or any(not c.isprintable() or c == " " for c in url):
+        raise wrong("must have a host, and no spaces or unprintable characters", fix=_REDIS_EXAMPLE)
+    if "sentinel" in parts.scheme and not parts.path.strip("/"):
+        raise wrong("needs the name of the service", fix="url: redis+sentinel://HOST:26379,HOST:26379/SERVICE/0")
+    return url

@@ -41,7 +41,7 @@ def _exposed(settings: Settings) -> Iterator[Finding]:
     if settings.auth.mode == "open" and name is not None:
         problem = f"anyone who can reach {host} can spend the credentials of upstream '{name}'"
         yield ("auth", "mode"), problem, "auth: {mode: keys}, or publish the port to trusted callers only"
-    if settings.store.path is not None and settings.store.encryption.key is None:
+    if settings.store.kind != "memory" and settings.store.encryption.key is None:
         fix = (
             'store: {encryption: {key: "${COMPACTION_STORE_KEY}"}}. '
             "To store no originals, policies: {default: {archive: null}}"

@@ -19,7 +19,6 @@ from proxy.limits.stored import stored_limits
 from proxy.pipeline.services import Services
 from proxy.store import StoreFailed
 from proxy.store.guarded import READ_SECONDS
-from proxy.store.opening import store_file
 from proxy.store.records import RECORD_LIMIT, RecordQuery
 from proxy.telemetry.model_names import shown_model
 from proxy.telemetry.record import RequestRecord
@@ -44,7 +43,7 @@ async def status(service: Services, viewer: Viewer) -> dict[str, Any]:
         "uptime_seconds": int(time.time() - _STARTED),
         "pid": os.getpid(),
         "store": {
-            "kind": "memory" if store_file(settings.store.url) is None else "sqlite",
+            "kind": settings.store.kind,
             "open_breakers": [*service.store.open_breakers, *(["records"] if service.recorder.failing else [])],
         },
         "learned_limits": await _learned(service, viewer),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from proxy.errors import ConfigurationError
-from proxy.store.interface import ManagedStore
+from proxy.store.interface import Backend, ManagedStore
 from proxy.store.records import RecordStore
 from proxy.store.sealing import SealedStore
 from proxy.store.sqlite import SqliteStore
@@ -14,19 +14,35 @@ from proxy.store.sqlite_records import SqliteRecords
 
 
 def open_store(url: str, keys: Sequence[bytes] = (), max_bytes: int | None = None) -> ManagedStore:
-    """Return the store at ``sqlite:///relative/path``, ``sqlite:////absolute/path``, or ``sqlite://`` (in memory).
+    """Return the store at ``sqlite:///relative/path``, ``sqlite:////absolute/path``, ``sqlite://``, or ``redis://host``.
 
-    The first of the ``keys``, 32 bytes each, encrypts new entries; all of them decrypt. ``max_bytes`` is the size that
-    maintenance enforces. The file opens at first use. Raises ``ConfigurationError`` for other addresses.
+    The first of the ``keys``, 32 bytes each, encrypts new entries; all of them decrypt. ``max_bytes`` is the size of a
+    file that maintenance enforces. The store connects at first use. Raises ``ConfigurationError`` for other addresses.
     """
-    store = SqliteStore(store_file(url), max_bytes)
+    store: Backend
+    if is_redis(url):
+        # Only who uses Redis needs its package.
+        from proxy.store.redis_store import RedisStore
+
+        store = RedisStore(url)
+    else:
+        store = SqliteStore(store_file(url), max_bytes)
     return SealedStore(store, keys) if keys else store
 
 
 def open_records(url: str, keys: Sequence[bytes] = ()) -> RecordStore:
-    """Return the records of requests, in a file next to that of the store. See ``open_store``."""
+    """Return the records of requests: on the same server as the store, or in a file next to it. See ``open_store``."""
+    if is_redis(url):
+        from proxy.store.redis_records import RedisRecords
+
+        return RedisRecords(url, keys)
     path = store_file(url)
     return SqliteRecords(None if path is None else records_file(path), keys)
+
+
+def is_redis(url: str) -> bool:
+    """Return whether an address is that of a Redis or Valkey server."""
+    return url.startswith(("redis:", "rediss:", "redis+", "rediss+"))
 
 
 def records_file(path: Path) -> Path:
@@ -35,8 +51,8 @@ def records_file(path: Path) -> Path:
 
 
 def store_file(url: str) -> Path | None:
-    """Return the file at an address, or ``None`` for memory. Raises ``ConfigurationError`` for other addresses."""
-    if url == "sqlite://":
+    """Return the file at an address, or ``None`` without a file. Raises ``ConfigurationError`` for other addresses."""
+    if url == "sqlite://" or is_redis(url):
         return None
     scheme, separator, path = url.partition(":///")
     if scheme == "sqlite" and separator and path:

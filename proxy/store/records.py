@@ -175,3 +175,8 @@ def labels_of(record: RequestRecord) -> LedgerLabels:
         record.model,
         record.upstream,
     )
+
+
+def row_order(row: tuple[LedgerLabels, LedgerSums]) -> tuple[str, ...]:
+    """Return the sort key of a ledger's row: by day, then by the other labels."""
+    return tuple(str(getattr(row[0], name)).zfill(8) for name in LedgerLabels.__struct_fields__)

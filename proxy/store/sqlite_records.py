@@ -8,15 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from proxy.store.records import SUMS, LedgerLabels, LedgerSums, RecordQuery, labels_of, sums_of
-from proxy.store.sealing import AesGcmCodec, Unreadable
+from proxy.store.record_codec import RecordCodec
+from proxy.store.records import SUMS, LedgerLabels, LedgerSums, RecordQuery, labels_of, row_order, sums_of
 from proxy.store.sqlite_worker import BUSY_SECONDS, SqliteWorker
-from proxy.telemetry.metrics import STORE_UNREADABLE
 from proxy.telemetry.record import RequestRecord, first_id
-
-_RECORD, _ROW = "record", "ledger"
 
 BATCH = 1_000
 """Records that one step of maintenance removes. Other processes can write between steps."""
@@ -49,7 +44,7 @@ _COLUMNS = "tenant, codec, id, value"
 
 
 class SqliteRecords:
-    """See ``RecordStore``. With keys, values are encrypted and names are keyed digests, as in ``SealedStore``."""
+    """See ``RecordStore``. With keys, values and names are encrypted as by ``RecordCodec``."""
 
     def __init__(
         self,
@@ -62,7 +57,7 @@ class SqliteRecords:
         """Use the file at ``path``, or memory if it is ``None``. ``clock`` returns seconds since 1970."""
         self._clock = clock
         self._path = path
-        self._codecs = [AesGcmCodec(key) for key in keys]
+        self._codec = RecordCodec(keys)
         self._writer = SqliteWorker(path, "records-write", busy_seconds, schema=SCHEMA)
         self._reader = SqliteWorker(path, "records-read", busy_seconds, schema=SCHEMA) if path else self._writer
 
@@ -87,19 +82,24 @@ class SqliteRecords:
     async def get(self, id: str, tenants: tuple[str, ...] | None = None) -> RequestRecord | None:
         conditions, values = ["id = ?", "expires > ?"], [id, self._clock()]
         if tenants is not None:
-            _among("tenant", [name for one in tenants for name in self._names("tenant", one)], conditions, values)
+            _among("tenant", [name for one in tenants for name in self._codec.names("tenant", one)], conditions, values)
         query = f"SELECT {_COLUMNS} FROM records WHERE {' AND '.join(conditions)}"  # noqa: S608 - no values in it
         row = await self._reader.run(lambda db: db.execute(query, values).fetchone())
-        return None if row is None else self._record(*row)
+        return None if row is None else self._opened(*row)
 
     async def select(self, query: RecordQuery) -> list[RequestRecord]:
         conditions: list[str] = ["expires > ?"]
         values: list[Any] = [self._clock()]
         for name in ("team", "policy", "model"):
             if (wanted := getattr(query, name)) is not None:
-                _among(name, self._names(name, wanted), conditions, values)
+                _among(name, self._codec.names(name, wanted), conditions, values)
         if query.tenants is not None:
-            _among("tenant", [name for one in query.tenants for name in self._names("tenant", one)], conditions, values)
+            _among(
+                "tenant",
+                [name for one in query.tenants for name in self._codec.names("tenant", one)],
+                conditions,
+                values,
+            )
         for condition, value in (
             ("verdict = ?", query.verdict),
             ("kind = ?", query.kind),
@@ -117,7 +117,7 @@ class SqliteRecords:
         def read(db: sqlite3.Connection) -> list[RequestRecord]:
             # Decoding a page takes too long for the event loop.
             rows = db.execute(sql, (*values, query.limit)).fetchall()
-            return [record for row in rows if (record := self._record(*row)) is not None]
+            return [record for row in rows if (record := self._opened(*row)) is not None]
 
         return await self._reader.run(read)
 
@@ -127,17 +127,17 @@ class SqliteRecords:
         conditions: list[str] = []
         values: list[Any] = [since, until]
         if tenants is not None:
-            _among("tenant", [name for one in tenants for name in self._names("tenant", one)], conditions, values)
+            _among("tenant", [name for one in tenants for name in self._codec.names("tenant", one)], conditions, values)
         sql = " AND ".join([_LEDGER, *conditions])
         found: dict[LedgerLabels, LedgerSums] = {}
         for tenant, codec, key, labels, *sums in await self._reader.run(lambda db: db.execute(sql, values).fetchall()):
-            plain = self._opened(tenant, _ROW, codec, key, labels)
-            if plain is not None:  # rows under an older key are added to those under the newest
-                found.setdefault(msgspec.msgpack.decode(plain, type=LedgerLabels), LedgerSums()).add(LedgerSums(*sums))
-        return sorted(found.items(), key=lambda row: _sort_key(row[0]))
+            row = self._codec.open_row(tenant, codec, key, labels)
+            if row is not None:  # rows under an older key are added to those under the newest
+                found.setdefault(row, LedgerSums()).add(LedgerSums(*sums))
+        return sorted(found.items(), key=row_order)
 
     async def remove(self, tenant: str) -> int:
-        names = self._names("tenant", tenant)
+        names = self._codec.names("tenant", tenant)
         conditions: list[str] = []
         values: list[Any] = []
         _among("tenant", names, conditions, values)
@@ -171,50 +171,16 @@ class SqliteRecords:
             await self._reader.aclose()
 
     def _row(self, record: RequestRecord, expires: float) -> tuple[object, ...]:
-        value = msgspec.msgpack.encode(record)
-        codec, tenant, value = self._sealed(record.tenant, _RECORD, record.id, value)
-        names = [self._name(name, getattr(record, name)) for name in ("team", "policy", "model")]
+        codec, tenant, value = self._codec.record(record)
+        names = [self._codec.name(name, getattr(record, name)) for name in ("team", "policy", "model")]
         return record.id, tenant, *names, record.verdict, record.kind, record.parent, expires, codec, value
 
     def _ledger_row(self, labels: LedgerLabels, sums: LedgerSums) -> tuple[object, ...]:
-        plain = msgspec.msgpack.encode(labels)
-        key = self._name("labels", plain.hex()) or ""
-        codec, tenant, value = self._sealed(labels.tenant, _ROW, key, plain)
+        key, codec, tenant, value = self._codec.row(labels)
         return key, labels.day, tenant, codec, value, *(getattr(sums, name) for name in SUMS)
 
-    def _sealed(self, tenant: str, kind: str, key: str, value: bytes) -> tuple[str, str, bytes]:
-        """Return the codec's id, the tenant's name in the file, and the value to store."""
-        if not self._codecs:
-            return "", tenant, value
-        codec = self._codecs[0]
-        name = codec.tenant(tenant)
-        return codec.id, name, codec.seal((name, kind, key), value)
-
-    def _opened(self, tenant: str, kind: str, codec_id: str, key: str, value: bytes) -> bytes | None:
-        """Return the value of a row, or ``None`` if no configured key decrypts it."""
-        if not codec_id and not self._codecs:
-            return value
-        codec = next((codec for codec in self._codecs if codec.id == codec_id), None)
-        if codec is None:
-            return None
-        try:
-            return codec.open((tenant, kind, key), value)
-        except Unreadable:
-            STORE_UNREADABLE.inc()
-            return None
-
-    def _record(self, tenant: str, codec: str, id: str, value: bytes) -> RequestRecord | None:
-        plain = self._opened(tenant, _RECORD, codec, id, value)
-        return None if plain is None else msgspec.msgpack.decode(plain, type=RequestRecord)
-
-    def _name(self, kind: str, name: str | None) -> str | None:
-        return name if name is None or not self._codecs else self._codecs[0].name(kind, name)
-
-    def _names(self, kind: str, name: str) -> list[str]:
-        """Return the names that a tenant, team, policy, or model has in the file."""
-        if not self._codecs:
-            return [name]
-        return [codec.tenant(name) if kind == "tenant" else codec.name(kind, name) for codec in self._codecs]
+    def _opened(self, tenant: str, codec: str, id: str, value: bytes) -> RequestRecord | None:
+        return self._codec.open_record(tenant, codec, id, value)
 
 
 def _among(column: str, names: Sequence[str], conditions: list[str], values: list[Any]) -> None:
@@ -231,7 +197,3 @@ def _delete(db: sqlite3.Connection, sql: str, value: float) -> int:
 def _truncate_log(db: sqlite3.Connection) -> None:
     """Overwrite the bytes of removed rows in the write-ahead log, unless other processes are reading it."""
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-
-
-def _sort_key(labels: LedgerLabels) -> tuple[str, ...]:
-    return tuple(str(getattr(labels, name)).zfill(8) for name in LedgerLabels.__struct_fields__)

@@ -1,0 +1,74 @@
+"""Encode the records of requests and the ledger's rows for a store, encrypted if there are keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from proxy.store.records import LedgerLabels
+from proxy.store.sealing import AesGcmCodec, Unreadable
+from proxy.telemetry.metrics import STORE_UNREADABLE
+from proxy.telemetry.record import RequestRecord
+
+_RECORD, _ROW = "record", "ledger"
+
+
+class RecordCodec:
+    """Values, and the names that tenants, teams, policies, and models have in the store.
+
+    With keys, values are encrypted and names are keyed digests, as in ``SealedStore``.
+    """
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        """Encrypt with the first of the ``keys``, 32 bytes each, and decrypt with all of them."""
+        self._codecs = [AesGcmCodec(key) for key in keys]
+
+    def record(self, record: RequestRecord) -> tuple[str, str, bytes]:
+        """Return the codec's id, the tenant's name in the store, and the record's value."""
+        return self._sealed(record.tenant, _RECORD, record.id, msgspec.msgpack.encode(record))
+
+    def row(self, labels: LedgerLabels) -> tuple[str, str, str, bytes]:
+        """Return the key of a ledger's row, the codec's id, the tenant's name in the store, and the row's value."""
+        plain = msgspec.msgpack.encode(labels)
+        key = self.name("labels", plain.hex()) or ""
+        return key, *self._sealed(labels.tenant, _ROW, key, plain)
+
+    def open_record(self, tenant: str, codec: str, id: str, value: bytes) -> RequestRecord | None:
+        """Return a stored record, or ``None`` if no key decrypts it."""
+        plain = self._opened(tenant, _RECORD, codec, id, value)
+        return None if plain is None else msgspec.msgpack.decode(plain, type=RequestRecord)
+
+    def open_row(self, tenant: str, codec: str, key: str, value: bytes) -> LedgerLabels | None:
+        """Return the labels of a stored row, or ``None`` if no key decrypts it."""
+        plain = self._opened(tenant, _ROW, codec, key, value)
+        return None if plain is None else msgspec.msgpack.decode(plain, type=LedgerLabels)
+
+    def name(self, kind: str, name: str | None) -> str | None:
+        """Return the name of a team, policy, or model in the store, by the first key."""
+        return name if name is None or not self._codecs else self._codecs[0].name(kind, name)
+
+    def names(self, kind: str, name: str) -> list[str]:
+        """Return the names that a tenant, team, policy, or model has in the store."""
+        if not self._codecs:
+            return [name]
+        return [codec.tenant(name) if kind == "tenant" else codec.name(kind, name) for codec in self._codecs]
+
+    def _sealed(self, tenant: str, kind: str, key: str, value: bytes) -> tuple[str, str, bytes]:
+        if not self._codecs:
+            return "", tenant, value
+        codec = self._codecs[0]
+        name = codec.tenant(tenant)
+        return codec.id, name, codec.seal((name, kind, key), value)
+
+    def _opened(self, tenant: str, kind: str, codec_id: str, key: str, value: bytes) -> bytes | None:
+        if not codec_id and not self._codecs:
+            return value
+        codec = next((codec for codec in self._codecs if codec.id == codec_id), None)
+        if codec is None:
+            return None
+        try:
+            return codec.open((tenant, kind, key), value)
+        except Unreadable:
+            STORE_UNREADABLE.inc()
+            return None

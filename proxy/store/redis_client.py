@@ -1,0 +1,123 @@
+"""Connect to Redis or Valkey: one server, a Sentinel group, or a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster, Sentinel
+from redis.asyncio.retry import Retry
+from redis.backoff import ConstantBackoff
+from redis.exceptions import RedisError
+
+from proxy.store.interface import StoreFailed
+
+SENTINEL_PORT = 26379
+
+CONNECT_SECONDS = 2.0
+"""Timeout of a connection attempt."""
+
+SOCKET_SECONDS = 5.0
+"""Timeout of a response. Reads of requests have a shorter one."""
+
+IDLE_SECONDS = 15
+"""Seconds without use after which the client checks a connection before it uses it again."""
+
+CONNECTIONS = 50
+"""Maximum connections to one server. Further calls wait for a free one."""
+
+SCANNED = 1_000
+"""Keys that one step of a scan looks at."""
+
+
+def connect(url: str) -> Any:
+    """Return a client for an address. It connects at first use.
+
+    ``redis://HOST:PORT/DB`` is one server, ``redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB`` the primary server that
+    Sentinels name, and ``redis+cluster://HOST:PORT`` a cluster. With ``rediss``, connections use TLS. Query parameters
+    are those of redis-py, such as ``ssl_ca_certs``. Raises ``ValueError`` for a wrong address.
+
+    The result is ``Any`` because the three clients of redis-py share methods, but no type.
+    """
+    options: dict[str, Any] = {
+        "socket_connect_timeout": CONNECT_SECONDS,
+        "socket_timeout": SOCKET_SECONDS,
+        "health_check_interval": IDLE_SECONDS,
+    }
+    scheme, _, rest = url.partition("://")
+    plain, _, form = scheme.partition("+")
+    match form:
+        case "cluster":
+            return RedisCluster.from_url(f"{plain}://{rest}", **options)
+        case "sentinel":
+            return _by_sentinels(plain, rest, options)
+    # Retry once, because a server that restarted has closed the idle connections.
+    retry = Retry(ConstantBackoff(0.01), 1)
+    pool = BlockingConnectionPool.from_url(
+        url, max_connections=CONNECTIONS, timeout=SOCKET_SECONDS, retry=retry, **options
+    )
+    return Redis.from_pool(pool)
+
+
+def _by_sentinels(scheme: str, rest: str, options: dict[str, Any]) -> Any:
+    location, _, query = rest.partition("?")
+    authority, _, path = location.partition("/")
+    credentials, separator, hosts = authority.rpartition("@")
+    service, _, database = path.partition("/")
+    if not service:
+        raise ValueError("the address of Sentinels needs the name of the service: redis+sentinel://HOST:PORT/SERVICE")
+    user, _, password = credentials.partition(":")
+    sentinels = []
+    for host in hosts.split(","):
+        parts = urlsplit(f"//{host}")
+        sentinels.append((parts.hostname or "", parts.port or SENTINEL_PORT))
+    given: dict[str, Any] = {**options, **dict(parse_qsl(query)), "ssl": scheme == "rediss"}
+    if separator:
+        given |= {"username": unquote(user) or None, "password": unquote(password) or None}
+    make: Any = Sentinel  # redis-py doesn't annotate it
+    group = make(sentinels, sentinel_kwargs={**options, "ssl": scheme == "rediss"})
+    return group.master_for(service, db=int(database or 0), **given)
+
+
+@contextlib.contextmanager
+def failures() -> Iterator[None]:
+    """Raise ``StoreFailed`` for an error of the server or of the connection to it."""
+    try:
+        yield
+    except (RedisError, OSError) as error:
+        # The message may contain a key's name, which contains a tenant's.
+        raise StoreFailed(f"Redis: {type(error).__name__}") from error
+
+
+def name(*parts: str) -> str:
+    """Return the name of a key. No part can contain a colon, or a character with a meaning in patterns."""
+    return ":".join(quote(part, safe="") for part in parts)
+
+
+def parts(key: bytes) -> list[str]:
+    """Return the parts of a key's name."""
+    return [unquote(part) for part in key.decode().split(":")]
+
+
+async def matching(client: Any, pattern: str) -> AsyncIterator[list[bytes]]:
+    """Yield the names of keys that match a pattern, in batches. Keys that others add meanwhile may be missing."""
+    batch: list[bytes] = []
+    async for key in client.scan_iter(match=pattern, count=SCANNED):
+        batch.append(key)
+        if len(batch) >= SCANNED:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+async def values_of(client: Any, keys: list[Any]) -> list[bytes | None]:
+    """Return the values of keys, in their order."""
+    if not keys:
+        return []
+    # In a cluster, the keys are on several servers.
+    read = client.mget_nonatomic if isinstance(client, RedisCluster) else client.mget
+    found: list[bytes | None] = await read(keys)
+    return found

@@ -1,0 +1,236 @@
+"""A store on Redis or Valkey, which the replicas of a fleet share.
+
+An entry is a key with an expiration time. Its value begins with the version of this format and its codec. For each
+codec and kind, a sorted set has the entries' names by expiration time, for maintenance and for commands.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from proxy.store.interface import Entry
+from proxy.store.redis_client import connect, failures, matching, name, parts, values_of
+
+VERSION = b"1"
+"""The format of values. Other versions of the proxy skip values of a version that they don't know."""
+
+PREFIX = "compaction"
+
+BATCH = 200
+"""Entries per step of maintenance."""
+
+KEYS = 500
+"""Keys per read."""
+
+_INDEXES = name(PREFIX, "indexes")
+
+
+class RedisStore:
+    """See ``Backend`` for the methods. Expired entries end by themselves."""
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
+        """Use the server at ``url``. ``clock`` returns seconds since 1970.
+
+        Raises ``ValueError`` for a wrong address.
+        """
+        self._redis = connect(url)
+        self._clock = clock
+
+    async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
+        with failures():
+            return _content(await self._redis.get(_entry(tenant, kind, key)))
+
+    async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        with failures():
+            for start in range(0, len(keys), KEYS):
+                some = keys[start : start + KEYS]
+                values = await values_of(self._redis, [_entry(tenant, kind, key) for key in some])
+                found |= {
+                    key: content
+                    for key, raw in zip(some, values, strict=True)
+                    if (content := _content(raw)) is not None
+                }
+        return found
+
+    async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> None:
+        if seconds <= 0:
+            return await self.delete(tenant, kind, key)
+        with failures():
+            async with self._redis.pipeline(transaction=False) as pipe:
+                pipe.set(_entry(tenant, kind, key), _raw(codec, value), px=math.ceil(seconds * 1000))
+                self._add_to_index(pipe, codec, tenant, kind, key, seconds)
+                await pipe.execute()
+        return None
+
+    async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> bytes:
+        place = _entry(tenant, kind, key)
+        with failures():
+            async with self._redis.pipeline(transaction=False) as pipe:
+                pipe.set(place, _raw(codec, value), px=max(1, math.ceil(seconds * 1000)), nx=True)
+                pipe.get(place)
+                self._add_to_index(pipe, codec, tenant, kind, key, seconds)
+                added, stored, *_ = await pipe.execute()
+        content = None if added else _content(stored)
+        # Without content, the older entry has just expired or has an unknown format.
+        return value if content is None else content
+
+    async def delete(self, tenant: str, kind: str, key: str) -> None:
+        # The name stays in the index until its time. Readers of the index skip missing entries.
+        with failures():
+            await self._redis.unlink(_entry(tenant, kind, key))
+
+    async def entries(self, kind: str) -> list[Entry]:
+        found: list[Entry] = []
+        with failures():
+            for codec, of_kind in await self._indexes():
+                if of_kind == kind:
+                    index = _index(codec, kind)
+                    names = await self._redis.zrangebyscore(index, self._clock(), "+inf")
+                    found += (await self._read(codec, kind, names))[0]
+        return sorted(found, key=lambda entry: (entry.tenant, entry.key))
+
+    async def scan(self, codec: str, limit: int) -> list[Entry]:
+        with failures():
+            for of_codec, kind in await self._indexes():
+                index = _index(codec, kind)
+                while of_codec == codec:
+                    names = await self._redis.zrangebyscore(index, self._clock(), "+inf", start=0, num=limit)
+                    if not names:
+                        break
+                    found, missing = await self._read(codec, kind, names)
+                    if missing:
+                        await self._redis.zrem(index, *missing)
+                    if found:
+                        return found
+        return []
+
+    async def sample(self, tenant: str) -> list[Entry]:
+        found: dict[str, Entry] = {}
+        with failures():
+            async for keys in matching(self._redis, _all_of(tenant)):
+                new = {kind: key for key in keys if (kind := parts(key)[3]) not in found}
+                values = await values_of(self._redis, list(new.values()))
+                for key, raw in zip(new.values(), values, strict=True):
+                    if (content := _content(raw)) is not None:
+                        _, _, _, kind, own = parts(key)
+                        found[kind] = Entry(tenant, kind, own, content, 0.0)
+        return list(found.values())
+
+    async def remove(self, tenant: str) -> Counter[str]:
+        removed: Counter[str] = Counter()
+        with failures():
+            indexes = await self._indexes()
+            async for keys in matching(self._redis, _all_of(tenant)):
+                async with self._redis.pipeline(transaction=False) as pipe:
+                    for key in keys:
+                        pipe.unlink(key)
+                    done = await pipe.execute()
+                removed.update(parts(key)[3] for key, gone in zip(keys, done, strict=True) if gone)
+                await self._drop_names(indexes, keys)
+        return removed
+
+    async def remove_codec(self, codec: str) -> int:
+        count = 0
+        while entries := await self.scan(codec, BATCH):
+            with failures():
+                async with self._redis.pipeline(transaction=False) as pipe:
+                    for entry in entries:
+                        pipe.unlink(_entry(entry.tenant, entry.kind, entry.key))
+                        pipe.zrem(_index(codec, entry.kind), name(entry.tenant, entry.key))
+                    await pipe.execute()
+            count += len(entries)
+        return count
+
+    async def unknown(self) -> int:
+        return await self.count_except(("",))
+
+    async def count_except(self, codecs: tuple[str, ...]) -> int:
+        count = 0
+        with failures():
+            for codec, kind in await self._indexes():
+                if codec not in codecs:
+                    count += await self._redis.zcount(_index(codec, kind), self._clock(), "+inf")
+        return count
+
+    async def erase(self) -> None:
+        """Do nothing: the server frees the memory. Its own files are replaced when it next rewrites them."""
+
+    async def rebuild(self) -> None:
+        """Do nothing. See ``erase``."""
+
+    async def maintain(self) -> None:
+        """Remove the names of expired entries."""
+        with failures():
+            for codec, kind in await self._indexes():
+                await self._redis.zremrangebyscore(_index(codec, kind), "-inf", self._clock())
+
+    async def aclose(self) -> None:
+        await self._redis.aclose()
+
+    def _add_to_index(self, pipe: Any, codec: str, tenant: str, kind: str, key: str, seconds: float) -> None:
+        pipe.zadd(_index(codec, kind), {name(tenant, key): self._clock() + seconds}, gt=True)
+        pipe.sadd(_INDEXES, name(codec, kind))
+
+    async def _indexes(self) -> list[tuple[str, str]]:
+        """Return the codec and kind of each index."""
+        members: Iterable[bytes] = await self._redis.smembers(_INDEXES)
+        return sorted((codec, kind) for codec, kind in map(parts, members))
+
+    async def _read(self, codec: str, kind: str, names: Sequence[bytes]) -> tuple[list[Entry], list[bytes]]:
+        """Return the entries with these names, and the names without an entry of the codec."""
+        found, missing = [], []
+        for start in range(0, len(names), KEYS):
+            some = names[start : start + KEYS]
+            places = [(tenant, key) for tenant, key in map(parts, some)]
+            keys = [_entry(tenant, kind, key) for tenant, key in places]
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for key in keys:
+                    pipe.get(key)
+                    pipe.pttl(key)
+                answers = await pipe.execute()
+            for own, (tenant, key), raw, left in zip(some, places, answers[::2], answers[1::2], strict=True):
+                content = _content(raw, codec)
+                if content is None or left <= 0:
+                    missing.append(own)
+                else:
+                    found.append(Entry(tenant, kind, key, content, left / 1000))
+        return found, missing
+
+    async def _drop_names(self, indexes: Iterable[tuple[str, str]], keys: Iterable[bytes]) -> None:
+        """Remove entries from the indexes."""
+        names: defaultdict[str, list[str]] = defaultdict(list)
+        for key in keys:
+            _, _, tenant, kind, own = parts(key)
+            names[kind].append(name(tenant, own))
+        for codec, kind in indexes:
+            if names[kind]:
+                await self._redis.zrem(_index(codec, kind), *names[kind])
+
+
+def _entry(tenant: str, kind: str, key: str) -> str:
+    return name(PREFIX, "entry", tenant, kind, key)
+
+
+def _all_of(tenant: str) -> str:
+    return f"{name(PREFIX, 'entry', tenant)}:*"
+
+
+def _index(codec: str, kind: str) -> str:
+    return name(PREFIX, "index", codec, kind)
+
+
+def _raw(codec: str, value: bytes) -> bytes:
+    return b"%b%b\n%b" % (VERSION, codec.encode(), value)
+
+
+def _content(raw: bytes | None, codec: str | None = None) -> bytes | None:
+    """Return the value of an entry; ``None`` if there is none, its format is unknown, or it has another codec."""
+    if raw is None or not raw.startswith(VERSION):
+        return None
+    head, _, value = raw.partition(b"\n")
+    return value if codec is None or head == VERSION + codec.encode() else None

@@ -1,0 +1,87 @@
+"""A Redis server for tests, on loopback and without files that outlive it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from tests.kit.program import free_port
+from tests.kit.waiting import until
+
+# Debian's server is the same program as its checker of backups, which a smaller package has.
+PROGRAM = shutil.which("redis-server") or shutil.which("valkey-server") or shutil.which("redis-check-rdb")
+
+MISSING = "needs Redis: apt-get install redis-tools"
+
+
+class RedisServer:
+    """A running server. ``stop`` and ``start`` are for tests of failures; its data is lost then."""
+
+    def __init__(self, folder: Path, options: Sequence[str] = ()) -> None:
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._folder = folder
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the server, and wait until it answers."""
+        program = self._folder / "redis-server"  # the name decides what the program does
+        if not program.exists():
+            program.symlink_to(str(PROGRAM))
+        command = [
+            str(program),
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--dir",
+            str(self._folder),
+        ]
+        with (self._folder / "redis.log").open("ab") as log:
+            self._process = subprocess.Popen([*command, *self._options], stdout=log, stderr=log)
+        assert until(self._answers), (self._folder / "redis.log").read_text()
+
+    def stop(self) -> None:
+        """Kill the server."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+            self._process = None
+
+    def client(self) -> Redis:
+        """Return a client. Close it."""
+        return Redis.from_url(self.url)
+
+    def raw(self) -> bytes:
+        """Return the names and the values of all keys."""
+        with self.client() as client:
+            found = b""
+            for key in client.scan_iter():
+                found += key + b"\n" + (client.dump(key) or b"")
+            return found
+
+    def _answers(self) -> bool:
+        with self.client() as client, contextlib.suppress(RedisError):
+            return bool(client.ping())
+        return False
+
+
+@contextlib.contextmanager
+def redis_server(folder: Path, options: Sequence[str] = ()) -> Iterator[RedisServer]:
+    """Run a server as long as the block runs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    server = RedisServer(folder, options)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()

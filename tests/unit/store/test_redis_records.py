@@ -1,0 +1,165 @@
+"""Records and the ledger on a real Redis server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+import pytest
+
+from proxy.store import StoreFailed
+from proxy.store.records import LedgerSums, RecordQuery
+from proxy.store.redis_records import BATCH, PAGE, RedisRecords
+from proxy.telemetry.record import Cost, RequestRecord, Usage, new_id
+from tests.kit.redis_server import RedisServer
+
+WEEK = 7 * 86_400.0
+KEY, NEW_KEY = b"k" * 32, b"n" * 32
+
+
+def record(tenant: str = "team:red", **fields: object) -> RequestRecord:
+    team = tenant.removeprefix("team:")
+    return RequestRecord(new_id(), time.time(), tenant=tenant, team=team, policy="default", **fields)  # type: ignore[arg-type]
+
+
+def ids(records: Sequence[RequestRecord]) -> list[str]:
+    return [one.id for one in records]
+
+
+def used(server: RedisServer, work: Callable[[RedisRecords], Awaitable[None]], *keys: bytes) -> None:
+    async def run() -> None:
+        store = RedisRecords(server.url, keys)
+        try:
+            await work(store)
+        finally:
+            await store.aclose()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("keys", [(), (KEY,)])
+def test_a_record_is_found_by_its_names(redis: RedisServer, keys: tuple[bytes, ...]) -> None:
+    first = record(model="gpt-5", verdict="compacted", usage=Usage(310, 20, 100, None), cost=Cost(5, 7, estimated=True))
+    blue, refused = record("team:blue", model="gpt-5"), record(model="o3", verdict="refused", error="overloaded")
+    summary = record(kind="summary", parent=first.id)
+
+    async def work(store: RedisRecords) -> None:
+        await store.write([first, blue, refused, summary], WEEK)
+        found = await store.get(first.id)
+        assert msgspec.to_builtins(found) == msgspec.to_builtins(first)
+        assert await store.get(first.id, ("team:blue",)) is None
+        assert await store.get("0" * 24) is None
+        for query, wanted in (
+            (RecordQuery(), [summary, refused, blue, first]),
+            (RecordQuery(team="red", kind="request"), [refused, first]),
+            (RecordQuery(model="gpt-5", verdict="compacted"), [first]),
+            (RecordQuery(tenants=("team:blue",)), [blue]),
+            (RecordQuery(tenants=("team:blue", "team:red"), limit=3), [summary, refused, blue]),
+            (RecordQuery(tenants=()), []),
+            (RecordQuery(parent=first.id), [summary]),
+            (RecordQuery(parent=first.id, tenants=("team:blue",)), []),
+            (RecordQuery(before=refused.id), [blue, first]),
+            (RecordQuery(since=time.time() + 60), []),
+            (RecordQuery(until=time.time() - 60), []),
+        ):
+            assert ids(await store.select(query)) == ids(wanted), query
+        if keys:
+            raw = redis.raw()
+            assert not any(word in raw for word in (b"gpt-5", b"team", b"blue", b"overloaded"))
+
+    used(redis, work, *keys)
+
+
+def test_a_filter_looks_behind_the_first_page(redis: RedisServer) -> None:
+    old = [record(model="old") for _ in range(3)]
+    records = [*old, *(record(model="new") for _ in range(2 * PAGE))]
+
+    async def work(store: RedisRecords) -> None:
+        await store.write(records, WEEK)
+        assert ids(await store.select(RecordQuery(model="old", limit=2))) == ids([old[2], old[1]])
+        assert len(await store.select(RecordQuery(limit=1_000))) == 1_000
+
+    used(redis, work)
+
+
+def test_the_ledger_is_the_sum_of_the_records_even_if_writes_are_repeated(redis: RedisServer) -> None:
+    large = 9_007_199_254_740_993  # more than a number of Lua holds
+    records = [record(before=900, sent=300, cost=Cost(large, 7)) for _ in range(BATCH + 5)]
+    records += [record("team:blue", before=10)]
+
+    async def first(store: RedisRecords) -> None:
+        await store.write(records[:9], WEEK)
+        await asyncio.gather(*(store.write(records, WEEK) for _ in range(3)))
+        (blue_labels, _), (red_labels, red) = await store.ledger(0, 10**6)
+        assert (blue_labels.team, red_labels.team) == ("blue", "red")
+        assert (red.requests, red.received, red.sent) == (BATCH + 5, 900 * (BATCH + 5), 300 * (BATCH + 5))
+        assert red.cost == large * (BATCH + 5)
+        assert [labels for labels, _ in await store.ledger(0, 10**6, ("team:blue",))] == [blue_labels]
+        assert await store.ledger(0, 5) == []
+
+    async def second(store: RedisRecords) -> None:
+        await store.write([record(before=1)], WEEK)
+        total = LedgerSums()
+        for _, sums in await store.ledger(0, 10**6, ("team:red",)):
+            total.add(sums)
+        assert total.requests == 1, "no key reads the older rows"
+
+    used(redis, first, KEY)
+    used(redis, second, NEW_KEY)
+
+
+@pytest.mark.parametrize("keys", [(), (KEY,)])
+def test_a_removed_tenant_leaves_nothing(redis: RedisServer, keys: tuple[bytes, ...]) -> None:
+    parent = record()
+    red = [parent, record(kind="summary", parent=parent.id), *(record() for _ in range(BATCH + 50))]
+    blue = record("team:blue")
+
+    async def work(store: RedisRecords) -> None:
+        await store.write([*red, blue], WEEK)
+        assert await store.remove("team:red") == len(red) + 1
+        assert ids(await store.select(RecordQuery())) == ids([blue])
+        assert [labels.team for labels, _ in await store.ledger(0, 10**6)] == ["blue"]
+        raw = redis.raw()
+        assert b"red" not in raw
+        assert parent.id.encode() not in raw
+        assert red[-1].id.encode() not in raw
+
+    used(redis, work, *keys)
+
+
+def test_expired_and_excess_records_are_removed_and_stay_in_the_ledger(redis: RedisServer) -> None:
+    short, kept = [record() for _ in range(BATCH + 9)], [record("team:blue") for _ in range(30)]
+
+    async def work(store: RedisRecords) -> None:
+        await store.write(short, 0.001)
+        await store.write(kept, WEEK)
+        await asyncio.sleep(0.05)
+        await store.maintain(20)
+        assert ids(await store.select(RecordQuery(limit=100))) == ids(kept[:-21:-1])
+        with redis.client() as client:
+            assert client.zcard("{compaction-records}:1:ids:team%3Ared") == 0
+            assert client.zcard("{compaction-records}:1:ids:team%3Ablue") == 20
+        assert sum(sums.requests for _, sums in await store.ledger(0, 10**6)) == len(short) + len(kept)
+
+    used(redis, work)
+
+
+def test_a_server_that_is_down_raises(redis: RedisServer) -> None:
+    async def work(store: RedisRecords) -> None:
+        redis.stop()
+        for call in (
+            lambda: store.write([record()], WEEK),
+            lambda: store.get("0" * 24),
+            lambda: store.select(RecordQuery()),
+            lambda: store.ledger(0, 1),
+            lambda: store.remove("t"),
+            lambda: store.maintain(5),
+        ):
+            with pytest.raises(StoreFailed):
+                await call()
+        redis.start()
+        await store.write([record()], WEEK)
+
+    used(redis, work)
