@@ -231,10 +231,14 @@ class Summaries:
         """Make the entry, or wait for the worker that is making it."""
         place = tenant, checkpoints[-1].key
         lease = Lease(self._store, *place)
-        if not await lease.take() and (entry := await self._made_elsewhere(lease, place)) is not None:
-            return entry
+        while not await lease.take():
+            if (entry := await self._made_elsewhere(lease, place)) is not None:
+                return entry
         saving = None
         try:
+            # Another worker may have stored the entry just before this one took the lease.
+            if lease.held and (stored := await self.stored(*place)) is not None:
+                return stored
             previous, position = await self._earlier(tenant, checkpoints[:-1])
             entry = await make(previous, position)
             if entry.digest:

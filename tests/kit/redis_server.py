@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from redis import Redis
 from redis.exceptions import RedisError
@@ -64,15 +65,26 @@ class RedisServer:
     def raw(self) -> bytes:
         """Return the names and the values of all keys."""
         with self.client() as client:
-            found = b""
-            for key in client.scan_iter():
-                found += key + b"\n" + (client.dump(key) or b"")
-            return found
+            read: dict[bytes, Callable[[bytes], Any]] = {
+                b"string": client.get,
+                b"hash": client.hgetall,
+                b"set": client.smembers,
+                b"zset": lambda key: client.zrange(key, 0, -1),
+            }
+            return b"\n".join(
+                part for key in client.scan_iter() for part in (key, *_parts(read[client.type(key)](key)))
+            )
 
     def _answers(self) -> bool:
         with self.client() as client, contextlib.suppress(RedisError):
             return bool(client.ping())
         return False
+
+
+def _parts(value: Any) -> list[bytes]:
+    if isinstance(value, dict):
+        return [part for pair in value.items() for part in pair]
+    return [value] if isinstance(value, bytes) else list(value or ())
 
 
 @contextlib.contextmanager

@@ -1,0 +1,120 @@
+"""Three replicas share one Redis server: conversations whose turns go to any of them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.demo.serving import serve
+from proxy.demo.upstream import StandIn
+from tests.kit.redis_server import RedisServer
+from tests.kit.scripted import PROFILE, chat, proxied
+from tests.kit.waiting import until
+
+WINDOW = 16_000
+REPLICAS = 3
+
+
+@contextlib.contextmanager
+def fleet(upstream: StandIn, server: RedisServer, folder: Path, **sections: Any) -> Iterator[list[str]]:
+    """The URLs of replicas in front of an upstream, with a Redis server as their store."""
+    with serve(upstream.app) as url, contextlib.ExitStack() as replicas:
+        settings = {
+            "upstreams": {"main": {"base_url": f"{url}/v1", "api_key": "sk-upstream"}},
+            "models": [{"match": "*", "upstream": "main", "profile": dict(PROFILE)}],
+            "store": {"url": server.url},
+            **sections,
+        }
+        urls = []
+        for number in range(REPLICAS):
+            own = folder / f"replica{number}"
+            own.mkdir()
+            urls.append(replicas.enter_context(proxied(settings, own)))
+        yield urls
+
+
+def turns(conversation: int, count: int) -> Iterator[list[dict[str, Any]]]:
+    """The requests of a conversation, which nearly fills the window three times."""
+    whole = chat(count, 250)
+    whole = [{**message, "content": f"{conversation}. {message['content']}"} for message in whole]
+    for turn in range(1, count + 1):
+        yield whole[: 2 * turn]
+
+
+def test_turns_go_to_any_replica(redis: RedisServer, tmp_path: Path, full: bool) -> None:
+    conversations, count = (200, 40) if full else (12, 40)
+    upstream = StandIn(window=WINDOW)
+    failed: list[str] = []
+
+    def talk(number: int) -> None:
+        chosen = random.Random(number)
+        with httpx.Client(trust_env=False, timeout=60) as http:
+            for messages in turns(number, count):
+                body = {"model": "m", "messages": messages}
+                answer = http.post(f"{chosen.choice(urls)}/v1/chat/completions", json=body)
+                if answer.status_code != 200:
+                    failed.append(answer.text)
+
+    with fleet(upstream, redis, tmp_path) as urls, ThreadPoolExecutor(4) as threads:
+        list(threads.map(talk, range(conversations)))
+    assert failed == []
+    assert {one.status for one in upstream.conversations} == {200}
+    made = Counter(one.raw for one in upstream.summaries)
+    assert len(made) >= 2 * conversations
+    assert max(made.values()) == 1, "each summary is made once"
+    of_each: dict[str, list[list[Any]]] = defaultdict(list)
+    for one in upstream.conversations:
+        of_each[one.body["messages"][0]["content"]].append(one.body["messages"])
+    pairs = [pair for prompts in of_each.values() for pair in itertools.pairwise(prompts)]
+    breaks = sum(new[: len(old)] != old for old, new in pairs)
+    assert breaks <= len(made), "a prompt changes at a checkpoint only, whichever replica renders it"
+
+
+def test_every_replica_sends_the_same_bytes_and_reports_the_same_records(redis: RedisServer, tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW)
+    key = {"authorization": "Bearer sk-one"}
+    with fleet(upstream, redis, tmp_path) as urls, httpx.Client(trust_env=False, timeout=60, headers=key) as http:
+        for url in urls:
+            answer = http.post(f"{url}/v1/chat/completions", json={"model": "m", "messages": chat(60, 250)})
+            assert answer.headers["x-compaction"] == "compacted"
+        assert len({one.raw for one in upstream.conversations}) == 1
+        assert len(upstream.summaries) == len({one.raw for one in upstream.summaries})
+        id = answer.headers["x-compaction-id"]
+        for url in urls:
+            assert until(lambda url=url: http.get(f"{url}/compaction/requests/{id}").status_code == 200)
+            assert until(lambda url=url: http.get(f"{url}/compaction/report").json()["total"]["requests"] == len(urls))
+        archived = http.get(f"{urls[0]}/compaction/requests/{id}/before")
+        assert archived.status_code == 200
+        assert archived.text == http.get(f"{urls[2]}/compaction/requests/{id}/before").text
+        other = {"authorization": "Bearer sk-two"}
+        assert [http.get(f"{url}/compaction/requests/{id}", headers=other).status_code for url in urls] == [404] * 3
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_replicas_go_on_while_the_server_is_down(redis: RedisServer, tmp_path: Path, encrypted: bool) -> None:
+    upstream = StandIn(window=WINDOW)
+    store = {"url": redis.url, **({"encryption": {"key": "a" * 64}} if encrypted else {})}
+    body = {"model": "m", "messages": chat(60, 250)}
+
+    def ask(url: str) -> httpx.Response:
+        return http.post(f"{url}/v1/chat/completions", json=body)
+
+    with fleet(upstream, redis, tmp_path, store=store) as urls, httpx.Client(trust_env=False, timeout=60) as http:
+        assert ask(urls[0]).headers["x-compaction-summary"] == "made"
+        assert ask(urls[1]).headers["x-compaction-summary"] == "stored"
+        assert (b"last message" in redis.raw()) is not encrypted
+        redis.stop()
+        assert [ask(url).status_code for url in urls] == [200, 200, 200]
+        redis.start()
+        assert [ask(url).status_code for url in urls] == [200, 200, 200]
+        body["messages"] = chat(61, 251)
+        assert until(lambda: [ask(url).headers["x-compaction-summary"] for url in urls] == ["stored"] * 3)
