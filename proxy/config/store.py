@@ -83,7 +83,7 @@ class StoreSettings(Section):
     """The database: sqlite:///relative/path, sqlite:////absolute/path, sqlite:// for memory only, or the address of a
     Redis or Valkey server that replicas share (redis:// or rediss://). Default: a file in the user's state folder."""
     max_bytes: Size = 10_000_000_000
-    """Maximum size of the file: bytes, or text like 10GB. The proxy removes the entries that expire first."""
+    """Maximum size of a file: bytes, or text like 10GB. The proxy removes the entries that expire first."""
     encryption: EncryptionSettings = EncryptionSettings()
     """Encryption of the store. Default: not encrypted."""
 
@@ -103,6 +103,12 @@ class StoreSettings(Section):
         if any(not c.isprintable() for c in path) or "?" in path or "#" in path:
             raise wrong("must not hold ?, # or unprintable characters", fix=_STORE_EXAMPLE)
         return url
+
+    @model_validator(mode="after")
+    def _has_a_file_to_limit(self) -> StoreSettings:
+        if "max_bytes" in self.model_fields_set and self.kind == "redis":
+            raise wrong("limits a file, not a server", "max_bytes", fix="remove it, and set the server's own maxmemory")
+        return self
 
     @property
     def path(self) -> Path | None:

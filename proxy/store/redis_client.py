@@ -45,6 +45,8 @@ def connect(url: str) -> Any:
         "socket_connect_timeout": CONNECT_SECONDS,
         "socket_timeout": SOCKET_SECONDS,
         "health_check_interval": IDLE_SECONDS,
+        # A server that restarted or was replaced has closed the idle connections.
+        "retry": Retry(ConstantBackoff(0.01), 1),
     }
     scheme, _, rest = url.partition("://")
     plain, _, form = scheme.partition("+")
@@ -53,11 +55,7 @@ def connect(url: str) -> Any:
             return RedisCluster.from_url(f"{plain}://{rest}", **options)
         case "sentinel":
             return _by_sentinels(plain, rest, options)
-    # Retry once, because a server that restarted has closed the idle connections.
-    retry = Retry(ConstantBackoff(0.01), 1)
-    pool = BlockingConnectionPool.from_url(
-        url, max_connections=CONNECTIONS, timeout=SOCKET_SECONDS, retry=retry, **options
-    )
+    pool = BlockingConnectionPool.from_url(url, max_connections=CONNECTIONS, timeout=SOCKET_SECONDS, **options)
     return Redis.from_pool(pool)
 
 
@@ -79,6 +77,20 @@ def _by_sentinels(scheme: str, rest: str, options: dict[str, Any]) -> Any:
     make: Any = Sentinel  # redis-py doesn't annotate it
     group = make(sentinels, sentinel_kwargs={**options, "ssl": scheme == "rediss"})
     return group.master_for(service, db=int(database or 0), **given)
+
+
+async def close(client: Any) -> None:
+    """Close the connections of a client, and those to its Sentinels."""
+    await client.aclose()
+    manager = getattr(getattr(client, "connection_pool", None), "sentinel_manager", None)
+    for sentinel in () if manager is None else manager.sentinels:
+        await sentinel.aclose()
+
+
+def unlink(pipe: Any, *keys: str | bytes) -> None:
+    """Add the removal of keys to a pipeline. In a cluster, one server must have all of them."""
+    # The cluster's pipeline has a method of this name that isn't one of a pipeline.
+    pipe.execute_command("UNLINK", *keys)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import msgspec
 
 from proxy.store.record_codec import RecordCodec
 from proxy.store.records import SUMS, LedgerLabels, LedgerSums, RecordQuery, labels_of, row_order, sums_of
-from proxy.store.redis_client import connect, failures, name, values_of
+from proxy.store.redis_client import close, connect, failures, name, unlink, values_of
 from proxy.telemetry.record import RequestRecord, first_id
 
 PREFIX = "{compaction-records}:1"
@@ -118,14 +118,14 @@ class RedisRecords:
             with failures():
                 while ids := await self._redis.zrange(_key("ids", own), 0, BATCH - 1):
                     async with self._redis.pipeline(transaction=False) as pipe:
-                        pipe.unlink(*(_key("record", id.decode()) for id in ids))
-                        pipe.unlink(*(_key("children", id.decode()) for id in ids))
+                        unlink(pipe, *(_key("record", id.decode()) for id in ids))
+                        unlink(pipe, *(_key("children", id.decode()) for id in ids))
                         pipe.zrem(_key("ids"), *ids)
                         pipe.zrem(_key("ids", own), *ids)
                         removed += (await pipe.execute())[0]
                 while rows := await self._redis.srandmember(_key("rows", own), BATCH):
                     async with self._redis.pipeline(transaction=False) as pipe:
-                        pipe.unlink(*(_key("row", row.decode()) for row in rows))
+                        unlink(pipe, *(_key("row", row.decode()) for row in rows))
                         pipe.zrem(_key("rows"), *rows)
                         pipe.srem(_key("rows", own), *rows)
                         removed += (await pipe.execute())[0]
@@ -148,7 +148,7 @@ class RedisRecords:
                 await self._redis.zremrangebylex(_key("ids", tenant.decode()), "-", until)
 
     async def aclose(self) -> None:
-        await self._redis.aclose()
+        await close(self._redis)
 
     def _arguments(self, records: Sequence[RequestRecord]) -> list[str | bytes | int]:
         """Return what the script takes. The amounts are text, because Lua's numbers have 53 bits."""
@@ -166,7 +166,7 @@ class RedisRecords:
 
     async def _drop(self, ids: Sequence[bytes]) -> None:
         async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.unlink(*(_key("record", id.decode()) for id in ids))
+            unlink(pipe, *(_key("record", id.decode()) for id in ids))
             pipe.zrem(_key("ids"), *ids)
             await pipe.execute()
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from proxy.store.interface import Entry
-from proxy.store.redis_client import connect, failures, matching, name, parts, values_of
+from proxy.store.redis_client import close, connect, failures, matching, name, parts, unlink, values_of
 
 VERSION = b"1"
 """The format of values. Other versions of the proxy skip values of a version that they don't know."""
@@ -128,7 +128,7 @@ class RedisStore:
             async for keys in matching(self._redis, _all_of(tenant)):
                 async with self._redis.pipeline(transaction=False) as pipe:
                     for key in keys:
-                        pipe.unlink(key)
+                        unlink(pipe, key)
                     done = await pipe.execute()
                 removed.update(parts(key)[3] for key, gone in zip(keys, done, strict=True) if gone)
                 await self._drop_names(indexes, keys)
@@ -140,7 +140,7 @@ class RedisStore:
             with failures():
                 async with self._redis.pipeline(transaction=False) as pipe:
                     for entry in entries:
-                        pipe.unlink(_entry(entry.tenant, entry.kind, entry.key))
+                        unlink(pipe, _entry(entry.tenant, entry.kind, entry.key))
                         pipe.zrem(_index(codec, entry.kind), name(entry.tenant, entry.key))
                     await pipe.execute()
             count += len(entries)
@@ -170,7 +170,7 @@ class RedisStore:
                 await self._redis.zremrangebyscore(_index(codec, kind), "-inf", self._clock())
 
     async def aclose(self) -> None:
-        await self._redis.aclose()
+        await close(self._redis)
 
     def _add_to_index(self, pipe: Any, codec: str, tenant: str, kind: str, key: str, seconds: float) -> None:
         pipe.zadd(_index(codec, kind), {name(tenant, key): self._clock() + seconds}, gt=True)

@@ -24,9 +24,10 @@ MISSING = "needs Redis: apt-get install redis-tools"
 class RedisServer:
     """A running server. ``stop`` and ``start`` are for tests of failures; its data is lost then."""
 
-    def __init__(self, folder: Path, options: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, options: Sequence[str], config: Path | None, password: str) -> None:
         self.port = free_port()
-        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.url = f"redis://:{password}@127.0.0.1:{self.port}/0" if password else f"redis://127.0.0.1:{self.port}/0"
+        self._config = [] if config is None else [str(config)]
         self._folder = folder
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
@@ -36,19 +37,10 @@ class RedisServer:
         program = self._folder / "redis-server"  # the name decides what the program does
         if not program.exists():
             program.symlink_to(str(PROGRAM))
-        command = [
-            str(program),
-            "--port",
-            str(self.port),
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--dir",
-            str(self._folder),
-        ]
+        where = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder)]
+        command = [str(program), *self._config, *where, *self._options]
         with (self._folder / "redis.log").open("ab") as log:
-            self._process = subprocess.Popen([*command, *self._options], stdout=log, stderr=log)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
         assert until(self._answers), (self._folder / "redis.log").read_text()
 
     def stop(self) -> None:
@@ -88,10 +80,12 @@ def _parts(value: Any) -> list[bytes]:
 
 
 @contextlib.contextmanager
-def redis_server(folder: Path, options: Sequence[str] = ()) -> Iterator[RedisServer]:
+def redis_server(
+    folder: Path, options: Sequence[str] = (), *, config: Path | None = None, password: str = ""
+) -> Iterator[RedisServer]:
     """Run a server as long as the block runs."""
     folder.mkdir(parents=True, exist_ok=True)
-    server = RedisServer(folder, options)
+    server = RedisServer(folder, options, config, password)
     server.start()
     try:
         yield server

@@ -118,7 +118,10 @@ VALUES = {
     ),
     "a prompt without its place": ("policies:\n  default:\n    summary: {prompt: Sum up}\n", 3, "{messages}"),
     # The store
-    "redis": ("store:\n  url: redis://:pw@host\n", 2, 'Fix: url: sqlite:///path/to/compaction.db'),
+    "a server without a host": ("store:\n  url: redis://:pw@\n", 2, "Fix: url: rediss://:${REDIS_PASSWORD}@redis.example.com:6379/0"),
+    "Sentinels without a service": ("store:\n  url: redis+sentinel://one:1,two:2\n", 2, "Fix: url: redis+sentinel://"),
+    "a scheme of Valkey": ("store:\n  url: valkey://host\n", 2, "redis:// or rediss://"),
+    "a size of a server": ("store:\n  url: redis://host\n  max_bytes: 1GB\n", 3, "the server's own maxmemory"),
     "sqlite with two slashes": ("store:\n  url: sqlite://state.db\n", 2, 'Fix: url: sqlite:///path/to/compaction.db'),
     "sqlite with a parameter": ("store:\n  url: sqlite:///a.db?mode=ro\n", 2, "characters"),
     # Upstreams
@@ -279,7 +282,7 @@ def test_everything_wrong_is_said_at_once_in_the_order_of_the_file() -> None:
         ("upstreams:\n  main: {base_url: '${V}'}\n", f"http://{CANARY}@host/v1", "must not hold"),
         ("upstreams:\n  main: {headers: {x-key: '${V}'}}\n", CANARY + "\n", "line breaks"),
         ("teams:\n  main: {keys: ['${V}']}\n", CANARY, "must be the hash"),
-        ("store:\n  url: ${V}\n", f"redis://:{CANARY}@host", "Redis"),
+        ("store:\n  url: ${V}\n", f"redis://:{CANARY} @host", "no spaces"),
     ],
 )
 def test_what_a_variable_holds_is_never_shown(text: str, value: str, hint: str) -> None:

@@ -315,7 +315,7 @@ def test_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == {"relative.db", "absolute.db", "home/home.db"}
 
 
-@pytest.mark.parametrize("url", ["sqlite:///", "redis://localhost", "postgres:///x", "", "a.db", "sqlite:/a.db"])
+@pytest.mark.parametrize("url", ["sqlite:///", "mongodb://localhost", "postgres:///x", "", "a.db", "sqlite:/a.db"])
 def test_other_addresses_are_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"store\.url"):
         open_store(url)

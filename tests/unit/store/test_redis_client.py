@@ -1,0 +1,128 @@
+"""Connections to one server with a password and TLS options, to Sentinels, and to a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from proxy.store.interface import Entry, StoreFailed
+from proxy.store.records import RecordQuery
+from proxy.store.redis_client import connect, name, parts
+from proxy.store.redis_records import RedisRecords
+from proxy.store.redis_store import RedisStore
+from proxy.telemetry.record import RequestRecord, new_id
+from tests.kit.program import free_port
+from tests.kit.redis_server import MISSING, PROGRAM, RedisServer, redis_server
+from tests.kit.waiting import until
+
+needs_redis = pytest.mark.skipif(PROGRAM is None, reason=MISSING)
+
+
+def test_an_address_holds_user_password_database_and_options() -> None:
+    client = connect("rediss://me:p%40ss@host:7000/3?ssl_ca_certs=/ca.pem")
+    assert isinstance(client, Redis)
+    given = client.connection_pool.connection_kwargs
+    assert (given["host"], given["port"], given["db"]) == ("host", 7000, 3)
+    assert (given["username"], given["password"], given["ssl_ca_certs"]) == ("me", "p@ss", "/ca.pem")
+    assert client.connection_pool.connection_class.__name__ == "SSLConnection"
+
+
+def test_an_address_of_sentinels_needs_a_service() -> None:
+    with pytest.raises(ValueError, match="the name of the service"):
+        connect("redis+sentinel://one:26379")
+
+
+@pytest.mark.parametrize("odd", ["a:b", "a*?[b]", "\\", "ü\n", "", "100%"])
+def test_any_text_is_a_part_of_a_name(odd: str) -> None:
+    key = name("entry", odd, "end")
+    assert parts(key.encode()) == ["entry", odd, "end"]
+    assert not set(key) & set("*?[]\\\n")
+
+
+async def used(url: str) -> None:
+    """Use every kind of operation. Raises ``AssertionError``."""
+    store, records = RedisStore(url), RedisRecords(url)
+    try:
+        for number in range(60):
+            await store.put("t", "summary", f"{number}", b"%d" % number, 60)
+        assert await store.get_many("t", "summary", ["1", "59", "60"]) == {"1": b"1", "59": b"59"}
+        assert await store.add("t", "summary", "1", b"other", 60) == b"1"
+        assert len(await store.entries("summary")) == 60
+        assert isinstance((await store.sample("t"))[0], Entry)
+        made = [RequestRecord(new_id(), time.time(), tenant="t", kind="summary", parent="p") for _ in range(5)]
+        await records.write(made, 60)
+        assert [one.id for one in await records.select(RecordQuery(parent="p"))] == [one.id for one in made][::-1]
+        assert (await records.ledger(0, 10**6))[0][1].summaries == 5
+        await records.maintain(3)
+        assert len(await records.select(RecordQuery())) == 3
+        assert await records.remove("t") == 4
+        assert await store.remove("t") == {"summary": 60}
+        await store.maintain()
+    finally:
+        await store.aclose()
+        await records.aclose()
+
+
+@needs_redis
+def test_a_password(tmp_path: Path) -> None:
+    with redis_server(tmp_path / "server", ["--requirepass", "secret"], password="secret") as server:
+        asyncio.run(used(server.url))
+
+
+@needs_redis
+def test_a_cluster(tmp_path: Path) -> None:
+    with redis_server(tmp_path / "server", ["--cluster-enabled", "yes", "--cluster-port", f"{free_port()}"]) as server:
+        with server.client() as client:
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+            assert until(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO"))
+        asyncio.run(used(f"redis+cluster://127.0.0.1:{server.port}"))
+
+
+@needs_redis
+def test_a_replica_that_sentinels_promote(tmp_path: Path) -> None:
+    with redis_server(tmp_path / "one") as one, redis_server(tmp_path / "two", _follows(one)) as two:
+        folder = tmp_path / "sentinel"
+        folder.mkdir()
+        watched = f"sentinel monitor service 127.0.0.1 {one.port} 1\nsentinel down-after-milliseconds service 300\n"
+        (folder / "sentinel.conf").write_text(f"{watched}sentinel failover-timeout service 1000\n")
+        with redis_server(folder, ["--sentinel"], config=folder / "sentinel.conf") as sentinel:
+
+            async def test() -> None:
+                store = RedisStore(f"redis+sentinel://127.0.0.1:{sentinel.port}/service/0")
+                await store.put("t", "summary", "k", b"1", 60)
+                with two.client() as client:
+                    assert until(lambda: client.dbsize() > 0)
+                with sentinel.client() as client:
+                    assert until(lambda: client.execute_command("SENTINEL", "REPLICAS", "service"))
+                one.stop()
+                assert until(lambda: _role(two) == b"master")
+                assert await _in_time(store) == b"1"
+                await store.aclose()
+
+            asyncio.run(test())
+
+
+async def _in_time(store: RedisStore) -> bytes | None:
+    """Read until the store has found the promoted server, as further requests would."""
+    for _ in range(100):
+        with contextlib.suppress(StoreFailed):
+            return await store.get("t", "summary", "k")
+        await asyncio.sleep(0.1)
+    return None
+
+
+def _role(server: RedisServer) -> bytes | None:
+    # A server that is promoted closes its connections.
+    with server.client() as client, contextlib.suppress(RedisError):
+        return bytes(client.role()[0])
+    return None
+
+
+def _follows(server: RedisServer) -> list[str]:
+    return ["--replicaof", "127.0.0.1", str(server.port)]
