@@ -18,7 +18,7 @@ from proxy.config.prices import Prices
 from proxy.config.records import DAY, RecordSettings
 from proxy.config.server import ServerSettings
 from proxy.config.store import StoreSettings
-from proxy.config.teams import AdminSettings, AuthSettings, TeamSettings
+from proxy.config.teams import AdminSettings, AuthSettings, SharedLimitSettings, TeamSettings
 from proxy.config.upstreams import UpstreamSettings, default_upstreams
 
 
@@ -40,6 +40,8 @@ class _SettingsFields(Section):
     table."""
     auth: AuthSettings = AuthSettings()
     """Which callers the proxy accepts."""
+    limits: SharedLimitSettings = SharedLimitSettings()
+    """Limits of teams that replicas count together."""
     admin: AdminSettings | None = None
     """Who can see the records of all teams. null: on loopback, the person with the link that `serve` prints."""
     upstreams: Mapping[Name, UpstreamSettings] = Field(default_factory=default_upstreams)

@@ -105,6 +105,13 @@ class LimitSettings(Section):
     """The team's budget. Further requests get 429."""
 
 
+class SharedLimitSettings(Section):
+    """Limits of teams that replicas count together, with a store on Redis."""
+
+    on_store_failure: Literal["local", "refuse"] = "local"
+    """While the store fails. local: each process counts its own requests. refuse: teams with a limit get 503."""
+
+
 class TeamSettings(Section):
     """Callers that share a policy."""
 

@@ -10,6 +10,7 @@ from proxy.access.admin import AdminLink
 from proxy.access.admission import BodyMemory, ConcurrencyLimit
 from proxy.access.quotas import Quotas
 from proxy.access.sessions import Sessions
+from proxy.access.shared_quotas import SharedQuotas
 from proxy.access.spending import Spending
 from proxy.config import Settings
 from proxy.config.otel import OtelSettings
@@ -27,7 +28,7 @@ from proxy.server.maintenance import Maintenance
 from proxy.store import Guarded, open_store
 from proxy.store.archive import Archive
 from proxy.store.items import ItemMemory
-from proxy.store.opening import open_records
+from proxy.store.opening import open_limits, open_records
 from proxy.summary.budget import Budgets
 from proxy.summary.store import Summaries
 from proxy.telemetry.request_log import RequestLog
@@ -61,7 +62,9 @@ class Runtime(Services):
         self.sent_prompts = SentPrompts(self.store)
         self.concurrency = ConcurrencyLimit(lambda: self.settings.server)
         self.bodies = BodyMemory(lambda: self.settings.server)
-        self.quotas = Quotas()
+        counts = open_limits(settings.store.url)
+        shared = None if counts is None else SharedQuotas(counts)
+        self.quotas = Quotas(shared, lambda: self.settings.limits.on_store_failure)
         self.budgets = Budgets(self.store)
         self.records = open_records(settings.store.url, settings.store.encryption.keys)
         self.spending = Spending(self.store, lambda: self.settings)
@@ -130,6 +133,7 @@ class Runtime(Services):
             self.calibration,
             self.sent_prompts,
             self.budgets,
+            self.quotas,
             self.recorder,
             self.metrics,
             self.spending,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from proxy.errors import ConfigurationError
 from proxy.store.interface import Backend, ManagedStore
@@ -11,6 +12,9 @@ from proxy.store.records import RecordStore
 from proxy.store.sealing import SealedStore
 from proxy.store.sqlite import SqliteStore
 from proxy.store.sqlite_records import SqliteRecords
+
+if TYPE_CHECKING:
+    from proxy.store.redis_limits import RedisLimits
 
 
 def open_store(url: str, keys: Sequence[bytes] = (), max_bytes: int | None = None) -> ManagedStore:
@@ -38,6 +42,15 @@ def open_records(url: str, keys: Sequence[bytes] = ()) -> RecordStore:
         return RedisRecords(url, keys)
     path = store_file(url)
     return SqliteRecords(None if path is None else records_file(path), keys)
+
+
+def open_limits(url: str) -> RedisLimits | None:
+    """Return the counts of all replicas, or ``None`` if the store isn't on Redis."""
+    if not is_redis(url):
+        return None
+    from proxy.store.redis_limits import RedisLimits
+
+    return RedisLimits(url)
 
 
 def is_redis(url: str) -> bool:

@@ -134,5 +134,5 @@ TASKS = Gauge("compaction_tasks", "Tasks on the event loop.", registry=REGISTRY,
 
 @cache
 def refused(reason: str) -> Counter:
-    """Return the counter of rejected requests for a reason: key, rate, concurrency, budget, overload, memory."""
+    """Return the counter of rejected requests for a reason: key, rate, concurrency, budget, overload, memory, store."""
     return REFUSED.labels(reason=reason)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import threading
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,9 @@ import httpx
 import pytest
 
 from proxy.demo.serving import serve
-from proxy.demo.upstream import StandIn
+from proxy.demo.upstream import Reply, StandIn
 from tests.kit.redis_server import RedisServer
-from tests.kit.scripted import PROFILE, chat, proxied
+from tests.kit.scripted import PROFILE, chat, key_hash, proxied
 from tests.kit.waiting import until
 
 WINDOW = 16_000
@@ -118,3 +120,70 @@ def test_replicas_go_on_while_the_server_is_down(redis: RedisServer, tmp_path: P
         assert [ask(url).status_code for url in urls] == [200, 200, 200]
         body["messages"] = chat(61, 251)
         assert until(lambda: [ask(url).headers["x-compaction-summary"] for url in urls] == ["stored"] * 3)
+
+
+TEAM = {"authorization": "Bearer sk-team"}
+SHORT = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
+
+
+def limited(limits: dict[str, int], choice: str = "local") -> dict[str, Any]:
+    team = {"keys": [key_hash("sk-team")], "limits": limits}
+    return {"auth": {"mode": "keys"}, "teams": {"one": team}, "limits": {"on_store_failure": choice}}
+
+
+def send(urls: Sequence[str], count: int, threads: int) -> Counter[int]:
+    """Send requests to the replicas in turn. Return the number of each status."""
+
+    def ask(number: int) -> int:
+        url = f"{urls[number % len(urls)]}/v1/chat/completions"
+        return httpx.post(url, json=SHORT, headers=TEAM, trust_env=False, timeout=60).status_code
+
+    with ThreadPoolExecutor(threads) as pool:
+        return Counter(pool.map(ask, range(count)))
+
+
+def test_replicas_count_the_rate_of_a_team_together(redis: RedisServer, tmp_path: Path) -> None:
+    upstream, rate = StandIn(), 30
+    with fleet(upstream, redis, tmp_path, **limited({"requests_per_minute": rate})) as urls:
+        began = time.monotonic()
+        statuses = send(urls, 60, 6)
+        refilled = (time.monotonic() - began) * rate / 60
+        assert set(statuses) == {200, 429}
+        assert rate <= statuses[200] <= rate + refilled + 1
+        assert len(upstream.conversations) == statuses[200]
+
+
+def test_replicas_never_exceed_the_concurrency_of_a_team(redis: RedisServer, tmp_path: Path) -> None:
+    running, most, lock = 0, 0, threading.Lock()
+
+    def respond(body: dict[str, Any]) -> Reply:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.01)
+        with lock:
+            running -= 1
+        return Reply(content="Hi.")
+
+    upstream = StandIn(responder=respond)
+    with fleet(upstream, redis, tmp_path, **limited({"concurrent": 2})) as urls:
+        statuses = send(urls, 60, 9)
+    assert statuses[200] >= 30
+    assert set(statuses) <= {200, 429}
+    assert most <= 2
+    with redis.client() as client:
+        (key,) = client.keys("*compaction-limits*") or (b"",)
+        assert client.zcard(key) == 0, "the replicas have released every place"
+
+
+@pytest.mark.parametrize(("choice", "statuses"), [("local", {200: 6, 429: 3}), ("refuse", {503: 9})])
+def test_limits_while_the_server_is_down(
+    redis: RedisServer, tmp_path: Path, choice: str, statuses: dict[int, int]
+) -> None:
+    settings = limited({"requests_per_minute": 2}, choice)
+    with fleet(StandIn(), redis, tmp_path, **settings) as urls:
+        redis.stop()
+        assert send(urls, 9, 1) == statuses
+        redis.start()
+        assert until(lambda: 429 in send(urls, 3, 1))

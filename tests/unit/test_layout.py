@@ -46,6 +46,7 @@ COVERED = {
     "product/test_bridges.py": "upstream/bridge/translation upstream/bridge/transport",
     "product/test_bridged_answers.py": "upstream/bridge/chat upstream/bridge/messages upstream/bridge/responses "
     "upstream/bridge/response_events upstream/bridge/over_responses upstream/learning summary/forms",
+    "product/test_fleet.py": "access/shared_quotas",
     "product/test_team_limits.py": "access/quotas",
     "hostile/test_web_pages.py": "access/web_origins",
     "product/test_browser.py": "endpoints/landing http/hosts",
