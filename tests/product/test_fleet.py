@@ -18,6 +18,7 @@ import pytest
 
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
+from tests.kit.program import program, write_config
 from tests.kit.redis_server import RedisServer
 from tests.kit.scripted import PROFILE, chat, key_hash, proxied
 from tests.kit.waiting import until
@@ -120,6 +121,39 @@ def test_replicas_go_on_while_the_server_is_down(redis: RedisServer, tmp_path: P
         assert [ask(url).status_code for url in urls] == [200, 200, 200]
         body["messages"] = chat(61, 251)
         assert until(lambda: [ask(url).headers["x-compaction-summary"] for url in urls] == ["stored"] * 3)
+
+
+@pytest.mark.full
+def test_a_replica_that_is_killed_during_a_summary_is_replaced(redis: RedisServer, tmp_path: Path) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def summarise(body: dict[str, Any]) -> Reply:
+        first = not begun.is_set()
+        begun.set()
+        return Reply(content="Goal: SUMMARY.", go=go if first else None)
+
+    def ask(url: str) -> httpx.Response:
+        body = {"model": "m", "messages": chat(60, 250)}
+        return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60, trust_env=False)
+
+    upstream = StandIn(window=WINDOW, summariser=summarise)
+    with fleet(upstream, redis, tmp_path) as urls, serve(upstream.app) as behind_it, ThreadPoolExecutor(3) as threads:
+        settings = {
+            "upstreams": {"main": {"base_url": f"{behind_it}/v1", "api_key": "sk-upstream"}},
+            "models": [{"match": "*", "upstream": "main", "profile": dict(PROFILE)}],
+            "store": {"url": redis.url},
+        }
+        with program(write_config(settings, tmp_path)) as killed:
+            lost = threads.submit(ask, killed.url)
+            assert begun.wait(30)
+            others = [threads.submit(ask, url) for url in urls[:2]]
+            killed.process.kill()
+            with pytest.raises(httpx.TransportError):
+                lost.result()
+            go.set()
+            answers = [one.result() for one in others]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert sum(count - 1 for count in Counter(one.raw for one in upstream.summaries).values()) == 1, "only the lost one"
 
 
 TEAM = {"authorization": "Bearer sk-team"}
