@@ -148,12 +148,16 @@ def test_a_replica_that_is_killed_during_a_summary_is_replaced(redis: RedisServe
             assert begun.wait(30)
             others = [threads.submit(ask, url) for url in urls[:2]]
             killed.process.kill()
+            killed.process.wait(10)
+            lost_calls = len(upstream.summaries)
             with pytest.raises(httpx.TransportError):
                 lost.result()
             go.set()
             answers = [one.result() for one in others]
     assert [answer.status_code for answer in answers] == [200, 200]
-    assert sum(count - 1 for count in Counter(one.raw for one in upstream.summaries).values()) == 1, "only the lost one"
+    assert sum(count - 1 for count in Counter(one.raw for one in upstream.summaries).values()) == lost_calls, (
+        "only the lost ones"
+    )
 
 
 TEAM = {"authorization": "Bearer sk-team"}
