@@ -7,12 +7,14 @@ import functools
 import gc
 import os
 import ssl
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import structlog
 import yaml
 from httpx._transports import default
 from starlette.types import ASGIApp
@@ -26,6 +28,20 @@ from proxy.upstream import limit_discovery as asking
 from tests.kit.client import StartProxy
 from tests.kit.redis_server import MISSING, PROGRAM, RedisServer, redis_server
 from tests.kit.waiting import until
+
+
+class Output:
+    """Prints log lines. Python 3.11's ``print`` crashes when pytest replaces the standard output at the same time."""
+
+    def msg(self, message: str) -> None:
+        """Print a line."""
+        output = sys.stdout
+        output.write(f"{message}\n")
+
+    debug = info = warning = error = critical = msg
+
+
+structlog.configure(logger_factory=lambda *_: Output())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -34,7 +34,7 @@ TOKENS_REMOVED = Counter(
     "compaction_tokens_removed", "Input tokens removed from requests.", ["team", "policy"], registry=REGISTRY
 )
 SUMMARY_TOKENS = Counter(
-    "compaction_summary_tokens",
+    "compaction_summaries_tokens",
     "Tokens that summary models reported.",
     ["team", "policy", "upstream", "direction"],
     registry=REGISTRY,
@@ -55,7 +55,7 @@ UPSTREAM = Histogram(
     registry=REGISTRY,
 )
 SUMMARY = Histogram(
-    "compaction_summary_seconds",
+    "compaction_summaries_seconds",
     "Time of calls to summary models.",
     ["upstream"],
     buckets=_LONG_SECONDS,
@@ -78,7 +78,7 @@ SIZE_SENT = Histogram(
 SUMMARIES = Counter("compaction_summaries", "Summaries by outcome.", ["outcome"], registry=REGISTRY)
 ARCHIVED = Counter("compaction_archive_entries", "Archive entries by outcome.", ["outcome"], registry=REGISTRY)
 BREAKER = Counter(
-    "compaction_summary_breaker",
+    "compaction_summaries_breaker",
     "Times that the circuit breaker of a summary model opened or closed.",
     ["change"],
     registry=REGISTRY,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -42,9 +43,12 @@ class Program(NamedTuple):
 
 
 def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    """Return a free port outside the range from which the system assigns ports to the other servers of the tests."""
+    for port in random.SystemRandom().sample(range(10_000, 32_000), 100):
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def write_config(settings: Mapping[str, Any], folder: Path, name: str = "config.yaml") -> Path:

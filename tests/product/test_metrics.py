@@ -83,8 +83,8 @@ def test_each_request_is_counted_by_configured_names_alone(tmp_path: Path) -> No
         found, "compaction_request_before_tokens_count"
     )
     assert total(found, "compaction_errors_total", code="invalid_body") == 1
-    assert total(found, "compaction_summary_seconds_count", upstream="main") >= 1
-    assert total(found, "compaction_summary_tokens_total", **place, direction="output") > 0
+    assert total(found, "compaction_summaries_seconds_count", upstream="main") >= 1
+    assert total(found, "compaction_summaries_tokens_total", **place, direction="output") > 0
     assert total(found, "compaction_upstream_seconds_count", upstream="main") == 2
     assert total(found, "compaction_overhead_seconds_count", api="chat") == 2
 

@@ -190,7 +190,7 @@ def test_a_model_that_fails_three_times_is_not_asked_a_fourth(tmp_path: Path) ->
         assert [request.body["model"] for request in upstream.summaries][-2:] == ["m", "second-best"]
         metrics = httpx.get(f"{url}/metrics", trust_env=False).text
     assert counted("skipped") - skipped == 2
-    assert 'compaction_summary_breaker_total{change="opened"}' in metrics
+    assert 'compaction_summaries_breaker_total{change="opened"}' in metrics
 
 
 @pytest.mark.parametrize("remembered", [500, 1], ids=("in memory", "forgotten"))
