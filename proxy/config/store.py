@@ -7,7 +7,6 @@ import importlib.util
 import re
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 import platformdirs
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
@@ -18,6 +17,9 @@ _SQLITE_IN_MEMORY = "sqlite://"
 _SQLITE = "sqlite:///"
 _STORE_EXAMPLE = "url: sqlite:///path/to/compaction.db"
 _REDIS = re.compile(r"rediss?(\+(sentinel|cluster))?://")
+_HOST = r"(\[[0-9a-fA-F:.]+\]|[\w.-]+)(:\d{1,5})?"
+_SERVER = re.compile(rf"[a-z+]+://([^@/\s]*@)?{_HOST}(/\d{{0,5}})?(\?\S*)?", re.ASCII)
+_SENTINELS = re.compile(rf"[a-z+]+://([^@/\s]*@)?{_HOST}(,{_HOST})*/[\w.-]+(/\d{{0,5}})?(\?\S*)?", re.ASCII)
 _REDIS_EXAMPLE = "url: rediss://:${REDIS_PASSWORD}@redis.example.com:6379/0"
 
 
@@ -126,9 +128,9 @@ class StoreSettings(Section):
 def _redis_url(url: str) -> str:
     if importlib.util.find_spec("redis") is None:
         raise wrong("needs the package redis", fix="run pip install 'compaction-proxy[redis]'")
-    parts = urlsplit(url)
-    if not parts.hostname or any(not c.isprintable() or c == " " for c in url):
-        raise wrong("must have a host, and no spaces or unprintable characters", fix=_REDIS_EXAMPLE)
-    if "sentinel" in parts.scheme and not parts.path.strip("/"):
-        raise wrong("needs the name of the service", fix="url: redis+sentinel://HOST:26379,HOST:26379/SERVICE/0")
+    if "+sentinel" in url.partition("://")[0]:
+        if not _SENTINELS.fullmatch(url):
+            raise wrong("must name hosts and a service", fix="url: redis+sentinel://HOST:26379,HOST:26379/SERVICE/0")
+    elif not _SERVER.fullmatch(url):
+        raise wrong("must have a host, at most a port and the number of a database, and no spaces", fix=_REDIS_EXAMPLE)
     return url

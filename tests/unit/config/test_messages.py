@@ -120,6 +120,8 @@ VALUES = {
     # The store
     "a server without a host": ("store:\n  url: redis://:pw@\n", 2, "Fix: url: rediss://:${REDIS_PASSWORD}@redis.example.com:6379/0"),
     "Sentinels without a service": ("store:\n  url: redis+sentinel://one:1,two:2\n", 2, "Fix: url: redis+sentinel://"),
+    "a server with a bad port": ("store:\n  url: redis://host:port/0\n", 2, "at most a port"),
+    "a server with a bad database": ("store:\n  url: redis://host/main\n", 2, "the number of a database"),
     "a scheme of Valkey": ("store:\n  url: valkey://host\n", 2, "redis:// or rediss://"),
     "a size of a server": ("store:\n  url: redis://host\n  max_bytes: 1GB\n", 3, "the server's own maxmemory"),
     "sqlite with two slashes": ("store:\n  url: sqlite://state.db\n", 2, 'Fix: url: sqlite:///path/to/compaction.db'),
