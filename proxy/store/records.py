@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
+from msgspec.structs import astuple
 
 from proxy.telemetry.record import RequestRecord
 
@@ -86,8 +87,8 @@ class LedgerSums(msgspec.Struct, omit_defaults=True):
 
     def add(self, other: LedgerSums) -> None:
         """Add the sums of another row."""
-        for name in SUMS:
-            if amount := getattr(other, name):
+        for name, amount in zip(SUMS, astuple(other), strict=True):
+            if amount:
                 setattr(self, name, getattr(self, name) + amount)
 
 
