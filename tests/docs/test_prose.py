@@ -35,6 +35,7 @@ MODULES = sorted(
 )
 SCRIPTS = [
     "Dockerfile",
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "deploy").rglob("*") if path.suffix in (".conf", ".yaml")),
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "scripts").iterdir() if path.is_file() and not path.suffix),
 ]
 
