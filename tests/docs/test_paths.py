@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
-FOLDERS = ("bench", "docs", "proxy", "scripts", "soak", "tests")
+FOLDERS = ("bench", "deploy", "docs", "proxy", "scripts", "soak", "tests")
 PACKAGES = tuple(path.name for path in (ROOT / "proxy").iterdir() if (path / "__init__.py").exists())
 PATH = re.compile(rf"(?<![\w./:-])(?:{'|'.join((*FOLDERS, *PACKAGES))})/[\w./*-]*")
 
