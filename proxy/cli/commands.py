@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from proxy import __version__
-from proxy.cli.operations import doctor, init, run
+from proxy.cli.operations import CONFIG, doctor, init, run
 from proxy.errors import ConfigurationError
 
 
@@ -25,17 +25,9 @@ def main() -> None:
 for command in (init, doctor, run):
     main.add_command(command)
 
-_CONFIG = click.option(
-    "--config",
-    type=click.Path(exists=True, path_type=Path),
-    envvar="COMPACTION_PROXY_CONFIG",
-    show_envvar=True,
-    help="The configuration: a YAML file, or a folder of YAML files.",
-)
-
 
 @main.command()
-@_CONFIG
+@CONFIG
 @click.option("--host", help="The address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), help="The port to listen on; 0 for any free port.")
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="The number of worker processes.")
@@ -69,7 +61,7 @@ def demo(turns: int, api: str) -> None:
 
 @main.command()
 @click.argument("file", required=False, type=click.Path(exists=True, path_type=Path))
-@_CONFIG
+@CONFIG
 @click.option("--team", help="Show the policy for a team: each value, and the line that sets it.")
 @click.option("--model", help="Show the policy for requests with this model.")
 @click.option("--host", help="Check for the address that you pass to serve --host.")
@@ -104,7 +96,7 @@ def check(
 
 @main.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@_CONFIG
+@CONFIG
 @click.option("--model", help="The model. Default: the model in the request.")
 @click.option("--policy", help="The policy. Default: the policy named default.")
 @click.option(
@@ -122,7 +114,7 @@ def explain(file: Path, config: Path | None, model: str | None, policy: str | No
 
 @main.command()
 @click.argument("names", nargs=-1)
-@_CONFIG
+@CONFIG
 @click.option("--check", is_flag=True, help="Compare LiteLLM's table of models with the proxy's corrections.")
 @click.option("--forget-limit", is_flag=True, help="Forget what the proxy has learned of the limits of NAMES.")
 def models(names: tuple[str, ...], config: Path | None, check: bool, forget_limit: bool) -> None:
@@ -164,7 +156,7 @@ def new(team: str, expires: datetime | None) -> None:
 
 
 @keys.command("list")
-@_CONFIG
+@CONFIG
 def list_all(config: Path | None) -> None:
     """Show the teams' keys: the start of each hash, its name, and whether it has expired."""
     from rich.console import Console
@@ -184,7 +176,7 @@ def _digest(context: click.Context, parameter: click.Parameter, value: str | Non
 
 
 @main.command()
-@_CONFIG
+@CONFIG
 @click.option("--team", help="The team's name in the configuration.")
 @click.option("--key-sha256", callback=_digest, help="The SHA-256 of the caller's key, with auth.mode open.")
 def forget(config: Path | None, team: str | None, key_sha256: str | None) -> None:
@@ -197,7 +189,7 @@ def forget(config: Path | None, team: str | None, key_sha256: str | None) -> Non
 
 @main.command()
 @click.argument("id")
-@_CONFIG
+@CONFIG
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
 def show(id: str, config: Path | None, as_json: bool) -> None:
     """Show the record of a request by its ID, from the response header x-compaction-id. The server may be running."""
@@ -208,7 +200,7 @@ def show(id: str, config: Path | None, as_json: bool) -> None:
 
 
 @main.command()
-@_CONFIG
+@CONFIG
 @click.option("--team", help="Show only this team.")
 @click.option("--since", default="7d", show_default=True, help="The first day: 7d, 24h, or a date like 2026-11-01.")
 @click.option(

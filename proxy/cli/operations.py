@@ -12,7 +12,7 @@ import click
 from proxy.cli.init import PROVIDERS
 from proxy.errors import ConfigurationError
 
-_CONFIG = click.option(
+CONFIG = click.option(
     "--config",
     type=click.Path(exists=True, path_type=Path),
     envvar="COMPACTION_PROXY_CONFIG",
@@ -43,7 +43,7 @@ def init(file: Path, providers: tuple[str, ...]) -> None:
 
 
 @click.command()
-@_CONFIG
+@CONFIG
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def doctor(config: Path | None, as_json: bool) -> None:
     """Test keys, upstreams, limits, files, and the clock. Sends one small request to each upstream."""
@@ -59,7 +59,7 @@ def doctor(config: Path | None, as_json: bool) -> None:
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@_CONFIG
+@CONFIG
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(config: Path | None, command: tuple[str, ...]) -> None:
     """Start the proxy on a free port and run COMMAND with OPENAI_BASE_URL and ANTHROPIC_BASE_URL set to it."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from proxy.config.fields import Section, wrong
-from proxy.config.upstreams import Secret, checked_header_names
+from proxy.config.upstreams import Secret, check_url, checked_header_names
 
 PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 INSTALL = "pip install 'opentelemetry-exporter-otlp-proto-http>=1.45,<1.46'"
@@ -42,17 +41,7 @@ class OtelSettings(Section):
     def _is_base_url(cls, url: str | None) -> str | None:
         if url is None:
             return None
-        try:
-            parts = urlsplit(url)
-            _ = parts.port
-        except ValueError:
-            parts = urlsplit("")
-        if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable() or " " in url:
-            raise wrong("must be an http or https URL", fix=_EXAMPLE)
-        if parts.username is not None or parts.password is not None:
-            raise wrong("must not hold a user name or password", fix='headers: {authorization: "${OTLP_KEY}"}')
-        if "?" in url or "#" in url:
-            raise wrong("must not hold a query or fragment", fix=_EXAMPLE)
+        check_url(url, example=_EXAMPLE, key='headers: {authorization: "${OTLP_KEY}"}', query=_EXAMPLE)
         if (path := _SIGNAL_PATH.search(url)) is not None:
             raise wrong(f"must end before {path[0]}, which the proxy appends", fix=_EXAMPLE)
         return url.rstrip("/")

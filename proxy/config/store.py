@@ -127,7 +127,7 @@ class StoreSettings(Section):
 
 def _redis_url(url: str) -> str:
     if importlib.util.find_spec("redis") is None:
-        raise wrong("needs the package redis", fix="run pip install 'compaction-proxy[redis]'")
+        raise wrong("needs the package redis", fix="run pip install 'redis[hiredis]>=8.1'")
     if "+sentinel" in url.partition("://")[0]:
         if not _SENTINELS.fullmatch(url):
             raise wrong("must name hosts and a service", fix="url: redis+sentinel://HOST:26379,HOST:26379/SERVICE/0")

@@ -143,20 +143,27 @@ def checked_header_names(headers: object, reserved: Mapping[str, str]) -> object
     return headers
 
 
-def _checked_address(url: str) -> str:
+def check_url(url: str, *, example: str, key: str, query: str) -> None:
+    """Raise an error unless a URL is one of HTTP without credentials, query, and fragment.
+
+    ``example``, ``key``, and ``query`` are the fixes for a wrong URL, for credentials, and for a query.
+    """
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable() or " " in url:
-        raise wrong("must be an http or https URL", fix=_ADDRESS_EXAMPLE)
+        raise wrong("must be an http or https URL", fix=example)
     if parts.username is not None or parts.password is not None:
-        raise wrong("must not hold a user name or password", fix=_AS_KEY)
+        raise wrong("must not hold a user name or password", fix=key)
     if "?" in url or "#" in url:
-        raise wrong(
-            "must not hold a query or fragment", fix=f'{_ADDRESS_EXAMPLE}. For Azure, add api_version: "2024-10-21"'
-        )
+        raise wrong("must not hold a query or fragment", fix=query)
+
+
+def _checked_address(url: str) -> str:
+    azure = f'{_ADDRESS_EXAMPLE}. For Azure, add api_version: "2024-10-21"'
+    check_url(url, example=_ADDRESS_EXAMPLE, key=_AS_KEY, query=azure)
     if (path := _API_PATH.search(url)) is not None:
         raise wrong(f"must end before {path[1]}, which the proxy appends", fix=f"{_ADDRESS_EXAMPLE}, without {path[1]}")
     return url.rstrip("/")

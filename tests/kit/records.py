@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from proxy.store.opening import records_file
 from proxy.store.records import RECORD_LIMIT, LedgerLabels, LedgerSums, RecordQuery
 from proxy.store.sqlite_records import SqliteRecords
-from proxy.telemetry.record import RequestRecord
+from proxy.telemetry.record import RequestRecord, new_id
 
 EVERYTHING = RecordQuery(limit=RECORD_LIMIT)
+
+
+def record(tenant: str = "team:red", **fields: Any) -> RequestRecord:
+    """Return a new record of a team."""
+    team = tenant.removeprefix("team:")
+    return RequestRecord(new_id(), time.time(), tenant=tenant, team=team, policy="default", **fields)
 
 
 def records_in(store: Path, query: RecordQuery = EVERYTHING, keys: Sequence[bytes] = ()) -> list[RequestRecord]:

@@ -12,16 +12,12 @@ import pytest
 from proxy.store import StoreFailed
 from proxy.store.records import LedgerSums, RecordQuery
 from proxy.store.redis_records import BATCH, PAGE, RedisRecords
-from proxy.telemetry.record import Cost, RequestRecord, Usage, new_id
+from proxy.telemetry.record import Cost, RequestRecord, Usage
+from tests.kit.records import record
 from tests.kit.redis_server import RedisServer
 
 WEEK = 7 * 86_400.0
 KEY, NEW_KEY = b"k" * 32, b"n" * 32
-
-
-def record(tenant: str = "team:red", **fields: object) -> RequestRecord:
-    team = tenant.removeprefix("team:")
-    return RequestRecord(new_id(), time.time(), tenant=tenant, team=team, policy="default", **fields)  # type: ignore[arg-type]
 
 
 def ids(records: Sequence[RequestRecord]) -> list[str]:

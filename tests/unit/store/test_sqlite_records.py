@@ -11,16 +11,12 @@ import pytest
 
 from proxy.store.records import SUMS, LedgerSums, RecordQuery
 from proxy.store.sqlite_records import SqliteRecords
-from proxy.telemetry.record import Cost, Reason, RequestRecord, UpstreamCall, Usage, new_id
+from proxy.telemetry.record import Cost, Reason, UpstreamCall, Usage
+from tests.kit.records import record
 from tests.kit.stores import Clock
 
 WEEK = 7 * 86_400.0
 KEY, NEW_KEY = b"k" * 32, b"n" * 32
-
-
-def record(tenant: str = "team:red", **fields: object) -> RequestRecord:
-    team = tenant.removeprefix("team:")
-    return RequestRecord(new_id(), time.time(), tenant=tenant, team=team, policy="default", **fields)  # type: ignore[arg-type]
 
 
 def used(work: Callable[[SqliteRecords], Awaitable[None]], *, path: Path | None = None, **options: object) -> None:
