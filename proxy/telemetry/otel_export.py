@@ -90,12 +90,13 @@ class _MetricExport:
         self._exporter = exporter
         self._resource = resource
         self._health = _Health("metrics")
+        self._interval = _interval()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="otel-metrics")
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._closing.wait(_interval()):
+        while not self._closing.wait(self._interval):
             self._export()
         self._export()
 
@@ -180,12 +181,15 @@ def is_disabled() -> bool:
 
 
 def _interval() -> float:
-    """Return the seconds between two exports of metrics."""
-    try:
-        seconds = float(os.environ.get("OTEL_METRIC_EXPORT_INTERVAL", "")) / 1000
-    except ValueError:
-        seconds = 0.0
-    return seconds if seconds > 0 else INTERVAL_SECONDS
+    """Return the seconds between two exports of metrics. Log a value that is no time, as the SDK does."""
+    name = "OTEL_METRIC_EXPORT_INTERVAL"
+    given = os.environ.get(name, "").strip()
+    if not given:
+        return INTERVAL_SECONDS
+    if given.isascii() and given.isdecimal() and (milliseconds := int(given)) > 0:
+        return milliseconds / 1000
+    log.warning("otel.variable_ignored", variable=name, used=INTERVAL_SECONDS)
+    return INTERVAL_SECONDS
 
 
 def _wants_delta() -> bool:

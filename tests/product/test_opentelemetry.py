@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 
 from proxy.config.otel import INSTALL
 from proxy.demo.replies import Reply
@@ -219,6 +220,20 @@ def test_each_worker_exports(tmp_path: Path) -> None:
     ids = {one.attributes["compaction.id"] for one in collector.servers()}
     assert ids == {one.headers["x-compaction-id"] for one in answers}
     assert {one["service.name"] for one in collector.resources} == {"renamed"}
+
+
+@pytest.mark.parametrize(("interval", "used"), [("soon", [60.0]), ("0", [60.0]), ("5000", []), ("", [])])
+def test_an_interval_that_is_no_time_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: str, used: list[float]
+) -> None:
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", interval)
+    with (
+        collecting() as collector,
+        structlog.testing.capture_logs() as logs,
+        behind(StandIn(), tmp_path, otel={"endpoint": collector.url}),
+    ):
+        pass
+    assert [line["used"] for line in logs if line["event"] == "otel.variable_ignored"] == used
 
 
 def test_mistakes_name_the_line_and_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
