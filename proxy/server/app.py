@@ -38,6 +38,7 @@ from proxy.limits.profiles import Profiles
 from proxy.server.reload import Reload, on_signal
 from proxy.server.runtime import Runtime
 from proxy.telemetry.exposition import exposition, keep_sampling
+from proxy.telemetry.metrics import REQUESTS_IN_FLIGHT
 from proxy.telemetry.tracebacks import unhandled
 
 log = structlog.get_logger(__name__)
@@ -131,9 +132,11 @@ class Proxy:
             except Overloaded as error:
                 await answer_error(send, error, shape=error_shape(scope))
                 return
+        REQUESTS_IN_FLIGHT.inc()
         try:
             await self._guarded(scope, receive, send)
         finally:
+            REQUESTS_IN_FLIGHT.dec()
             limit.give(1)
 
     async def _guarded(self, scope: Scope, receive: Receive, sent: Sent) -> None:
@@ -182,9 +185,9 @@ class Proxy:
         if self.service.draining:
             return PlainTextResponse("draining\n", status_code=503)
         status = "ready"
-        if self.service.store.open_breakers:
+        if self.service.store.failing:
             # The proxy still serves requests, so it stays ready.
-            status += f"; the store fails ({', '.join(self.service.store.open_breakers)})"
+            status += f"; the store fails ({', '.join(self.service.store.failing)})"
         for problem in self.service.measures.unavailable.values():
             status += f"\nRequests pass through uncompacted: {problem}"
         if self.reload is not None and self.reload.wrong is not None:

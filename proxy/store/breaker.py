@@ -61,6 +61,10 @@ class CircuitBreaker:
         state = self._states.get(key)
         return state is not None and state.until is not None
 
+    def is_failing(self, key: Hashable) -> bool:
+        """Return whether the last completed call with this key failed."""
+        return key in self._states
+
     def attempt(self, key: Hashable) -> AbstractContextManager[None] | None:
         """Return a context manager for one call, or ``None`` while it must not be made."""
         state = self._states.get(key)

@@ -50,6 +50,11 @@ class Guarded:
         """Return the operations with an open breaker: ``read``, ``write``, both, or none."""
         return tuple(what for what in ("read", "write") if self._breaker.is_open(what))
 
+    @property
+    def failing(self) -> tuple[str, ...]:
+        """Return the operations whose last call failed: ``read``, ``write``, both, or none."""
+        return tuple(what for what in ("read", "write") if self._breaker.is_failing(what))
+
     async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
         return await self._run("read", READ_SECONDS, lambda: self.unguarded.get(tenant, kind, key))
 

@@ -129,6 +129,12 @@ BUDGET_REMAINING = Gauge(
     multiprocess_mode="livemostrecent",
 )
 
+REQUESTS_IN_FLIGHT = Gauge(
+    "compaction_requests_in_flight",
+    "Requests that the proxy serves now. A stream counts until it ends.",
+    registry=REGISTRY,
+    multiprocess_mode="livesum",
+)
 TASKS = Gauge("compaction_tasks", "Tasks on the event loop.", registry=REGISTRY, multiprocess_mode="livesum")
 
 

@@ -16,7 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.server import maintenance
-from proxy.store import guarded, sqlite_worker
+from proxy.store import breaker, guarded, sqlite_worker
 from proxy.store.breaker import FAILURES
 from proxy.store.file import put_aside
 from tests.kit.waiting import until
@@ -99,6 +99,22 @@ def test_requests_go_through_and_it_is_used_again_after_it(
         assert until(lambda: summary_of(url, f"sk-{next(number)}") == "made" and get(url, "/readyz").text == "ready\n")
     assert failures >= FAILURES
     assert [line for line in logs if line["log_level"] == "error"] == [], "nothing that was not reckoned with"
+
+
+def test_readyz_reports_the_first_failure_and_the_next_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(breaker, "FAILURES", 1_000)
+    file = tmp_path / "state" / "store.db"
+    with contextlib.ExitStack() as ending:
+        lasting = ending.enter_context(contextlib.ExitStack())
+        lasting.enter_context(down(file, monkeypatch))
+        url = ending.enter_context(running(tmp_path))
+        assert get(url, "/readyz").text == "ready\n"
+        assert summary_of(url) == "made"
+        assert until(lambda: get(url, "/readyz").text == "ready; the store fails (read, write)\n")
+        assert get(url, "/readyz").status_code == 200
+        lasting.close()
+        assert summary_of(url, "sk-other") == "made"
+        assert until(lambda: get(url, "/readyz").text == "ready\n")
 
 
 def kinds(folder: Path) -> set[str]:

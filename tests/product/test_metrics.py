@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
 import signal
+import threading
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -18,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.demo.upstream import StandIn
 from tests.kit.program import program, write_config
+from tests.kit.raw_upstream import RawUpstream, answer
 from tests.kit.scripted import behind, chat, key_hash
 from tests.kit.waiting import until
 
@@ -139,17 +144,38 @@ def _workers(parent: int) -> list[psutil.Process]:
     return [one for one in psutil.Process(parent).children() if "spawn_main" in " ".join(one.cmdline())]
 
 
+def _held(url: str) -> None:
+    """Send a request that the upstream answers late. The connection ends without an answer if its worker is killed."""
+    with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):
+        httpx.post(f"{url}/v1/chat/completions", json={"model": "known", "messages": []}, trust_env=False, timeout=60)
+
+
+def _in_flight(url: str) -> float:
+    text = httpx.get(f"{url}/metrics", trust_env=False, timeout=30).text
+    return next(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "compaction_requests_in_flight"
+    )
+
+
 @pytest.mark.long
 def test_three_workers_report_exact_sums_that_never_decrease(tmp_path: Path, full: bool) -> None:
     count = 10_000 if full else 600
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     route: Mapping[str, str] = {"match": "known", "upstream": "main"}
-    main = {"base_url": "http://127.0.0.1:9/v1"}
-    config = write_config({"upstreams": {"main": main}, "models": [route], "records": None}, tmp_path)
     environment = {**os.environ, "TMPDIR": str(temporary)}
-    with program(config, "--workers", "3", env=environment) as running:
+    go = threading.Event()
+    with ExitStack() as closing:
+        closing.callback(go.set)
+        upstream = closing.enter_context(RawUpstream(lambda arrived: [go, answer(b'{"choices":[]}')]))
+        main = {"base_url": f"{upstream.url}/v1"}
+        config = write_config({"upstreams": {"main": main}, "models": [route], "records": None}, tmp_path)
+        running = closing.enter_context(program(config, "--workers", "3", env=environment))
         url, process, log = running
+        clients = closing.enter_context(ThreadPoolExecutor(CONNECTIONS))
         assert until(lambda: log.read_text().count("Application startup complete") == 3)
         last, scrapes = asyncio.run(_scraped(running.port, count, {}))
         assert scrapes > 1
@@ -160,12 +186,19 @@ def test_three_workers_report_exact_sums_that_never_decrease(tmp_path: Path, ful
         assert total(last, "compaction_errors_total", code="model_not_found") == count
         workers = _workers(process.pid)
         assert len(workers) == 3
+        held = [clients.submit(_held, url) for _ in range(CONNECTIONS)]
+        assert until(lambda: _in_flight(url) == CONNECTIONS), _in_flight(url)
         workers[0].kill()
+        workers[0].wait()
+        assert until(lambda: _in_flight(url) == CONNECTIONS - sum(one.done() for one in held)), _in_flight(url)
+        go.set()
+        assert until(lambda: _in_flight(url) == 0), _in_flight(url)
         if full:
             assert until(lambda: log.read_text().count("Application startup complete") == 4, 60)
             process.send_signal(signal.SIGUSR2)
             assert until(lambda: log.read_text().count("Application startup complete") == 7, 60)
         _increased(last, asyncio.run(_scraped(running.port, 100, last))[0])
-        assert until(lambda: total(scrape(url), counted) == count + 100), total(scrape(url), counted)
+        count += 100
+        assert until(lambda: total(scrape(url), counted, outcome="refused") == count), total(scrape(url), counted)
         assert [file.stat().st_mode & 0o777 for file in temporary.glob("compaction-proxy-metrics-*")] == [0o700]
     assert list(temporary.glob("compaction-proxy-metrics-*")) == []

@@ -18,6 +18,7 @@ import pytest
 
 from proxy.http import request_body as door
 from proxy.telemetry.metrics import refused
+from tests.kit import waiting
 from tests.kit.client import CHAT, TIMEOUT, Got, StartProxy, ask, chat, connected, read_until, received, request_bytes
 from tests.kit.raw_upstream import Arrived, RawUpstream, Stage, Step, answer, chunk, stream_head
 
@@ -81,6 +82,12 @@ def occupied(url: str, upstream: RawUpstream, clients: ThreadPoolExecutor) -> Fu
     raise AssertionError("the place is never free")
 
 
+def in_flight(url: str) -> float:
+    found = re.search(r"^compaction_requests_in_flight (\S+)$", ask(url, "/metrics", None).body.decode(), re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
 def soon_served(url: str, path: str = CHAT, body: bytes = chat()) -> bool:
     until = time.monotonic() + TIMEOUT
     while time.monotonic() < until:
@@ -103,10 +110,11 @@ def test_ten_times_what_it_can_take_on(stage: Stage, start_proxy: StartProxy) ->
             healthy = [ask(url, path, None) for path in ("/livez", "/readyz", "/metrics")]
             assert upstream.wait_arrived(1 + 5)
             assert sum(found.done() for found in flood) == 42
-            assert number_of_slow(upstream) == 5
+            assert number_of_slow(upstream) == in_flight(url) == 5
             go.set()
             results = [found.result() for found in flood]
         assert soon_served(url)
+        assert waiting.until(lambda: in_flight(url) == 0)
     assert sum(map(overloaded, results)) == 42
     assert number_of_slow(upstream) == 8
     assert [got.status for got in healthy] == [200, 200, 200]

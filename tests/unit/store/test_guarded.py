@@ -117,8 +117,10 @@ def test_failures_count_in_a_row_only() -> None:
         for _ in range(3):
             store.fails = ("read",)
             await failed_reads(guard, FAILURES - 1)
+            assert (guard.failing, guard.open_breakers) == (("read",), ())
             store.fails = ()
             await guard.get("t", "summary", "k")
+            assert guard.failing == ()
         assert guard.open_breakers == ()
 
     run(test)
