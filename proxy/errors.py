@@ -147,6 +147,10 @@ class BudgetExceeded(TooManyRequests, status=429, type="insufficient_quota", cod
     """The team has used up its budget."""
 
 
+class ArchiveUnavailable(ProxyError, status=503, code="archive_unavailable", retry_after=5):
+    """The proxy can't read its archive at the moment."""
+
+
 class Overloaded(ProxyError, status=503, code="overloaded", retry_after=1):
     """The proxy has too many requests in progress."""
 

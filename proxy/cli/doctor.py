@@ -21,7 +21,7 @@ from proxy.errors import ConfigurationError, ProxyError
 from proxy.limits.profiles import Profiles
 from proxy.pipeline.measures import require
 from proxy.store import StoreFailed
-from proxy.store.opening import open_records, open_store, store_file
+from proxy.store.opening import open_archive, open_records, open_store, store_file
 from proxy.upstream.registry import Upstreams
 
 SECONDS = 10.0
@@ -63,7 +63,7 @@ def examined(config: Path | None) -> list[Finding]:
 
 
 async def _examined(settings: Settings) -> list[Finding]:
-    findings = [await _store(settings)]
+    findings = [await _store(settings), *await _archive(settings)]
     for name, upstream in settings.upstreams.items():
         findings += await _upstream(settings, name, upstream)
     return findings
@@ -90,6 +90,28 @@ async def _store(settings: Settings) -> Finding:
         await records.aclose()
     unread = "" if kind != "memory" else "; summaries and records are lost when the proxy stops"
     return Finding("ok", about, f"writable{unread}")
+
+
+async def _archive(settings: Settings) -> list[Finding]:
+    """Write, read, list, and remove an entry of the archive's object storage, if it has one."""
+    about = f"archive in {settings.archive.place}"
+    try:
+        archive = open_archive(settings.archive.url, settings.archive.options, settings.store.encryption.keys)
+        if archive is None:
+            return []
+        try:
+            await archive.put("", "doctor", "test", b"test", 60)
+            found = await archive.get("", "doctor", "test")
+            await archive.delete("", "doctor", "test")
+        finally:
+            await archive.aclose()
+    except (StoreFailed, ConfigurationError) as error:
+        fix = "correct the section archive, the credentials in the environment, and their permissions"
+        return [Finding("failed", about, str(error), fix)]
+    if found != b"test":
+        fix = "use storage whose reads and listings show each write at once"
+        return [Finding("failed", about, "it doesn't return an object that was just written", fix)]
+    return [Finding("ok", about, "writable")]
 
 
 async def _upstream(settings: Settings, name: str, upstream: UpstreamSettings) -> list[Finding]:

@@ -14,7 +14,8 @@ from proxy.errors import ConfigurationError
 from proxy.store import StoreFailed, open_store
 from proxy.store.file import put_aside
 from proxy.store.forgetting import forget as forget_tenant
-from proxy.store.opening import open_records, store_file
+from proxy.store.forgetting import remove
+from proxy.store.opening import open_archive, open_records, store_file
 
 
 def forget(team: str | None, key_sha256: str | None, config: Path | None) -> None:
@@ -61,13 +62,16 @@ def tenants(settings: Settings, team: str | None, key_sha256: str | None) -> lis
 async def _forget(settings: Settings, names: list[str]) -> tuple[Counter[str], int]:
     store = open_store(settings.store.url, settings.store.encryption.keys)
     records = open_records(settings.store.url, settings.store.encryption.keys)
+    archive = open_archive(settings.archive.url, settings.archive.options, settings.store.encryption.keys)
     counts: Counter[str] = Counter()
     try:
         for name in names:
+            if archive is not None:
+                counts.update(await remove(archive, name))
             counts.update(await forget_tenant(store, name))
             counts["record"] += await records.remove(name)
         counts = +counts
-        return counts, await store.unknown()
+        return counts, await store.unknown() + (0 if archive is None else await archive.unknown())
     except StoreFailed as error:
         raise ConfigurationError(
             f"store.url: some entries could not be removed ({error}). Fix: run the command again"
@@ -75,3 +79,5 @@ async def _forget(settings: Settings, names: list[str]) -> tuple[Counter[str], i
     finally:
         await store.aclose()
         await records.aclose()
+        if archive is not None:
+            await archive.aclose()

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from pydantic import Field, field_validator
 
+from proxy.config.archive import ArchiveStoreSettings
 from proxy.config.fields import Name, Section, Text, wrong
 from proxy.config.log import LogSettings
 from proxy.config.metrics import MetricsSettings
@@ -27,6 +28,8 @@ class _SettingsFields(Section):
     """Where to listen, and limits on requests."""
     store: StoreSettings = Field(default_factory=StoreSettings)
     """Where to store summaries and the archive."""
+    archive: ArchiveStoreSettings = ArchiveStoreSettings()
+    """Object storage for the archive. Default: the archive is in the store."""
     records: RecordSettings | None = RecordSettings()
     """How long to keep the records of requests. null: keep none."""
     log: LogSettings = LogSettings()

@@ -9,7 +9,7 @@ import msgspec
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from proxy.errors import MethodNotAllowed, NotFound, ProxyError
+from proxy.errors import ArchiveUnavailable, MethodNotAllowed, NotFound, ProxyError
 from proxy.http.headers import encoded
 from proxy.http.request_body import answer_error
 from proxy.pipeline.context import begin_request
@@ -63,7 +63,7 @@ class ArchiveEndpoint:
             found = await self._service.archive.fetch(tenant, id)
         except StoreFailed as failure:
             log.warning("store.read_failed", reason=str(failure))
-            raise ProxyError("The proxy can't read its archive at the moment. Try again.") from failure
+            raise ArchiveUnavailable("The proxy can't read its archive at the moment. Try again.") from failure
         if found is None:
             raise NotFound(
                 "Your key has no archive entry with this id. It may have expired, or belong to another key or team. "

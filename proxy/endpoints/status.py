@@ -44,7 +44,8 @@ async def status(service: Services, viewer: Viewer) -> dict[str, Any]:
         "pid": os.getpid(),
         "store": {
             "kind": settings.store.kind,
-            "open_breakers": [*service.store.open_breakers, *(["records"] if service.recorder.failing else [])],
+            "archive": settings.archive.kind or settings.store.kind,
+            "open_breakers": [*service.open_breakers, *(["records"] if service.recorder.failing else [])],
         },
         "learned_limits": await _learned(service, viewer),
         "upstream_errors": await _upstream_errors(service, viewer),

@@ -45,6 +45,8 @@ class Services:
     measures: Measures
     facts: FactsCache
     store: Guarded
+    archive_store: Guarded | None
+    """The object storage of the archive, or ``None`` if the archive is in the store."""
     learned: LearnedLimits
     calibration: Calibration
     summaries: Summaries
@@ -65,6 +67,21 @@ class Services:
     def settings(self) -> Settings:
         """The current settings. A request uses those of its own configuration."""
         return self.configuration.settings
+
+    @property
+    def stores(self) -> tuple[Guarded, ...]:
+        """The store, and the one of the archive if it's another."""
+        return (self.store,) if self.archive_store is None else (self.store, self.archive_store)
+
+    @property
+    def failing_stores(self) -> tuple[str, ...]:
+        """Return the operations of the stores whose last call failed."""
+        return tuple(what for store in self.stores for what in store.failing)
+
+    @property
+    def open_breakers(self) -> tuple[str, ...]:
+        """Return the operations of the stores that failed repeatedly."""
+        return tuple(what for store in self.stores for what in store.open_breakers)
 
     @property
     def limit_discovery(self) -> LimitDiscovery:

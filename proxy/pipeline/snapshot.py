@@ -12,7 +12,13 @@ from proxy.limits.profiles import Profile
 from proxy.upstream.limit_discovery import LimitDiscovery, StatedLimit
 from proxy.upstream.registry import Upstreams
 
-ONLY_AT_START = {"server": ("host", "port", "drain"), "store": None, "log": ("level", "format"), "metrics": None}
+ONLY_AT_START = {
+    "server": ("host", "port", "drain"),
+    "store": None,
+    "archive": None,
+    "log": ("level", "format"),
+    "metrics": None,
+}
 """Settings that need a restart, by section. ``None`` means the whole section."""
 
 OPTIONAL_AT_START = ("otel",)

@@ -185,9 +185,9 @@ class Proxy:
         if self.service.draining:
             return PlainTextResponse("draining\n", status_code=503)
         status = "ready"
-        if self.service.store.failing:
+        if failing := self.service.failing_stores:
             # The proxy still serves requests, so it stays ready.
-            status += f"; the store fails ({', '.join(self.service.store.failing)})"
+            status += f"; the store fails ({', '.join(failing)})"
         for problem in self.service.measures.unavailable.values():
             status += f"\nRequests pass through uncompacted: {problem}"
         if self.reload is not None and self.reload.wrong is not None:

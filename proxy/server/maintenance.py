@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import structlog
@@ -28,6 +28,10 @@ class Holder(Protocol):
         ...
 
 
+async def _nothing() -> None:
+    """Do nothing."""
+
+
 class Maintenance:
     """Run the rounds in the background of one process. Log a round that fails; the next round repeats its work."""
 
@@ -37,14 +41,23 @@ class Maintenance:
         holders: Sequence[Holder],
         records: RecordStore | None = None,
         most: Callable[[], int] = lambda: 0,
+        archive: ManagedStore | None = None,
+        settled: Callable[[], Awaitable[None]] = _nothing,
     ) -> None:
-        """``most`` returns the maximum number of ``records``."""
+        """``most`` returns the maximum number of ``records``; ``archive`` is a store for the archive alone.
+
+        ``settled`` waits for the writes in progress when holders dropped entries.
+        """
         self._store = store
+        self._archive = archive
         self._records = records
         self._most = most
+        self._settled = settled
         self._holders = holders
         self._began = time.time()
         self._seen: dict[str, float] = {}
+        self._leaving: set[str] = set()
+        """Forgotten tenants with entries of this process that are still to be removed."""
         self._unknown = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -66,6 +79,8 @@ class Maintenance:
             await self._records.maintain(self._most())
         await self._report_unknown()
         await self._notice()
+        if self._archive is not None:
+            await self._archive.maintain()
 
     async def _run(self) -> None:
         while True:
@@ -81,6 +96,8 @@ class Maintenance:
     async def _report_unknown(self) -> None:
         """Log the number of entries that the store can't read, if it has grown."""
         unknown = await self._store.unknown()
+        if self._archive is not None:
+            unknown += await self._archive.unknown()
         if unknown > self._unknown:
             log.warning("store.other_keys", entries=unknown)
         self._unknown = unknown
@@ -89,14 +106,24 @@ class Maintenance:
         """Drop tenants that another process forgot, and remove entries that this process stored for them since then."""
         marks = await forgotten(self._store)
         new = {tenant for tenant, when in marks.items() if when >= self._began and when != self._seen.get(tenant)}
-        if not new:
-            return
-        dropped: set[str] = set()
-        for holder in self._holders:
-            dropped |= holder.forget(lambda tenant: digest(tenant) in new)
-        for tenant in dropped:
+        for holder in self._holders if new else ():
+            self._leaving |= holder.forget(lambda tenant: digest(tenant) in new)
+        self._seen.update((tenant, marks[tenant]) for tenant in new)
+        removed = await self._remove_leaving()
+        if new or removed:
+            log.info("store.forgotten", tenants=len(new), remembered_here=removed)
+
+    async def _remove_leaving(self) -> int:
+        """Remove the entries of tenants that holders dropped. Return their number. The next round repeats a failure."""
+        if not self._leaving:
+            return 0
+        await self._settled()
+        leaving = sorted(self._leaving)
+        for tenant in leaving:
             await remove(self._store, tenant)
             if self._records is not None:
                 await self._records.remove(tenant)
-        self._seen.update((tenant, marks[tenant]) for tenant in new)
-        log.info("store.forgotten", tenants=len(new), remembered_here=len(dropped))
+            if self._archive is not None:
+                await remove(self._archive, tenant, patience=0)
+            self._leaving.discard(tenant)
+        return len(leaving)

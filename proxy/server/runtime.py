@@ -27,8 +27,9 @@ from proxy.pipeline.snapshot import ConfigSnapshot, apply_reloadable
 from proxy.server.maintenance import Maintenance
 from proxy.store import Guarded, open_store
 from proxy.store.archive import Archive
+from proxy.store.guarded import ARCHIVE_READ_SECONDS
 from proxy.store.items import ItemMemory
-from proxy.store.opening import open_limits, open_records
+from proxy.store.opening import open_archive, open_limits, open_records
 from proxy.summary.budget import Budgets
 from proxy.summary.store import Summaries
 from proxy.telemetry.request_log import RequestLog
@@ -52,11 +53,16 @@ class Runtime(Services):
         self.configuration = ConfigSnapshot(settings, self.instance)
         self.measures = Measures(profiles or Profiles())
         self.facts = FactsCache()
-        self.store = Guarded(open_store(settings.store.url, settings.store.encryption.keys, settings.store.max_bytes))
+        keys = settings.store.encryption.keys
+        self.store = Guarded(open_store(settings.store.url, keys, settings.store.max_bytes))
+        archived = open_archive(settings.archive.url, settings.archive.options, keys)
+        self.archive_store = (
+            None if archived is None else Guarded(archived, prefix="archive_", read_seconds=ARCHIVE_READ_SECONDS)
+        )
         self.learned = LearnedLimits(self.store)
         self.calibration = Calibration(self.store)
         self.summaries = Summaries(self.store)
-        self.archive = Archive(self.store)
+        self.archive = Archive(self.archive_store or self.store)
         self.items = ItemMemory(self.store)
         self.compactor = Compactor(self.facts, self.summaries, self.archive)
         self.sent_prompts = SentPrompts(self.store)
@@ -66,7 +72,7 @@ class Runtime(Services):
         shared = None if counts is None else SharedQuotas(counts)
         self.quotas = Quotas(shared, lambda: self.settings.limits.on_store_failure)
         self.budgets = Budgets(self.store)
-        self.records = open_records(settings.store.url, settings.store.encryption.keys)
+        self.records = open_records(settings.store.url, keys)
         self.spending = Spending(self.store, lambda: self.settings)
         self.request_log = RequestLog(lambda: self.settings.log.requests)
         self.metrics = RequestMetrics()
@@ -91,6 +97,8 @@ class Runtime(Services):
             ],
             self.records,
             lambda: self.settings.record_count,
+            archived,
+            self.archive.settled,
         )
 
     def _otel(self, settings: OtelSettings | None) -> OtelExport | None:
@@ -141,6 +149,8 @@ class Runtime(Services):
             self.store,
         ):
             await part.aclose()
+        if self.archive_store is not None:
+            await self.archive_store.aclose()
         if self.otel is not None:
             await self.otel.aclose()
         self.facts.close()

@@ -124,11 +124,19 @@ class Archive:
         return Found([message for part in reversed(parts) for message in part], complete=link is None)
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Forget the written entries of forgotten tenants, and return those tenants. Pending writes continue."""
+        """Drop the entries of forgotten tenants, and return those tenants. One pending write may continue."""
         tenants = {tenant for tenant, _ in (*self._write_again, *self._waiting) if forgotten(tenant)}
         for key in [key for key in self._write_again if key[0] in tenants]:
             del self._write_again[key]
+        for (tenant, _), entry in list(self._waiting.items()):
+            if tenant in tenants:
+                self._settled(tenant, entry)
         return tenants
+
+    async def settled(self) -> None:
+        """Wait until the write in progress has ended."""
+        async with self.writes.turn:
+            return
 
     async def aclose(self) -> None:
         """Finish pending writes, and drop those that take too long. The store stays open."""
@@ -138,23 +146,27 @@ class Archive:
         await self.writes.cancel()
 
     async def _write(self, tenant: str, batch: Sequence[Removed], seconds: float) -> None:
-        done = 0
+        left = list(reversed(batch))
         try:
             async with self.writes.turn:
-                for entry in batch:
-                    value = await asyncio.to_thread(_packed, entry)
-                    began = self._clock()
-                    await self._store.put(tenant, KIND, entry.id, value, seconds)
-                    self._settled(tenant, entry)
-                    self._write_again[tenant, entry.id] = began + seconds / 2
-                    ARCHIVED.labels(outcome="written").inc()
-                    done += 1
+                while left:
+                    entry = left[-1]
+                    if self._is_waiting(tenant, entry):
+                        value = await asyncio.to_thread(_packed, entry)
+                        began = self._clock()
+                        await self._store.put(tenant, KIND, entry.id, value, seconds)
+                        ARCHIVED.labels(outcome="written").inc()
+                        if self._is_waiting(tenant, entry):
+                            self._settled(tenant, entry)
+                            self._write_again[tenant, entry.id] = began + seconds / 2
+                    left.pop()
         except StoreFailed as failure:
             # Drop the rest of the batch: it would probably fail too, and delay reads from the store.
-            log.warning("archive.write_failed", reason=str(failure), entries=len(batch) - done)
+            log.warning("archive.write_failed", reason=str(failure), entries=len(left))
         finally:
-            for entry in batch[done:]:
-                self._settled(tenant, entry)
+            for entry in left:
+                if self._is_waiting(tenant, entry):
+                    self._settled(tenant, entry)
                 ARCHIVED.labels(outcome="failed").inc()
 
     async def _stored(self, tenant: str, id: str) -> _Entry | None:
@@ -168,6 +180,10 @@ class Archive:
             log.warning("archive.entry_unreadable", reason=str(failure))
             self._write_again.pop((tenant, id), None)
             return None
+
+    def _is_waiting(self, tenant: str, entry: Removed) -> bool:
+        """Return whether an entry is still to be written: its tenant wasn't forgotten since."""
+        return self._waiting.get((tenant, entry.id)) is entry
 
     def _settled(self, tenant: str, entry: Removed) -> None:
         """Remove an entry from the pending ones."""

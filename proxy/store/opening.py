@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,28 @@ def open_store(url: str, keys: Sequence[bytes] = (), max_bytes: int | None = Non
         store = RedisStore(url)
     else:
         store = SqliteStore(store_file(url), max_bytes)
+    return SealedStore(store, keys) if keys else store
+
+
+def open_archive(
+    url: str | None, options: Mapping[str, str] | None = None, keys: Sequence[bytes] = ()
+) -> ManagedStore | None:
+    """Return the object storage of the archive, or ``None`` if ``url`` is: then the archive is in the store.
+
+    ``options`` are the ``endpoint`` and ``region`` of a bucket on S3. See ``open_store`` for ``keys``. Raises
+    ``ConfigurationError`` if a folder can't be created, or the environment lacks the name of an account.
+    """
+    if url is None:
+        return None
+    from obstore.exceptions import BaseError
+
+    from proxy.store.object_store import ObjectsStore
+
+    try:
+        store = ObjectsStore(url, options)
+    except (BaseError, OSError) as error:
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise ConfigurationError(f"archive.url: cannot open {url} ({reason})") from error
     return SealedStore(store, keys) if keys else store
 
 

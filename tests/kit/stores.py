@@ -7,10 +7,15 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from proxy.store import ManagedStore
+import pytest
+
+from proxy.store import ManagedStore, open_store
+from proxy.store.opening import open_archive
+from tests.kit.object_server import CREDENTIALS, INSTALLED, MISSING, object_server
 
 S = TypeVar("S", bound=ManagedStore)
 
@@ -72,3 +77,49 @@ def write_version_0_1(path: Path, entries: Iterable[tuple[str, bytes]], then: Se
 def files_with(folder: Path, *texts: bytes) -> list[str]:
     """Return the files that contain one of these texts."""
     return [file.name for file in folder.iterdir() if any(text in file.read_bytes() for text in texts)]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file, server, or folder that the stores of a test share. ``raw`` returns all names and contents in it."""
+
+    open: Callable[[Sequence[bytes]], ManagedStore]
+    raw: Callable[[], bytes]
+
+
+PLACES = ("sqlite", "redis", "folder", "s3")
+
+
+@contextlib.contextmanager
+def place(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
+    """Return an empty place of a kind. Skip the test if a program or package is missing."""
+    if kind == "sqlite":
+        url = f"sqlite:///{folder}/place/store.db"
+        yield Place(lambda keys: open_store(url, keys), lambda: contents(folder / "place"))
+    elif kind == "redis":
+        redis = request.getfixturevalue("redis")
+        yield Place(lambda keys: open_store(redis.url, keys), redis.raw)
+    elif not INSTALLED:
+        pytest.skip(MISSING)
+    elif kind == "folder":
+        yield Place(lambda keys: _archive(f"file://{folder}/place", {}, keys), lambda: contents(folder / "place"))
+    else:
+        with object_server() as server, pytest.MonkeyPatch.context() as patch:
+            for name, value in CREDENTIALS.items():
+                patch.setenv(name, value)
+            options = {"endpoint": server.endpoint}
+            yield Place(lambda keys: _archive("s3://bucket/some/prefix", options, keys), server.raw)
+
+
+def contents(folder: Path) -> bytes:
+    """Return the names and the contents of all files and folders."""
+    found = [(path.relative_to(folder), path) for path in sorted(folder.rglob("*"))]
+    return b"\n".join(
+        part for name, path in found for part in (bytes(name), path.read_bytes() if path.is_file() else b"")
+    )
+
+
+def _archive(url: str, options: dict[str, str], keys: Sequence[bytes]) -> ManagedStore:
+    store = open_archive(url, options, keys)
+    assert store is not None
+    return store

@@ -200,5 +200,6 @@ def test_a_store_that_cannot_be_read_is_no_expiry(tmp_path: Path) -> None:
     (tmp_path / "store.db").mkdir()
     with running(tmp_path, TEAMS) as proxy:
         answer = proxy.entry(FIRST.id, "sk-search")
-    assert answer.status_code == 500
+    assert (answer.status_code, error(answer)["code"]) == (503, "archive_unavailable")
+    assert answer.headers["retry-after"] == "5"
     assert "Try again" in error(answer)["message"]

@@ -242,7 +242,7 @@ def test_the_status_has_the_limits_and_errors_of_the_callers_own(running: Runnin
     (error,) = all_of["upstream_errors"]
     assert (error["status"], error["result"], error["upstream"]) == (None, "upstream_timeout", "main")
     assert red["configuration"] == all_of["configuration"]
-    assert red["store"] == {"kind": "sqlite", "open_breakers": []}
+    assert red["store"] == {"kind": "sqlite", "archive": "sqlite", "open_breakers": []}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ COVERED = {
     "compaction/stages/results compaction/stages/stage",
     "unit/compaction/test_planning.py": "compaction/rules compaction/turn",
     "unit/config/test_messages.py": "config/issues config/tree config/scalars config/suggestions "
-    "config/fields config/store "
+    "config/fields config/store config/archive "
     "config/server config/log config/upstreams config/models config/teams",
     "unit/config/test_assembly.py": "config/loading",
     "unit/config/test_checks.py": "config/providers",

@@ -126,6 +126,16 @@ VALUES = {
     "a size of a server": ("store:\n  url: redis://host\n  max_bytes: 1GB\n", 3, "the server's own maxmemory"),
     "sqlite with two slashes": ("store:\n  url: sqlite://state.db\n", 2, 'Fix: url: sqlite:///path/to/compaction.db'),
     "sqlite with a parameter": ("store:\n  url: sqlite:///a.db?mode=ro\n", 2, "characters"),
+    # The archive
+    "another scheme for the archive": ("archive:\n  url: redis://host\n", 2, "Fix: url: s3://bucket/prefix"),
+    "an archive without a bucket": ("archive:\n  url: s3://\n", 2, "must name a bucket"),
+    "an archive with credentials": ("archive:\n  url: s3://me:pw@bucket\n", 2, "credentials in the environment"),
+    "an archive above its bucket": ("archive:\n  url: s3://bucket/../other\n", 2, "must name a bucket"),
+    "an archive in a relative folder": ("archive:\n  url: file://here\n", 2, "Fix: url: file:///srv/archive"),
+    "an unknown setting of the archive": ("archive:\n  url: s3://bucket\n  regoin: eu\n", 3, "region"),
+    "a region of a folder": ("archive:\n  url: file:///a\n  region: eu\n", 3, "needs a url that starts with s3://"),
+    "an endpoint without a bucket": ("archive:\n  endpoint: https://a\n", 2, "needs a url that starts with s3://"),
+    "an endpoint with a password": ("archive:\n  url: s3://bb\n  endpoint: https://a:b@c\n", 3, "without credential"),
     # Upstreams
     "an address without a scheme": ("upstreams:\n  main:\n    base_url: api.openai.com/v1\n", 3, 'Fix: base_url: https://api.openai.com/v1'),
     "an address with a bad port": ("upstreams:\n  main:\n    base_url: http://a:x/v1\n", 3, 'Fix: base_url: https://api.openai.com/v1'),

@@ -1,4 +1,4 @@
-"""The store on a real Redis server: names, expiry, encryption, removal, and failures."""
+"""The store on a real Redis server: expiry, versions, and failures. ``test_backends.py`` has the common tests."""
 
 from __future__ import annotations
 
@@ -7,53 +7,15 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from proxy.store import ManagedStore, StoreFailed, open_store
-from proxy.store.forgetting import forget, forgotten
-from proxy.store.redis_store import KEYS, RedisStore
-from proxy.store.sealing import SealedStore
+from proxy.store import StoreFailed
+from proxy.store.redis_store import RedisStore
 from tests.kit.redis_server import RedisServer
 from tests.kit.stores import with_store
-
-KEY, NEW_KEY = b"k" * 32, b"n" * 32
-ODD = "team:a*b?[c]\\:ü\n"
-"""A tenant whose name has characters with a meaning in patterns and in keys."""
 
 
 def run(server: RedisServer, *tests: Callable[[RedisStore], Awaitable[None]]) -> None:
     """Run tests one after the other, each with a store of its own on the same server."""
     with_store(lambda: RedisStore(server.url), *tests)
-
-
-def sealed(server: RedisServer, *keys: bytes) -> ManagedStore:
-    store = open_store(server.url, keys)
-    assert isinstance(store, SealedStore) == bool(keys)
-    return store
-
-
-@pytest.mark.parametrize("keys", [(), (KEY,)])
-def test_entries_are_found_by_tenant_kind_and_key(redis: RedisServer, keys: tuple[bytes, ...]) -> None:
-    async def write(store: ManagedStore) -> None:
-        await store.put(ODD, "summary", "k", b"one\x00\n\xff", 60)
-        assert await store.get(ODD, "summary", "k") == b"one\x00\n\xff"
-        for other in (("u", "summary", "k"), (ODD, "limit", "k"), (ODD, "summary", "j"), (f"{ODD}:", "summary", "k")):
-            assert await store.get(*other) is None
-        await store.put(ODD, "summary", "k", b"two", 60)
-        assert await store.add(ODD, "summary", "k", b"three", 60) == b"two"
-        assert await store.add(ODD, "making", "k", b"token", 60) == b"token"
-        await store.delete(ODD, "making", "k")
-        assert await store.add(ODD, "making", "k", b"next", 60) == b"next"
-        await asyncio.gather(*(store.put("t", "item", f"{n}", b"%d" % n, 60 if n % 2 else -1) for n in range(2 * KEYS)))
-        several = await store.get_many("t", "item", ["no", *map(str, range(2 * KEYS))])
-        assert several == {f"{n}": b"%d" % n for n in range(1, 2 * KEYS, 2)}
-        assert await store.get_many("t", "item", []) == {}
-
-    async def read(store: ManagedStore) -> None:
-        assert await store.get(ODD, "summary", "k") == b"two"
-        (entry,) = await store.entries("summary")
-        assert (entry.tenant, entry.key, entry.value) == (ODD, "k", b"two")
-        assert 50 < entry.seconds <= 60
-
-    with_store(lambda: sealed(redis, *keys), write, read)
 
 
 def test_entries_end_with_their_time(redis: RedisServer) -> None:
@@ -85,51 +47,6 @@ def test_one_of_many_who_add_succeeds(redis: RedisServer) -> None:
         assert len(set(await asyncio.gather(*map(add, range(20))))) == 1
 
     run(redis, test)
-
-
-@pytest.mark.parametrize("keys", [(), (KEY,)])
-def test_a_forgotten_tenant_leaves_nothing_on_the_server(redis: RedisServer, keys: tuple[bytes, ...]) -> None:
-    async def test(store: ManagedStore) -> None:
-        for number in range(1_200):
-            await store.put(ODD, "summary" if number % 2 else "archive", f"k{number}", b"CANARY", 60)
-        await store.put("other", "summary", "k", b"stays", 60)
-        before = redis.raw()
-        assert (b"CANARY" in before) is not bool(keys)
-        assert await forget(store, ODD) == {"summary": 600, "archive": 600}
-        raw = redis.raw()
-        assert b"CANARY" not in raw
-        assert b"k77" not in raw
-        assert b"team" not in raw
-        assert await store.get("other", "summary", "k") == b"stays"
-        assert await store.remove(ODD) == {}
-        assert len(await forgotten(store)) == 1
-
-    with_store(lambda: sealed(redis, *keys), test)
-
-
-def test_entries_under_an_old_key_are_encrypted_again(redis: RedisServer) -> None:
-    async def old(store: ManagedStore) -> None:
-        for number in range(450):
-            await store.put("t", "summary", f"k{number}", b"%d" % number, 60)
-
-    async def plain(store: ManagedStore) -> None:
-        assert await store.unknown() == 450
-        await store.put("t", "summary", "plain", b"not encrypted", 60)
-
-    async def new(store: ManagedStore) -> None:
-        assert await store.unknown() == 1
-        await store.maintain()
-        assert await store.unknown() == 0
-        assert b"not encrypted" not in redis.raw()
-
-    async def renewed(store: ManagedStore) -> None:
-        assert await store.get("t", "summary", "k7") == b"7"
-        assert len(await store.entries("summary")) == 450
-
-    with_store(lambda: sealed(redis, KEY), old)
-    with_store(lambda: sealed(redis), plain)
-    with_store(lambda: sealed(redis, NEW_KEY, KEY), new)
-    with_store(lambda: sealed(redis, NEW_KEY), renewed)
 
 
 def test_values_of_another_version_are_skipped_and_replaced(redis: RedisServer) -> None:

@@ -1,0 +1,98 @@
+"""Every kind of store: names, encryption, removal, and new keys."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from proxy.store import ManagedStore
+from proxy.store.forgetting import forget, forgotten
+from tests.kit.stores import PLACES, Place, place, with_store
+
+KEY, NEW_KEY = b"k" * 32, b"n" * 32
+READ = 30
+"""Keys per read of a store."""
+ODD = "team:a*b?[c]\\:../ü\n"
+"""A tenant whose name has characters with a meaning in patterns, in keys, and in paths."""
+
+
+@pytest.fixture(params=PLACES)
+def there(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.setattr("proxy.store.redis_store.KEYS", READ)
+    monkeypatch.setattr("proxy.store.sqlite.KEYS", READ)
+    with place(request.param, tmp_path, request) as found:
+        yield found
+
+
+@pytest.mark.parametrize("keys", [(), (KEY,)])
+def test_entries_are_found_by_tenant_kind_and_key(there: Place, keys: tuple[bytes, ...]) -> None:
+    async def write(store: ManagedStore) -> None:
+        await store.put(ODD, "summary", "k", b"one\x00\n\xff", 60)
+        assert await store.get(ODD, "summary", "k") == b"one\x00\n\xff"
+        for other in (("u", "summary", "k"), (ODD, "limit", "k"), (ODD, "summary", "j"), (f"{ODD}:", "summary", "k")):
+            assert await store.get(*other) is None
+        await store.put(ODD, "summary", "k", b"two", 60)
+        assert await store.add(ODD, "summary", "k", b"three", 60) == b"two"
+        assert await store.add(ODD, "making", "k", b"token", 60) == b"token"
+        await store.delete(ODD, "making", "k")
+        assert await store.add(ODD, "making", "k", b"next", 60) == b"next"
+        await asyncio.gather(*(store.put("t", "item", f"{n}", b"%d" % n, 60 if n % 2 else -1) for n in range(2 * READ)))
+        several = await store.get_many("t", "item", ["no", *map(str, range(2 * READ))])
+        assert several == {f"{n}": b"%d" % n for n in range(1, 2 * READ, 2)}
+        assert await store.get_many("t", "item", []) == {}
+
+    async def read(store: ManagedStore) -> None:
+        assert await store.get(ODD, "summary", "k") == b"two"
+        (entry,) = await store.entries("summary")
+        assert (entry.tenant, entry.key, entry.value) == (ODD, "k", b"two")
+        assert 50 < entry.seconds <= 60
+
+    with_store(lambda: there.open(keys), write, read)
+
+
+@pytest.mark.parametrize("keys", [(), (KEY,)])
+def test_a_forgotten_tenant_leaves_nothing(there: Place, keys: tuple[bytes, ...]) -> None:
+    async def test(store: ManagedStore) -> None:
+        for number in range(240):
+            await store.put(ODD, "summary" if number % 2 else "archive", f"k{number}", b"CANARY", 60)
+        await store.put("other", "summary", "k", b"stays", 60)
+        before = there.raw()
+        assert (b"CANARY" in before) is not bool(keys)
+        assert await forget(store, ODD) == {"summary": 120, "archive": 120}
+        raw = there.raw()
+        assert b"CANARY" not in raw
+        assert b"k77" not in raw
+        assert b"team" not in raw
+        assert await store.get("other", "summary", "k") == b"stays"
+        assert await store.remove(ODD) == {}
+        assert len(await forgotten(store)) == 1
+
+    with_store(lambda: there.open(keys), test)
+
+
+def test_entries_under_an_old_key_are_encrypted_again(there: Place) -> None:
+    async def old(store: ManagedStore) -> None:
+        for number in range(90):
+            await store.put("t", "summary", f"k{number}", b"%d" % number, 60)
+
+    async def plain(store: ManagedStore) -> None:
+        assert await store.unknown() == 90
+        await store.put("t", "summary", "plain", b"not encrypted", 60)
+
+    async def new(store: ManagedStore) -> None:
+        assert await store.unknown() == 1
+        await store.maintain()
+        assert await store.unknown() == 0
+        assert b"not encrypted" not in there.raw()
+
+    async def renewed(store: ManagedStore) -> None:
+        assert await store.get("t", "summary", "k7") == b"7"
+        assert len(await store.entries("summary")) == 90
+
+    with_store(lambda: there.open((KEY,)), old)
+    with_store(lambda: there.open(()), plain)
+    with_store(lambda: there.open((NEW_KEY, KEY)), new)
+    with_store(lambda: there.open((NEW_KEY,)), renewed)
