@@ -22,7 +22,10 @@ RUN /opt/venv/bin/python -m pip install --no-cache-dir --disable-pip-version-che
 FROM ${PYTHON_IMAGE}
 ARG VERSION=0.1.0
 ARG REVISION=unknown
+ARG SOURCE=
 LABEL org.opencontainers.image.title="compaction-proxy" \
+      org.opencontainers.image.description="An OpenAI-compatible reverse proxy that compacts conversations on the way." \
+      org.opencontainers.image.source="${SOURCE}" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0"

@@ -8,6 +8,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from copy import deepcopy
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from tests.docs.test_reference import ROOT, metrics
 
 DEPLOY = ROOT / "deploy"
 ALERTS = DEPLOY / "prometheus" / "alerts.yaml"
+COMPOSE = DEPLOY / "compose.yaml"
 DASHBOARD = DEPLOY / "grafana" / "compaction-proxy.json"
 KUBERNETES = DEPLOY / "kubernetes"
 OVERLAYS = ("development", "production")
@@ -36,11 +40,22 @@ ENVIRONMENT = {
     "COMPACTION_STORE_KEY": "0" * 64,
     "OPENAI_API_KEY": "sk-test",
 }
+OTHERS = {"monitoring.coreos.com/v1"}
+"""Kinds that Kubernetes doesn't have: those of Prometheus Operator."""
+
 ADDED_BY_PROMETHEUS = {"le", "instance", "job"}
 
 promtool = pytest.mark.skipif(PROMTOOL is None, reason="no promtool: apt-get install prometheus")
 kustomize = pytest.mark.skipif(
     KUSTOMIZE is None, reason="no kustomize: go install sigs.k8s.io/kustomize/kustomize/v5@latest"
+)
+
+
+schemas = pytest.mark.skipif(
+    find_spec("kubernetes_validate") is None, reason="no schemas of Kubernetes: pip install kubernetes-validate"
+)
+compose_parser = pytest.mark.skipif(
+    find_spec("compose_spec") is None, reason="no parser of Compose files: pip install compose-spec"
 )
 
 
@@ -159,7 +174,7 @@ def test_the_configuration_of_a_fleet_has_no_warning(monkeypatch: pytest.MonkeyP
 
 
 def services() -> dict[str, dict[str, Any]]:
-    compose: dict[str, dict[str, Any]] = in_yaml(DEPLOY / "compose.yaml")
+    compose: dict[str, dict[str, Any]] = in_yaml(COMPOSE)
     return compose["services"]
 
 
@@ -174,7 +189,7 @@ def mounts(service: dict[str, Any]) -> dict[str, str]:
 
 
 def test_the_compose_file_names_only_what_exists() -> None:
-    compose = in_yaml(DEPLOY / "compose.yaml")
+    compose = in_yaml(COMPOSE)
     used = set()
     for name, service in services().items():
         for source in mounts(service).values():
@@ -186,6 +201,17 @@ def test_the_compose_file_names_only_what_exists() -> None:
         assert set(service.get("depends_on", ())) <= services().keys()
         used |= set(re.findall(r"\$\{(\w+):\?\}", json.dumps(service)))
     assert used == set(re.findall(r"^(\w+)=", (DEPLOY / "env.example").read_text(), re.MULTILINE))
+
+
+@compose_parser
+def test_a_parser_of_the_compose_specification_accepts_the_compose_file() -> None:
+    parse = import_module("compose_spec").PyCompose.from_yaml
+    text = re.sub(r"\$\{\w+(?::\?|:-(\w+))\}", lambda found: found[1] or "value", COMPOSE.read_text())
+    compose = yaml.safe_load(text)
+    assert set(parse(yaml.safe_dump(compose)).service_names()) == services().keys()
+    compose["services"]["valkey"]["healthcheck"]["intervall"] = "10s"
+    with pytest.raises(ValueError, match="intervall"):
+        parse(yaml.safe_dump(compose))
 
 
 def test_the_services_of_the_compose_file_are_hardened() -> None:
@@ -337,6 +363,10 @@ def test_the_autoscaler_uses_a_metric_of_the_proxy() -> None:
     spec = of_kind("HorizontalPodAutoscaler", "overlays/production")["spec"]
     assert [metric["pods"]["metric"]["name"] in metrics() for metric in spec["metrics"]] == [True]
     assert spec["minReplicas"] == 3
+    (rule,) = re.findall(r"seriesQuery: (\w+)\{", (ROOT / "docs" / "fleet.md").read_text())
+    (metric,) = spec["metrics"]
+    assert rule == metric["pods"]["metric"]["name"]
+    assert int(metric["pods"]["target"]["averageValue"]) == fleet().server.max_concurrent / 2
     target, deployment = spec["scaleTargetRef"], of_kind("Deployment")
     assert (target["kind"], target["name"]) == ("Deployment", deployment["metadata"]["name"])
     assert "replicas" not in deployment["spec"]
@@ -353,14 +383,37 @@ def test_an_overlay_sets_all_variables_of_the_configuration(overlay: str) -> Non
     assert {variable["name"] for variable in container()["env"] + patched["env"]} == variables()
 
 
-@kustomize
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_kustomize_renders_an_overlay(overlay: str) -> None:
+def rendered_by_kustomize(overlay: str) -> dict[str, dict[str, Any]]:
     assert KUSTOMIZE is not None
     done = subprocess.run(
         [*KUSTOMIZE, str(KUBERNETES / "overlays" / overlay)], capture_output=True, check=True, timeout=30
     )
-    rendered = {each["kind"]: each for each in yaml.safe_load_all(done.stdout)}
+    return {each["kind"]: each for each in yaml.safe_load_all(done.stdout)}
+
+
+@schemas
+@pytest.mark.parametrize("version", ["1.29", "1.37"])
+def test_the_resources_have_the_fields_of_their_kinds(version: str) -> None:
+    """Patches have fewer fields than resources, so only kustomize's output covers them."""
+    validation = import_module("kubernetes_validate")
+    resources = [*written("base"), *written("overlays/production")]
+    if KUSTOMIZE is not None:
+        resources += [each for overlay in OVERLAYS for each in rendered_by_kustomize(overlay).values()]
+    whole = [each for each in resources if isinstance(each, dict) and each["apiVersion"] not in OTHERS]
+    whole = [each for each in whole if each["kind"] != "Deployment" or "selector" in each["spec"]]
+    assert len(whole) >= 7
+    for resource in whole:
+        validation.validate(resource, version, strict=True)
+    wrong = deepcopy(of_kind("Deployment"))
+    wrong["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
+    with pytest.raises(validation.ValidationError, match="readinesProbe"):
+        validation.validate(wrong, version, strict=True)
+
+
+@kustomize
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_kustomize_renders_an_overlay(overlay: str) -> None:
+    rendered = rendered_by_kustomize(overlay)
     (rendered_container,) = rendered["Deployment"]["spec"]["template"]["spec"]["containers"]
     assert {variable["name"] for variable in rendered_container["env"]} == variables()
     assert rendered_container["image"] == "compaction-proxy:latest"

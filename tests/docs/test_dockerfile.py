@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -13,10 +14,16 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+import yaml
 
 from proxy.cli.commands import main
 from proxy.config import Settings
 from proxy.config.store import default_store_url
+from proxy.demo.serving import serve
+from proxy.demo.upstream import StandIn
+from tests.kit.program import program
+from tests.kit.scripted import chat, client
+from tests.kit.waiting import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -96,6 +103,67 @@ def test_both_stages_have_one_python_and_packages_are_checked_against_their_hash
     assert ("ARG", "PYTHON_IMAGE=python:3.11-slim") in instructions()
     (install,) = [rest for name, rest in instructions() if name == "RUN" and " install " in rest]
     assert {"--require-hashes", "--no-deps", "-r"} <= set(install.split())
+
+
+def test_the_labels_describe_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    labels = dict(pair.split("=", 1) for pair in shlex.split(last("LABEL")))
+    assert {name.removeprefix("org.opencontainers.image."): value for name, value in labels.items()} == {
+        "title": project["name"],
+        "description": project["description"],
+        "licenses": project["license"],
+        "source": "${SOURCE}",
+        "version": "${VERSION}",
+        "revision": "${REVISION}",
+    }
+    arguments = [rest for name, rest in instructions() if name == "ARG"]
+    assert {f"VERSION={project['version']}", "REVISION=unknown", "SOURCE="} <= set(arguments)
+    build = (ROOT / "docs" / "container.md").read_text(encoding="utf-8")
+    assert {argument.partition("=")[0] for argument in arguments} == set(re.findall(r"--build-arg (\w+)=", build))
+
+
+READ_ONLY = """
+mount --bind "$WRITABLE" "$WRITABLE" && mount --bind "$ROOT" "$ROOT" || exit 8
+mount -o remount,ro,bind "$ROOT" && mount -o remount,ro,bind / || exit 8
+cd "$HOME"
+exec unshare --user --map-user="$UID_GID" --map-group="$UID_GID" sh -c '
+touch "$ROOT/x" || touch /tmp/x || test "$(id -u)" != "$UID_GID" || exec "$@"; exit 9' sh "$@"
+"""
+"""Run a command with a read-only file system, except ``WRITABLE``, as the user ``UID_GID`` without capabilities."""
+
+
+@pytest.fixture(scope="module")
+def isolating() -> list[str]:
+    """A command that runs its arguments by ``READ_ONLY``."""
+    unshare = shutil.which("unshare")
+    if unshare is None or subprocess.run([unshare, "--map-root-user", "--mount", "true"], check=False).returncode:
+        pytest.skip("needs user namespaces: sysctl -w kernel.unprivileged_userns_clone=1")
+    return [unshare, "--map-root-user", "--mount", "sh", "-c", READ_ONLY, "sh"]
+
+
+@pytest.mark.long
+def test_it_serves_with_a_read_only_root_as_a_user_without_rights(isolating: list[str], tmp_path: Path) -> None:
+    """As the containers in deploy: only the volume and the temporary folder are writable."""
+    writable = tmp_path / "writable"
+    volume, temporary = writable / "compaction-proxy", writable / "tmp"
+    volume.mkdir(parents=True)
+    temporary.mkdir()
+    user, group = last("USER").split(":")
+    assert user == group
+    own = {name: value.replace(last("VOLUME"), str(volume)) for name, value in environment().items()}
+    own |= {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
+    own |= {"XDG_STATE_HOME": str(writable), "WRITABLE": str(writable), "ROOT": str(ROOT), "UID_GID": user}
+    # The image contains the compiled modules.
+    own |= {name: value for name, value in os.environ.items() if name == "PYTHONPYCACHEPREFIX"}
+    main = {"provider": "openai", "api_key": "sk-test"}
+    config = tmp_path / "config.yaml"
+    with serve(StandIn(window=16_000).app) as url:
+        config.write_text(yaml.safe_dump({"upstreams": {"main": {**main, "base_url": f"{url}/v1"}}}))
+        with program(config, within=isolating, env=own) as running, client(running.url) as openai:
+            raw = openai.chat.completions.with_raw_response.create(model="gpt-5", messages=chat(30, 400))
+            assert raw.headers["x-compaction"] == "compacted"
+            assert until(lambda: any(volume.iterdir()))
+    assert {"compaction.db"} <= {file.name for file in volume.iterdir()}
 
 
 def test_it_does_not_run_as_root_and_owns_its_volume(monkeypatch: pytest.MonkeyPatch) -> None:

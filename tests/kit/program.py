@@ -9,7 +9,7 @@ import random
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,11 +59,16 @@ def write_config(settings: Mapping[str, Any], folder: Path, name: str = "config.
 
 
 @contextlib.contextmanager
-def program(config: Path, *options: str, log: Path | None = None, **process: Any) -> Iterator[Program]:
-    """Run ``serve`` with a configuration until the block ends. ``process`` are further arguments of ``Popen``."""
+def program(
+    config: Path, *options: str, log: Path | None = None, within: Sequence[str] = (), **process: Any
+) -> Iterator[Program]:
+    """Run ``serve`` with a configuration until the block ends.
+
+    ``within`` is a command that replaces itself by its arguments. ``process`` are further arguments of ``Popen``.
+    """
     port = free_port()
     log = log or config.with_name("log")
-    command = [sys.executable, "-m", "proxy", "serve", "--config", str(config), "--port", str(port), *options]
+    command = [*within, sys.executable, "-m", "proxy", "serve", "--config", str(config), "--port", str(port), *options]
     with (
         log.open("wb") as output,
         subprocess.Popen(command, stdout=output, stderr=output, **{"cwd": ROOT, **process}) as running,
