@@ -96,7 +96,7 @@ def load_balancer(replicas: Mapping[str, Program], folder: Path) -> Iterator[str
         changes[" resolve "] = " "  # this version doesn't have it, and addresses need none
     config = folder / "nginx.conf"
     config.write_text(replaced((DEPLOY / "nginx" / "nginx.conf").read_text(), changes))
-    # The image runs it as a user of its own, who couldn't read the test's folder.
+    # In the image it runs as another user. That user couldn't read the test's folder.
     own = "daemon off;" if os.getuid() else "daemon off; user root;"
     with running(NGINX, "-p", str(folder), "-c", str(config), "-g", own, log=folder / "nginx.log"):
         url = f"http://127.0.0.1:{port}"
