@@ -13,6 +13,7 @@ import structlog
 
 from proxy.config.teams import LimitSettings
 from proxy.store import StoreFailed
+from proxy.store.background import cancelled
 from proxy.store.breaker import Change, CircuitBreaker
 
 log = structlog.get_logger(__name__)
@@ -94,8 +95,7 @@ class SharedQuotas:
     async def aclose(self) -> None:
         """End the leases and close the connections."""
         if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.wait({self._renewing})
+            await cancelled(self._renewing)
         if self._releasing:
             await asyncio.wait(self._releasing, timeout=CLOSING_SECONDS)
         for task in self._releasing:

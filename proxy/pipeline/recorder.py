@@ -14,6 +14,7 @@ from starlette.types import Scope
 
 from proxy.http.request_body import Sent
 from proxy.store import StoreFailed
+from proxy.store.background import cancelled
 from proxy.store.breaker import Change, CircuitBreaker
 from proxy.store.records import RecordStore
 from proxy.telemetry.metrics import RECORDS
@@ -138,8 +139,7 @@ class Recorder:
         """Write the waiting records, and give up after ``CLOSING_SECONDS``."""
         self._closing = True
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+            await cancelled(self._task)
         try:
             async with asyncio.timeout(CLOSING_SECONDS):
                 await self.flush()

@@ -11,6 +11,7 @@ import structlog
 
 from proxy.server.memory import malloc_trim
 from proxy.store import ManagedStore, StoreFailed
+from proxy.store.background import cancelled
 from proxy.store.forgetting import digest, forgotten, remove
 from proxy.store.records import RecordStore
 
@@ -69,8 +70,7 @@ class Maintenance:
     async def aclose(self) -> None:
         """Stop the rounds."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+            await cancelled(self._task)
 
     async def once(self) -> None:
         """Run one round. Raises ``StoreFailed``."""

@@ -13,6 +13,20 @@ CLOSING_SECONDS = 5.0
 """Seconds to finish pending writes when the process ends."""
 
 
+AGAIN_SECONDS = 0.1
+"""Seconds after which ``cancelled`` cancels a task again."""
+
+
+async def cancelled(task: asyncio.Task[None]) -> None:
+    """Cancel a task that uses the store, and wait until it has ended.
+
+    redis-py loses a cancellation that arrives together with an answer, so cancel a task until it ends.
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=AGAIN_SECONDS)
+
+
 class BackgroundWrites:
     """Run writes as tasks. ``turn`` is for writes that use the store one at a time."""
 

@@ -84,6 +84,11 @@ class Guarded:
             self._write, WRITE_SECONDS, lambda: self.unguarded.add(tenant, kind, key, value, seconds)
         )
 
+    async def replace(self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float) -> bool:
+        return await self._run(
+            "write", WRITE_SECONDS, lambda: self.unguarded.replace(tenant, kind, key, old, new, seconds)
+        )
+
     async def delete(self, tenant: str, kind: str, key: str) -> None:
         await self._run(self._write, WRITE_SECONDS, lambda: self.unguarded.delete(tenant, kind, key))
 

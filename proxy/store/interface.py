@@ -12,7 +12,10 @@ class StoreFailed(Exception):
 
 
 class Store(Protocol):
-    """Entries by tenant, kind, and key. Values are bytes; ``seconds`` is the lifetime of an entry."""
+    """Entries by tenant, kind, and key. Values are bytes; ``seconds`` is the lifetime of an entry.
+
+    A kind names the contents and their format. An incompatible format gets a kind of its own, such as ``summary.2``.
+    """
 
     async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
         """Return the entry, or ``None`` if there is none or it has expired."""
@@ -30,6 +33,13 @@ class Store(Protocol):
         """Store an entry unless one exists. Return the value now in the store.
 
         If several processes add an entry at the same time, one succeeds and all get its value.
+        """
+        ...
+
+    async def replace(self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float) -> bool:
+        """Replace an entry if it has the value ``old``, or remove it if ``seconds`` is 0. Return whether it had.
+
+        No other process changes the entry between the comparison and the write.
         """
         ...
 
@@ -89,6 +99,12 @@ class Backend(ManagedStore, Protocol):
         ...
 
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> bytes:
+        """See ``Store``."""
+        ...
+
+    async def replace(
+        self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float, codec: str = ""
+    ) -> bool:
         """See ``Store``."""
         ...
 

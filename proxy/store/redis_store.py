@@ -1,7 +1,10 @@
 """A store on Redis or Valkey, which the replicas of a fleet share.
 
-An entry is a key with an expiration time. Its value begins with the version of this format and its codec. For each
-codec and kind, a sorted set has the entries' names by expiration time, for maintenance and for commands.
+An entry is a key with an expiration time. Its value begins with its codec. For each codec and kind, a sorted set has
+the entries' names by expiration time, for maintenance and for commands.
+
+All names contain the version of the format of values. So versions of the proxy with different formats can share a
+server. The format of names never changes, so each version can remove the entries of all others.
 """
 
 from __future__ import annotations
@@ -9,14 +12,14 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 from proxy.store.interface import Entry
 from proxy.store.redis_client import close, connect, failures, matching, name, parts, unlink, values_of
 
-VERSION = b"1"
-"""The format of values. Other versions of the proxy skip values of a version that they don't know."""
+VERSION = "1"
+"""The format of values."""
 
 PREFIX = "compaction"
 
@@ -27,29 +30,39 @@ KEYS = 500
 """Keys per read."""
 
 _INDEXES = name(PREFIX, "indexes")
+"""The set of all indexes: their versions, codecs, and kinds."""
+
+# The arguments are the value that the entry must have, its new content, and the milliseconds to keep it.
+_REPLACE = r"""
+local raw = redis.call('GET', KEYS[1])
+if not raw or string.sub(raw, (string.find(raw, '\n', 1, true) or 0) + 1) ~= ARGV[1] then return 0 end
+if ARGV[3] == '0' then redis.call('UNLINK', KEYS[1]) else redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3]) end
+return 1
+"""
 
 
 class RedisStore:
     """See ``Backend`` for the methods. Expired entries end by themselves."""
 
-    def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, url: str, clock: Callable[[], float] = time.time, version: str = VERSION) -> None:
         """Use the server at ``url``. ``clock`` returns seconds since 1970.
 
         Raises ``ValueError`` for a wrong address.
         """
         self._redis = connect(url)
         self._clock = clock
+        self._version = version
 
     async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
         with failures():
-            return _content(await self._redis.get(_entry(tenant, kind, key)))
+            return _content(await self._redis.get(self._entry(tenant, kind, key)))
 
     async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
         found: dict[str, bytes] = {}
         with failures():
             for start in range(0, len(keys), KEYS):
                 some = keys[start : start + KEYS]
-                values = await values_of(self._redis, [_entry(tenant, kind, key) for key in some])
+                values = await values_of(self._redis, [self._entry(tenant, kind, key) for key in some])
                 found |= {
                     key: content
                     for key, raw in zip(some, values, strict=True)
@@ -62,34 +75,50 @@ class RedisStore:
             return await self.delete(tenant, kind, key)
         with failures():
             async with self._redis.pipeline(transaction=False) as pipe:
-                pipe.set(_entry(tenant, kind, key), _raw(codec, value), px=math.ceil(seconds * 1000))
+                pipe.set(self._entry(tenant, kind, key), _raw(codec, value), px=math.ceil(seconds * 1000))
                 self._add_to_index(pipe, codec, tenant, kind, key, seconds)
                 await pipe.execute()
         return None
 
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> bytes:
-        place = _entry(tenant, kind, key)
+        place = self._entry(tenant, kind, key)
         with failures():
-            async with self._redis.pipeline(transaction=False) as pipe:
-                pipe.set(place, _raw(codec, value), px=max(1, math.ceil(seconds * 1000)), nx=True)
-                pipe.get(place)
-                self._add_to_index(pipe, codec, tenant, kind, key, seconds)
-                added, stored, *_ = await pipe.execute()
-        content = None if added else _content(stored)
-        # Without content, the older entry has just expired or has an unknown format.
-        return value if content is None else content
+            while True:
+                async with self._redis.pipeline(transaction=False) as pipe:
+                    pipe.set(place, _raw(codec, value), px=max(1, math.ceil(seconds * 1000)), nx=True)
+                    pipe.get(place)
+                    self._add_to_index(pipe, codec, tenant, kind, key, seconds)
+                    added, stored, *_ = await pipe.execute()
+                if added:
+                    return value
+                if (content := _content(stored)) is not None:
+                    return content
+                # The older entry has just expired.
+
+    async def replace(
+        self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float, codec: str = ""
+    ) -> bool:
+        arguments = old, _raw(codec, new), max(0, math.ceil(seconds * 1000))
+        with failures():
+            if not await self._redis.eval(_REPLACE, 1, self._entry(tenant, kind, key), *arguments):
+                return False
+            if seconds > 0:
+                async with self._redis.pipeline(transaction=False) as pipe:
+                    self._add_to_index(pipe, codec, tenant, kind, key, seconds)
+                    await pipe.execute()
+        return True
 
     async def delete(self, tenant: str, kind: str, key: str) -> None:
         # The name stays in the index until its time. Readers of the index skip missing entries.
         with failures():
-            await self._redis.unlink(_entry(tenant, kind, key))
+            await self._redis.unlink(self._entry(tenant, kind, key))
 
     async def entries(self, kind: str) -> list[Entry]:
         found: list[Entry] = []
         with failures():
             for codec, of_kind in await self._indexes():
                 if of_kind == kind:
-                    index = _index(codec, kind)
+                    index = self._index(codec, kind)
                     names = await self._redis.zrangebyscore(index, self._clock(), "+inf")
                     found += (await self._read(codec, kind, names))[0]
         return sorted(found, key=lambda entry: (entry.tenant, entry.key))
@@ -97,7 +126,7 @@ class RedisStore:
     async def scan(self, codec: str, limit: int) -> list[Entry]:
         with failures():
             for of_codec, kind in await self._indexes():
-                index = _index(codec, kind)
+                index = self._index(codec, kind)
                 while of_codec == codec:
                     names = await self._redis.zrangebyscore(index, self._clock(), "+inf", start=0, num=limit)
                     if not names:
@@ -112,25 +141,25 @@ class RedisStore:
     async def sample(self, tenant: str) -> list[Entry]:
         found: dict[str, Entry] = {}
         with failures():
-            async for keys in matching(self._redis, _all_of(tenant)):
-                new = {kind: key for key in keys if (kind := parts(key)[3]) not in found}
+            async for keys in self._keys_of(tenant):
+                new = {kind: key for key in keys if (kind := parts(key)[4]) not in found}
                 values = await values_of(self._redis, list(new.values()))
                 for key, raw in zip(new.values(), values, strict=True):
                     if (content := _content(raw)) is not None:
-                        _, _, _, kind, own = parts(key)
+                        _, _, _, _, kind, own = parts(key)
                         found[kind] = Entry(tenant, kind, own, content, 0.0)
         return list(found.values())
 
     async def remove(self, tenant: str) -> Counter[str]:
         removed: Counter[str] = Counter()
         with failures():
-            indexes = await self._indexes()
-            async for keys in matching(self._redis, _all_of(tenant)):
+            indexes = await self._all_indexes()
+            async for keys in self._keys_of(tenant):
                 async with self._redis.pipeline(transaction=False) as pipe:
                     for key in keys:
                         unlink(pipe, key)
                     done = await pipe.execute()
-                removed.update(parts(key)[3] for key, gone in zip(keys, done, strict=True) if gone)
+                removed.update(parts(key)[4] for key, gone in zip(keys, done, strict=True) if gone)
                 await self._drop_names(indexes, keys)
         return removed
 
@@ -140,8 +169,8 @@ class RedisStore:
             with failures():
                 async with self._redis.pipeline(transaction=False) as pipe:
                     for entry in entries:
-                        unlink(pipe, _entry(entry.tenant, entry.kind, entry.key))
-                        pipe.zrem(_index(codec, entry.kind), name(entry.tenant, entry.key))
+                        unlink(pipe, self._entry(entry.tenant, entry.kind, entry.key))
+                        pipe.zrem(self._index(codec, entry.kind), name(entry.tenant, entry.key))
                     await pipe.execute()
             count += len(entries)
         return count
@@ -154,7 +183,7 @@ class RedisStore:
         with failures():
             for codec, kind in await self._indexes():
                 if codec not in codecs:
-                    count += await self._redis.zcount(_index(codec, kind), self._clock(), "+inf")
+                    count += await self._redis.zcount(self._index(codec, kind), self._clock(), "+inf")
         return count
 
     async def erase(self) -> None:
@@ -167,19 +196,36 @@ class RedisStore:
         """Remove the names of expired entries."""
         with failures():
             for codec, kind in await self._indexes():
-                await self._redis.zremrangebyscore(_index(codec, kind), "-inf", self._clock())
+                await self._redis.zremrangebyscore(self._index(codec, kind), "-inf", self._clock())
 
     async def aclose(self) -> None:
         await close(self._redis)
 
     def _add_to_index(self, pipe: Any, codec: str, tenant: str, kind: str, key: str, seconds: float) -> None:
-        pipe.zadd(_index(codec, kind), {name(tenant, key): self._clock() + seconds}, gt=True)
-        pipe.sadd(_INDEXES, name(codec, kind))
+        pipe.zadd(self._index(codec, kind), {name(tenant, key): self._clock() + seconds}, gt=True)
+        pipe.sadd(_INDEXES, name(self._version, codec, kind))
+
+    def _entry(self, tenant: str, kind: str, key: str) -> str:
+        return name(PREFIX, "entry", self._version, tenant, kind, key)
+
+    def _index(self, codec: str, kind: str) -> str:
+        return name(PREFIX, "index", self._version, codec, kind)
+
+    async def _keys_of(self, tenant: str) -> AsyncIterator[list[bytes]]:
+        """Yield the names of a tenant's entries, of all versions, in batches."""
+        async for keys in matching(self._redis, f"{name(PREFIX, 'entry')}:*:{name(tenant)}:*"):
+            # A pattern's asterisk also matches colons.
+            yield [key for key in keys if parts(key)[3] == tenant]
 
     async def _indexes(self) -> list[tuple[str, str]]:
-        """Return the codec and kind of each index."""
+        """Return the codec and kind of each index of this version."""
+        indexes = await self._all_indexes()
+        return sorted((codec, kind) for version, codec, kind in indexes if version == self._version)
+
+    async def _all_indexes(self) -> list[tuple[str, str, str]]:
+        """Return the version, codec, and kind of each index."""
         members: Iterable[bytes] = await self._redis.smembers(_INDEXES)
-        return sorted((codec, kind) for codec, kind in map(parts, members))
+        return [(version, codec, kind) for version, codec, kind in map(parts, members)]
 
     async def _read(self, codec: str, kind: str, names: Sequence[bytes]) -> tuple[list[Entry], list[bytes]]:
         """Return the entries with these names, and the names without an entry of the codec."""
@@ -187,7 +233,7 @@ class RedisStore:
         for start in range(0, len(names), KEYS):
             some = names[start : start + KEYS]
             places = [(tenant, key) for tenant, key in map(parts, some)]
-            keys = [_entry(tenant, kind, key) for tenant, key in places]
+            keys = [self._entry(tenant, kind, key) for tenant, key in places]
             async with self._redis.pipeline(transaction=False) as pipe:
                 for key in keys:
                     pipe.get(key)
@@ -201,36 +247,24 @@ class RedisStore:
                     found.append(Entry(tenant, kind, key, content, left / 1000))
         return found, missing
 
-    async def _drop_names(self, indexes: Iterable[tuple[str, str]], keys: Iterable[bytes]) -> None:
+    async def _drop_names(self, indexes: Iterable[tuple[str, str, str]], keys: Iterable[bytes]) -> None:
         """Remove entries from the indexes."""
-        names: defaultdict[str, list[str]] = defaultdict(list)
+        names: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
         for key in keys:
-            _, _, tenant, kind, own = parts(key)
-            names[kind].append(name(tenant, own))
-        for codec, kind in indexes:
-            if names[kind]:
-                await self._redis.zrem(_index(codec, kind), *names[kind])
-
-
-def _entry(tenant: str, kind: str, key: str) -> str:
-    return name(PREFIX, "entry", tenant, kind, key)
-
-
-def _all_of(tenant: str) -> str:
-    return f"{name(PREFIX, 'entry', tenant)}:*"
-
-
-def _index(codec: str, kind: str) -> str:
-    return name(PREFIX, "index", codec, kind)
+            _, _, version, tenant, kind, own = parts(key)
+            names[version, kind].append(name(tenant, own))
+        for version, codec, kind in indexes:
+            if gone := names[version, kind]:
+                await self._redis.zrem(name(PREFIX, "index", version, codec, kind), *gone)
 
 
 def _raw(codec: str, value: bytes) -> bytes:
-    return b"%b%b\n%b" % (VERSION, codec.encode(), value)
+    return b"%b\n%b" % (codec.encode(), value)
 
 
 def _content(raw: bytes | None, codec: str | None = None) -> bytes | None:
-    """Return the value of an entry; ``None`` if there is none, its format is unknown, or it has another codec."""
-    if raw is None or not raw.startswith(VERSION):
+    """Return the value of an entry; ``None`` if there is none, or it has another codec."""
+    if raw is None:
         return None
-    head, _, value = raw.partition(b"\n")
-    return value if codec is None or head == VERSION + codec.encode() else None
+    end = raw.find(b"\n")
+    return raw[end + 1 :] if codec is None or raw[: max(end, 0)] == codec.encode() else None

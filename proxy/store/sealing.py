@@ -144,13 +144,24 @@ class SealedStore:
             return found
         row = newest.row_key(tenant, kind, key)
         ours = await _encrypt(newest, Content(tenant, kind, key, value))
-        stored = await self._backend.add(*row, ours, seconds, newest.id)
-        if stored != ours:
+        while (stored := await self._backend.add(*row, ours, seconds, newest.id)) != ours:
             content = await _decrypt(newest, row, stored)
             if content is not None:
                 return content.value
-            await self._backend.put(*row, ours, seconds, newest.id)
+            # Damaged. Of several processes, one replaces it and the others use the new entry.
+            await self._backend.replace(*row, stored, ours, seconds, newest.id)
         return value
+
+    async def replace(self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float) -> bool:
+        for codec in self._codecs:
+            row = codec.row_key(tenant, kind, key)
+            stored = await self._backend.get(*row)
+            content = None if stored is None else await _decrypt(codec, row, stored)
+            if stored is not None and content is not None:
+                # Compare the stored bytes, too, since another process may have replaced the entry since the read.
+                ours = await _encrypt(codec, Content(tenant, kind, key, new))
+                return content.value == old and await self._backend.replace(*row, stored, ours, seconds, codec.id)
+        return False
 
     async def delete(self, tenant: str, kind: str, key: str) -> None:
         for codec in self._codecs:

@@ -38,6 +38,9 @@ _SEVERAL = f"tenant = ? AND kind = ? AND {_LIVE}"
 _GET = f"SELECT value FROM entries WHERE {_ROW} AND {_LIVE}"  # noqa: S608 - only constants
 _PUT = f"INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, zeroblob({PAD}), ?)"  # noqa: S608
 _DELETE = f"DELETE FROM entries WHERE {_ROW}"  # noqa: S608
+_SAME = f"{_ROW} AND {_LIVE} AND value = ?"
+_REPLACE = f"UPDATE entries SET expires = ?, codec = ?, value = ? WHERE {_SAME}"  # noqa: S608
+_REMOVE = f"DELETE FROM entries WHERE {_SAME}"  # noqa: S608
 
 RowKey = tuple[str, str, str]
 Row = tuple[str, str, str, float, str, bytes]
@@ -82,6 +85,13 @@ class SqliteStore:
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> bytes:
         row = (tenant, kind, key, self._clock() + seconds, codec, value)
         return await self._writer.run(lambda db: self._add(db, row))
+
+    async def replace(
+        self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float, codec: str = ""
+    ) -> bool:
+        now = self._clock()
+        same, row = (tenant, kind, key, now, old), (now + seconds, codec, new)
+        return await self._writer.run(lambda db: self._replace(db, same, row if seconds > 0 else None))
 
     async def delete(self, tenant: str, kind: str, key: str) -> None:
         await self._writer.run(lambda db: self._delete(db, [(tenant, kind, key)]))
@@ -188,6 +198,14 @@ class SqliteStore:
             if found is None:
                 db.execute(_PUT, row)
         return row[-1] if found is None else found
+
+    def _replace(self, db: sqlite3.Connection, same: tuple[object, ...], new: tuple[object, ...] | None) -> bool:
+        with db:
+            if new is not None:
+                return db.execute(_REPLACE, (*new, *same)).rowcount == 1
+            removed = db.execute(_REMOVE, same).rowcount == 1
+        self._removed |= removed
+        return removed
 
     def _delete(self, db: sqlite3.Connection, keys: Sequence[RowKey]) -> None:
         with db:

@@ -1,6 +1,7 @@
 """A lease in the store, so that one of several workers makes a summary and the others wait for it.
 
-A lease that isn't renewed ends after a few seconds, so a dead worker delays the others only that long.
+A lease that isn't renewed ends after a few seconds, so a dead worker delays the others only that long. Its value is the
+worker's token. So a worker that was paused can't renew or release the lease that another one has taken since then.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import secrets
 import structlog
 
 from proxy.store import Store, StoreFailed
+from proxy.store.background import cancelled
 
 log = structlog.get_logger(__name__)
 
@@ -64,11 +66,10 @@ class Lease:
         """End the lease, if this worker holds it."""
         if self._renewing is None:
             return
-        self._renewing.cancel()
-        await asyncio.wait({self._renewing})
+        await cancelled(self._renewing)
         self._renewing = None
         try:
-            await self._store.delete(*self._place)
+            await self._store.replace(*self._place, self._token, b"", 0)  # another worker's lease stays
         except StoreFailed as failure:  # the lease expires without renewal
             log.warning("store.write_failed", reason=str(failure))
 
@@ -81,6 +82,11 @@ class Lease:
         while True:
             await asyncio.sleep(RENEWED_SECONDS)
             try:
-                await self._store.put(*self._place, self._token, SECONDS)
+                if await self._store.replace(*self._place, self._token, self._token, SECONDS):
+                    continue
+                # The lease ended because this process was paused. Take it again if no other worker has it.
+                if await self._store.add(*self._place, self._token, SECONDS) != self._token:
+                    log.warning("summary.lease_lost")
+                    return
             except StoreFailed as failure:
                 log.warning("store.write_failed", reason=str(failure))

@@ -25,6 +25,7 @@ from proxy.telemetry.metrics import GIVEN_UP
 log = structlog.get_logger(__name__)
 
 KIND = "summary"
+"""Incompatible formats of ``StoredSummary`` get kinds of their own, so versions of the proxy can share a store."""
 
 LIFETIME = 30 * 24 * 3600.0
 """Lifetime of a model's summary in the store, in seconds."""
@@ -242,6 +243,9 @@ class Summaries:
             previous, position = await self._earlier(tenant, checkpoints[:-1])
             entry = await make(previous, position)
             if entry.digest:
+                # Another worker may have taken over while this one was paused.
+                if lease.held and (stored := await self.stored(*place)) is not None:
+                    return stored
                 return self._keep_digest(tenant, checkpoints, entry)
             self._failures.pop(place, None)
             self._memory[place] = _Kept(entry)
@@ -300,14 +304,12 @@ class Summaries:
         tenant, key = place
         value = msgspec.msgpack.encode(entry)
         try:
-            first = await self._store.add(tenant, KIND, key, value, LIFETIME)
-            if first == value:
-                return
-            winner = _decoded(first)
-            if winner is None:
-                await self._store.put(tenant, KIND, key, value, LIFETIME)
-            else:
-                self._memory[place] = _Kept(winner)
+            while (first := await self._store.add(tenant, KIND, key, value, LIFETIME)) != value:
+                if (winner := _decoded(first)) is not None:
+                    self._memory[place] = _Kept(winner)
+                    return
+                # Of several workers, one replaces the damaged entry and the others use the new one.
+                await self._store.replace(tenant, KIND, key, first, value, LIFETIME)
         except StoreFailed as failure:
             log.warning("store.write_failed", reason=str(failure))
             if (kept := self._memory.get(place)) is not None:
@@ -354,7 +356,7 @@ def _now() -> float:
 
 
 def _decoded(value: bytes) -> StoredSummary | None:
-    """Return a stored entry, or ``None`` if it is damaged or from another version. The caller replaces it."""
+    """Return a stored entry, or ``None`` if it is damaged. The caller replaces it."""
     try:
         return msgspec.msgpack.decode(value, type=StoredSummary)
     except (msgspec.DecodeError, UnicodeDecodeError) as failure:

@@ -83,6 +83,16 @@ class Plain:
         """See ``Store``."""
         return self.entries.setdefault((tenant, kind, key), value)
 
+    async def replace(self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float) -> bool:
+        """See ``Store``."""
+        if self.entries.get((tenant, kind, key)) != old:
+            return False
+        if seconds:
+            self.entries[tenant, kind, key] = new
+        else:
+            del self.entries[tenant, kind, key]
+        return True
+
     async def delete(self, tenant: str, kind: str, key: str) -> None:
         """See ``Store``."""
         self.entries.pop((tenant, kind, key), None)

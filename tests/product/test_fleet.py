@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import signal
 import threading
 import time
 from collections import Counter, defaultdict
@@ -15,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
@@ -158,6 +160,41 @@ def test_a_replica_that_is_killed_during_a_summary_is_replaced(redis: RedisServe
     assert sum(count - 1 for count in Counter(one.raw for one in upstream.summaries).values()) == lost_calls, (
         "only the lost ones"
     )
+
+
+def test_a_replica_that_is_paused_during_a_summary_uses_the_one_of_its_successor(
+    redis: RedisServer, tmp_path: Path
+) -> None:
+    begun, go, made = threading.Event(), threading.Event(), itertools.count()
+
+    def summarise(body: dict[str, Any]) -> Reply:
+        first = not begun.is_set()
+        begun.set()
+        return Reply(content=f"Goal: SUMMARY {next(made)}.", go=go if first else None)
+
+    def ask(url: str) -> httpx.Response:
+        body = {"model": "m", "messages": chat(60, 250)}
+        return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60, trust_env=False)
+
+    upstream = StandIn(window=WINDOW, summariser=summarise)
+    with fleet(upstream, redis, tmp_path) as urls, ThreadPoolExecutor(1) as threads, redis.client() as client:
+        settings = yaml.safe_load((tmp_path / "replica0" / "config.yaml").read_text())
+        with program(write_config(settings, tmp_path)) as paused:
+            waiting = threads.submit(ask, paused.url)
+            assert begun.wait(30)
+            paused.process.send_signal(signal.SIGSTOP)
+            (lease,) = client.keys("compaction:entry:*:making:*")
+            client.unlink(lease)  # it would end after 5 seconds
+            successor = ask(urls[0])
+            stored = {key: client.get(key) for key in client.keys("compaction:entry:*:summary:*")}
+            go.set()
+            paused.process.send_signal(signal.SIGCONT)
+            resumed = waiting.result()
+        assert [answer.status_code for answer in (successor, resumed)] == [200, 200]
+        assert successor.headers["x-compaction-summary"] == "made"
+        assert stored
+        assert {key: client.get(key) for key in stored} == stored
+        assert len({one.raw for one in upstream.conversations}) == 1, "both replicas send the same prompt"
 
 
 TEAM = {"authorization": "Bearer sk-team"}

@@ -87,7 +87,7 @@ COVERED = {
     "unit/store/test_archive.py": "store/background",
     "unit/store/test_sqlite.py": "store/file store/interface store/opening store/sqlite_worker store/tenants",
     "unit/store/test_sqlite_records.py": "store/record_codec store/records",
-    "unit/summary/test_store.py": "summary/in_flight summary/lease",
+    "unit/summary/test_store.py": "summary/in_flight",
     "unit/telemetry/test_logs.py": "telemetry/tracebacks",
     "unit/tokens/test_media.py": "tokens/images",
     "product/http/test_failures.py": "upstream/connections http/loop_detection",

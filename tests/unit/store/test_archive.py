@@ -68,6 +68,9 @@ class Shelf:
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
         raise NotImplementedError
 
+    async def replace(self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float) -> bool:
+        raise NotImplementedError
+
     async def delete(self, tenant: str, kind: str, key: str) -> None:
         raise NotImplementedError
 

@@ -160,6 +160,9 @@ class Gone:
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
         raise StoreFailed("gone")
 
+    async def replace(self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float) -> bool:
+        raise StoreFailed("gone")
+
     async def delete(self, tenant: str, kind: str, key: str) -> None:
         raise StoreFailed("gone")
 

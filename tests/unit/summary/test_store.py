@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -67,10 +68,20 @@ class Shelf:
             await asyncio.Event().wait()
         return self.kept.setdefault((tenant, kind, key), value)
 
-    async def delete(self, tenant: str, kind: str, key: str) -> None:
+    async def replace(self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float) -> bool:
         self._check()
-        assert kind == lease.KIND
-        self.leases.pop((tenant, key), None)
+        kept: dict[Any, bytes] = self.leases if kind == lease.KIND else self.kept
+        place = (tenant, key) if kind == lease.KIND else (tenant, kind, key)
+        if kept.get(place) != old:
+            return False
+        if seconds:
+            kept[place] = new
+        else:
+            del kept[place]
+        return True
+
+    async def delete(self, tenant: str, kind: str, key: str) -> None:
+        raise NotImplementedError
 
     async def aclose(self) -> None:
         pass

@@ -1,0 +1,153 @@
+"""Leases on real stores, with workers that are paused for longer than a lease lasts."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from proxy.store import ManagedStore
+from proxy.store.redis_store import RedisStore
+from proxy.store.sealing import SealedStore
+from proxy.store.sqlite import SqliteStore
+from proxy.summary import lease
+from proxy.summary.lease import KIND, Lease
+from tests.kit.redis_server import RedisServer
+from tests.kit.stores import Clock, with_store
+
+ENCRYPTED = [
+    False,
+    pytest.param(True, marks=pytest.mark.skipif(not importlib.util.find_spec("cryptography"), reason="")),
+]
+KEY = b"k" * 32
+
+
+class Paused:
+    """A worker's view of a store. ``go`` resumes a worker that pauses before it renews its lease."""
+
+    def __init__(self, store: ManagedStore) -> None:
+        self._store = store
+        self.pausing, self.go = asyncio.Event(), asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def replace(self, *arguments: Any) -> bool:
+        self.pausing.set()
+        await self.go.wait()
+        return await self._store.replace(*arguments)
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Callable[[], Any], Callable[[], object]]:
+    """Return a function that opens a store, and one that ends its leases."""
+    if request.param == "sqlite":
+        clock = Clock()
+
+        def later() -> None:
+            clock.now += lease.SECONDS
+
+        return lambda: SqliteStore(tmp_path / "store.db", clock=clock), later
+    redis: RedisServer = request.getfixturevalue("redis")
+
+    def expire() -> None:
+        with redis.client() as client:
+            for key in client.keys("compaction:entry:*"):
+                client.unlink(key)
+
+    return lambda: RedisStore(redis.url), expire
+
+
+@pytest.mark.parametrize("encrypted", ENCRYPTED)
+def test_a_worker_that_was_paused_leaves_the_lease_of_another_one_alone(
+    backend: tuple[Callable[[], Any], Callable[[], object]], encrypted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, end = backend
+    monkeypatch.setattr(lease, "RENEWED_SECONDS", 0.001)
+
+    async def overtaken(store: ManagedStore) -> None:
+        paused = Paused(store)
+        first, second, third = Lease(paused, "t", "k"), Lease(store, "t", "k"), Lease(store, "t", "k")
+        assert [await first.take(), await second.take()] == [True, False]
+        await paused.pausing.wait()
+        end()
+        assert await second.take()
+        token = await store.get("t", KIND, "k")
+        with capture_logs() as logs:
+            paused.go.set()
+            assert first._renewing is not None
+            await first._renewing
+        assert [line["event"] for line in logs] == ["summary.lease_lost"]
+        await first.release()
+        assert await store.get("t", KIND, "k") == token
+        assert not await third.take()
+        await second.release()
+        assert await third.take()
+        await third.release()
+        assert await store.get("t", KIND, "k") is None
+
+    async def alone(store: ManagedStore) -> None:
+        paused = Paused(store)
+        first, second = Lease(paused, "t", "k"), Lease(store, "t", "k")
+        assert await first.take()
+        await paused.pausing.wait()
+        end()
+        assert await store.get("t", KIND, "k") is None
+        paused.go.set()
+        while await store.get("t", KIND, "k") is None:  # noqa: ASYNC110 - the store has no event
+            await asyncio.sleep(0)
+        assert not await second.take()
+        await first.release()
+
+    with_store(lambda: SealedStore(make(), [KEY]) if encrypted else make(), overtaken, alone)
+
+
+@pytest.mark.parametrize("encrypted", ENCRYPTED)
+def test_one_of_many_replaces_an_entry(
+    backend: tuple[Callable[[], Any], Callable[[], object]], encrypted: bool
+) -> None:
+    make, _ = backend
+    place = ("t", "summary", "k")
+
+    async def test(store: ManagedStore) -> None:
+        assert not await store.replace(*place, b"", b"1", 60)
+        await store.put(*place, b"a\nb", 60)
+        done = await asyncio.gather(*(store.replace(*place, b"a\nb", b"%d" % number, 60) for number in range(9)))
+        assert done.count(True) == 1
+        assert await store.get(*place) == b"%d" % done.index(True)
+        (entry,) = await store.entries("summary")
+        assert entry.value == b"%d" % done.index(True)
+        assert not await store.replace(*place, b"a\nb", b"", 0)
+        assert await store.replace(*place, entry.value, b"", 0)
+        assert await store.get(*place) is None
+
+    with_store(lambda: SealedStore(make(), [KEY]) if encrypted else make(), test)
+
+
+def test_of_several_processes_that_find_a_damaged_entry_all_use_the_same_new_one(
+    backend: tuple[Callable[[], Any], Callable[[], object]],
+) -> None:
+    pytest.importorskip("cryptography")
+    make, _ = backend
+
+    async def test(store: Any) -> None:
+        row = SealedStore(store, [KEY])._codecs[0].row_key("t", "summary", "k")
+        await store.put(*row, b"damaged", 60)
+
+        async def add(number: int) -> bytes:
+            own = make()
+            try:
+                return await SealedStore(own, [KEY]).add("t", "summary", "k", b"%d" % number, 60)
+            finally:
+                await own.aclose()
+
+        added = await asyncio.gather(*map(add, range(5)))
+        assert set(added) == {await SealedStore(store, [KEY]).get("t", "summary", "k")}
+
+    tests: Callable[[Any], Awaitable[None]] = test
+    with_store(make, tests)
