@@ -86,7 +86,7 @@ class Guarded:
 
     async def replace(self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float) -> bool:
         return await self._run(
-            "write", WRITE_SECONDS, lambda: self.unguarded.replace(tenant, kind, key, old, new, seconds)
+            self._write, WRITE_SECONDS, lambda: self.unguarded.replace(tenant, kind, key, old, new, seconds)
         )
 
     async def delete(self, tenant: str, kind: str, key: str) -> None:

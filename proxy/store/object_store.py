@@ -73,7 +73,7 @@ class _Version(NamedTuple):
 class ObjectsStore:
     """See ``Backend`` for the methods.
 
-    If several processes add an entry at the same moment, all may succeed, and the last write counts. Entries of the
+    If several processes add or replace an entry at the same moment, all may succeed, and the last write counts. Entries of the
     archive are derived from their content, so they are equal.
     """
 
@@ -126,6 +126,14 @@ class ObjectsStore:
             return found
         await self.put(tenant, kind, key, value, seconds, codec)
         return value
+
+    async def replace(
+        self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float, codec: str = ""
+    ) -> bool:
+        same = await self.get(tenant, kind, key) == old
+        if same:
+            await self.put(tenant, kind, key, new, seconds, codec)
+        return same
 
     async def delete(self, tenant: str, kind: str, key: str) -> None:
         with failures():

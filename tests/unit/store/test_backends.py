@@ -39,6 +39,10 @@ def test_entries_are_found_by_tenant_kind_and_key(there: Place, keys: tuple[byte
         assert await store.add(ODD, "making", "k", b"token", 60) == b"token"
         await store.delete(ODD, "making", "k")
         assert await store.add(ODD, "making", "k", b"next", 60) == b"next"
+        assert not await store.replace(ODD, "making", "k", b"token", b"new", 60)
+        assert await store.replace(ODD, "making", "k", b"next", b"new", 60)
+        assert await store.replace(ODD, "making", "k", b"new", b"", 0)
+        assert await store.get(ODD, "making", "k") is None
         await asyncio.gather(*(store.put("t", "item", f"{n}", b"%d" % n, 60 if n % 2 else -1) for n in range(2 * READ)))
         several = await store.get_many("t", "item", ["no", *map(str, range(2 * READ))])
         assert several == {f"{n}": b"%d" % n for n in range(1, 2 * READ, 2)}

@@ -49,8 +49,6 @@ def test_one_of_many_who_add_succeeds(redis: RedisServer) -> None:
     run(redis, test)
 
 
-
-
 def test_a_server_that_is_down_raises_and_works_again_without_a_new_client(redis: RedisServer) -> None:
     async def test(store: RedisStore) -> None:
         await store.put("t", "summary", "k", b"1", 60)
