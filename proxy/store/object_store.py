@@ -73,8 +73,8 @@ class _Version(NamedTuple):
 class ObjectsStore:
     """See ``Backend`` for the methods.
 
-    If several processes add or replace an entry at the same moment, all may succeed, and the last write counts. Entries of the
-    archive are derived from their content, so they are equal.
+    If several processes add or replace an entry at the same moment, all may succeed, and the last write counts. Entries
+    of the archive are derived from their content, so they are equal.
     """
 
     def __init__(
