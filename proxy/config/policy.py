@@ -164,6 +164,17 @@ def _off(value: object) -> object:
     return "off" if value is False else value
 
 
+class Recall(Section):
+    """Let the model read archived messages through a tool that the client never sees. For chat completions."""
+
+    tool: Annotated[Literal["off", "auto"], BeforeValidator(_off)] = "off"
+    """off: no tool. auto: add the tool to compacted requests whose model may choose among tools."""
+    max_rounds: Annotated[Count, Field(le=10)] = 3
+    """How often the model may read archived messages during one response."""
+    max_tokens: Count = 4000
+    """Maximum tokens of what one call returns."""
+
+
 class Responses(Section):
     """Settings for `/v1/responses`."""
 
@@ -245,6 +256,8 @@ class _PolicyFields(Section):
     """Replace old images, audio, and files; null turns this off."""
     archive: Archive | None = Archive()
     """Store the originals of removed content; null turns this off."""
+    recall: Recall = Recall()
+    """Let the model read archived messages."""
     user_messages: UserMessages = UserMessages()
     """The user's earlier messages, which stay verbatim next to a summary."""
     index: Index = Index()
@@ -277,6 +290,7 @@ _NOT_OF_SUMMARIES = {
     "overflow_retries",
     "rate_limit_as_limit",
     "output",
+    "recall",
     "responses",
 }
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from proxy.compaction.format import Format
+from proxy.dialects.hidden_tool import HiddenTool
 from proxy.errors import ErrorShape
 from proxy.limits.profiles.profile import Profile
 from proxy.overflow.silent import Finished
@@ -266,6 +267,11 @@ class Dialect(Protocol):
     @property
     def evidence(self) -> Evidence:
         """Return which requests show how an upstream counts."""
+        ...
+
+    @property
+    def hidden_tool(self) -> HiddenTool | None:
+        """Return how to hide a tool in requests and responses; ``None`` if the proxy can't."""
         ...
 
     def item_reader(self, sink: ItemSink) -> ItemReader | None:

@@ -163,9 +163,14 @@ class Conversations:
             headers.append(("x-compaction-budget-remaining", left))
         if context.advice is not None:
             headers.append(("x-compaction-advice", context.advice))
+        if context.record.recalls:
+            headers.append(("x-compaction-recall", str(context.record.recalls)))
         if not pending:
             headers += identity(context)
         # From here on there are no retries, and a stream may take hours.
+        if context.recall is not None:
+            # The response holds its own copy of the request.
+            context.recall.body.release()
         if feedback is None or feedback.facts is not None:
             context.body.release()
         del outcome
@@ -190,7 +195,8 @@ class Conversations:
             and (price := price_for(context.configuration, context.route, context.profile)) is not None
         ):
             context.record.cost = cost_of(price, usage, basis)
-        return None if feedback is None else (feedback, end)
+        # The usage of several rounds says nothing about the size of one prompt.
+        return None if feedback is None or context.record.recalls else (feedback, end)
 
 
 def _route(configuration: ConfigSnapshot, body: Request, caller: Caller, dialect: Dialect) -> Route:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from time import perf_counter
-from urllib.parse import quote
 
 import structlog
 from msgspec.structs import replace
-from starlette.types import Scope
 
-from proxy.errors import ConfigurationError, ProxyError, UpstreamTimeout
-from proxy.http.headers import VIA, for_upstream
+from proxy.errors import ConfigurationError, UpstreamTimeout
 from proxy.overflow import Overflow
 from proxy.overflow.silent import empty_stream
 from proxy.pipeline.budget import TokenBudget, TokenBudgets, leaves_no_prompt, smaller_input
@@ -26,26 +23,24 @@ from proxy.pipeline.decision import (
     may_retry,
     result_of,
 )
-from proxy.pipeline.description import describe_call, describe_failure
+from proxy.pipeline.description import describe_call
 from proxy.pipeline.item_references import resolve_references
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Outcome
+from proxy.pipeline.recall import Recall
 from proxy.pipeline.refusal import add_sizes, refuses_reasoning
 from proxy.pipeline.refusal import advice as advice_on
 from proxy.pipeline.request_mode import compacts_itself, mode_of
-from proxy.pipeline.response_start import Asked, ResponseStart, read_start
+from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.rules import bounds_of, rules_for
+from proxy.pipeline.sending import DEADLINE, outgoing, resend, send
 from proxy.pipeline.services import Services
 from proxy.pipeline.state_recovery import NotCompacted, advice, recovered, trigger_reached
 from proxy.pipeline.summary_models import summary_models
+from proxy.recall.tool import Reader
 from proxy.telemetry.record import Reason
-from proxy.telemetry.trace_context import with_trace
-from proxy.upstream.connections import not_in_time
-from proxy.upstream.transport import Outgoing, Transport
 
 log = structlog.get_logger(__name__)
-
-DEADLINE = "The request's deadline has passed. Try again, or have server.deadline raised."
 
 STATE_STEP = "server_state"
 """The step of a request whose history was compacted by the upstream that keeps it."""
@@ -60,6 +55,7 @@ class Attempts:
         self._services = services
         self._budgets = budgets
         self._sent_prompts = services.sent_prompts
+        self._recall = Recall(Reader(services.archive), services.hidden_rounds)
 
     async def run(self, context: ConversationContext) -> tuple[ResponseStart, Outcome]:
         """Send a request, compacted if needed. After an overflow, compact it to a smaller budget and retry.
@@ -70,13 +66,15 @@ class Attempts:
         if context.counter is None:
             outcome = Outcome("off" if mode_of(context.scope, context.caller) == "off" else "failed")
             began = perf_counter()
-            start = await self._send(context, transport, outcome)
+            start = await send(context, transport, outgoing(context, outcome), outcome)
             describe_call(context, start, began, result_of(ACCEPT, start), None)
             return start, outcome
         await self._services.recall(*context.place)
         await resolve_references(self._services, context)
         budget = self._budgets.of(context)
         case = self.compaction_input(context, budget)
+        if await self._may_recall(context, case):
+            case = self.compaction_input(context, budget)
         if context.body.units and not context.body.continues:
             attempt = await self.prepare(context, budget, case)
         else:  # new items alone aren't a conversation: the calls of their results, for example, are at the upstream
@@ -87,11 +85,16 @@ class Attempts:
         context.record.fits = before is None or budget.input is None or before <= budget.input
         while True:
             began = perf_counter()
-            start = await self._send(context, transport, attempt.outcome)
+            request = outgoing(context, attempt.outcome)
+            start = await send(context, transport, request, attempt.outcome)
             try:
                 decision = await self.decide(context, attempt, start)
+                if decision is ACCEPT and self._recall.refused(context, attempt.outcome, start):
+                    decision = Retry(replace(attempt, outcome=replace(attempt.outcome, tool=False)), "tool")
                 describe_call(context, start, began, result_of(decision, start), attempt.outcome.after)
                 if decision is ACCEPT:
+                    again = partial(resend, context, transport, request)
+                    start = await self._recall.response(context, start, attempt, request.body, again)
                     return start, attempt.outcome
                 if isinstance(decision, Reject):
                     if context.dialect.errors == "anthropic":  # clients match Anthropic's own wording
@@ -224,7 +227,18 @@ class Attempts:
         except Exception as error:  # a client gets its answer even if the compaction has a bug
             log.exception("compaction.failed", error=type(error).__name__)
             outcome = Outcome("failed")
+        if context.recall is not None and outcome.messages is not None and outcome.checkpoints:
+            after = None if outcome.after is None else outcome.after + context.recall.tokens
+            outcome = replace(outcome, tool=True, after=after)
         return Attempt(budget, case, outcome)
+
+    async def _may_recall(self, context: ConversationContext, case: CompactionInput) -> bool:
+        """Return whether the request may get the tool to read archived messages. Put back its hidden rounds."""
+        compactor = self._services.compactor
+        if case.policy.recall.tool == "off" or case.mode != "enforce" or compactor.untouched(case) is not None:
+            return False
+        await self._recall.prepare(context, partial(compactor.digests, case))
+        return context.recall is not None
 
     async def _in_time(self, context: ConversationContext, case: CompactionInput, *, may_ask: bool) -> Outcome:
         """Compact a request within its deadline. Meanwhile, the proxy sends heartbeats to a streaming client.
@@ -250,12 +264,15 @@ class Attempts:
         assert context.counter is not None  # noqa: S101 - requests without a counter are sent unmeasured
         services, caller, route = self._services, context.caller, context.route
         known = budget.input is not None
+        room = budget.input
+        if room is not None and context.recall is not None:
+            room -= context.recall.tokens
         return CompactionInput(
             body=context.body,
             counter=context.counter,
             policy=caller.policy,
             mode=mode_of(context.scope, caller),
-            budget=budget.input,
+            budget=room,
             tenant=caller.tenant,
             upstream=route.upstream,
             models=partial(summary_models, services, context),
@@ -322,55 +339,3 @@ class Attempts:
             return case.stale_reasoning
         self._sent_prompts.expire(conversation_key(context), len(context.body.units))
         return len(context.body.units)
-
-    async def _send(self, context: ConversationContext, transport: Transport, outcome: Outcome) -> ResponseStart:
-        body, route = context.body, context.route
-        model = route.model if route.model != body.model and body.model is not None else None
-        headers = for_upstream(context.scope["headers"])
-        if body.stream or context.caller.policy.responses.state == "compact":
-            # The proxy reads the beginning of a stream, and the size of a response, so they must not be compressed.
-            headers = [pair for pair in headers if pair[0] != "accept-encoding"]
-        remaining = context.deadline - context.clock.now()
-        if remaining <= 0:
-            raise UpstreamTimeout(DEADLINE)
-        trace = context.record.trace
-        headers = with_trace([*headers, (VIA, context.via)], trace, None if trace is None else trace.attempt())
-        sent = body.rewritten(units=outcome.messages, model=model, max_output=outcome.output)
-        request = Outgoing(
-            body=sent,
-            model=route.model,
-            stream=body.stream,
-            headers=headers,
-            credential=context.caller.credential,
-            timeout=remaining,
-            bounded=True,
-            path=context.dialect.path,
-            query=client_query(context.scope),
-            expanded=partial(body.expanded, sent, outcome.messages) if body.references else None,
-        )
-        answer = None
-        began = perf_counter()
-        try:
-            with context.clock.until(context.deadline):
-                answer = await transport.send(request)
-                return await read_start(
-                    answer, Asked(body.raw, context.caller.policy.rate_limit_as_limit, context.dialect.answers)
-                )
-        except TimeoutError as error:
-            if answer is not None:
-                await answer.close()
-            stopped = UpstreamTimeout("The upstream started its response and then stopped sending. Try again.")
-            late = not_in_time(remaining) if answer is None else stopped
-            describe_failure(context, late, began, outcome.after)
-            raise late from error
-        except BaseException as error:
-            if isinstance(error, ProxyError):
-                describe_failure(context, error, began, outcome.after)
-            if answer is not None:
-                await answer.close()
-            raise
-
-
-def client_query(scope: Scope) -> str:
-    """Return the query string to forward."""
-    return quote(scope["query_string"], safe="/?:@!$&'()*+,;=%-._~")

@@ -19,6 +19,7 @@ from proxy.limits.learned import LearnedLimit
 from proxy.limits.profiles import Profile
 from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot
+from proxy.recall.rounds import HiddenRound
 from proxy.telemetry.record import RequestRecord, record_of
 
 
@@ -50,6 +51,23 @@ def begin_request(services: Services, scope: Scope, *, forwarded: bool = True) -
     return RequestContext(record, perf_counter(), configuration, scope, via, caller)
 
 
+class RecallState(msgspec.Struct, eq=False):
+    """The state of a request that may get the tool to read archived messages.
+
+    ``body`` is the client's own request. ``rounds`` are the hidden rounds that were put back into it. ``prefix`` is a
+    digest of the client's messages, of which there are ``messages``. ``tool`` is the tool's definition, and ``tokens``
+    its size.
+    """
+
+    body: Request
+    conversation: tuple[str, str]
+    rounds: list[HiddenRound]
+    prefix: str
+    messages: int
+    tool: bytes
+    tokens: int
+
+
 class ConversationContext(RequestContext):
     """One request to compact. ``deadline`` is in the time of ``clock``.
 
@@ -64,7 +82,8 @@ class ConversationContext(RequestContext):
     retries so far. ``advice`` names the parts to shorten, for a response header.
     ``stripped`` is true if a retry was made without reasoning,
     ``recovered`` if the upstream has compacted a history that it keeps. ``memory`` holds the memory of its
-    bodies. ``heartbeat`` is for a client that wants a stream.
+    bodies. ``heartbeat`` is for a client that wants a stream. ``recall`` is set if the request may get the tool to read
+    archived messages.
     """
 
     dialect: Dialect
@@ -84,6 +103,7 @@ class ConversationContext(RequestContext):
     stripped: bool = False
     recovered: bool = False
     heartbeat: Heartbeat | None = None
+    recall: RecallState | None = None
 
     @property
     def place(self) -> tuple[str, str, str]:

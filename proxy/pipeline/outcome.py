@@ -46,6 +46,7 @@ class Outcome(msgspec.Struct, eq=False, frozen=True):
     request as received that the conversation's last request already had, ``None`` if unknown.
     ``reason`` is the condition that made the proxy compact the request, ``summary_cause`` the reason for a digest, and
     ``archive`` the ids under which the archive keeps the removed messages.
+    ``tool`` is true if the request gets the tool to read archived messages.
     ``prompt`` is set if it matters for reasoning that is bound to the messages to send.
     """
 
@@ -67,6 +68,7 @@ class Outcome(msgspec.Struct, eq=False, frozen=True):
     reason: Reason | None = None
     summary_cause: str | None = None
     archive: tuple[str, ...] = ()
+    tool: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from proxy.pipeline.measures import Measures
 from proxy.pipeline.recorder import Recorder
 from proxy.pipeline.sent_prompts import SentPrompts
 from proxy.pipeline.snapshot import ConfigSnapshot
+from proxy.recall.rounds import HiddenRounds
 from proxy.store import Guarded
 from proxy.store.archive import Archive
 from proxy.store.items import ItemMemory
@@ -52,6 +53,7 @@ class Services:
     summaries: Summaries
     archive: Archive
     items: ItemMemory
+    hidden_rounds: HiddenRounds
     compactor: Compactor
     sent_prompts: SentPrompts
     concurrency: ConcurrencyLimit

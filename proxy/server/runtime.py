@@ -24,6 +24,7 @@ from proxy.pipeline.recorder import Recorder, Sink
 from proxy.pipeline.sent_prompts import SentPrompts
 from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot, apply_reloadable
+from proxy.recall.rounds import HiddenRounds
 from proxy.server.maintenance import Maintenance
 from proxy.store import Guarded, open_store
 from proxy.store.archive import Archive
@@ -64,6 +65,7 @@ class Runtime(Services):
         self.summaries = Summaries(self.store)
         self.archive = Archive(self.archive_store or self.store)
         self.items = ItemMemory(self.store)
+        self.hidden_rounds = HiddenRounds(self.store)
         self.compactor = Compactor(self.facts, self.summaries, self.archive)
         self.sent_prompts = SentPrompts(self.store)
         self.concurrency = ConcurrencyLimit(lambda: self.settings.server)
@@ -89,6 +91,7 @@ class Runtime(Services):
                 self.summaries,
                 self.archive,
                 self.items,
+                self.hidden_rounds,
                 self.learned,
                 self.calibration,
                 self.sent_prompts,

@@ -77,6 +77,7 @@ SIZE_SENT = Histogram(
 )
 SUMMARIES = Counter("compaction_summaries", "Summaries by outcome.", ["outcome"], registry=REGISTRY)
 ARCHIVED = Counter("compaction_archive_entries", "Archive entries by outcome.", ["outcome"], registry=REGISTRY)
+RECALLS = Counter("compaction_recalls", "Calls to read archived messages, by outcome.", ["outcome"], registry=REGISTRY)
 BREAKER = Counter(
     "compaction_summaries_breaker",
     "Times that the circuit breaker of a summary model opened or closed.",

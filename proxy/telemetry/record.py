@@ -26,6 +26,10 @@ ID_LENGTH = 24
 _TIME_DIGITS = 14
 
 
+CONTINUED = "continued"
+"""The result of a call that continued a response after the model read archived messages."""
+
+
 class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why the proxy compacted a request, or would have in shadow mode.
 
@@ -57,9 +61,9 @@ class UpstreamCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """One attempt to send the request.
 
     ``status`` is the upstream's, ``None`` if there was no response. ``result`` is ``accepted``, ``error``,
-    ``overflow``, ``reasoning`` (refused), ``empty``, or the code of the proxy's error. ``tokens`` is the
-    proxy's count of the prompt, ``None`` if it wasn't counted. ``limit`` is the limit that the refusal states. ``ms``
-    is the time until the response started.
+    ``overflow``, ``reasoning`` (refused), ``empty``, ``tool`` (refused), ``continued`` (after a recall), or the code of
+    the proxy's error. ``tokens`` is the proxy's count of the prompt, ``None`` if it wasn't counted. ``limit`` is the
+    limit that the refusal states. ``ms`` is the time until the response started.
     """
 
     result: str
@@ -94,7 +98,8 @@ class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):
     for a digest. ``fits`` is false if the request as received was larger than the model's input limit. ``status`` is
     the status that the client got, 499 if it disconnected before. ``error`` is an error code. ``phases`` are times in
     milliseconds: ``body`` (until the whole body has arrived), ``compaction``, ``upstream`` (until its response started,
-    all attempts), ``first_byte``, and ``total``. ``archive`` lists archive ids. ``trace`` is the
+    all attempts), ``first_byte``, and ``total``. ``archive`` lists archive ids, and ``recalls`` is the
+    number of times that the model read archived messages. ``trace`` is the
     request's place in a distributed trace, ``None`` without OpenTelemetry.
     """
 
@@ -130,6 +135,7 @@ class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):
     error: str | None = None
     phases: dict[str, float] = {}
     archive: list[str] = []
+    recalls: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
     trace: Trace | None = None
@@ -137,7 +143,7 @@ class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):
     @property
     def retries(self) -> int:
         """Return the number of attempts after the first."""
-        return max(0, len(self.calls) - 1)
+        return max(0, sum(call.result != CONTINUED for call in self.calls) - 1)
 
 
 current: ContextVar[RequestRecord | None] = ContextVar("request_record", default=None)

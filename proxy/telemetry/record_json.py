@@ -63,6 +63,7 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
         "ms": {name: record.phases.get(name) for name in PHASES},
         "bytes": {"received": record.bytes_in, "sent": record.bytes_out},
         "archive": record.archive,
+        "recalls": record.recalls,
         "trace": record.trace.id if record.trace is not None and record.trace.sampled else None,
     }
 

@@ -293,8 +293,15 @@ def test_the_response_headers_are_those_in_the_table(entrance: str) -> None:
     answers = [answer(entrance, 1), answer(entrance, 10), answer(entrance, 10)]
     assert [found.status_code for found in answers] == [200, 200, 200]
     seen = {name for found in answers for name in found.headers if name.startswith("x-compaction")}
-    # After failures, for too much output, after an overflow on Anthropic's API, and for a team with a budget.
-    seen |= {"x-compaction-budget-remaining", "x-compaction-breaker", "x-compaction-output", "x-compaction-advice"}
+    # After failures, for too much output, after an overflow on Anthropic's API, and for a team with a budget. After a
+    # model has read archived messages, too.
+    seen |= {
+        "x-compaction-recall",
+        "x-compaction-budget-remaining",
+        "x-compaction-breaker",
+        "x-compaction-output",
+        "x-compaction-advice",
+    }
     assert {name for row in table(REFERENCE, "response header") for name in spans(row[0])} == seen
     assert set(re.findall(r"x-compaction[a-z-]*", README + CONFIGURATION + REFERENCE)) <= seen
 

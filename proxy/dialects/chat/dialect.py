@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from proxy.dialects import dialect, tail
-from proxy.dialects.chat import first_bytes, stream, upstream_counts, usage
+from proxy.dialects import dialect, hidden_tool, tail
+from proxy.dialects.chat import first_bytes, hidden_calls, stream, upstream_counts, usage
 from proxy.dialects.chat.counting import Counter
 from proxy.dialects.chat.request import ChatRequest, parsed
 from proxy.dialects.counting import key_of
@@ -53,6 +53,7 @@ class ChatDialect:
     errors: ErrorShape = "openai"
     answers = _ChatAnswers()
     evidence: dialect.Evidence = upstream_counts
+    hidden_tool: hidden_tool.HiddenTool | None = hidden_calls.HiddenTool()
 
     def item_reader(self, sink: ItemSink) -> None:
         return None

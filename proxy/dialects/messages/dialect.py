@@ -6,6 +6,7 @@ from collections.abc import Hashable
 
 from proxy.dialects import dialect
 from proxy.dialects.dialect import ItemSink
+from proxy.dialects.hidden_tool import HiddenTool
 from proxy.dialects.messages import answers as reading
 from proxy.dialects.messages import upstream_counts
 from proxy.dialects.messages.counting import Counter, key_of
@@ -22,6 +23,7 @@ class MessagesDialect:
     heartbeat = b'event: ping\ndata: {"type": "ping"}\n\n'
     errors: ErrorShape = "anthropic"
     answers: dialect.Answers = reading
+    hidden_tool: HiddenTool | None = None
     evidence: dialect.Evidence = upstream_counts
 
     def item_reader(self, sink: ItemSink) -> None:

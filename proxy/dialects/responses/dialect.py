@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from proxy.dialects import dialect
+from proxy.dialects.hidden_tool import HiddenTool
 from proxy.dialects.responses import answers as reading
 from proxy.dialects.responses import evidence as usage_evidence
 from proxy.dialects.responses.counting import Counter, counter_key
@@ -23,6 +24,7 @@ class ResponsesDialect:
     heartbeat = COMMENT
     errors: ErrorShape = "openai"
     answers: dialect.Answers = reading
+    hidden_tool: HiddenTool | None = None
     evidence: dialect.Evidence = usage_evidence
 
     async def parse(self, raw: bytes) -> ResponsesRequest:

@@ -183,7 +183,7 @@ def test_a_fault_of_ours_shows_nothing(
     with RawUpstream() as upstream:
         url = start_proxy(upstream.url, configured())
         with monkeypatch.context() as patch:
-            patch.setattr("proxy.pipeline.attempts.for_upstream", broken)
+            patch.setattr("proxy.pipeline.sending.for_upstream", broken)
             got = ask(url, CHAT, chat())
         assert (got.status, got.error["code"]) == (500, "proxy_error")
         assert CANARY.encode() not in got.body

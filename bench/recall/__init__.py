@@ -1,0 +1,1 @@
+"""Whether a model finds facts that compaction removed."""

@@ -1,0 +1,443 @@
+"""Take the calls of one tool out of chat completions, so that the client never sees them.
+
+A response may take several rounds: the model calls the hidden tool, the proxy answers, and the model goes on. The
+client gets one response with the text of all rounds. Text is never held back. A call is held only until its name is
+known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from proxy.dialects.body import NOTHING, encoded, fields_of, listed, value_of
+from proxy.dialects.chat.message import calls_of
+from proxy.dialects.hidden_tool import HiddenCall, VisibleResponse
+from proxy.dialects.parts import text_of
+from proxy.dialects.unit_json import decode, encode, replace_field
+from proxy.errors import BadBody
+from proxy.http.sse import LONGEST_EVENT, EventSplitter, data_of, split_events
+from proxy.http.sse import encode as event_of
+
+_DONE = b"[DONE]"
+
+
+class _Call:
+    """A call in a stream. ``shown`` is its place among the client's calls once it's known to be one of them."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self.entry: dict[str, Any] = {}
+        self.name = ""
+        self.arguments = ""
+        self.hidden = False
+        self.shown: int | None = None
+
+    @property
+    def id(self) -> str:
+        id = self.entry.get("id")
+        return id if isinstance(id, str) else ""
+
+
+class Round:
+    """One round of a streamed response.
+
+    ``message`` is the assistant's message as the upstream sent it. ``hidden`` are the calls of the hidden tool.
+    """
+
+    def __init__(self, tool: str, response: VisibleResponse, *, first: bool) -> None:
+        self._tool = tool
+        self._response = response
+        self._first = first
+        self._splitter = EventSplitter()
+        self._given_up = False
+        self._calls: list[_Call] = []
+        self._by_index: dict[Any, _Call] = {}
+        self._fields: dict[str, Any] = {"role": "assistant", "content": None}
+        self._usage: dict[str, Any] = {}
+        self._ended = False
+        self.closing = bytearray()
+        """The events that end the response. The client gets them unless another round follows."""
+
+    @property
+    def hidden(self) -> list[HiddenCall]:
+        """Return the calls of the hidden tool, in order."""
+        calls = (call for call in self._calls if call.hidden)
+        return [HiddenCall(call.id, call.arguments, call.place, encode(_whole(call))) for call in calls]
+
+    @property
+    def visible(self) -> int:
+        """Return the number of the client's calls."""
+        return sum(not call.hidden for call in self._calls)
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """Return the whole message, with all calls."""
+        calls = [_whole(call) for call in self._calls]
+        return {**self._fields, "tool_calls": calls} if calls else dict(self._fields)
+
+    @property
+    def content(self) -> str:
+        """Return the text of this round."""
+        text = self._fields["content"]
+        return text if isinstance(text, str) else ""
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Add a chunk. Return the bytes for the client, except those of ``closing``."""
+        if self._given_up:
+            return chunk
+        events = self._splitter.feed(chunk)
+        out = b"".join(self._event(lines) for lines in split_events(events)) if events else b""
+        if len(self._splitter.unfinished) > LONGEST_EVENT:
+            # No call has so long an event. The client's parser judges it.
+            self._given_up = True
+            out += bytes(self.closing) + self._splitter.take(len(self._splitter.unfinished))
+            self.closing.clear()
+        return out
+
+    def finish(self) -> bytes:
+        """End the round: return an event that lacks its blank line, and add its usage to the response's."""
+        rest = self._splitter.take(len(self._splitter.unfinished))
+        out = b"".join(self._event(lines) for lines in split_events(rest + b"\n\n")) if rest.strip() else b""
+        _add(self._response.usage, self._usage)
+        return out
+
+    def _event(self, lines: list[bytes]) -> bytes:
+        if not any(lines):
+            return b""
+        as_it_came = b"\n".join(lines) + b"\n\n"
+        data = data_of(lines)
+        if not data:
+            return as_it_came
+        value = _decoded(data)
+        choices = value.get("choices") if value is not None else None
+        if value is None or not isinstance(choices, list):
+            return self._close(as_it_came) if data.strip() == _DONE else as_it_came
+        usage = value.get("usage")
+        if isinstance(usage, dict):
+            self._usage = usage
+            if self._response.usage:
+                total = dict(self._response.usage)
+                _add(total, usage)
+                value["usage"], as_it_came = total, b""
+        self._identify(value)
+        if not self._first:
+            value.update(self._response.identity)
+            as_it_came = b""
+        choice = choices[0] if choices and isinstance(choices[0], dict) else None
+        if choice is None:
+            return self._close(as_it_came or event_of(encode(value)))
+        return self._choice(value, choice, as_it_came)
+
+    def _choice(self, value: dict[str, Any], choice: dict[str, Any], as_it_came: bytes) -> bytes:
+        delta = choice.get("delta")
+        if not isinstance(delta, dict):
+            delta = {}
+        if not self._first and delta.pop("role", None) is not None:
+            as_it_came = b""
+        calls = delta.get("tool_calls")
+        changed = self._take_calls(delta, calls) if isinstance(calls, list) else False
+        self._collect(delta)
+        finished = choice.get("finish_reason") not in (None, "")
+        if choice.get("finish_reason") == "tool_calls" and not self._visible_soon():
+            choice["finish_reason"], as_it_came = "stop", b""
+        if finished and (late := self._undecided()):
+            delta["tool_calls"] = [*delta.get("tool_calls", ()), *late]
+            changed = True
+        if changed:
+            as_it_came = b""
+            if not delta and not finished and not isinstance(value.get("usage"), dict):
+                return b""
+        if finished and delta and self._worth_showing(delta):
+            # The text of this event isn't held, even if its end is.
+            shown = {**value, "choices": [{**choice, "finish_reason": None}]}
+            choice["delta"] = {}
+            shown.pop("usage", None)
+            return event_of(encode(shown)) + self._close(event_of(encode(value)))
+        if finished or self._ended:
+            return self._close(as_it_came or event_of(encode(value)))
+        return as_it_came or event_of(encode(value))
+
+    def _worth_showing(self, delta: Mapping[str, Any]) -> bool:
+        return any(content for name, content in delta.items() if name != "role") and any(
+            call.hidden for call in self._calls
+        )
+
+    def _visible_soon(self) -> bool:
+        return any(not call.hidden for call in self._calls) or not self._calls
+
+    def _close(self, event: bytes) -> bytes:
+        """Hold an event that ends the response if another round may follow."""
+        self._ended = True
+        if not any(call.hidden for call in self._calls):
+            return event
+        self.closing += event
+        return b""
+
+    def _identify(self, value: dict[str, Any]) -> None:
+        if not self._response.identity:
+            self._response.identity = {name: value[name] for name in ("id", "created", "model") if name in value}
+
+    def _collect(self, delta: Mapping[str, Any]) -> None:
+        """Add a delta's fields to the message."""
+        for name, value in delta.items():
+            if name in ("role", "tool_calls") or value is None:
+                continue
+            known = self._fields.get(name)
+            if isinstance(value, str):
+                self._fields[name] = (known if isinstance(known, str) else "") + value
+                if name == "content" and value:
+                    self._response.texts.append(value)
+            elif isinstance(value, list) and isinstance(known, list):
+                self._fields[name] = [*known, *value]
+            else:
+                self._fields[name] = value
+
+    def _take_calls(self, delta: dict[str, Any], entries: list[Any]) -> bool:
+        """Remove entries of hidden and undecided calls from a delta, and renumber the others. Return the changes."""
+        shown: list[Any] = []
+        for entry in entries:
+            if isinstance(entry, dict):
+                shown += self._entry(entry)
+            else:
+                shown.append(entry)
+        if shown == entries:
+            return False
+        if shown:
+            delta["tool_calls"] = shown
+        else:
+            del delta["tool_calls"]
+        return True
+
+    def _entry(self, entry: dict[str, Any]) -> list[dict[str, Any]]:
+        call = self._call_of(entry)
+        function = entry.get("function")
+        function = function if isinstance(function, dict) else {}
+        name, arguments = function.get("name"), function.get("arguments")
+        if isinstance(name, str) and not (call.hidden and name == self._tool):
+            call.name += name
+        if isinstance(arguments, str):
+            call.arguments += arguments
+        _merge(call.entry, entry)
+        if call.hidden:
+            return []
+        if call.shown is not None:
+            return [entry] if entry.get("index", call.shown) == call.shown else [{**entry, "index": call.shown}]
+        if call.name == self._tool:
+            call.hidden = True
+            return []
+        if not call.arguments and self._tool.startswith(call.name):
+            return []
+        return [self._reveal(call)]
+
+    def _reveal(self, call: _Call) -> dict[str, Any]:
+        """Return all that came of a call that is the client's."""
+        call.shown = len(self._response.calls)
+        self._response.calls.append(call.id)
+        function = {**call.entry.get("function", {}), "name": call.name, "arguments": call.arguments}
+        return {**call.entry, "index": call.shown, "function": function}
+
+    def _undecided(self) -> list[dict[str, Any]]:
+        """Reveal the calls whose names were never completed."""
+        return [self._reveal(call) for call in self._calls if not call.hidden and call.shown is None]
+
+    def _call_of(self, entry: dict[str, Any]) -> _Call:
+        index, id = entry.get("index"), entry.get("id")
+        if not isinstance(index, int):
+            # Some servers send no index: a new id begins a call.
+            last = self._calls[-1] if self._calls else None
+            if last is not None and (not id or last.entry.get("id") == id):
+                return last
+            index = ("id", id)
+        call = self._by_index.get(index)
+        if call is None:
+            call = self._by_index[index] = _Call(len(self._calls))
+            self._calls.append(call)
+        return call
+
+
+class WholeRound:
+    """A response that isn't streamed."""
+
+    def __init__(self, tool: str, body: bytes, response: VisibleResponse) -> None:
+        value = _decoded(body)
+        self._value = value if value is not None else {}
+        self._response = response
+        choices = self._value.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+        message = choice.get("message")
+        self._choice = choice
+        self.message: dict[str, Any] = message if isinstance(message, dict) else {}
+        calls = self.message.get("tool_calls")
+        self._calls = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+        self.hidden = [
+            HiddenCall(str(call.get("id") or ""), _arguments(call), place, encode(call))
+            for place, call in enumerate(self._calls)
+            if _name(call) == tool
+        ]
+        places = {call.place for call in self.hidden}
+        self._shown = [call for place, call in enumerate(self._calls) if place not in places]
+        self.visible = len(self._shown)
+        response.calls = [str(call.get("id") or "") for call in self._shown]
+        text = self.message.get("content")
+        self.content = text if isinstance(text, str) else ""
+        if self.content:
+            response.texts.append(self.content if not response.texts else f"\n\n{self.content}")
+        if isinstance(usage := self._value.get("usage"), dict):
+            _add(response.usage, usage)
+
+    def body(self) -> bytes:
+        """Return the body for the client, with the texts and the usage of all rounds."""
+        shown = self._shown
+        message = {**self.message, "content": self._response.text or self.message.get("content")}
+        if shown:
+            message["tool_calls"] = shown
+        else:
+            message.pop("tool_calls", None)
+        reason = self._choice.get("finish_reason")
+        if reason == "tool_calls" and not shown:
+            reason = "stop"
+        value = {**self._value, "choices": [{**self._choice, "message": message, "finish_reason": reason}]}
+        if self._response.usage:
+            value["usage"] = self._response.usage
+        return encode(value)
+
+
+def _whole(call: _Call) -> dict[str, Any]:
+    function = {**call.entry.get("function", {}), "name": call.name, "arguments": call.arguments}
+    fields = {name: value for name, value in call.entry.items() if name != "index"}
+    return {"type": "function", **fields, "function": function}
+
+
+def _merge(known: dict[str, Any], entry: Mapping[str, Any]) -> None:
+    """Keep the first value of each field of a call. The name and the arguments are collected apart."""
+    for name, value in entry.items():
+        if name == "function" and isinstance(value, dict):
+            _merge(known.setdefault("function", {}), value)
+        elif value is not None:
+            known.setdefault(name, value)
+
+
+def _name(call: Mapping[str, Any]) -> str | None:
+    function = call.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _arguments(call: Mapping[str, Any]) -> str:
+    arguments = call["function"].get("arguments")
+    return arguments if isinstance(arguments, str) else encode(arguments).decode()
+
+
+def _add(total: dict[str, Any], usage: Mapping[str, Any]) -> None:
+    """Add the numbers of a usage, those of its details too. Other values are those of the last round."""
+    for name, value in usage.items():
+        known = total.get(name)
+        if isinstance(value, dict):
+            inner = dict(known) if isinstance(known, dict) else {}
+            _add(inner, value)
+            total[name] = inner
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            total[name] = value + (known if isinstance(known, int | float) else 0)
+        elif value is not None or known is None:
+            total[name] = value
+
+
+def _decoded(data: bytes) -> dict[str, Any] | None:
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+class HiddenTool:
+    """How to hide a tool in chat completions. See ``dialects.dialect.HiddenTool``."""
+
+    def accepts(self, raw: bytes, name: str) -> bool:
+        """Return whether a request lets its model choose among tools, and has none of this name."""
+        try:
+            fields = fields_of(raw)
+        except BadBody:
+            return False
+        if "functions" in fields or value_of(fields.get("n", NOTHING)) not in (None, 1):
+            return False
+        if value_of(fields.get("tool_choice", NOTHING)) not in (None, "auto"):
+            return False
+        tools = value_of(fields.get("tools", NOTHING))
+        return isinstance(tools, list) and bool(tools) and name not in map(_tool_name, tools)
+
+    def definition(self, raw: bytes, name: str, description: str, parameters: Mapping[str, Any]) -> bytes:
+        """Return the tool's JSON. It's strict if all tools of the request are, because some servers demand that."""
+        tools = value_of(fields_of(raw)["tools"])
+        strict = all(isinstance(tool, dict) and _function(tool).get("strict") is True for tool in tools)
+        function: dict[str, Any] = {"name": name, "description": description, "parameters": dict(parameters)}
+        return encode({"type": "function", "function": {**function, "strict": True} if strict else function})
+
+    def with_tool(self, raw: bytes, tool: bytes) -> bytes:
+        """Return the body with one more tool, the last one."""
+        fields = fields_of(raw)
+        tools = bytes(fields["tools"]).rstrip()
+        fields["tools"] = msgspec.Raw(tools[:-1].rstrip() + b"," + tool + b"]")
+        return msgspec.json.encode(fields)
+
+    def without_tool(self, sent: bytes) -> bytes:
+        """Return a body without its last tool."""
+        fields = fields_of(sent)
+        fields["tools"] = listed(msgspec.json.decode(fields["tools"], type=list[msgspec.Raw])[:-1])
+        return msgspec.json.encode(fields)
+
+    def continued(self, sent: bytes, messages: Sequence[bytes], *, last: bool) -> bytes:
+        """Return a body with further messages. With ``last``, the model may not call tools."""
+        fields = fields_of(sent)
+        before = bytes(fields["messages"]).rstrip()
+        fields["messages"] = msgspec.Raw(b",".join([before[:-1], *messages]) + b"]")
+        if last:
+            fields["tool_choice"] = encoded("none")
+        return msgspec.json.encode(fields)
+
+    def response(self) -> VisibleResponse:
+        """Return the client's response, still empty."""
+        return VisibleResponse()
+
+    def round(self, name: str, response: VisibleResponse, *, first: bool) -> Round:
+        """Return a reader for one round of a stream."""
+        return Round(name, response, first=first)
+
+    def whole(self, name: str, body: bytes, response: VisibleResponse) -> WholeRound:
+        """Read a round that isn't streamed."""
+        return WholeRound(name, body, response)
+
+    def result(self, id: str, text: str) -> bytes:
+        """Return the message that answers a call."""
+        return encode({"role": "tool", "tool_call_id": id, "content": text})
+
+    def visible(self, raw: bytes) -> tuple[str, list[str]] | None:
+        """Return the text and the ids of the calls in an assistant's message; ``None`` for other messages."""
+        message = decode(raw)
+        if message.get("role") != "assistant":
+            return None
+        return text_of(message), [call.id for call in calls_of(message)]
+
+    def restored(self, raw: bytes, text: str | None, calls: Sequence[tuple[int, bytes]]) -> bytes:
+        """Return the client's message with another text (``None``: its own) and with hidden calls, by place."""
+        if text is not None:
+            raw = replace_field(raw, "content", text or None)
+        if calls:
+            known = decode(raw).get("tool_calls")
+            entries = list(known) if isinstance(known, list) else []
+            for place, call in calls:
+                entries.insert(place, decode(call))
+            raw = replace_field(raw, "tool_calls", entries)
+        return raw
+
+
+def _function(tool: Any) -> Mapping[str, Any]:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return function if isinstance(function, dict) else {}
+
+
+def _tool_name(tool: Any) -> Any:
+    return _function(tool).get("name")

@@ -1,0 +1,130 @@
+"""Define how an API hides a tool that the proxy added: in requests, in responses, and in later requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+
+class HiddenCall(msgspec.Struct):
+    """A call of the hidden tool. ``place`` is its place among all calls of its message, ``raw`` its JSON."""
+
+    id: str
+    arguments: str
+    place: int
+    raw: bytes
+
+
+class VisibleResponse:
+    """The response that the client gets, over all rounds.
+
+    ``usage`` is the sum of the rounds that have ended, and ``identity`` the fields that all events share. ``calls`` are
+    the ids of the client's calls.
+    """
+
+    def __init__(self) -> None:
+        self.usage: dict[str, Any] = {}
+        self.identity: dict[str, Any] = {}
+        self.texts: list[str] = []
+        self.calls: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """Return the text that the client gets."""
+        return "".join(self.texts)
+
+
+class HiddenRoundReader(Protocol):
+    """One round of a response. ``message`` is the whole one as the upstream sent it."""
+
+    @property
+    def hidden(self) -> list[HiddenCall]:
+        """Return the calls of the hidden tool, in order."""
+        ...
+
+    @property
+    def visible(self) -> int:
+        """Return the number of the client's calls."""
+        ...
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """Return the whole message, with all calls."""
+        ...
+
+    @property
+    def content(self) -> str:
+        """Return the text of this round."""
+        ...
+
+
+class StreamedRound(HiddenRoundReader, Protocol):
+    """A round that is streamed. ``closing`` are the events that end the response unless another round follows."""
+
+    closing: bytearray
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Add a chunk. Return the bytes for the client, except those of ``closing``."""
+        ...
+
+    def finish(self) -> bytes:
+        """End the round, and return the bytes for the client that are left."""
+        ...
+
+
+class WholeRound(HiddenRoundReader, Protocol):
+    """A round that isn't streamed."""
+
+    def body(self) -> bytes:
+        """Return the body for the client, with the texts and the usage of all rounds."""
+        ...
+
+
+class HiddenTool(Protocol):
+    """How one API hides a tool."""
+
+    def accepts(self, raw: bytes, name: str) -> bool:
+        """Return whether a request lets its model choose among tools, and has none of this name."""
+        ...
+
+    def definition(self, raw: bytes, name: str, description: str, parameters: Mapping[str, Any]) -> bytes:
+        """Return the tool's JSON for a request."""
+        ...
+
+    def with_tool(self, raw: bytes, tool: bytes) -> bytes:
+        """Return a body with one more tool, the last one."""
+        ...
+
+    def without_tool(self, sent: bytes) -> bytes:
+        """Return a body without its last tool."""
+        ...
+
+    def continued(self, sent: bytes, messages: Sequence[bytes], *, last: bool) -> bytes:
+        """Return a body with further messages. With ``last``, the model may not call tools."""
+        ...
+
+    def response(self) -> VisibleResponse:
+        """Return the client's response, still empty."""
+        ...
+
+    def round(self, name: str, response: VisibleResponse, *, first: bool) -> StreamedRound:
+        """Return a reader for one round of a stream. ``name`` is the tool's."""
+        ...
+
+    def whole(self, name: str, body: bytes, response: VisibleResponse) -> WholeRound:
+        """Read a round that isn't streamed."""
+        ...
+
+    def result(self, id: str, text: str) -> bytes:
+        """Return the message that answers a call."""
+        ...
+
+    def visible(self, raw: bytes) -> tuple[str, list[str]] | None:
+        """Return the text and the ids of the calls in an assistant's message; ``None`` for other messages."""
+        ...
+
+    def restored(self, raw: bytes, text: str | None, calls: Sequence[tuple[int, bytes]]) -> bytes:
+        """Return the client's message with another text (``None``: its own) and with hidden calls, by place."""
+        ...

@@ -1,0 +1,266 @@
+"""Answer the calls of the hidden tool, and continue the response until the client's part of it is complete."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+
+import structlog
+
+from proxy.dialects.hidden_tool import HiddenRoundReader, HiddenTool
+from proxy.dialects.unit_json import encode
+from proxy.errors import ProxyError, UpstreamInterrupted
+from proxy.pipeline.context import ConversationContext, RecallState
+from proxy.pipeline.response_start import ResponseStart, is_encoded
+from proxy.recall.rounds import HiddenRound, HiddenRounds
+from proxy.recall.tool import NAME, NO_MORE, Reader
+from proxy.telemetry.metrics import RECALLS
+from proxy.upstream.transport import Answer
+
+log = structlog.get_logger(__name__)
+
+DAY = 86_400.0
+
+SHARE = 10
+"""The result of one call has at most this part of the budget."""
+
+LEAST = 200
+"""Tokens. With less room, a result says that there is none."""
+
+LARGEST = 16_000_000
+"""Bytes of a response that isn't streamed. A longer one passes unread."""
+
+NO_ROOM = "There is no room for earlier messages in this request. Continue without them."
+
+INTERRUPTED = "The upstream did not continue its response after it read earlier messages. Try again."
+
+Resend = Callable[[bytes], Awaitable[ResponseStart]]
+"""Sends another body for the same request. Raises ``ProxyError``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Tokens for the results of all calls, and for each of them."""
+
+    left: int
+    each: int
+
+    def within(self, budget: int, used: int) -> Room:
+        """Return the room in a request of ``used`` tokens."""
+        return Room(min(self.left, budget - used), min(self.each, budget // SHARE))
+
+
+class RecallRounds:
+    """The rounds of one response."""
+
+    def __init__(
+        self,
+        context: ConversationContext,
+        state: RecallState,
+        hidden: HiddenTool,
+        memory: HiddenRounds,
+        reader: Reader,
+        roots: Sequence[str],
+        room: Room,
+        sent: bytes,
+        resend: Resend,
+    ) -> None:
+        """``roots`` are the archive ids of the conversation. ``sent`` is the body with the tool."""
+        self._context = context
+        self._state = state
+        self._hidden = hidden
+        self._memory = memory
+        self._reader = reader
+        self._roots = roots
+        self._room = room
+        self._sent = sent
+        self._resend = resend
+        self._response = hidden.response()
+        self._before: list[bytes] = []
+        self._answered = 0
+        self._plain = False
+        self._current: Answer | None = None
+
+    def stream(self, start: ResponseStart) -> ResponseStart:
+        """Return a stream with the text and the client's calls of all rounds, as they arrive."""
+        self._current = start.answer
+        events = self._events(start)
+
+        async def close() -> None:
+            await events.aclose()
+            await self._close()
+
+        answer = Answer(200, start.answer.headers, events, close, keeps_request=True)
+        return ResponseStart(answer, b"", False, None, start.answers, written=True)
+
+    async def whole(self, start: ResponseStart) -> ResponseStart:
+        """Return a response with the text and the client's calls of all rounds."""
+        try:
+            return await self._whole(start)
+        except BaseException:
+            await self._close()
+            raise
+
+    async def _whole(self, start: ResponseStart) -> ResponseStart:
+        while True:
+            self._current = start.answer
+            body, complete = await _rest(start)
+            if not complete:
+                return ResponseStart(start.answer, body, False, None, start.answers, written=True)
+            round = self._hidden.whole(NAME, body, self._response)
+            if not self._follows(round):
+                break
+            start = await self._next(round)
+            if start.answer.status != 200 or is_encoded(start.answer):
+                return start
+        if round.hidden or self._before:
+            await self._remember(round)
+            body = round.body()
+        headers = [pair for pair in start.answer.headers if pair[0] not in ("content-length", "transfer-encoding")]
+        answer = Answer(200, [*headers, ("content-length", str(len(body)))], start.answer.body, start.answer.close)
+        return ResponseStart(answer, body, True, None, start.answers, written=True)
+
+    async def _events(self, start: ResponseStart) -> AsyncGenerator[bytes, None]:
+        while True:
+            self._current = start.answer
+            round = self._hidden.round(NAME, self._response, first=not self._answered)
+            if out := round.feed(start.first):
+                yield out
+            async for chunk in start.answer.body:
+                if out := round.feed(chunk):
+                    yield out
+            if out := round.finish():
+                yield out
+            if not self._follows(round):
+                break
+            async for beat in self._while_waiting(following := asyncio.ensure_future(self._next(round))):
+                yield beat
+            start = following.result()
+            if start.answer.status != 200 or not start.is_stream:
+                self._current = start.answer
+                raise UpstreamInterrupted(INTERRUPTED)
+        if round.hidden or self._before:
+            # Another replica may get the conversation's next request as soon as the response ends.
+            await self._remember(round)
+        if round.closing:
+            yield bytes(round.closing)
+
+    async def _while_waiting(self, following: asyncio.Future[ResponseStart]) -> AsyncIterator[bytes]:
+        """Yield a heartbeat now and then until the upstream has answered."""
+        every = self._context.configuration.settings.server.keepalive
+        try:
+            while not (await asyncio.wait([following], timeout=every))[0]:
+                yield self._context.dialect.heartbeat
+        finally:
+            if not following.done():
+                following.cancel()
+                await asyncio.wait([following])
+        if (error := following.exception()) is not None:
+            raise error if isinstance(error, UpstreamInterrupted) else UpstreamInterrupted(INTERRUPTED) from error
+
+    def _follows(self, round: HiddenRoundReader) -> bool:
+        """Return whether the model waits for results, and for nothing from the client."""
+        most = self._context.caller.policy.recall.max_rounds
+        return bool(round.hidden) and not round.visible and not self._plain and self._answered <= most
+
+    async def _next(self, round: HiddenRoundReader) -> ResponseStart:
+        """Answer a round's calls, and return the start of the next one. Raises ``ProxyError``.
+
+        If the upstream refuses to continue, send the request without the tool, unless the client has text by now.
+        """
+        await self._close()
+        self._answered += 1
+        last = self._answered > self._context.caller.policy.recall.max_rounds
+        results = await self._results(round, last=last)
+        before = [*self._before, encode(round.message), *results]
+        start = await self._tried(self._hidden.continued(self._sent, before, last=last))
+        if start is not None:
+            self._before = before
+            RECALLS.labels(outcome="answered").inc()
+            self._context.record.recalls += 1
+            return start
+        RECALLS.labels(outcome="failed").inc()
+        if self._response.text or self._response.calls:
+            self._room = replace(self._room, each=self._room.each // 2)
+            before = [*self._before, encode(round.message), *await self._results(round, last=last)]
+            start = await self._tried(self._hidden.continued(self._sent, before, last=last))
+            if start is None:
+                raise UpstreamInterrupted(INTERRUPTED)
+            self._before = before
+            self._context.record.recalls += 1
+            return start
+        self._plain, self._before = True, []
+        return await self._resend(self._hidden.without_tool(self._sent))
+
+    async def _tried(self, body: bytes) -> ResponseStart | None:
+        """Return a response to another body, or ``None`` if it isn't one to continue with."""
+        try:
+            start = await self._resend(body)
+        except ProxyError as error:
+            log.warning("recall.not_continued", reason=error.code)
+            return None
+        if start.answer.status == 200 and not is_encoded(start.answer):
+            return start
+        log.warning("recall.not_continued", reason="status", status=start.answer.status)
+        await start.answer.close()
+        return None
+
+    async def _results(self, round: HiddenRoundReader, *, last: bool) -> list[bytes]:
+        """Return the messages that answer a round's calls."""
+        counter = self._context.counter
+        assert counter is not None  # noqa: S101 - requests without a counter get no tool
+        most = self._context.caller.policy.recall.max_rounds
+        left, results = self._room.left, []
+        for call in round.hidden:
+            room = min(self._room.each, left)
+            if last:
+                text = NO_MORE
+            elif room < LEAST:
+                text = NO_ROOM
+            else:
+                tenant = self._context.caller.tenant
+                text = await self._reader.result(tenant, self._roots, call.arguments, counter.text, room)
+                left -= counter.text(text)
+            if self._answered == most and not last:
+                text = f"{text}\n\n{NO_MORE}"
+            results.append(self._hidden.result(call.id, text))
+        self._room = replace(self._room, left=left)
+        return results
+
+    async def _remember(self, round: HiddenRoundReader) -> None:
+        """Store what the client doesn't see of this response, to put it back later."""
+        mixed = bool(round.hidden) and bool(round.visible) and not self._plain
+        results = await self._results(round, last=False) if mixed else []
+        if mixed:
+            RECALLS.labels(outcome="mixed").inc()
+            self._context.record.recalls += 1
+        archive = self._context.caller.policy.archive
+        if archive is None or self._plain:
+            return
+        hidden = HiddenRound(
+            prefix=self._state.prefix,
+            text=self._response.text,
+            calls=list(self._response.calls),
+            before=self._before,
+            own_text=round.content if self._before else None,
+            hidden_calls=[(call.place, call.raw) for call in round.hidden] if mixed else [],
+            results=results,
+        )
+        rounds = [*self._state.rounds, hidden]
+        await self._memory.keep(self._state.conversation, self._state.messages, rounds, archive.days * DAY)
+
+    async def _close(self) -> None:
+        if self._current is not None:
+            await self._current.close()
+
+
+async def _rest(start: ResponseStart) -> tuple[bytes, bool]:
+    """Return a whole body; false if it is too long to read."""
+    body = bytearray(start.first)
+    if not start.complete:
+        async for chunk in start.answer.body:
+            body += chunk
+            if len(body) > LARGEST:
+                return bytes(body), False
+    return bytes(body), True

@@ -1,0 +1,239 @@
+"""A model reads archived messages through a tool that the client never sees, through the official SDK."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from proxy.demo.replies import Reply, ToolCall
+from proxy.recall.tool import NAME
+from tests.kit.front_door import Front, archive_id, front, key, long_talk
+from tests.kit.messages import assistant
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": name, "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}},
+    }
+    for name in ("read_file", "recall_earlier")
+]
+FACT = "The password of the staging vault is orchardplum."
+ON = {"recall": {"tool": "auto"}}
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    with front(
+        {"default": ON, "off": {}, "one": {"recall": {"tool": "auto", "max_rounds": 1}}}, folder(tmp_path_factory)
+    ) as door:
+        yield door
+
+
+def folder(factory: pytest.TempPathFactory) -> Path:
+    return factory.mktemp("recall")
+
+
+def ours(call: str = "r1", **arguments: Any) -> ToolCall:
+    return ToolCall(call, NAME, json.dumps({"query": None, "id": None, "offset": None, **arguments}))
+
+
+def theirs(id: str = "c1", name: str = "read_file") -> ToolCall:
+    return ToolCall(id, name, '{"path": "a.py"}')
+
+
+def script(*replies: Reply) -> Callable[[dict[str, Any]], Reply]:
+    waiting = list(replies)
+    return lambda body: waiting.pop(0)
+
+
+def conversation(seed: str) -> list[Any]:
+    messages = long_talk(seed)
+    text = messages[4]["content"]
+    messages[4] = assistant(f"{text[:2_000]} {FACT} {text[2_000:]}")
+    return messages
+
+
+class Talk:
+    """A conversation by the official client, streaming or not."""
+
+    def __init__(self, door: Front, seed: str, stream: bool, policy: str = "default", caller: int = 0) -> None:
+        self.door, self.stream = door, stream
+        self.messages = conversation(f"{seed}{stream}")
+        self.client = openai.OpenAI(base_url=f"{door.url}/v1", api_key=key(policy, caller), max_retries=0)
+        self.usage: Any = None
+        self.reason: str | None = None
+        self.headers: Any = {}
+
+    def ask(self, *replies: Reply, tools: Sequence[Any] = TOOLS, **fields: Any) -> list[dict[str, Any]]:
+        """Return the bodies that the upstream got for one turn. The client's message joins the conversation."""
+        before = len(self.door.upstream.conversations)
+        with self.door.scripted(responder=script(*replies)):
+            options = {"model": "m", "messages": self.messages, "tools": list(tools), **fields}
+            if self.stream:
+                with self.client.chat.completions.stream(**options, stream_options={"include_usage": True}) as events:
+                    answer = events.get_final_completion()
+            else:
+                raw = self.client.chat.completions.with_raw_response.create(**options)
+                self.headers, answer = raw.headers, raw.parse()
+        message = answer.choices[0].message
+        self.reason, self.usage = answer.choices[0].finish_reason, answer.usage
+        self.message = message
+        known: dict[str, Any] = {"role": "assistant", "content": message.content}
+        if message.tool_calls:
+            known["tool_calls"] = [
+                {
+                    "id": c.id,
+                    "type": "function",
+                    "function": {"name": c.function.name, "arguments": c.function.arguments},
+                }
+                for c in message.tool_calls
+            ]
+        self.messages.append(known)
+        return [request.body for request in self.door.upstream.conversations[before:]]
+
+    def answer(self, *ids: str) -> None:
+        for id in ids:
+            self.messages.append({"role": "tool", "tool_call_id": id, "content": f"content of {id}"})
+
+    def say(self, text: str) -> None:
+        self.messages.append({"role": "user", "content": text})
+
+
+def names(body: dict[str, Any]) -> list[str]:
+    return [tool["function"]["name"] for tool in body["tools"]]
+
+
+def results(body: dict[str, Any]) -> list[str]:
+    return [message["content"] for message in body["messages"] if message["role"] == "tool"]
+
+
+both = pytest.mark.parametrize("stream", [False, True])
+
+
+@both
+def test_a_search_finds_a_fact_that_compaction_removed(door: Front, stream: bool) -> None:
+    talk = Talk(door, "search", stream)
+    first, second = talk.ask(
+        Reply(content="Let me look.", tool_calls=(ours(query="password of the staging vault"),)),
+        Reply(content="It is orchardplum."),
+    )
+    assert names(first) == ["read_file", "recall_earlier", NAME]
+    assert "orchardplum" not in json.dumps(first["messages"])
+    (found,) = results(second)
+    assert "orchardplum" in found
+    assert second["messages"][: len(first["messages"])] == first["messages"]
+    assert talk.message.content in ("Let me look.\n\nIt is orchardplum.", "Let me look.It is orchardplum.")
+    assert talk.message.tool_calls is None
+    assert talk.reason == "stop"
+    assert talk.usage.prompt_tokens == sum(request.tokens for request in door.upstream.conversations[-2:])
+    if not stream:
+        assert talk.headers["x-compaction-recall"] == "1"
+
+
+@both
+def test_reading_by_id_pages_through_an_entry(door: Front, stream: bool) -> None:
+    talk = Talk(door, "read", stream)
+    start = Talk(door, "read", stream)
+    (body,) = start.ask(Reply(content="Fine."))
+    id = archive_id(json.dumps(body["messages"][:2]))
+    _, second, third = talk.ask(
+        Reply(tool_calls=(ours(id=id),)),
+        Reply(tool_calls=(ours("r2", id=id, offset=5_000),)),
+        Reply(content="Read."),
+    )
+    assert "Characters 0 to" in results(second)[0]
+    assert FACT in results(third)[1]
+    assert talk.message.content == "Read."
+
+
+@both
+def test_the_next_turn_has_the_hidden_round_again(door: Front, stream: bool) -> None:
+    talk = Talk(door, "again", stream)
+    _, second = talk.ask(
+        Reply(content="A", tool_calls=(ours(query="vault"),)), Reply(content="B", tool_calls=(theirs(),))
+    )
+    talk.answer("c1")
+    (third,) = talk.ask(Reply(content="Done."))
+    assert third["messages"][: len(second["messages"])] == second["messages"]
+    last = third["messages"][len(second["messages"]) :]
+    assert [message["role"] for message in last] == ["assistant", "tool"]
+    assert last[0]["content"] == "B"
+
+
+@both
+@pytest.mark.parametrize("order", ["first", "last"])
+def test_a_mixed_round_gives_the_client_its_own_calls(door: Front, stream: bool, order: str) -> None:
+    talk = Talk(door, f"mixed{order}", stream)
+    calls = [theirs("c1"), theirs("c2", "recall_earlier")]
+    calls.insert(0 if order == "first" else 2, ours(query="vault password"))
+    talk.ask(Reply(content="Both.", tool_calls=tuple(calls)))
+    assert [call.id for call in talk.message.tool_calls] == ["c1", "c2"]
+    assert [call.function.name for call in talk.message.tool_calls] == ["read_file", "recall_earlier"]
+    assert talk.reason == "tool_calls"
+    talk.answer("c1", "c2")
+    (body,) = talk.ask(Reply(content="Done."))
+    assistant = next(message for message in body["messages"] if len(message.get("tool_calls") or ()) == 3)
+    assert [call["id"] for call in assistant["tool_calls"]] == [call.id for call in calls]
+    assert any("orchardplum" in text for text in results(body))
+
+
+@both
+def test_the_number_of_rounds_is_limited(door: Front, stream: bool) -> None:
+    talk = Talk(door, "limit", stream, "one")
+    again = Reply(tool_calls=(ours(query="vault"),))
+    first, second, third = talk.ask(again, again, Reply(content="Enough."))
+    assert "Answer with what you have" in results(second)[-1]
+    assert third["tool_choice"] == "none"
+    assert talk.message.content == "Enough."
+    assert "tool_choice" not in first
+
+
+@both
+def test_a_refused_continuation_falls_back(door: Front, stream: bool) -> None:
+    refusal = Reply(status=400, error={"error": {"message": "no", "type": "invalid_request_error"}})
+    talk = Talk(door, "refused", stream)
+    _, _, plain = talk.ask(Reply(tool_calls=(ours(query="vault"),)), refusal, Reply(content="Without."))
+    assert names(plain) == ["read_file", "recall_earlier"]
+    assert talk.message.content == "Without."
+
+
+@both
+def test_an_unknown_id_and_bad_arguments_are_answered(door: Front, stream: bool) -> None:
+    talk = Talk(door, "unknown", stream)
+    bad = ToolCall("r2", NAME, "not json")
+    _, second = talk.ask(Reply(tool_calls=(ours(id="0" * 20), bad)), Reply(content="Oh."))
+    assert "no entry" in results(second)[0]
+    assert "query" in results(second)[1]
+
+
+def test_nothing_is_added_before_the_first_checkpoint_or_without_the_conditions(door: Front) -> None:
+    short = Talk(door, "short", False)
+    short.messages = short.messages[-3:]
+    assert names(short.ask(Reply(content="x"))[0]) == ["read_file", "recall_earlier"]
+    for fields in ({"tool_choice": "required"}, {"n": 2}, {"tools": [*TOOLS, _named(NAME)]}):
+        talk = Talk(door, f"conditions{sorted(fields)}", False)
+        options = {"tools": TOOLS, **fields}
+        (body,) = talk.ask(Reply(content="x"), **options)
+        assert body["tools"] == options["tools"]
+    assert names(Talk(door, "off", False, "off").ask(Reply(content="x"))[0]) == ["read_file", "recall_earlier"]
+
+
+def _named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+
+
+@both
+def test_an_upstream_that_refuses_the_tool_gets_none(tmp_path: Path, stream: bool) -> None:
+    refusal = Reply(status=400, error={"error": {"message": "tools: too many", "type": "invalid_request_error"}})
+    with front({"default": ON}, tmp_path) as other:
+        talk = Talk(other, "never", stream)
+        first, second = talk.ask(refusal, Reply(content="Fine."))
+        assert NAME in names(first)
+        assert NAME not in names(second)
+        talk.say("Next?")
+        assert NAME not in names(talk.ask(Reply(content="Fine."))[0])
