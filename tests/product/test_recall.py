@@ -65,6 +65,7 @@ class Talk:
         self.door, self.stream = door, stream
         self.messages = conversation(f"{seed}{stream}")
         self.client = openai.OpenAI(base_url=f"{door.url}/v1", api_key=key(policy, caller), max_retries=0)
+        self.key = key(policy, caller)
         self.usage: Any = None
         self.reason: str | None = None
         self.headers: Any = {}
@@ -95,6 +96,11 @@ class Talk:
             ]
         self.messages.append(known)
         return [request.body for request in self.door.upstream.conversations[before:]]
+
+    def move(self, door: Front) -> None:
+        """Send further turns to another replica."""
+        self.door = door
+        self.client = openai.OpenAI(base_url=f"{door.url}/v1", api_key=self.key, max_retries=0)
 
     def answer(self, *ids: str) -> None:
         for id in ids:
@@ -237,3 +243,60 @@ def test_an_upstream_that_refuses_the_tool_gets_none(tmp_path: Path, stream: boo
         assert NAME not in names(second)
         talk.say("Next?")
         assert NAME not in names(talk.ask(Reply(content="Fine."))[0])
+
+
+@both
+def test_another_replica_puts_the_hidden_round_back(tmp_path: Path, stream: bool) -> None:
+    with front({"default": ON}, tmp_path) as one, front({"default": ON}, tmp_path) as two:
+        talk = Talk(one, "replica", stream)
+        _, second = talk.ask(
+            Reply(content="A", tool_calls=(ours(query="vault"),)),
+            Reply(content="B", tool_calls=(theirs(), ours("r2", query="staging"))),
+        )
+        talk.answer("c1")
+        talk.move(two)
+        (third,) = talk.ask(Reply(content="C"))
+        assert third["messages"][: len(second["messages"])] == second["messages"]
+        roles = [message["role"] for message in third["messages"][len(second["messages"]) :]]
+        assert roles == ["assistant", "tool", "tool"]
+        talk.say("And now?")
+        (fourth,) = talk.ask(Reply(content="D"))
+        assert fourth["messages"][: len(third["messages"])] == third["messages"]
+        talk.say("Again?")
+        talk.move(one)
+        (fifth,) = talk.ask(Reply(content="E"))
+        assert fifth["messages"][: len(fourth["messages"])] == fourth["messages"]
+
+
+@both
+def test_a_request_is_valid_without_its_hidden_rounds(tmp_path: Path, stream: bool) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    with front({"default": ON}, tmp_path / "a") as one, front({"default": ON}, tmp_path / "b") as two:
+        talk = Talk(one, "lost", stream)
+        talk.ask(
+            Reply(content="A", tool_calls=(ours(query="vault"),)),
+            Reply(content="B", tool_calls=(ours("r2", query="staging"), theirs())),
+        )
+        talk.answer("c1")
+        talk.move(two)
+        (body,) = talk.ask(Reply(content="C"))
+        assert NAME not in json.dumps(body["messages"])
+        assert [message["role"] for message in body["messages"][-2:]] == ["assistant", "tool"]
+
+
+def test_text_keeps_its_order_and_its_chunks(door: Front) -> None:
+    """The chunks with text are those of a response without the tool, even around a hidden call."""
+    text = "One two three four five six seven eight nine ten."
+    seen = []
+    for policy in ("off", "default"):
+        talk = Talk(door, "chunks", True, policy)
+        hidden = () if policy == "off" else (ours(query="vault"),)
+        chunks: list[str] = []
+        with door.scripted(responder=script(Reply(content=text, tool_calls=hidden), Reply(content=text))):
+            for chunk in talk.client.chat.completions.create(
+                model="m", messages=talk.messages, tools=TOOLS, stream=True
+            ):
+                chunks += [choice.delta.content for choice in chunk.choices if choice.delta.content]
+        seen.append(chunks)
+    assert seen[1] == seen[0] * 2
