@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 
 from proxy.demo.upstream import Reply, StandIn, ToolCall
+from proxy.recall.tool import NAME
 from tests.kit.message_checks import size_of as size_of_messages
 from tests.kit.recorded import SESSION, as_blocks, as_items, recorded_messages
 from tests.kit.response_items import size_of as size_of_items
@@ -55,6 +57,59 @@ def test_every_turn_fits_and_most_of_each_prompt_is_the_one_before(window: int, 
     share = cacheable(upstream)
     print(f"\n{window}: {len(upstream.summaries)} summaries, {share:.2%} of the prompt a common prefix")
     assert share >= LEAST_SHARED
+
+
+RECALLS = 50
+"""Every so many turns, the model reads archived messages."""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("window", [32_768, 65_536])
+def test_recall_keeps_the_common_prefix(window: int, tmp_path: Path) -> None:
+    """Replay the session with the tool and without it. Runs with ``--full`` only."""
+    shares = []
+    for setting in ("off", "auto"):
+        upstream, recalls = recalling(window, setting, tmp_path / setting)
+        assert upstream.faults == []
+        assert all(request.tokens <= window for request in upstream.requests)
+        assert bool(recalls) is (setting == "auto")
+        shares.append(cacheable(upstream))
+        print(f"\n{window}, recall {setting}: {recalls} reads, {shares[-1]:.2%} of the prompt a common prefix")
+    assert shares[1] >= shares[0] - 0.005
+
+
+def recalling(window: int, setting: str, folder: Path) -> tuple[StandIn, int]:
+    """Replay the session by a client that keeps the answers it gets. Return the upstream and the number of reads."""
+    folder.mkdir()
+    recorded = recorded_messages()
+    names = {call["function"]["name"] for message in recorded for call in message.get("tool_calls", ())}
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in sorted(names)
+    ]
+    turns = [i for i, message in enumerate(recorded) if message["role"] == "assistant" and i]
+    reads = number = 0
+    answer = Reply()
+
+    def reply(body: dict[str, Any]) -> Reply:
+        nonlocal reads
+        offered = body["tools"][-1]["function"]["name"] == NAME
+        if not offered or number % RECALLS or body["messages"][-1].get("tool_call_id", "").startswith("read_"):
+            return answer
+        reads += 1
+        arguments = json.dumps({"query": answer.content or "error", "id": None, "offset": None})
+        return Reply(tool_calls=(ToolCall(f"read_{reads}", NAME, arguments),))
+
+    upstream = StandIn(window=window, max_output=window // 4, responder=reply)
+    with (
+        protected(upstream, folder, window, {"recall": {"tool": setting}}) as client,
+        httpx.Client(trust_env=False, timeout=120) as http,
+    ):
+        for turn, i in enumerate(turns):
+            answer, number = recorded_reply(recorded[i]), turn
+            body = {"model": "m", "messages": recorded[:i], "tools": tools}
+            got = http.post(f"{client.base_url}chat/completions", json=body, headers={"authorization": "Bearer k"})
+            assert got.status_code == 200, got.text[:500]
+    return upstream, reads
 
 
 SHARED_ON_CHAT = {32_768: 0.9732, 65_536: 0.9870, 131_072: 0.9938}
@@ -149,9 +204,10 @@ def common_share(prompts: list[list[Any]], size: Callable[[Any], int]) -> float:
 
 
 def cacheable(upstream: StandIn) -> float:
-    """The share of all prompts' tokens that is a common prefix with the prompt before."""
+    """The share of all prompts' tokens that is a common prefix with the prompt before. Other tools share nothing."""
     shared = total = 0
     previous: list[bytes] = []
+    tools = None
     for request in upstream.conversations:
         current = [msgspec.json.encode(message) for message in request.body["messages"]]
         tokens = {
@@ -159,7 +215,9 @@ def cacheable(upstream: StandIn) -> float:
             for raw, message in zip(current, request.body["messages"], strict=True)
         }
         if previous:
-            shared += common_prefix(previous, current, tokens)
+            # The tools come first in a prompt.
+            fixed = request.tokens - sum(tokens[raw] for raw in current)
+            shared += common_prefix(previous, current, tokens) + fixed if request.body.get("tools") == tools else 0
             total += request.tokens
-        previous = current
+        previous, tools = current, request.body.get("tools")
     return shared / total
