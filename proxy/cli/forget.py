@@ -25,7 +25,7 @@ def forget(team: str | None, key_sha256: str | None, config: Path | None) -> Non
     """
     settings = load(config, os.environ)
     path = store_file(settings.store.url)
-    if settings.store.kind == "memory":
+    if settings.store.kind == "memory" and settings.archive.url is None:
         raise ConfigurationError("store.url: this store is in the memory of the server: stop it, and it is gone")
     if path is not None and not path.exists():
         raise ConfigurationError(f"store.url: there is no {path}. Fix: pass the server's configuration with --config")

@@ -11,6 +11,7 @@ import os
 import stat
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,16 @@ from proxy.store import sqlite_worker
 from proxy.store.file import put_aside
 from proxy.store.forgetting import forget
 from proxy.store.sqlite import SqliteStore
+from tests.kit.object_server import INSTALLED, MISSING
 from tests.kit.program import ROOT, program, write_config
 from tests.kit.waiting import until
-from tests.product.test_store import CALLER, KEY, PROMPT, SUMMARY, configuration, conversation, stand_in
+from tests.product.test_store import CALLER, CALLER_SHA, KEY, PROMPT, SUMMARY, configuration, conversation, stand_in
 
 RESULT = "what the canary sang in a result"
 CANARIES = (PROMPT, SUMMARY, RESULT, CALLER)
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions and signals")
+needs_obstore = pytest.mark.skipif(not INSTALLED, reason=MISSING)
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 
 
@@ -50,7 +53,10 @@ def messages() -> list[Any]:
 
 @contextlib.contextmanager
 def started(
-    folder: Path, store: Mapping[str, Any] | None, policy: Mapping[str, Any] | None = None
+    folder: Path,
+    store: Mapping[str, Any] | None,
+    policy: Mapping[str, Any] | None = None,
+    archive: str | None = None,
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """The program itself with a umask that allows everything; wherever it may write is in the folder."""
     for name in ("home", "tmp", "here"):
@@ -61,6 +67,7 @@ def started(
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
     with serve(stand_in().app) as upstream:
         settings = {**configuration(upstream, folder), "policies": {"default": policy or {}}, "store": store or {}}
+        settings["archive"] = {"url": archive}
         config = write_config(settings, folder)
         with program(config, log=Path(os.devnull), cwd=folder / "here", env=environment, umask=0) as running:
             yield running.url, running.process
@@ -97,9 +104,14 @@ def found(folder: Path) -> dict[str, set[str]]:
 
 
 @posix
-def test_by_default_it_is_one_file_for_its_owner_alone(tmp_path: Path) -> None:
-    """Kill the process, so that the write-ahead log stays. Also shows that the canaries can be found."""
-    with started(tmp_path, None) as (url, process):
+@pytest.mark.parametrize("objects", [False, pytest.param(True, marks=needs_obstore)])
+def test_by_default_it_is_one_file_for_its_owner_alone(tmp_path: Path, objects: bool) -> None:
+    """Kill the process, so that the write-ahead log stays. Also shows that the canaries can be found.
+
+    With ``objects``, the archive is in a folder for its owner.
+    """
+    objects_folder = tmp_path / "home" / "objects"
+    with started(tmp_path, None, archive=f"file://{objects_folder}" if objects else None) as (url, process):
         compacted(url)
         assert until(lambda: archived(url) > 0)
         process.kill()
@@ -111,6 +123,8 @@ def test_by_default_it_is_one_file_for_its_owner_alone(tmp_path: Path) -> None:
     assert modes.keys() >= {"compaction.db", "compaction.db-wal", "compaction-proxy", "state"}
     assert set(modes.values()) == {0o600, 0o700}
     assert {name for name, mode in modes.items() if mode == 0o700} == {"state", "compaction-proxy"}
+    assert objects_folder.exists() == objects
+    assert not objects or stat.S_IMODE(objects_folder.stat().st_mode) == 0o700
     # A killed server can't remove the folder that limits its sign-in link to one use.
     assert [path for path in (tmp_path / "tmp").rglob("*") if path.is_file()] == []
     assert list((tmp_path / "here").iterdir()) == []
@@ -128,8 +142,10 @@ def test_without_a_file_nothing_is_written_anywhere(tmp_path: Path) -> None:
 
 
 @posix
-def test_encrypted_nothing_is_to_be_read_anywhere_after_a_crash(tmp_path: Path) -> None:
-    with started(tmp_path, {"encryption": {"key": KEY}}) as (url, process):
+@pytest.mark.parametrize("objects", [False, pytest.param(True, marks=needs_obstore)])
+def test_encrypted_nothing_is_to_be_read_anywhere_after_a_crash(tmp_path: Path, objects: bool) -> None:
+    archive = f"file://{tmp_path}/home/objects" if objects else None
+    with started(tmp_path, {"encryption": {"key": KEY}}, archive=archive) as (url, process):
         compacted(url)
         assert until(lambda: archived(url) > 0)
         process.kill()
@@ -137,6 +153,12 @@ def test_encrypted_nothing_is_to_be_read_anywhere_after_a_crash(tmp_path: Path) 
     state = tmp_path / "home" / "state" / "compaction-proxy"
     assert (state / "compaction.db-wal").stat().st_size > 0
     assert found(tmp_path) == {}
+    archived_files = [path for path in (tmp_path / "home" / "objects").rglob("*") if path.is_file()]
+    assert bool(archived_files) == objects
+    for path in archived_files:
+        with pytest.raises(zlib.error):
+            zlib.decompress(path.read_bytes())
+        assert CALLER_SHA not in str(path)
 
 
 @posix

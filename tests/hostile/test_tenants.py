@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import re
+import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from proxy.config import Settings
 from proxy.demo.serving import serve
 from proxy.demo.summariser import is_summary_request
 from proxy.server.app import Proxy, create_app
+from tests.kit.object_server import INSTALLED, MISSING
 from tests.kit.scripted import words
 
 WINDOW = 6_000
@@ -166,6 +168,7 @@ MODES: dict[str, tuple[dict[str, Any], Sequence[str | None]]] = {
         },
         (VICTIM, STRANGER),
     ),
+    "object storage": ({"archive": {"url": "file://FOLDER"}}, (VICTIM, STRANGER)),
     "without keys": ({"auth": {"keyless": "separate"}}, (None, None)),
 }
 
@@ -190,6 +193,10 @@ def came_of(house: tuple[Upstream, str], mode: str, acts: Sequence[Act]) -> list
         **more,
     }
 
+    folder = tempfile.TemporaryDirectory()
+    if "archive" in more:
+        configuration["archive"] = {"url": f"file://{folder.name}/archive"}
+
     async def run() -> list[tuple[Any, ...]]:
         running = House(server, configuration, keys)
         came = []
@@ -202,10 +209,17 @@ def came_of(house: tuple[Upstream, str], mode: str, acts: Sequence[Act]) -> list
             await running.close()
         return came
 
-    return asyncio.run(run())
+    with folder:
+        return asyncio.run(run())
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param(mode, marks=pytest.mark.skipif("archive" in more and not INSTALLED, reason=MISSING))
+        for mode, (more, _) in MODES.items()
+    ],
+)
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(ACTS)
 @example([Act(3, {"usage": 1.5}, {}, times=4)])

@@ -39,6 +39,9 @@ class ObjectServer:
         self.objects: dict[str, bytes] = {}
         self.failure: Failure = ""
         self.calls: list[str] = []
+        self.held = False
+        """While this is set, the server receives writes and processes them later."""
+        self.holding = 0
         self.endpoint = ""
         self.app = Starlette(
             routes=[Route("/bucket{path:path}", self.answer, methods=["GET", "PUT", "HEAD", "DELETE", "POST"])]
@@ -52,7 +55,9 @@ class ObjectServer:
         body = await request.body()
         listing = request.method == "GET" and "list-type" in request.query_params
         self.calls.append("LIST" if listing else "DELETE+" if request.method == "POST" else request.method)
-        while self.failure == "hangs" and not await request.is_disconnected():  # noqa: ASYNC110 - a test sets it
+        while self.failure == "hangs":
+            if await request.is_disconnected():
+                return Response(status_code=503)
             await asyncio.sleep(0.01)
         if self.failure == "overloaded":
             return _xml("<Error><Code>SlowDown</Code></Error>", 503)
@@ -66,10 +71,13 @@ class ObjectServer:
             return self._list(request.query_params)
         if request.method == "POST":
             return self._delete_several(body)
-        return self._object(request, name, body)
+        return await self._object(request, name, body)
 
-    def _object(self, request: Request, name: str, body: bytes) -> Response:
+    async def _object(self, request: Request, name: str, body: bytes) -> Response:
         if request.method == "PUT":
+            self.holding += self.held
+            while self.held:  # noqa: ASYNC110 - a test sets it
+                await asyncio.sleep(0.01)
             self.objects[name] = body
             return Response(headers={"etag": _tag(body)})
         if request.method == "DELETE":
@@ -130,4 +138,4 @@ def object_server() -> Iterator[ObjectServer]:
         try:
             yield server
         finally:
-            server.failure = ""
+            server.failure, server.held = "", False

@@ -111,6 +111,22 @@ def place(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[P
             yield Place(lambda keys: _archive("s3://bucket/some/prefix", options, keys), server.raw)
 
 
+@contextlib.contextmanager
+def archive_section(kind: str, folder: Path) -> Iterator[dict[str, Any]]:
+    """Return the section that puts the archive in the "store", a "folder", or a bucket on "s3"."""
+    if kind == "store":
+        yield {}
+    elif not INSTALLED:
+        pytest.skip(MISSING)
+    elif kind == "folder":
+        yield {"archive": {"url": f"file://{folder}/archive"}}
+    else:
+        with object_server() as server, pytest.MonkeyPatch.context() as patch:
+            for name, value in CREDENTIALS.items():
+                patch.setenv(name, value)
+            yield {"archive": {"url": "s3://bucket/a", "endpoint": server.endpoint}}
+
+
 def contents(folder: Path) -> bytes:
     """Return the names and the contents of all files and folders."""
     found = [(path.relative_to(folder), path) for path in sorted(folder.rglob("*"))]
