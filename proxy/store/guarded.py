@@ -21,7 +21,7 @@ READ_SECONDS = 1.0
 """Timeout of a read, in seconds. A request may wait for it."""
 
 ARCHIVE_READ_SECONDS = 5.0
-"""Timeout of a read from object storage, in seconds. Only ``GET /compaction/archive/{id}`` waits for it."""
+"""Timeout of a read from object storage, in seconds. Only requests for archived messages wait for it."""
 
 WRITE_SECONDS = 5.0
 """Timeout of a write, in seconds. No request waits for one."""
