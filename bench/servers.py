@@ -42,8 +42,13 @@ class Server:
     @property
     def cpu(self) -> float:
         """The CPU seconds of all its threads so far, including those that have ended."""
-        # This clock id is the one of clock_getcpuclockid(3) for another process. /proc has a lower resolution.
-        return time.clock_gettime((~self._process.pid << 3) | 2)
+        return cpu_seconds(self._process.pid)
+
+    @property
+    def workers(self) -> list[psutil.Process]:
+        """The processes that serve: its workers, or the server itself if it has none."""
+        own = psutil.Process(self._process.pid)
+        return [child for child in own.children() if "spawn_main" in " ".join(child.cmdline())] or [own]
 
     @property
     def megabytes(self) -> float:
@@ -99,17 +104,22 @@ def passthrough(core: int, behind: Server) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def proxy(
-    core: int | None, behind: Server, folder: Path, configure: Callable[[int, Path], str] | None = None
+    core: int | None,
+    behind: Server,
+    folder: Path,
+    configure: Callable[[int, Path], str] | None = None,
+    options: Sequence[str] = (),
 ) -> Iterator[Server]:
     """Start the proxy with the public command. Its configuration and store are in ``folder``.
 
     ``configure`` returns a configuration for the upstream's port and the database. Default: ``configuration``.
+    ``options`` are further options of the command.
     """
     port = free_port()
     file = folder / f"config-{port}.yaml"
     text = (configure or configuration)(behind.port, folder / f"store-{port}.db")
     file.write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "proxy", "serve", "--config", str(file), "--port", str(port)]
+    command = [sys.executable, "-m", "proxy", "serve", "--config", str(file), "--port", str(port), *options]
     with _running(Server(command, port, core)) as server:
         yield server
 
@@ -138,6 +148,12 @@ def configuration(upstream_port: int, database: Path) -> str:
         "policies": {"default": {"mode": "enforce"}},
     }
     return yaml.safe_dump(settings, sort_keys=False)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds of all threads of a process so far, including those that have ended."""
+    # This clock id is the one of clock_getcpuclockid(3) for another process. /proc has a lower resolution.
+    return time.clock_gettime((~pid << 3) | 2)
 
 
 def free_port() -> int:

@@ -60,7 +60,7 @@ def test_every_turn_fits_and_most_of_each_prompt_is_the_one_before(window: int, 
 
 
 RECALLS = 50
-"""Every so many turns, the model reads archived messages."""
+"""Every few turns, the model reads archived messages."""
 
 
 @pytest.mark.full
