@@ -32,7 +32,7 @@ def main(scale: str | None, apis: Sequence[str], file: Path | None) -> None:
     chosen = SCALES[scale or "full"]
     console = Console(width=max(140, Console().width))
     with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
-        bar = progress.add_task("measuring", total=chosen.rounds + (0 if apis else chosen.starts + 2))
+        bar = progress.add_task("measuring", total=chosen.rounds + (0 if apis else chosen.starts + 3))
         rows = measure(chosen, apis, lambda: progress.advance(bar))
     show(rows, chosen.rounds, servers.cores(), console)
     write_json(file, raw(rows))
@@ -48,12 +48,16 @@ def measure(scale: Scale, apis: Sequence[str], step: alone.Step) -> list[Row]:
     ):
         passthrough = partial(servers.passthrough, server_core, upstream)
         proxy = partial(servers.proxy, server_core, upstream, Path(name))
+        database = Path(name) / "cold.db"
+        restarted = partial(proxy, lambda port, _: servers.configuration(port, database))
         started = [] if apis else alone.starts(passthrough, proxy, scale, step)
         with passthrough() as theirs, proxy() as ours:
             rows = cases.measure(theirs, ours, scale, apis or list(bodies.APIS), step) + started
             if apis:
                 return rows
             rows += alone.event_loop(theirs, ours, scale)
+            step()
+            rows += alone.cold(theirs, restarted, scale)
             step()
         rows += alone.planning(scale)
         step()

@@ -18,6 +18,7 @@ from bench.servers import Server
 
 PING_SECONDS = 0.005
 PLANS = 20
+SETTLING_SECONDS = 0.02
 
 Start = Callable[[], AbstractContextManager[Server]]
 Step = Callable[[], None]
@@ -81,6 +82,45 @@ async def _pinged(server: Server, cold: Sequence[bytes], *, counted: bool) -> li
     await busy
     caller.close()
     return latencies
+
+
+def cold(passthrough: Server, start: Start, scale: Scale) -> list[Row]:
+    """Measure large conversations that a process gets for the first time, with and without stored counts.
+
+    ``start`` starts the proxy with one store, which is empty at first.
+    """
+    name = "1.1 MB conversation"
+    counted = Row(f"{name}, first sight: CPU", "ms")
+    stored = Row(f"{name}, after a restart: CPU", "ms", Target("figure", 15.0))
+    worst = Row("/livez while such conversations arrive: worst", "ms")
+    talks = [request(bodies.conversation("bench-1m", seed=300 + n)) for n in range(1 + scale.large)]
+    # Counting a conversation that no store has loads the encoding.
+    others = iter([request(bodies.conversation("bench-1m", seed=200 + n)) for n in range(3)])
+    reference = Caller(passthrough)
+    for row in (counted, stored):
+        with start() as server:
+            caller = Caller(server)
+            caller.ask(next(others))
+            for sent in talks:
+                row.proxy.append(MILLI * _cpu(server, caller, sent))
+                row.reference.append(MILLI * _cpu(passthrough, reference, sent))
+            caller.close()
+    reference.close()
+    with start() as server:
+        caller = Caller(server)
+        caller.ask(next(others))
+        caller.close()
+        for pinged, ours in ((passthrough, False), (server, True)):
+            _side(worst, ours).append(MILLI * max(uvloop.run(_pinged(pinged, talks, counted=ours))))
+    return [counted, stored, worst]
+
+
+def _cpu(server: Server, caller: Caller, sent: bytes) -> float:
+    """Return the CPU seconds of a request, with the work that a server does right after its response."""
+    before = server.cpu
+    caller.ask(sent)
+    time.sleep(SETTLING_SECONDS)
+    return server.cpu - before
 
 
 def planning(scale: Scale) -> list[Row]:

@@ -140,7 +140,7 @@ class Compactor:
 
     async def _measure(self, case: CompactionInput) -> tuple[list[Turn], int, int]:
         """Return the messages with their facts, the tokens of tools and framing, and those of the whole request."""
-        turns = await self._facts.turns(case.body.units, case.counter, case.tenant)
+        turns = await self._facts.turns(case.body.units, case.counter, case.tenant, shared=True)
         fixed = await self._facts.overhead(case.body, case.counter, case.tenant)
         return turns, fixed, fixed + sum(turn.facts.tokens for turn in turns)
 

@@ -21,6 +21,7 @@ from cachetools import LRUCache
 
 from proxy.compaction.turn import Facts, Turn
 from proxy.dialects.dialect import Counter, Request
+from proxy.pipeline.stored_facts import Place, StoredFacts, decoded, encoded
 from proxy.tokens.media import has_remote_media
 
 T = TypeVar("T")
@@ -82,6 +83,15 @@ class CounterFacts:
         self._remember(key, facts, len(raw))
         return facts
 
+    def adopt(
+        self, facts: Sequence[Facts | None], raws: Sequence[bytes], keys: Sequence[bytes], found: list[Facts | None]
+    ) -> None:
+        """Cache facts that another process found, and put them into ``found`` where facts are missing."""
+        for index, known in enumerate(facts):
+            if known is not None and found[index] is None:
+                found[index] = known
+                self._remember(keys[index], known, len(raws[index]))
+
     def _remember(self, key: bytes, facts: Facts, length: int) -> None:
         names = len(facts.answers or "") + sum(len(call.id) + len(call.name) for call in facts.calls)
         weight = names + min(length, FORMS_BYTES)
@@ -94,7 +104,9 @@ class CounterFacts:
 class FactsCache:
     """The caches of all counters, and the threads that count new messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, stored: StoredFacts | None = None) -> None:
+        """``stored`` keeps the facts of large conversations for other processes."""
+        self._stored = stored
         self._memories: dict[object, CounterFacts] = {}
         self._overheads: LRUCache[Hashable, int] = LRUCache(OVERHEADS)
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="counting")
@@ -103,24 +115,55 @@ class FactsCache:
         """Return the cache for a counter. Counters with the same key share one."""
         return self._memories.setdefault(counter.key, CounterFacts(counter))
 
-    async def turns(self, raws: Sequence[bytes], counter: Counter, tenant: str = "") -> list[Turn]:
+    async def turns(
+        self, raws: Sequence[bytes], counter: Counter, tenant: str = "", *, shared: bool = False
+    ) -> list[Turn]:
         """Return a tenant's messages with their facts.
 
-        Many messages, and large unknown ones, are read and counted off the event loop.
+        Many messages, and large unknown ones, are read and counted off the event loop. ``shared``: other processes may
+        get the same conversation, so its facts are stored.
         """
         memory = self.memory(counter)
-        if len(raws) > MANY:
-            return await self.run(lambda: _turns(memory, raws, counter, tenant))
-        found, keys = memory.look_up(raws, tenant)
+        many = len(raws) > MANY
+        found, keys = await self.run_if(many, lambda: memory.look_up(raws, tenant))
+        place: Place | None = None
+        learned = 0
         if None in found:
-            size = sum(len(raw) for raw, facts in zip(raws, found, strict=True) if facts is None)
-            learn = partial(_learn, memory, raws, keys, found)
-            await self.run_if(size > INLINE_BYTES or not counter.ready, learn)
+            if shared and self._stored is not None:
+                place = self._stored.place(raws, counter, tenant)
+            learned = await self._complete(memory, raws, keys, found, place)
+        base = [] if place is None else list(found)
         if counter.profile.escapes:
-            places = _among_several(found)
+            places = await self.run_if(many, lambda: _among_several(found))
             size = sum(len(raws[index]) for index, facts in places if facts.one_of_several is None)
             await self.run_if(size > INLINE_BYTES, partial(_put_right, raws, found, places, counter))
+        if place is not None and self._stored is not None and self._stored.due(place, learned):
+            entry = await self.run(lambda: encoded(raws, cast(Sequence[Facts], base)))
+            self._stored.write(place, entry)
         return list(map(Turn, raws, cast(Sequence[Facts], found)))
+
+    async def _complete(
+        self,
+        memory: CounterFacts,
+        raws: Sequence[bytes],
+        keys: list[bytes],
+        found: list[Facts | None],
+        place: Place | None,
+    ) -> int:
+        """Put the facts about unknown messages into ``found``. Return the bytes of the messages that were counted.
+
+        If most of a large conversation is unknown, its facts may be in the store.
+        """
+        size = _unknown_bytes(raws, found)
+        if self._stored is not None and place is not None and 2 * size > sum(map(len, raws)):
+            entry = await self._stored.read(place)
+            if entry is not None:
+                await self.run(lambda: memory.adopt(decoded(entry, raws), raws, keys, found))
+                size = _unknown_bytes(raws, found)
+        if size:
+            slow = size > INLINE_BYTES or not memory.counter.ready
+            await self.run_if(slow, partial(_learn, memory, raws, keys, found))
+        return size
 
     async def overhead(self, body: Request, counter: Counter, tenant: str = "") -> int:
         """Return the tokens of a request's tools, response format, and framing. They are counted once per tenant."""
@@ -148,12 +191,8 @@ class FactsCache:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _turns(memory: CounterFacts, raws: Sequence[bytes], counter: Counter, tenant: str) -> list[Turn]:
-    found, keys = memory.look_up(raws, tenant)
-    _learn(memory, raws, keys, found)
-    if counter.profile.escapes:
-        _put_right(raws, found, _among_several(found), counter)
-    return list(map(Turn, raws, cast(Sequence[Facts], found)))
+def _unknown_bytes(raws: Sequence[bytes], found: Sequence[Facts | None]) -> int:
+    return sum(len(raw) for raw, facts in zip(raws, found, strict=True) if facts is None)
 
 
 def _learn(memory: CounterFacts, raws: Sequence[bytes], keys: list[bytes], found: list[Facts | None]) -> None:

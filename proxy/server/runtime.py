@@ -24,6 +24,7 @@ from proxy.pipeline.recorder import Recorder, Sink
 from proxy.pipeline.sent_prompts import SentPrompts
 from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot, apply_reloadable
+from proxy.pipeline.stored_facts import StoredFacts
 from proxy.recall.rounds import HiddenRounds
 from proxy.server.maintenance import Maintenance
 from proxy.store import Guarded, open_store
@@ -60,6 +61,8 @@ class Runtime(Services):
         self.archive_store = (
             None if archived is None else Guarded(archived, prefix="archive_", read_seconds=ARCHIVE_READ_SECONDS)
         )
+        self.stored_facts = StoredFacts(self.store)
+        self.facts = FactsCache(self.stored_facts)
         self.learned = LearnedLimits(self.store)
         self.calibration = Calibration(self.store)
         self.summaries = Summaries(self.store)
@@ -95,6 +98,7 @@ class Runtime(Services):
                 self.learned,
                 self.calibration,
                 self.sent_prompts,
+                self.stored_facts,
                 self.recorder,
                 self.spending,
             ],
@@ -143,6 +147,7 @@ class Runtime(Services):
             self.learned,
             self.calibration,
             self.sent_prompts,
+            self.stored_facts,
             self.budgets,
             self.quotas,
             self.recorder,

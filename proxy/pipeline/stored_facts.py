@@ -1,0 +1,209 @@
+"""Store the facts about the messages of large conversations, so that a restarted process or another replica reads them.
+
+A conversation has one entry per counter. It has the facts that ``FactsCache`` keeps in memory, and no text. The keys of
+messages are digests with a secret seed of the entry, so clients can't construct collisions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import repeat
+from typing import Annotated
+
+import msgspec
+import structlog
+import xxhash
+from cachetools import LRUCache
+
+from proxy import __version__
+from proxy.compaction.turn import Call, Facts, Kind
+from proxy.dialects.dialect import Counter
+from proxy.store import Store, StoreFailed
+from proxy.store.background import BackgroundWrites
+from proxy.store.replicated_map import FIRST_READ_SECONDS, UNREADABLE
+from proxy.store.tenants import UNSTORED_TENANT
+
+log = structlog.get_logger(__name__)
+
+KIND = "facts"
+
+FORMAT = "1"
+"""A part of every key. Increase it when facts change, or when messages are read or counted in another way."""
+
+SECONDS = 86_400.0
+"""Seconds that an entry is stored after the last write."""
+
+LEAST_BYTES = 65_536
+"""Bytes of messages that are worth a read or a write. Counting them takes about 3 ms."""
+
+LARGEST = 4_000_000
+"""Bytes. Larger entries aren't stored."""
+
+MOST = 10_000
+"""Conversations whose uncounted bytes one process remembers."""
+
+PENDING_BYTES = 16_000_000
+"""Maximum bytes of entries that wait to be written."""
+
+Place = tuple[str, str]
+"""A tenant, and the key of a conversation's entry."""
+
+_Size = Annotated[int, msgspec.Meta(ge=0)]
+_Digest = Annotated[bytes, msgspec.Meta(max_length=64)]
+
+
+class _Stored(msgspec.Struct, frozen=True, array_like=True):
+    """The facts about a message.
+
+    ``several`` is the number of tokens that the message has as the result of one of several calls, if it was counted.
+    """
+
+    key: _Digest
+    kind: Kind
+    role: str
+    tokens: _Size
+    digest: _Digest
+    calls: tuple[tuple[str, str], ...]
+    answers: str | None
+    length: _Size
+    said: _Digest
+    apart: _Size
+    media: bool
+    estimated: bool
+    foreign: bool
+    empty: bool
+    wide: bool
+    several: _Size | None
+
+
+class _Entry(msgspec.Struct, frozen=True, array_like=True):
+    seed: Annotated[int, msgspec.Meta(ge=0)]
+    facts: list[_Stored]
+
+
+class StoredFacts:
+    """Read and write the entries. A request waits for a read only, for at most ``FIRST_READ_SECONDS``."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._unsaved: LRUCache[Place, int] = LRUCache(MOST)
+        self._waiting_bytes = 0
+        self._writes = BackgroundWrites()
+
+    def place(self, raws: Sequence[bytes], counter: Counter, tenant: str) -> Place | None:
+        """Return the place of a conversation's facts; ``None`` for a small one, or if the tenant has no store."""
+        if tenant == UNSTORED_TENANT or sum(map(len, raws)) < LEAST_BYTES:
+            return None
+        # All turns of a conversation begin with the same messages.
+        kind = repr((FORMAT, __version__, counter.key)).encode()
+        return tenant, xxhash.xxh3_128_hexdigest(b"\0".join((kind, *map(bytes, raws[:2]))))
+
+    async def read(self, place: Place) -> bytes | None:
+        """Return a conversation's entry, or ``None`` if there is none in time."""
+        try:
+            async with asyncio.timeout(FIRST_READ_SECONDS):
+                return await self._store.get(*_name(place))
+        except (TimeoutError, StoreFailed):  # the guarded store logs a failure
+            return None
+
+    def due(self, place: Place, learned: int) -> bool:
+        """Add bytes of messages that were just counted. Return whether the entry is worth a write."""
+        unsaved = self._unsaved[place] = self._unsaved.get(place, 0) + learned
+        return unsaved >= LEAST_BYTES
+
+    def write(self, place: Place, entry: bytes) -> None:
+        """Write an entry in the background. Call this in the event loop."""
+        if len(entry) > LARGEST or self._waiting_bytes + len(entry) > PENDING_BYTES:
+            return
+        self._unsaved[place] = 0
+        self._waiting_bytes += len(entry)
+        self._writes.start(self._write(place, entry))
+
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """Drop what is known of forgotten tenants' entries, and return those tenants."""
+        tenants = {tenant for tenant, _ in self._unsaved if forgotten(tenant)}
+        for place in [place for place in self._unsaved if place[0] in tenants]:
+            del self._unsaved[place]
+        return tenants
+
+    async def aclose(self) -> None:
+        """Finish pending writes."""
+        await self._writes.drained()
+
+    async def _write(self, place: Place, entry: bytes) -> None:
+        try:
+            await self._store.put(*_name(place), entry, SECONDS)
+        except StoreFailed as error:
+            log.warning("shared.not_written", kind=KIND, error=str(error))
+        finally:
+            self._waiting_bytes -= len(entry)
+
+
+def _name(place: Place) -> tuple[str, str, str]:
+    return place[0], KIND, place[1]
+
+
+def encoded(raws: Sequence[bytes], facts: Iterable[Facts]) -> bytes:
+    """Return the entry of a conversation."""
+    seed = secrets.randbits(63)
+    keys = map(xxhash.xxh3_128_digest, raws, repeat(seed))
+    return msgspec.msgpack.encode(_Entry(seed, list(map(_stored, keys, facts))))
+
+
+def decoded(entry: bytes, raws: Sequence[bytes]) -> list[Facts | None]:
+    """Return the facts about messages from an entry; ``None`` for those that it doesn't have."""
+    try:
+        known = msgspec.msgpack.decode(entry, type=_Entry)
+    except UNREADABLE as error:
+        log.warning("shared.unreadable", kind=KIND, error=type(error).__name__)
+        return [None] * len(raws)
+    by_key = {stored.key: stored for stored in known.facts}
+    found = map(by_key.get, map(xxhash.xxh3_128_digest, raws, repeat(known.seed)))
+    return [None if stored is None else _facts(stored) for stored in found]
+
+
+def _stored(key: bytes, facts: Facts) -> _Stored:
+    several = facts.one_of_several
+    return _Stored(
+        key,
+        facts.kind,
+        facts.role,
+        facts.tokens,
+        facts.digest,
+        tuple((call.id, call.name) for call in facts.calls),
+        facts.answers,
+        facts.length,
+        facts.said,
+        facts.apart,
+        facts.media,
+        facts.estimated,
+        facts.foreign,
+        facts.empty,
+        facts.wide,
+        None if several is None else several.tokens,
+    )
+
+
+def _facts(stored: _Stored) -> Facts:
+    facts = Facts(
+        stored.kind,
+        stored.role,
+        stored.tokens,
+        stored.digest,
+        tuple(Call(*call) for call in stored.calls),
+        stored.answers,
+        stored.length,
+        stored.said,
+        apart=stored.apart,
+        media=stored.media,
+        estimated=stored.estimated,
+        foreign=stored.foreign,
+        empty=stored.empty,
+        wide=stored.wide,
+    )
+    if stored.several is not None:
+        facts.one_of_several = replace(facts, parallel=True, tokens=stored.several, forms={})
+    return facts
