@@ -1,4 +1,4 @@
-"""All commands. `operations` has `init`, `doctor`, and `run`."""
+"""All commands. `operations` has `init`, `doctor`, and `run`; `store_commands` has `store`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import click
 
 from proxy import __version__
 from proxy.cli.operations import CONFIG, doctor, init, run
+from proxy.cli.store_commands import store
 from proxy.errors import ConfigurationError
 
 
@@ -22,7 +23,7 @@ def main() -> None:
     """An OpenAI-compatible reverse proxy that compacts conversations in flight."""
 
 
-for command in (init, doctor, run):
+for command in (init, doctor, run, store):
     main.add_command(command)
 
 

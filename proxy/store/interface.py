@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+PER_PAGE = 20
+"""Entries that ``pages`` yields at once. Entries may have several megabytes."""
 
 
 class StoreFailed(Exception):
@@ -70,6 +73,10 @@ class ManagedStore(Store, Protocol):
         """Return all unexpired entries of a kind, sorted by tenant and key."""
         ...
 
+    def pages(self) -> AsyncIterator[list[Entry]]:
+        """Yield all readable, unexpired entries in small batches. An entry that changes meanwhile may come twice."""
+        ...
+
     async def remove(self, tenant: str) -> Mapping[str, int]:
         """Remove some entries of a tenant. Return their number by kind, which is empty once none are left."""
         ...
@@ -106,6 +113,10 @@ class Backend(ManagedStore, Protocol):
         self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float, codec: str = ""
     ) -> bool:
         """See ``Store``."""
+        ...
+
+    def pages(self, codec: str = "") -> AsyncIterator[list[Entry]]:
+        """See ``ManagedStore``. Yield the entries of one codec."""
         ...
 
     async def sample(self, tenant: str) -> list[Entry]:

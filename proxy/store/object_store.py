@@ -14,17 +14,15 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
 from itertools import groupby
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import obstore
 from obstore.exceptions import BaseError
-from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store
 
-from proxy.store.interface import Entry, StoreFailed
+from proxy.store.interface import PER_PAGE, Entry, StoreFailed
+from proxy.store.object_client import connect
 from proxy.telemetry.metrics import STORE_REMOVED
 
 VERSION = "1"
@@ -32,10 +30,6 @@ VERSION = "1"
 
 SWEPT = "swept"
 """The object with the time of the last sweep, in seconds since 1970."""
-
-CONNECT_SECONDS = 2
-REQUEST_SECONDS = 10
-RETRIES = 1
 
 PAGE = 1_000
 """Names per listing, which is the maximum of S3."""
@@ -85,7 +79,7 @@ class ObjectsStore:
         Creates a missing folder, readable only by its owner. ``clock`` returns seconds since 1970. Raises ``OSError``
         or obstore's ``BaseError`` if the folder can't be created or the environment lacks settings.
         """
-        self._objects, self._folder = _connect(url, options or {})
+        self._objects, self._folder = connect(url, options or {})
         self._clock = clock
         self._next_check = 0.0
         self._sweep: AsyncIterator[Sequence[Mapping[str, Any]]] | None = None
@@ -148,6 +142,20 @@ class ObjectsStore:
                     if version.row[1] == kind:
                         newest[version.row] = max(version, newest.get(version.row, version), key=lambda one: one.age)
             return await self._read([newest[row] for row in sorted(newest)])
+
+    async def pages(self, codec: str = "") -> AsyncIterator[list[Entry]]:
+        last: list[_Version] = []
+        with failures():
+            async for versions in self._listed(VERSION):
+                # The versions of an entry are neighbors in a listing, and may continue in the next one.
+                newest: dict[tuple[str, str, str], _Version] = {}
+                for version in (*last, *versions):
+                    newest[version.row] = max(version, newest.get(version.row, version), key=lambda one: one.age)
+                *wanted, final = newest.values()
+                last = [final]
+                for start in range(0, len(wanted), PER_PAGE):
+                    yield await self._read([one for one in wanted[start : start + PER_PAGE] if one.codec == codec])
+            yield await self._read([version for version in last if version.codec == codec])
 
     async def scan(self, codec: str, limit: int) -> list[Entry]:
         with failures():
@@ -338,29 +346,6 @@ def failures() -> Iterator[None]:
         found = _STATUS.search(str(error))
         status = "" if found is None else f" {found[1] or found[2]}"
         raise StoreFailed(f"object storage: {type(error).__name__}{status}") from None
-
-
-def _connect(url: str, options: Mapping[str, str]) -> tuple[ObjectStore, Path | None]:
-    scheme, _, rest = url.partition("://")
-    if scheme == "file":
-        folder = Path(rest)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        return LocalStore(folder, automatic_cleanup=True), folder
-    bucket, _, path = rest.partition("/")
-    common: dict[str, Any] = {
-        "prefix": path.strip("/") or None,
-        "client_options": {
-            "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
-            "timeout": timedelta(seconds=REQUEST_SECONDS),
-            **({"allow_http": True} if options.get("endpoint", "").startswith("http:") else {}),
-        },
-        "retry_config": {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=REQUEST_SECONDS)},
-    }
-    config: dict[str, Any] = dict(options)
-    makers: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
-    store: ObjectStore = makers[scheme](bucket, **common, **config)
-    return store, None
 
 
 def _folder(*parts: str) -> str:

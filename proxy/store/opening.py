@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from proxy.errors import ConfigurationError
 from proxy.store.interface import Backend, ManagedStore
+from proxy.store.record_codec import RecordCodec
 from proxy.store.records import RecordStore
 from proxy.store.sealing import SealedStore
 from proxy.store.sqlite import SqliteStore
@@ -23,15 +24,26 @@ def open_store(url: str, keys: Sequence[bytes] = (), max_bytes: int | None = Non
     The first of the ``keys``, 32 bytes each, encrypts new entries; all of them decrypt. ``max_bytes`` is the size of a
     file that maintenance enforces. The store connects at first use. Raises ``ConfigurationError`` for other addresses.
     """
-    store: Backend
+    store = _backend(url, max_bytes)
+    return SealedStore(store, keys) if keys else store
+
+
+async def unreadable(url: str, keys: Sequence[bytes] = ()) -> int:
+    """Count the entries of a store that are encrypted with other keys than these. Raises ``StoreFailed``."""
+    store = _backend(url)
+    try:
+        return await store.count_except(("", *RecordCodec(keys).ids))
+    finally:
+        await store.aclose()
+
+
+def _backend(url: str, max_bytes: int | None = None) -> Backend:
     if is_redis(url):
         # Only who uses Redis needs its package.
         from proxy.store.redis_store import RedisStore
 
-        store = RedisStore(url)
-    else:
-        store = SqliteStore(store_file(url), max_bytes)
-    return SealedStore(store, keys) if keys else store
+        return RedisStore(url)
+    return SqliteStore(store_file(url), max_bytes)
 
 
 def open_archive(

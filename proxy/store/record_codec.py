@@ -28,10 +28,13 @@ class RecordCodec:
         """Return the codec's id, the tenant's name in the store, and the record's value."""
         return self._sealed(record.tenant, _RECORD, record.id, msgspec.msgpack.encode(record))
 
-    def row(self, labels: LedgerLabels) -> tuple[str, str, str, bytes]:
-        """Return the key of a ledger's row, the codec's id, the tenant's name in the store, and the row's value."""
+    def row(self, labels: LedgerLabels, source: str = "") -> tuple[str, str, str, bytes]:
+        """Return the key of a ledger's row, the codec's id, the tenant's name in the store, and the row's value.
+
+        Rows that were copied from a ``source`` have keys of their own.
+        """
         plain = msgspec.msgpack.encode(labels)
-        key = self.name("labels", plain.hex()) or ""
+        key = self.name("labels", plain.hex() + source) or ""
         return key, *self._sealed(labels.tenant, _ROW, key, plain)
 
     def open_record(self, tenant: str, codec: str, id: str, value: bytes) -> RequestRecord | None:
@@ -47,6 +50,11 @@ class RecordCodec:
     def name(self, kind: str, name: str | None) -> str | None:
         """Return the name of a team, policy, or model in the store, by the first key."""
         return name if name is None or not self._codecs else self._codecs[0].name(kind, name)
+
+    @property
+    def ids(self) -> list[str]:
+        """Return the ids of the codecs that decrypt, or an empty one without keys."""
+        return [codec.id for codec in self._codecs] or [""]
 
     def names(self, kind: str, name: str) -> list[str]:
         """Return the names that a tenant, team, policy, or model has in the store."""

@@ -98,11 +98,15 @@ SUMS: tuple[str, ...] = LedgerSums.__struct_fields__
 class RecordStore(Protocol):
     """Stores records and the ledger. All methods except ``aclose`` raise ``StoreFailed``."""
 
-    async def write(self, records: Sequence[RequestRecord], seconds: float) -> None:
-        """Store records for ``seconds``, and add them to the ledger. Both happen, or neither.
+    async def write(self, records: Sequence[RequestRecord], seconds: float, *, ledger: bool = True) -> None:
+        """Store records for ``seconds``, and add them to the ledger unless ``ledger`` is false.
 
-        Records that are already stored are skipped, so a write can be repeated.
+        Both happen, or neither. Records that are already stored are skipped, so a write can be repeated.
         """
+        ...
+
+    async def copy_rows(self, rows: Sequence[tuple[LedgerLabels, LedgerSums]], source: str) -> None:
+        """Store rows of another ledger in addition to those of this one. Replace rows that came from this source."""
         ...
 
     async def get(self, id: str, tenants: tuple[str, ...] | None = None) -> RequestRecord | None:
@@ -117,6 +121,10 @@ class RecordStore(Protocol):
         self, since: int, until: int, tenants: tuple[str, ...] | None = None
     ) -> list[tuple[LedgerLabels, LedgerSums]]:
         """Return the rows of the days from ``since`` to ``until`` (days since 1970, inclusive)."""
+        ...
+
+    async def count(self) -> int:
+        """Return the number of records, in which expired ones may be included."""
         ...
 
     async def remove(self, tenant: str) -> int:

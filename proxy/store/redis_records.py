@@ -27,7 +27,8 @@ PAGE = 500
 """Records per read."""
 
 # The arguments are the milliseconds to keep the records, and for each record its id, tenant, parent (or nothing),
-# value, row of the ledger, day, the row's labels, the length of its sums, and these: names, each followed by an amount.
+# value, row of the ledger (or nothing), day, the row's labels, the length of its sums, and these: names, each followed
+# by an amount.
 # If a record isn't stored yet, the script stores it, indexes it, and adds its sums to its row of the ledger.
 _WRITE = """
 local prefix, expires, at = KEYS[1], ARGV[1], 2
@@ -43,13 +44,15 @@ while at <= #ARGV do
             redis.call('SADD', prefix .. ':children:' .. parent, id)
             redis.call('PEXPIRE', prefix .. ':children:' .. parent, expires)
         end
-        local key = prefix .. ':row:' .. row
-        redis.call('HSET', key, 'labels', labels)
-        for index = first, last, 2 do
-            redis.call('HINCRBY', key, ARGV[index], ARGV[index + 1])
+        if row ~= '' then
+            local key = prefix .. ':row:' .. row
+            redis.call('HSET', key, 'labels', labels)
+            for index = first, last, 2 do
+                redis.call('HINCRBY', key, ARGV[index], ARGV[index + 1])
+            end
+            redis.call('ZADD', prefix .. ':rows', day, row)
+            redis.call('SADD', prefix .. ':rows:' .. tenant, row)
         end
-        redis.call('ZADD', prefix .. ':rows', day, row)
-        redis.call('SADD', prefix .. ':rows:' .. tenant, row)
     end
 end
 """
@@ -66,11 +69,24 @@ class RedisRecords:
         self._redis = connect(url)
         self._codec = RecordCodec(keys)
 
-    async def write(self, records: Sequence[RequestRecord], seconds: float) -> None:
+    async def write(self, records: Sequence[RequestRecord], seconds: float, *, ledger: bool = True) -> None:
         for start in range(0, len(records), BATCH):
-            arguments = await asyncio.to_thread(self._arguments, records[start : start + BATCH])
+            arguments = await asyncio.to_thread(self._arguments, records[start : start + BATCH], ledger)
             with failures():
                 await self._redis.eval(_WRITE, 1, PREFIX, max(1, math.ceil(seconds * 1000)), *arguments)
+
+    async def copy_rows(self, rows: Sequence[tuple[LedgerLabels, LedgerSums]], source: str) -> None:
+        with failures():
+            async with self._redis.pipeline(transaction=True) as pipe:
+                for labels, sums in rows:
+                    row, codec, tenant, value = self._codec.row(labels, source)
+                    amounts = {one: str(amount) for one in SUMS if (amount := getattr(sums, one))}
+                    pipe.delete(_key("row", row))
+                    described = msgspec.msgpack.encode((codec, tenant, value))
+                    pipe.hset(_key("row", row), mapping={**amounts, "labels": described})
+                    pipe.zadd(_key("rows"), {row: labels.day})
+                    pipe.sadd(_key("rows", name(tenant)), row)
+                await pipe.execute()
 
     async def get(self, id: str, tenants: tuple[str, ...] | None = None) -> RequestRecord | None:
         with failures():
@@ -112,6 +128,10 @@ class RedisRecords:
                 found.setdefault(labels, LedgerSums()).add(sums)  # rows under several keys of encryption
         return sorted(found.items(), key=row_order)
 
+    async def count(self) -> int:
+        with failures():
+            return int(await self._redis.zcard(_key("ids")))
+
     async def remove(self, tenant: str) -> int:
         removed = 0
         for own in map(name, self._codec.names("tenant", tenant)):
@@ -150,7 +170,7 @@ class RedisRecords:
     async def aclose(self) -> None:
         await close(self._redis)
 
-    def _arguments(self, records: Sequence[RequestRecord]) -> list[str | bytes | int]:
+    def _arguments(self, records: Sequence[RequestRecord], ledger: bool) -> list[str | bytes | int]:
         """Return what the script takes. The amounts are text, because Lua's numbers have 53 bits."""
         arguments: list[str | bytes | int] = []
         for record in records:
@@ -160,7 +180,7 @@ class RedisRecords:
             sealed = msgspec.msgpack.encode((codec, tenant, value))
             described = msgspec.msgpack.encode((row_codec, tenant, row_value))
             amounts = [part for one in SUMS if (amount := getattr(sums, one)) for part in (one, str(amount))]
-            own = record.id, name(tenant), record.parent or "", sealed, row, labels.day, described
+            own = record.id, name(tenant), record.parent or "", sealed, row if ledger else "", labels.day, described
             arguments += (*own, len(amounts), *amounts)
         return arguments
 

@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
-from proxy.store.interface import Entry
+from proxy.store.interface import PER_PAGE, Entry
 from proxy.store.redis_client import close, connect, failures, matching, name, parts, unlink, values_of
 
 VERSION = "1"
@@ -122,6 +122,16 @@ class RedisStore:
                     names = await self._redis.zrangebyscore(index, self._clock(), "+inf")
                     found += (await self._read(codec, kind, names))[0]
         return sorted(found, key=lambda entry: (entry.tenant, entry.key))
+
+    async def pages(self, codec: str = "") -> AsyncIterator[list[Entry]]:
+        with failures():
+            for of_codec, kind in await self._indexes():
+                cursor = None if of_codec == codec else 0
+                while cursor != 0:
+                    cursor, scored = await self._redis.zscan(self._index(codec, kind), cursor or 0, count=KEYS)
+                    names = [own for own, _ in scored]
+                    for start in range(0, len(names), PER_PAGE):
+                        yield (await self._read(codec, kind, names[start : start + PER_PAGE]))[0]
 
     async def scan(self, codec: str, limit: int) -> list[Entry]:
         with failures():

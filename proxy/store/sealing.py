@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -116,6 +116,8 @@ class SealedStore:
         """Encrypt with the first of the ``keys``, 32 bytes each, and decrypt with all of them."""
         self._backend = backend
         self._codecs = [AesGcmCodec(key) for key in keys]
+        self.skipped = 0
+        """Damaged entries that ``pages`` didn't yield."""
 
     async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
         return await self._get(self._codecs, tenant, kind, key)
@@ -174,6 +176,13 @@ class SealedStore:
             for entry in await asyncio.to_thread(_readable, codec, stored):
                 found.setdefault((entry.tenant, entry.key), entry)
         return [found[name] for name in sorted(found)]
+
+    async def pages(self) -> AsyncIterator[list[Entry]]:
+        for codec in self._codecs:
+            async for stored in self._backend.pages(codec.id):
+                readable = await asyncio.to_thread(_readable, codec, stored)
+                self.skipped += len(stored) - len(readable)
+                yield readable
 
     async def remove(self, tenant: str) -> dict[str, int]:
         for codec in self._codecs:

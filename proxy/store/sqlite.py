@@ -5,12 +5,12 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import structlog
 
-from proxy.store.interface import Entry, StoreFailed
+from proxy.store.interface import PER_PAGE, Entry, StoreFailed
 from proxy.store.sqlite_worker import BUSY_SECONDS, PAD, PAGE, SqliteWorker, rebuild
 from proxy.telemetry.metrics import STORE_REMOVED
 
@@ -98,6 +98,13 @@ class SqliteStore:
 
     async def entries(self, kind: str) -> list[Entry]:
         return await self._select(f"kind = ? AND {_LIVE} ORDER BY tenant, key", kind, self._clock())
+
+    async def pages(self, codec: str = "") -> AsyncIterator[list[Entry]]:
+        after = ("", "", "")
+        condition = f"codec = ? AND {_LIVE} AND (tenant, kind, key) > (?, ?, ?) ORDER BY tenant, kind, key LIMIT ?"
+        while found := await self._select(condition, codec, self._clock(), *after, PER_PAGE):
+            yield found
+            after = (found[-1].tenant, found[-1].kind, found[-1].key)
 
     async def scan(self, codec: str, limit: int) -> list[Entry]:
         return await self._select(f"codec = ? AND {_LIVE} LIMIT ?", codec, self._clock(), limit)

@@ -33,10 +33,13 @@ CREATE INDEX IF NOT EXISTS ledger_day ON ledger (day);
 """
 
 # Interpolates only constants of this module.
+_ROW = (
+    f"INTO ledger (key, day, tenant, codec, labels, {', '.join(SUMS)}) "
+    f"VALUES (?, ?, ?, ?, ?, {', '.join('?' * len(SUMS))})"
+)
+_SET = f"INSERT OR REPLACE {_ROW}"
 _ADD = (
-    f"INSERT INTO ledger (key, day, tenant, codec, labels, {', '.join(SUMS)}) "  # noqa: S608
-    f"VALUES (?, ?, ?, ?, ?, {', '.join('?' * len(SUMS))}) "
-    f"ON CONFLICT (key) DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in SUMS)}"
+    f"INSERT {_ROW} ON CONFLICT (key) DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in SUMS)}"
 )
 _PUT = "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _LEDGER = f"SELECT tenant, codec, key, labels, {', '.join(SUMS)} FROM ledger WHERE day BETWEEN ? AND ?"  # noqa: S608
@@ -61,7 +64,7 @@ class SqliteRecords:
         self._writer = SqliteWorker(path, "records-write", busy_seconds, schema=SCHEMA)
         self._reader = SqliteWorker(path, "records-read", busy_seconds, schema=SCHEMA) if path else self._writer
 
-    async def write(self, records: Sequence[RequestRecord], seconds: float) -> None:
+    async def write(self, records: Sequence[RequestRecord], seconds: float, *, ledger: bool = True) -> None:
         expires = self._clock() + seconds
 
         def write(db: sqlite3.Connection) -> None:
@@ -72,12 +75,19 @@ class SqliteRecords:
                 known = {id for (id,) in stored}
                 new = [record for record in records if record.id not in known]
                 sums: dict[LedgerLabels, LedgerSums] = {}
-                for record in new:
+                for record in new if ledger else ():
                     sums.setdefault(labels_of(record), LedgerSums()).add(sums_of(record))
                 db.executemany(_PUT, [self._row(record, expires) for record in new])
                 db.executemany(_ADD, [self._ledger_row(labels, of) for labels, of in sums.items()])
 
         await self._writer.run(write)
+
+    async def copy_rows(self, rows: Sequence[tuple[LedgerLabels, LedgerSums]], source: str) -> None:
+        def copy(db: sqlite3.Connection) -> None:
+            with db:
+                db.executemany(_SET, [self._ledger_row(labels, sums, source) for labels, sums in rows])
+
+        await self._writer.run(copy)
 
     async def get(self, id: str, tenants: tuple[str, ...] | None = None) -> RequestRecord | None:
         conditions, values = ["id = ?", "expires > ?"], [id, self._clock()]
@@ -90,6 +100,7 @@ class SqliteRecords:
     async def select(self, query: RecordQuery) -> list[RequestRecord]:
         conditions: list[str] = ["expires > ?"]
         values: list[Any] = [self._clock()]
+        _among("codec", self._codec.ids, conditions, values)  # others can't be read, and don't count
         for name in ("team", "policy", "model"):
             if (wanted := getattr(query, name)) is not None:
                 _among(name, self._codec.names(name, wanted), conditions, values)
@@ -136,6 +147,9 @@ class SqliteRecords:
                 found.setdefault(row, LedgerSums()).add(LedgerSums(*sums))
         return sorted(found.items(), key=row_order)
 
+    async def count(self) -> int:
+        return int((await self._reader.run(lambda db: db.execute("SELECT count(*) FROM records").fetchone()))[0])
+
     async def remove(self, tenant: str) -> int:
         names = self._codec.names("tenant", tenant)
         conditions: list[str] = []
@@ -175,8 +189,8 @@ class SqliteRecords:
         names = [self._codec.name(name, getattr(record, name)) for name in ("team", "policy", "model")]
         return record.id, tenant, *names, record.verdict, record.kind, record.parent, expires, codec, value
 
-    def _ledger_row(self, labels: LedgerLabels, sums: LedgerSums) -> tuple[object, ...]:
-        key, codec, tenant, value = self._codec.row(labels)
+    def _ledger_row(self, labels: LedgerLabels, sums: LedgerSums, source: str = "") -> tuple[object, ...]:
+        key, codec, tenant, value = self._codec.row(labels, source)
         return key, labels.day, tenant, codec, value, *(getattr(sums, name) for name in SUMS)
 
     def _opened(self, tenant: str, codec: str, id: str, value: bytes) -> RequestRecord | None:

@@ -47,6 +47,7 @@ COVERED = {
     "product/test_bridged_answers.py": "upstream/bridge/chat upstream/bridge/messages upstream/bridge/responses "
     "upstream/bridge/response_events upstream/bridge/over_responses upstream/learning summary/forms",
     "product/test_fleet.py": "access/shared_quotas",
+    "product/test_store_commands.py": "cli/store_commands cli/store_migration cli/store_status",
     "product/test_team_limits.py": "access/quotas",
     "hostile/test_web_pages.py": "access/web_origins",
     "product/test_browser.py": "endpoints/landing http/hosts",
@@ -88,6 +89,7 @@ COVERED = {
     "product/test_reload.py": "server/reload",
     "hostile/test_restart.py": "server/run",
     "unit/store/test_archive.py": "store/background",
+    "unit/store/test_object_store.py": "store/object_client",
     "unit/store/test_sqlite.py": "store/file store/interface store/opening store/sqlite_worker store/tenants",
     "unit/store/test_sqlite_records.py": "store/record_codec store/records",
     "unit/summary/test_store.py": "summary/in_flight",
