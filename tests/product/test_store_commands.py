@@ -1,0 +1,140 @@
+"""A proxy with a file moves to Redis and a folder for the archive: `store status` and `store migrate`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from proxy.demo.serving import serve
+from proxy.demo.upstream import Reply, StandIn
+from tests.kit.front_door import ARCHIVE_ID
+from tests.kit.program import call, write_config
+from tests.kit.redis_server import RedisServer
+from tests.kit.scripted import PROFILE, chat, key_hash, proxied
+from tests.kit.waiting import until
+
+pytest.importorskip("cryptography")
+WINDOW = 16_000
+HEADERS = {"authorization": "Bearer sk-team"}
+BODY = {"model": "m", "messages": chat(60, 250)}
+
+
+def settings(url: str, tokens: int = 5_000_000) -> dict[str, Any]:
+    """The configuration of both proxies, without their stores."""
+    limits = {"spend": {"tokens": tokens, "per": "month"}}
+    return {
+        "upstreams": {"main": {"base_url": f"{url}/v1", "api_key": "sk-upstream"}},
+        "models": [{"match": "*", "upstream": "main", "profile": dict(PROFILE)}],
+        "auth": {"mode": "keys"},
+        "teams": {"one": {"keys": [key_hash("sk-team")], "limits": limits}},
+    }
+
+
+def ask(url: str) -> httpx.Response:
+    return httpx.post(f"{url}/v1/chat/completions", json=BODY, headers=HEADERS, trust_env=False, timeout=60)
+
+
+def get(url: str, path: str) -> Any:
+    return httpx.get(f"{url}{path}", headers=HEADERS, trust_env=False).json()
+
+
+def status(config: Path) -> dict[str, Any]:
+    found = call(config.parent, "store", "status", "--json", "--config", str(config))
+    assert found.returncode == 0, found.stderr
+    parts: dict[str, Any] = json.loads(found.stdout)
+    return parts
+
+
+def test_a_conversation_continues_on_redis_as_if_nothing_had_happened(redis: RedisServer, tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW, summariser=lambda body: Reply(content="Goal: SUMMARY."))
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir(), new.mkdir()
+    with serve(upstream.app) as behind:
+        with proxied(settings(behind), old) as url:
+            first = ask(url)
+            assert first.headers["x-compaction-summary"] == "made"
+            id = first.headers["x-compaction-id"]
+            archive = ARCHIVE_ID.findall(upstream.conversations[0].raw.decode())[0]
+            assert until(lambda: get(url, "/compaction/report")["total"]["requests"] == 1)
+            messages = get(url, f"/compaction/archive/{archive}")
+            before = get(url, "/compaction/report")["total"]
+            ask(url)
+            # While the proxy runs: to a server that fails, then again.
+            moved = {
+                **settings(behind, tokens=1),
+                "store": {"url": redis.url, "encryption": {"key": "b" * 64}},
+                "archive": {"url": f"file://{new}/archive"},
+            }
+            config = write_config(moved, new)
+            with redis.client() as client:
+                client.config_set("maxmemory", "1")
+                failed = call(new, "store", "migrate", "--from", str(old / "config.yaml"), "--config", str(config))
+                client.config_set("maxmemory", "0")
+            assert failed.returncode == 2
+            assert "run the command again" in failed.stderr
+        made = len(upstream.summaries)
+        source = f"sqlite:///{old}/store.db"
+        for _ in range(2):
+            done = call(new, "store", "migrate", "--from", source, "--config", str(config))
+            assert done.returncode == 0, done.stderr
+            assert "summary: " in done.stdout
+        assert status(old / "config.yaml")["store"]["kinds"]["summary"] == {
+            **status(config)["store"]["kinds"]["summary"],
+            "first_expires_seconds": pytest.approx(30 * 86_400, abs=60),
+            "last_expires_seconds": pytest.approx(30 * 86_400, abs=60),
+        }
+        assert status(config)["archive"]["kinds"]["archive"]["entries"] > 0
+        assert "archive" not in status(config)["store"]["kinds"]
+        assert b"SUMMARY" not in redis.raw()
+        with proxied(moved, new) as url:
+            spent = ask(url)
+            assert spent.status_code == 429, "the budget carries over"
+            assert get(url, f"/compaction/requests/{id}")["id"] == id
+            assert get(url, "/compaction/report")["total"]["output"] == 2 * before["output"] > 0
+        with proxied({**moved, **settings(behind)}, new) as url:
+            assert ask(url).headers["x-compaction-summary"] == "stored"
+            assert get(url, f"/compaction/archive/{archive}") == messages
+            assert until(lambda: get(url, "/compaction/report")["total"]["compacted"] == 3)
+    assert len({one.raw for one in upstream.conversations}) == 1
+    assert len(upstream.summaries) == made
+
+
+def test_the_status_of_stores_that_fail_or_have_other_keys(redis: RedisServer, tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW)
+    with serve(upstream.app) as behind, proxied(settings(behind), tmp_path) as url:
+        ask(url)
+    config = tmp_path / "config.yaml"
+    text = call(tmp_path, "store", "status", "--config", str(config)).stdout
+    assert f"store: sqlite sqlite:///{tmp_path}/store.db" in text
+    assert "tenants              1" in text
+    with sqlite3.connect(tmp_path / "store.db") as db:
+        (entries,) = db.execute("SELECT count(*) FROM entries").fetchone()
+        db.execute("UPDATE entries SET codec = 'other' WHERE kind = 'archive'")
+    db.close()
+    found = status(config)["store"]
+    assert found["unreadable"] > 0
+    assert found["unreadable"] + sum(kind["entries"] for kind in found["kinds"].values()) == entries
+    assert found["bytes"] >= os.path.getsize(tmp_path / "store.db")
+    target = tmp_path / "redis.yaml"
+    target.write_text(yaml.safe_dump({"store": {"url": redis.url.replace("://", "://user:secret@")}}))
+    redis.stop()
+    down = call(tmp_path, "store", "status", "--json", "--config", str(target))
+    redis.start()
+    assert down.returncode == 1
+    assert json.loads(down.stdout)["store"]["reachable"] is False
+    assert "secret" not in down.stdout + down.stderr
+    target.write_text(yaml.safe_dump({"store": {"url": redis.url}}))
+    moved = call(tmp_path, "store", "migrate", "--from", str(config), "--config", str(target))
+    assert moved.returncode == 1
+    assert "can't be read" in moved.stderr
+    missing = call(tmp_path, "store", "migrate", "--from", "sqlite:///no.db", "--config", str(target))
+    assert (missing.returncode, "there is no no.db" in missing.stderr) == (2, True)
+    same = call(tmp_path, "store", "migrate", "--from", redis.url, "--config", str(target))
+    assert (same.returncode, "this is the store of the configuration" in same.stderr) == (2, True)
