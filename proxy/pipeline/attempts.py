@@ -237,7 +237,7 @@ class Attempts:
         compactor = self._services.compactor
         if case.policy.recall.tool == "off" or case.mode != "enforce" or compactor.untouched(case) is not None:
             return False
-        await self._recall.prepare(context, partial(compactor.digests, case))
+        await self._recall.prepare(context, partial(compactor.turns, case))
         return context.recall is not None
 
     async def _in_time(self, context: ConversationContext, case: CompactionInput, *, may_ask: bool) -> Outcome:

@@ -127,9 +127,9 @@ class Compactor:
         turns, fixed, _ = await self._measure(case)
         return fixed, [turn.facts.tokens for turn in turns]
 
-    async def digests(self, case: CompactionInput, units: Sequence[bytes]) -> list[bytes]:
-        """Return digests of units that don't depend on how their JSON is written."""
-        return [turn.facts.digest for turn in await self._facts.turns(units, case.counter, case.tenant)]
+    async def turns(self, case: CompactionInput) -> list[Turn]:
+        """Return the messages of a request with their facts."""
+        return await self._facts.turns(case.body.units, case.counter, case.tenant)
 
     async def parts(self, case: CompactionInput, outcome: Outcome) -> dict[str, int]:
         """Return the sizes of the parts of the request as the proxy sent it, in tokens."""

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import structlog
 from cachetools import TTLCache
 
+from proxy.compaction.turn import Turn
 from proxy.dialects.hidden_tool import HiddenTool
 from proxy.pipeline.context import ConversationContext, RecallState, conversation_key
 from proxy.pipeline.decision import Attempt
@@ -32,7 +33,7 @@ REFUSALS = frozenset({400, 404, 415, 422, 501})
 MODELS = 1_000
 """Models that refused the tool and are remembered."""
 
-Digests = Callable[[Sequence[bytes]], Awaitable[list[bytes]]]
+Turns = Callable[[], Awaitable[Sequence[Turn]]]
 
 
 class Recall:
@@ -43,10 +44,10 @@ class Recall:
         self._rounds = rounds
         self._refusing: TTLCache[tuple[str, str], bool] = TTLCache(MODELS, REFUSED_SECONDS)
 
-    async def prepare(self, context: ConversationContext, digests: Digests) -> None:
+    async def prepare(self, context: ConversationContext, turns: Turns) -> None:
         """Decide whether a request may get the tool, and put back the rounds that its client didn't see.
 
-        ``digests`` returns those of the conversation's units.
+        ``turns`` returns the units of the conversation with their facts.
         """
         hidden, counter, policy = context.dialect.hidden_tool, context.counter, context.caller.policy
         if hidden is None or counter is None or policy.recall.tool == "off" or policy.archive is None:
@@ -56,12 +57,11 @@ class Recall:
             return
         if (context.route.upstream, context.route.model) in self._refusing or not hidden.accepts(body.raw, NAME):
             return
-        conversation = conversation_key(context)
-        units = [bytes(unit) for unit in body.units]
-        seen = {place: found for place, unit in enumerate(units) if (found := hidden.visible(unit)) is not None}
-        rounds = await self._rounds.of(conversation, list(seen)) if seen else []
-        chain = prefixes(await digests(body.units))
-        restored, used = _restored(hidden, units, seen, rounds, chain) if rounds else (units, [])
+        conversation, units = conversation_key(context), await turns()
+        answers = [place for place, turn in enumerate(units) if turn.facts.kind == "assistant"]
+        rounds = await self._rounds.of(conversation, answers) if answers else []
+        chain = prefixes([turn.facts.digest for turn in units])
+        restored, used = _restored(hidden, units, rounds, chain)
         tool = hidden.definition(body.raw, NAME, DESCRIPTION, PARAMETERS)
         tokens = counter.text(tool.decode())
         context.recall = RecallState(body, conversation, used, chain[-1], len(units), tool, tokens)
@@ -96,21 +96,22 @@ class Recall:
 
 
 def _restored(
-    hidden: HiddenTool,
-    units: Sequence[bytes],
-    seen: dict[int, tuple[str, list[str]]],
-    rounds: Sequence[HiddenRound],
-    chain: Sequence[str],
+    hidden: HiddenTool, turns: Sequence[Turn], rounds: Sequence[HiddenRound], chain: Sequence[str]
 ) -> tuple[list[bytes], list[HiddenRound]]:
     """Return the units with their hidden rounds, and these rounds."""
     known = {round.prefix: round for round in rounds}
     restored: list[bytes] = []
     used = []
-    for place, unit in enumerate(units):
-        round = known.get(chain[place]) if place in seen else None
-        if round is None or (round.text.strip(), round.calls) != (seen[place][0].strip(), seen[place][1]):
+    for turn, prefix in zip(turns, chain, strict=False):
+        unit, round = bytes(turn.raw), known.get(prefix)
+        if round is None or not _is_seen(hidden.visible(unit), round):
             restored.append(unit)
             continue
         used.append(round)
         restored += [*round.before, hidden.restored(unit, round.own_text, round.hidden_calls), *round.results]
     return restored, used
+
+
+def _is_seen(visible: tuple[str, list[str]] | None, round: HiddenRound) -> bool:
+    """Return whether a message is what the client saw of a round. Some clients trim its text."""
+    return visible is not None and visible[0].strip() == round.text.strip() and visible[1] == round.calls
