@@ -64,17 +64,21 @@ async def _forget(settings: Settings, names: list[str]) -> tuple[Counter[str], i
     records = open_records(settings.store.url, settings.store.encryption.keys)
     archive = open_archive(settings.archive.url, settings.archive.options, settings.store.encryption.keys)
     counts: Counter[str] = Counter()
+    section = "store.url"
     try:
         for name in names:
-            if archive is not None:
-                counts.update(await remove(archive, name))
             counts.update(await forget_tenant(store, name))
             counts["record"] += await records.remove(name)
-        counts = +counts
-        return counts, await store.unknown() + (0 if archive is None else await archive.unknown())
+        unknown = await store.unknown()
+        if archive is not None:
+            section = "archive.url"
+            for name in names:
+                counts.update(await remove(archive, name))
+            unknown += await archive.unknown()
+        return +counts, unknown
     except StoreFailed as error:
         raise ConfigurationError(
-            f"store.url: some entries could not be removed ({error}). Fix: run the command again"
+            f"{section}: some entries could not be removed ({error}). Fix: run the command again"
         ) from error
     finally:
         await store.aclose()

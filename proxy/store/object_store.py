@@ -20,6 +20,7 @@ from urllib.parse import unquote
 
 import obstore
 from obstore.exceptions import BaseError
+from obstore.store import ObjectStore
 
 from proxy.store.interface import PER_PAGE, Entry, StoreFailed
 from proxy.store.object_client import connect
@@ -132,7 +133,7 @@ class ObjectsStore:
     async def delete(self, tenant: str, kind: str, key: str) -> None:
         with failures():
             async for versions in self._listed(_folder(tenant, kind, key)):
-                await self._delete(version.path for version in versions)
+                await _delete(self._objects, [version.path for version in versions])
 
     async def entries(self, kind: str) -> list[Entry]:
         newest: dict[tuple[str, str, str], _Version] = {}
@@ -184,7 +185,7 @@ class ObjectsStore:
     async def remove(self, tenant: str) -> Counter[str]:
         with failures():
             async for versions in self._listed(_folder(tenant)):
-                await self._delete(version.path for version in versions)
+                await _delete(self._objects, [version.path for version in versions])
                 return Counter(kind for _, kind, _ in {version.row for version in versions})
             if self._folder is not None:
                 # Files that a process was writing when it was killed don't appear in listings.
@@ -197,7 +198,7 @@ class ObjectsStore:
             if (await self._counts())[codec]:
                 async for versions in self._listed(VERSION):
                     gone = [version.path for version in versions if version.codec == codec]
-                    await self._delete(gone)
+                    await _delete(self._objects, gone)
                     count += len(gone)
                 self._forget_count(codec)
         return count
@@ -251,30 +252,17 @@ class ObjectsStore:
         found = []
         for start in range(0, len(wanted), PARALLEL):
             some = wanted[start : start + PARALLEL]
-            values = await asyncio.gather(*map(self._value, some))
+            values = await asyncio.gather(*(_value(self._objects, version) for version in some))
             for version, value in zip(some, values, strict=True):
                 if value is not None:
                     found.append(Entry(*version.row, value, version.expires - now))
         return found
-
-    async def _value(self, version: _Version) -> bytes | None:
-        try:
-            answer = await obstore.get_async(self._objects, version.path)
-            return bytes(await answer.bytes_async())
-        except FileNotFoundError:
-            return None
 
     async def _listed(self, prefix: str, size: int = PAGE) -> AsyncIterator[list[_Version]]:
         """Yield the versions below a prefix, in batches that aren't empty."""
         async for page in obstore.list(self._objects, prefix, chunk_size=size):
             if versions := _versions(page):
                 yield versions
-
-    async def _delete(self, paths: Iterable[str]) -> None:
-        several = list(paths)
-        if several:
-            with contextlib.suppress(FileNotFoundError):  # another process removed one of them
-                await obstore.delete_async(self._objects, several)
 
     async def _counts(self) -> Counter[str]:
         """Return the entries by codec."""
@@ -294,20 +282,12 @@ class ObjectsStore:
         if now < self._next_check and not self._unfinished:
             return False
         self._next_check = now + CHECK_SECONDS
-        if not self._unfinished and now < await self._swept() + SWEEP_SECONDS:
+        if not self._unfinished and now < await _swept(self._objects) + SWEEP_SECONDS:
             # The process that made the sweep counted the entries, and does the work that depends on the counts.
             self._counted = self._counted or Counter()
             return False
         await obstore.put_async(self._objects, SWEPT, repr(now).encode(), use_multipart=False)
         return True
-
-    async def _swept(self) -> float:
-        """Return the time of the last sweep, or 0 before the first one."""
-        try:
-            answer = await obstore.get_async(self._objects, SWEPT)
-            return float(bytes(await answer.bytes_async()))
-        except (FileNotFoundError, ValueError):
-            return 0.0
 
     async def _continue(self, sweep: AsyncIterator[Sequence[Mapping[str, Any]]]) -> bool:
         """Process some listings of a sweep. Return whether it's finished."""
@@ -331,7 +311,7 @@ class ObjectsStore:
                     self._last = newest
                     self._counting[newest.codec] += 1
             for reason, paths in gone.items():
-                await self._delete(paths)
+                await _delete(self._objects, paths)
                 STORE_REMOVED.labels(reason=reason).inc(len(paths))
         return False
 
@@ -346,6 +326,30 @@ def failures() -> Iterator[None]:
         found = _STATUS.search(str(error))
         status = "" if found is None else f" {found[1] or found[2]}"
         raise StoreFailed(f"object storage: {type(error).__name__}{status}") from None
+
+
+async def _value(objects: ObjectStore, version: _Version) -> bytes | None:
+    """Return the value of a version, or ``None`` if another process removed it."""
+    try:
+        answer = await obstore.get_async(objects, version.path)
+        return bytes(await answer.bytes_async())
+    except FileNotFoundError:
+        return None
+
+
+async def _delete(objects: ObjectStore, paths: Sequence[str]) -> None:
+    if paths:
+        with contextlib.suppress(FileNotFoundError):  # another process removed one of them
+            await obstore.delete_async(objects, paths)
+
+
+async def _swept(objects: ObjectStore) -> float:
+    """Return the time of the last sweep, or 0 before the first one."""
+    try:
+        answer = await obstore.get_async(objects, SWEPT)
+        return float(bytes(await answer.bytes_async()))
+    except (FileNotFoundError, ValueError):
+        return 0.0
 
 
 def _folder(*parts: str) -> str:

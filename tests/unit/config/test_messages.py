@@ -329,3 +329,9 @@ def test_a_file_of_something_else_is_not_answered_with_thousands_of_lines() -> N
     found = errors_in("\n".join(f"name{n}: 1" for n in range(3000)))
     assert len(found) == 101
     assert found[-1].message == "2,900 more errors. Fix: check that this is the right file"
+
+
+def test_object_storage_without_its_package_is_an_error_that_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (error,) = errors_in("archive:\n  url: s3://bucket\n")
+    assert error == (2, "archive.url: needs the package obstore. Fix: run pip install 'obstore>=0.12'")
