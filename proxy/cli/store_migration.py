@@ -8,6 +8,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -53,10 +54,11 @@ def migrated(source: str, config: Path | None) -> int:
     path = store_file(url)
     if path is not None and not path.exists():
         raise ConfigurationError(f"--from: there is no {path}. Fix: pass the address of a store, or a configuration")
-    if location(url) == location(target.store.url):
+    former = None if archive is None else archive.url
+    # With another archive.url and the same store, only the archive moves.
+    if location(url) == location(target.store.url) and target.archive.url == former:
         raise ConfigurationError("--from: this is the store of the configuration. Fix: pass the new one with --config")
-    shared = archive is None or archive.url is None or archive.url == target.archive.url
-    return asyncio.run(_migrate(url, keys, None if shared else archive, target))
+    return asyncio.run(_migrate(url, keys, archive if former != target.archive.url else None, target))
 
 
 def location(url: str) -> str:
@@ -70,6 +72,11 @@ async def _migrate(url: str, keys: Sequence[bytes], archive: ArchiveStoreSetting
         opened(url, keys, archive, every=True),
         opened(settings.store.url, settings.store.encryption.keys, settings.archive),
     )
+    if location(url) == location(settings.store.url):
+        # The records are already there.
+        for own in source.records:
+            await own.aclose()
+        source = replace(source, records=[])
     migration = Migration(
         source,
         target,
@@ -88,7 +95,7 @@ async def _migrate(url: str, keys: Sequence[bytes], archive: ArchiveStoreSetting
     finally:
         await source.aclose()
         await target.aclose()
-    for kind in sorted({*copied.counts, *copied.present}):
+    for kind in sorted({*+copied.counts, *+copied.present}):
         click.echo(f"{kind}: {copied.counts[kind]:,} copied, {copied.present[kind]:,} already there")
     if copied.forgotten:
         click.echo(f"{copied.forgotten:,} entries of forgotten teams or callers weren't copied.")

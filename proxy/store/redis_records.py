@@ -17,8 +17,18 @@ from proxy.store.records import SUMS, LedgerLabels, LedgerSums, RecordQuery, lab
 from proxy.store.redis_client import close, connect, failures, name, unlink, values_of
 from proxy.telemetry.record import RequestRecord, first_id
 
-PREFIX = "{compaction-records}:1"
-"""The hash tag, and the version of the format. Another version of the proxy with another format uses other keys."""
+TAG = "{compaction-records}"
+
+VERSION = "1"
+"""The format of values. Another version of the proxy with another format uses other keys.
+
+The format of names never changes, so each version can remove the records of all others.
+"""
+
+PREFIX = f"{TAG}:{VERSION}"
+
+_VERSIONS = f"{TAG}:versions"
+"""The set of the versions that have written records."""
 
 BATCH = 200
 """Records per script. The server answers nobody else meanwhile."""
@@ -32,6 +42,7 @@ PAGE = 500
 # If a record isn't stored yet, the script stores it, indexes it, and adds its sums to its row of the ledger.
 _WRITE = """
 local prefix, expires, at = KEYS[1], ARGV[1], 2
+redis.call('SADD', KEYS[2], prefix)
 while at <= #ARGV do
     local id, tenant, parent, value, row, day, labels = unpack(ARGV, at, at + 6)
     local first, last = at + 8, at + 7 + tonumber(ARGV[at + 7])
@@ -73,11 +84,12 @@ class RedisRecords:
         for start in range(0, len(records), BATCH):
             arguments = await asyncio.to_thread(self._arguments, records[start : start + BATCH], ledger)
             with failures():
-                await self._redis.eval(_WRITE, 1, PREFIX, max(1, math.ceil(seconds * 1000)), *arguments)
+                await self._redis.eval(_WRITE, 2, PREFIX, _VERSIONS, max(1, math.ceil(seconds * 1000)), *arguments)
 
     async def copy_rows(self, rows: Sequence[tuple[LedgerLabels, LedgerSums]], source: str) -> None:
         with failures():
             async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.sadd(_VERSIONS, PREFIX)
                 for labels, sums in rows:
                     row, codec, tenant, value = self._codec.row(labels, source)
                     amounts = {one: str(amount) for one in SUMS if (amount := getattr(sums, one))}
@@ -134,22 +146,29 @@ class RedisRecords:
 
     async def remove(self, tenant: str) -> int:
         removed = 0
-        for own in map(name, self._codec.names("tenant", tenant)):
-            with failures():
-                while ids := await self._redis.zrange(_key("ids", own), 0, BATCH - 1):
-                    async with self._redis.pipeline(transaction=False) as pipe:
-                        unlink(pipe, *(_key("record", id.decode()) for id in ids))
-                        unlink(pipe, *(_key("children", id.decode()) for id in ids))
-                        pipe.zrem(_key("ids"), *ids)
-                        pipe.zrem(_key("ids", own), *ids)
-                        removed += (await pipe.execute())[0]
-                while rows := await self._redis.srandmember(_key("rows", own), BATCH):
-                    async with self._redis.pipeline(transaction=False) as pipe:
-                        unlink(pipe, *(_key("row", row.decode()) for row in rows))
-                        pipe.zrem(_key("rows"), *rows)
-                        pipe.srem(_key("rows", own), *rows)
-                        removed += (await pipe.execute())[0]
-                await self._redis.srem(_key("tenants"), own)
+        with failures():
+            for prefix in sorted({PREFIX, *(each.decode() for each in await self._redis.smembers(_VERSIONS))}):
+                for own in map(name, self._codec.names("tenant", tenant)):
+                    removed += await self._remove(prefix, own)
+        return removed
+
+    async def _remove(self, prefix: str, own: str) -> int:
+        """Remove the records and rows of a tenant by its name in the store, of one version."""
+        removed = 0
+        while ids := await self._redis.zrange(f"{prefix}:ids:{own}", 0, BATCH - 1):
+            async with self._redis.pipeline(transaction=False) as pipe:
+                unlink(pipe, *(f"{prefix}:record:{id.decode()}" for id in ids))
+                unlink(pipe, *(f"{prefix}:children:{id.decode()}" for id in ids))
+                pipe.zrem(f"{prefix}:ids", *ids)
+                pipe.zrem(f"{prefix}:ids:{own}", *ids)
+                removed += (await pipe.execute())[0]
+        while rows := await self._redis.srandmember(f"{prefix}:rows:{own}", BATCH):
+            async with self._redis.pipeline(transaction=False) as pipe:
+                unlink(pipe, *(f"{prefix}:row:{row.decode()}" for row in rows))
+                pipe.zrem(f"{prefix}:rows", *rows)
+                pipe.srem(f"{prefix}:rows:{own}", *rows)
+                removed += (await pipe.execute())[0]
+        await self._redis.srem(f"{prefix}:tenants", own)
         return removed
 
     async def maintain(self, most: int) -> None:

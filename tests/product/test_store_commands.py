@@ -134,7 +134,16 @@ def test_the_status_of_stores_that_fail_or_have_other_keys(redis: RedisServer, t
     moved = call(tmp_path, "store", "migrate", "--from", str(config), "--config", str(target))
     assert moved.returncode == 1
     assert "can't be read" in moved.stderr
+    target.write_text(yaml.safe_dump({"store": {"url": redis.url}, "archive": {"url": f"file://{tmp_path}/archive"}}))
+    redis_archive = tmp_path / "before.yaml"
+    redis_archive.write_text(yaml.safe_dump({"store": {"url": redis.url}}))
+    with redis.client() as client:
+        client.set("compaction:entry:1:team%3Aone:archive:k", "\nmessages", ex=600)
+        client.zadd("compaction:index:1::archive", {"team%3Aone:k": 9e9})
+        client.sadd("compaction:indexes", "1::archive")
+    own = call(tmp_path, "store", "migrate", "--from", str(redis_archive), "--config", str(target))
+    assert (own.returncode, "archive: 1 copied" in own.stdout, "ledger" in own.stdout) == (0, True, False)
     missing = call(tmp_path, "store", "migrate", "--from", "sqlite:///no.db", "--config", str(target))
     assert (missing.returncode, "there is no no.db" in missing.stderr) == (2, True)
-    same = call(tmp_path, "store", "migrate", "--from", redis.url, "--config", str(target))
+    same = call(tmp_path, "store", "migrate", "--from", str(target), "--config", str(target))
     assert (same.returncode, "this is the store of the configuration" in same.stderr) == (2, True)

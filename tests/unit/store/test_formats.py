@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -9,13 +10,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from proxy.store import ManagedStore, archive
+from proxy.store import ManagedStore, archive, redis_records
 from proxy.store.forgetting import forget
+from proxy.store.records import RecordQuery
+from proxy.store.redis_records import RedisRecords
 from proxy.store.redis_store import RedisStore
 from proxy.store.sealing import SealedStore
 from proxy.store.sqlite import SqliteStore
 from proxy.summary import store as module
 from proxy.summary.store import Checkpoint, StoredSummary, Summaries
+from tests.kit.records import record
 from tests.kit.redis_server import RedisServer
 from tests.kit.stores import with_store
 
@@ -86,6 +90,22 @@ def test_a_forgotten_tenant_leaves_no_names_of_any_version_on_redis(redis: Redis
     raw = redis.raw()
     assert b"CANARY" not in raw
     assert b"its-key" not in raw
+
+
+def test_records_of_all_versions_are_removed(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> int:
+        records = RedisRecords(redis.url)
+        for prefix in ("{compaction-records}:2", "{compaction-records}:1"):
+            monkeypatch.setattr(redis_records, "PREFIX", prefix)
+            await records.write([record("team:gone"), record("team:other")], 60)
+            assert len(await records.select(RecordQuery())) == 2
+        removed = await records.remove("team:gone")
+        await records.aclose()
+        return removed
+
+    assert asyncio.run(test()) == 4  # a record and a row of each version
+    assert b"team:gone" not in redis.raw()
+    assert redis.raw().count(b"team:other") > 0
 
 
 def test_the_formats_of_these_kinds() -> None:
