@@ -59,6 +59,8 @@ class Maintenance:
         self._seen: dict[str, float] = {}
         self._leaving: set[str] = set()
         """Forgotten tenants with entries of this process that are still to be removed."""
+        self._once_more: set[str] = set()
+        """Tenants whose entries were removed, but a write that was pending then may have added one."""
         self._unknown = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -115,6 +117,8 @@ class Maintenance:
 
     async def _remove_leaving(self) -> int:
         """Remove the entries of tenants that holders dropped. Return their number. The next round repeats a failure."""
+        again, self._once_more = self._once_more, set(self._leaving)
+        self._leaving |= again
         if not self._leaving:
             return 0
         await self._settled()
@@ -126,4 +130,4 @@ class Maintenance:
             if self._archive is not None:
                 await remove(self._archive, tenant, patience=0)
             self._leaving.discard(tenant)
-        return len(leaving)
+        return len(self._once_more)

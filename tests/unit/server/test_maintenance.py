@@ -100,6 +100,26 @@ def test_a_running_process_notices_that_a_tenant_was_forgotten(tmp_path: Path) -
     with_store(lambda: SqliteStore(tmp_path / "a.db"), test)
 
 
+def test_a_write_that_was_pending_is_removed_in_the_next_round(tmp_path: Path) -> None:
+    class Holder:
+        def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+            return {"t"}
+
+    async def test(store: SqliteStore) -> None:
+        maintenance = Maintenance(store, [Holder()])
+        await maintenance.once()
+        await forget(store, "t")
+        await maintenance.once()
+        await store.put("t", "item", "k", b"late", 60)
+        await maintenance.once()
+        assert await store.get("t", "item", "k") is None
+        await store.put("t", "item", "k", b"new", 60)
+        await maintenance.once()
+        assert await store.get("t", "item", "k") == b"new", "the tenant may come back"
+
+    with_store(lambda: SqliteStore(tmp_path / "a.db"), test)
+
+
 def test_who_starts_after_it_has_nothing_to_drop(tmp_path: Path) -> None:
     async def test(store: SqliteStore) -> None:
         await store.put("t", "summary", "k", b"1", 60)
