@@ -74,7 +74,7 @@ def test_turns_go_to_any_replica(redis: RedisServer, tmp_path: Path, full: bool)
     assert failed == []
     assert {one.status for one in upstream.conversations} == {200}
     made = Counter(one.raw for one in upstream.summaries)
-    assert len(made) >= 2 * conversations
+    assert len(made) > conversations
     assert max(made.values()) == 1, "each summary is made once"
     of_each: dict[str, list[list[Any]]] = defaultdict(list)
     for one in upstream.conversations:
