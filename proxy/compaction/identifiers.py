@@ -6,9 +6,11 @@ Summaries tend to lose them, and agents need them to continue.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from proxy.compaction.format import TextCounter
+from proxy.compaction.named_files import Access
 
 # A literal or a class anchors every alternative, and lengths are bounded, so matching takes linear time.
 _ARTEFACT = re.compile(
@@ -18,6 +20,7 @@ _ARTEFACT = re.compile(
   | (?P<ticket>(?<![\w-])[A-Z][A-Z0-9]{1,9}-\d{1,10}(?![\w-]))
   | (?P<code>(?<![\w-])(?=[A-Z0-9-]{5})(?=[A-Z0-9-]{0,19}[A-Z])(?=[A-Z0-9-]{0,19}\d)
       [A-Z0-9]{2,12}(?:-[A-Z0-9]{2,12}){0,3}(?![\w-]))
+  | (?P<error>(?<![\w-])ERR_[A-Z0-9_]{2,40}(?!\w))
   | (?P<uuid>(?<![\w-])[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?![\w-]))
   | (?P<hash>(?<!\w)(?=[0-9a-f]{0,11}\d)[0-9a-f]{12,64}(?!\w))
     """,
@@ -31,12 +34,25 @@ _TRAILING = ".,;:!?"
 KINDS: tuple[tuple[str, float], ...] = (
     ("ticket", 0.3),
     ("url", 0.3),
-    ("file", 1.0),  # named in tool calls: the files that the agent worked on
+    ("written", 0.7),  # files that calls wrote
+    ("read", 1.0),  # files that calls read
+    ("file", 1.0),  # named in other tool calls
     ("code", 0.5),  # of bookings, orders, or parts: capitals and digits
     ("path", 1.0),
     ("uuid", 1.0),
     ("hash", 1.0),
+    ("import", 1.0),  # paths of the form ../x
+    ("error", 1.0),  # error codes, and names of standards
 )
+
+MARKS = {"written": " (written)", "read": " (read)"}
+"""The kinds that the index lists first, each with its mark behind the folder."""
+
+SMALL = 3
+"""The most files of a folder that are listed with those of its parent."""
+
+# Error codes and standards that look like tickets or codes, and rarely matter later.
+_ERROR = re.compile(r"(?:(?:ERR|ERROR|HTTP|STATUS|UTF|ISO|SHA|RFC)-?|E|TS|CS)\d{1,5}$")
 
 # A path without a file extension must be absolute or start with a dot. Otherwise "and/or" would match.
 _FILE = re.compile(r"\.[A-Za-z]\w{0,9}$")
@@ -52,8 +68,13 @@ Artefacts = dict[str, list[str]]
 """Identifiers by kind, without repetitions. The most recently mentioned one is last."""
 
 
-def identifiers(texts: Iterable[str], earlier: Artefacts | None = None, files: Iterable[str] = ()) -> Artefacts:
-    """Return the identifiers in texts, after those of ``earlier`` texts. ``files`` are paths from tool calls."""
+def identifiers(
+    texts: Iterable[str], earlier: Artefacts | None = None, files: Iterable[tuple[Access, str]] = ()
+) -> Artefacts:
+    """Return the identifiers in texts, after those of ``earlier`` texts. ``files`` are from tool calls.
+
+    A file that was both written and read counts as written.
+    """
     seen = {kind: dict.fromkeys((earlier or {}).get(kind, ())) for kind, _ in KINDS}
     for piece in (piece for text in texts for piece in _pieces(text)):
         for match in _ARTEFACT.finditer(piece):
@@ -61,11 +82,17 @@ def identifiers(texts: Iterable[str], earlier: Artefacts | None = None, files: I
             item = match.group().rstrip(_TRAILING)
             if kind == "path" and not (item.startswith(("/", "~", "./", "../")) or _FILE.search(item)):
                 continue
+            if kind == "path" and item.startswith("../"):
+                kind = "import"
+            elif kind in ("ticket", "code") and _ERROR.match(item):
+                kind = "error"
             seen[kind].pop(item, None)
             seen[kind][item] = None
-    for file in files:
-        seen["file"].pop(file, None)
-        seen["file"][file] = None
+    for access, file in files:
+        known = next((kind for kind in _ACCESSES if file in seen[kind]), access)
+        kind = min(known, access, key=_ACCESSES.index)
+        seen[known].pop(file, None)
+        seen[kind][file] = None
     return {kind: list(items)[-MOST:] for kind, items in seen.items()}
 
 
@@ -88,19 +115,28 @@ def unseen(found: Artefacts, text: str) -> Artefacts:
 
 
 def index(found: Artefacts, max_tokens: int, count: TextCounter) -> str:
-    """List the newest identifiers that fit in ``max_tokens``, one line per folder or item."""
-    lines: list[str] = []
+    """List the newest identifiers that fit in ``max_tokens``, one line per folder or item.
+
+    Files that calls wrote or read come first, each kind with its mark.
+    """
+    chosen: dict[str, list[str]] = {}
     left = max_tokens
-    named = set(found.get("file", ()))
+    named = {file for kind in _ACCESSES for file in found.get(kind, ())}
     for kind, part in KINDS:
         items = found.get(kind, [])
-        if kind == "path":
+        if kind in ("path", "import"):
             items = [item for item in items if item not in named]
-        listing = _LISTINGS.get(kind, _single)
-        chosen = listing(items, int(left * part), count)
-        lines += chosen
-        left -= sum(count(line) + 1 for line in chosen)
-    return "\n".join(lines)
+        room = int(left * part)
+        if kind == "written":
+            # The rest of the room is for files that calls read, but only if there are that many.
+            room = max(room, left - _cost(_files(found.get("read", []), left, count, MARKS["read"]), count))
+        if kind in _FILES:
+            chosen[kind] = _files(items, room, count, MARKS.get(kind, ""))
+        else:
+            chosen[kind] = _LISTINGS.get(kind, _single)(items, room, count)
+        left -= _cost(chosen[kind], count)
+    order = [*MARKS, *(kind for kind, _ in KINDS if kind not in MARKS)]
+    return "\n".join(line for kind in order for line in chosen[kind])
 
 
 def _single(items: Sequence[str], max_tokens: int, count: TextCounter) -> list[str]:
@@ -126,27 +162,64 @@ def _joined(items: Sequence[str], max_tokens: int, count: TextCounter) -> list[s
     return [f"- {', '.join(kept[::-1])}"] if kept else []
 
 
-def _files(paths: Sequence[str], max_tokens: int, count: TextCounter) -> list[str]:
-    """List files by folder, so that each folder is named once."""
+def _files(paths: Sequence[str], max_tokens: int, count: TextCounter, mark: str) -> list[str]:
+    """List files by folder, so that each folder is named once. ``mark`` is behind each folder."""
     newest_first = paths[::-1]
-    folders: dict[str, list[str]] = {}
     lines: list[str] = []
     taken = 0
     while True:
         # A line has fewer tokens than the sum of its parts. The next round uses the difference.
-        left = max_tokens - sum(count(line) + 1 for line in lines)
+        left = max_tokens - _cost(lines, count)
         before = taken
+        folders = {_split(path)[0] for path in newest_first[:taken]}
         for path in newest_first[taken:]:
-            folder, _, name = path.rpartition("/")
-            new = folder not in folders
-            left -= count(f", {name}") + (count(f"- {folder}/: ") + 1 if new else 0)
+            folder, name = _split(path)
+            left -= count(f" {name}") + (count(f"- {folder}/{mark}: ") + 1 if folder not in folders else 0)
             if left < 0:
                 break
-            folders.setdefault(folder, []).append(name)
+            folders.add(folder)
             taken += 1
         if taken == before:
             return lines
-        lines = [f"- {folder}/: {', '.join(names[::-1])}" for folder, names in reversed(folders.items())]
+        lines = _by_folder(newest_first[:taken], mark)
+        if _cost(lines, count) > max_tokens:
+            # Sharing a line repeats the name of a folder with two files, which may take more.
+            while _cost(lines, count) > max_tokens:
+                taken -= 1
+                lines = _by_folder(newest_first[:taken], mark)
+            return lines
 
 
-_LISTINGS = {"file": _files, "path": _files, "code": _joined}
+def _split(path: str) -> tuple[str, str]:
+    """Return the folder and the name of a file."""
+    folder, separator, name = path.rpartition("/")
+    return folder if separator else ".", name
+
+
+def _cost(lines: Iterable[str], count: TextCounter) -> int:
+    return sum(count(line) + 1 for line in lines)
+
+
+def _by_folder(newest_first: Sequence[str], mark: str) -> list[str]:
+    """Return a line per folder. Several small folders share the line of their parent."""
+    sizes = Counter(_split(path)[0] for path in newest_first)
+    small = Counter(folder.rpartition("/")[0] for folder, size in sizes.items() if size <= SMALL)
+    shared = {parent for parent, folders in small.items() if parent and (parent in sizes or folders > 1)}
+    lines: dict[str, list[str]] = {}
+    for path in newest_first:
+        folder, name = _split(path)
+        parent, _, last = folder.rpartition("/")
+        if sizes[folder] <= SMALL and parent in shared and folder not in shared:
+            folder, name = parent, f"{last}/{name}"
+        lines.setdefault(folder, []).append(name)
+    return [f"- {folder}/{mark}: {_listed(names[::-1])}" for folder, names in reversed(lines.items())]
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names in one line. Commas take a token each, so they're only in lines with spaces in a name."""
+    return (", " if any(" " in name for name in names) else " ").join(names)
+
+
+_LISTINGS = {"code": _joined, "error": _joined}
+_FILES = ("written", "read", "file", "path", "import")
+_ACCESSES: tuple[Access, ...] = ("written", "read", "file")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +9,10 @@ from dataclasses import dataclass
 from proxy.compaction.format import Format, TextCounter
 from proxy.compaction.identifiers import Artefacts, identifiers, unseen
 from proxy.compaction.identifiers import index as index_of
+from proxy.compaction.named_files import named_files
 from proxy.compaction.rules import USER_FRAME_TOKENS, Rules, SectionLimits
 from proxy.compaction.shorten import middle_cut
 from proxy.compaction.turn import Turn
-
-# Argument names that well-known agents use for the path of a file.
-FILE_KEYS = ("path", "file_path", "filename", "file", "notebook_path")
 
 TAG = "conversation_summary"
 
@@ -38,20 +35,12 @@ _OMITTED = "[{count} earlier user messages are only in the summary below.]"
 
 def collect_identifiers(turns: Sequence[Turn], earlier: Artefacts | None, format: Format) -> Artefacts:
     """Return the paths, URLs, and identifiers in turns, after those of ``earlier`` turns."""
-    arguments = [[text for _, text in format.arguments(turn.raw)] for turn in turns]
-    texts = ("\n".join([format.text(turn.raw), *calls]) for turn, calls in zip(turns, arguments, strict=True))
-    files = (path for calls in arguments for text in calls for path in _named(text))
+    calls = [format.arguments(turn.raw) for turn in turns]
+    texts = (
+        "\n".join([format.text(turn.raw), *(text for _, text in made)]) for turn, made in zip(turns, calls, strict=True)
+    )
+    files = (file for made in calls for tool, text in made for file in named_files(tool, text))
     return identifiers(texts, earlier, files)
-
-
-def _named(arguments: str) -> list[str]:
-    """Return the files named in a call's arguments."""
-    try:
-        parsed = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return []
-    values = (parsed.get(key) for key in FILE_KEYS) if isinstance(parsed, dict) else ()
-    return [value for value in values if isinstance(value, str) and 0 < len(value) <= 300 and "\n" not in value]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator
 
+from proxy.compaction.named_files import WRITING_TOOLS
 from proxy.compaction.triggers import Clause, Trigger
 from proxy.config.fields import (
     Count,
@@ -35,23 +36,6 @@ from proxy.config.fields import (
 TRIGGER = (Clause(fraction=0.85),)
 KEEP = Clause(fraction=0.10)
 PREPARE_FRACTION = 0.75
-
-WRITING_TOOLS = (
-    "write_file",
-    "edit_file",
-    "write",
-    "edit",
-    "create_file",
-    "multi_edit",
-    "str_replace_editor",
-    "str_replace_based_edit_tool",
-    "apply_patch",
-    "Write",
-    "Edit",
-    "MultiEdit",
-    "NotebookEdit",
-)
-"""Tools of well-known agents whose arguments contain whole files."""
 
 LISTING_TOOLS = ("ls", "glob", "grep", "write_todos")
 """Tools whose results DeepAgents never evicts."""

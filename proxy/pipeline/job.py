@@ -24,7 +24,7 @@ from proxy.summary.digest import digest
 from proxy.summary.model import UpstreamSummaryModel
 from proxy.summary.store import Checkpoint
 
-PROMPT_VERSION = "6"
+PROMPT_VERSION = "7"
 """A part of every summary's key. Increase it when the wording of the prompt or the summary message changes."""
 
 STRICT_PART = 64

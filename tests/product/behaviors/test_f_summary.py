@@ -17,11 +17,13 @@ from tests.kit.front_door import (
     Seen,
     always,
     archive_id,
+    calling,
     dropped,
     front,
     long_talk,
     look,
     quoted_users,
+    result,
     says,
     summary_messages,
     system,
@@ -163,6 +165,28 @@ def test_54_it_lists_what_the_dropped_part_names(door: Front) -> None:
     listed = section(door.ask(messages, "indexed").summary, "Paths, URLs, and identifiers")
     assert "https://example.com/runs/" in listed
     assert tokens(listed) <= 60 + 10
+
+
+def test_54_files_that_calls_wrote_or_read_come_first(door: Front) -> None:
+    wrote = calling(
+        ("w1", "edit_file", {"path": "src/r1.py", "old": "a", "new": "b"}),
+        ("w2", "write_file", {"path": "src/new.py", "content": "x"}),
+    )
+    work = [
+        *look("r1", "see PAY-1234, import '../lib/x.ts', error E1234, and /etc/app/prod.yaml"),
+        *(wrote, result("w1", "done"), result("w2", "done")),
+        *look("r2", "nothing"),
+    ]
+    messages = [system("Be brief."), user("Go."), *work, *long_talk("54b ")[1:]]
+    listed = section(door.ask(messages).summary, "Paths, URLs, and identifiers")
+    assert listed.strip().split("\n") == [
+        "- src/ (written): r1.py new.py",
+        "- src/ (read): r2.py",
+        "- PAY-1234",
+        "- /etc/app/: prod.yaml",
+        "- ../lib/: x.ts",
+        "- E1234",
+    ]
 
 
 def test_55_it_holds_what_the_user_demanded(door: Front) -> None:
