@@ -137,7 +137,7 @@ class FactsCache:
             places = await self.run_if(many, lambda: _among_several(found))
             size = sum(len(raws[index]) for index, facts in places if facts.one_of_several is None)
             await self.run_if(size > INLINE_BYTES, partial(_put_right, raws, found, places, counter))
-        if place is not None and self._stored is not None and self._stored.due(place, learned):
+        if place is not None and self._stored is not None and self._stored.due(place, learned, sum(map(len, raws))):
             entry = await self.run(lambda: encoded(raws, cast(Sequence[Facts], base)))
             self._stored.write(place, entry)
         return list(map(Turn, raws, cast(Sequence[Facts], found)))

@@ -17,7 +17,7 @@ from proxy.dialects.responses.counting import Counter as ResponsesCounter
 from proxy.limits.profiles import Profile
 from proxy.pipeline import stored_facts
 from proxy.pipeline.facts_cache import FactsCache
-from proxy.pipeline.stored_facts import LEAST_BYTES, StoredFacts, decoded, encoded
+from proxy.pipeline.stored_facts import LEAST_BYTES, PARTS, StoredFacts, decoded, encoded
 from proxy.store import StoreFailed
 from proxy.store.tenants import UNSTORED_TENANT
 from tests.kit.engine import Plain
@@ -147,10 +147,11 @@ def test_an_entry_is_written_when_enough_was_counted() -> None:
         stored = StoredFacts(store)
         place = stored.place(raw(CHAT), Counter(ESCAPING), "team:a")
         assert place is not None
-        assert not stored.due(place, LEAST_BYTES - 1)
-        assert stored.due(place, 1)
+        assert not stored.due(place, LEAST_BYTES - 1, 0)
+        assert not stored.due(place, 1, LEAST_BYTES * PARTS + PARTS)
+        assert stored.due(place, 0, LEAST_BYTES * PARTS)
         stored.write(place, b"entry")
-        assert not stored.due(place, 0)
+        assert not stored.due(place, 0, 0)
         stored.write(place, bytes(stored_facts.LARGEST + 1))
         await stored.aclose()
         assert list(store.entries.values()) == [b"entry"]
