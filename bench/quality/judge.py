@@ -255,9 +255,7 @@ def _paths(message: Message) -> Iterable[str]:
 
 def readable_paths(paths: Iterable[str], text: str) -> set[str]:
     """Return the paths in the text, either unchanged or as names in a line ``- folder/ (read): name name``."""
-    listed = {
-        f"{folder}/{name}" for folder, names in _LISTING.findall(text) for name in names.replace(", ", " ").split(" ")
-    }
+    listed = {f"{folder}/{name}" for folder, names in _LISTING.findall(text) for name in names.split(" ")}
     return {path for path in paths if path in listed or path in text}
 
 

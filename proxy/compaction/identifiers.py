@@ -6,6 +6,7 @@ Summaries tend to lose them, and agents need them to continue.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -183,17 +184,18 @@ def _files(paths: Sequence[str], max_tokens: int, count: TextCounter, mark: str)
             return lines
         lines = _by_folder(newest_first[:taken], mark)
         if _cost(lines, count) > max_tokens:
-            # Sharing a line repeats the name of a folder with two files, which may take more.
-            while _cost(lines, count) > max_tokens:
-                taken -= 1
-                lines = _by_folder(newest_first[:taken], mark)
-            return lines
+            # Sharing a line repeats the name of a folder with several files, which may take more.
+            sizes = range(taken)
+            fitting = bisect_right(
+                sizes, max_tokens, key=lambda size: _cost(_by_folder(newest_first[:size], mark), count)
+            )
+            return _by_folder(newest_first[: fitting - 1], mark)
 
 
 def _split(path: str) -> tuple[str, str]:
-    """Return the folder and the name of a file."""
+    """Return the folder and the name of a file. A name with spaces is quoted, because spaces separate names."""
     folder, separator, name = path.rpartition("/")
-    return folder if separator else ".", name
+    return folder if separator else ".", f'"{name}"' if " " in name else name
 
 
 def _cost(lines: Iterable[str], count: TextCounter) -> int:
@@ -212,12 +214,7 @@ def _by_folder(newest_first: Sequence[str], mark: str) -> list[str]:
         if sizes[folder] <= SMALL and parent in shared and folder not in shared:
             folder, name = parent, f"{last}/{name}"
         lines.setdefault(folder, []).append(name)
-    return [f"- {folder}/{mark}: {_listed(names[::-1])}" for folder, names in reversed(lines.items())]
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Return names in one line. Commas take a token each, so they're only in lines with spaces in a name."""
-    return (", " if any(" " in name for name in names) else " ").join(names)
+    return [f"- {folder}/{mark}: {' '.join(names[::-1])}" for folder, names in reversed(lines.items())]
 
 
 _LISTINGS = {"code": _joined, "error": _joined}

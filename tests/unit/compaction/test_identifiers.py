@@ -95,9 +95,16 @@ def test_rare_identifiers_have_room_beside_many_files() -> None:
     assert listed.count("(written)") == listed.count("(read)") == 1
 
 
-def test_names_with_spaces_are_listed_with_commas() -> None:
+def test_names_with_spaces_are_quoted() -> None:
     files: list[tuple[Access, str]] = [("read", "/a/b.py"), ("read", "/a/two words.md")]
-    assert index(identifiers([], None, files), 500, text_tokens) == "- /a/ (read): b.py, two words.md"
+    assert index(identifiers([], None, files), 500, text_tokens) == '- /a/ (read): b.py "two words.md"'
+
+
+@pytest.mark.parametrize("limit", [0, 50, 400, 2_000])
+def test_long_names_of_shared_folders_stay_in_the_limit(limit: int) -> None:
+    folders = [f"/{n % 90}/{'long-name-' * 9}{n}" for n in range(300)]
+    files: list[tuple[Access, str]] = [("read", f"{folder}/{n} {n}.py") for n in range(3) for folder in folders]
+    assert text_tokens(index(identifiers([], None, files), limit, text_tokens)) <= limit
 
 
 def test_small_folders_share_the_line_of_their_parent() -> None:
