@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import pytest
 import structlog.testing
 
+from proxy.compaction.turn import Facts
 from proxy.dialects.chat.counting import Counter
 from proxy.dialects.dialect import Counter as AnyCounter
 from proxy.dialects.messages.counting import Counter as MessagesCounter
@@ -83,6 +85,15 @@ def test_another_process_gets_the_same_facts(
         assert await facts(raws, counter, store) == first
 
     asyncio.run(check())
+
+
+def test_all_facts_are_stored() -> None:
+    """If this fails, add the new fact to ``_Stored``, and increase ``FORMAT``."""
+    derived = {"forms", "pinned", "parallel", "one_of_several"}
+    assert {one.name for one in fields(Facts)} - derived == {*stored_facts._Stored.__struct_fields__} - {
+        "key",
+        "several",
+    }
 
 
 def test_only_the_same_tenant_counter_version_and_format_share_facts(monkeypatch: pytest.MonkeyPatch) -> None:
