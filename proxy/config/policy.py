@@ -48,6 +48,9 @@ STAGES = ("duplicates", "truncate_args", "evict_results", "media")
 class Summary(Section):
     """The call to the summary model."""
 
+    method: Literal["transcript", "continue", "auto"] = "transcript"
+    """transcript: send the messages as text. continue: send the conversation's own model its last prompt and a request
+    for notes. auto: continue if the prompt cache serves the conversation."""
     model: Text | None = None
     """The model that writes summaries: a name that `models` routes. Default: the conversation's own model."""
     fallback_model: Text | None = None
@@ -266,17 +269,21 @@ class WrittenPolicy(_PolicyFields):
     """Overrides for some models; the first match wins. Overrides of the extended policy come after its own."""
 
 
-_NOT_OF_SUMMARIES = {
-    "name",
-    "models",
-    "mode",
-    "allow_header",
-    "overflow_retries",
-    "rate_limit_as_limit",
-    "output",
-    "recall",
-    "responses",
-}
+_NOT_OF_SUMMARIES: dict[str, Any] = dict.fromkeys(
+    (
+        "name",
+        "models",
+        "mode",
+        "allow_header",
+        "overflow_retries",
+        "rate_limit_as_limit",
+        "output",
+        "recall",
+        "responses",
+    ),
+    True,
+)
+_NOT_OF_SUMMARIES["summary"] = {"method"}
 
 
 class ForModels(Section):

@@ -46,6 +46,8 @@ class Reply:
 
     ``break_after`` drops the connection after this many chunks of a stream, or in the middle of a plain answer.
 
+    ``cached`` is the reported number of tokens from the prompt cache.
+
     The reply waits until the event ``go`` is set. A stream waits after its first content, the second chunk.
     """
 
@@ -59,6 +61,7 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
     break_after: int | None = None
     go: threading.Event | None = None
+    cached: int | None = None
 
     def __post_init__(self) -> None:
         if self.status != 200 and self.error is None:
@@ -96,10 +99,11 @@ class Completion:
     reply: Reply
     prompt_tokens: int
 
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         """Return the usage of the request and its answer."""
-        out = self.reply.tokens
+        out, cached = self.reply.tokens, self.reply.cached
         return {
+            **({} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}),
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": out,
             "total_tokens": self.prompt_tokens + out,

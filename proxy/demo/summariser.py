@@ -12,6 +12,9 @@ from proxy.demo.replies import Reply
 # The line before the conversation in the proxy's summary requests.
 TRANSCRIPT = "<transcript>"
 
+# The first line of the message that asks the conversation's own model for notes.
+NOTES = "<write_notes>"
+
 MAX_TOKENS = 400
 LINE_CHARACTERS = 240
 
@@ -27,15 +30,17 @@ FACTS = (
 def is_summary_request(body: Mapping[str, Any]) -> bool:
     """Return whether a request is the proxy's summary request.
 
-    Such a request has no tools and isn't streamed. Its last message, from the user, has the line ``<transcript>``.
+    Such a request isn't streamed. Its last message, from the user, has the line ``<transcript>`` and no tools, or
+    the line ``<write_notes>``.
     """
-    if body.get("tools") or body.get("stream"):
+    if body.get("stream"):
         return False
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not isinstance(messages[-1], dict):
         return False
     last = messages[-1]
-    return last.get("role") == "user" and TRANSCRIPT in _text(last).splitlines()
+    lines = _text(last).splitlines()
+    return last.get("role") == "user" and (NOTES in lines or (TRANSCRIPT in lines and not body.get("tools")))
 
 
 def summarise(body: Mapping[str, Any]) -> Reply:
@@ -44,7 +49,11 @@ def summarise(body: Mapping[str, Any]) -> Reply:
     It consists of lines with facts, in transcript order, with the most important kinds chosen first. If no line has a
     fact, it consists of the first lines.
     """
-    transcript = _text(body["messages"][-1]).split(TRANSCRIPT, 1)[1]
+    *before, last = body["messages"]
+    if NOTES in _text(last).splitlines():
+        transcript = "\n".join(map(_text, before))
+    else:
+        transcript = _text(last).split(TRANSCRIPT, 1)[1]
     # Messages in a transcript may be JSON with escaped line breaks.
     lines = list(dict.fromkeys(line.strip() for line in re.split(r"\n|\\n", transcript) if line.strip()))
     excerpts = _excerpts(lines) or {place: line[:LINE_CHARACTERS] for place, line in enumerate(lines)}

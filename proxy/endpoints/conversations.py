@@ -27,7 +27,7 @@ from proxy.http.timers import CoarseTimer
 from proxy.overflow.silent import Finished
 from proxy.pipeline.attempts import Attempts
 from proxy.pipeline.budget import TokenBudgets
-from proxy.pipeline.context import ConversationContext, RequestContext, begin_request
+from proxy.pipeline.context import ConversationContext, RequestContext, begin_request, conversation_key
 from proxy.pipeline.costs import Costs, cost_of, price_for
 from proxy.pipeline.description import describe, milliseconds_since, usage_of
 from proxy.pipeline.facts_cache import MANY
@@ -155,6 +155,7 @@ class Conversations:
         tail = self._dialect.answers.tail() if start.answer.status == 200 else None
         feedback = None if tail is None else self._usage_feedback.prepare(context, start, outcome)
         basis = None if tail is None else self._costs.basis(context, outcome)
+        conversation = conversation_key(context) if context.caller.policy.summary.method == "auto" else None
         sized = None if tail is None else sized_response(context, start)
         tap = Tap(tail, item_reader(self._service, context, start, outcome))
         pending = context.heartbeat is not None and context.heartbeat.begun
@@ -190,6 +191,8 @@ class Conversations:
         if sized is not None:
             note_size(self._service, context, sized, end)
         context.record.usage = usage = usage_of(end)
+        if usage is not None and conversation is not None:
+            self._service.cache_reads.note(conversation, usage)
         if (
             usage is not None
             and (price := price_for(context.configuration, context.route, context.profile)) is not None

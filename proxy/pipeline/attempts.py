@@ -36,7 +36,7 @@ from proxy.pipeline.rules import bounds_of, rules_for
 from proxy.pipeline.sending import DEADLINE, outgoing, resend, send
 from proxy.pipeline.services import Services
 from proxy.pipeline.state_recovery import NotCompacted, advice, recovered, trigger_reached
-from proxy.pipeline.summary_models import summary_models
+from proxy.pipeline.summary_models import own_model, summary_models
 from proxy.recall.tool import Reader
 from proxy.telemetry.record import Reason
 
@@ -276,6 +276,7 @@ class Attempts:
             tenant=caller.tenant,
             upstream=route.upstream,
             models=partial(summary_models, services, context),
+            own_model=own_model(services, context),
             rules=rules_for(
                 caller.policy, window_known=known, bounds=bounds_of(context.profile), late=compacts_itself(context)
             ),

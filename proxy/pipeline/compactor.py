@@ -20,6 +20,7 @@ from proxy.pipeline.facts_cache import INLINE_BYTES, MANY, FactsCache
 from proxy.pipeline.job import (
     CompactionInput,
     CompactionJob,
+    any_trigger,
     archive_id,
     around_messages,
     fixed_tokens,
@@ -78,7 +79,7 @@ class Compactor:
         if not worth_it:
             return outcome
         work = await self._work(case, turns, fixed, before)
-        if not _any_trigger(case, before, len(turns)):
+        if not any_trigger(case, before, len(turns)):
             self._summaries.prepare(work)
             return outcome
         reason, checkpoints = reason_for(case, before, len(turns)), len(work.plan.checkpoints)
@@ -112,7 +113,7 @@ class Compactor:
         case = within_hope(case, turns)
         work = await self._work(case, turns, fixed, before)
         size = await self._summaries.expected_size(work)
-        forecast = _forecast(work, size) if _any_trigger(case, before, len(turns)) else None
+        forecast = _forecast(work, size) if any_trigger(case, before, len(turns)) else None
         after, steps = (before, ()) if forecast is None else (forecast.after, forecast.steps)
         return Explanation(before, after, len(turns), work.head, case.budget, steps, work.plan, parts_of(turns, fixed))
 
@@ -278,7 +279,7 @@ def _reached(case: CompactionInput, tokens: int, messages: int) -> bool:
     prepare = any_met(rules.prepare, tokens, messages, budget)
     # Only the bound on messages matters here. Bytes are mostly images, which the proxy removes without a summary.
     prepare = prepare or (bool(rules.prepare) and rules.bounds.reached(messages, 0, NEARING))
-    return (prepare and case.mode == "enforce") or _any_trigger(case, tokens, messages)
+    return (prepare and case.mode == "enforce") or any_trigger(case, tokens, messages)
 
 
 def within_hope(case: CompactionInput, turns: Sequence[Turn]) -> CompactionInput:
@@ -308,10 +309,3 @@ def hopeless(case: CompactionInput, turns: Sequence[Turn], fixed: int) -> bool:
     last = turns[-1].facts
     may_shorten = case.rules.shorten_last_user_message or last.kind != "user"
     return stays >= case.budget or (not may_shorten and stays + last.tokens >= HOPELESS * case.budget)
-
-
-def _any_trigger(case: CompactionInput, tokens: int, messages: int) -> bool:
-    rules = case.rules
-    triggers = [rules.trigger, *(stage.trigger for stage in rules.stages)]
-    bounded = rules.bounds.reached(messages, len(case.body.raw))
-    return bounded or any(any_met(trigger, tokens, messages, case.budget) for trigger in triggers)

@@ -16,12 +16,13 @@ from proxy.compaction.planning import Plan, make_plan
 from proxy.compaction.pressure import COMMA, SEPARATOR
 from proxy.compaction.render import OutgoingMessage, RenderedConversation, render
 from proxy.compaction.rules import Envelope, Rules
+from proxy.compaction.triggers import any_met
 from proxy.compaction.turn import Turn
 from proxy.config import Policy
 from proxy.dialects.dialect import Counter, Request
 from proxy.summary.budget import Budget
 from proxy.summary.digest import digest
-from proxy.summary.model import UpstreamSummaryModel
+from proxy.summary.model import ConversationModel, UpstreamSummaryModel
 from proxy.summary.store import Checkpoint
 
 PROMPT_VERSION = "7"
@@ -56,6 +57,7 @@ class CompactionInput(msgspec.Struct, eq=False):
     stale_reasoning: int = 0
     request: str = ""
     attempt: int = 0
+    own_model: Callable[[int], Awaitable[ConversationModel]] | None = None
 
 
 @dataclass(slots=True)
@@ -159,6 +161,14 @@ def planned(case: CompactionInput, turns: list[Turn], fixed: int, before: int) -
 def tokens_at_most(case: CompactionInput) -> float:
     """Return an upper bound on the tokens of a request, without tokenizing."""
     return case.counter.at_most(case.body.raw) + case.body.hidden * case.counter.profile.token_ratio
+
+
+def any_trigger(case: CompactionInput, tokens: int, messages: int) -> bool:
+    """Return whether a request meets the condition of the policy or of a stage."""
+    rules = case.rules
+    triggers = [rules.trigger, *(stage.trigger for stage in rules.stages)]
+    bounded = rules.bounds.reached(messages, len(case.body.raw))
+    return bounded or any(any_met(trigger, tokens, messages, case.budget) for trigger in triggers)
 
 
 def needs_repair(case: CompactionInput, turns: Sequence[Turn]) -> bool:

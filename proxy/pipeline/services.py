@@ -15,6 +15,7 @@ from proxy.errors import ConfigurationError
 from proxy.limits.calibration import Calibration
 from proxy.limits.learned import LearnedLimits
 from proxy.limits.profiles import Profile
+from proxy.pipeline.cache_reads import CacheReads
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.measures import Measures
@@ -56,6 +57,7 @@ class Services:
     hidden_rounds: HiddenRounds
     compactor: Compactor
     sent_prompts: SentPrompts
+    cache_reads: CacheReads
     concurrency: ConcurrencyLimit
     bodies: BodyMemory
     quotas: Quotas

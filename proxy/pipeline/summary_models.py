@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import structlog
 
 from proxy.config import Route
 from proxy.dialects.chat.dialect import CHAT
+from proxy.dialects.dialect import Answers
 from proxy.errors import ConfigurationError
+from proxy.http.headers import VIA, for_upstream
 from proxy.limits.budget import budget, reserved_output
 from proxy.limits.learned import for_others, limit_from_overflow, lower, published
 from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
-from proxy.pipeline.context import ConversationContext
+from proxy.pipeline.context import ConversationContext, conversation_key
 from proxy.pipeline.costs import Basis, cost_of, price_for
 from proxy.pipeline.description import usage_of
+from proxy.pipeline.sending import client_query
 from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.summary.forms import FORMS
-from proxy.summary.model import OnCall, UpstreamSummaryModel, Way, output_limit
+from proxy.summary.model import ConversationModel, OnCall, UpstreamSummaryModel, Way, output_limit
 from proxy.telemetry.record import RequestRecord, summary_record
 
 log = structlog.get_logger(__name__)
@@ -50,10 +55,45 @@ async def summary_models(
     return models
 
 
+def own_model(services: Services, context: ConversationContext) -> Callable[[int], Awaitable[ConversationModel]] | None:
+    """Return how to get the conversation's own model for notes, or ``None`` if it may not or can't write them."""
+    settings = context.caller.policy.summary
+    if settings.method == "transcript" or context.body.references or context.profile.strict_alternation:
+        return None
+    if settings.method == "auto":
+        other = settings.model is not None or settings.prompt is not None
+        redacts = settings.redact_secrets or bool(settings.redact)
+        if other or redacts or not services.cache_reads.served(conversation_key(context)):
+            return None
+    return partial(_own_model, services, context)
+
+
+async def _own_model(services: Services, context: ConversationContext, max_tokens: int) -> ConversationModel:
+    """Return the conversation's own model. Raises ``ConfigurationError`` if its upstream can't be used."""
+    route, dialect = context.route, context.dialect
+    model = await _summary_model(services, context, route, max_tokens, dialect.answers)
+    headers = [pair for pair in for_upstream(context.scope["headers"]) if pair[0] != "accept-encoding"]
+    own = dataclasses.replace(
+        model,
+        transport=await context.configuration.upstreams.transport(route.upstream, dialect.path),
+        form=next(form for form in FORMS.values() if form.api == dialect.name),
+        others=(),
+        headers=[*headers, (VIA, context.via)],
+        query=client_query(context.scope),
+    )
+    recall, hidden = context.recall, dialect.hidden_tool
+    if recall is None or hidden is None:
+        return ConversationModel(own, None)
+    return ConversationModel(own, partial(hidden.with_tool, tool=recall.tool))
+
+
 async def _summary_model(
-    services: Services, context: ConversationContext, route: Route, max_tokens: int
+    services: Services, context: ConversationContext, route: Route, max_tokens: int, answers: Answers = CHAT.answers
 ) -> UpstreamSummaryModel:
-    """Return the model of a route. Raises ``ConfigurationError`` if its upstream or its tokenizer can't be used."""
+    """Return the model of a route. ``answers`` reads the usage in its responses.
+
+    Raises ``ConfigurationError`` if its upstream or its tokenizer can't be used.
+    """
     caller = context.caller
     place = route.upstream, route.model, caller.tenant
     profile = await services.profile(route, context.configuration)
@@ -89,13 +129,18 @@ async def _summary_model(
         form=form,
         others=others,
         on_missing=upstreams.missing(route.upstream).add,
-        on_call=_recording(services, context.configuration, context.record, route, profile),
+        on_call=_recording(services, context.configuration, context.record, route, profile, answers),
         trace=context.record.trace,
     )
 
 
 def _recording(
-    services: Services, configuration: ConfigSnapshot, parent: RequestRecord, route: Route, profile: Profile
+    services: Services,
+    configuration: ConfigSnapshot,
+    parent: RequestRecord,
+    route: Route,
+    profile: Profile,
+    answers: Answers,
 ) -> OnCall:
     """Return a function that records the calls to a summary model."""
 
@@ -106,7 +151,7 @@ def _recording(
         call.time -= ms / 1000
         call.status = status
         call.phases = {"total": round(ms, 3)}
-        call.usage = usage = usage_of(CHAT.answers.read_usage(answer)) if status == 200 else None
+        call.usage = usage = usage_of(answers.read_usage(answer)) if status == 200 else None
         if usage is not None and (price := price_for(configuration, route, profile)) is not None:
             call.cost = cost_of(price, usage, Basis())
         call.error = None if status else "upstream_error"

@@ -17,6 +17,7 @@ from proxy.config.otel import OtelSettings
 from proxy.limits.calibration import Calibration
 from proxy.limits.learned import LearnedLimits
 from proxy.limits.profiles import Profiles
+from proxy.pipeline.cache_reads import CacheReads
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.measures import Measures
@@ -71,6 +72,7 @@ class Runtime(Services):
         self.hidden_rounds = HiddenRounds(self.store)
         self.compactor = Compactor(self.facts, self.summaries, self.archive)
         self.sent_prompts = SentPrompts(self.store)
+        self.cache_reads = CacheReads()
         self.concurrency = ConcurrencyLimit(lambda: self.settings.server)
         self.bodies = BodyMemory(lambda: self.settings.server)
         counts = open_limits(settings.store.url)

@@ -16,11 +16,18 @@ from proxy.upstream.transport import output_field
 REQUIRED_OUTPUT = 4_096
 """The output to ask Anthropic's API for, in tokens, if a model rejects a larger one. All its models write this much."""
 
+ADAPTIVE_THINKING = 8_000
+"""Tokens of output for a model that decides itself how long it thinks."""
+
 _JSON: Headers = [("content-type", "application/json")]
 _TEXT_TYPES = ("text", "output_text", None)
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 Messages = list[dict[str, Any]]
+Fields = dict[str, msgspec.Raw]
+
+_MOST_BREAKPOINTS = 4
+"""Breakpoints that Anthropic's API accepts in a request."""
 
 
 class SummaryForm(Protocol):
@@ -42,6 +49,13 @@ class SummaryForm(Protocol):
         """Return the request, with a limit on its output of ``most`` tokens, or without one."""
         ...
 
+    def continued(self, fields: Fields, model: str, most: int) -> bool:
+        """Change a conversation's request so that its answer can be notes. Everything before the messages' end stays.
+
+        Return whether that's possible. It isn't if the request prescribes a tool call or a format for the answer.
+        """
+        ...
+
     def read(self, answer: Any) -> Written:
         """Return the text of a decoded response. Raises ``SummaryFailed``, or the errors of a missing field."""
         ...
@@ -57,6 +71,21 @@ class _Chat:
         fields = {"model": model, "messages": messages, "stream": False}
         return fields if most is None else {**fields, output_field(model): most}
 
+    def continued(self, fields: Fields, model: str, most: int) -> bool:
+        if _value(fields, "response_format", {}).get("type", "text") != "text":
+            return False
+        if "web_search_options" in fields or "audio" in _value(fields, "modalities", []):
+            return False
+        if not _may_choose(fields, "tool_choice") or not _may_choose(fields, "function_call"):
+            return False
+        limit = "max_completion_tokens" if "max_completion_tokens" in fields else output_field(model)
+        limit = "max_tokens" if "max_tokens" in fields else limit
+        _drop(fields, "stream", "stream_options", "n", "stop", "store", "prediction", "logprobs", "top_logprobs")
+        _drop(fields, *self.limits)
+        fields[limit] = _raw(most + _thinking_budget(fields))
+        _mark(fields, "messages")
+        return True
+
     def read(self, answer: Any) -> Written:
         choice = answer["choices"][0]
         message = choice["message"]
@@ -66,9 +95,10 @@ class _Chat:
             raise SummaryFailed("the response contains an error")
         content = message.get("content")
         parts = _objects(content)
+        called = message.get("tool_calls") or message.get("function_call")
         return Written(
             content if isinstance(content, str) else _text(parts),
-            choice.get("finish_reason"),
+            "tool_calls" if called else choice.get("finish_reason"),
             refused=bool(message.get("refusal")) or any(part.get("refusal") for part in parts),
         )
 
@@ -85,12 +115,23 @@ class _Messages:
         fields["messages"] = [message for message in messages if message["role"] != "system"]
         return {**fields, "system": "\n\n".join(system)} if system else fields
 
+    def continued(self, fields: Fields, model: str, most: int) -> bool:
+        prescribed = "output_format" in fields or "format" in _value(fields, "output_config", {})
+        if prescribed or not _may_choose(fields, "tool_choice"):
+            return False
+        _drop(fields, "stream", "stop_sequences")
+        fields["max_tokens"] = _raw(most + _thinking_budget(fields))
+        _mark(fields, "messages")
+        return True
+
     def read(self, answer: Any) -> Written:
         if answer.get("error") or answer.get("type") == "error":
             raise SummaryFailed("the response contains an error")
         reason = answer.get("stop_reason")
         finish = {"max_tokens": "length", "end_turn": "stop", "tool_use": "tool_calls"}.get(reason, reason)
-        return Written(_text(_objects(answer["content"])), finish, refused=reason == "refusal")
+        blocks = _objects(answer["content"])
+        called = any(str(block.get("type")).endswith("tool_use") for block in blocks)
+        return Written(_text(blocks), "tool_calls" if called else finish, refused=reason == "refusal")
 
 
 class _Responses:
@@ -102,6 +143,15 @@ class _Responses:
     def body(self, model: str, messages: Messages, most: int | None) -> dict[str, Any]:
         fields = {"model": model, "input": messages, "stream": False, "store": False}
         return fields if most is None else {**fields, "max_output_tokens": most}
+
+    def continued(self, fields: Fields, model: str, most: int) -> bool:
+        form = _value(_value(fields, "text", {}), "format", {})
+        if form.get("type", "text") != "text" or not _may_choose(fields, "tool_choice"):
+            return False
+        # Without `store`, items that the client sends without their content could not be found.
+        _drop(fields, "stream", "stream_options", "background")
+        fields["max_output_tokens"] = _raw(most)
+        return True
 
     def read(self, answer: Any) -> Written:
         if answer.get("error") or answer.get("status") == "failed":
@@ -164,3 +214,55 @@ def _text(parts: list[Mapping[str, Any]]) -> str:
     return "\n".join(
         part["text"] for part in parts if part.get("type") in _TEXT_TYPES and isinstance(part.get("text"), str)
     )
+
+
+def _value(fields: Mapping[str, Any], name: str, default: Any) -> Any:
+    """Return a decoded field, or ``default`` if it's missing or of another type than ``default``."""
+    value = fields.get(name)
+    if isinstance(value, msgspec.Raw):
+        value = msgspec.json.decode(value)
+    return value if isinstance(value, type(default)) else default
+
+
+def _raw(value: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+def _drop(fields: Fields, *names: str) -> None:
+    for name in names:
+        fields.pop(name, None)
+
+
+def _may_choose(fields: Fields, name: str) -> bool:
+    """Return whether the model may answer with a text instead of a tool call."""
+    if name not in fields:
+        return True
+    choice = msgspec.json.decode(fields[name])
+    return (choice.get("type", "") if isinstance(choice, dict) else choice) in (None, "auto", "none")
+
+
+def _thinking_budget(fields: Fields) -> int:
+    """Return the tokens that Claude may think in a request. They count toward its output."""
+    thinking = _value(fields, "thinking", {})
+    budget = thinking.get("budget_tokens")
+    if isinstance(budget, int):
+        return budget
+    return ADAPTIVE_THINKING if thinking.get("type") in ("enabled", "adaptive") else 0
+
+
+def _mark(fields: Fields, name: str) -> None:
+    """Set a cache breakpoint at the end of the last message if the request has breakpoints elsewhere.
+
+    Anthropic's cache serves only what ends at a breakpoint, or at most 20 blocks before one. The client's own
+    breakpoints are on newer messages, which the request no longer has.
+    """
+    marks = sum(bytes(raw).count(b'"cache_control"') for raw in fields.values())
+    if not 0 < marks < _MOST_BREAKPOINTS or "cache_control" in fields:
+        return
+    *before, last = msgspec.json.decode(fields[name], type=list[msgspec.Raw])
+    message = msgspec.json.decode(last)
+    if not isinstance(message.get("content"), str):
+        return
+    block = {"type": "text", "text": message["content"], "cache_control": {"type": "ephemeral"}}
+    marked = _raw({**message, "content": [block]})
+    fields[name] = msgspec.Raw(b"[" + b",".join([*before, marked]) + b"]")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import msgspec
 from proxy.compaction.format import TextCounter
 from proxy.config.upstreams import Api
 from proxy.errors import UpstreamError, UpstreamUnreachable
-from proxy.http.headers import Credential
+from proxy.http.headers import Credential, Headers
 from proxy.overflow import Overflow, recognise
 from proxy.summary.budget import Budget
 from proxy.summary.chunking import SummaryFailed, SummaryTooLong
@@ -59,6 +59,7 @@ class UpstreamSummaryModel:
     request's input and output tokens as counted here. ``budget`` limits the cost of calls for the caller's team.
     ``on_call`` gets each call's status, response, duration in milliseconds, and the id of its span in ``trace``. The
     status is 0 if there was no response.
+    ``headers`` and ``query`` are those of the calls, by default the form's.
     ``form`` is the API to use. If the upstream doesn't have it, ``others`` follow, and ``on_missing`` gets its name.
     """
 
@@ -77,6 +78,8 @@ class UpstreamSummaryModel:
     on_missing: Callable[[Api], None] | None = None
     on_call: OnCall | None = None
     trace: Trace | None = None
+    headers: Headers | None = None
+    query: str = ""
 
     @property
     def name(self) -> str:
@@ -106,6 +109,16 @@ class UpstreamSummaryModel:
             raise SummaryTooLong("the summary model rejected the transcript as too long")
         return read(form, status, body)
 
+    async def continued(self, body: bytes, tokens: int, most: int) -> Written:
+        """Send a conversation's own request that ends in a request for notes. Raises ``SummaryFailed``.
+
+        ``tokens`` is its size, ``most`` the output that it asks for.
+        """
+        status, answer = await self._send((self.form, self.transport), body, lambda: tokens, most)
+        if recognise(status, answer) is not None:
+            raise SummaryFailed("the model rejected the conversation as too long")
+        return read(self.form, status, answer)
+
     def _found_missing(self, ways: Sequence[Way]) -> None:
         if self.on_missing is not None:
             for form, _ in ways:
@@ -113,12 +126,15 @@ class UpstreamSummaryModel:
 
     async def _paid(self, way: Way, messages: list[dict[str, Any]], limit: int | None, most: int) -> tuple[int, bytes]:
         """Send a call that writes up to ``most`` tokens, charged to the team. Raises ``SummaryFailed``."""
-        form = way[0]
-        body = form.body(self.model, messages, limit)
+        body = msgspec.json.encode(way[0].body(self.model, messages, limit))
+        return await self._send(way, body, lambda: sum(self.count(message["content"]) for message in messages), most)
+
+    async def _send(self, way: Way, body: bytes, size: Callable[[], int], most: int) -> tuple[int, bytes]:
+        """Send a body, charged to the team. ``size`` returns its tokens. Raises ``SummaryFailed``."""
         if self.budget is None:
             return await self._answer(way, body)
         # Counting a long transcript would block the event loop.
-        prompt = await asyncio.to_thread(lambda: sum(self.count(message["content"]) for message in messages))
+        prompt = await asyncio.to_thread(size)
         with self.budget.call(prompt + most) as call:
             try:
                 status, answer = await self._answer(way, body)
@@ -126,7 +142,7 @@ class UpstreamSummaryModel:
                 if isinstance(failure.__cause__, UpstreamUnreachable):
                     call.cost = 0
                 raise
-            call.cost = await self._cost(form, prompt, answer) if status == 200 else 0
+            call.cost = await self._cost(way[0], prompt, answer) if status == 200 else 0
         return status, answer
 
     async def _cost(self, form: SummaryForm, prompt: int, answer: bytes) -> int:
@@ -139,17 +155,18 @@ class UpstreamSummaryModel:
             return prompt
         return prompt + await asyncio.to_thread(self.count, written)
 
-    async def _answer(self, way: Way, body: Mapping[str, Any]) -> tuple[int, bytes]:
+    async def _answer(self, way: Way, body: bytes) -> tuple[int, bytes]:
         form, transport = way
         span = None if self.trace is None else new_span()
         request = Outgoing(
-            body=msgspec.json.encode(body),
+            body=body,
             model=self.model,
             stream=False,
-            headers=with_trace(form.headers, self.trace, span),
+            headers=with_trace(form.headers if self.headers is None else self.headers, self.trace, span),
             credential=self.credential,
             timeout=self.timeout,
             path=form.path,
+            query=self.query,
         )
         began, status, chunks = time.monotonic(), 0, list[bytes]()
         try:
@@ -170,6 +187,14 @@ class UpstreamSummaryModel:
             if self.on_call is not None:
                 self.on_call(status, b"".join(chunks), (time.monotonic() - began) * 1000, span)
         return status, b"".join(chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationModel:
+    """The conversation's own model. ``with_tool`` adds the tool to read archived messages to a body, if it was sent."""
+
+    model: UpstreamSummaryModel
+    with_tool: Callable[[bytes], bytes] | None
 
 
 def output_limit(model: str, max_tokens: int, max_output: int | None) -> int:

@@ -55,6 +55,11 @@ TOGETHER = {
         5,
         "in a circle (a → b → c → a)",
     ),
+    "notes from the whole conversation, and redaction": (
+        "policies:\n  a:\n    summary:\n      redact_secrets: true\n      method: continue\n",
+        5,
+        "Fix: method: transcript",
+    ),
     "prepare at the trigger": (
         "policies:\n  a:\n    trigger: {fraction: 0.8}\n    prepare: {fraction: 0.8}\n",
         4,

@@ -119,7 +119,8 @@ def test_models_that_do_not(model: str) -> None:
     ],
 )
 def test_only_what_it_said_counts(message: Any, text: str) -> None:
-    assert ask(OneAnswer(completion(message))) == Written(text, "stop")
+    reason = "tool_calls" if "tool_calls" in message else "stop"
+    assert ask(OneAnswer(completion(message))) == Written(text, reason)
 
 
 def test_a_refusal_is_known_by_its_field() -> None:
