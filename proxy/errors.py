@@ -147,6 +147,10 @@ class BudgetExceeded(TooManyRequests, status=429, type="insufficient_quota", cod
     """The team has used up its budget."""
 
 
+class NotInstalled(ProxyError, status=501, code="not_installed"):
+    """The path needs a package that isn't installed."""
+
+
 class ArchiveUnavailable(ProxyError, status=503, code="archive_unavailable", retry_after=5):
     """The proxy can't read its archive at the moment."""
 

@@ -37,6 +37,12 @@ UNKEYED = OPEN | {"/", "/readyz", "/metrics"}
 LINKED = frozenset({"/"})
 """Paths that a link on another site may lead to. They change nothing and hold nothing private."""
 
+STRICT = frozenset({"/compaction/mcp"})
+"""Paths that refuse pages of other origins even if they send a key. MCP's specification demands that.
+
+See https://modelcontextprotocol.io/specification/2025-11-25/basic/transports#security-warning.
+"""
+
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 EXPOSED = (
@@ -109,6 +115,8 @@ class WebRules:
         origin = sender.origin if self._configured(sender.origin) else None
         if sender.preflight:
             return origin, None if origin is not None else self._refused_origin(sender)
+        if path in STRICT and sender.origin is not None and origin is None and _cross_site(sender):
+            return None, self._refused_origin(sender)
         takes_key = path not in UNKEYED
         unknown = [host for host in sender.hosts if not self._known(host)]
         if path in OPEN or (takes_key and self._verified):

@@ -37,7 +37,7 @@ PARAMETERS: dict[str, Any] = {
 TAG = "earlier_message"
 
 PASSAGES = 8
-"""Passages in a search result at most."""
+"""Passages in a search result at most, unless the call states a number."""
 
 MOST_ENTRIES = 64
 """Entries that a search reads: the newest checkpoint, which leads to all earlier ones, and shortened messages."""
@@ -51,7 +51,7 @@ _QUOTED = (
 _MISSING = "The archive has no entry {id}. It may have expired. Continue without it, or search with a query."
 _EMPTY = "No earlier message contains any word of the query. Try other words, or continue without it."
 _UNCLEAR = "Set either query (words to search for) or id (an archive id to read), as strings."
-_FAILED = "The archive can't be read at the moment. Continue without it."
+FAILED = "The archive can't be read at the moment. Continue without it."
 _ID = re.compile(r"[0-9a-f]{20}")
 _FENCE = re.compile(rf"<(?=\s{{0,4}}/?\s{{0,4}}{TAG}\b)", re.IGNORECASE)
 
@@ -60,11 +60,12 @@ TextCounter = Callable[[str], int]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The arguments of a call. At least one of ``words`` and ``id`` is set."""
+    """The arguments of a call. At least one of ``words`` and ``id`` is set. ``limit`` is in passages."""
 
     words: str | None = None
     id: str | None = None
     offset: int = 0
+    limit: int = PASSAGES
 
 
 class Reader:
@@ -83,14 +84,21 @@ class Reader:
         query = parse(arguments)
         if query is None:
             return _UNCLEAR
-        ids = list(dict.fromkeys(([query.id] if query.id else []) + list(roots))) if query.words else [query.id or ""]
         try:
-            messages = await self._messages(tenant, ids)
+            text = await self.answer(tenant, roots, query, count, max_tokens)
         except StoreFailed:
-            return _FAILED
-        if not messages:
+            return FAILED
+        if text is None:
             return _MISSING.format(id=query.id) if query.id else _EMPTY
-        return await asyncio.to_thread(_answer, query, ids, messages, count, max_tokens)
+        return text
+
+    async def answer(
+        self, tenant: str, roots: Sequence[str], query: Query, count: TextCounter, max_tokens: int
+    ) -> str | None:
+        """Return the result of a query, or ``None`` if the archive has none of the entries. Raises ``StoreFailed``."""
+        ids = list(dict.fromkeys(([query.id] if query.id else []) + list(roots))) if query.words else [query.id or ""]
+        messages = await self._messages(tenant, ids)
+        return await asyncio.to_thread(_answer, query, messages, count, max_tokens) if messages else None
 
     async def _messages(self, tenant: str, ids: Sequence[str]) -> list[tuple[str, list[bytes]]]:
         """Return the messages of each entry, without those of an earlier one."""
@@ -123,15 +131,13 @@ def parse(arguments: str) -> Query | None:
     return Query(words or None, id or None, offset)
 
 
-def _answer(
-    query: Query, ids: Sequence[str], entries: Sequence[tuple[str, list[bytes]]], count: TextCounter, most: int
-) -> str:
+def _answer(query: Query, entries: Sequence[tuple[str, list[bytes]]], count: TextCounter, most: int) -> str:
     texts = [(id, read(messages)) for id, messages in entries]
     if query.words is None:
         id, text = texts[0]
         return page(id, text, query.offset, count, most)
     places = {passage: id for id, text in texts for passage in text.passages}
-    return quoted([(places[one], one) for one in search(list(places), query.words, PASSAGES)], count, most)
+    return quoted([(places[one], one) for one in search(list(places), query.words, query.limit)], count, most)
 
 
 def page(id: str, text: ArchivedText, offset: int, count: TextCounter, most: int) -> str:
@@ -150,7 +156,7 @@ def quoted(found: Sequence[tuple[str, Passage]], count: TextCounter, most: int) 
     """Return the passages that a search found, as many as fit."""
     if not found:
         return _EMPTY
-    pieces = [f"{_QUOTED} To read on, call the tool with the id and the offset of a quote."]
+    pieces = [f"{_QUOTED} To read on, use the id and the offset of a quote."]
     left = most - count(pieces[0]) - 10
     for id, passage in found:
         head = f"<{TAG} id={id} offset={passage.start} role={fenced(passage.role[:20])}>"

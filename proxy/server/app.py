@@ -25,6 +25,8 @@ from proxy.endpoints.archive import ArchiveEndpoint
 from proxy.endpoints.conversations import Conversations
 from proxy.endpoints.dashboard import Dashboard
 from proxy.endpoints.landing import landing
+from proxy.endpoints.mcp import PATH as MCP
+from proxy.endpoints.mcp import McpEndpoint
 from proxy.endpoints.models import ModelList
 from proxy.endpoints.passthrough import PassThrough
 from proxy.endpoints.paths import CHAT as CHAT_PATH
@@ -81,6 +83,7 @@ class Proxy:
                 Route("/readyz", self._ready, methods=["GET"]),
                 *([Route("/metrics", self._metrics, methods=["GET"])] if own else []),
                 Route(ARCHIVE, ArchiveEndpoint(self.service)),
+                Route(MCP, McpEndpoint(self.service)),
                 *RecordEndpoints(self.service).routes,
                 *Dashboard(self.service, lambda: None if self.reload is None else self.reload.loaded).routes,
             ],

@@ -31,6 +31,7 @@ from proxy.config.policy import STAGES
 from proxy.config.settings import WrittenSettings
 from proxy.demo.figures import ROWS
 from proxy.demo.run import WINDOW
+from proxy.endpoints.mcp import PATH as MCP
 from proxy.endpoints.records import PARAMETERS, REQUEST
 from proxy.limits.learned import GUESS_SECONDS, NAMED_SECONDS
 from proxy.pipeline.attempts import STATE_STEP
@@ -339,13 +340,15 @@ def test_the_paths_in_the_table_are_served(entrance: str, store_url: str) -> Non
     paths = [span.split() for row in table(REFERENCE, "path") for span in spans(row[0]) if "…" not in span]
     conversations = {"/v1/chat/completions", "/v1/responses", "/v1/messages"}
     served = {*conversations, "/", "/v1/models", "/compaction/archive/{id}", "/livez", "/readyz", "/metrics"}
-    served |= {LINK_PATH, *PARAMETERS}
+    served |= {LINK_PATH, MCP, *PARAMETERS}
     assert {path for _, path in paths} == served
     id = archived(store_url)
     written(Path(store_url.removeprefix("sqlite:///")), [record := RequestRecord(new_id(), 1.0, tenant=SHARED_TENANT)])
     with httpx.Client(trust_env=False, timeout=60) as http:
         for method, path in paths:
             body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]} if method == "POST" else None
+            if path == MCP:
+                body = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
             known = record.id if path == REQUEST else id
             answered = http.request(method, entrance + path.format(id=known), json=body)
             assert answered.status_code == 200, path

@@ -53,6 +53,7 @@ COVERED = {
     "hostile/test_web_pages.py": "access/web_origins",
     "product/test_browser.py": "endpoints/landing http/hosts",
     "product/test_archive.py": "endpoints/archive",
+    "product/test_mcp.py": "endpoints/mcp endpoints/mcp_tools",
     "product/behaviors": "endpoints/conversations",
     "product/http/test_model_list.py": "endpoints/models",
     "product/http/test_passthrough.py": "endpoints/passthrough",
