@@ -1,0 +1,1 @@
+"""Failures of replicas, of the store, and of object storage, under the load of agents."""

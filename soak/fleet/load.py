@@ -1,0 +1,173 @@
+"""Agents on all three APIs, each request on a random replica, and the upstreams that judge their requests."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import anthropic
+import httpx
+import httpx2
+import openai
+
+from proxy.demo.replies import Reply
+from proxy.demo.serving import serve
+from proxy.demo.summariser import summarise
+from proxy.demo.upstream import StandIn
+from soak.fleet.replicas import Balancer, Replica
+from tests.kit import agent_sessions
+from tests.kit.strict_messages import StrictMessages
+from tests.kit.strict_responses import StrictResponses
+
+WINDOW = 16_000
+APIS = ("chat", "responses", "messages")
+TURNS = 40
+PAUSE = 0.01
+"""Seconds before each chunk of a chat stream, so that replicas are killed during streams."""
+
+SUMMARY_SECONDS = 0.4
+"""Seconds that a summary takes, so that replicas are killed during summaries."""
+
+LATEST = 3
+"""Received requests that aren't judged yet, because they may be in progress."""
+
+
+@dataclass
+class Tally:
+    """What the agents saw, by the phase in which a request ended.
+
+    ``lost`` has errors on the connections of killed replicas, ``wrong`` all other ones.
+    """
+
+    done: Counter[str] = field(default_factory=Counter)
+    lost: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    longest: dict[str, float] = field(default_factory=dict)
+    sessions: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+class Upstreams:
+    """The three stand-ins. ``judge`` counts and drops what they received."""
+
+    def __init__(self) -> None:
+        self.chat = StandIn(window=WINDOW, responder=_paused, summariser=_slow)
+        self.responses = StrictResponses(WINDOW)
+        self.messages = StrictMessages(WINDOW)
+        for strict in (self.responses, self.messages):
+            strict.chat.summariser = _slow
+        self.faults: list[str] = []
+        self.summaries: Counter[str] = Counter()
+        self.extra: Counter[str] = Counter()
+        """Summaries that were made again, by phase."""
+        self.prompts = 0
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[dict[str, str]]:
+        """Serve on loopback, and yield the URL of each API."""
+        with contextlib.ExitStack() as stack:
+            apps = {"chat": self.chat.app, "responses": self.responses.app, "messages": self.messages.app}
+            yield {api: stack.enter_context(serve(app)) for api, app in apps.items()}
+
+    def judge(self, phase: str, *, all_of_them: bool = False) -> None:
+        """Judge the received requests, except the latest ones."""
+        for record in (self.chat, self.responses.chat, self.messages.chat, self.responses, self.messages):
+            requests: list[Any] = record.requests
+            count = len(requests) - (0 if all_of_them else LATEST)
+            for received in requests[: max(0, count)]:
+                fault = getattr(received, "fault", None) or "; ".join(map(str, getattr(received, "faults", ())))
+                if fault:
+                    self.faults.append(f"{phase}: {fault}")
+                if not received.summary:
+                    self.prompts += 1
+                    continue
+                headers = dict(received.headers)
+                caller = headers.get("authorization") or headers.get("x-api-key")
+                key = f"{caller} {json.dumps(received.body, sort_keys=True)}"
+                self.summaries[key] += 1
+                if self.summaries[key] > 1:
+                    self.extra[phase] += 1
+            del requests[: max(0, count)]
+
+
+class Agents:
+    """Threads with one session after the other."""
+
+    def __init__(self, replicas: Sequence[Replica], number: int, phase: list[str]) -> None:
+        self.tally = Tally()
+        self._replicas = replicas
+        self._phase = phase
+        self._stopped = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=(APIS[index % len(APIS)], index), daemon=True)
+            for index in range(number)
+        ]
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Work as long as the block runs, and then until the current sessions' next response."""
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._stopped.set()
+            for thread in self._threads:
+                thread.join(120)
+
+    def _run(self, api: str, index: int) -> None:
+        number = 0
+        balancer = Balancer(self._replicas, index)
+        # The two SDKs use different versions of the library.
+        library: Any = httpx2 if api == "messages" else httpx
+        with library.Client(transport=balancer.transport(library), timeout=60) as http:
+            while not self._stopped.is_set():
+                number += 1
+                self._session(api, f"sk-{api}-{index}-{number}", http, balancer)
+
+    def _session(self, api: str, key: str, http: Any, balancer: Balancer) -> None:
+        turns = _session_of(api, key, http)
+        tally = self.tally
+        while not self._stopped.is_set():
+            began = time.monotonic()
+            try:
+                next(turns)
+            except StopIteration:
+                tally.sessions += 1
+                return
+            except (openai.APIError, anthropic.APIError, httpx.HTTPError, httpx2.HTTPError, AssertionError) as error:
+                phase, used = self._phase[0], balancer.used
+                if any(killed >= began - 0.1 for killed in used.killed):
+                    tally.lost[phase] += 1
+                else:
+                    tally.wrong.append(f"{phase}: {api}: {type(error).__name__}: {str(error)[:300]}")
+                return
+            finally:
+                phase = self._phase[0]
+                tally.done[phase] += 1
+                tally.longest[phase] = max(tally.longest.get(phase, 0.0), time.monotonic() - began)
+
+
+def _session_of(api: str, key: str, http: Any) -> Iterator[int]:
+    if api == "messages":
+        claude = anthropic.Anthropic(base_url="http://127.0.0.1:1", api_key=key, max_retries=0, http_client=http)
+        return agent_sessions.messages_session(claude, TURNS, "messages")
+    client = openai.OpenAI(base_url="http://127.0.0.1:1/v1", api_key=key, max_retries=0, http_client=http)
+    if api == "chat":
+        return agent_sessions.chat_session(client, TURNS, "chat")
+    return agent_sessions.responses_session(client, TURNS, "items", "responses")
+
+
+def _paused(body: dict[str, Any]) -> Reply:
+    return dataclasses.replace(agent_sessions.chat_reply(body), pause=PAUSE)
+
+
+def _slow(body: dict[str, Any]) -> Reply:
+    return dataclasses.replace(summarise(body), delay=SUMMARY_SECONDS)
