@@ -27,6 +27,9 @@ log = structlog.get_logger(__name__)
 FIRST_READ_SECONDS = 0.05
 REFRESH_SECONDS = 60.0
 
+ATTEMPTS = 10
+"""Attempts to merge a value into the stored one, while other processes write it. Later writes repeat a failed merge."""
+
 CLOSING_SECONDS = 5.0
 """Seconds to write pending values when the process ends."""
 
@@ -80,22 +83,23 @@ class ReplicatedMap(Generic[V]):
         self._unsaved: dict[Key, V] = {}
         self._writer: asyncio.Task[None] | None = None
 
-    def prefetch(self, tenant: str, upstream: str, model: str) -> asyncio.Task[None] | None:
+    def prefetch(self, tenant: str, upstream: str, model: str, *, latest: bool = False) -> asyncio.Task[None] | None:
         """Start a read from the store if one is due. Return the task if it is a first read worth waiting for.
 
-        Call this in the event loop.
+        With ``latest``, a read is due, and worth waiting for. Call this in the event loop.
         """
         if self._store is None or tenant == UNSTORED_TENANT:
             return None
         key = (tenant, upstream, model)
         slot = self._slot(key)
         now = time.monotonic()
-        if slot.reading is None and now >= slot.read_next:
+        if slot.reading is None and (latest or now >= slot.read_next):
             slot.read_next = now + REFRESH_SECONDS
             slot.reading = asyncio.get_running_loop().create_task(self._read(self._store, key, slot))
             if slot.wait_until is None:
                 slot.wait_until = now + FIRST_READ_SECONDS
-        return slot.reading if slot.wait_until is not None and now < slot.wait_until else None
+        wanted = latest or (slot.wait_until is not None and now < slot.wait_until)
+        return slot.reading if wanted else None
 
     def get(self, tenant: str, upstream: str, model: str) -> V | None:
         """Return the value in this process, or ``None``."""
@@ -145,7 +149,7 @@ class ReplicatedMap(Generic[V]):
 
     async def _read(self, store: Store, key: Key, slot: _Slot[V]) -> None:
         try:
-            stored = await self._stored(store, key)
+            stored = self._decoded(await self._raw(store, key), key)
             if slot.value is not None:
                 ours = slot.value if stored is None else slot.value.merged(stored)
                 if ours != stored and ours.until > self._clock():
@@ -158,13 +162,13 @@ class ReplicatedMap(Generic[V]):
         finally:
             slot.reading = None
 
-    async def _stored(self, store: Store, key: Key) -> V | None:
-        """Return the stored value, ``None`` if there is none or it can't be read. Raises ``StoreFailed``.
-
-        The next write replaces an entry that can't be read.
-        """
+    async def _raw(self, store: Store, key: Key) -> bytes | None:
+        """Return the stored entry. Raises ``StoreFailed``."""
         tenant, upstream, model = key
-        raw = await store.get(tenant, self._kind, name_of(upstream, model))
+        return await store.get(tenant, self._kind, name_of(upstream, model))
+
+    def _decoded(self, raw: bytes | None, key: Key) -> V | None:
+        """Return the value of an entry, ``None`` if there is none or it can't be read. The next write replaces it."""
         if raw is None:
             return None
         try:
@@ -189,17 +193,29 @@ class ReplicatedMap(Generic[V]):
         try:
             while self._unsaved:
                 key, value = self._unsaved.popitem()
-                tenant, upstream, model = key
-                stored = await self._stored(store, key)
-                if stored is not None:
-                    value = value.merged(stored)
-                raw = msgspec.json.encode(value)
-                await store.put(tenant, self._kind, name_of(upstream, model), raw, value.until - self._clock())
+                for _ in range(ATTEMPTS):
+                    if await self._merge(store, key, value):
+                        break
         except StoreFailed as error:
             self._unsaved.clear()
             log.warning("shared.not_written", kind=self._kind, error=str(error))
         finally:
             self._writer = None
+
+    async def _merge(self, store: Store, key: Key, value: V) -> bool:
+        """Merge a value into the stored one. Return false if another process changed that one meanwhile."""
+        tenant, upstream, model = key
+        name = name_of(upstream, model)
+        raw = await self._raw(store, key)
+        stored = self._decoded(raw, key)
+        if stored is not None:
+            value = value.merged(stored)
+        new, seconds = msgspec.json.encode(value), value.until - self._clock()
+        if seconds <= 0:
+            return True
+        if raw is None:
+            return await store.add(tenant, self._kind, name, new, seconds) == new
+        return await store.replace(tenant, self._kind, name, raw, new, seconds)
 
 
 def name_of(upstream: str, model: str) -> str:

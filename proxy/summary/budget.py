@@ -75,8 +75,8 @@ class Budgets:
         return Budget(self, caller.team, caller.limits.summary_tokens_per_day)
 
     async def recall(self, team: str) -> None:
-        """Read a team's counts from the store. Only the first read waits, for up to ``FIRST_READ_SECONDS``."""
-        read = self._spent.prefetch(f"team:{team}", "", "")
+        """Read a team's counts from the store before a call, for up to ``FIRST_READ_SECONDS``."""
+        read = self._spent.prefetch(f"team:{team}", "", "", latest=True)
         if read is not None:
             await asyncio.wait({read}, timeout=FIRST_READ_SECONDS)
 

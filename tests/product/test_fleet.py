@@ -228,6 +228,37 @@ def test_replicas_count_the_rate_of_a_team_together(redis: RedisServer, tmp_path
         assert len(upstream.conversations) == statuses[200]
 
 
+@pytest.mark.full
+def test_a_rate_holds_over_a_minute(redis: RedisServer, tmp_path: Path) -> None:
+    """600 requests a minute, for a minute of too many requests after the first burst. Runs with ``--full`` only."""
+    upstream, rate = StandIn(), 600
+    with fleet(upstream, redis, tmp_path, **limited({"requests_per_minute": rate})) as urls:
+        while send(urls, 60, 6)[429] < 30:
+            pass
+        before, began = len(upstream.conversations), time.monotonic()
+        while time.monotonic() - began < 60:
+            send(urls, 90, 6)
+        admitted, seconds = len(upstream.conversations) - before, time.monotonic() - began
+    print(f"\n{admitted} requests in {seconds:.1f} s, {admitted / seconds * 60:.1f} a minute")
+    assert abs(admitted / seconds * 60 - rate) <= rate / 100
+
+
+def test_a_budget_for_summaries_holds_across_replicas(redis: RedisServer, tmp_path: Path) -> None:
+    upstream = StandIn(window=WINDOW)
+    budget = 60_000
+    with fleet(upstream, redis, tmp_path, **limited({"summary_tokens_per_day": budget})) as urls:
+        summaries = []
+        for number in range(9):
+            messages = [{**message, "content": f"{number} {message['content']}"} for message in chat(60, 250)]
+            url = f"{urls[number % len(urls)]}/v1/chat/completions"
+            answer = httpx.post(url, json={**SHORT, "messages": messages}, headers=TEAM, trust_env=False, timeout=60)
+            summaries.append(answer.headers["x-compaction-summary"])
+    made = summaries.count("made")
+    assert summaries == ["made"] * made + ["digest"] * (9 - made)
+    spent = sum(request.tokens for request in upstream.summaries)
+    assert budget / 2 < spent <= budget
+
+
 def test_replicas_never_exceed_the_concurrency_of_a_team(redis: RedisServer, tmp_path: Path) -> None:
     running, most, lock = 0, 0, threading.Lock()
 
