@@ -60,7 +60,7 @@ Id = Annotated[
 
 
 class SearchArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    query: Annotated[str, msgspec.Meta(min_length=1, description="Words that the messages contain.")]
+    query: Annotated[str, msgspec.Meta(min_length=1, max_length=1_000, description="Words that the messages contain.")]
     id: Id
     limit: Annotated[int, msgspec.Meta(ge=1, le=20, description="The maximum number of quotes.")] = PASSAGES
 
@@ -164,7 +164,9 @@ class McpTools:
         if name not in _ARGUMENTS:
             raise MCPError(INVALID_PARAMS, f"There is no tool {name[:60]!r}. Use {' or '.join(_ARGUMENTS)}.")
         try:
-            arguments = msgspec.convert(given, _ARGUMENTS[name])
+            # Models also send null for arguments that they omit, and numbers as text.
+            present = {key: value for key, value in given.items() if value is not None}
+            arguments = msgspec.convert(present, _ARGUMENTS[name], strict=False)
         except msgspec.ValidationError as error:
             return f"Invalid arguments: {error}", True
         if isinstance(arguments, SearchArguments):
