@@ -28,7 +28,7 @@ Disturbance = Callable[[], None]
 
 
 class Disturbances:
-    """What may happen. Each method returns when the failure is over."""
+    """The failures. Each method returns when its failure is over."""
 
     def __init__(
         self,
@@ -102,9 +102,10 @@ class Disturbances:
         self._servers += 1
         folder = self._folder / f"redis{self._servers}"
         folder.mkdir()
-        second = RedisServer(folder, ["--replicaof", f"127.0.0.1 {self._server.port}"], None, "")
+        second = RedisServer(folder, [], None, "")
         second.start()
         with second.client() as client:
+            client.replicaof("127.0.0.1", str(self._server.port))
             while client.info("replication")["master_link_status"] != "up":
                 time.sleep(0.1)
         self._server.stop()

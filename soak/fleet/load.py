@@ -41,7 +41,7 @@ LATEST = 3
 
 @dataclass
 class Tally:
-    """What the agents saw, by the phase in which a request ended.
+    """The agents' requests, by the phase in which each ended.
 
     ``lost`` has errors on the connections of killed replicas, ``wrong`` all other ones.
     """
