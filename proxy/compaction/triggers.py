@@ -6,19 +6,21 @@ The terms are those of LangChain's ``SummarizationMiddleware``: tokens, messages
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
 class Clause:
     """A condition on a conversation. All fields that are set must hold.
 
-    ``tokens`` and ``messages`` are counts; ``fraction`` is a share of the budget, in (0, 1].
+    ``tokens`` and ``messages`` are counts; ``fraction`` is a share of the budget, in (0, 1]. ``price_step`` stands for
+    the tokens below which a model is cheaper. ``with_step`` puts them in its place.
     """
 
     tokens: int | None = None
     messages: int | None = None
     fraction: float | None = None
+    price_step: bool | None = None
 
     def met(self, tokens: int, messages: int, budget: int | None) -> bool:
         """Return whether a conversation of this size meets the clause. Limits are inclusive.
@@ -53,6 +55,12 @@ class Clause:
 
 Trigger = tuple[Clause, ...]
 """A trigger fires if any of its clauses is met. An empty trigger never fires."""
+
+
+def with_step(trigger: Trigger, tokens: int | None) -> Trigger:
+    """Return a trigger with this number of tokens for the price step; without its clauses if there is no step."""
+    found = (replace(c, tokens=max(tokens, c.tokens or 0)) if c.price_step and tokens else c for c in trigger)
+    return tuple(clause for clause in found if tokens or not clause.price_step)
 
 
 def share_of(fraction: float, budget: int) -> int:

@@ -211,13 +211,14 @@ Date = Annotated[date, PlainValidator(_date), WithJsonSchema({"type": "string", 
 """A day, with or without quotes."""
 
 KINDS = ("tokens", "messages", "fraction")
+PRICE_STEP = "price_step"
 
 
 def _amount(kind: object, value: object, *path: str | int, name: object = None) -> Clause:
     """Return one part of a condition, for example ``tokens: 4000``. ``name`` replaces the kind in the fix."""
     name = name or kind
     if kind not in KINDS:
-        raise wrong(f"unknown key '{shown(str(kind))}'", *path, fix=near(str(kind), KINDS), shows=False)
+        raise wrong(f"unknown key '{shown(str(kind))}'", *path, fix=near(str(kind), [*KINDS, PRICE_STEP]), shows=False)
     if kind == "fraction":
         return Clause(fraction=_fraction(value, *path))
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 16:
@@ -229,6 +230,12 @@ def _amount(kind: object, value: object, *path: str | int, name: object = None) 
             "must be a positive whole number", *path, fix=f"{name}: {known or example}", example=f"{name}: {example}"
         )
     return Clause(tokens=value) if kind == "tokens" else Clause(messages=value)
+
+
+def _price_step(value: object, *path: str | int) -> Clause:
+    if value is True or value == "true":
+        return Clause(price_step=True)
+    raise wrong("must be true, or be omitted", *path, fix=f"{PRICE_STEP}: true")
 
 
 _SHARE = "must be over 0 and at most 1"
@@ -269,7 +276,10 @@ def _clause(value: object, *path: str | int, usual: str = _USUAL) -> Clause:
         plain = value.text if isinstance(value, Ambiguous) else value
         known = condition_for(plain, usual) if isinstance(plain, str | int | float) else usual
         raise wrong("must be a mapping", *path, fix=f"SETTING: {known}", example=f"SETTING: {usual}")
-    parts = [_amount(kind, amount, *path, kind) for kind, amount in value.items()]
+    parts = [
+        _price_step(amount, *path) if kind == PRICE_STEP and usual == _USUAL else _amount(kind, amount, *path, kind)
+        for kind, amount in value.items()
+    ]
     return Clause(**{kind: value for part in parts for kind, value in condition_parts(part).items()})
 
 
@@ -301,7 +311,7 @@ def _reserve(value: object) -> Clause | None:
 
 def condition_parts(clause: Clause) -> dict[str, Any]:
     """Return the parts of a condition that are set, by kind."""
-    return {kind: getattr(clause, kind) for kind in KINDS if getattr(clause, kind) is not None}
+    return {kind: getattr(clause, kind) for kind in (*KINDS, PRICE_STEP) if getattr(clause, kind) is not None}
 
 
 def lowest(trigger: Trigger, kind: str) -> float | None:
@@ -318,6 +328,7 @@ def _as_written(value: object) -> object:
 
 _COUNT_SCHEMA = {"type": "integer", "minimum": 1}
 _FRACTION_SCHEMA = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
+_KIND_SCHEMAS: dict[str, dict[str, Any]] = {"fraction": _FRACTION_SCHEMA, PRICE_STEP: {"const": True}}
 _PAIR_SCHEMA: dict[str, Any] = {
     "type": "array",
     "prefixItems": [{"enum": list(KINDS)}, {"type": "number", "exclusiveMinimum": 0}],
@@ -329,14 +340,14 @@ _PAIR_SCHEMA: dict[str, Any] = {
 def _clause_schema(most: int, kinds: Sequence[str] = KINDS) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {kind: _FRACTION_SCHEMA if kind == "fraction" else _COUNT_SCHEMA for kind in kinds},
+        "properties": {kind: _KIND_SCHEMAS.get(kind, _COUNT_SCHEMA) for kind in kinds},
         "additionalProperties": False,
         "minProperties": 1,
         "maxProperties": most,
     }
 
 
-_ANY_CLAUSE = {"anyOf": [_clause_schema(3), _PAIR_SCHEMA]}
+_ANY_CLAUSE = {"anyOf": [_clause_schema(4, (*KINDS, PRICE_STEP)), _PAIR_SCHEMA]}
 
 TriggerField = TypeAliasType(
     "TriggerField",

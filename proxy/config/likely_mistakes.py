@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from proxy.compaction.triggers import lowest_level, with_step
 from proxy.config.checks import Finding, below
 from proxy.config.fields import condition_parts, lowest
 from proxy.config.globs import covers, meet
 from proxy.config.issues import Issue, issue
+from proxy.config.models import RouteSettings
 from proxy.config.policy import ModelOverride, Policy, Summary, WrittenPolicy
 from proxy.config.settings import Settings, WrittenSettings
 from proxy.config.tree import Node, Path, dotted, line_of, shown
-from proxy.limits.profiles import Profiles
+from proxy.limits.budget import budget, reserved_output
+from proxy.limits.profiles import Profile, Profiles
+from proxy.limits.profiles.prices import below_step, price_of, step_of
 
 
 def likely_mistakes(root: Node, written: WrittenSettings, settings: Settings) -> list[Issue]:
@@ -21,6 +26,7 @@ def likely_mistakes(root: Node, written: WrittenSettings, settings: Settings) ->
         *(_useless_globs(settings) if settings.models else ()),
         *_unreachable_routes(settings),
         *_unknown_windows(settings),
+        *_price_steps(written, settings),
         *_azure_versions(settings),
         *_keyless_teams(settings),
     ]
@@ -62,20 +68,42 @@ def _unreachable_routes(settings: Settings) -> Iterator[Finding]:
 
 def _unknown_windows(settings: Settings) -> Iterator[Finding]:
     """Find models that routes name in full and whose context window neither the file nor a table has."""
+    for index, _, found in _named_models(settings):
+        if found.context_window is None and found.max_input_tokens is None:
+            problem = f"the context window of '{shown(found.model)}' is unknown unless the upstream reports it"
+            yield ("models", index), problem, "add its size in tokens, as in profile: {context_window: 128000}"
+
+
+def _named_models(settings: Settings) -> Iterator[tuple[int, RouteSettings, Profile]]:
+    """Yield the routes that name their model in full, with their index and the model's profile."""
     profiles: Profiles | None = None
     for index, route in enumerate(settings.models):
         model = route.model or route.match
         upstream = settings.upstreams.get(route.upstream)
-        stated = route.profile is not None and (route.profile.context_window or route.profile.max_input_tokens)
-        if stated or upstream is None or set("*?[") & set(model):
+        if upstream is None or set("*?[") & set(model):
             continue
         if profiles is None:
             profiles = Profiles()
             profiles.load()
         found = profiles.find(model, provider=upstream.provider, override=route.profile, address=upstream.base_url)
-        if found.context_window is None and found.max_input_tokens is None:
-            problem = f"the context window of '{shown(model)}' is unknown unless the upstream reports it"
-            yield ("models", index), problem, "add its size in tokens, as in profile: {context_window: 128000}"
+        yield index, route, replace(found, model=model)
+
+
+def _price_steps(written: WrittenSettings, settings: Settings) -> Iterator[Finding]:
+    """Find triggers above the size over which a model costs more."""
+    for index, route, profile in _named_models(settings):
+        price = price_of(settings.prices, profile.model, profile.price)
+        step = step_of(price)
+        for name in written.policies or ("default",) if step is not None else ():
+            policy = settings.policies[name].for_model(route.match)
+            room = budget(profile, reserved_output(profile, None, policy.reserve_output), None)
+            level = lowest_level(with_step(policy.trigger, below_step(price)), room)
+            if level is None or step is None or level <= step:
+                continue
+            stated = name in written.policies and "trigger" in written.policies[name].model_fields_set
+            path: Path = ("policies", name, "trigger") if stated else ("models", index)
+            problem = f"'{shown(profile.model)}' costs more over {step:,} tokens, but '{name}' compacts at {level:,}"
+            yield path, problem, "add a condition, as in trigger: [{price_step: true}, {fraction: 0.85}]"
 
 
 def _azure_versions(settings: Settings) -> Iterator[Finding]:

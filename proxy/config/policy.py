@@ -347,9 +347,14 @@ class Policy(_PolicyFields):
 def _prepare_before(trigger: Trigger) -> Trigger:
     """Return the default of ``prepare`` for a trigger.
 
-    Only fractions have a default, and the lowest one decides. Smaller triggers use the ratio 0.75 : 0.85, too.
+    Fractions have a default, and the lowest one decides. Smaller triggers use the ratio 0.75 : 0.85, too. So does the
+    price step: in this place it stands for fewer tokens.
     """
     least = lowest(trigger, "fraction")
+    step = tuple(clause for clause in trigger if clause == Clause(price_step=True))
     if least is None:
-        return ()
-    return (Clause(fraction=PREPARE_FRACTION if least > PREPARE_FRACTION else round(least * 15 / 17, 4)),)
+        return step
+    return (
+        *step,
+        Clause(fraction=PREPARE_FRACTION if least > PREPARE_FRACTION else round(least * 15 / 17, 4)),
+    )

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from proxy.config.fields import KINDS
+from proxy.config.fields import KINDS, PRICE_STEP
 from proxy.config.settings import WrittenSettings
 
 SCHEMA_FILE = Path(__file__).with_name("schema.json")
@@ -39,7 +39,7 @@ def _value(node: Any) -> Any:
         return [_value(item) for item in node]
     if not isinstance(node, dict):
         return node
-    return {key: _value(value) for key, value in node.items() if not (key in KINDS and value is None)}
+    return {key: _value(value) for key, value in node.items() if not (key in (*KINDS, PRICE_STEP) and value is None)}
 
 
 # These keys contain values, not schemas.

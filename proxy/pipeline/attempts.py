@@ -9,10 +9,12 @@ import structlog
 from msgspec.structs import replace
 
 from proxy.errors import ConfigurationError, UpstreamTimeout
+from proxy.limits.profiles.prices import below_step
 from proxy.overflow import Overflow
 from proxy.overflow.silent import empty_stream
 from proxy.pipeline.budget import TokenBudget, TokenBudgets, leaves_no_prompt, smaller_input
 from proxy.pipeline.context import ConversationContext, conversation_key
+from proxy.pipeline.costs import price_for
 from proxy.pipeline.decision import (
     ACCEPT,
     Attempt,
@@ -278,7 +280,11 @@ class Attempts:
             models=partial(summary_models, services, context),
             own_model=own_model(services, context),
             rules=rules_for(
-                caller.policy, window_known=known, bounds=bounds_of(context.profile), late=compacts_itself(context)
+                caller.policy,
+                window_known=known,
+                bounds=bounds_of(context.profile),
+                late=compacts_itself(context),
+                price_step=_price_step(context, budget),
             ),
             strict=context.profile.strict_alternation,
             kept=caller.kept,
@@ -302,7 +308,9 @@ class Attempts:
         output = await self._budgets.output(budget, case, outcome)
         if output is not None and output < reserved and budget.input is not None and sent <= budget.input:
             return Attempt(budget, case, replace(outcome, output=output))
-        rules = rules_for(case.policy, window_known=True, refused=True, bounds=bounds_of(context.profile))
+        step = _price_step(context, budget)
+        bounds = bounds_of(context.profile)
+        rules = rules_for(case.policy, window_known=True, refused=True, bounds=bounds, price_step=step)
         smaller = replace(
             case,
             budget=smaller_input(case, budget, sent),
@@ -340,3 +348,8 @@ class Attempts:
             return case.stale_reasoning
         self._sent_prompts.expire(conversation_key(context), len(context.body.units))
         return len(context.body.units)
+
+
+def _price_step(context: ConversationContext, budget: TokenBudget) -> int | None:
+    """Return the tokens just below the step in the price of a request's model, as counted here."""
+    return below_step(price_for(context.configuration, context.route, context.profile), budget.factor)

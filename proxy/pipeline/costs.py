@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 
 import msgspec
 from cachetools import LRUCache
 
 from proxy.config import Route
 from proxy.limits.profiles import Profile
-from proxy.limits.profiles.prices import Price, price_from
+from proxy.limits.profiles.prices import Price, price_of
 from proxy.pipeline.cache_reads import CACHE_SECONDS
 from proxy.pipeline.context import ConversationContext, conversation_key
 from proxy.pipeline.outcome import Forecast, Outcome
@@ -71,10 +70,7 @@ class Costs:
 
 def price_for(configuration: ConfigSnapshot, route: Route, profile: Profile) -> Price | None:
     """Return the operator's price for a route's model, or else that of the table."""
-    for name, fields in configuration.settings.prices.items():
-        if name == route.model or fnmatchcase(route.model, name):
-            return price_from(fields)
-    return profile.price
+    return price_of(configuration.settings.prices, route.model, profile.price)
 
 
 def cost_of(price: Price, usage: Usage, basis: Basis) -> Cost:

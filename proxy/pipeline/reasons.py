@@ -26,6 +26,8 @@ def reason_for(case: CompactionInput, tokens: int, messages: int) -> Reason | No
 
 
 def _met(clause: Clause, tokens: int, messages: int, budget: int | None) -> Reason:
+    if clause.price_step:
+        return Reason("price_step", clause.tokens, tokens)
     if clause.fraction is not None and budget is not None:
         return Reason("fraction", share_of(clause.fraction, budget), tokens, clause.fraction)
     if clause.tokens is not None:

@@ -9,7 +9,9 @@ import msgspec
 from proxy.config import Policy, Route
 from proxy.dialects.dialect import Dialect, Request
 from proxy.limits.profiles import Profile
+from proxy.limits.profiles.prices import below_step
 from proxy.pipeline.budget import token_budget
+from proxy.pipeline.costs import price_for
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Explanation
 from proxy.pipeline.rules import bounds_of, rules_for
@@ -31,6 +33,7 @@ async def replay(services: Services, dialect: Dialect, body: Request, policy: Po
     """Return how a policy would compact a request. Raises ``ConfigurationError`` if its tokens can't be counted."""
     profile = await services.profile(route)
     most = token_budget(profile, body, policy).input
+    step = below_step(price_for(services.configuration, route, profile))
     case = CompactionInput(
         body=body,
         counter=services.measures.counter(profile, dialect),
@@ -40,7 +43,7 @@ async def replay(services: Services, dialect: Dialect, body: Request, policy: Po
         tenant=TENANT,
         upstream=route.upstream,
         models=_none,
-        rules=rules_for(policy, window_known=most is not None, bounds=bounds_of(profile)),
+        rules=rules_for(policy, window_known=most is not None, bounds=bounds_of(profile), price_step=step),
     )
     return Replay(await services.compactor.explain(case), profile)
 

@@ -9,7 +9,7 @@ from proxy.compaction.pins import Pins
 from proxy.compaction.planning import FULL
 from proxy.compaction.pressure import UNBOUNDED, Bounds
 from proxy.compaction.rules import ArgumentRules, DuplicateRules, MediaRules, ResultRules, Rules
-from proxy.compaction.triggers import Clause, Trigger
+from proxy.compaction.triggers import Clause, Trigger, with_step
 from proxy.config import Policy
 from proxy.config.policy import Duplicates, EvictResults, Media, TruncateArgs
 from proxy.limits.profiles import Profile
@@ -27,7 +27,7 @@ LATE: Trigger = (Clause(fraction=0.97),)
 
 # The key is the fingerprint, because hashing a policy is slow. The size is bounded because policy files can change any
 # number of times.
-_made: dict[tuple[str, bool, bool, Bounds, bool], Rules] = {}
+_made: dict[tuple[str, bool, bool, Bounds, bool, int | None], Rules] = {}
 _MOST = 10_000
 
 
@@ -37,19 +37,26 @@ def bounds_of(profile: Profile) -> Bounds:
 
 
 def rules_for(
-    policy: Policy, *, window_known: bool, refused: bool = False, bounds: Bounds = UNBOUNDED, late: bool = False
+    policy: Policy,
+    *,
+    window_known: bool,
+    refused: bool = False,
+    bounds: Bounds = UNBOUNDED,
+    late: bool = False,
+    price_step: int | None = None,
 ) -> Rules:
     """Return the rules of a policy. ``window_known`` false selects the policy's ``unknown_model`` settings.
 
     With ``refused``, the upstream reported an overflow, so there is always a trigger. ``bounds`` apply if the policy
-    has a trigger. With ``late``, the only trigger is a request that hardly fits.
+    has a trigger. With ``late``, the only trigger is a request that hardly fits. ``price_step`` is the tokens at which
+    ``price_step: true`` compacts, ``None`` if the model's price has no step.
     """
-    key = (policy.fingerprint, window_known, refused, bounds, late)
+    key = (policy.fingerprint, window_known, refused, bounds, late, price_step)
     rules = _made.get(key)
     if rules is None:
         if len(_made) >= _MOST:
             _made.clear()
-        rules = _rules(policy, window_known=window_known, refused=refused, bounds=bounds)
+        rules = _rules(policy, window_known=window_known, refused=refused, bounds=bounds, price_step=price_step)
         if late and rules.trigger:
             rules = _late(rules)
         _made[key] = rules
@@ -66,11 +73,12 @@ def _late(rules: Rules) -> Rules:
     return replace(rules, trigger=LATE, prepare=(), **stages)
 
 
-def _rules(policy: Policy, *, window_known: bool, refused: bool, bounds: Bounds) -> Rules:
-    trigger, keep = policy.trigger, policy.keep
+def _rules(policy: Policy, *, window_known: bool, refused: bool, bounds: Bounds, price_step: int | None) -> Rules:
+    stated, keep = policy.trigger, policy.keep
     if not window_known:
-        trigger, keep = policy.unknown_model.trigger, policy.unknown_model.keep
-    if trigger and window_known:
+        stated, keep = policy.unknown_model.trigger, policy.unknown_model.keep
+    trigger = with_step(stated, price_step)
+    if stated and window_known:
         trigger = (*trigger, MUST_FIT)
     elif refused:
         trigger = AFTER_REFUSAL
@@ -78,7 +86,7 @@ def _rules(policy: Policy, *, window_known: bool, refused: bool, bounds: Bounds)
     def conditions(own: Duplicates | TruncateArgs | EvictResults | Media) -> dict[str, Any]:
         """Return a stage's own trigger and keep, or the policy's in this case."""
         return {
-            "trigger": trigger if own.trigger == policy.trigger else own.trigger,
+            "trigger": trigger if own.trigger == policy.trigger else with_step(own.trigger, price_step),
             "keep": keep if own.keep == policy.keep else own.keep,
         }
 
@@ -86,7 +94,7 @@ def _rules(policy: Policy, *, window_known: bool, refused: bool, bounds: Bounds)
     return Rules(
         trigger=trigger,
         keep=keep,
-        prepare=policy.prepare,
+        prepare=with_step(policy.prepare, None if price_step is None else price_step * 15 // 17),
         duplicates=None if copies is None else DuplicateRules(**conditions(copies), min_length=copies.min_length),
         arguments=None
         if arguments is None

@@ -33,10 +33,10 @@ CONTINUED = "continued"
 class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why the proxy compacted a request, or would have in shadow mode.
 
-    ``trigger`` is the condition that was met: ``tokens``, ``fraction``, ``messages``, ``bytes``, ``stage``,
-    ``overflow`` (the upstream refused the request), ``reasoning`` (it refused the reasoning in it), or ``empty`` (it
-    ended a stream early). ``level`` is its threshold, and ``size`` the request's size, both in tokens, messages, or
-    bytes. ``share`` is the share of the input budget that ``level`` is, for ``fraction``.
+    ``trigger`` is the condition that was met: ``tokens``, ``fraction``, ``messages``, ``price_step``, ``bytes``,
+    ``stage``, ``overflow`` (the upstream refused the request), ``reasoning`` (it refused the reasoning in it), or
+    ``empty`` (it ended a stream early). ``level`` is its threshold, and ``size`` the request's size, both in
+    tokens, messages, or bytes. ``share`` is the share of the input budget that ``level`` is, for ``fraction``.
     """
 
     trigger: str

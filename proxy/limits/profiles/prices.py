@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 
 import msgspec
 
@@ -51,6 +52,31 @@ class Price(msgspec.Struct, frozen=True, gc=False):
             if prompt > threshold:
                 found = rates
         return found
+
+
+def price_of(prices: Mapping[str, Mapping[str, object]], model: str, listed: Price | None) -> Price | None:
+    """Return an operator's price for a model, by its name or a glob, or else the price that the table lists."""
+    for name, fields in prices.items():
+        if name == model or fnmatchcase(model, name):
+            return price_from(fields)
+    return listed
+
+
+STEP_CAUTION = 0.97
+"""Share of a step's threshold at which the proxy compacts, because its counts may be slightly too low."""
+
+
+def step_of(price: Price | None) -> int | None:
+    """Return the lowest threshold over which input costs more, or ``None`` if there is none."""
+    if price is None:
+        return None
+    return next((threshold for threshold, rates in price.steps if rates.input > price.base.input), None)
+
+
+def below_step(price: Price | None, factor: float = 1.0) -> int | None:
+    """Return the tokens just below the step, as counted here. ``factor`` is the upstream's tokens per token here."""
+    step = step_of(price)
+    return None if step is None else int(step * STEP_CAUTION / factor)
 
 
 def price_from(entry: Mapping[str, object]) -> Price | None:

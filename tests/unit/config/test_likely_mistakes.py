@@ -46,6 +46,17 @@ WARNINGS = {
         "the context window of 'my-model' is unknown unless the upstream reports it. "
         "Fix: add its size in tokens, as in profile: {context_window: 128000}",
     ),
+    "a trigger above a step in the price": (
+        UP + "models:\n  - {match: gpt-6-astra, upstream: main}\n" + POLICY % "trigger: {fraction: 0.8}",
+        7,
+        "'gpt-6-astra' costs more over 272,000 tokens, but 'default' compacts at ",
+    ),
+    "the default trigger above a step in the operator's own price": (
+        UP + "models:\n  - {match: m, upstream: main, profile: {context_window: 200000}}\n"
+        "prices: {m: {input_cost_per_token: 0.000001, input_cost_per_token_above_100k_tokens: 0.000002}}\n",
+        4,
+        "Fix: add a condition, as in trigger: [{price_step: true}, {fraction: 0.85}]",
+    ),
     "a team without keys": ("teams:\n  t: {keys: []}\n", 2, "compaction-proxy keys new --team t"),
 }
 
@@ -89,3 +100,10 @@ def test_what_is_hardly_meant_is_a_warning(tmp_path: Path) -> None:
     ]
     file.write_text("policies: {default: {summary: {model: anything}}}\n")
     assert read(file, {}).warnings == (), "without routes every model has one"
+
+
+def test_a_trigger_below_the_price_step_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    routes = UP + "models:\n  - {match: gpt-6-astra, upstream: main}\n"
+    file.write_text(routes + POLICY % "trigger: [{price_step: true}, {fraction: 0.85}]")
+    assert read(file, {}).warnings == ()

@@ -87,6 +87,7 @@ def test_reserve_output(text: str, meaning: Clause | None) -> None:
         ("{trigger: {fraction: 0.5}}", (Clause(fraction=0.4412),)),
         ("{trigger: [{fraction: 0.9}, {fraction: 0.17}]}", (Clause(fraction=0.15),)),
         ("{trigger: {tokens: 4000}}", ()),
+        ("{trigger: [{fraction: 0.9}, {price_step: true}]}", (Clause(price_step=True), Clause(fraction=0.75))),
         ("{trigger: {fraction: 0.5, messages: 5}}", ()),
         ("{trigger: null}", ()),
         ("{trigger: null, prepare: {fraction: 0.5}}", ()),

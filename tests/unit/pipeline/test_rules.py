@@ -111,3 +111,20 @@ def test_bounds_hold_under_every_policy_that_compacts_at_all() -> None:
     never = policy(trigger=None)
     assert rules_for(never, window_known=True, bounds=bounds).bounds == UNBOUNDED
     assert rules_for(never, window_known=True, refused=True, bounds=bounds).bounds == bounds
+
+
+def test_a_price_step_stands_for_tokens_and_for_nothing_without_one() -> None:
+    stated = policy(trigger=[{"price_step": True}, {"fraction": 0.8}])
+    rules = rules_for(stated, window_known=True, price_step=97_000)
+    assert any_met(rules.trigger, 97_000, 3, 1_000_000)
+    assert not any_met(rules.trigger, 96_999, 3, 1_000_000)
+    assert any_met(rules.prepare, 97_000 * 15 // 17, 3, 1_000_000)
+    assert rules.results is not None
+    assert rules.results.trigger == rules.trigger
+    without = rules_for(stated, window_known=True)
+    assert without.trigger == (Clause(fraction=0.8), MUST_FIT)
+    alone = rules_for(policy(trigger={"price_step": True}), window_known=True)
+    assert (alone.trigger, alone.prepare) == ((MUST_FIT,), ())
+    both = rules_for(policy(trigger={"price_step": True, "messages": 5}), window_known=True, price_step=100)
+    assert not any_met(both.trigger, 100, 4, 1_000)
+    assert any_met(both.trigger, 100, 5, 1_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.limits.profiles import Profiles
-from proxy.limits.profiles.prices import Price, Rates, is_price_field, price_from
+from proxy.limits.profiles.prices import Price, Rates, below_step, is_price_field, price_from, step_of
 
 HAIKU = {
     "input_cost_per_token": 1e-7,
@@ -25,6 +25,19 @@ def test_steps_replace_the_rates_that_they_state() -> None:
     assert price == Price(low, ((100_000, high),))
     assert price.rates(100_000) == low
     assert price.rates(100_001) == high
+
+
+def test_the_price_step_is_the_first_one_that_costs_more() -> None:
+    entry = {
+        "input_cost_per_token": 1e-6,
+        "input_cost_per_token_above_100k_tokens": 1e-6,
+        "input_cost_per_token_above_200k_tokens": 2e-6,
+        "input_cost_per_token_above_400k_tokens": 3e-6,
+    }
+    price = price_from(entry)
+    assert (step_of(price), below_step(price), below_step(price, 1.25)) == (200_000, 194_000, 155_200)
+    assert step_of(price_from({"input_cost_per_token": 1e-6})) is None
+    assert below_step(None) is None
 
 
 def test_cache_tokens_without_a_price_cost_as_much_as_others() -> None:
