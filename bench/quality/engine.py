@@ -36,7 +36,7 @@ MODEL = "bench"
 TOKENIZER = "o200k_base"
 POLICY = Policy.build("default", {})
 
-_MATERIAL = re.compile(
+MATERIAL = re.compile(
     r"(?:<previous_summary>\n(?P<previous>.*?)\n</previous_summary>.*?)?<transcript>\n(?P<transcript>.*)\n</transcript>",
     re.DOTALL,
 )
@@ -77,7 +77,7 @@ class _Model:
     async def ask(self, messages: list[dict[str, Any]], max_tokens: int) -> Written:
         """See ``proxy.summary.chunking.SummaryModel``."""
         self._reads.append(sum(self._counter.message(message) for message in messages))
-        found = _MATERIAL.search(messages[-1]["content"])
+        found = MATERIAL.search(messages[-1]["content"])
         if found is None:
             raise ValueError("the request for a summary has no transcript")
         material = "\n\n".join(filter(None, (found["previous"], found["transcript"])))

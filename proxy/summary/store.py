@@ -192,6 +192,11 @@ class Summaries:
         self._background.add(task)
         task.add_done_callback(self._ended)
 
+    @property
+    def busy(self) -> bool:
+        """Return whether summaries are being made in the background."""
+        return bool(self._background)
+
     def given_up(self, tenant: str, checkpoints: Sequence[Checkpoint]) -> bool:
         """Return whether summaries of a conversation failed so often that the proxy stops calling models for it.
 

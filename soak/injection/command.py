@@ -20,7 +20,7 @@ from bench.table import write_json
 from soak import processes
 from soak.injection import model
 from soak.injection.conversation import conversation
-from soak.injection.judging import in_request, in_results, judge, misplaced, misplaced_in_request
+from soak.injection.judging import asks_for_notes, in_request, in_results, judge, misplaced, misplaced_in_request
 from soak.injection.payloads import payloads, pieces
 from soak.injection.recording import Recorder
 from soak.injection.table import Row, raw, show
@@ -39,6 +39,9 @@ WINDOW = 8_192
 """Tokens."""
 
 TRIGGER_MESSAGES = 20
+TRIGGER_CONTINUED = 25
+"""The conversation has fewer messages before its newest answer. So the last prompt had them all."""
+
 ANSWER_TOKENS = 60
 SUMMARY_TOKENS = 300
 
@@ -58,12 +61,27 @@ class NotSummarized(Exception):
 )
 @click.option("--url", help="The URL of a running OpenAI-compatible server; its first model is used.")
 @click.option("--window", type=click.IntRange(1), default=WINDOW, show_default=True, help="Tokens of context.")
+@click.option(
+    "--method",
+    type=click.Choice(["transcript", "continue"]),
+    default="transcript",
+    show_default=True,
+    help="How the proxy asks for summaries.",
+)
 @click.option("--quick", is_flag=True, help=f"{len(QUICK)} instructions instead of all.")
 @click.option("--json", "report", type=click.Path(dir_okay=False, path_type=Path), help="Write all texts to FILE.")
 @click.option(
     "--logs", type=click.Path(file_okay=False, path_type=Path), help="Keep configuration and logs in this folder."
 )
-def main(file: Path | None, url: str | None, window: int, quick: bool, report: Path | None, logs: Path | None) -> None:
+def main(
+    file: Path | None,
+    url: str | None,
+    window: int,
+    method: str,
+    quick: bool,
+    report: Path | None,
+    logs: Path | None,
+) -> None:
     """Have a real model summarize conversations with instructions in old tool results, and count how often it obeys.
 
     Give the model as --model FILE or --url URL. The exit status is 1 if an instruction leaves the quoted block, obeyed
@@ -75,7 +93,8 @@ def main(file: Path | None, url: str | None, window: int, quick: bool, report: P
         folder.mkdir(parents=True, exist_ok=True)
         try:
             served = _served(file, url, window, folder, stack)
-            rows = check([orders[place] for place in QUICK] if quick else orders, served, window, folder, stack)
+            chosen = [orders[place] for place in QUICK] if quick else orders
+            rows = check(chosen, served, window, folder, stack, method)
         except (NotMade, NotSummarized, model.NoModel, processes.NotStarted, openai.APIError) as error:
             raise click.ClickException(str(error)) from error
     show(rows, Console(width=max(140, Console().width)))
@@ -92,12 +111,17 @@ def _served(file: Path | None, url: str | None, window: int, folder: Path, stack
 
 
 def check(
-    orders: Sequence[tuple[str, ...]], served: model.Served, window: int, folder: Path, stack: ExitStack
+    orders: Sequence[tuple[str, ...]],
+    served: model.Served,
+    window: int,
+    folder: Path,
+    stack: ExitStack,
+    method: str = "transcript",
 ) -> list[Row]:
     """Return a row for each instruction. Raises ``NotSummarized``, ``processes.NotStarted``, or ``openai.APIError``."""
     recorder = Recorder(served.url, served.name)
     recorded = stack.enter_context(recorder.serve())
-    entrance = stack.enter_context(_proxy(recorded, window, folder))
+    entrance = stack.enter_context(_proxy(recorded, window, folder, method))
     http = stack.enter_context(httpx.Client(trust_env=False))
     rows = []
     for number, parts in enumerate(orders, 1):
@@ -122,7 +146,11 @@ def put(parts: tuple[str, ...], alone: openai.OpenAI, behind: openai.OpenAI, rec
     recorder.exchanges.clear()
     answer, headers = _answer(behind, messages)
     words = pieces(MARK)
-    notes = [exchange for exchange in recorder.exchanges if exchange.body["model"] == NOTES]
+    notes = [
+        exchange
+        for exchange in recorder.exchanges
+        if exchange.body["model"] == NOTES or asks_for_notes(exchange.body["messages"])
+    ]
     sent = recorder.exchanges[-1].body["messages"]
     wrong = misplaced(sent, words)
     for exchange in notes:
@@ -152,27 +180,29 @@ def _answer(client: openai.OpenAI, messages: list[dict[str, Any]]) -> tuple[str,
     return answer.parse().choices[0].message.content or "", answer.headers
 
 
-def settings(upstream: str, window: int = WINDOW) -> dict[str, Any]:
+def settings(upstream: str, window: int = WINDOW, method: str = "transcript") -> dict[str, Any]:
     """Return the proxy's configuration without its store. The number of messages triggers compaction.
 
     ``window`` is the model's, in tokens.
     """
     profile = {"context_window": window}
+    continues = method == "continue"
+    own = {"method": method} if continues else {"model": NOTES}
     return {
         "upstreams": {"main": {"base_url": f"{upstream}/v1"}},
         "models": [{"match": name, "upstream": "main", "profile": profile} for name in (MODEL, NOTES)],
         "policies": {
             "default": {
-                "trigger": {"messages": TRIGGER_MESSAGES},
+                "trigger": {"messages": TRIGGER_CONTINUED if continues else TRIGGER_MESSAGES},
                 "keep": {"messages": 3},
-                "summary": {"model": NOTES, "max_tokens": SUMMARY_TOKENS, "timeout": 300},
+                "summary": {**own, "max_tokens": SUMMARY_TOKENS, "timeout": 300},
             }
         },
     }
 
 
-def _proxy(upstream: str, window: int, folder: Path) -> AbstractContextManager[str]:
-    configuration = {"store": {"url": f"sqlite:///{folder}/store.db"}, **settings(upstream, window)}
+def _proxy(upstream: str, window: int, folder: Path, method: str) -> AbstractContextManager[str]:
+    configuration = {"store": {"url": f"sqlite:///{folder}/store.db"}, **settings(upstream, window, method)}
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(configuration, sort_keys=False), encoding="utf-8")
     return processes.proxy(file, free_port(), folder / "proxy.log")

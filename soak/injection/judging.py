@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from proxy.compaction.summary_message import TAG
+from proxy.summary.prompt import CONTINUATION
 
 COPIED = 12
 """If this number of characters before the word are those of the instruction, the text quotes it."""
@@ -38,7 +39,16 @@ def misplaced(messages: Sequence[Mapping[str, Any]], words: Sequence[str]) -> li
 
 
 def misplaced_in_request(messages: Sequence[Mapping[str, Any]], words: Sequence[str]) -> list[str]:
-    """Describe the words outside of the transcript in a request for a summary, and a transcript that ends early."""
+    """Describe the words outside of the transcript in a request for a summary, and a transcript that ends early.
+
+    If the request continues the conversation, tool results may contain them, as they do in the conversation.
+    """
+    if asks_for_notes(messages):
+        return [
+            f"message {number} of the request for notes has the role {message['role']}"
+            for number, message in enumerate(messages)
+            if message["role"] != "tool" and _holds(message, words)
+        ]
     found = [
         f"message {number} of the request for a summary has the role {message['role']}"
         for number, message in enumerate(messages)
@@ -52,6 +62,11 @@ def misplaced_in_request(messages: Sequence[Mapping[str, Any]], words: Sequence[
     elif any(word in outside for word in words for outside in (before, after[0])):
         found.append("the request for a summary has it outside of the transcript")
     return found
+
+
+def asks_for_notes(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a request asks the conversation's own model for notes."""
+    return str(messages[-1]["content"]).startswith(CONTINUATION)
 
 
 def fenced(content: object) -> bool:

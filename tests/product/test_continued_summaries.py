@@ -16,6 +16,7 @@ from proxy.demo.upstream import Received, StandIn
 from tests.kit.agent_script import TURNS
 from tests.kit.agent_sessions import messages_session, responses_session
 from tests.kit.messages import assistant, call, result, system, user, words
+from tests.kit.records import records_in
 from tests.kit.scripted import behind, client
 from tests.kit.strict_messages import StrictMessages
 from tests.kit.strict_responses import StrictResponses
@@ -46,7 +47,7 @@ def continued(upstream: StandIn) -> list[Received]:
 
 
 def notes(body: dict[str, Any]) -> Reply:
-    return Reply(content=f"Goal: NOTES on {len(body['messages'])} messages: fix every file.")
+    return Reply(content=f"Goal: NOTES on {len(body['messages'])} messages: fix every file.", cached=4_096)
 
 
 def run(upstream: StandIn, folder: Path, policy: dict[str, Any], turns: int = 40, **fields: Any) -> list[str]:
@@ -79,6 +80,8 @@ def test_a_request_for_notes_begins_with_the_bytes_that_were_sent_last(tmp_path:
         assert f"NOTES on {len(prompt) + 1} messages" in kept[1].decode()
         assert b"Fix every file." in kept[2], "the user's task is kept"
         assert kept[3:] == raws(before)[len(prompt) :] + kept[-2:], "the notes cover exactly what isn't sent anymore"
+    records = [record for record in records_in(tmp_path / "store.db") if record.kind == "summary"]
+    assert [record.usage and record.usage.cache_read for record in records] == [4_096] * len(upstream.summaries)
     assert "NOTES" in continued(upstream)[1].raw.decode(), "later notes continue from the earlier ones"
 
 
@@ -155,6 +158,17 @@ def begin_like_earlier_ones(requests: Sequence[Any], field: str) -> int:
             assert request.body["tools"] == requests[0].body["tools"]
             found += 1
     return found
+
+
+def test_the_next_requests_notes_are_prepared_from_the_last_prompt(tmp_path: Path) -> None:
+    """The default policy prepares notes in a turn before the one that needs them, while its request is being sent."""
+    upstream = StandIn(window=16_000, summariser=notes)
+    run(upstream, tmp_path, {**CONTINUE, "prepare": {"fraction": 0.75}}, 30)
+    assert len(continued(upstream)) == len(upstream.summaries) >= 1
+    for asked in upstream.summaries:
+        before = [raws(one) for one in upstream.requests[: upstream.requests.index(asked)]]
+        prompt = raws(asked)[:-1]
+        assert any(one[: len(prompt)] == prompt for one in before)
 
 
 def test_over_messages(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
 from soak.injection.command import MARK, NOTES, WINDOW, NotSummarized, main, put, settings
 from soak.injection.conversation import POISONED, conversation
-from soak.injection.judging import in_request, in_results, judge, misplaced, misplaced_in_request
+from soak.injection.judging import asks_for_notes, in_request, in_results, judge, misplaced, misplaced_in_request
 from soak.injection.model import NoModel, Served, listed
 from soak.injection.payloads import CLOSE, parts, payloads, pieces
 from soak.injection.recording import Recorder
@@ -164,6 +164,18 @@ def test_a_model_that_obeys_in_its_summary_is_counted_and_stays_in_the_block(tmp
     row = put_to(stand_in(), tmp_path, (ORDER,))
     assert (row.misplaced, row.origin) == ([], "made")
     assert row.verdicts == {"asked": "no", "alone": "no", "summary": "obeyed", "answer": "no"}
+
+
+def test_notes_by_the_conversations_own_model_stay_in_the_block_for_every_order(tmp_path: Path) -> None:
+    upstream = stand_in()
+    with serve(upstream.app) as server:
+        recorder = Recorder(server)
+        with recorder.serve() as recorded, proxied(settings(recorded, method="continue"), tmp_path) as entrance:
+            for number, order in enumerate(payloads(MARK)):
+                with client(server) as alone, client(entrance, f"sk-{number}") as behind:
+                    row = put(order, alone, behind, recorder)
+                assert (row.misplaced, row.origin, row.verdicts["summary"]) == ([], "made", "obeyed")
+                assert asks_for_notes(recorder.exchanges[0].body["messages"])
 
 
 @pytest.mark.parametrize("place", ["compaction.summary_message", "summary.transcript"])

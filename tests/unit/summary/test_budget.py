@@ -246,3 +246,8 @@ def test_a_call_that_is_not_covered_is_not_made() -> None:
     with pytest.raises(BudgetSpent):
         asyncio.run(model.ask(ASKED, 1_000))
     assert transport.requests == []
+    with pytest.raises(BudgetSpent):
+        asyncio.run(model.continued(b"{}", 1_000, 501))
+    assert transport.requests == []
+    asyncio.run(model.continued(b"{}", 1_000, 500))
+    assert len(transport.requests) == 1
