@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import structlog
 from rich.console import Console
 from rich.table import Table
 
-from bench.money.prices import Prices, break_even
+from bench.money.prices import Prices, break_even, paid_after
 from bench.money.replay import Replayed, bare, repeated, through_proxy, tokens_of
 from bench.money.upstream import COUNTER, Call
 from bench.quality import sessions
@@ -21,6 +21,7 @@ from bench.quality.conversations import Conversation, tool_loop
 from bench.quality.judge import Figures, Judge
 from bench.table import MARKS, write_json
 
+METHODS = ("transcript", "continue")
 WINDOWS = (64_000, 128_000, 256_000)
 READS = (0.05, 0.1)
 WRITES = (1.0, 1.25)
@@ -94,7 +95,9 @@ def main(tiny: bool, folder: Path, file: Path | None) -> None:
     trigger = 20_000 if tiny else TRIGGER
     compared = [whole(repeated(session, times), habit, trigger, step) for times, habit in bills]
     show_bills(compared, console)
-    write_json(file, {"summaries": [raw(one) for one in summaries], "bills": compared})
+    paid = paying(session, trigger, step)
+    show_paying(paid, console)
+    write_json(file, {"paid": paid, "summaries": [raw(one) for one in summaries], "bills": compared})
 
 
 def _long(session: Conversation, window: int) -> Conversation:
@@ -105,7 +108,7 @@ def _long(session: Conversation, window: int) -> Conversation:
 def compare(conversation: Conversation, window: int, step: Callable[[str], None]) -> Summaries:
     """Replay a conversation with each method, and judge the prompts."""
     replays, values = [], []
-    for method in ("transcript", "continue"):
+    for method in METHODS:
         step(f"{conversation.name}, {window:,} tokens, {method}")
         replayed = through_proxy(conversation, window, {"summary": {"method": method}}, HABIT)
         figures = Figures()
@@ -119,14 +122,29 @@ def compare(conversation: Conversation, window: int, step: Callable[[str], None]
 def whole(conversation: Conversation, habit: str, trigger: int, step: Callable[[str], None]) -> Bill:
     """Replay a conversation at a model with a large window, with the proxy and without it."""
     step(f"{conversation.name}, pauses: {habit}")
-    policy = {
-        "trigger": {"tokens": trigger},
-        "prepare": {"tokens": trigger * 7 // 8},
-        "summary": {"method": "continue"},
-    }
-    ours = through_proxy(conversation, 1_000_000, policy, habit)
+    ours = through_proxy(conversation, 1_000_000, _early(trigger, "continue"), habit)
     theirs = bare(conversation, habit)
     return Bill(conversation.name, tokens_of(conversation), habit, ours.calls, theirs.calls)
+
+
+def paying(conversation: Conversation, trigger: int, step: Callable[[str], None]) -> dict[str, list[int | None]]:
+    """Return the turns after which the first checkpoint has paid for itself, by method and read price.
+
+    There are no pauses, so the cache always serves the whole conversation without the proxy.
+    """
+    theirs = bare(conversation, "none").calls
+    found = {}
+    for method in METHODS:
+        step(f"{conversation.name}, first checkpoint, {method}")
+        ours = through_proxy(conversation, 1_000_000, _early(trigger, method), "none").calls
+        found[method] = [paid_after(ours, theirs, Prices(read)) for read in BILL_READS]
+    return found
+
+
+def _early(trigger: int, method: str) -> dict[str, Any]:
+    """Return a policy that compacts far below a window of 1M."""
+    prepare = {"tokens": trigger * 7 // 8}
+    return {"trigger": {"tokens": trigger}, "prepare": prepare, "summary": {"method": method}}
 
 
 def _summaries(replayed: Replayed) -> list[Call]:
@@ -177,6 +195,16 @@ def show_bills(rows: Sequence[Bill], console: Console) -> None:
         ratios = [_ratio(row, Prices(read)) for read in BILL_READS]
         points = [_point(break_even(row.ours, row.theirs, Prices(step=step))) for step in (None, STEP)]
         table.add_row(row.name, f"{row.tokens:,}", row.habit, *ratios, *points)
+    console.print(table)
+
+
+def show_paying(paid: Mapping[str, Sequence[int | None]], console: Console) -> None:
+    """Print the turns until a checkpoint has paid for itself."""
+    table = Table(title=f"Turns until the first checkpoint at {TRIGGER:,} tokens has paid for itself, without pauses")
+    for title in ("method", *(f"read {read}" for read in BILL_READS)):
+        table.add_column(title, justify="left" if title == "method" else "right")
+    for method, turns in paid.items():
+        table.add_row(method, *("never" if count is None else str(count) for count in turns))
     console.print(table)
 
 

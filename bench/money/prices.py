@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from bench.money.upstream import Call
@@ -44,3 +44,24 @@ def break_even(ours: Iterable[Call], theirs: Iterable[Call], prices: Prices) -> 
     if begin <= 0:
         return None
     return begin / (begin - end) if end < begin else float("inf")
+
+
+def paid_after(ours: Sequence[Call], theirs: Sequence[Call], prices: Prices) -> int | None:
+    """Return the turns after the first checkpoint until the first bill is the lower one; ``None`` if it never is.
+
+    Both bills have the same turns. Summaries come before the turn that they are sent with, or that they are made for.
+    """
+    turns = iter(theirs)
+    debt, checkpoint, number = 0.0, None, 0
+    for call in ours:
+        debt += prices.cost(call)
+        if call.kind != "turn":
+            continue
+        other = next(turns)
+        debt -= prices.cost(other)
+        number += 1
+        if checkpoint is None and call.prompt < other.prompt:
+            checkpoint = number
+        if checkpoint is not None and debt <= 0:
+            return number - checkpoint
+    return None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.money.cache import LIFETIME, PrefixCache
-from bench.money.prices import Prices, break_even
+from bench.money.prices import Prices, break_even, paid_after
 from bench.money.upstream import Call
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,3 +59,11 @@ def test_prices_by_hand() -> None:
     never = break_even([Call("turn", 1_000, 0, 0)], [Call("turn", 1_000, 900, 0)], Prices())
     assert never is not None
     assert never > 1
+
+
+def test_a_checkpoint_has_paid_for_itself_once_the_bill_is_lower() -> None:
+    prices = Prices(read=0.1, write=1, output=0)
+    theirs = [Call("turn", 1_000, 1_000, 0)] * 10
+    ours = [theirs[0], Call("continue", 1_000, 1_000, 0), theirs[0], *[Call("turn", 200, 200, 0)] * 8]
+    assert paid_after(ours, theirs, prices) == 1, "the notes cost 100, and each turn saves 80"
+    assert paid_after([*theirs[:9], Call("turn", 900, 0, 0)], theirs, prices) is None
