@@ -70,6 +70,8 @@ class CachingUpstream:
             text = extract(
                 _material(last) if kind == "transcript" else _texts(messages[:-1]), NOTES_TOKENS, COUNTER.text
             )
+            if kind == "continue":
+                text = f"<notes>\n{text}\n</notes>"
         output = self.output if kind == "turn" else COUNTER.text(text)
         self.calls.append(Call(kind, prompt, read, output))
         usage = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}

@@ -50,10 +50,8 @@ def summarise(body: Mapping[str, Any]) -> Reply:
     fact, it consists of the first lines.
     """
     *before, last = body["messages"]
-    if NOTES in _text(last).splitlines():
-        transcript = "\n".join(map(_text, before))
-    else:
-        transcript = _text(last).split(TRANSCRIPT, 1)[1]
+    continued = NOTES in _text(last).splitlines()
+    transcript = "\n".join(map(_text, before)) if continued else _text(last).split(TRANSCRIPT, 1)[1]
     # Messages in a transcript may be JSON with escaped line breaks.
     lines = list(dict.fromkeys(line.strip() for line in re.split(r"\n|\\n", transcript) if line.strip()))
     excerpts = _excerpts(lines) or {place: line[:LINE_CHARACTERS] for place, line in enumerate(lines)}
@@ -64,7 +62,8 @@ def summarise(body: Mapping[str, Any]) -> Reply:
         if size <= room:
             kept[place] = excerpt
             room -= size
-    return Reply(content="\n".join(kept[place] for place in sorted(kept)))
+    text = "\n".join(kept[place] for place in sorted(kept))
+    return Reply(content=f"<notes>\n{text}\n</notes>" if continued else text)
 
 
 def _excerpts(lines: list[str]) -> dict[int, str]:

@@ -21,7 +21,7 @@ from proxy.pipeline.job import CompactionJob, any_trigger, planned
 from proxy.summary.chunking import SummaryRequest, SummaryUnasked
 from proxy.summary.model import ConversationModel, output_limit
 from proxy.summary.prompt import continuation
-from proxy.summary.quality import checked
+from proxy.summary.quality import checked, notes_in
 from proxy.summary.store import StoredSummary
 
 
@@ -41,7 +41,7 @@ class NotesRequest:
 async def write(own: ConversationModel, asked: NotesRequest, max_tokens: int) -> str:
     """Return the notes. Raises ``SummaryFailed`` or ``SummaryRejected``."""
     written = await own.model.continued(asked.body, asked.tokens, asked.most)
-    return checked(written, source_tokens=asked.source, max_tokens=max_tokens, count=own.model.count)
+    return checked(notes_in(written), source_tokens=asked.source, max_tokens=max_tokens, count=own.model.count)
 
 
 def notes_request(

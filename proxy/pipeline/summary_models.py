@@ -27,6 +27,9 @@ from proxy.summary.forms import FORMS
 from proxy.summary.model import ConversationModel, OnCall, UpstreamSummaryModel, Way, output_limit
 from proxy.telemetry.record import RequestRecord, summary_record
 
+_OF_THE_REQUEST = frozenset({"accept-encoding", "idempotency-key"})
+"""Headers of a client's request that don't belong to another request about the same conversation."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -72,7 +75,7 @@ async def _own_model(services: Services, context: ConversationContext, max_token
     """Return the conversation's own model. Raises ``ConfigurationError`` if its upstream can't be used."""
     route, dialect = context.route, context.dialect
     model = await _summary_model(services, context, route, max_tokens, dialect.answers)
-    headers = [pair for pair in for_upstream(context.scope["headers"]) if pair[0] != "accept-encoding"]
+    headers = [pair for pair in for_upstream(context.scope["headers"]) if pair[0] not in _OF_THE_REQUEST]
     own = dataclasses.replace(
         model,
         transport=await context.configuration.upstreams.transport(route.upstream, dialect.path),

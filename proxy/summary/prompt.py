@@ -47,6 +47,8 @@ If the conversation begins with notes on earlier messages (<conversation_summary
 still true, change everything that has changed, and write the complete notes again.
 
 {form}
+
+Begin your message with the line <notes> and end it with the line </notes>.
 </write_notes>"""
 
 _UPDATE = """\

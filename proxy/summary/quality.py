@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from proxy.compaction.format import TextCounter
 
@@ -148,6 +148,21 @@ def checked(written: Written, *, source_tokens: int, max_tokens: int, count: Tex
     if size >= source_tokens:
         raise SummaryRejected("the summary isn't smaller than the text it replaces")
     return text if size <= max_tokens else _first_lines(text, max_tokens, count)
+
+
+def notes_in(written: Written) -> Written:
+    """Return only the notes in a response, between ``<notes>`` and ``</notes>``.
+
+    Raises ``SummaryRejected`` if there are none: the model went on with the conversation instead.
+    """
+    text = without_thoughts(written.text).strip()
+    if not text:
+        return written
+    _, opened, rest = text.partition("<notes>")
+    notes, closed, _ = rest.rpartition("</notes>")
+    if not opened or not closed:
+        raise SummaryRejected("the model didn't write notes")
+    return replace(written, text=notes.strip())
 
 
 def without_thoughts(text: str) -> str:

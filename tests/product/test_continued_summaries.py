@@ -47,7 +47,8 @@ def continued(upstream: StandIn) -> list[Received]:
 
 
 def notes(body: dict[str, Any]) -> Reply:
-    return Reply(content=f"Goal: NOTES on {len(body['messages'])} messages: fix every file.", cached=4_096)
+    text = f"Goal: NOTES on {len(body['messages'])} messages: fix every file."
+    return Reply(content=f"<notes>\n{text}\n</notes>", cached=4_096)
 
 
 def run(upstream: StandIn, folder: Path, policy: dict[str, Any], turns: int = 40, **fields: Any) -> list[str]:
@@ -100,10 +101,11 @@ TOO_LONG = {
     [
         Reply(content="Notes.", tool_calls=(ToolCall("x", "read", "{}"),)),
         Reply(content=""),
+        Reply(content="Now I'll read the next file."),
         Reply(content="I'm sorry, I can't help with that."),
         Reply(status=400, error=TOO_LONG),
     ],
-    ids=["call", "empty", "refusal", "overflow"],
+    ids=["call", "empty", "no notes", "refusal", "overflow"],
 )
 def test_a_failure_falls_back_to_a_transcript(reply: Reply, tmp_path: Path) -> None:
     upstream = StandIn(window=16_000, summariser=scripted(reply))
@@ -158,6 +160,16 @@ def begin_like_earlier_ones(requests: Sequence[Any], field: str) -> int:
             assert request.body["tools"] == requests[0].body["tools"]
             found += 1
     return found
+
+
+def test_the_recall_tool_stays_among_the_tools(tmp_path: Path) -> None:
+    upstream = StandIn(window=16_000, summariser=notes)
+    run(upstream, tmp_path, {**CONTINUE, "recall": {"tool": "auto"}})
+    counts = [len(asked.body["tools"]) for asked in upstream.summaries]
+    befores = [upstream.requests[upstream.requests.index(asked) - 1] for asked in upstream.summaries]
+    assert [asked.body["tools"] for asked in upstream.summaries] == [before.body["tools"] for before in befores]
+    assert counts[0] == 1
+    assert set(counts[1:]) == {2}
 
 
 def test_the_next_requests_notes_are_prepared_from_the_last_prompt(tmp_path: Path) -> None:

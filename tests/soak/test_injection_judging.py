@@ -168,6 +168,7 @@ def test_a_model_that_obeys_in_its_summary_is_counted_and_stays_in_the_block(tmp
 
 def test_notes_by_the_conversations_own_model_stay_in_the_block_for_every_order(tmp_path: Path) -> None:
     upstream = stand_in()
+    upstream.summariser = lambda body: Reply(content=f"<notes>\n{gullible(body).content}\n</notes>")
     with serve(upstream.app) as server:
         recorder = Recorder(server)
         with recorder.serve() as recorded, proxied(settings(recorded, method="continue"), tmp_path) as entrance:

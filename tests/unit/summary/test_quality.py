@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.summary.quality import SummaryRejected, Written, checked
+from proxy.summary.quality import SummaryRejected, Written, checked, notes_in
 from tests.kit.summary_conversation import words
 
 
@@ -155,3 +155,22 @@ def test_the_reason_never_quotes_the_text() -> None:
     with pytest.raises(SummaryRejected) as caught:
         check("I'm sorry about SECRET")
     assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "notes"),
+    [
+        ("<notes>\nGoal: x.\n</notes>", "Goal: x."),
+        ("<think>I write <notes></think>\nHere:\n<notes>Goal: </notes>.</notes>", "Goal: </notes>."),
+        ("", ""),
+        ("<think>Hm.</think>", "<think>Hm.</think>"),
+    ],
+)
+def test_notes_are_between_their_tags(text: str, notes: str) -> None:
+    assert notes_in(Written(text, "stop")) == Written(notes, "stop")
+
+
+@pytest.mark.parametrize("text", ["I fixed the next file.", "<notes>Goal:", "</notes><notes>", "PINEAPPLE"])
+def test_a_response_without_notes_is_rejected(text: str) -> None:
+    with pytest.raises(SummaryRejected, match="didn't write notes"):
+        notes_in(Written(text, "stop"))
