@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from proxy.compaction.gains import Gains
 from proxy.compaction.rules import SectionLimits
@@ -36,6 +36,7 @@ class Plan:
     - ``omitted``: the system messages that aren't kept, for the last checkpoint and the upcoming one.
     - ``pinned``: the messages that no stage may change.
     - ``stale_reasoning``: the index before which reasoning is invalid, because the prompt before it changed.
+    - ``stale_otherwise``: the same without the newest checkpoint. A provider's summary keeps later reasoning valid.
     """
 
     limits: SectionLimits
@@ -49,6 +50,7 @@ class Plan:
     omitted: dict[int, tuple[int, ...]] = field(default_factory=dict)
     pinned: frozenset[int] = frozenset()
     stale_reasoning: int = 0
+    stale_otherwise: int = 0
 
     def limits_at(self, position: int) -> SectionLimits:
         """Return the limits of the summary that replaces the messages before a checkpoint."""
@@ -58,6 +60,10 @@ class Plan:
     def cut(self) -> int:
         """Return the index before which a summary replaces all messages. 0: no summary."""
         return self.checkpoints[-1] if self.checkpoints else 0
+
+    def behind_native_summary(self) -> Plan:
+        """Return the plan for a summary by the provider. Nothing may come between it and the messages after the cut."""
+        return replace(self, current_user_message={}, retained=(), stale_reasoning=self.stale_otherwise)
 
     @property
     def empty(self) -> bool:

@@ -51,7 +51,11 @@ def make_plan(body: Sequence[Turn], rules: Rules, envelope: Envelope, format: Fo
     for end in range(1, len(sizes) + 1):
         planner.arrive(end)
     plan = assemble_plan(body, sizes, gains, limits, pinned, planner.checkpoints, planner.pending)
-    return replace(plan, stale_reasoning=_stale_reasoning(format.binds_reasoning, sizes, planner.changed_at))
+    return replace(
+        plan,
+        stale_reasoning=_stale_reasoning(format.binds_reasoning, sizes, planner.changed_at),
+        stale_otherwise=_stale_reasoning(format.binds_reasoning, sizes, planner.changed_otherwise_at),
+    )
 
 
 def _stale_reasoning(binding: Binding, sizes: Sizes, changed_at: int) -> int:
@@ -67,6 +71,7 @@ class Planner:
 
     ``checkpoints`` are the checkpoints so far. ``pending`` is the next one, if it was chosen before the trigger fired.
     ``changed_at`` is the number of groups when the start of the prompt last changed; 0 if it never did.
+    ``changed_otherwise_at`` is the same without the newest checkpoint.
     """
 
     def __init__(
@@ -82,6 +87,7 @@ class Planner:
         self.checkpoints: list[int] = []
         self.pending: int | None = None
         self.changed_at = 0
+        self.changed_otherwise_at = 0
         self._rules = rules
         self._budget = budget
         self._stages = stages
@@ -246,7 +252,7 @@ class Planner:
             self._gains[name].apply(frontier, end)
             if self._byte_pressure is not None:
                 self._byte_pressure.apply(name, frontier, end)
-        self.changed_at = end
+        self.changed_at = self.changed_otherwise_at = end
         self.pending = None
         self._settle()
 
@@ -272,7 +278,7 @@ class Planner:
             return False
         self._cut = cut
         self.checkpoints.append(cut)
-        self.changed_at = end
+        self.changed_at, self.changed_otherwise_at = end, self.changed_at
         self.pending = None
         self._settle()
         return True

@@ -31,12 +31,14 @@ class OutgoingMessage:
     """A message to send.
 
     ``turn`` is the client's message that it was made from; ``None`` for the summary. ``pinned`` messages don't change.
+    ``native`` marks a summary that the provider wrote.
     """
 
     raw: bytes
     tokens: int
     turn: Turn | None
     pinned: bool = False
+    native: bool = False
 
     @property
     def changed(self) -> bool:

@@ -116,7 +116,11 @@ def _redaction(settings: Settings) -> Iterator[Finding]:
         places += [(("policies", name, "models", index), own.policy) for index, own in enumerate(found.models)]
         for path, policy in places:
             summary = policy.summary
-            if summary.method == "continue" and (summary.redact_secrets or summary.redact):
+            redacts = summary.redact_secrets or summary.redact
+            if summary.native and redacts:
+                problem = "the provider gets the conversation as it is, so redact and redact_secrets have no effect"
+                yield (*path, "summary", "native"), problem, "native: false, or no redaction"
+            if summary.method == "continue" and redacts:
                 problem = "continue sends the conversation as it is, so redact and redact_secrets have no effect"
                 yield (*path, "summary", "method"), problem, "method: transcript, or no redaction"
 

@@ -14,6 +14,7 @@ from proxy.config.models import RouteSettings
 from proxy.config.policy import ModelOverride, Policy, Summary, WrittenPolicy
 from proxy.config.settings import Settings, WrittenSettings
 from proxy.config.tree import Node, Path, dotted, line_of, shown
+from proxy.config.upstreams import COMPACTS
 from proxy.limits.budget import budget, reserved_output
 from proxy.limits.profiles import Profile, Profiles
 from proxy.limits.profiles.prices import below_step, price_of, step_of
@@ -24,6 +25,7 @@ def likely_mistakes(root: Node, written: WrittenSettings, settings: Settings) ->
     findings = [
         *(_summary_models(written, settings) if settings.models else ()),
         *(_useless_globs(settings) if settings.models else ()),
+        *_unusable_native(written, settings),
         *_unreachable_routes(settings),
         *_unknown_windows(settings),
         *_price_steps(written, settings),
@@ -46,6 +48,35 @@ def _summary_models(written: WrittenSettings, settings: Settings) -> Iterator[Fi
                     problem = f"no route of 'models' matches '{shown(model)}', so it makes no summary"
                     fix = f'correct the name, or add a route: {{match: "{shown(model)}", upstream: NAME}}'
                     yield (*above, "summary", key), problem, fix
+
+
+def _unusable_native(written: WrittenSettings, settings: Settings) -> Iterator[Finding]:
+    """Find policies that ask for compaction by the provider, although no route of their models has it."""
+    for name, own in written.policies.items():
+        places: list[tuple[Path, Summary, str]] = [(("policies", name), own.summary, "*")]
+        places += [
+            (("policies", name, "models", index), over.summary, over.match) for index, over in enumerate(own.models)
+        ]
+        for above, summary, glob in places:
+            met = [index for index, route in enumerate(settings.models) if summary.native and meet(glob, route.match)]
+            if met and not _compacting(settings).intersection(met):
+                problem = "no model of this policy has a provider that compacts, so the proxy makes all summaries"
+                fix = "remove it, or set native_compaction: true in the model's profile"
+                yield (*above, "summary", "native"), problem, fix
+
+
+def _compacting(settings: Settings) -> set[int]:
+    """Return the indexes of the routes whose providers compact conversations, or may do so."""
+    named = {index: profile.native_compaction for index, _, profile in _named_models(settings)}
+    found = set()
+    for index, route in enumerate(settings.models):
+        stated = None if route.profile is None else route.profile.native_compaction
+        upstream = settings.upstreams.get(route.upstream)
+        api = None if upstream is None else COMPACTS.get(upstream.provider)
+        unlisted = api == "messages" and index in named and not named[index]
+        if api is not None and stated is not False and not unlisted:
+            found.add(index)
+    return found
 
 
 def _useless_globs(settings: Settings) -> Iterator[Finding]:

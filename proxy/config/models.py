@@ -34,6 +34,10 @@ class ProfileSettings(Section):
     strict_alternation: bool | None = None
     """Whether the upstream requires user and assistant messages to alternate, starting with the user."""
 
+    native_compaction: bool | None = None
+    """Whether the provider compacts conversations of the model on request. Default: by LiteLLM's table for Anthropic,
+    and true for OpenAI."""
+
     @field_validator("images")
     @classmethod
     def _is_a_rule(cls, images: str | None) -> str | None:

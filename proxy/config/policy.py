@@ -51,6 +51,8 @@ class Summary(Section):
     method: Literal["transcript", "continue", "auto"] = "transcript"
     """transcript: send the messages as text. continue: send the conversation's own model its last prompt and a request
     for notes. auto: continue if the prompt cache serves the conversation."""
+    native: bool = False
+    """Ask the conversation's own provider to compact, if it can. The other settings apply if it doesn't."""
     model: Text | None = None
     """The model that writes summaries: a name that `models` routes. Default: the conversation's own model."""
     fallback_model: Text | None = None
@@ -283,7 +285,7 @@ _NOT_OF_SUMMARIES: dict[str, Any] = dict.fromkeys(
     ),
     True,
 )
-_NOT_OF_SUMMARIES["summary"] = {"method"}
+_NOT_OF_SUMMARIES["summary"] = {"method", "native"}
 
 
 class ForModels(Section):

@@ -55,6 +55,9 @@ _CERTAIN: Mapping[tuple[str, str | None], tuple[Api, ...]] = MappingProxyType(
 )
 """The APIs of services, by provider and address. ``None`` is any address."""
 
+COMPACTS: Mapping[str, Api] = MappingProxyType({"anthropic": "messages", "azure": "responses", "openai": "responses"})
+"""Providers that compact conversations of an API on request."""
+
 EVERY_API: tuple[Api, ...] = ("chat", "responses", "messages")
 
 Secret = Annotated[SecretStr, AfterValidator(_header_value)]

@@ -134,6 +134,11 @@ class BodyRequest(msgspec.Struct, eq=False):
         return any(_thinking_budgets.of(_slices(self.raw, len(_THINKING_BUDGET) - 1)))
 
     @property
+    def compacted(self) -> bool:
+        """Return whether the client sent a compaction of its own."""
+        return False
+
+    @property
     def hidden(self) -> float:
         """Return an upper bound on the tokens of items that the body refers to."""
         return 0

@@ -6,7 +6,7 @@ A dialect is one package under ``dialects``. ``endpoints.paths`` maps its path t
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from proxy.compaction.format import Format
 from proxy.dialects.hidden_tool import HiddenTool
@@ -51,6 +51,11 @@ class Request(Protocol):
     @property
     def continues(self) -> bool:
         """Return whether the request continues a history that the server keeps, so that its size is unknown."""
+        ...
+
+    @property
+    def compacted(self) -> bool:
+        """Return whether the client sent a compaction of its own, a prefix that stays as it is."""
         ...
 
     @property
@@ -236,6 +241,48 @@ class Evidence(Protocol):
         ...
 
 
+class NativeSummary(NamedTuple):
+    """A unit in place of messages that the provider compacted, and its text; empty if the text is encrypted."""
+
+    unit: bytes
+    text: str
+
+
+class NativeCompaction(Protocol):
+    """How to ask a provider to compact a part of a conversation."""
+
+    @property
+    def path(self) -> str:
+        """Return the path at the upstream, below its base URL."""
+        ...
+
+    @property
+    def beta(self) -> str | None:
+        """Return the value of ``anthropic-beta`` that all requests with such a unit need; ``None`` if they don't."""
+        ...
+
+    @property
+    def listed(self) -> bool:
+        """Return whether only models that LiteLLM's table lists for it can compact."""
+        ...
+
+    def accepts(self, raw: bytes) -> bool:
+        """Return whether the options of a request allow such a unit in it."""
+        ...
+
+    def request(self, sent: bytes, instructions: str, max_output: int) -> bytes | None:
+        """Return the request to compact all messages of ``sent``; ``None`` if its options don't allow that."""
+        ...
+
+    def read(self, answer: bytes) -> NativeSummary | None:
+        """Return the result in a response of status 200; ``None`` if it has none."""
+        ...
+
+    def read_usage(self, body: bytes) -> Finished:
+        """Read the usage of a compaction."""
+        ...
+
+
 class Dialect(Protocol):
     """One API for conversations."""
 
@@ -272,6 +319,11 @@ class Dialect(Protocol):
     @property
     def hidden_tool(self) -> HiddenTool | None:
         """Return how to hide a tool in requests and responses; ``None`` if the proxy can't."""
+        ...
+
+    @property
+    def native(self) -> NativeCompaction | None:
+        """Return how to ask the API's provider to compact; ``None`` if the API can't."""
         ...
 
     def item_reader(self, sink: ItemSink) -> ItemReader | None:

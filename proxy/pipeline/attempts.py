@@ -6,6 +6,7 @@ from functools import partial
 from time import perf_counter
 
 import structlog
+from cachetools import LRUCache
 from msgspec.structs import replace
 
 from proxy.errors import ConfigurationError, UpstreamTimeout
@@ -30,7 +31,7 @@ from proxy.pipeline.item_references import resolve_references
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.recall import Recall
-from proxy.pipeline.refusal import add_sizes, refuses_reasoning
+from proxy.pipeline.refusal import add_sizes, refuses_compaction, refuses_reasoning
 from proxy.pipeline.refusal import advice as advice_on
 from proxy.pipeline.request_mode import compacts_itself, mode_of
 from proxy.pipeline.response_start import ResponseStart
@@ -38,7 +39,7 @@ from proxy.pipeline.rules import bounds_of, rules_for
 from proxy.pipeline.sending import DEADLINE, outgoing, resend, send
 from proxy.pipeline.services import Services
 from proxy.pipeline.state_recovery import NotCompacted, advice, recovered, trigger_reached
-from proxy.pipeline.summary_models import own_model, summary_models
+from proxy.pipeline.summary_models import own_model, provider_compaction, summary_models
 from proxy.recall.tool import Reader
 from proxy.telemetry.record import Reason
 
@@ -46,6 +47,9 @@ log = structlog.get_logger(__name__)
 
 STATE_STEP = "server_state"
 """The step of a request whose history was compacted by the upstream that keeps it."""
+
+REFUSED = 10_000
+"""Conversations whose upstream refused a compaction of its own, the most recently used ones."""
 
 OUTPUT_PART = "output asked for (max_tokens)"
 
@@ -57,6 +61,7 @@ class Attempts:
         self._services = services
         self._budgets = budgets
         self._sent_prompts = services.sent_prompts
+        self._refused: LRUCache[tuple[str, str], bool] = LRUCache(REFUSED)
         self._recall = Recall(Reader(services.archive), services.hidden_rounds)
 
     async def run(self, context: ConversationContext) -> tuple[ResponseStart, Outcome]:
@@ -73,6 +78,8 @@ class Attempts:
             return start, outcome
         await self._services.recall(*context.place)
         await resolve_references(self._services, context)
+        if context.caller.policy.summary.native:
+            context.own_summaries = conversation_key(context) in self._refused
         budget = self._budgets.of(context)
         case = self.compaction_input(context, budget)
         if await self._may_recall(context, case):
@@ -125,6 +132,8 @@ class Attempts:
         overflow = start.overflow or await self._silent_overflow(context, attempt, start)
         if await refuses_reasoning(context, start) and await self._changed_prompt(context, outcome):
             return Retry(await self._without_reasoning(context, attempt), "reasoning")
+        if outcome.native and await refuses_compaction(start):
+            return Retry(await self._without_native(context, attempt), "compaction")
         if ended_early(context, case, start, overflow):
             context.repeated = True
             return Retry(attempt, "empty")
@@ -165,6 +174,12 @@ class Attempts:
         if stripped.outcome.messages is None:
             stripped = replace(stripped, outcome=await self._services.compactor.without_reasoning(case))
         return stripped
+
+    async def _without_native(self, context: ConversationContext, attempt: Attempt) -> Attempt:
+        """Return an attempt with a summary of the proxy in place of the provider's, which the upstream refused."""
+        self._refused[conversation_key(context)] = context.own_summaries = True
+        case = replace(attempt.case, native=None, attempt=context.retries + 1)
+        return await self.prepare(context, attempt.budget, case)
 
     async def _continued(
         self, context: ConversationContext, attempt: Attempt, reason: Reason | None = None
@@ -279,6 +294,7 @@ class Attempts:
             upstream=route.upstream,
             models=partial(summary_models, services, context),
             own_model=own_model(services, context),
+            native=provider_compaction(services, context),
             rules=rules_for(
                 caller.policy,
                 window_known=known,

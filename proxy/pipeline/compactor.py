@@ -163,7 +163,10 @@ class Compactor:
             entry, origin = await self._summaries.obtain(work, may_ask=may_ask)
             blocked = entry.given_up or (entry.digest and entry.unasked and not entry.over_budget)
             outcome = replace(outcome, summary=origin, summary_cause=entry.cause, breaker_open=blocked)
-            piece = OutgoingMessage(entry.message, entry.tokens, None)
+            piece = OutgoingMessage(entry.message, entry.tokens, None, native=bool(entry.native))
+            if entry.native:
+                prompt = outcome.prompt and replace(outcome.prompt, covers=entry.native.covers)
+                outcome = replace(outcome, native=True, beta=entry.native.beta, prompt=prompt)
         if work.plan.upcoming is not None:
             self._summaries.prepare(work)
         heavy = work.heavy or len(work.turns) > MANY

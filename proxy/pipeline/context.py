@@ -81,7 +81,8 @@ class ConversationContext(RequestContext):
     ``repeated`` is true if the proxy retried the unchanged request, which happens once. ``retries`` is the number of
     retries so far. ``advice`` names the parts to shorten, for a response header.
     ``stripped`` is true if a retry was made without reasoning,
-    ``recovered`` if the upstream has compacted a history that it keeps. ``memory`` holds the memory of its
+    ``recovered`` if the upstream has compacted a history that it keeps. ``own_summaries`` is true if the upstream
+    refused a compaction of its own in this conversation. ``memory`` holds the memory of its
     bodies. ``heartbeat`` is for a client that wants a stream. ``recall`` is set if the request may get the tool to read
     archived messages.
     """
@@ -104,6 +105,7 @@ class ConversationContext(RequestContext):
     recovered: bool = False
     heartbeat: Heartbeat | None = None
     recall: RecallState | None = None
+    own_summaries: bool = False
 
     @property
     def place(self) -> tuple[str, str, str]:

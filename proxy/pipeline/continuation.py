@@ -58,6 +58,8 @@ def notes_request(
     ``SummaryUnasked`` if the conversation can't be continued.
     """
     start, position = place
+    if previous is not None and previous.native:
+        raise SummaryUnasked("the conversation begins with a compaction by the provider")
     sent = last_prompt(job, body, previous, start, position)
     if sent is None:
         raise SummaryUnasked("the last prompt doesn't hold all messages to summarize")
@@ -98,7 +100,7 @@ def last_prompt(
         if cut:
             if previous is None or cut != start:
                 return None
-            summary = OutgoingMessage(previous.message, previous.tokens, None)
+            summary = OutgoingMessage(previous.message, previous.tokens, None, native=bool(previous.native))
         rendered = prior.render(summary)
         if prior.gains(rendered):
             pieces = rendered.pieces

@@ -27,7 +27,7 @@ class Accept(msgspec.Struct, eq=False, frozen=True):
 
 
 class Retry(msgspec.Struct, eq=False, frozen=True):
-    """Send another attempt. ``cause`` is ``overflow``, ``reasoning``, or ``empty``."""
+    """Send another attempt. ``cause`` is ``overflow``, ``reasoning``, ``compaction``, or ``empty``."""
 
     attempt: Attempt
     cause: str

@@ -22,7 +22,7 @@ from proxy.config import Policy
 from proxy.dialects.dialect import Counter, Request
 from proxy.summary.budget import Budget
 from proxy.summary.digest import digest
-from proxy.summary.model import ConversationModel, UpstreamSummaryModel
+from proxy.summary.model import ConversationModel, ProviderCompaction, UpstreamSummaryModel
 from proxy.summary.store import Checkpoint
 
 PROMPT_VERSION = "7"
@@ -40,6 +40,7 @@ class CompactionInput(msgspec.Struct, eq=False):
     may store summaries for the caller. ``allowance`` is the caller's budget for summaries.
     ``request`` is the request's id, and ``attempt`` the number of attempts before this one.
     Reasoning in the first ``stale_reasoning`` units is removed, because an upstream refused it.
+    ``native`` asks the provider to compact. It's ``None`` if the policy, the upstream, or the request rules that out.
     """
 
     body: Request
@@ -58,6 +59,7 @@ class CompactionInput(msgspec.Struct, eq=False):
     request: str = ""
     attempt: int = 0
     own_model: Callable[[int], Awaitable[ConversationModel]] | None = None
+    native: ProviderCompaction | None = None
 
 
 @dataclass(slots=True)
@@ -83,7 +85,8 @@ class CompactionJob:
 
     def render(self, summary: OutgoingMessage | None) -> RenderedConversation:
         format = self.case.counter.format
-        rendered = render(self.turns, self.head, self.plan, self.case.rules, summary, format)
+        plan = self.plan.behind_native_summary() if summary is not None and summary.native else self.plan
+        rendered = render(self.turns, self.head, plan, self.case.rules, summary, format)
         budget, most = self.case.budget, self.case.rules.bounds.bytes
         room = None if budget is None else budget - self.fixed - (budget // STRICT_PART if self.case.strict else 0)
         byte_room = None if most is None else most - around_messages(self.case.body)
@@ -109,7 +112,8 @@ class CompactionJob:
         if known is not None:
             return known
         case, limits = self.case, self.plan.limits
-        shape = (case.tenant, case.policy.fingerprint, case.upstream, case.body.model, PROMPT_VERSION)
+        native = () if case.native is None else case.native.key
+        shape = (case.tenant, case.policy.fingerprint, case.upstream, case.body.model, PROMPT_VERSION, *native)
         sizes = (limits.summary, limits.users, limits.newest, limits.system, limits.words, limits.index)
         chain = hashlib.sha256(repr((shape, sizes)).encode())
         content = hashlib.sha256(b"body")
@@ -150,7 +154,12 @@ def planned(case: CompactionInput, turns: list[Turn], fixed: int, before: int) -
     around = around_messages(case.body, SEPARATOR) + sum(len(turn.raw) + SEPARATOR for turn in turns[:head])
     envelope = Envelope(case.budget, overhead, head, around)
     plan = make_plan(turns[head:], case.rules, envelope, case.counter.format)
-    plan = dataclasses.replace(plan, stale_reasoning=max(plan.stale_reasoning, case.stale_reasoning - head))
+    stale = case.stale_reasoning - head
+    plan = dataclasses.replace(
+        plan,
+        stale_reasoning=max(plan.stale_reasoning, stale),
+        stale_otherwise=max(plan.stale_otherwise, stale),
+    )
     work = CompactionJob(case, turns, head, fixed, before, plan)
     for positions in (plan.checkpoints, (*plan.checkpoints, *([plan.upcoming] if plan.upcoming else []))):
         if positions:

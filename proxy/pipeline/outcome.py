@@ -28,10 +28,19 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 class Prompt(msgspec.Struct, eq=False, frozen=True):
-    """The digests of the messages to send, without reasoning, and the places of answers in the client's request."""
+    """The digests of the messages to send, without reasoning, and the places of answers in the client's request.
+
+    ``covers`` are the digests of the messages that the first one replaces, if the provider compacted them.
+    """
 
     digests: tuple[bytes, ...]
     answers: tuple[int, ...]
+    covers: tuple[bytes, ...] = ()
+
+    @property
+    def forms(self) -> tuple[tuple[bytes, ...], ...]:
+        """Return the digests of the prompt, and those of the prompt that the provider takes for the same."""
+        return (self.digests, self.covers + self.digests[1:]) if self.covers else (self.digests,)
 
 
 class Outcome(msgspec.Struct, eq=False, frozen=True):
@@ -47,6 +56,7 @@ class Outcome(msgspec.Struct, eq=False, frozen=True):
     ``reason`` is the condition that made the proxy compact the request, ``summary_cause`` the reason for a digest, and
     ``archive`` the ids under which the archive keeps the removed messages.
     ``tool`` is true if the request gets the tool to read archived messages.
+    ``native`` is true if the provider wrote the summary, ``beta`` the value of ``anthropic-beta`` that it needs.
     ``prompt`` is set if it matters for reasoning that is bound to the messages to send.
     """
 
@@ -69,6 +79,8 @@ class Outcome(msgspec.Struct, eq=False, frozen=True):
     summary_cause: str | None = None
     archive: tuple[str, ...] = ()
     tool: bool = False
+    native: bool = False
+    beta: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

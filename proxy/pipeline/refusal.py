@@ -25,6 +25,11 @@ async def refuses_reasoning(context: ConversationContext, start: ResponseStart) 
     return any(wording in shown for wording in _BOUND_ELSEWHERE)
 
 
+async def refuses_compaction(start: ResponseStart) -> bool:
+    """Return whether the upstream refused a compaction that it made itself."""
+    return start.answer.status == 400 and b"compaction" in await readable(start.answer, start.first)
+
+
 async def add_sizes(start: ResponseStart, parts: Mapping[str, int]) -> None:
     """Add one sentence to the message of the upstream's refusal: the parts of the request, with sizes in tokens.
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from starlette.types import Scope
 
 from proxy.errors import ProxyError, UpstreamTimeout
-from proxy.http.headers import VIA, for_upstream
+from proxy.http.headers import VIA, for_upstream, with_beta
 from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.description import describe_call, describe_failure
 from proxy.pipeline.outcome import Outcome
@@ -37,6 +37,8 @@ def outgoing(context: ConversationContext, outcome: Outcome) -> Outgoing:
     if remaining <= 0:
         raise UpstreamTimeout(DEADLINE)
     trace = context.record.trace
+    if outcome.messages is not None:
+        headers = with_beta(headers, outcome.beta)
     headers = with_trace([*headers, (VIA, context.via)], trace, None if trace is None else trace.attempt())
     sent = body.rewritten(units=outcome.messages, model=model, max_output=outcome.output)
     if outcome.tool and context.recall is not None and context.dialect.hidden_tool is not None:

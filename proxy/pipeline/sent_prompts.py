@@ -90,12 +90,16 @@ class SentPrompts:
             self._known[conversation] = stored
 
     def continues(self, conversation: Conversation, prompt: Prompt) -> bool:
-        """Return whether a prompt begins with the one before. True if the one before isn't known."""
+        """Return whether a prompt begins with the one before. True if the one before isn't known.
+
+        The provider's own summary counts as the messages that it replaces.
+        """
         known = self._known.get(conversation)
         if known is None or not _follows(known, prompt):
             return True
-        first = prompt.digests[: known.length]
-        return known.digest is not None and len(first) == known.length and _digest(first) == known.digest
+        firsts = [form[: known.length] for form in prompt.forms]
+        same = any(len(first) == known.length and _digest(first) == known.digest for first in firsts)
+        return known.digest is not None and same
 
     def sent(self, conversation: Conversation, messages: int, prompt: Prompt | None, *, changed: bool) -> None:
         """Record a prompt that was answered. ``messages`` is the number of the client's messages.

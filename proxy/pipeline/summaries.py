@@ -18,6 +18,7 @@ from proxy.pipeline.continuation import notes_request
 from proxy.pipeline.continuation import write as write_notes
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import CompactionJob
+from proxy.pipeline.native_compaction import compact_request, native_summary
 from proxy.store.breaker import Change, CircuitBreaker
 from proxy.summary.budget import BudgetSpent
 from proxy.summary.chunking import SummaryFailed, SummaryRequest, SummaryUnasked, write
@@ -35,8 +36,8 @@ LONGEST_PAUSE = 600.0
 """Upper bound of a pause, in seconds."""
 
 
-Writer = tuple[tuple[str, ...], Callable[[], Awaitable[str]]]
-"""A way to write a summary, with the name of its circuit breaker."""
+Writer = tuple[tuple[str, ...], Callable[[], Awaitable[str | StoredSummary]]]
+"""A way to write a summary: its text, or the whole entry. The name is that of its circuit breaker."""
 
 SIZES = 10_000
 """Checkpoints whose expected sizes are remembered, the most recently used ones."""
@@ -92,11 +93,14 @@ class CheckpointSummaries:
 
     def _maker(self, job: CompactionJob, position: int) -> SummaryFactory:
         # The request may drop its bytes before the summary is made in the background.
-        body = copy(job.case.body) if job.case.own_model is not None else None
+        body = copy(job.case.body) if job.case.own_model is not None or job.case.native is not None else None
 
         async def make(previous: StoredSummary | None, start: int) -> StoredSummary:
             settings = job.case.policy.summary
             pinned = job.plan.pinned
+            last, place = previous, (start, position)
+            if previous is not None and not previous.text:  # a summary that only the provider can read
+                previous, start = None, 0
             request = SummaryRequest(
                 [turn for index, turn in enumerate(job.body[start:position], start) if index not in pinned],
                 job.case.counter.format,
@@ -115,7 +119,7 @@ class CheckpointSummaries:
             given_up = self._summaries.given_up(job.case.tenant, job.checkpoints([*passed, position]))
             writers: list[Writer] = []
             if not given_up and not over_budget:
-                writers = await self._writers(job, body, request, previous, (start, position))
+                writers = await self._writers(job, body, request, last, place)
             for key, writing in writers:
                 attempt = self._breaker.attempt((job.case.tenant, *key))
                 if attempt is None:
@@ -135,8 +139,10 @@ class CheckpointSummaries:
                     SUMMARIES.labels(outcome="failed").inc()
                     log.warning("summary.failed", reason=str(failure) or "timeout", policy=job.case.policy.name)
                     continue
-                SUMMARIES.labels(outcome="made").inc()
-                return await self._entry(job, previous, start, position, text)
+                SUMMARIES.labels(outcome="made" if isinstance(text, str) else "native").inc()
+                return (
+                    text if isinstance(text, StoredSummary) else await self._entry(job, previous, start, position, text)
+                )
             if over_budget:
                 SUMMARIES.labels(outcome="over_budget").inc()
             SUMMARIES.labels(outcome="digest").inc()
@@ -156,6 +162,17 @@ class CheckpointSummaries:
     ) -> list[Writer]:
         """Return the ways to write a summary, in the order to try them, each with the name of its circuit breaker."""
         writers: list[Writer] = []
+        if job.case.native is not None and body is not None:
+            try:
+                asked = await job.case.native.model(request.max_tokens)
+                compact = await self._facts.run(
+                    lambda: compact_request(job, body, asked, request.max_tokens, previous, place)
+                )
+            except (SummaryUnasked, ConfigurationError, BadBody) as error:
+                log.info("summary.not_native", reason=str(error))
+            else:
+                write_native = partial(native_summary, self._facts, job, asked, compact, previous, place)
+                writers.append(((asked.name, "native"), write_native))
         if job.case.own_model is not None and body is not None:
             try:
                 own = await job.case.own_model(request.max_tokens)

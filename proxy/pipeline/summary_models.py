@@ -3,34 +3,47 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 import structlog
 
 from proxy.config import Route
+from proxy.config.upstreams import COMPACTS
 from proxy.dialects.chat.dialect import CHAT
-from proxy.dialects.dialect import Answers
+from proxy.dialects.dialect import NativeCompaction
 from proxy.errors import ConfigurationError
-from proxy.http.headers import VIA, for_upstream
+from proxy.http.headers import VIA, for_upstream, with_beta
 from proxy.limits.budget import budget, reserved_output
 from proxy.limits.learned import for_others, limit_from_overflow, lower, published
 from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
+from proxy.overflow.silent import Finished
 from proxy.pipeline.context import ConversationContext, conversation_key
 from proxy.pipeline.costs import Basis, cost_of, price_for
 from proxy.pipeline.description import usage_of
 from proxy.pipeline.sending import client_query
 from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot
+from proxy.summary.chunking import SummaryUnasked
 from proxy.summary.forms import FORMS
-from proxy.summary.model import ConversationModel, OnCall, UpstreamSummaryModel, Way, output_limit
+from proxy.summary.model import ConversationModel, OnCall, ProviderCompaction, UpstreamSummaryModel, Way, output_limit
 from proxy.telemetry.record import RequestRecord, summary_record
 
 _OF_THE_REQUEST = frozenset({"accept-encoding", "idempotency-key"})
 """Headers of a client's request that don't belong to another request about the same conversation."""
 
 log = structlog.get_logger(__name__)
+
+
+class UsageReader(Protocol):
+    """Reads the usage in responses to an API's requests."""
+
+    def read_usage(self, body: bytes) -> Finished:
+        """Read the usage of a whole answer."""
+        ...
 
 
 async def summary_models(
@@ -90,8 +103,49 @@ async def _own_model(services: Services, context: ConversationContext, max_token
     return ConversationModel(own, partial(hidden.with_tool, tool=recall.tool))
 
 
+def provider_compaction(services: Services, context: ConversationContext) -> ProviderCompaction | None:
+    """Return how the provider compacts a conversation; ``None`` if the policy or the request rules it out."""
+    api, route, body = context.dialect.native, context.route, context.body
+    if not context.caller.policy.summary.native or api is None or context.own_summaries:
+        return None
+    upstream = context.configuration.settings.upstreams[route.upstream]
+    listed = context.profile.native_compaction
+    if (
+        COMPACTS.get(upstream.provider) != context.dialect.name
+        or not (api.listed is False or listed)
+        or listed is False
+    ):
+        return None
+    if body.compacted or body.references or not api.accepts(body.raw):
+        return None
+    caller = context.caller.credential
+    key = upstream.api_key.get_secret_value() if upstream.api_key else None if caller is None else caller.key
+    digest = hashlib.sha256(repr(key).encode()).hexdigest()
+    return ProviderCompaction(api, ("native", route.model, digest), partial(_compacting_model, services, context, api))
+
+
+async def _compacting_model(
+    services: Services, context: ConversationContext, api: NativeCompaction, max_tokens: int
+) -> UpstreamSummaryModel:
+    """Return the model to ask. Raises ``ConfigurationError`` or ``SummaryUnasked`` if there is none."""
+    route, dialect = context.route, context.dialect
+    transport = await context.configuration.upstreams.native(route.upstream, dialect.path)
+    if transport is None:
+        raise SummaryUnasked("the upstream doesn't have the API of the conversation")
+    headers = [pair for pair in for_upstream(context.scope["headers"]) if pair[0] != "accept-encoding"]
+    return dataclasses.replace(
+        await _summary_model(services, context, route, max_tokens, api),
+        transport=transport,
+        form=next(form for form in FORMS.values() if form.api == dialect.name),
+        others=(),
+        headers=with_beta([*headers, (VIA, context.via)], api.beta),
+        query=client_query(context.scope),
+        path=api.path,
+    )
+
+
 async def _summary_model(
-    services: Services, context: ConversationContext, route: Route, max_tokens: int, answers: Answers = CHAT.answers
+    services: Services, context: ConversationContext, route: Route, max_tokens: int, answers: UsageReader = CHAT.answers
 ) -> UpstreamSummaryModel:
     """Return the model of a route. ``answers`` reads the usage in its responses.
 
@@ -143,7 +197,7 @@ def _recording(
     parent: RequestRecord,
     route: Route,
     profile: Profile,
-    answers: Answers,
+    answers: UsageReader,
 ) -> OnCall:
     """Return a function that records the calls to a summary model."""
 

@@ -175,6 +175,7 @@ class _Usage(msgspec.Struct):
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
     output_tokens: int = 0
+    iterations: list[_Usage] | None = None
 
 
 class _Answer(msgspec.Struct):
@@ -189,6 +190,8 @@ def reported_cost(answer: bytes) -> int:
         return 0
     if usage is None:
         return 0
+    if usage.iterations and not usage.output_tokens:  # a compaction, whose own totals are 0
+        usage = usage.iterations[0]
     read = usage.input_tokens + usage.cache_creation_input_tokens + usage.cache_read_input_tokens
     if usage.prompt_tokens:
         return usage.prompt_tokens + usage.completion_tokens

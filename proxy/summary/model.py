@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import msgspec
 
 from proxy.compaction.format import TextCounter
 from proxy.config.upstreams import Api
+from proxy.dialects.dialect import NativeCompaction
 from proxy.errors import UpstreamError, UpstreamUnreachable
 from proxy.http.headers import Credential, Headers
 from proxy.overflow import Overflow, recognise
@@ -59,7 +60,7 @@ class UpstreamSummaryModel:
     request's input and output tokens as counted here. ``budget`` limits the cost of calls for the caller's team.
     ``on_call`` gets each call's status, response, duration in milliseconds, and the id of its span in ``trace``. The
     status is 0 if there was no response.
-    ``headers`` and ``query`` are those of the calls, by default the form's.
+    ``headers``, ``query``, and ``path`` are those of the calls, by default the form's.
     ``form`` is the API to use. If the upstream doesn't have it, ``others`` follow, and ``on_missing`` gets its name.
     """
 
@@ -80,6 +81,7 @@ class UpstreamSummaryModel:
     trace: Trace | None = None
     headers: Headers | None = None
     query: str = ""
+    path: str | None = None
 
     @property
     def name(self) -> str:
@@ -118,6 +120,16 @@ class UpstreamSummaryModel:
         if recognise(status, answer) is not None:
             raise SummaryFailed("the model rejected the conversation as too long")
         return read(self.form, status, answer)
+
+    async def compacted(self, body: bytes, tokens: int, most: int) -> bytes:
+        """Send a request to compact, and return the response. Raises ``SummaryFailed``.
+
+        ``tokens`` is its size, ``most`` the output that it asks for.
+        """
+        status, answer = await self._send((self.form, self.transport), body, lambda: tokens, most)
+        if status != 200:
+            raise SummaryFailed(f"the provider returned status {status} to a request to compact")
+        return answer
 
     def _found_missing(self, ways: Sequence[Way]) -> None:
         if self.on_missing is not None:
@@ -165,7 +177,7 @@ class UpstreamSummaryModel:
             headers=with_trace(form.headers if self.headers is None else self.headers, self.trace, span),
             credential=self.credential,
             timeout=self.timeout,
-            path=form.path,
+            path=self.path or form.path,
             query=self.query,
         )
         began, status, chunks = time.monotonic(), 0, list[bytes]()
@@ -195,6 +207,19 @@ class ConversationModel:
 
     model: UpstreamSummaryModel
     with_tool: Callable[[bytes], bytes] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderCompaction:
+    """The compaction of the conversation's own provider.
+
+    ``key`` names the model and the credential that can read its summaries. ``model`` returns the model to ask, for a
+    summary of at most the given tokens.
+    """
+
+    api: NativeCompaction
+    key: tuple[str, ...]
+    model: Callable[[int], Awaitable[UpstreamSummaryModel]]
 
 
 def output_limit(model: str, max_tokens: int, max_output: int | None) -> int:

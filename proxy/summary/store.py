@@ -66,6 +66,16 @@ DEFAULT_LIMITS = SummaryLimits()
 Origin = Literal["stored", "made", "digest"]
 
 
+class NativeResult(msgspec.Struct, frozen=True):
+    """What the provider's compaction requires: the value of ``anthropic-beta`` for every request that has its message.
+
+    ``covers`` are the digests of the messages that it replaces, if reasoning after it is bound to them.
+    """
+
+    beta: str | None = None
+    covers: tuple[bytes, ...] = ()
+
+
 class StoredSummary(msgspec.Struct, frozen=True):
     """The entry for a checkpoint: the text, and the complete message that replaces the turns before it.
 
@@ -75,6 +85,9 @@ class StoredSummary(msgspec.Struct, frozen=True):
     true if the team's budget for summaries was used up. ``cause`` is the reason for a digest: ``over_budget``,
     ``given_up``, ``breaker_open``, ``no_model``, ``failed``, ``waiting`` (the model writes the summary in the
     background), or ``not_stored`` (the proxy stores nothing for this caller).
+
+    ``native`` is set if the provider compacted the turns. ``text`` is empty if its result is encrypted. Versions that
+    don't have this field use other keys.
     """
 
     text: str
@@ -87,6 +100,7 @@ class StoredSummary(msgspec.Struct, frozen=True):
     given_up: bool = False
     over_budget: bool = False
     cause: str | None = None
+    native: NativeResult | msgspec.UnsetType = msgspec.UNSET
 
 
 SummaryFactory = Callable[[StoredSummary | None, int], Awaitable[StoredSummary]]
@@ -372,4 +386,5 @@ def _decoded(value: bytes) -> StoredSummary | None:
 def _size(entry: StoredSummary) -> int:
     """Return the approximate bytes of an entry in memory."""
     texts = (text for found in entry.found.values() for text in found)
-    return sum(map(sys.getsizeof, (entry, entry.text, entry.message, *texts)))
+    covers = entry.native.covers if entry.native else ()
+    return sum(map(sys.getsizeof, (entry, entry.text, entry.message, *covers, *texts)))

@@ -101,6 +101,8 @@ def reason_text(reason: Reason) -> str:
             return f"The upstream refused the request of {size} tokens as too long{limit}."
         case "reasoning":
             return "The upstream refused the reasoning in the request, so the proxy sent the request without it."
+        case "compaction":
+            return "The upstream refused its own compaction in the request, so the proxy sent a summary instead."
         case "empty":
             return f"The upstream ended its response to {size} tokens early, as if the prompt didn't fit."
     return f"The condition {reason.trigger} was met."

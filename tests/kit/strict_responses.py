@@ -38,6 +38,7 @@ from tests.kit.response_items import (
     text_of,
     usage_of,
 )
+from tests.kit.signed_blocks import Failure
 
 TOO_LONG = (
     "Your input exceeds the context window of this model. Please adjust your input and try again.",
@@ -61,11 +62,17 @@ class StrictResponses(Record):
 
     ``window`` limits the input, in tokens. With ``binds``, reasoning behind a changed prompt is dropped, as newer
     models do. ``failure`` is the event with which a stream reports that its input is too long. ``script`` decides the
-    answers.
+    answers. ``failures`` are the failures of the next requests to compact.
     """
 
     def __init__(
-        self, window: int = 16_000, *, binds: bool = True, failure: str = "response.failed", script: Script = step
+        self,
+        window: int = 16_000,
+        *,
+        binds: bool = True,
+        failure: str = "response.failed",
+        script: Script = step,
+        failures: Iterator[Failure | None] | None = None,
     ) -> None:
         super().__init__()
         self.window = window
@@ -77,6 +84,8 @@ class StrictResponses(Record):
         self._written: dict[str, Written] = {}
         self._histories: dict[str, list[Item]] = {}
         self._answers: dict[str, dict[str, Any]] = {}
+        self._failures = failures or iter(())
+        self._compacted: dict[str, tuple[list[Item], list[Item]]] = {}
         self.app = Starlette(
             routes=[
                 Route("/v1/responses", self._create, methods=["POST"]),
@@ -122,14 +131,28 @@ class StrictResponses(Record):
     async def _compact(self, request: Request) -> Response:
         """Return the user's messages and one ``compaction`` item."""
         body = json.loads(await request.body())
-        received = Received(request.url.path, dict(request.headers), body, status=200)
+        received = Received(request.url.path, dict(request.headers), body, status=200, summary=True, compacts=True)
         self.requests.append(received)
         try:
             items = self._resolved(body)
+            self._checked_compaction(items)
+            if "previous_response_id" not in body:  # a chain may end with a call
+                check_calls(items)
+                for number in range(len(items)):
+                    self._check_reasoning(items, number, stored=body.get("store") is not False)
         except Refused as refused:
+            received.fault, received.status = str(refused), refused.status
             return JSONResponse({"error": refused.error}, refused.status)
-        kept = [item for item in items if item.get("role") == "user"]
-        kept.append({"type": "compaction", "id": self._id("cmp"), "encrypted_content": "compacted" * 20})
+        failure = next(self._failures, None)
+        if failure == "hang":
+            await request.receive()  # the end of the connection
+        if failure in ("rejected", "overloaded"):
+            received.status = 404 if failure == "rejected" else 503
+            return JSONResponse({"error": {"message": "No compaction."}}, received.status)
+        id_ = self._id("cmp")
+        item = {"type": "compaction", "id": id_, "encrypted_content": hashlib.sha512(id_.encode()).hexdigest() * 2}
+        kept = [] if failure == "empty" else [*(one for one in items if one.get("role") == "user"), item]
+        self._compacted[item["encrypted_content"]] = kept, self._original(items)
         usage = usage_of(size_of(body, items), 100)
         return JSONResponse(
             {"id": self._id("resp"), "object": "response.compaction", "created_at": 1, "output": kept, "usage": usage}
@@ -161,6 +184,22 @@ class StrictResponses(Record):
             raise not_persisted(item["id"])
         return written.item
 
+    def _checked_compaction(self, items: list[Item]) -> None:
+        """Check that a compaction item is known, the only one, and behind the items that came with it."""
+        places = [number for number, item in enumerate(items) if kind_of(item) == "compaction"]
+        if not places:
+            return
+        kept, _ = self._compacted.get(items[places[0]]["encrypted_content"], ([], []))
+        if len(places) > 1 or items[: places[0] + 1] != kept:
+            raise Refused("The compacted items must be passed unchanged, at the start of 'input'.")
+
+    def _original(self, items: list[Item]) -> list[Item]:
+        """Return items with those that a compaction replaced."""
+        for number, item in enumerate(items):
+            if kind_of(item) == "compaction":
+                return [*self._compacted[item["encrypted_content"]][1], *items[number + 1 :]]
+        return items
+
     def _admitted(self, received: Received) -> list[Item]:
         """Return the items of a request, without reasoning that is bound to another prompt. Raises ``Refused``."""
         body = received.body
@@ -176,6 +215,7 @@ class StrictResponses(Record):
                 f"Duplicate item found with id {repeated[0]}. Remove duplicate items from your input and try again."
             )
         check_calls(items)
+        self._checked_compaction(items)
         for number, item in enumerate(items):
             self._check_reasoning(items, number, stored=stored)
             if kind_of(item) == REASONING:
@@ -219,7 +259,7 @@ class StrictResponses(Record):
         for number, item in enumerate(items):
             if kind_of(item) == REASONING:
                 written = self._known(item)
-                if written.prompt != prompt_digest(received.body, items[:number]):
+                if written.prompt != prompt_digest(received.body, self._original(items[:number])):
                     received.dropped.append(written.item["id"])
                     continue
             kept.append(item)
@@ -234,7 +274,7 @@ class StrictResponses(Record):
             made = self._script(text_of(newest), newest.get("call_id"))
         stored = body.get("store") is not False
         output = self._output(made, sealed=not stored or "reasoning.encrypted_content" in body.get("include", []))
-        prompt = prompt_digest(body, self._resolved(body))
+        prompt = prompt_digest(body, self._original(self._resolved(body)))
         reasoning = output[0]["id"] if kind_of(output[0]) == REASONING else None
         for number, item in enumerate(output):
             first = kind_of(item) == REASONING

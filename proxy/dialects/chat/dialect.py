@@ -54,6 +54,7 @@ class ChatDialect:
     answers = _ChatAnswers()
     evidence: dialect.Evidence = upstream_counts
     hidden_tool: hidden_tool.HiddenTool | None = hidden_calls.HiddenTool()
+    native: dialect.NativeCompaction | None = None
 
     def item_reader(self, sink: ItemSink) -> None:
         return None

@@ -10,6 +10,7 @@ from proxy.dialects.hidden_tool import HiddenTool
 from proxy.dialects.messages import answers as reading
 from proxy.dialects.messages import upstream_counts
 from proxy.dialects.messages.counting import Counter, key_of
+from proxy.dialects.messages.native import MessagesCompaction
 from proxy.dialects.messages.request import MessagesRequest, parsed
 from proxy.errors import ErrorShape
 from proxy.limits.profiles.profile import Profile
@@ -24,6 +25,7 @@ class MessagesDialect:
     errors: ErrorShape = "anthropic"
     answers: dialect.Answers = reading
     hidden_tool: HiddenTool | None = None
+    native: dialect.NativeCompaction | None = MessagesCompaction()
     evidence: dialect.Evidence = upstream_counts
 
     def item_reader(self, sink: ItemSink) -> None:

@@ -81,6 +81,10 @@ class MessagesRequest(BodyRequest, eq=False):
         )
 
     @property
+    def compacted(self) -> bool:
+        return bool(self.prefix)
+
+    @property
     def size(self) -> int:
         made = sum(len(unit) for part in self.splits.values() for unit in part.units if unit is not part.message)
         return super().size + made
@@ -102,7 +106,7 @@ class MessagesRequest(BodyRequest, eq=False):
 
     def _lower_output(self, fields: dict[str, msgspec.Raw], most: int) -> None:
         if (positive(fields.get("max_tokens", NOTHING)) or 0) > most:
-            least = _thinking_tokens(fields.get("thinking", NOTHING)) + 1
+            least = thinking_tokens(fields.get("thinking", NOTHING)) + 1
             fields["max_tokens"] = msgspec.Raw(b"%d" % max(most, least))
 
     def _same(self, units: Sequence[bytes]) -> bool:
@@ -123,8 +127,8 @@ def _continues(thread: object) -> bool:
     return isinstance(thread, dict) and (thread.get("type") == "continue" or bool(thread.get("previous_message_id")))
 
 
-def _thinking_tokens(raw: msgspec.Raw) -> int:
-    """Return the tokens that thinking may take. ``max_tokens`` must be larger."""
+def thinking_tokens(raw: msgspec.Raw) -> int:
+    """Return the tokens that manual thinking may take. ``max_tokens`` must be larger."""
     thinking = value_of(raw)
     budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
     return budget if isinstance(budget, int) and 0 < budget < 1e12 else 0

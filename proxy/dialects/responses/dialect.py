@@ -9,6 +9,7 @@ from proxy.dialects.hidden_tool import HiddenTool
 from proxy.dialects.responses import answers as reading
 from proxy.dialects.responses import evidence as usage_evidence
 from proxy.dialects.responses.counting import Counter, counter_key
+from proxy.dialects.responses.native import ResponsesCompaction
 from proxy.dialects.responses.output_items import ItemReader
 from proxy.dialects.responses.request import ResponsesRequest, parsed
 from proxy.errors import ErrorShape
@@ -25,6 +26,7 @@ class ResponsesDialect:
     errors: ErrorShape = "openai"
     answers: dialect.Answers = reading
     hidden_tool: HiddenTool | None = None
+    native: dialect.NativeCompaction | None = ResponsesCompaction()
     evidence: dialect.Evidence = usage_evidence
 
     async def parse(self, raw: bytes) -> ResponsesRequest:

@@ -101,6 +101,10 @@ class ResponsesRequest(BodyRequest, eq=False):
         )
 
     @property
+    def compacted(self) -> bool:
+        return bool(self.prefix)
+
+    @property
     def size(self) -> int:
         return super().size + (0 if self.placed is None else self.placed.size)
 

@@ -34,6 +34,7 @@ class Listing(msgspec.Struct, frozen=True, gc=False):
     max_input_tokens: int | None
     max_output_tokens: int | None
     price: Price | None = None
+    native_compaction: bool = False
 
 
 class _Entry(msgspec.Struct, gc=False):
@@ -44,6 +45,7 @@ class _Entry(msgspec.Struct, gc=False):
     max_input_tokens: Any = None
     max_output_tokens: Any = None
     max_tokens: Any = None
+    supports_anthropic_compaction: Any = None
 
 
 def table_path() -> Path:
@@ -89,7 +91,8 @@ def _listing(fields: Mapping[str, Any]) -> Listing | None:
         # The table's legend: "max_tokens" is the input limit if the entry has no other limit.
         max_input_tokens = as_tokens(entry.max_tokens)
     provider = entry.litellm_provider if isinstance(entry.litellm_provider, str) else ""
-    return Listing(sys.intern(provider), max_input_tokens, max_output_tokens, price_from(fields))
+    compacts = entry.supports_anthropic_compaction is True
+    return Listing(sys.intern(provider), max_input_tokens, max_output_tokens, price_from(fields), compacts)
 
 
 def as_tokens(value: object) -> int | None:

@@ -50,7 +50,7 @@ MAKERS = frozenset(
 # The fields that an operator can set. ``None`` leaves a field to the look-up.
 SETTINGS = (
     *("context_window", "max_input_tokens", "max_output_tokens", "max_bytes", "max_messages"),
-    *("tokenizer", "images", "strict_alternation", "like"),
+    *("tokenizer", "images", "strict_alternation", "native_compaction", "like"),
 )
 SOURCED = (
     *("context_window", "max_input_tokens", "max_output_tokens", "max_bytes", "max_messages"),
@@ -182,6 +182,9 @@ class Profiles:
             escapes=family.escapes,
             strict_alternation=bool(override.get("strict_alternation")),
             price=match.listing.price if match and match.listing.provider == provider else None,
+            native_compaction=override.get(
+                "native_compaction", (match is not None and match.listing.native_compaction) or None
+            ),
             sources=sources,
             note=match.note if match and not reported else self._unknown_note(like, limits),
         )

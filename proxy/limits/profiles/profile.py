@@ -18,6 +18,7 @@ class Profile:
     for counting images. ``tools`` is the form of tool definitions in the prompt (``typescript``, ``json``, or
     ``claude``). If ``escapes`` is set, results of parallel calls enter the prompt as ASCII JSON. If
     ``strict_alternation`` is set, the server requires alternating user and assistant messages, user first.
+    ``native_compaction`` is whether the provider compacts conversations of the model on request; ``None`` if unknown.
     ``price`` is the price at the provider, if the table lists it there. ``sources`` maps each field to the source
     of its value. ``note`` tells the operator about an inexact match or an unknown model.
     """
@@ -35,6 +36,7 @@ class Profile:
     escapes: bool = False
     strict_alternation: bool = False
     price: Price | None = None
+    native_compaction: bool | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     note: str | None = None
 

@@ -57,6 +57,19 @@ WARNINGS = {
         4,
         "Fix: add a condition, as in trigger: [{price_step: true}, {fraction: 0.85}]",
     ),
+    "compaction by a provider that can't": (
+        UP.replace("{", "{provider: groq, ") + "models:\n  - {match: '*', upstream: main}\n"
+        "policies: {default: {summary: {native: true}}}\n",
+        5,
+        "policies.default.summary.native: no model of this policy has a provider that compacts",
+    ),
+    "compaction of a model that can't": (
+        "upstreams: {a: {provider: anthropic}}\nmodels:\n  - {match: claude-haiku-4-5, upstream: a}\n"
+        "  - {match: claude-opus-5-5, upstream: a}\n"
+        "policies: {default: {models: [{match: claude-haiku-4-5, summary: {native: true}}]}}\n",
+        5,
+        "policies.default.models[0].summary.native: no model of this policy",
+    ),
     "a team without keys": ("teams:\n  t: {keys: []}\n", 2, "compaction-proxy keys new --team t"),
 }
 
