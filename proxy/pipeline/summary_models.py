@@ -109,12 +109,9 @@ def provider_compaction(services: Services, context: ConversationContext) -> Pro
     if not context.caller.policy.summary.native or api is None or context.own_summaries:
         return None
     upstream = context.configuration.settings.upstreams[route.upstream]
-    listed = context.profile.native_compaction
-    if (
-        COMPACTS.get(upstream.provider) != context.dialect.name
-        or not (api.listed is False or listed)
-        or listed is False
-    ):
+    stated = context.profile.native_compaction
+    possible = stated if api.listed else stated is not False
+    if not possible or COMPACTS.get(upstream.provider) != context.dialect.name:
         return None
     if body.compacted or body.references or not api.accepts(body.raw):
         return None

@@ -123,7 +123,7 @@ def test_messages_refuses_to_compact_with(
 
 def test_messages_does_not_compact_an_open_call(claude: tuple[StrictMessages, anthropic.Anthropic]) -> None:
     _, caller = claude
-    messages = [ASKED, {"role": "assistant", "content": ask(caller, [ASKED])}]
+    messages: Items = [ASKED, {"role": "assistant", "content": ask(caller, [ASKED])}]
     with pytest.raises(anthropic.BadRequestError, match="without `tool_result`"):
         ask(caller, messages, compaction={"type": "summarize"})
 

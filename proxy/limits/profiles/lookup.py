@@ -166,6 +166,7 @@ class Profiles:
         max_bytes, max_messages = _request_limits(provider_rule(provider, host, name), override, sources)
         family = family_rule(name)
         tokenizer, ratio = _tokenizer(family, override, sources)
+        listed = match is not None and match.listing.native_compaction
         if "images" not in override:
             sources["images"] = f"corrections: {family.name}"
         return Profile(
@@ -182,9 +183,7 @@ class Profiles:
             escapes=family.escapes,
             strict_alternation=bool(override.get("strict_alternation")),
             price=match.listing.price if match and match.listing.provider == provider else None,
-            native_compaction=override.get(
-                "native_compaction", (match is not None and match.listing.native_compaction) or None
-            ),
+            native_compaction=override.get("native_compaction", listed or None),
             sources=sources,
             note=match.note if match and not reported else self._unknown_note(like, limits),
         )
