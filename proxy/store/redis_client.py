@@ -22,9 +22,6 @@ CONNECT_SECONDS = 2.0
 SOCKET_SECONDS = 5.0
 """Timeout of a response. Reads of requests have a shorter one."""
 
-IDLE_SECONDS = 15
-"""Seconds without use after which the client checks a connection before it uses it again."""
-
 CONNECTIONS = 50
 """Maximum connections to one server. Further calls wait for a free one."""
 
@@ -44,7 +41,11 @@ def connect(url: str) -> Any:
     options: dict[str, Any] = {
         "socket_connect_timeout": CONNECT_SECONDS,
         "socket_timeout": SOCKET_SECONDS,
-        "health_check_interval": IDLE_SECONDS,
+        "socket_keepalive": True,
+        # redis-py's defaults take four round trips before the first command of a connection. A slow server would never
+        # answer a request in time after a connection was closed.
+        "protocol": 2,
+        "driver_info": None,
         # A server that restarted or was replaced has closed the idle connections.
         "retry": Retry(ConstantBackoff(0.01), 1),
     }

@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from proxy.store.interface import Entry, StoreFailed
 from proxy.store.records import RecordQuery
-from proxy.store.redis_client import connect, name, parts
+from proxy.store.redis_client import close, connect, name, parts
 from proxy.store.redis_records import RedisRecords
 from proxy.store.redis_store import RedisStore
 from proxy.telemetry.record import RequestRecord, new_id
@@ -43,6 +43,22 @@ def test_any_text_is_a_part_of_a_name(odd: str) -> None:
     key = name("entry", odd, "end")
     assert parts(key.encode()) == ["entry", odd, "end"]
     assert not set(key) & set("*?[]\\\n")
+
+
+@needs_redis
+def test_a_connection_sends_nothing_before_its_first_command(redis: RedisServer) -> None:
+    """A slow server would otherwise take several times as long for it."""
+
+    async def read() -> None:
+        client = connect(redis.url)
+        assert await client.get("a") is None
+        await close(client)
+
+    with redis.client() as observer:
+        observer.ping()
+        observer.config_resetstat()
+        asyncio.run(read())
+        assert {*observer.info("commandstats")} - {"cmdstat_config|resetstat", "cmdstat_info"} == {"cmdstat_get"}
 
 
 async def used(url: str) -> None:
