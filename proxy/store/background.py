@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from typing import Any
 
 import structlog
 
@@ -17,7 +18,7 @@ AGAIN_SECONDS = 0.1
 """Seconds after which ``cancelled`` cancels a task again."""
 
 
-async def cancelled(task: asyncio.Task[None]) -> None:
+async def cancelled(task: asyncio.Task[Any]) -> None:
     """Cancel a task that uses the store, and wait until it has ended.
 
     redis-py loses a cancellation that arrives together with an answer, so cancel a task until it ends.

@@ -24,7 +24,7 @@ SECONDS = 5.0
 RENEWED_SECONDS = SECONDS / 4
 """Interval between renewals, in seconds."""
 
-TAKING_SECONDS = 0.5
+TAKING_SECONDS = 1.0
 """Seconds to wait for the store before the worker starts without a lease."""
 
 
@@ -35,6 +35,7 @@ class Lease:
         self._store = store
         self._place = (tenant, KIND, key)
         self._token = secrets.token_bytes(16)
+        self._taking: asyncio.Task[bool] | None = None
         self._renewing: asyncio.Task[None] | None = None
 
     @property
@@ -42,18 +43,36 @@ class Lease:
         """Return whether this worker holds the lease in the store."""
         return self._renewing is not None
 
+    @property
+    def pending(self) -> bool:
+        """Return whether the store may still give this worker the lease."""
+        return self._taking is not None and not self._taking.done()
+
     async def take(self) -> bool:
-        """Take the lease. Return whether this worker may make the summary now."""
+        """Take the lease. Return whether this worker may make the summary now.
+
+        A slow store may give the lease later. Then this worker renews it, so that others wait for its summary.
+        """
+        self._taking = asyncio.get_running_loop().create_task(self._take())
         try:
-            async with asyncio.timeout(TAKING_SECONDS):
-                holder = await self._store.add(*self._place, self._token, SECONDS)
-        except (StoreFailed, TimeoutError) as failure:
-            log.warning("store.write_failed", reason=str(failure) or f"took over {TAKING_SECONDS:g} s")
+            done, _ = await asyncio.wait({self._taking}, timeout=TAKING_SECONDS)
+        except asyncio.CancelledError:
+            await cancelled(self._taking)
+            self.lapse()
+            raise
+        if not done:
+            log.warning("store.write_failed", reason=f"took over {TAKING_SECONDS:g} s")
+        return not done or self._taking.result()
+
+    async def _take(self) -> bool:
+        try:
+            holder = await self._store.add(*self._place, self._token, SECONDS)
+        except StoreFailed as failure:
+            log.warning("store.write_failed", reason=str(failure))
             return True
-        if holder != self._token:
-            return False
-        self._renewing = asyncio.get_running_loop().create_task(self._renew())
-        return True
+        if holder == self._token:
+            self._renewing = asyncio.get_running_loop().create_task(self._renew())
+        return self.held
 
     async def free(self) -> bool:
         """Return whether no worker has the lease, or the store fails."""
@@ -64,6 +83,8 @@ class Lease:
 
     async def release(self) -> None:
         """End the lease, if this worker holds it."""
+        if self._taking is not None:
+            await asyncio.wait({self._taking})
         if self._renewing is None:
             return
         await cancelled(self._renewing)
@@ -74,7 +95,9 @@ class Lease:
             log.warning("store.write_failed", reason=str(failure))
 
     def lapse(self) -> None:
-        """Stop renewing the lease. It ends within ``SECONDS`` unless it was released."""
+        """Stop taking or renewing the lease. It ends within ``SECONDS`` unless it was released."""
+        if self._taking is not None:
+            self._taking.cancel()
         if self._renewing is not None:
             self._renewing.cancel()
 

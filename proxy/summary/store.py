@@ -42,9 +42,9 @@ class SummaryLimits:
     """The times, in seconds, and the sizes of ``Summaries``.
 
     After ``digest_lifetime`` the proxy calls a model again in place of a digest. Until then the prompt stays the same.
-    A request waits ``saving`` until its summary is stored, and ``looking`` for earlier summaries. A worker looks for
-    the summary of another one every ``poll``, and offers a summary to a failed store again after ``retry``. When the
-    process ends, it stores pending summaries for ``closing``.
+    A request waits ``saving`` until its summary is stored. Before, with the lease, it reads this summary and earlier
+    ones for ``looking``. A worker looks for the summary of another one every ``poll``, and offers a summary to a failed
+    store again after ``retry``. When the process ends, it stores pending summaries for ``closing``.
 
     Memory keeps the most recently used ``entries`` of at most ``bytes``, but always the newest one. It also keeps
     the failures of ``failed`` checkpoints.
@@ -52,7 +52,7 @@ class SummaryLimits:
 
     digest_lifetime: float = 300.0
     saving: float = 0.5
-    looking: float = 2.0
+    looking: float = 1.5
     closing: float = 5.0
     poll: float = 0.1
     retry: float = 30.0
@@ -257,9 +257,9 @@ class Summaries:
         saving = None
         try:
             # Another worker may have stored the entry just before this one took the lease.
-            if lease.held and (stored := await self.stored(*place)) is not None:
-                return stored
-            previous, position = await self._earlier(tenant, checkpoints[:-1])
+            previous, position = await self._latest(tenant, checkpoints if lease.held else checkpoints[:-1])
+            if previous is not None and position == checkpoints[-1].position:
+                return previous
             entry = await make(previous, position)
             if entry.digest:
                 # Another worker may have taken over while this one was paused.
@@ -273,7 +273,7 @@ class Summaries:
             kept = self._memory.get(place)
             return entry if kept is None else kept.entry
         finally:
-            if lease.held:
+            if lease.held or lease.pending:
                 self._later(self._released(lease, saving))
 
     async def _made_elsewhere(self, lease: Lease, place: Place) -> StoredSummary | None:
@@ -297,20 +297,20 @@ class Summaries:
         finally:
             lease.lapse()
 
-    async def _earlier(self, tenant: str, checkpoints: Sequence[Checkpoint]) -> tuple[StoredSummary | None, int]:
-        """Return the latest earlier summary and its position, only from memory if the store fails or is slow."""
+    async def _latest(self, tenant: str, checkpoints: Sequence[Checkpoint]) -> tuple[StoredSummary | None, int]:
+        """Return the latest summary and its position, only from memory if the store fails or is slow."""
         try:
             async with asyncio.timeout(self._limits.looking):
-                for earlier in reversed(checkpoints):
-                    entry = await self._found((tenant, earlier.key))
+                for checkpoint in reversed(checkpoints):
+                    entry = await self._found((tenant, checkpoint.key))
                     if entry is not None and not entry.digest:
-                        return entry, earlier.position
+                        return entry, checkpoint.position
         except (StoreFailed, TimeoutError) as failure:
             log.warning("store.read_failed", reason=str(failure) or f"took over {self._limits.looking:g} s")
-        for earlier in reversed(checkpoints):
-            entry = self._in_memory((tenant, earlier.key))
+        for checkpoint in reversed(checkpoints):
+            entry = self._in_memory((tenant, checkpoint.key))
             if entry is not None and not entry.digest:
-                return entry, earlier.position
+                return entry, checkpoint.position
         return None, 0
 
     def _save(self, place: Place, entry: StoredSummary) -> asyncio.Task[None]:

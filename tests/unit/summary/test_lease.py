@@ -43,6 +43,21 @@ class Paused:
         return await self._store.replace(*arguments)
 
 
+class Slow:
+    """A worker's view of a store. ``go`` lets it take a lease."""
+
+    def __init__(self, store: ManagedStore) -> None:
+        self._store = store
+        self.go = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def add(self, *arguments: Any) -> bytes:
+        await self.go.wait()
+        return await self._store.add(*arguments)
+
+
 @pytest.fixture(params=["sqlite", "redis"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Callable[[], Any], Callable[[], object]]:
     """Return a function that opens a store, and one that ends its leases."""
@@ -105,6 +120,39 @@ def test_a_worker_that_was_paused_leaves_the_lease_of_another_one_alone(
         await first.release()
 
     with_store(lambda: SealedStore(make(), [KEY]) if encrypted else make(), overtaken, alone)
+
+
+def test_a_worker_keeps_a_lease_that_a_slow_store_gives_it_late(
+    backend: tuple[Callable[[], Any], Callable[[], object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, _ = backend
+    monkeypatch.setattr(lease, "TAKING_SECONDS", 0.001)
+
+    async def test(store: ManagedStore) -> None:
+        slow = Slow(store)
+        first, second = Lease(slow, "t", "k"), Lease(store, "t", "k")
+        assert await first.take(), "it doesn't wait for the store any longer"
+        assert (first.held, first.pending) == (False, True)
+        slow.go.set()
+        while first.pending:  # noqa: ASYNC110 - the lease has no event
+            await asyncio.sleep(0)
+        assert first.held
+        monkeypatch.undo()
+        assert not await second.take()
+        await first.release()
+        assert await second.take()
+        await second.release()
+
+    async def cancelled(store: ManagedStore) -> None:
+        slow = Slow(store)
+        first = Lease(slow, "t", "k")
+        assert await first.take()
+        first.lapse()
+        while first.pending:  # noqa: ASYNC110 - the lease has no event
+            await asyncio.sleep(0)
+        assert not first.held
+
+    with_store(make, test, cancelled)
 
 
 @pytest.mark.parametrize("encrypted", ENCRYPTED)
