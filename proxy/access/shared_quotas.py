@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from contextvars import Context
 from typing import Protocol
 
@@ -20,6 +21,9 @@ log = structlog.get_logger(__name__)
 
 ADMIT_SECONDS = 0.25
 """Seconds to wait for the store's decision on a request."""
+
+STALL_SECONDS = 0.1
+"""If a wait takes this much longer than it should, this process was busy. Then the store gets as much time again."""
 
 RENEW_SECONDS = 15.0
 """Seconds between two renewals of the leases of requests in progress, a quarter of a lease."""
@@ -87,10 +91,7 @@ class SharedQuotas:
     def release(self, team: str, id: str) -> None:
         """End the lease of a request, in the background."""
         self._held[team].discard(id)
-        # The task outlives the request, so its log lines name none.
-        task = asyncio.get_running_loop().create_task(self._released(team, id), context=Context())
-        self._releasing.add(task)
-        task.add_done_callback(self._releasing.discard)
+        self._in_background(self._released(team, id))
 
     async def aclose(self) -> None:
         """End the leases and close the connections."""
@@ -103,16 +104,20 @@ class SharedQuotas:
         await self._counts.aclose()
 
     async def _asked(self, team: str, id: str, limits: LimitSettings) -> Admission:
+        call = asyncio.ensure_future(self._counts.admit(team, id, limits.requests_per_minute, limits.concurrent))
         try:
-            async with asyncio.timeout(ADMIT_SECONDS):
-                admission = await self._counts.admit(team, id, limits.requests_per_minute, limits.concurrent)
-        except TimeoutError:
-            # The store may have counted the request all the same.
-            self.release(team, id)
-            raise StoreFailed(f"no answer within {ADMIT_SECONDS:g} s") from None
+            for _ in range(2):
+                began = time.monotonic()
+                await asyncio.wait({call}, timeout=ADMIT_SECONDS)
+                if call.done() or time.monotonic() - began < ADMIT_SECONDS + STALL_SECONDS:
+                    break
         except asyncio.CancelledError:
-            self.release(team, id)
+            self._in_background(self._given_up(call, team, id))
             raise
+        if not call.done():
+            self._in_background(self._given_up(call, team, id))
+            raise StoreFailed(f"no answer within {ADMIT_SECONDS:g} s")
+        admission = call.result()
         if admission.decision == "admitted" and limits.concurrent is not None:
             self._held[team].add(id)
             if self._renewing is None:
@@ -128,6 +133,21 @@ class SharedQuotas:
                     await self._counts.renew(held)
             except (StoreFailed, TimeoutError) as failure:
                 log.warning("quotas.not_renewed", reason=str(failure) or "timeout")
+
+    async def _given_up(self, call: asyncio.Future[Admission], team: str, id: str) -> None:
+        """Wait for a late decision, which may have counted the request, and end the lease."""
+        try:
+            await asyncio.wait({call})
+        finally:
+            call.cancel()
+        if call.exception() is None:
+            await self._released(team, id)
+
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+        # The task outlives the request, so its log lines name none.
+        task = asyncio.get_running_loop().create_task(work, context=Context())
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
 
     async def _released(self, team: str, id: str) -> None:
         try:

@@ -48,7 +48,6 @@ COVERED = {
     "upstream/bridge/response_events upstream/bridge/over_responses upstream/learning",
     "product/test_continued_summaries.py": "pipeline/continuation",
     "product/test_native_compaction.py": "pipeline/native_compaction",
-    "product/test_fleet.py": "access/shared_quotas",
     "product/test_store_commands.py": "cli/store_commands cli/store_migration cli/store_status",
     "product/test_team_limits.py": "access/quotas",
     "hostile/test_web_pages.py": "access/web_origins",

@@ -1,0 +1,66 @@
+"""Decisions of a store that is slow, or of a process that is busy. Real servers: tests/product/test_fleet.py."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Mapping
+
+import pytest
+
+from proxy.access import shared_quotas
+from proxy.access.shared_quotas import SharedQuotas
+from proxy.config.teams import LimitSettings
+from proxy.store.redis_limits import Admission
+
+pytestmark = pytest.mark.anyio
+
+LIMITS = LimitSettings(concurrent=1)
+
+
+class Counts:
+    """A store that decides after ``go``. ``calls`` has its calls in order."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.calls: list[str] = []
+
+    async def admit(self, team: str, id: str, per_minute: int | None, concurrent: int | None) -> Admission:
+        await self.go.wait()
+        self.calls.append("admit")
+        return Admission("admitted", 0)
+
+    async def release(self, team: str, ids: Collection[str]) -> None:
+        self.calls.append("release")
+
+    async def renew(self, held: Mapping[str, Collection[str]]) -> None:
+        raise AssertionError
+
+    async def aclose(self) -> None:
+        self.calls.append("close")
+
+
+async def test_a_late_decision_is_taken_back_after_it_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_quotas, "ADMIT_SECONDS", 0.001)
+    counts = Counts()
+    quotas = SharedQuotas(counts)
+    assert (await quotas.admit("team", LIMITS))[0] is None
+    assert counts.calls == []
+    counts.go.set()
+    await quotas.aclose()
+    assert counts.calls == ["admit", "release", "close"]
+
+
+async def test_a_busy_process_waits_for_the_store_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_quotas, "STALL_SECONDS", 0.0)
+    monkeypatch.setattr(shared_quotas, "ADMIT_SECONDS", 0.01)
+    counts = Counts()
+    loop = asyncio.get_running_loop()
+
+    def busy() -> None:
+        time.sleep(0.02)
+        loop.call_later(0.001, counts.go.set)
+
+    loop.call_soon(busy)
+    admission, _ = await SharedQuotas(counts).admit("team", LIMITS)
+    assert admission == Admission("admitted", 0)
