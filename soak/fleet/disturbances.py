@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,9 @@ PAUSED_SECONDS = 8.0
 KILLS = 3
 BETWEEN_KILLS = 4.0
 
+KEPT = ("--appendonly", "yes")
+"""Options of a server that keeps its data on disk."""
+
 Disturbance = Callable[[], None]
 
 
@@ -38,8 +42,10 @@ class Disturbances:
         objects: ObjectServer,
         folder: Path,
         seconds: float,
+        summarised: threading.Event,
     ) -> None:
-        """Each failure lasts ``seconds``, except kills and pauses."""
+        """Each failure lasts ``seconds``, except kills and pauses. ``summarised`` is set when a summary begins."""
+        self._summarised = summarised
         self.kills = 0
         self._replicas = replicas
         self._server = server
@@ -57,7 +63,8 @@ class Disturbances:
             "replicas killed": self._kill,
             "Redis paused": self._pause,
             "Redis slow": self._slow,
-            "Redis killed, back empty": self._restart,
+            "Redis killed, back with data": self._restart,
+            "Redis killed, back empty": lambda: self._restart(empty=True),
             "Redis out of memory": self._fill,
             "Redis failed over": self._fail_over,
             "objects refused": lambda: self._objects_fail("refuses"),
@@ -68,6 +75,8 @@ class Disturbances:
     def _kill(self) -> None:
         for _ in range(KILLS):
             replica = self._random.choice(self._replicas)
+            self._summarised.clear()
+            self._summarised.wait(BETWEEN_KILLS)
             replica.kill()
             self.kills += 1
             time.sleep(BETWEEN_KILLS / 2)
@@ -81,13 +90,15 @@ class Disturbances:
         os.kill(pid, signal.SIGCONT)
 
     def _slow(self) -> None:
-        self._gate.delay = SLOW_SECONDS
+        self._gate.slow_down(SLOW_SECONDS)
         time.sleep(self._seconds)
-        self._gate.delay = 0.0
+        self._gate.slow_down(0)
 
-    def _restart(self) -> None:
+    def _restart(self, *, empty: bool = False) -> None:
         self._server.stop()
         time.sleep(self._seconds)
+        if empty:
+            self._server.lose_data()
         self._server.start()
 
     def _fill(self) -> None:
@@ -102,7 +113,7 @@ class Disturbances:
         self._servers += 1
         folder = self._folder / f"redis{self._servers}"
         folder.mkdir()
-        second = RedisServer(folder, [], None, "")
+        second = RedisServer(folder, KEPT, None, "")
         second.start()
         with second.client() as client:
             client.replicaof("127.0.0.1", str(self._server.port))

@@ -1,48 +1,83 @@
-"""A TCP relay in front of a server: it delays bytes, or leads to another server."""
+"""A TCP relay in front of a server: it delays bytes, or leads to another server.
+
+The relay has its own process, so that the load doesn't delay it. It reads commands from its standard input: ``delay
+SECONDS`` and ``target PORT``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
+import subprocess
+import sys
 from collections.abc import Iterator
+
+from soak.processes import END_WITHIN, ROOT
 
 
 class Gate:
-    """The relay. ``target`` is the server's port, and ``delay`` the seconds that each piece of a request waits."""
+    """A running relay on ``port``."""
 
     def __init__(self, target: int) -> None:
-        self.target = target
-        self.delay = 0.0
-        self.port = 0
-        self._loop = asyncio.new_event_loop()
-        self._open: set[asyncio.StreamWriter] = set()
+        """Start the process. ``target`` is the server's port."""
+        self._process = subprocess.Popen(  # noqa: S603 - the check defines the command
+            [sys.executable, "-m", "soak.fleet.gate", str(target)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None  # noqa: S101 - for mypy
+        self.port = int(self._process.stdout.readline())
 
-    @contextlib.contextmanager
-    def serving(self) -> Iterator[None]:
-        """Relay on loopback as long as the block runs."""
-        started = threading.Event()
-        thread = threading.Thread(target=self._run, args=(started,), daemon=True)
-        thread.start()
-        started.wait(10)
-        try:
-            yield
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            thread.join(10)
+    def slow_down(self, seconds: float) -> None:
+        """Delay each piece of a request."""
+        self._command(f"delay {seconds}")
 
     def lead_to(self, target: int) -> None:
         """Lead new connections to another server, and close the others."""
-        self.target = target
-        self._loop.call_soon_threadsafe(self._close_all)
+        self._command(f"target {target}")
 
-    def _run(self, started: threading.Event) -> None:
-        asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._relay, "127.0.0.1", 0))
-        self.port = server.sockets[0].getsockname()[1]
-        started.set()
-        self._loop.run_forever()
+    def end(self) -> None:
+        """End the process."""
+        self._process.communicate(timeout=END_WITHIN)
+
+    def _command(self, line: str) -> None:
+        assert self._process.stdin is not None  # noqa: S101 - for mypy
+        print(line, file=self._process.stdin, flush=True)
+
+
+@contextlib.contextmanager
+def running(target: int) -> Iterator[Gate]:
+    """Run a relay as long as the block runs."""
+    gate = Gate(target)
+    try:
+        yield gate
+    finally:
+        gate.end()
+
+
+class Relay:
+    """The connections through the relay. ``delay`` is the seconds that each piece of a request waits."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._delay = 0.0
+        self._open: set[asyncio.StreamWriter] = set()
+
+    async def run(self) -> None:
+        """Relay until the standard input ends."""
+        server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
+        print(server.sockets[0].getsockname()[1], flush=True)
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            command, _, value = line.partition(" ")
+            if command == "delay":
+                self._delay = float(value)
+            else:
+                self._target = int(value)
+                self._close_all()
         server.close()
+        self._close_all()
 
     def _close_all(self) -> None:
         for writer in list(self._open):
@@ -50,7 +85,7 @@ class Gate:
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", self.target)
+            inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:
             writer.close()
             return
@@ -70,7 +105,11 @@ class Gate:
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, delayed: bool) -> None:
         with contextlib.suppress(ConnectionError, OSError):
             while piece := await reader.read(1 << 16):
-                if delayed and self.delay:
-                    await asyncio.sleep(self.delay)
+                if delayed and self._delay:
+                    await asyncio.sleep(self._delay)
                 writer.write(piece)
                 await writer.drain()
+
+
+if __name__ == "__main__":
+    asyncio.run(Relay(int(sys.argv[1])).run())

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +35,9 @@ PAUSE = 0.01
 SUMMARY_SECONDS = 0.4
 """Seconds that a summary takes, so that replicas are killed during summaries."""
 
+PROBE = "sk-probe"
+"""The beginning of the keys of conversations that all replicas must send in the same bytes."""
+
 LATEST = 3
 """Received requests that aren't judged yet, because they may be in progress."""
 
@@ -43,31 +46,34 @@ LATEST = 3
 class Tally:
     """The agents' requests, by the phase in which each ended.
 
-    ``lost`` has errors on the connections of killed replicas, ``wrong`` all other ones.
+    ``times`` has their seconds, and ``team_times`` those of the team with limits. ``lost`` has errors on the
+    connections of killed replicas, and ``wrong`` all other ones.
     """
 
-    done: Counter[str] = field(default_factory=Counter)
+    times: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     lost: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
-    longest: dict[str, float] = field(default_factory=dict)
+    wrong: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    team_times: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     sessions: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
 
 
 class Upstreams:
     """The three stand-ins. ``judge`` counts and drops what they received."""
 
     def __init__(self) -> None:
-        self.chat = StandIn(window=WINDOW, responder=_paused, summariser=_slow)
+        self.chat = StandIn(window=WINDOW, responder=_paused, summariser=self._slow)
         self.responses = StrictResponses(WINDOW)
         self.messages = StrictMessages(WINDOW)
         for strict in (self.responses, self.messages):
-            strict.chat.summariser = _slow
+            strict.chat.summariser = self._slow
         self.faults: list[str] = []
         self.summaries: Counter[str] = Counter()
         self.extra: Counter[str] = Counter()
         """Summaries that were made again, by phase."""
-        self.prompts = 0
+        self.summarised = threading.Event()
+        """Set when a summary begins."""
+        self.probed: defaultdict[str, set[str]] = defaultdict(set)
+        """The different prompts of each probe, by its key."""
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[dict[str, str]]:
@@ -75,6 +81,10 @@ class Upstreams:
         with contextlib.ExitStack() as stack:
             apps = {"chat": self.chat.app, "responses": self.responses.app, "messages": self.messages.app}
             yield {api: stack.enter_context(serve(app)) for api, app in apps.items()}
+
+    def _slow(self, body: dict[str, Any]) -> Reply:
+        self.summarised.set()
+        return dataclasses.replace(summarise(body), delay=SUMMARY_SECONDS)
 
     def judge(self, phase: str, *, all_of_them: bool = False) -> None:
         """Judge the received requests, except the latest ones."""
@@ -85,11 +95,12 @@ class Upstreams:
                 fault = getattr(received, "fault", None) or "; ".join(map(str, getattr(received, "faults", ())))
                 if fault:
                     self.faults.append(f"{phase}: {fault}")
-                if not received.summary:
-                    self.prompts += 1
-                    continue
                 headers = dict(received.headers)
-                caller = headers.get("authorization") or headers.get("x-api-key")
+                caller = (headers.get("authorization") or headers.get("x-api-key") or "").removeprefix("Bearer ")
+                if not received.summary:
+                    if caller.startswith(PROBE):
+                        self.probed[caller].add(json.dumps(received.body))
+                    continue
                 key = f"{caller} {json.dumps(received.body, sort_keys=True)}"
                 self.summaries[key] += 1
                 if self.summaries[key] > 1:
@@ -144,15 +155,17 @@ class Agents:
                 return
             except (openai.APIError, anthropic.APIError, httpx.HTTPError, httpx2.HTTPError, AssertionError) as error:
                 phase, used = self._phase[0], balancer.used
-                if any(killed >= began - 0.1 for killed in used.killed):
-                    tally.lost[phase] += 1
-                else:
-                    tally.wrong.append(f"{phase}: {api}: {type(error).__name__}: {str(error)[:300]}")
-                return
+                if not any(killed >= began - 0.1 for killed in used.killed):
+                    tally.wrong[phase].append(f"{api}: {type(error).__name__}: {str(error)[:300]}")
+                    return
+                tally.lost[phase] += 1
+                # The client sends the conversation again from its beginning. In chat it has the same bytes, so that all
+                # its summaries must be found. In the other APIs, the upstream's ids are new.
+                if api != "chat":
+                    return
+                turns = _session_of(api, key, http)
             finally:
-                phase = self._phase[0]
-                tally.done[phase] += 1
-                tally.longest[phase] = max(tally.longest.get(phase, 0.0), time.monotonic() - began)
+                tally.times[self._phase[0]].append(time.monotonic() - began)
 
 
 def _session_of(api: str, key: str, http: Any) -> Iterator[int]:
@@ -167,7 +180,3 @@ def _session_of(api: str, key: str, http: Any) -> Iterator[int]:
 
 def _paused(body: dict[str, Any]) -> Reply:
     return dataclasses.replace(agent_sessions.chat_reply(body), pause=PAUSE)
-
-
-def _slow(body: dict[str, Any]) -> Reply:
-    return dataclasses.replace(summarise(body), delay=SUMMARY_SECONDS)

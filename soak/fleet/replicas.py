@@ -43,9 +43,11 @@ class Replica:
         ]
         self._environment = {**os.environ, **environment}
         self._process: subprocess.Popen[bytes] | None = None
+        self._logged = 0
 
     def start(self) -> None:
         """Start the process, and wait until it serves. Raises ``NotStarted``."""
+        self._logged = len(_text(self.log))
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - the check defines the command
                 self._command, cwd=ROOT, env=self._environment, stdout=log, stderr=log
@@ -82,6 +84,12 @@ class Replica:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+
+    @property
+    def shares_limits(self) -> bool:
+        """Return whether the process counts the limits of teams together with the others."""
+        text = _text(self.log)[self._logged :]
+        return text.rfind("quotas.breaker_opened") <= text.rfind("quotas.breaker_closed")
 
     @property
     def memory(self) -> int:
@@ -145,8 +153,11 @@ def running(configurations: Sequence[Path], folder: Path, environment: Mapping[s
             replica.end()
 
 
-def events(log: Path) -> dict[str, Any]:
-    """Return what a replica's log must not have: lines of crashes, and of tasks whose error nobody saw."""
-    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    wrong = ("Traceback", "request.crashed", "never retrieved", "was never awaited", "Unclosed")
-    return {"crashes": [line for line in text.splitlines() if any(sign in line for sign in wrong)]}
+def crashes(log: Path) -> list[str]:
+    """Return lines that a replica's log must not have: crashes, errors of tasks that nobody saw, and leaks."""
+    wrong = ("Traceback", "request.crashed", "never retrieved", "was never awaited", "Unclosed", "ResourceWarning")
+    return [line for line in _text(log).splitlines() if any(sign in line for sign in wrong)]
+
+
+def _text(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""

@@ -22,7 +22,10 @@ MISSING = "needs Redis: apt-get install redis-tools"
 
 
 class RedisServer:
-    """A running server. ``stop`` and ``start`` are for tests of failures; its data is lost then."""
+    """A running server. ``stop`` and ``start`` are for tests of failures.
+
+    Its data is lost then, unless ``options`` has ``--appendonly yes``.
+    """
 
     def __init__(self, folder: Path, options: Sequence[str], config: Path | None, password: str) -> None:
         self.port = free_port()
@@ -49,6 +52,10 @@ class RedisServer:
             self._process.kill()
             self._process.wait(10)
             self._process = None
+
+    def lose_data(self) -> None:
+        """Remove the files of a stopped server."""
+        shutil.rmtree(self._folder / "appendonlydir")
 
     def client(self) -> Redis:
         """Return a client. Close it."""
