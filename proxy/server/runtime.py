@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 from typing import TYPE_CHECKING
@@ -143,22 +144,24 @@ class Runtime(Services):
 
     async def aclose(self) -> None:
         """Close everything."""
-        users = (self.maintenance, self.limit_discovery, self.summaries, self.configuration, self.archive, self.items)
-        for part in (
-            *users,
-            self.learned,
-            self.calibration,
-            self.sent_prompts,
-            self.stored_facts,
-            self.budgets,
-            self.quotas,
-            self.recorder,
-            self.metrics,
-            self.spending,
-            self.records,
-            self.store,
-        ):
+        for part in (self.maintenance, self.limit_discovery, self.summaries, self.configuration):
             await part.aclose()
+        # If the store fails, each of these gives up after seconds. One after the other would take most of a minute.
+        async with asyncio.TaskGroup() as writers:
+            for writer in (
+                self.archive,
+                self.items,
+                self.learned,
+                self.calibration,
+                self.sent_prompts,
+                self.stored_facts,
+                self.budgets,
+                self.quotas,
+                self.recorder,
+            ):
+                writers.create_task(writer.aclose())
+        for last in (self.metrics, self.spending, self.records, self.store):
+            await last.aclose()
         if self.archive_store is not None:
             await self.archive_store.aclose()
         if self.otel is not None:
