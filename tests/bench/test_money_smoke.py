@@ -16,6 +16,7 @@ from bench.money.upstream import Call
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.full
 def test_it_runs_and_continued_summaries_come_from_the_cache(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     command = [sys.executable, "-m", "bench.money", "--tiny", "--json", str(file)]
