@@ -85,7 +85,7 @@ class SharedQuotas:
             with attempt:
                 return await self._asked(team, id, limits), id
         except StoreFailed as failure:
-            log.debug("quotas.not_shared", reason=str(failure))
+            log.warning("quotas.not_shared", reason=str(failure))
             return None, id
 
     def release(self, team: str, id: str) -> None:

@@ -70,10 +70,13 @@ class Server(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def serve(app: ASGIApp, *, http: type[asyncio.Protocol] | Literal["h11"] = BoundedProtocol) -> Iterator[str]:
+def serve(
+    app: ASGIApp, *, http: type[asyncio.Protocol] | Literal["h11"] = BoundedProtocol, keepalive: int = 5
+) -> Iterator[str]:
     """Serve an application on a free port of 127.0.0.1 in a thread. Yield the base URL without a trailing slash.
 
-    ``http`` is the class that parses HTTP, or uvicorn's name for one.
+    ``http`` is the class that parses HTTP, or uvicorn's name for one. ``keepalive`` is the seconds until the server
+    closes an idle connection.
 
     The server cancels requests that still run a second after the block ends. Raises ``RuntimeError`` if the application
     doesn't start or stop.
@@ -87,6 +90,7 @@ def serve(app: ASGIApp, *, http: type[asyncio.Protocol] | Literal["h11"] = Bound
         log_level="error",
         access_log=False,
         timeout_graceful_shutdown=1,
+        timeout_keep_alive=keepalive,
     )
     server = Server(config)
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:

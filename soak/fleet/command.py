@@ -21,9 +21,9 @@ import yaml
 
 from soak.fleet.disturbances import KEPT, Disturbances
 from soak.fleet.gate import running as relay
-from soak.fleet.load import APIS, PROBE, WINDOW, Agents, Upstreams
+from soak.fleet.load import APIS, CALM_PHASE, PROBE, WINDOW, Agents, Upstreams
 from soak.fleet.replicas import Replica, crashes, running
-from soak.fleet.table import CALM_PHASE, Found, report
+from soak.fleet.table import Found, report
 from soak.fleet.team import MODEL, TEAM, Team
 from tests.kit.object_server import CREDENTIALS, object_server
 from tests.kit.redis_server import MISSING, PROGRAM, redis_server
@@ -81,6 +81,7 @@ def examined(folder: Path, seconds: float, lasts: float, only: Sequence[str] = (
                     break
                 time.sleep(min(CALM, lasts))
                 upstreams.judge(phase[0])
+                found.alone[phase[0]] += _counted_alone(replicas) - found.alone.total()
                 phase[0] = name
                 print(f"{time.monotonic() - began:6.0f} s  {name}", file=sys.stderr, flush=True)
                 run()
@@ -88,6 +89,7 @@ def examined(folder: Path, seconds: float, lasts: float, only: Sequence[str] = (
                 worst = found.recovered.get(name, 0.0)
                 found.recovered[name] = None if took is None or worst is None else max(worst, took)
                 upstreams.judge(name)
+                found.alone[name] += _counted_alone(replicas) - found.alone.total()
                 phase[0] = CALM_PHASE
                 found.memory = max(found.memory, *(replica.memory for replica in replicas))
         time.sleep(2)
@@ -95,6 +97,10 @@ def examined(folder: Path, seconds: float, lasts: float, only: Sequence[str] = (
         found.kills = disturbances.kills
     found.crashes = [line for replica in replicas for line in crashes(replica.log)]
     return found
+
+
+def _counted_alone(replicas: Sequence[Replica]) -> int:
+    return sum(replica.counted_alone for replica in replicas)
 
 
 def _recovered(replicas: Sequence[Replica], probes: list[str]) -> float | None:

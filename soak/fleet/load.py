@@ -35,6 +35,11 @@ PAUSE = 0.01
 SUMMARY_SECONDS = 0.4
 """Seconds that a summary takes, so that replicas are killed during summaries."""
 
+CALM_PHASE = "no failure"
+
+KEEPALIVE = 75
+"""Seconds until the upstreams close an idle connection. As providers do, they leave that to the proxy."""
+
 PROBE = "sk-probe"
 """The beginning of the keys of conversations that all replicas must send in the same bytes."""
 
@@ -67,9 +72,10 @@ class Upstreams:
         for strict in (self.responses, self.messages):
             strict.chat.summariser = self._slow
         self.faults: list[str] = []
-        self.summaries: Counter[str] = Counter()
+        self._made: dict[str, str] = {}
+        """The phase in which each summary was made first."""
         self.extra: Counter[str] = Counter()
-        """Summaries that were made again, by phase."""
+        """Summaries that were made again, by phase. After a failure, it's the phase in which they were made first."""
         self.summarised = threading.Event()
         """Set when a summary begins."""
         self.probed: defaultdict[str, set[str]] = defaultdict(set)
@@ -80,7 +86,7 @@ class Upstreams:
         """Serve on loopback, and yield the URL of each API."""
         with contextlib.ExitStack() as stack:
             apps = {"chat": self.chat.app, "responses": self.responses.app, "messages": self.messages.app}
-            yield {api: stack.enter_context(serve(app)) for api, app in apps.items()}
+            yield {api: stack.enter_context(serve(app, keepalive=KEEPALIVE)) for api, app in apps.items()}
 
     def _slow(self, body: dict[str, Any]) -> Reply:
         self.summarised.set()
@@ -102,9 +108,9 @@ class Upstreams:
                         self.probed[caller].add(json.dumps(received.body))
                     continue
                 key = f"{caller} {json.dumps(received.body, sort_keys=True)}"
-                self.summaries[key] += 1
-                if self.summaries[key] > 1:
-                    self.extra[phase] += 1
+                if (first := self._made.get(key)) is not None:
+                    self.extra[first if phase == CALM_PHASE else phase] += 1
+                self._made.setdefault(key, phase)
             del requests[: max(0, count)]
 
 

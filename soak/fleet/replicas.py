@@ -92,6 +92,11 @@ class Replica:
         return text.rfind("quotas.breaker_opened") <= text.rfind("quotas.breaker_closed")
 
     @property
+    def counted_alone(self) -> int:
+        """Return the number of requests of a team that the replica counted alone, because the server took too long."""
+        return _text(self.log).count("quotas.not_shared")
+
+    @property
     def memory(self) -> int:
         """Return the resident bytes, 0 without a process."""
         with contextlib.suppress(psutil.NoSuchProcess):
