@@ -17,6 +17,25 @@ class HiddenCall(msgspec.Struct):
     raw: bytes
 
 
+class HiddenRound(msgspec.Struct, frozen=True):
+    """What one of the client's assistant units hides.
+
+    ``prefix`` is a digest of the units before it, ``text`` and ``calls`` are what the client sees of it. The units
+    ``before`` precede it. ``own_text`` is the text of its last round, ``None`` if that is all of it. ``hidden_calls``
+    belong into it, by place, and ``results`` follow it. ``own`` is the unit of its last round with all calls, if the
+    API's units can't be restored from the client's.
+    """
+
+    prefix: str
+    text: str
+    calls: list[str]
+    before: list[bytes]
+    own_text: str | None
+    hidden_calls: list[tuple[int, bytes]]
+    results: list[bytes]
+    own: bytes | None = None
+
+
 class VisibleResponse:
     """The response that the client gets, over all rounds.
 
@@ -37,7 +56,7 @@ class VisibleResponse:
 
 
 class HiddenRoundReader(Protocol):
-    """One round of a response. ``message`` is the whole one as the upstream sent it."""
+    """One round of a response."""
 
     @property
     def hidden(self) -> list[HiddenCall]:
@@ -50,8 +69,13 @@ class HiddenRoundReader(Protocol):
         ...
 
     @property
-    def message(self) -> dict[str, Any]:
-        """Return the whole message, with all calls."""
+    def unit(self) -> bytes:
+        """Return the round as a unit of the conversation, with all calls, as the upstream sent it."""
+        ...
+
+    @property
+    def own(self) -> bytes | None:
+        """Return the unit that later replaces the client's. ``None`` if the client's can be restored."""
         ...
 
     @property
@@ -101,8 +125,8 @@ class HiddenTool(Protocol):
         """Return a body without its last tool."""
         ...
 
-    def continued(self, sent: bytes, messages: Sequence[bytes], *, last: bool) -> bytes:
-        """Return a body with further messages. With ``last``, the model may not call tools."""
+    def continued(self, sent: bytes, units: Sequence[bytes], *, last: bool) -> bytes:
+        """Return a body with further units. With ``last``, the model may not call tools."""
         ...
 
     def response(self) -> VisibleResponse:
@@ -118,13 +142,13 @@ class HiddenTool(Protocol):
         ...
 
     def result(self, id: str, text: str) -> bytes:
-        """Return the message that answers a call."""
+        """Return the unit that answers a call."""
         ...
 
     def visible(self, raw: bytes) -> tuple[str, list[str]] | None:
-        """Return the text and the ids of the calls in an assistant's message; ``None`` for other messages."""
+        """Return the text and the ids of the calls in an assistant's unit; ``None`` for other units."""
         ...
 
-    def restored(self, raw: bytes, text: str | None, calls: Sequence[tuple[int, bytes]]) -> bytes:
-        """Return the client's message with another text (``None``: its own) and with hidden calls, by place."""
+    def restored(self, raw: bytes, round: HiddenRound) -> bytes:
+        """Return the client's unit as the last round of its response was, with the hidden calls."""
         ...

@@ -11,6 +11,7 @@ from starlette.types import Scope
 from proxy.access.authenticator import Caller
 from proxy.config import Route
 from proxy.dialects.dialect import Counter, Dialect, Request
+from proxy.dialects.hidden_tool import HiddenRound
 from proxy.http.heartbeat import Heartbeat
 from proxy.http.loop_detection import next_via
 from proxy.http.request_body import MemoryLease
@@ -19,7 +20,6 @@ from proxy.limits.learned import LearnedLimit
 from proxy.limits.profiles import Profile
 from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot
-from proxy.recall.rounds import HiddenRound
 from proxy.telemetry.record import RequestRecord, record_of
 
 

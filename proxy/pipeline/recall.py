@@ -12,13 +12,13 @@ import structlog
 from cachetools import TTLCache
 
 from proxy.compaction.turn import Turn
-from proxy.dialects.hidden_tool import HiddenTool
+from proxy.dialects.hidden_tool import HiddenRound, HiddenTool
 from proxy.pipeline.context import ConversationContext, RecallState, conversation_key
 from proxy.pipeline.decision import Attempt
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.recall_rounds import RecallRounds, Resend, Room
 from proxy.pipeline.response_start import ResponseStart, is_encoded
-from proxy.recall.rounds import HiddenRound, HiddenRounds, prefixes
+from proxy.recall.rounds import HiddenRounds, prefixes
 from proxy.recall.tool import DESCRIPTION, NAME, PARAMETERS, Reader
 from proxy.store.tenants import UNSTORED_TENANT
 
@@ -53,7 +53,7 @@ class Recall:
         if hidden is None or counter is None or policy.recall.tool == "off" or policy.archive is None:
             return
         body = context.body
-        if context.caller.tenant == UNSTORED_TENANT or not context.caller.kept or not body.units:
+        if context.caller.tenant == UNSTORED_TENANT or not context.caller.kept or not body.units or body.references:
             return
         if (context.route.upstream, context.route.model) in self._refusing or not hidden.accepts(body.raw, NAME):
             return
@@ -108,7 +108,7 @@ def _restored(
             restored.append(unit)
             continue
         used.append(round)
-        restored += [*round.before, hidden.restored(unit, round.own_text, round.hidden_calls), *round.results]
+        restored += [*round.before, hidden.restored(unit, round), *round.results]
     return restored, used
 
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from proxy.dialects.hidden_tool import HiddenRoundReader, HiddenTool
-from proxy.dialects.unit_json import encode
+from proxy.dialects.hidden_tool import HiddenRound, HiddenRoundReader, HiddenTool
 from proxy.errors import ProxyError, UpstreamInterrupted
 from proxy.pipeline.context import ConversationContext, RecallState
 from proxy.pipeline.response_start import ResponseStart, is_encoded
-from proxy.recall.rounds import HiddenRound, HiddenRounds
+from proxy.recall.rounds import HiddenRounds
 from proxy.recall.tool import NAME, NO_MORE, Reader
 from proxy.telemetry.metrics import RECALLS
 from proxy.upstream.transport import Answer
@@ -173,7 +172,7 @@ class RecallRounds:
         self._answered += 1
         last = self._answered > self._context.caller.policy.recall.max_rounds
         results = await self._results(round, last=last)
-        before = [*self._before, encode(round.message), *results]
+        before = [*self._before, round.unit, *results]
         start = await self._tried(self._hidden.continued(self._sent, before, last=last))
         if start is not None:
             self._before = before
@@ -183,7 +182,7 @@ class RecallRounds:
         RECALLS.labels(outcome="failed").inc()
         if self._response.text or self._response.calls:
             self._room = replace(self._room, each=self._room.each // 2)
-            before = [*self._before, encode(round.message), *await self._results(round, last=last)]
+            before = [*self._before, round.unit, *await self._results(round, last=last)]
             start = await self._tried(self._hidden.continued(self._sent, before, last=last))
             if start is None:
                 raise UpstreamInterrupted(INTERRUPTED)
@@ -246,6 +245,7 @@ class RecallRounds:
             own_text=round.content if self._before else None,
             hidden_calls=[(call.place, call.raw) for call in round.hidden] if mixed else [],
             results=results,
+            own=round.own if mixed or self._before else None,
         )
         rounds = [*self._state.rounds, hidden]
         await self._memory.keep(self._state.conversation, self._state.messages, rounds, archive.days * DAY)

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 from cachetools import LRUCache
 
+from proxy.dialects.hidden_tool import HiddenRound
 from proxy.store import Store, StoreFailed
 
 log = structlog.get_logger(__name__)
@@ -27,23 +28,6 @@ MOST = 200
 
 Conversation = tuple[str, str]
 """A tenant, and the key of one of its conversations."""
-
-
-class HiddenRound(msgspec.Struct, frozen=True):
-    """What one of the client's assistant messages hides.
-
-    ``prefix`` is a digest of the messages before it, ``text`` and ``calls`` are what the client sees of it. The
-    messages ``before`` precede it. ``own_text`` is the text of its last round, ``None`` if that is all of it.
-    ``hidden_calls`` belong into it, by place, and ``results`` follow it.
-    """
-
-    prefix: str
-    text: str
-    calls: list[str]
-    before: list[bytes]
-    own_text: str | None
-    hidden_calls: list[tuple[int, bytes]]
-    results: list[bytes]
 
 
 class _Known:

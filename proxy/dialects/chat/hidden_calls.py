@@ -14,7 +14,7 @@ import msgspec
 
 from proxy.dialects.body import NOTHING, encoded, fields_of, listed, value_of
 from proxy.dialects.chat.message import calls_of
-from proxy.dialects.hidden_tool import HiddenCall, VisibleResponse
+from proxy.dialects.hidden_tool import HiddenCall, HiddenRound, VisibleResponse
 from proxy.dialects.parts import text_of
 from proxy.dialects.unit_json import decode, encode, replace_field
 from proxy.errors import BadBody
@@ -42,10 +42,9 @@ class _Call:
 
 
 class Round:
-    """One round of a streamed response.
+    """One round of a streamed response. See ``dialects.hidden_tool.StreamedRound``."""
 
-    ``message`` is the assistant's message as the upstream sent it. ``hidden`` are the calls of the hidden tool.
-    """
+    own = None
 
     def __init__(self, tool: str, response: VisibleResponse, *, first: bool) -> None:
         self._tool = tool
@@ -73,10 +72,10 @@ class Round:
         return sum(not call.hidden for call in self._calls)
 
     @property
-    def message(self) -> dict[str, Any]:
+    def unit(self) -> bytes:
         """Return the whole message, with all calls."""
         calls = [_whole(call) for call in self._calls]
-        return {**self._fields, "tool_calls": calls} if calls else dict(self._fields)
+        return encode({**self._fields, "tool_calls": calls} if calls else self._fields)
 
     @property
     def content(self) -> str:
@@ -261,6 +260,8 @@ class Round:
 class WholeRound:
     """A response that isn't streamed."""
 
+    own = None
+
     def __init__(self, tool: str, body: bytes, response: VisibleResponse) -> None:
         value = _decoded(body)
         self._value = value if value is not None else {}
@@ -269,8 +270,8 @@ class WholeRound:
         choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
         message = choice.get("message")
         self._choice = choice
-        self.message: dict[str, Any] = message if isinstance(message, dict) else {}
-        calls = self.message.get("tool_calls")
+        self._message: dict[str, Any] = message if isinstance(message, dict) else {}
+        calls = self._message.get("tool_calls")
         self._calls = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
         self.hidden = [
             HiddenCall(str(call.get("id") or ""), _arguments(call), place, encode(call))
@@ -281,17 +282,22 @@ class WholeRound:
         self._shown = [call for place, call in enumerate(self._calls) if place not in places]
         self.visible = len(self._shown)
         response.calls = [str(call.get("id") or "") for call in self._shown]
-        text = self.message.get("content")
+        text = self._message.get("content")
         self.content = text if isinstance(text, str) else ""
         if self.content:
             response.texts.append(self.content if not response.texts else f"\n\n{self.content}")
         if isinstance(usage := self._value.get("usage"), dict):
             _add(response.usage, usage)
 
+    @property
+    def unit(self) -> bytes:
+        """Return the whole message, with all calls."""
+        return encode(self._message)
+
     def body(self) -> bytes:
         """Return the body for the client, with the texts and the usage of all rounds."""
         shown = self._shown
-        message = {**self.message, "content": self._response.text or self.message.get("content")}
+        message = {**self._message, "content": self._response.text or self._message.get("content")}
         if shown:
             message["tool_calls"] = shown
         else:
@@ -389,11 +395,11 @@ class HiddenTool:
         fields["tools"] = listed(msgspec.json.decode(fields["tools"], type=list[msgspec.Raw])[:-1])
         return msgspec.json.encode(fields)
 
-    def continued(self, sent: bytes, messages: Sequence[bytes], *, last: bool) -> bytes:
+    def continued(self, sent: bytes, units: Sequence[bytes], *, last: bool) -> bytes:
         """Return a body with further messages. With ``last``, the model may not call tools."""
         fields = fields_of(sent)
         before = bytes(fields["messages"]).rstrip()
-        fields["messages"] = msgspec.Raw(b",".join([before[:-1], *messages]) + b"]")
+        fields["messages"] = msgspec.Raw(b",".join([before[:-1], *units]) + b"]")
         if last:
             fields["tool_choice"] = encoded("none")
         return msgspec.json.encode(fields)
@@ -421,14 +427,14 @@ class HiddenTool:
             return None
         return text_of(message), [call.id for call in calls_of(message)]
 
-    def restored(self, raw: bytes, text: str | None, calls: Sequence[tuple[int, bytes]]) -> bytes:
-        """Return the client's message with another text (``None``: its own) and with hidden calls, by place."""
-        if text is not None:
-            raw = replace_field(raw, "content", text or None)
-        if calls:
+    def restored(self, raw: bytes, round: HiddenRound) -> bytes:
+        """Return the client's message with the text of the last round, and with the hidden calls."""
+        if round.own_text is not None:
+            raw = replace_field(raw, "content", round.own_text or None)
+        if round.hidden_calls:
             known = decode(raw).get("tool_calls")
             entries = list(known) if isinstance(known, list) else []
-            for place, call in calls:
+            for place, call in round.hidden_calls:
                 entries.insert(place, decode(call))
             raw = replace_field(raw, "tool_calls", entries)
         return raw

@@ -61,7 +61,7 @@ def test_a_stream_without_the_tool_passes_byte_for_byte() -> None:
     out, round = run(sent)
     assert out == b"".join(sent)
     assert not round.closing
-    assert round.message["tool_calls"][0]["function"] == {"name": "read_file", "arguments": "{}"}
+    assert json.loads(round.unit)["tool_calls"][0]["function"] == {"name": "read_file", "arguments": "{}"}
 
 
 @pytest.mark.parametrize("size", [1, 7, 50])
@@ -164,9 +164,9 @@ def test_reasoning_is_part_of_the_message() -> None:
             FINISH,
         ]
     )
-    assert round.message["reasoning_content"] == "Think"
-    assert round.message["reasoning_details"] == [{"a": 1}, {"b": 2}]
-    assert round.message["content"] is None
+    assert json.loads(round.unit)["reasoning_content"] == "Think"
+    assert json.loads(round.unit)["reasoning_details"] == [{"a": 1}, {"b": 2}]
+    assert json.loads(round.unit)["content"] is None
 
 
 def test_what_is_not_a_chunk_passes() -> None:
