@@ -22,6 +22,7 @@ from typing import Any
 
 import httpx
 import yaml
+from starlette.types import ASGIApp
 
 from proxy.config import load
 from proxy.demo.counting import text_tokens
@@ -148,17 +149,22 @@ class Front:
 
 
 @contextlib.contextmanager
-def front(policies: Mapping[str, Mapping[str, Any]], folder: Path, window: int = WINDOW) -> Iterator[Front]:
+def front(
+    policies: Mapping[str, Mapping[str, Any]],
+    folder: Path,
+    window: int = WINDOW,
+    around: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+) -> Iterator[Front]:
     """A proxy with these policies in front of an upstream that refuses nothing.
 
     Models: ``small`` has a window of 4,000 tokens, ``believed`` one of 64,000, ``strict`` wants alternation,
-    ``gpt-5-mini`` thinks before it writes; any other one has ``window``.
+    ``gpt-5-mini`` thinks before it writes; any other one has ``window``. ``around`` wraps the upstream.
     """
     upstream = StandIn(window=HUGE, max_output=32_000)
     profile = {"context_window": window, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
     small = {**profile, "context_window": 4_000, "max_output_tokens": 1_000}
     wide = {**profile, "context_window": 64_000, "max_output_tokens": 16_000}
-    with serve(upstream.app) as url:
+    with serve(around(upstream.app)) as url:
         settings = {
             "store": {"url": f"sqlite:///{folder}/store.db"},
             "upstreams": {"main": {"base_url": f"{url}/v1"}},

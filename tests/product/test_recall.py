@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.demo.replies import Reply, ToolCall
 from proxy.recall.tool import NAME
@@ -300,3 +303,91 @@ def test_text_keeps_its_order_and_its_chunks(door: Front) -> None:
                 chunks += [choice.delta.content for choice in chunk.choices if choice.delta.content]
         seen.append(chunks)
     assert seen[1] == seen[0] * 2
+
+
+class Lockstep:
+    """Chat completions that send an event only after the client has the text of the one before.
+
+    ``held`` are the texts that didn't reach the client before the next event was due.
+    """
+
+    def __init__(self) -> None:
+        self.rounds: list[Sequence[dict[str, Any]]] = []
+        self.held: list[str] = []
+        self._seen = threading.Semaphore(0)
+
+    def seen(self) -> None:
+        """Send the next event: the client has a text."""
+        self._seen.release()
+
+    def before(self, other: ASGIApp) -> ASGIApp:
+        """Answer with ``rounds``, and let ``other`` answer all other requests."""
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await (self._answer(receive, send) if self.rounds else other(scope, receive, send))
+
+        return app
+
+    async def _answer(self, receive: Receive, send: Send) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+        for choice in self.rounds.pop(0):
+            event = {"id": "a", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+            data = b"data: " + json.dumps(event).encode() + b"\n\n"
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            text = choice["delta"].get("content")
+            if text and not await asyncio.to_thread(self._seen.acquire, timeout=15):
+                self.held.append(text)
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+
+def delta(content: str | None = None, *calls: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+    fields = {"content": content, "tool_calls": list(calls)}
+    return {"index": 0, "delta": {name: value for name, value in fields.items() if value}, "finish_reason": reason}
+
+
+def opened(index: int, id: str, name: str) -> dict[str, Any]:
+    return {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
+
+
+def more(index: int, arguments: str = "", name: str = "") -> dict[str, Any]:
+    parts = {"name": name, "arguments": arguments}
+    return {"index": index, "function": {key: value for key, value in parts.items() if value}}
+
+
+ALONE = [
+    delta("Let "),
+    delta("me ", opened(0, "r1", "recall_")),
+    delta("look", more(0, name="earlier_messages")),
+    delta(" at ", more(0, '{"query": "vault')),
+    delta("it", more(0, '", "id": null, "offset": null}')),
+    delta(".", reason="tool_calls"),
+]
+MIXED = [
+    delta("First", opened(0, "c1", "read")),
+    delta(" both", more(0, name="_file"), opened(1, "r2", NAME)),
+    delta(" of", more(0, '{"path": "a.py"}'), more(1, '{"query": "vault", "id": null, "offset": null}')),
+    delta(" them."),
+    delta(" Now", reason="tool_calls"),
+]
+
+
+def test_the_client_has_every_text_before_the_upstream_sends_more(tmp_path: Path) -> None:
+    """A text arrives when it would arrive without the tool, also in the middle of a hidden call."""
+    lockstep = Lockstep()
+    texts = {}
+    with front({"default": ON, "off": {}}, tmp_path, around=lockstep.before) as door:
+        for policy, rounds in (("off", [ALONE]), ("default", [ALONE, MIXED])):
+            talk = Talk(door, "lockstep", True, policy)
+            talk.ask(Reply(content="The summary is made now."))
+            talk.say("And now?")
+            lockstep.rounds = list(rounds)
+            texts[policy] = []
+            events = talk.client.chat.completions.create(model="m", messages=talk.messages, tools=TOOLS, stream=True)
+            for choice in (choice for chunk in events for choice in chunk.choices if choice.delta.content):
+                texts[policy].append(choice.delta.content)
+                lockstep.seen()
+    assert lockstep.held == []
+    assert texts["off"] == [choice["delta"]["content"] for choice in ALONE]
+    assert texts["default"] == [choice["delta"]["content"] for choice in (*ALONE, *MIXED)]
