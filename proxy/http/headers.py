@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 
 import msgspec
 
@@ -103,6 +103,14 @@ def for_upstream(raw: RawHeaders) -> list[tuple[str, str]]:
             named.update(part.strip().lower() for part in _text(raw_value).split(","))
     return pairs if named <= HOP_BY_HOP else _without(pairs, named)
 
+
+def for_other_request(headers: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return a request's headers for another request of the proxy about the same conversation."""
+    return [pair for pair in headers if pair[0] not in _OF_ONE_REQUEST]
+
+
+_OF_ONE_REQUEST = frozenset({"accept-encoding", "idempotency-key"})
+"""A server may answer a repeated idempotency key with its first response."""
 
 _REMEMBERED_NAMES = 1_000
 _forwarded_as: dict[bytes, str] = {}

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from starlette.types import Scope
 
 from proxy.errors import ProxyError, UpstreamTimeout
-from proxy.http.headers import VIA, for_upstream, with_beta
+from proxy.http.headers import VIA, for_other_request, for_upstream, with_beta
 from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.description import describe_call, describe_failure
 from proxy.pipeline.outcome import Outcome
@@ -61,7 +61,7 @@ async def resend(context: ConversationContext, transport: Transport, request: Ou
     """Continue a response with another body."""
     limit = context.configuration.settings.server.deadline
     began = perf_counter()
-    again = replace(request, body=body, timeout=limit, bounded=False)
+    again = replace(request, body=body, headers=for_other_request(request.headers), timeout=limit, bounded=False)
     answer = await transport.send(again)
     start = await read_start(answer, Asked(body, answers=context.dialect.answers))
     describe_call(context, start, began, CONTINUED, None)

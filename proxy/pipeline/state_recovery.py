@@ -11,7 +11,7 @@ import structlog
 from proxy.compaction.triggers import any_met
 from proxy.dialects.responses.state import calls_in, compact_request, continued, open_calls, previous_response
 from proxy.errors import ProxyError
-from proxy.http.headers import VIA, for_upstream
+from proxy.http.headers import VIA, for_other_request, for_upstream
 from proxy.overflow.silent import Finished
 from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.job import CompactionInput
@@ -138,7 +138,7 @@ async def _ask(
 
     Raises ``NotCompacted``, and the errors of ``Connections.send``.
     """
-    headers = [pair for pair in for_upstream(context.scope["headers"]) if pair[0] != "accept-encoding"]
+    headers = for_other_request(for_upstream(context.scope["headers"]))
     headers = with_trace([*headers, (VIA, context.via)], context.record.trace)
     headers = transport.headers(headers, context.caller.credential)
     remaining = context.deadline - context.clock.now()

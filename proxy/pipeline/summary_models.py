@@ -15,7 +15,7 @@ from proxy.config.upstreams import COMPACTS
 from proxy.dialects.chat.dialect import CHAT
 from proxy.dialects.dialect import NativeCompaction
 from proxy.errors import ConfigurationError
-from proxy.http.headers import VIA, for_upstream, with_beta
+from proxy.http.headers import VIA, for_other_request, for_upstream, with_beta
 from proxy.limits.budget import budget, reserved_output
 from proxy.limits.learned import for_others, limit_from_overflow, lower, published
 from proxy.limits.profiles import Profile
@@ -31,9 +31,6 @@ from proxy.summary.chunking import SummaryUnasked
 from proxy.summary.forms import FORMS
 from proxy.summary.model import ConversationModel, OnCall, ProviderCompaction, UpstreamSummaryModel, Way, output_limit
 from proxy.telemetry.record import RequestRecord, summary_record
-
-_OF_THE_REQUEST = frozenset({"accept-encoding", "idempotency-key"})
-"""Headers of a client's request that don't belong to another request about the same conversation."""
 
 log = structlog.get_logger(__name__)
 
@@ -88,7 +85,7 @@ async def _own_model(services: Services, context: ConversationContext, max_token
     """Return the conversation's own model. Raises ``ConfigurationError`` if its upstream can't be used."""
     route, dialect = context.route, context.dialect
     model = await _summary_model(services, context, route, max_tokens, dialect.answers)
-    headers = [pair for pair in for_upstream(context.scope["headers"]) if pair[0] not in _OF_THE_REQUEST]
+    headers = for_other_request(for_upstream(context.scope["headers"]))
     own = dataclasses.replace(
         model,
         transport=await context.configuration.upstreams.transport(route.upstream, dialect.path),
@@ -129,7 +126,7 @@ async def _compacting_model(
     transport = await context.configuration.upstreams.native(route.upstream, dialect.path)
     if transport is None:
         raise SummaryUnasked("the upstream doesn't have the API of the conversation")
-    headers = [pair for pair in for_upstream(context.scope["headers"]) if pair[0] != "accept-encoding"]
+    headers = for_other_request(for_upstream(context.scope["headers"]))
     return dataclasses.replace(
         await _summary_model(services, context, route, max_tokens, api),
         transport=transport,

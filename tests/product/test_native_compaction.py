@@ -81,10 +81,11 @@ def test_thinking_stays_behind_a_compaction_of_the_provider(tmp_path: Path) -> N
     with claude(own.app, tmp_path / "own", {"max_tokens": 600}) as caller:
         play(caller)
     with claude(upstream.app, tmp_path / "native") as caller:
-        play(caller, extra_headers={"anthropic-beta": "some-beta"})
+        play(caller, extra_headers={"anthropic-beta": "some-beta", "idempotency-key": "once"})
     assert own.faults == upstream.faults == []
     asked = compactions(upstream)
     assert len(asked) >= 3
+    assert not any("idempotency-key" in received.headers for received in asked)
     assert [received for received in upstream.requests if received.summary] == asked, "there are no other summaries"
     behind_block = [received for received in upstream.conversations if with_block(received)]
     assert len(behind_block) > TURNS // 2

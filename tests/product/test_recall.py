@@ -130,7 +130,10 @@ def test_a_search_finds_a_fact_that_compaction_removed(door: Front, stream: bool
     first, second = talk.ask(
         Reply(content="Let me look.", tool_calls=(ours(query="password of the staging vault"),)),
         Reply(content="It is orchardplum."),
+        extra_headers={"idempotency-key": "once"},
     )
+    keys = [request.headers.get("idempotency-key") for request in door.upstream.conversations[-2:]]
+    assert keys == ["once", None], "a server may answer a repeated key with its first response"
     assert names(first) == ["read_file", "recall_earlier", NAME]
     assert "orchardplum" not in json.dumps(first["messages"])
     (found,) = results(second)
