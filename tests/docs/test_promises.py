@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "robustness.md").read_text(encoding="utf-8")
-NUMBERS = [f"R{n}" for n in range(1, 22)] + [f"S{n}" for n in range(1, 25)]
+NUMBERS = [f"R{n}" for n in range(1, 23)] + [f"S{n}" for n in range(1, 27)]
 
 
 def rows() -> dict[str, list[str]]:
