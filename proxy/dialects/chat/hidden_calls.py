@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 
-from proxy.dialects.body import NOTHING, encoded, fields_of, listed, value_of
+from proxy.dialects.body import NOTHING, encoded, fields_of, value_of
 from proxy.dialects.chat.message import calls_of
+from proxy.dialects.hidden_rounds import StreamedRound, add_usage, decoded, longer, with_tool, without_tool
 from proxy.dialects.hidden_tool import HiddenCall, HiddenRound, VisibleResponse
 from proxy.dialects.parts import text_of
 from proxy.dialects.unit_json import decode, encode, replace_field
 from proxy.errors import BadBody
-from proxy.http.sse import LONGEST_EVENT, EventSplitter, data_of, split_events
 from proxy.http.sse import encode as event_of
 
 _DONE = b"[DONE]"
@@ -41,24 +41,19 @@ class _Call:
         return id if isinstance(id, str) else ""
 
 
-class Round:
+class Round(StreamedRound):
     """One round of a streamed response. See ``dialects.hidden_tool.StreamedRound``."""
 
     own = None
 
     def __init__(self, tool: str, response: VisibleResponse, *, first: bool) -> None:
+        super().__init__(response)
         self._tool = tool
-        self._response = response
         self._first = first
-        self._splitter = EventSplitter()
-        self._given_up = False
         self._calls: list[_Call] = []
         self._by_index: dict[Any, _Call] = {}
         self._fields: dict[str, Any] = {"role": "assistant", "content": None}
-        self._usage: dict[str, Any] = {}
         self._ended = False
-        self.closing = bytearray()
-        """The events that end the response. The client gets them unless another round follows."""
 
     @property
     def hidden(self) -> list[HiddenCall]:
@@ -83,47 +78,19 @@ class Round:
         text = self._fields["content"]
         return text if isinstance(text, str) else ""
 
-    def feed(self, chunk: bytes) -> bytes:
-        """Add a chunk. Return the bytes for the client, except those of ``closing``."""
-        if self._given_up:
-            return chunk
-        events = self._splitter.feed(chunk)
-        out = b"".join(self._event(lines) for lines in split_events(events)) if events else b""
-        if len(self._splitter.unfinished) > LONGEST_EVENT:
-            # No call has so long an event. The client's parser judges it.
-            self._given_up = True
-            out += bytes(self.closing) + self._splitter.take(len(self._splitter.unfinished))
-            self.closing.clear()
-        return out
-
-    def finish(self) -> bytes:
-        """End the round: return an event that lacks its blank line, and add its usage to the response's."""
-        rest = self._splitter.take(len(self._splitter.unfinished))
-        out = b"".join(self._event(lines) for lines in split_events(rest + b"\n\n")) if rest.strip() else b""
-        _add(self._response.usage, self._usage)
-        return out
-
-    def _event(self, lines: list[bytes]) -> bytes:
-        if not any(lines):
-            return b""
-        as_it_came = b"\n".join(lines) + b"\n\n"
-        data = data_of(lines)
-        if not data:
-            return as_it_came
-        value = _decoded(data)
+    def event(self, value: dict[str, Any] | None, data: bytes, as_it_came: bytes) -> bytes:
+        """Return the bytes for the client."""
         choices = value.get("choices") if value is not None else None
         if value is None or not isinstance(choices, list):
             return self._close(as_it_came) if data.strip() == _DONE else as_it_came
         usage = value.get("usage")
         if isinstance(usage, dict):
-            self._usage = usage
-            if self._response.usage:
-                total = dict(self._response.usage)
-                _add(total, usage)
-                value["usage"], as_it_came = total, b""
+            self.usage = usage
+            if self.response.usage:
+                value["usage"], as_it_came = self.total_usage(), b""
         self._identify(value)
         if not self._first:
-            value.update(self._response.identity)
+            value.update(self.response.identity)
             as_it_came = b""
         choice = choices[0] if choices and isinstance(choices[0], dict) else None
         if choice is None:
@@ -176,8 +143,8 @@ class Round:
         return b""
 
     def _identify(self, value: dict[str, Any]) -> None:
-        if not self._response.identity:
-            self._response.identity = {name: value[name] for name in ("id", "created", "model") if name in value}
+        if not self.response.identity:
+            self.response.identity = {name: value[name] for name in ("id", "created", "model") if name in value}
 
     def _collect(self, delta: Mapping[str, Any]) -> None:
         """Add a delta's fields to the message."""
@@ -188,7 +155,7 @@ class Round:
             if isinstance(value, str):
                 self._fields[name] = (known if isinstance(known, str) else "") + value
                 if name == "content" and value:
-                    self._response.texts.append(value)
+                    self.response.texts.append(value)
             elif isinstance(value, list) and isinstance(known, list):
                 self._fields[name] = [*known, *value]
             else:
@@ -233,8 +200,8 @@ class Round:
 
     def _reveal(self, call: _Call) -> dict[str, Any]:
         """Return all that came of a call that is the client's."""
-        call.shown = len(self._response.calls)
-        self._response.calls.append(call.id)
+        call.shown = len(self.response.calls)
+        self.response.calls.append(call.id)
         function = {**call.entry.get("function", {}), "name": call.name, "arguments": call.arguments}
         return {**call.entry, "index": call.shown, "function": function}
 
@@ -263,7 +230,7 @@ class WholeRound:
     own = None
 
     def __init__(self, tool: str, body: bytes, response: VisibleResponse) -> None:
-        value = _decoded(body)
+        value = decoded(body)
         self._value = value if value is not None else {}
         self._response = response
         choices = self._value.get("choices")
@@ -287,7 +254,7 @@ class WholeRound:
         if self.content:
             response.texts.append(self.content if not response.texts else f"\n\n{self.content}")
         if isinstance(usage := self._value.get("usage"), dict):
-            _add(response.usage, usage)
+            add_usage(response.usage, usage)
 
     @property
     def unit(self) -> bytes:
@@ -337,28 +304,6 @@ def _arguments(call: Mapping[str, Any]) -> str:
     return arguments if isinstance(arguments, str) else encode(arguments).decode()
 
 
-def _add(total: dict[str, Any], usage: Mapping[str, Any]) -> None:
-    """Add the numbers of a usage, those of its details too. Other values are those of the last round."""
-    for name, value in usage.items():
-        known = total.get(name)
-        if isinstance(value, dict):
-            inner = dict(known) if isinstance(known, dict) else {}
-            _add(inner, value)
-            total[name] = inner
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            total[name] = value + (known if isinstance(known, int | float) else 0)
-        elif value is not None or known is None:
-            total[name] = value
-
-
-def _decoded(data: bytes) -> dict[str, Any] | None:
-    try:
-        value = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
 class HiddenTool:
     """How to hide a tool in chat completions. See ``dialects.dialect.HiddenTool``."""
 
@@ -384,22 +329,16 @@ class HiddenTool:
 
     def with_tool(self, raw: bytes, tool: bytes) -> bytes:
         """Return the body with one more tool, the last one."""
-        fields = fields_of(raw)
-        tools = bytes(fields["tools"]).rstrip()
-        fields["tools"] = msgspec.Raw(tools[:-1].rstrip() + b"," + tool + b"]")
-        return msgspec.json.encode(fields)
+        return with_tool(raw, tool)
 
     def without_tool(self, sent: bytes) -> bytes:
         """Return a body without its last tool."""
-        fields = fields_of(sent)
-        fields["tools"] = listed(msgspec.json.decode(fields["tools"], type=list[msgspec.Raw])[:-1])
-        return msgspec.json.encode(fields)
+        return without_tool(sent)
 
     def continued(self, sent: bytes, units: Sequence[bytes], *, last: bool) -> bytes:
         """Return a body with further messages. With ``last``, the model may not call tools."""
         fields = fields_of(sent)
-        before = bytes(fields["messages"]).rstrip()
-        fields["messages"] = msgspec.Raw(b",".join([before[:-1], *units]) + b"]")
+        fields["messages"] = longer(fields["messages"], units)
         if last:
             fields["tool_choice"] = encoded("none")
         return msgspec.json.encode(fields)
