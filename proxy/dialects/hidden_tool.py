@@ -40,7 +40,7 @@ class VisibleResponse:
     """The response that the client gets, over all rounds.
 
     ``usage`` is the sum of the rounds that have ended, and ``identity`` the fields that all events share. ``calls`` are
-    the ids of the client's calls.
+    the ids of the client's calls. ``parts`` are the blocks or items, for APIs whose answers are lists.
     """
 
     def __init__(self) -> None:
@@ -48,6 +48,7 @@ class VisibleResponse:
         self.identity: dict[str, Any] = {}
         self.texts: list[str] = []
         self.calls: list[str] = []
+        self.parts: list[Any] = []
 
     @property
     def text(self) -> str:

@@ -103,12 +103,12 @@ def _restored(
     restored: list[bytes] = []
     used = []
     for turn, prefix in zip(turns, chain, strict=False):
-        unit, round = bytes(turn.raw), known.get(prefix)
-        if round is None or not _is_seen(hidden.visible(unit), round):
-            restored.append(unit)
+        round = known.get(prefix)
+        if round is None or not _is_seen(hidden.visible(bytes(turn.raw)), round):
+            restored.append(turn.raw)  # the same object, because an API may split and join its messages
             continue
         used.append(round)
-        restored += [*round.before, hidden.restored(unit, round), *round.results]
+        restored += [*round.before, hidden.restored(bytes(turn.raw), round), *round.results]
     return restored, used
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from proxy.dialects import dialect
+from proxy.dialects import dialect, hidden_tool
 from proxy.dialects.dialect import ItemSink
-from proxy.dialects.hidden_tool import HiddenTool
 from proxy.dialects.messages import answers as reading
-from proxy.dialects.messages import upstream_counts
+from proxy.dialects.messages import hidden_calls, upstream_counts
 from proxy.dialects.messages.counting import Counter, key_of
 from proxy.dialects.messages.native import MessagesCompaction
 from proxy.dialects.messages.request import MessagesRequest, parsed
@@ -24,7 +23,7 @@ class MessagesDialect:
     heartbeat = b'event: ping\ndata: {"type": "ping"}\n\n'
     errors: ErrorShape = "anthropic"
     answers: dialect.Answers = reading
-    hidden_tool: HiddenTool | None = None
+    hidden_tool: hidden_tool.HiddenTool | None = hidden_calls.HiddenTool()
     native: dialect.NativeCompaction | None = MessagesCompaction()
     evidence: dialect.Evidence = upstream_counts
 
