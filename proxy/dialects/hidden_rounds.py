@@ -13,16 +13,17 @@ from proxy.http.sse import LONGEST_EVENT, EventSplitter, data_of, split_events
 
 
 class StreamedRound:
-    """One round of a stream. A dialect's class returns in ``event`` the bytes for the client, and sets ``ended``.
+    """One round of a stream. A dialect's class returns in ``event`` the bytes for the client.
 
     ``usage`` is the round's own. ``closing`` are the events that end the response. The client gets them unless another
-    round follows.
+    round follows. ``failed`` is true after an error. The round's calls may be incomplete then, so nothing follows.
     """
 
     def __init__(self, response: VisibleResponse) -> None:
         self.response = response
         self.usage: dict[str, Any] = {}
         self.closing = bytearray()
+        self.failed = False
         self._splitter = EventSplitter()
         self._given_up = False
 

@@ -40,7 +40,8 @@ class VisibleResponse:
     """The response that the client gets, over all rounds.
 
     ``usage`` is the sum of the rounds that have ended, and ``identity`` the fields that all events share. ``calls`` are
-    the ids of the client's calls. ``parts`` are the blocks or items, for APIs whose answers are lists.
+    the ids of the client's calls. ``parts`` are the blocks or items, for APIs whose answers are lists, and ``number``
+    is that of the last event, for APIs that number them.
     """
 
     def __init__(self) -> None:
@@ -49,6 +50,7 @@ class VisibleResponse:
         self.texts: list[str] = []
         self.calls: list[str] = []
         self.parts: list[Any] = []
+        self.number = -1
 
     @property
     def text(self) -> str:

@@ -52,6 +52,8 @@ class Recall:
         hidden, counter, policy = context.dialect.hidden_tool, context.counter, context.caller.policy
         if hidden is None or counter is None or policy.recall.tool == "off" or policy.archive is None:
             return
+        if policy.summary.native and context.dialect.native is not None:
+            return  # the provider's own block is valid with the client's tools only
         body = context.body
         if context.caller.tenant == UNSTORED_TENANT or not context.caller.kept or not body.units or body.references:
             return

@@ -11,12 +11,18 @@ from proxy.overflow.error_message import message_site
 from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.response_start import ResponseStart, readable
 
-_BOUND_ELSEWHERE = (b"bound to a different conversation", b"Invalid `signature`")
-"""Anthropic's wordings for a thinking block whose prefix changed; platform.claude.com, "Preserved thinking"."""
+_BOUND_ELSEWHERE = (
+    *(b"bound to a different conversation", b"Invalid `signature`"),
+    *(b"without its required following item", b"without its required 'reasoning' item"),
+)
+"""The wordings for reasoning whose prefix or neighbors changed.
+
+Anthropic's are from platform.claude.com, "Preserved thinking", OpenAI's from issue 3009 of openai-python.
+"""
 
 
 async def refuses_reasoning(context: ConversationContext, start: ResponseStart) -> bool:
-    """Return whether the upstream refused signed reasoning, and the proxy hasn't retried without it yet."""
+    """Return whether the upstream refused bound reasoning, and the proxy hasn't retried without it yet."""
     if start.answer.status != 400 or context.stripped:
         return False
     if context.counter is None or context.counter.format.binds_reasoning == "never":

@@ -29,6 +29,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dict[st
     return run.stdout, json.loads(file.read_bytes())
 
 
+@pytest.mark.full
 def test_every_case_is_measured_on_both_sides(written: tuple[str, list[dict[str, Any]]]) -> None:
     _, rows = written
     figures = [figure for row in rows for figure in (*row["proxy"], *row["passthrough"])]
@@ -38,6 +39,7 @@ def test_every_case_is_measured_on_both_sides(written: tuple[str, list[dict[str,
     assert alone == {"memory, counting with o200k", "planning a 1.1 MB conversation, counts known: CPU"}
 
 
+@pytest.mark.full
 def test_what_is_asked_for_is_in_the_table(written: tuple[str, list[dict[str, Any]]]) -> None:
     printed, rows = written
     asked = [row for row in rows if row["target"] is not None]

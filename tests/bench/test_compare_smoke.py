@@ -6,16 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bench.compare.table import Result, first_difference
 from bench.compare.traffic import Case
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_version_behaves_like_itself(tmp_path: Path, full: bool) -> None:
-    """Compare generated conversations. ``--full`` also compares odd spellings, at a second pair of servers."""
+@pytest.mark.full
+def test_a_version_behaves_like_itself(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.compare", "--before", str(ROOT), "--data", str(tmp_path)]
-    command += ["--bodies", "2" if full else "0", "--generated", "8"]
+    command += ["--bodies", "2", "--generated", "8"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count("Skipped") == 2

@@ -35,6 +35,7 @@ def compacted(latency: float, origin: str, summary: bytes) -> Turn:
     return Turn(latency, "compacted", origin, summary)
 
 
+@pytest.mark.full
 def test_it_runs_and_only_without_a_head_start_does_everybody_wait(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     command = [sys.executable, "-m", "bench.crossings", "--quick", "--json", str(file)]

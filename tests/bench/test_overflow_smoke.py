@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bench.overflow.lines import Line, lines
 from bench.overflow.scores import is_of, ours, score
 from proxy.dialects.chat.usage import read_usage
@@ -72,6 +74,7 @@ def catalogue(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.full
 def test_it_runs_and_prints_ours_beside_theirs(tmp_path: Path) -> None:
     file = tmp_path / "scores.json"
     command = [sys.executable, "-m", "bench.overflow", "--catalogue", str(catalogue(tmp_path)), "--json", str(file)]

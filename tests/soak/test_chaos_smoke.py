@@ -17,6 +17,7 @@ FLAT = [Sample(at, 100_000_000 + at * 7919 % 4_000, 20, 5, 4) for at in range(0,
 GROWING = [Sample(sample.at, sample.memory + int(sample.at * 500), 20, 5, 4) for sample in FLAT]
 
 
+@pytest.mark.full
 @pytest.mark.long
 def test_nothing_is_lost_and_nothing_is_left_over(tmp_path: Path) -> None:
     found = asyncio.run(examined(tmp_path, seconds=9, rate=20, seed=7, every=2.5, rest=2))

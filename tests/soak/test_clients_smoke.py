@@ -38,6 +38,7 @@ def python(code: str, tool: Tool | None = None) -> Client:
     return Client("pip", ("none",), command, variables, tool=tool)
 
 
+@pytest.mark.full
 def test_a_session_with_references_reaches_its_end(tmp_path: Path) -> None:
     row = check("session", python(SESSION), 8_000, 24, tmp_path)
     assert (row.errors, row.faults, row.refused, row.skipped) == ([], [], 0, "")

@@ -67,6 +67,7 @@ def asked_once(server: int, habit: Habit) -> tuple[Tap, Tally]:
     return tap, seen
 
 
+@pytest.mark.full
 def test_overflows_are_counted_without_a_proxy_and_gone_behind_it(tmp_path: Path) -> None:
     upstream = StandIn(window=WINDOW, responder=lambda _: Reply(content="A word or two."), model=MODEL)
     rows = check("stand-in", Stand(upstream), WINDOW, 1.2, [Habit("agent", False, 64)], tmp_path)

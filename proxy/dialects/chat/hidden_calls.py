@@ -58,7 +58,7 @@ class Round(StreamedRound):
     @property
     def hidden(self) -> list[HiddenCall]:
         """Return the calls of the hidden tool, in order."""
-        calls = (call for call in self._calls if call.hidden)
+        calls = (call for call in self._calls if call.hidden and not self.failed)
         return [HiddenCall(call.id, call.arguments, call.place, encode(_whole(call))) for call in calls]
 
     @property
@@ -82,6 +82,7 @@ class Round(StreamedRound):
         """Return the bytes for the client."""
         choices = value.get("choices") if value is not None else None
         if value is None or not isinstance(choices, list):
+            self.failed = self.failed or (value is not None and "error" in value)
             return self._close(as_it_came) if data.strip() == _DONE else as_it_came
         usage = value.get("usage")
         if isinstance(usage, dict):

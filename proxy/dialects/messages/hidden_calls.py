@@ -62,6 +62,8 @@ class Round(StreamedRound):
     @property
     def hidden(self) -> list[HiddenCall]:
         """Return the calls of the hidden tool, in order."""
+        if self.failed:
+            return []
         return _hidden([streamed.whole() for streamed in self._blocks], self._tool, [one.input for one in self._blocks])
 
     @property
@@ -91,6 +93,7 @@ class Round(StreamedRound):
     def event(self, value: dict[str, Any] | None, data: bytes, as_it_came: bytes) -> bytes:
         """Return the bytes for the client."""
         kind = type_of(value)
+        self.failed = self.failed or kind == "error"
         if value is None or kind == "message_start":
             message = value.get("message") if value is not None else None
             usage = message.get("usage") if isinstance(message, dict) else None

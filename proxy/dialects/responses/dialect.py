@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from proxy.dialects import dialect
-from proxy.dialects.hidden_tool import HiddenTool
+from proxy.dialects import dialect, hidden_tool
 from proxy.dialects.responses import answers as reading
 from proxy.dialects.responses import evidence as usage_evidence
+from proxy.dialects.responses import hidden_calls
 from proxy.dialects.responses.counting import Counter, counter_key
 from proxy.dialects.responses.native import ResponsesCompaction
 from proxy.dialects.responses.output_items import ItemReader
@@ -25,7 +25,7 @@ class ResponsesDialect:
     heartbeat = COMMENT
     errors: ErrorShape = "openai"
     answers: dialect.Answers = reading
-    hidden_tool: HiddenTool | None = None
+    hidden_tool: hidden_tool.HiddenTool | None = hidden_calls.HiddenTool()
     native: dialect.NativeCompaction | None = ResponsesCompaction()
     evidence: dialect.Evidence = usage_evidence
 

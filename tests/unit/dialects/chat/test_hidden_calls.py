@@ -211,3 +211,10 @@ def test_the_tool_is_the_last_one_and_strict_only_among_strict_ones() -> None:
 def test_the_conditions(fields: dict[str, Any], accepted: bool) -> None:
     raw = json.dumps({"tools": [{"type": "function", "function": {"name": "a"}}], **fields}).encode()
     assert HiddenTool().accepts(raw, NAME) is accepted
+
+
+def test_an_error_after_a_hidden_call_is_not_continued() -> None:
+    error = b'data: {"error": {"message": "overloaded"}}\n\n'
+    out, round = run([chunk(part(0, NAME, "{}", "r1")), error])
+    assert out == error
+    assert round.hidden == []
