@@ -154,7 +154,7 @@ def _off(value: object) -> object:
 
 
 class Recall(Section):
-    """Let the model read archived messages through a tool that the client never sees. For chat completions."""
+    """Let the model read archived messages through a tool that the client never sees."""
 
     tool: Annotated[Literal["off", "auto"], BeforeValidator(_off)] = "off"
     """off: no tool. auto: add the tool to compacted requests whose model may choose among tools."""
