@@ -72,6 +72,8 @@ class Upstreams:
         for strict in (self.responses, self.messages):
             strict.chat.summariser = self._slow
         self.faults: list[str] = []
+        self._begun: dict[int, str] = {}
+        """The phase in which the requests came that aren't judged yet, by their identity."""
         self._made: dict[str, str] = {}
         """The phase in which each summary was made first."""
         self.extra: Counter[str] = Counter()
@@ -97,10 +99,13 @@ class Upstreams:
         for record in (self.chat, self.responses.chat, self.messages.chat, self.responses, self.messages):
             requests: list[Any] = record.requests
             count = len(requests) - (0 if all_of_them else LATEST)
+            for received in requests[max(0, count) :]:
+                self._begun.setdefault(id(received), phase)
             for received in requests[: max(0, count)]:
+                came_in = self._begun.pop(id(received), phase)
                 fault = getattr(received, "fault", None) or "; ".join(map(str, getattr(received, "faults", ())))
                 if fault:
-                    self.faults.append(f"{phase}: {fault}")
+                    self.faults.append(f"{came_in}: {fault}")
                 headers = dict(received.headers)
                 caller = (headers.get("authorization") or headers.get("x-api-key") or "").removeprefix("Bearer ")
                 if not received.summary:
@@ -109,8 +114,8 @@ class Upstreams:
                     continue
                 key = f"{caller} {json.dumps(received.body, sort_keys=True)}"
                 if (first := self._made.get(key)) is not None:
-                    self.extra[first if phase == CALM_PHASE else phase] += 1
-                self._made.setdefault(key, phase)
+                    self.extra[first if came_in == CALM_PHASE else came_in] += 1
+                self._made.setdefault(key, came_in)
             del requests[: max(0, count)]
 
 
