@@ -215,6 +215,16 @@ def test_a_refused_continuation_falls_back(door: Front, stream: bool) -> None:
 
 
 @both
+def test_a_refusal_without_the_tool_too_reaches_the_client(door: Front, stream: bool) -> None:
+    refusal = Reply(status=400, error={"error": {"message": "no", "type": "invalid_request_error"}})
+    talk = Talk(door, "refused twice", stream)
+    with pytest.raises(openai.APIError) as refused:
+        talk.ask(Reply(tool_calls=(ours(query="vault"),)), refusal, refusal)
+    assert ("did not continue" in refused.value.message) is stream
+    assert isinstance(refused.value, openai.BadRequestError) is not stream
+
+
+@both
 def test_an_unknown_id_and_bad_arguments_are_answered(door: Front, stream: bool) -> None:
     talk = Talk(door, "unknown", stream)
     bad = ToolCall("r2", NAME, "not json")

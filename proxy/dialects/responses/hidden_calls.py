@@ -41,6 +41,7 @@ class _Streamed:
     def __init__(self, item: Message, shown: int | None) -> None:
         self.item = item
         self.shown = shown
+        self.done = False
 
 
 class Round(StreamedRound):
@@ -51,7 +52,8 @@ class Round(StreamedRound):
         self._tool = tool
         self._first = first
         self._items: list[_Streamed] = []
-        self._by_index: dict[Any, _Streamed] = {}
+        self._by_place: dict[Any, _Streamed] = {}
+        """The items by ``output_index`` and by id. Some servers omit the index."""
         self._left_out: int | None = 0 if first else None
         self._stored = True
 
@@ -93,7 +95,7 @@ class Round(StreamedRound):
             return self._begun(value, as_it_came)
         if kind == "response.output_item.added":
             self._added(value)
-        streamed = self._by_index.get(value.get("output_index")) if "output_index" in value else None
+        streamed = self._by_place.get(value.get("output_index", value.get("item_id")))
         if streamed is None:
             return self._ended(kind, value, as_it_came)
         if kind == "response.output_item.done" and isinstance(item := value.get("item"), dict):
@@ -101,7 +103,7 @@ class Round(StreamedRound):
         if streamed.shown is None:
             self._leave_out(value)
             return b""
-        if value.get("output_index") != streamed.shown:
+        if value.get("output_index", streamed.shown) != streamed.shown:
             value["output_index"], as_it_came = streamed.shown, b""
         return self._numbered(value, as_it_came)
 
@@ -121,13 +123,17 @@ class Round(StreamedRound):
         hidden = item.get("type") == "function_call" and item.get("name") == self._tool
         streamed = _Streamed(item, None if hidden else len(self.response.parts))
         self._items.append(streamed)
-        self._by_index[value.get("output_index")] = streamed
+        self._by_place.update(
+            {place: streamed for place in (value.get("output_index"), item.get("id")) if place is not None}
+        )
         if not hidden:
             self.response.parts.append(item)
             self.response.calls += [call.id for call in calls_of([item])]
 
     def _done(self, streamed: _Streamed, item: Message) -> None:
-        streamed.item = item
+        if streamed.done:
+            return
+        streamed.item, streamed.done = item, True
         if streamed.shown is not None:
             self.response.parts[streamed.shown] = item
             self.response.texts.append(_text([item]))
@@ -139,6 +145,10 @@ class Round(StreamedRound):
         if kind in _ENDS and isinstance(response, dict):
             usage = response.get("usage")
             self.usage = usage if isinstance(usage, dict) else {}
+            output = response.get("output")
+            for streamed, item in zip(self._items, output if isinstance(output, list) else (), strict=False):
+                if isinstance(item, dict):
+                    self._done(streamed, item)
             if not self._first or self._hides:
                 response.update({"output": self.response.parts, "usage": self.total_usage() or usage})
                 response.update(self.response.identity)

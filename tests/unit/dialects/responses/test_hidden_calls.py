@@ -143,6 +143,19 @@ def test_odd_events_pass() -> None:
     assert round.hidden == []
 
 
+def test_items_are_complete_without_their_own_ends_and_places() -> None:
+    """Some servers send neither ``output_item.done`` nor ``output_index`` in each event."""
+    sent = [one for one in events_of(message("A"), call("r1", NAME, '{"query": "x"}')) if b"item.done" not in one]
+    bare = [one.replace(b'"output_index": 1, "item_id"', b'"item_id"') for one in sent]
+    assert bare != sent
+    response = VisibleResponse()
+    out, round = run(bare, response=response)
+    assert b"arguments" not in out
+    assert response.text == "A"
+    assert [one.arguments for one in round.hidden] == ['{"query": "x"}']
+    assert decoded(bytes(round.closing))[0]["response"]["output"] == [message("A")]
+
+
 def test_an_end_without_a_name_is_held_too() -> None:
     *sent, end = events_of(call("r1", NAME))
     _, round = run([*sent, end, b"data: [DONE]\n\n"])
