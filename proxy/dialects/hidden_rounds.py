@@ -105,5 +105,5 @@ def without_tool(sent: bytes) -> bytes:
 
 def longer(values: bytes, more: Sequence[bytes]) -> msgspec.Raw:
     """Return a list's JSON with further values."""
-    before = bytes(values).rstrip()[:-1].rstrip()
+    before = bytes(values).strip()[:-1].rstrip()
     return listed(more) if before == b"[" else msgspec.Raw(b",".join([before, *more]) + b"]")

@@ -67,7 +67,7 @@ COVERED = {
     "product/test_ledger.py": "config/prices",
     "product/http/test_upstream_keys.py": "http/headers upstream/relay",
     "hostile/test_bodies.py": "http/request_body",
-    "product/test_recall.py": "dialects/hidden_rounds dialects/hidden_tool pipeline/recall pipeline/recall_rounds "
+    "product/test_recall.py": "dialects/hidden_tool pipeline/recall pipeline/recall_rounds "
     "pipeline/sending recall/rounds",
     "unit/recall/test_passages.py": "dialects/archived_text",
     "product/test_output.py": "limits/budget pipeline/budget",

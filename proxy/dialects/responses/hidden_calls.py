@@ -54,7 +54,7 @@ class Round(StreamedRound):
         self._items: list[_Streamed] = []
         self._by_place: dict[Any, _Streamed] = {}
         """The items by ``output_index`` and by id. Some servers omit the index."""
-        self._left_out: int | None = 0 if first else None
+        self._renumbers = not first
         self._stored = True
 
     @property
@@ -101,7 +101,7 @@ class Round(StreamedRound):
         if kind == "response.output_item.done" and isinstance(item := value.get("item"), dict):
             self._done(streamed, item)
         if streamed.shown is None:
-            self._leave_out(value)
+            self._renumbers = True
             return b""
         if value.get("output_index", streamed.shown) != streamed.shown:
             value["output_index"], as_it_came = streamed.shown, b""
@@ -114,7 +114,6 @@ class Round(StreamedRound):
         if self._first:
             self.response.identity = {} if self._stored else {"id": response.get("id")}
             return self._numbered(value, as_it_came)
-        self._leave_out(value)
         return b""
 
     def _added(self, value: dict[str, Any]) -> None:
@@ -167,21 +166,15 @@ class Round(StreamedRound):
         self.closing += event
         return b""
 
-    def _leave_out(self, value: Mapping[str, Any]) -> None:
-        number = value.get("sequence_number")
-        if isinstance(number, int):
-            self._left_out = number - self.response.number if self._left_out is None else self._left_out + 1
-
     def _numbered(self, value: dict[str, Any], as_it_came: bytes, *, held: bool = False) -> bytes:
         """Return an event with the client's number."""
         number = value.get("sequence_number")
         if isinstance(number, int):
-            if self._left_out is None:
-                self._left_out = number - self.response.number - 1
-            if self._left_out:
-                value["sequence_number"], as_it_came = number - self._left_out, b""
+            if self._renumbers and number != self.response.number + 1:
+                number, as_it_came = self.response.number + 1, b""
+                value["sequence_number"] = number
             if not held:
-                self.response.number = number - self._left_out
+                self.response.number = number
         return as_it_came or event_of(encode(value), str(value["type"]))
 
 
