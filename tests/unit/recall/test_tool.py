@@ -96,7 +96,10 @@ def test_pages_continue_where_the_last_one_ended() -> None:
         offset = int(following.group(1))
     assert "This is the end of the entry." in page
     assert text.count("filler") >= 3_000
-    assert "ends at character" in result(id=ID, offset=offset + 10**6)
+    ended = result(id=ID, offset=offset + 10**6)
+    end = int(ended.rpartition(" ends at character ")[2].removesuffix("."))
+    assert result(id=ID, offset=end) == ended
+    assert f"Characters {end - 1} to {end} of {end}" in result(id=ID, offset=end - 1)
 
 
 def test_other_tenants_and_unknown_ids_find_nothing() -> None:
