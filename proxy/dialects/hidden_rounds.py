@@ -79,6 +79,11 @@ def add_usage(total: dict[str, Any], usage: Mapping[str, Any]) -> None:
             total[name] = value
 
 
+def place_of(value: object) -> int | str | None:
+    """Return an index or id of an event; ``None`` if it's another value."""
+    return value if isinstance(value, int | str) else None
+
+
 def decoded(data: bytes) -> dict[str, Any] | None:
     """Return a JSON object; ``None`` if the data isn't one."""
     try:

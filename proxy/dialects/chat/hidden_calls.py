@@ -14,7 +14,7 @@ import msgspec
 
 from proxy.dialects.body import NOTHING, encoded, fields_of, value_of
 from proxy.dialects.chat.message import calls_of
-from proxy.dialects.hidden_rounds import StreamedRound, add_usage, decoded, longer, with_tool, without_tool
+from proxy.dialects.hidden_rounds import StreamedRound, add_usage, decoded, longer, place_of, with_tool, without_tool
 from proxy.dialects.hidden_tool import HiddenCall, HiddenRound, VisibleResponse
 from proxy.dialects.parts import text_of
 from proxy.dialects.unit_json import decode, encode, replace_field
@@ -217,7 +217,7 @@ class Round(StreamedRound):
             last = self._calls[-1] if self._calls else None
             if last is not None and (not id or last.entry.get("id") == id):
                 return last
-            index = ("id", id)
+            index = ("id", place_of(id))
         call = self._by_index.get(index)
         if call is None:
             call = self._by_index[index] = _Call(len(self._calls))

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from proxy.dialects.body import NOTHING, encoded, fields_of, listed, value_of
-from proxy.dialects.hidden_rounds import StreamedRound, add_usage, decoded, with_tool, without_tool
+from proxy.dialects.hidden_rounds import StreamedRound, add_usage, decoded, place_of, with_tool, without_tool
 from proxy.dialects.hidden_tool import HiddenCall, HiddenRound, VisibleResponse
 from proxy.dialects.messages.blocks import Block, blocks_of, calls_of, text_in, type_of
 from proxy.dialects.messages.joining import joined
@@ -57,7 +57,7 @@ class Round(StreamedRound):
         self._tool = tool
         self._first = first
         self._blocks: list[_Streamed] = []
-        self._by_index: dict[Any, _Streamed] = {}
+        self._by_index: dict[int | str | None, _Streamed] = {}
 
     @property
     def hidden(self) -> list[HiddenCall]:
@@ -102,13 +102,13 @@ class Round(StreamedRound):
         if kind == "content_block_start":
             return self._begun(value, as_it_came)
         if kind in ("content_block_delta", "content_block_stop"):
-            streamed = self._by_index.get(value.get("index"))
+            streamed = self._by_index.get(place_of(value.get("index")))
             if streamed is None:
                 return as_it_came
             if isinstance(delta := value.get("delta"), dict):
                 streamed.add(delta)
                 self._collect(streamed, delta)
-            return _placed(value, streamed, as_it_came)
+            return self._placed(value, streamed, as_it_came)
         if kind == "message_delta":
             return self._ended(value, as_it_came)
         return self._close(as_it_came) if kind == "message_stop" else as_it_came
@@ -119,13 +119,21 @@ class Round(StreamedRound):
         hidden = type_of(block) == "tool_use" and block.get("name") == self._tool
         streamed = _Streamed(block, None if hidden else len(self.response.parts))
         self._blocks.append(streamed)
-        self._by_index[value.get("index")] = streamed
+        self._by_index[place_of(value.get("index"))] = streamed
         if not hidden:
             self.response.parts.append(None)
             self.response.texts.append(text_in(block) or "")
             if type_of(block) == "tool_use":
                 self.response.calls.append(str(block.get("id") or ""))
-        return _placed(value, streamed, as_it_came)
+        return self._placed(value, streamed, as_it_came)
+
+    def _placed(self, value: dict[str, Any], streamed: _Streamed, as_it_came: bytes) -> bytes:
+        """Return the event of a block with the client's index; nothing if the block is hidden."""
+        if streamed.shown is None:
+            return b""
+        if value.get("index") == streamed.shown or (self._first and not self._hides):
+            return as_it_came
+        return event_of(encode({**value, "index": streamed.shown}), type_of(value))
 
     def _collect(self, streamed: _Streamed, delta: Mapping[str, Any]) -> None:
         text = delta.get("text")
@@ -264,15 +272,6 @@ class HiddenTool:
     def restored(self, raw: bytes, round: HiddenRound) -> bytes:
         """Return the message of the last round as the upstream sent it."""
         return raw if round.own is None else round.own
-
-
-def _placed(value: dict[str, Any], streamed: _Streamed, as_it_came: bytes) -> bytes:
-    """Return the event of a block with the client's index; nothing if the block is hidden."""
-    if streamed.shown is None:
-        return b""
-    if value.get("index") == streamed.shown:
-        return as_it_came
-    return event_of(encode({**value, "index": streamed.shown}), type_of(value))
 
 
 def _hidden(blocks: Sequence[Any], tool: str, inputs: Sequence[str] = ()) -> list[HiddenCall]:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from proxy.dialects.body import NOTHING, encoded, fields_of, listed, value_of
-from proxy.dialects.hidden_rounds import StreamedRound, add_usage, decoded, longer, with_tool, without_tool
+from proxy.dialects.hidden_rounds import StreamedRound, add_usage, decoded, longer, place_of, with_tool, without_tool
 from proxy.dialects.hidden_tool import HiddenCall, HiddenRound, VisibleResponse
 from proxy.dialects.parts import text_of
 from proxy.dialects.responses.items import (
@@ -52,7 +52,7 @@ class Round(StreamedRound):
         self._tool = tool
         self._first = first
         self._items: list[_Streamed] = []
-        self._by_place: dict[Any, _Streamed] = {}
+        self._by_place: dict[int | str | None, _Streamed] = {}
         """The items by ``output_index`` and by id. Some servers omit the index."""
         self._renumbers = not first
         self._stored = True
@@ -95,7 +95,7 @@ class Round(StreamedRound):
             return self._begun(value, as_it_came)
         if kind == "response.output_item.added":
             self._added(value)
-        streamed = self._by_place.get(value.get("output_index", value.get("item_id")))
+        streamed = self._by_place.get(place_of(value.get("output_index", value.get("item_id"))))
         if streamed is None:
             return self._ended(kind, value, as_it_came)
         if kind == "response.output_item.done" and isinstance(item := value.get("item"), dict):
@@ -103,7 +103,7 @@ class Round(StreamedRound):
         if streamed.shown is None:
             self._renumbers = True
             return b""
-        if value.get("output_index", streamed.shown) != streamed.shown:
+        if self._renumbers and value.get("output_index", streamed.shown) != streamed.shown:
             value["output_index"], as_it_came = streamed.shown, b""
         return self._numbered(value, as_it_came)
 
@@ -122,9 +122,8 @@ class Round(StreamedRound):
         hidden = item.get("type") == "function_call" and item.get("name") == self._tool
         streamed = _Streamed(item, None if hidden else len(self.response.parts))
         self._items.append(streamed)
-        self._by_place.update(
-            {place: streamed for place in (value.get("output_index"), item.get("id")) if place is not None}
-        )
+        places = map(place_of, (value.get("output_index"), item.get("id")))
+        self._by_place.update({place: streamed for place in places if place is not None})
         if not hidden:
             self.response.parts.append(item)
             self.response.calls += [call.id for call in calls_of([item])]

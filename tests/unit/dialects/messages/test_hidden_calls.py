@@ -127,6 +127,8 @@ def test_odd_events_pass() -> None:
         event("content_block_start", index=0),
         event("content_block_delta", index=0, delta=None),
         event("content_block_delta", index=0, delta={"type": "text_delta", "text": 4}),
+        event("content_block_start", index=[1]),
+        event("content_block_delta", index={}, delta={"type": []}),
         event("new_event", index=0),
     ]
     out, round = run([START, *odd, end("end_turn"), STOP])

@@ -57,6 +57,7 @@ def events_of(*items: dict[str, Any], end: str = "completed", store: bool = Fals
     sent = [event("response.created", response=frame), event("response.in_progress", response=frame)]
     for index, item in enumerate(items):
         sent += of(index, item)
+    sent.append(event("keepalive"))
     whole = {**frame, "status": end, "output": list(items), "usage": USAGE}
     return [*sent, event(f"response.{end}", response=whole)]
 
@@ -136,6 +137,9 @@ def test_odd_events_pass() -> None:
         b'data: {"type": "response.output_item.added"}\n\n',
         b'data: {"type": "response.output_text.delta", "output_index": 7, "sequence_number": 0}\n\n',
         b'data: {"type": "response.completed"}\n\n',
+        b'data: {"type": "response.completed", "response": {"output": {}, "usage": 4}}\n\n',
+        b'data: {"type": "response.output_item.added", "output_index": [], "item": {"id": {}, "type": []}}\n\n',
+        b'data: {"type": "response.output_item.done", "output_index": {}, "item": 4}\n\n',
         b'data: {"type": "keepalive", "sequence_number": "x"}\n\n',
     ]
     out, round = run(odd)
