@@ -54,7 +54,9 @@ class Upstream:
 
 
 @contextlib.contextmanager
-def replicas(folder: Path, upstream: Upstream | ChatUpstream, *stores: str) -> Iterator[list[str]]:
+def replicas(
+    folder: Path, upstream: Upstream | ChatUpstream, *stores: str, native: bool = False
+) -> Iterator[list[str]]:
     """The URLs of proxies. Those with the same name have the same store."""
     with serve(upstream.app) as url, contextlib.ExitStack() as stack:
         urls = []
@@ -66,7 +68,7 @@ def replicas(folder: Path, upstream: Upstream | ChatUpstream, *stores: str) -> I
             settings = {
                 "upstreams": {"main": main},
                 "models": [{"match": "*", "upstream": "main", "profile": PROFILE}],
-                "policies": {"default": ON},
+                "policies": {"default": {**ON, "summary": {"native": native}}},
             }
             urls.append(stack.enter_context(proxied(settings, folder / name)))
         yield urls
@@ -437,6 +439,14 @@ def test_nothing_is_added_without_the_conditions(upstream: Upstream, url: str, a
         talk = TALKS[api](upstream, url, f"conditions{sorted(fields)}", False)
         (body,) = talk.ask(says("x"), **fields)
         assert body["tools"] == fields.get("tools", talk.tools)
+
+
+def test_the_providers_own_compaction_gets_no_tool(tmp_path: Path, api: str) -> None:
+    """Its result is bound to the client's tools."""
+    upstream = Upstream(api)
+    with replicas(tmp_path, upstream, "store", native=True) as [url]:
+        (body,) = TALKS[api](upstream, url, "native", False).ask(says("x"))
+    assert names(body) == ["read_file", "recall_earlier"]
 
 
 @both
