@@ -84,6 +84,8 @@ def test_a_block_is_sent_as_it_came() -> None:
         {"content": [BLOCK], "stop_reason": "end_turn"},
         {"content": [BLOCK, BLOCK], "stop_reason": "compaction"},
         {"content": [{**BLOCK, "content": None}], "stop_reason": "compaction"},
+        {"content": [{**BLOCK, "content": ""}], "stop_reason": "compaction"},
+        {"content": [{**BLOCK, "content": 5}], "stop_reason": "compaction"},
         {"content": [{"type": "compaction", "content": "Notes."}], "stop_reason": "compaction"},
         {"content": "Notes.", "stop_reason": "compaction"},
         [],
