@@ -7,6 +7,7 @@ and the name, or reads the archive by its id. A fact is found if its value is in
 from __future__ import annotations
 
 import json
+import logging
 import random
 import re
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 
 import click
 import httpx
+import structlog
 import yaml
 from rich.console import Console
 from rich.table import Table
@@ -159,6 +161,7 @@ def _read(session: Session, id: str, values: Sequence[str]) -> int:
 @click.option("--tiny", is_flag=True, help="Only the smaller window.")
 def main(facts: int, tiny: bool) -> None:
     """Print how many removed facts a model finds. The exit status is 1 if fewer than 98 %, or by id fewer than all."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     rows = [measure(shape, window, facts) for shape in SHAPES for window in (WINDOWS[:1] if tiny else WINDOWS)]
     table = Table(title="Facts that compaction removed")
     for title in ("conversation", "planted", "in the prompt", "by search", "by search, streamed", "by id"):
