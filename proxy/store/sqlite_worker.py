@@ -94,9 +94,16 @@ class SqliteWorker:
         try:
             return work(self._open())
         except sqlite3.DatabaseError as error:
-            if not self._set_aside(error):
+            if not self._was_moved() and not self._set_aside(error):
                 raise
             return work(self._open())
+
+    def _was_moved(self) -> bool:
+        """Return whether another process moved or removed the file while this one used it. If so, close it."""
+        if self._path is None or file.identity(self._path) == self._file:
+            return False
+        self._close()
+        return True
 
     def _set_aside(self, error: sqlite3.DatabaseError) -> bool:
         """Move the file away if the error shows damage. Return whether it did. Raises ``OSError``."""
@@ -107,9 +114,7 @@ class SqliteWorker:
         return True
 
     def _open(self) -> sqlite3.Connection:
-        if self._connection is not None and self._path is not None and file.identity(self._path) != self._file:
-            self._close()  # another process moved or removed the file, so writes to it would be lost
-        if self._connection is None:
+        if self._connection is None or self._was_moved():  # writes to a moved file would be lost
             if self._path is not None:
                 file.prepare(self._path)
                 self._file = file.identity(self._path)
@@ -173,8 +178,9 @@ def _write_ahead(connection: sqlite3.Connection, busy_seconds: float) -> None:
     while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError:
-            if time.monotonic() > deadline:
+        except sqlite3.OperationalError as error:
+            # SQLite can't write to a file that another process has moved.
+            if time.monotonic() > deadline or _code(error) == sqlite3.SQLITE_READONLY:
                 raise
             time.sleep(0.01)
         else:

@@ -10,11 +10,12 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from proxy.errors import ConfigurationError
-from proxy.store import StoreFailed, open_store
+from proxy.store import StoreFailed, open_store, sqlite_worker
 from proxy.store.file import put_aside
 from proxy.store.sealing import SealedStore
 from proxy.store.sqlite import KEYS, SqliteStore
@@ -208,6 +209,26 @@ def test_many_processes_move_a_damaged_file_aside_once(tmp_path: Path) -> None:
 
     run(None, test)
     assert len(put_aside(tmp_path / "a.db")) == 1
+
+
+def test_a_file_that_is_moved_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.db"
+    write_ahead, moved = sqlite_worker._write_ahead, []
+
+    def moving(*arguments: Any) -> None:
+        if not moved:
+            moved.append(path.rename(tmp_path / "moved"))
+        write_ahead(*arguments)
+
+    monkeypatch.setattr(sqlite_worker, "_write_ahead", moving)
+
+    async def test(store: SqliteStore) -> None:
+        await store.put("t", "summary", "k", b"1", 60)
+        assert await store.get("t", "summary", "k") == b"1"
+
+    run(path, test)
+    assert moved
+    assert path.exists()
 
 
 def test_a_file_that_is_damaged_later_is_moved_aside_by_whoever_meets_it(tmp_path: Path) -> None:
