@@ -352,6 +352,30 @@ def test_a_search_finds_a_fact_that_compaction_removed(upstream: Upstream, url: 
 
 
 @both
+def test_tools_in_an_item_are_tools_too(tmp_path: Path, stream: bool) -> None:
+    """Codex sends its tools this way."""
+    upstream = Upstream("responses")
+    nested = {"type": "namespace", "name": "functions", "description": "", "tools": ResponsesTalk.tools}
+    item = {"type": "additional_tools", "role": "developer", "tools": [nested]}
+    with replicas(tmp_path, upstream, "store") as [url]:
+        talk = ResponsesTalk(upstream, url, "items", stream)
+        talk.messages.insert(0, item)
+        first, second = talk.ask(says("A", ours(query="password of the vault")), says("B", theirs()), tools=[])
+        assert first["tools"] == []
+        assert first["input"][0] == item
+        assert [tool["name"] for tool in first["input"][1]["tools"]] == [NAME]
+        assert "orchardplum" in talk.results(second)[0]
+        assert continues(talk, second, first)
+        assert (talk.text, talk.calls) == ("A|B", [("c1", "read_file")])
+        talk.say("", "c1")
+        third, plain = talk.ask(says("", ours("r2", query="vault")), says(REFUSED), says("Done."), tools=[])
+        assert continues(talk, third, second)
+        assert plain["input"][0] == item
+        assert NAME not in json.dumps(plain["input"][:3])
+    assert upstream.strict.faults == []
+
+
+@both
 def test_reading_by_id_pages_through_an_entry(upstream: Upstream, url: str, api: str, stream: bool) -> None:
     talk = TALKS[api](upstream, url, "read", stream)
     (body,) = talk.ask(says("Fine."))

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from proxy.dialects.body import NOTHING, encoded, fields_of, listed, value_of
-from proxy.dialects.hidden_rounds import StreamedRound, add_usage, decoded, longer, place_of, with_tool, without_tool
+from proxy.dialects.hidden_rounds import StreamedRound, add_usage, decoded, longer, place_of
 from proxy.dialects.hidden_tool import HiddenCall, HiddenRound, VisibleResponse
 from proxy.dialects.parts import text_of
 from proxy.dialects.responses.items import (
@@ -25,6 +25,7 @@ from proxy.dialects.responses.items import (
     raws_of,
     with_content,
 )
+from proxy.dialects.responses.tools import tools_of, with_tool, without_tool
 from proxy.dialects.unit_json import Message, encode
 from proxy.errors import BadBody
 from proxy.http.sse import encode as event_of
@@ -229,29 +230,27 @@ class HiddenTool:
         The server may not keep the conversation, nor count the calls.
         """
         try:
-            fields = fields_of(raw)
+            fields, tools = fields_of(raw), tools_of(raw)
         except BadBody:
             return False
         if any(value_of(fields.get(field, NOTHING)) for field in _RULED_OUT):
             return False
         if value_of(fields.get("tool_choice", NOTHING)) not in (None, "auto"):
             return False
-        tools = value_of(fields.get("tools", NOTHING))
-        return isinstance(tools, list) and bool(tools) and name not in [_field(tool, "name") for tool in tools]
+        return bool(tools) and name not in [_field(tool, "name") for tool in tools]
 
     def definition(self, raw: bytes, name: str, description: str, parameters: Mapping[str, Any]) -> bytes:
         """Return the tool's JSON. It's strict, as functions are by default, unless one of the client's isn't."""
-        tools = value_of(fields_of(raw)["tools"])
-        strict = not any(_field(tool, "strict") is False for tool in tools)
+        strict = not any(_field(tool, "strict") is False for tool in tools_of(raw))
         tool = {"type": "function", "name": name, "description": description, "parameters": dict(parameters)}
         return encode({**tool, "strict": strict})
 
     def with_tool(self, raw: bytes, tool: bytes) -> bytes:
-        """Return the body with one more tool, the last one."""
+        """Return the body with one more tool, the last one of its list or items."""
         return with_tool(raw, tool)
 
     def without_tool(self, sent: bytes) -> bytes:
-        """Return a body without its last tool."""
+        """Return a body without the added tool."""
         return without_tool(sent)
 
     def continued(self, sent: bytes, units: Sequence[bytes], *, last: bool) -> bytes:
