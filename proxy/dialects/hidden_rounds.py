@@ -15,8 +15,9 @@ from proxy.http.sse import LONGEST_EVENT, EventSplitter, data_of, split_events
 class StreamedRound:
     """One round of a stream. A dialect's class returns in ``event`` the bytes for the client.
 
-    ``usage`` is the round's own. ``closing`` are the events that end the response. The client gets them unless another
-    round follows. ``failed`` is true after an error. The round's calls may be incomplete then, so nothing follows.
+    ``usage`` is the round's own. ``closing`` are the events that end a response with hidden calls. The client gets
+    them unless another round follows. ``failed`` is true after an error. The round's calls may be incomplete then, so
+    nothing follows.
     """
 
     def __init__(self, response: VisibleResponse) -> None:

@@ -88,7 +88,10 @@ class HiddenRoundReader(Protocol):
 
 
 class StreamedRound(HiddenRoundReader, Protocol):
-    """A round that is streamed. ``closing`` are the events that end the response unless another round follows."""
+    """A round that is streamed.
+
+    ``closing`` are the events that end the response unless another round follows. It's empty if nothing is hidden.
+    """
 
     closing: bytearray
 

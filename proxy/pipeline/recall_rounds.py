@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from proxy.dialects.hidden_tool import HiddenRound, HiddenRoundReader, HiddenTool
+from proxy.dialects.hidden_tool import HiddenRound, HiddenRoundReader, HiddenTool, StreamedRound
 from proxy.errors import ProxyError, UpstreamInterrupted
 from proxy.pipeline.context import ConversationContext, RecallState
 from proxy.pipeline.response_start import ResponseStart, is_encoded
@@ -79,6 +79,7 @@ class RecallRounds:
         self._before: list[bytes] = []
         self._answered = 0
         self._plain = False
+        self._remembered = False
         self._current: Answer | None = None
 
     def stream(self, start: ResponseStart) -> ResponseStart:
@@ -124,11 +125,11 @@ class RecallRounds:
         while True:
             self._current = start.answer
             round = self._hidden.round(NAME, self._response, first=not self._answered)
-            if out := round.feed(start.first):
-                yield out
-            async for chunk in start.answer.body:
+            async for chunk in _chunks(start):
                 if out := round.feed(chunk):
                     yield out
+                if round.closing and not self._follows(round):
+                    yield await self._closing(round)
             if out := round.finish():
                 yield out
             if not self._follows(round):
@@ -139,11 +140,17 @@ class RecallRounds:
             if start.answer.status != 200 or not start.is_stream:
                 self._current = start.answer
                 raise UpstreamInterrupted(INTERRUPTED)
-        if round.hidden or self._before:
-            # Another replica may get the conversation's next request as soon as the response ends.
+        if out := await self._closing(round):
+            yield out
+
+    async def _closing(self, round: StreamedRound) -> bytes:
+        """Return the events that end the response, and store the round before the client's next request."""
+        if (round.hidden or self._before) and not self._remembered:
+            self._remembered = True
             await self._remember(round)
-        if round.closing:
-            yield bytes(round.closing)
+        out = bytes(round.closing)
+        round.closing.clear()
+        return out
 
     async def _while_waiting(self, following: asyncio.Future[ResponseStart]) -> AsyncIterator[bytes]:
         """Yield a heartbeat now and then until the upstream has answered."""
@@ -161,7 +168,8 @@ class RecallRounds:
     def _follows(self, round: HiddenRoundReader) -> bool:
         """Return whether the model waits for results, and for nothing from the client."""
         most = self._context.caller.policy.recall.max_rounds
-        return bool(round.hidden) and not round.visible and not self._plain and self._answered <= most
+        waits = bool(round.hidden) and not round.visible and not self._remembered
+        return waits and not self._plain and self._answered <= most
 
     async def _next(self, round: HiddenRoundReader) -> ResponseStart:
         """Answer a round's calls, and return the start of the next one. Raises ``ProxyError``.
@@ -253,6 +261,12 @@ class RecallRounds:
     async def _close(self) -> None:
         if self._current is not None:
             await self._current.close()
+
+
+async def _chunks(start: ResponseStart) -> AsyncIterator[bytes]:
+    yield start.first
+    async for chunk in start.answer.body:
+        yield chunk
 
 
 async def _rest(start: ResponseStart) -> tuple[bytes, bool]:

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from proxy.demo.replies import Reply, ToolCall
 from proxy.recall.tool import NAME
 from tests.kit.front_door import Front, archive_id, front, key, long_talk
+from tests.kit.held_end import HeldEnd
 from tests.kit.messages import assistant
 
 TOOLS = [
@@ -404,3 +405,27 @@ def test_the_client_has_every_text_before_the_upstream_sends_more(tmp_path: Path
     assert lockstep.held == []
     assert texts["off"] == [choice["delta"]["content"] for choice in ALONE]
     assert texts["default"] == [choice["delta"]["content"] for choice in (*ALONE, *MIXED)]
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_client_may_ask_again_before_its_stream_ends(tmp_path: Path, mixed: bool) -> None:
+    """Some clients continue at the event with the finish reason."""
+    end = HeldEnd('"c1"')
+    with front({"default": ON}, tmp_path, around=end.before) as door:
+        talk = Talk(door, "open", True)
+        alone = [Reply(content="A", tool_calls=(ours(query="vault"),)), Reply(content="END", tool_calls=(theirs(),))]
+        both = [Reply(content="END", tool_calls=(theirs(), ours(query="vault")))]
+        with door.scripted(responder=script(*(both if mixed else alone))):
+            events = talk.client.chat.completions.create(model="m", messages=talk.messages, tools=TOOLS, stream=True)
+            next(chunk for chunk in events if chunk.choices and chunk.choices[0].finish_reason)
+        sent = door.upstream.requests[-1].body
+        text = "END" if mixed else "AEND"
+        calls = [{"id": "c1", "type": "function", "function": {"name": "read_file", "arguments": theirs().arguments}}]
+        talk.messages.append({"role": "assistant", "content": text, "tool_calls": calls})
+        talk.answer("c1")
+        body = talk.ask(Reply(content="Done."))[-1]
+        end.release()
+        events.close()
+        assert body["messages"][: len(sent["messages"])] == sent["messages"]
+        assert NAME in json.dumps(body["messages"])
+    assert not end.late

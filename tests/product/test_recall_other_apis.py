@@ -21,6 +21,7 @@ from proxy.recall.tool import NAME
 from tests.kit.agent_script import Received, Step
 from tests.kit.front_door import ARCHIVE_ID
 from tests.kit.front_door import talk as texts_of_talk
+from tests.kit.held_end import HeldEnd
 from tests.kit.scripted import PROFILE, client, proxied
 from tests.kit.strict_messages import StrictMessages
 from tests.kit.strict_responses import StrictResponses
@@ -126,6 +127,10 @@ class Talk(ABC):
     def events(self) -> tuple[list[str], list[int]]:
         """Return the text deltas of a stream, and the numbers of its blocks or items."""
 
+    @abstractmethod
+    def open(self) -> contextlib.AbstractContextManager[None]:
+        """Stream a response, and add it to the conversation at its last event. The stream stays open."""
+
     @property
     @abstractmethod
     def parts(self) -> list[Any]:
@@ -173,9 +178,12 @@ class MessagesTalk(Talk):
             else:
                 raw = caller.messages.with_raw_response.create(**options)
                 self.headers, self.message = raw.headers, raw.parse()
+        self._add()
+        assert self.message.stop_reason == ("tool_use" if self.calls else "end_turn")
+
+    def _add(self) -> None:
         content = [block.model_dump(exclude_none=True) for block in self.message.content]
         self.messages.append({"role": "assistant", "content": content})
-        assert self.message.stop_reason == ("tool_use" if self.calls else "end_turn")
 
     def say(self, text: str, *answered: str) -> None:
         results = [{"type": "tool_result", "tool_use_id": id, "content": f"content of {id}"} for id in answered]
@@ -191,6 +199,14 @@ class MessagesTalk(Talk):
                 if event.type == "text":
                     texts.append(event.text)
         return texts, indices
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        with self._client() as caller, caller.messages.stream(**self._options(), tools=self.tools) as events:
+            next(event for event in events if event.type == "message_stop")
+            self.message = events.current_message_snapshot
+            self._add()
+            yield
 
     @property
     def parts(self) -> list[Any]:
@@ -240,6 +256,9 @@ class ResponsesTalk(Talk):
             else:
                 raw = caller.responses.with_raw_response.create(**options)
                 self.headers, self.response = raw.headers, raw.parse()
+        self._add()
+
+    def _add(self) -> None:
         for item in self.response.output:
             fields = item.model_dump(mode="json", exclude_unset=True)
             fields.pop("parsed_arguments", None)
@@ -265,6 +284,14 @@ class ResponsesTalk(Talk):
                 if event.type == "response.output_text.delta":
                     texts.append(event.delta)
         return texts, indices
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        options = {**self._options(), "tools": self.tools, "stream": True}
+        with client(self.url, self.key) as caller, caller.responses.create(**options) as events:
+            self.response = next(event for event in events if event.type == "response.completed").response
+            self._add()
+            yield
 
     @property
     def parts(self) -> list[Any]:
@@ -519,6 +546,27 @@ def test_an_upstream_of_another_api_gets_the_tool_too(tmp_path: Path, api: str, 
         (third,) = talk.ask(says("Done."))
         assert third["messages"][: len(second["messages"])] == second["messages"]
         assert [message["role"] for message in third["messages"][len(second["messages"]) :]] == ["assistant", "tool"]
+
+
+def test_a_client_may_ask_again_before_its_stream_ends(tmp_path: Path, api: str) -> None:
+    """Some clients, such as codex, continue at the event that ends the response."""
+    upstream, end = Upstream(api), HeldEnd('"c0"')
+    upstream.app = end.before(upstream.app)
+    with replicas(tmp_path, upstream, "store") as [url]:
+        for first in ([ours(query="vault")], [theirs("c0"), ours(query="vault")]):
+            talk = TALKS[api](upstream, url, f"open{len(first)}", True)
+            upstream.steps = [says("A" if len(first) == 1 else "END", *first)]
+            upstream.steps += [says("END", theirs("c0"))] if len(first) == 1 else []
+            with talk.open():
+                sent = upstream.strict.conversations[-1].body
+                talk.say("", "c0")
+                (body,) = talk.ask(says("Done."))
+                end.release()
+            assert continues(talk, body, sent)
+            assert NAME in json.dumps(body[talk.units])
+            assert talk.text == "Done."
+    assert not end.late
+    assert upstream.strict.faults == []
 
 
 def test_texts_and_parts_keep_their_borders(upstream: Upstream, url: str, api: str) -> None:

@@ -136,9 +136,9 @@ class Round(StreamedRound):
         return any(not call.hidden for call in self._calls) or not self._calls
 
     def _close(self, event: bytes) -> bytes:
-        """Hold an event that ends the response if another round may follow."""
+        """Hold an event that ends the response if something is hidden."""
         self._ended = True
-        if not any(call.hidden for call in self._calls):
+        if self._first and not any(call.hidden for call in self._calls):
             return event
         self.closing += event
         return b""

@@ -155,8 +155,8 @@ class Round(StreamedRound):
             self.usage.update({name: value for name, value in usage.items() if value is not None})
 
     def _close(self, event: bytes) -> bytes:
-        """Hold an event that ends the response if another round may follow."""
-        if not self._hides:
+        """Hold an event that ends the response if something is hidden."""
+        if self._first and not self._hides:
             return event
         self.closing += event
         return b""

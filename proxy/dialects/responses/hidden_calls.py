@@ -160,8 +160,8 @@ class Round(StreamedRound):
         return any(streamed.shown is None for streamed in self._items)
 
     def _held(self, event: bytes) -> bytes:
-        """Hold an event that ends the response if another round may follow."""
-        if not self._hides:
+        """Hold an event that ends the response if something is hidden."""
+        if self._first and not self._hides:
             return event
         self.closing += event
         return b""

@@ -147,11 +147,13 @@ def test_later_rounds_continue_the_first_one() -> None:
     ]
     out, round = run(second, first=False, response=response)
     assert response.text == "AB"
-    assert {event["id"] for event in events(out)} == {"a"}
+    assert {event["id"] for event in events(out + bytes(round.closing))} == {"a"}
     assert all("role" not in choice["delta"] for event in events(out) for choice in event["choices"])
-    assert events(out)[-1]["usage"] == {"prompt_tokens": 30, "prompt_tokens_details": {"cached_tokens": 5}}
-    assert out.endswith(DONE)
-    assert not round.closing
+    closing = bytes(round.closing)
+    assert [choice["finish_reason"] for choice in events(closing)[0]["choices"]] == ["stop"]
+    assert events(closing)[-1]["usage"] == {"prompt_tokens": 30, "prompt_tokens_details": {"cached_tokens": 5}}
+    assert closing.endswith(DONE)
+    assert b'finish_reason": "' not in out
 
 
 def test_reasoning_is_part_of_the_message() -> None:

@@ -99,11 +99,11 @@ def test_a_second_round_continues_the_first() -> None:
     response = VisibleResponse()
     run([START, *text(0, "A"), *call(1, NAME, "{}"), end(), STOP], response=response)
     out, round = run([START, *text(0, "B"), end("end_turn"), STOP], first=False, response=response)
-    begun, *_, ended, stop = events(out)
-    assert (begun["type"], begun["index"]) == ("content_block_start", 1)
+    begun, *_, last = events(out)
+    assert (begun["type"], begun["index"], last["type"]) == ("content_block_start", 1, "content_block_stop")
+    ended, stop = events(bytes(round.closing))
     assert ended["usage"] == {"input_tokens": 20, "cache_read_input_tokens": 10, "output_tokens": 14}
     assert stop == {"type": "message_stop"}
-    assert round.closing == b""
     assert response.text == "AB"
 
 
