@@ -226,6 +226,21 @@ def test_a_refusal_without_the_tool_too_reaches_the_client(door: Front, stream: 
 
 
 @both
+def test_after_a_text_a_refusal_gets_shorter_results(door: Front, stream: bool) -> None:
+    refusal = Reply(status=400, error={"error": {"message": "no", "type": "invalid_request_error"}})
+    talk = Talk(door, "refused with text", stream)
+    (first,) = talk.ask(Reply(content="Fine."))
+    talk.say("Read it all.")
+    read = Reply(content="A", tool_calls=(ours(id=archive_id(json.dumps(first))),))
+    _, long, short = talk.ask(read, refusal, Reply(content="B"))
+    assert len(results(short)[-1]) < 0.6 * len(results(long)[-1])
+    assert (talk.message.content or "").split() == (["AB"] if stream else ["A", "B"])
+    talk.say("And again.")
+    with pytest.raises(openai.APIError, match="did not continue"):
+        talk.ask(read, refusal, refusal)
+
+
+@both
 def test_an_unknown_id_and_bad_arguments_are_answered(door: Front, stream: bool) -> None:
     talk = Talk(door, "unknown", stream)
     bad = ToolCall("r2", NAME, "not json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from abc import ABC, abstractmethod
@@ -12,7 +13,7 @@ from typing import Any, ClassVar
 import anthropic
 import pytest
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy.demo.replies import Reply, ToolCall
 from proxy.demo.serving import serve
@@ -73,6 +74,24 @@ def replicas(
             }
             urls.append(stack.enter_context(proxied(settings, folder / name)))
         yield urls
+
+
+def in_pieces(app: ASGIApp) -> ASGIApp:
+    """Send responses in pieces of 100 bytes, and don't say how long they are."""
+
+    async def pieces(scope: Scope, receive: Receive, send: Send) -> None:
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [pair for pair in message["headers"] if pair[0] != b"content-length"]}
+            body = message.get("body", b"")
+            for start in range(0, len(body) - 100, 100):
+                await send({**message, "body": body[start : start + 100], "more_body": True})
+                await asyncio.sleep(0)
+            await send({**message, "body": body[(len(body) - 1) // 100 * 100 :]} if body else message)
+
+        await app(scope, receive, sent)
+
+    return pieces
 
 
 class ChatUpstream:
@@ -473,6 +492,19 @@ def test_a_refused_continuation_falls_back(upstream: Upstream, url: str, api: st
 
 
 @both
+def test_after_a_text_a_refusal_gets_shorter_results(upstream: Upstream, url: str, api: str, stream: bool) -> None:
+    talk = TALKS[api](upstream, url, "refused with text", stream)
+    (first,) = talk.ask(says("Fine."))
+    id = ARCHIVE_ID.findall(json.dumps(first))[0]
+    talk.say("Read it all.")
+    _, long = talk.ask(says("A", ours("r1", id=id)), says("B"))
+    talk.say("And again.")
+    _, short = talk.ask(says("A", ours("r2", id=id)), says(REFUSED), says("B"))
+    assert len(talk.results(short)[-1]) < 0.6 * len(talk.results(long)[-1])
+    assert talk.text == "A|B"
+
+
+@both
 def test_an_unknown_id_and_bad_arguments_are_answered(upstream: Upstream, url: str, api: str, stream: bool) -> None:
     talk = TALKS[api](upstream, url, "unknown", stream)
     first, second = talk.ask(says("", ours(id="0" * 20), ToolCall("r2", NAME, '{"x": 1}')), says("Oh."))
@@ -546,6 +578,16 @@ def test_an_upstream_of_another_api_gets_the_tool_too(tmp_path: Path, api: str, 
         (third,) = talk.ask(says("Done."))
         assert third["messages"][: len(second["messages"])] == second["messages"]
         assert [message["role"] for message in third["messages"][len(second["messages"]) :]] == ["assistant", "tool"]
+
+
+def test_a_response_may_arrive_in_pieces(tmp_path: Path, api: str) -> None:
+    upstream = Upstream(api)
+    upstream.app = in_pieces(upstream.app)
+    with replicas(tmp_path, upstream, "store") as [url]:
+        talk = TALKS[api](upstream, url, "pieces", False)
+        _, second = talk.ask(says("A", ours(query="password of the vault")), says("B"))
+        assert "orchardplum" in talk.results(second)[0]
+        assert talk.text == "A|B"
 
 
 def test_a_client_may_ask_again_before_its_stream_ends(tmp_path: Path, api: str) -> None:
