@@ -21,28 +21,33 @@ from rich.table import Table
 
 from bench.servers import free_port
 from bench.table import MARKS, write_json
-from proxy.demo.replies import ToolCall
 from proxy.demo.serving import serve
+from proxy.recall.tool import NAME
 from soak import processes
 from soak.clients.install import NotInstalled
-from soak.clients.programs import CLIENTS, TASK, Client, Tool
-from tests.kit.agent_script import Received, Step, step
+from soak.clients.programs import CLIENTS, Client
+from soak.clients.scripts import DONE, Loop, Reading
+from tests.kit.agent_script import Received, step
 from tests.kit.strict_messages import StrictMessages
 from tests.kit.strict_responses import StrictResponses
 
 WINDOW = 30_000
 TURNS = 41
 MINUTES = 15
+PRINTED = ("output.jsonl", "client.log")
+"""The files with the output of a client."""
 CLAUDE_RATIO = 1.6
 """Tokens per token of ``o200k_base``, as the proxy assumes for Claude Code's default model."""
-DONE = "The whole task is done."
 
 Upstream = StrictResponses | StrictMessages
 
 
 @dataclass
 class Row:
-    """The results of a client. ``requests``, ``refused``, and ``faults`` are those of the upstream."""
+    """The results of a client. ``requests``, ``refused``, and ``faults`` are those of the upstream.
+
+    ``reads`` are the calls of the proxy's tool. It's ``None`` if the requests never get the tool.
+    """
 
     client: str
     version: str = ""
@@ -52,6 +57,7 @@ class Row:
     requests: int = 0
     compacted: int = 0
     summaries: int = 0
+    reads: int | None = None
     refused: int = 0
     faults: list[str] = field(default_factory=list)
     skipped: str = ""
@@ -61,7 +67,8 @@ class Row:
         if self.skipped:
             return None
         reached = self.turns >= turns or self.results >= turns - 1
-        return reached and self.compacted > 0 and not (self.errors or self.faults or self.refused)
+        worked = self.compacted > 0 and self.reads != 0
+        return reached and worked and not (self.errors or self.faults or self.refused)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -70,11 +77,12 @@ class Row:
 )
 @click.option("--window", default=WINDOW, show_default=True, help="Tokens of the upstream's context.")
 @click.option("--turns", default=TURNS, show_default=True, help="Turns of a session, or tool results of an agent.")
+@click.option("--recall", is_flag=True, help="Let the models read archived messages by the proxy's tool.")
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write every count to FILE.")
 @click.option(
     "--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep installations and logs in this folder."
 )
-def main(names: Sequence[str], window: int, turns: int, file: Path | None, keep: Path | None) -> None:
+def main(names: Sequence[str], window: int, turns: int, recall: bool, file: Path | None, keep: Path | None) -> None:
     """Install real clients, and drive each with default settings through the proxy to a strict stand-in.
 
     The exit status is 1 if a client showed an error, didn't reach its last turn, or wasn't compacted. It's also 1 if
@@ -88,13 +96,13 @@ def main(names: Sequence[str], window: int, turns: int, file: Path | None, keep:
             print(f"{name} ...", file=sys.stderr)
             place = folder / name.replace(" ", "-").lower()
             place.mkdir(parents=True, exist_ok=True)
-            rows.append(check(name, CLIENTS[name], window, turns, place))
+            rows.append(check(name, CLIENTS[name], window, turns, place, recall=recall))
     show(rows, window, turns)
     write_json(file, [asdict(row) | {"met": row.met(turns)} for row in rows])
     sys.exit(1 if any(row.met(turns) is False for row in rows) else 0)
 
 
-def check(name: str, client: Client, window: int, turns: int, folder: Path) -> Row:
+def check(name: str, client: Client, window: int, turns: int, folder: Path, *, recall: bool = False) -> Row:
     """Install and drive a client. Return the results."""
     row = Row(name)
     try:
@@ -102,13 +110,16 @@ def check(name: str, client: Client, window: int, turns: int, folder: Path) -> R
     except NotInstalled as error:
         row.skipped = str(error)
         return row
-    script = step if client.tool is None else Loop(client.tool, turns).step
+    reading = Reading(
+        step if client.tool is None else Loop(client.tool, turns).step,
+        lambda: recall and f'"name": "{NAME}", "description"' in json.dumps(upstream.requests[-1].body),
+    )
     window = int(window * client.windows)
     upstream: Upstream
     if client.api == "messages":
-        upstream = StrictMessages(window, check="off", ratio=CLAUDE_RATIO, script=script)
+        upstream = StrictMessages(window, check="off", ratio=CLAUDE_RATIO, script=reading.step)
     else:
-        upstream = StrictResponses(window, script=script)
+        upstream = StrictResponses(window, script=reading.step)
     work = folder / "work"
     work.mkdir(exist_ok=True)
     for stored in folder.glob("store.db*"):  # of an earlier run with the same conversation
@@ -116,44 +127,28 @@ def check(name: str, client: Client, window: int, turns: int, folder: Path) -> R
     with ExitStack() as stack:
         address = stack.enter_context(serve(upstream.app))
         configuration = folder / "config.yaml"
-        configuration.write_text(yaml.safe_dump(settings(address, window, folder)), encoding="utf-8")
+        configuration.write_text(yaml.safe_dump(settings(address, window, folder, recall)), encoding="utf-8")
         url = stack.enter_context(processes.proxy(configuration, free_port(), folder / "proxy.log"))
         environment = _environment(client.variables(url), work, turns)
         lines = _output(client.command(folder / "installed", work, url), work, environment, folder, row)
         row.compacted = _compacted(url)
     _fill(row, client, lines, upstream)
+    if recall:
+        row.reads = reading.reads if client.recalls else None
+        if any(NAME in (folder / log).read_text(encoding="utf-8", errors="replace") for log in PRINTED):
+            row.errors.append("the client saw the proxy's tool")
     return row
 
 
-def settings(upstream: str, window: int, folder: Path) -> dict[str, Any]:
+def settings(upstream: str, window: int, folder: Path, recall: bool) -> dict[str, Any]:
     """Return the proxy's configuration."""
     profile = {"context_window": window, "max_input_tokens": window, "max_output_tokens": 4_000}
     return {
         "store": {"url": f"sqlite:///{folder}/store.db"},
         "upstreams": {"main": {"base_url": f"{upstream}/v1", "speaks": ["chat", "responses", "messages"]}},
         "models": [{"match": "*", "upstream": "main", "profile": {**profile, "tokenizer": "o200k_base"}}],
+        "policies": {"default": {"recall": {"tool": "auto" if recall else "off"}}},
     }
-
-
-class Loop:
-    """The script of an agent's model: one call of the agent's own tool after another, and then a text."""
-
-    def __init__(self, tool: Tool, calls: int) -> None:
-        self._tool = tool
-        self._calls = calls
-
-    def step(self, text: str | None, call_id: str | None) -> Step:
-        """Return the answer to the newest user text, or to the result of a call."""
-        number = int(call_id.rpartition("_")[2]) + 1 if call_id and call_id.rpartition("_")[2].isdigit() else 0
-        if call_id is None and not (text or "").strip(' "\n').endswith(TASK):
-            return Step(text="Fine.")
-        if number >= self._calls:
-            return Step(text=DONE, thinking="Nothing is left to do.")
-        arguments = (
-            json.dumps(self._tool.arguments).replace("START", f"{number + 1}000").replace("END", f"{number + 1}600")
-        )
-        call = ToolCall(f"call_loop_{number}", self._tool.name, arguments)
-        return Step(calls=(call,), thinking=f"Call number {number} comes next.")
 
 
 def _environment(variables: Mapping[str, str], work: Path, turns: int) -> dict[str, str]:
@@ -167,7 +162,7 @@ def _output(
     command: Sequence[str], work: Path, environment: Mapping[str, str], folder: Path, row: Row
 ) -> list[dict[str, Any]]:
     """Run a client, and return the JSON objects that it printed."""
-    output, log = folder / "output.jsonl", folder / "client.log"
+    output, log = (folder / name for name in PRINTED)
     with output.open("wb") as out, log.open("wb") as err:
         try:
             done = subprocess.run(  # noqa: S603 - fixed commands
@@ -238,12 +233,14 @@ def show(rows: Sequence[Row], window: int, turns: int) -> None:
     table = Table(title=f"Sessions of {turns} turns or tool results over a window of {window:,} tokens")
     table.add_column("client")
     table.add_column("version")
-    for name in ("turns", "results", "errors", "requests", "compacted", "summaries", "refused", "faults"):
+    for name in ("turns", "results", "errors", "requests", "compacted", "summaries", "reads", "refused", "faults"):
         table.add_column(name, justify="right")
     table.add_column("met", justify="center")
     for row in rows:
-        numbers = [row.turns, row.results, len(row.errors), row.requests, row.compacted, row.summaries, row.refused]
-        table.add_row(row.client, row.version, *map(str, [*numbers, len(row.faults)]), MARKS[row.met(turns)])
+        numbers = [row.turns, row.results, len(row.errors), row.requests, row.compacted, row.summaries]
+        reads = "" if row.reads is None else row.reads
+        cells = map(str, [*numbers, reads, row.refused, len(row.faults)])
+        table.add_row(row.client, row.version, *cells, MARKS[row.met(turns)])
     console.print(table)
     for row in rows:
         for text in [*row.errors, *row.faults, *([f"not installed: {row.skipped}"] if row.skipped else [])]:

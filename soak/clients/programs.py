@@ -31,7 +31,8 @@ class Client:
 
     ``command`` takes the folder of the installation, a folder to work in, and the proxy's address. ``tool`` is the tool
     of a command-line agent. Without one, a driver asks one question in each turn. ``windows`` multiplies the window,
-    because an agent's own prompt and tools may fill most of it.
+    because an agent's own prompt and tools may fill most of it. ``recalls`` is false for requests that never get the
+    proxy's tool.
     """
 
     manager: Literal["pip", "npm"]
@@ -41,6 +42,7 @@ class Client:
     api: Literal["responses", "messages"] = "responses"
     tool: Tool | None = None
     windows: float = 1
+    recalls: bool = True
 
     def installed(self, folder: Path) -> str:
         """Install the client. Return its version. Raises ``NotInstalled``."""
@@ -93,7 +95,7 @@ CLIENTS = {
     "Pydantic AI": _python("pydantic_ai", "pydantic-ai-slim[openai]"),
     "LangChain": _python("langchain", "langchain-openai"),
     "LlamaIndex": _python("llamaindex", "llama-index-llms-openai"),
-    "AI SDK": Client("npm", ("ai", "@ai-sdk/openai", "zod"), _ai_sdk, _openai),
+    "AI SDK": Client("npm", ("ai", "@ai-sdk/openai", "zod"), _ai_sdk, _openai, recalls=False),  # refers to items
     "codex": Client(
         "npm",
         ("@openai/codex",),

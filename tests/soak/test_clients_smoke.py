@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from soak.clients import command, install
+from proxy.demo.replies import ToolCall
+from proxy.recall.tool import NAME
+from soak.clients import install
 from soak.clients.command import TURNS, Row, check
 from soak.clients.install import NotInstalled
-from soak.clients.programs import CLIENTS, DRIVERS, Client, Tool
+from soak.clients.programs import CLIENTS, DRIVERS, TASK, Client, Tool
+from soak.clients.scripts import DONE, WAYS, Loop, Reading
+from tests.kit.agent_script import Step
 
 SESSION = """
 import json, os, openai
@@ -66,12 +70,40 @@ def test_a_client_that_cannot_be_installed_is_skipped(tmp_path: Path, monkeypatc
 
 
 def test_an_agent_calls_its_own_tool_until_the_task_is_done() -> None:
-    loop = command.Loop(Tool("shell", {"command": "ls"}), 3)
-    first = loop.step(command.TASK, None)
+    loop = Loop(Tool("shell", {"command": "ls"}), 3)
+    first = loop.step(TASK, None)
     assert [call.name for call in first.calls] == ["shell"]
     assert loop.step(None, first.calls[0].id).calls[0].id == "call_loop_1"
-    assert loop.step(None, "call_loop_2").text == command.DONE
-    assert loop.step(f"Write a title for <x>{command.TASK}</x>", None).text == "Fine."
+    assert loop.step(None, "call_loop_2").text == DONE
+    assert loop.step(f"Write a title for <x>{TASK}</x>", None).text == "Fine."
+
+
+def test_a_model_reads_in_each_way_and_then_goes_on() -> None:
+    answered: list[str] = []
+
+    def script(text: str | None, call_id: str | None) -> Step:
+        answered.append(f"{text}")
+        return Step(calls=(ToolCall(f"own_{text}", "shell", "{}"),))
+
+    reading = Reading(script, lambda: True)
+    names = []
+    for way in WAYS:
+        step = reading.step(way, None)
+        names.append([[call.name for call in step.calls]])
+        while all(call.name == NAME for call in step.calls):
+            step = reading.step(None, step.calls[-1].id)
+            names[-1].append([call.name for call in step.calls])
+        assert step.calls[-1].id == f"own_{way}" or step.calls[0].id == f"own_{way}"
+    one, own = [NAME], ["shell"]
+    assert names == [[one, own], [[*one, *own]], [own], [[*one, *one], own], [[*own, *one]], [one, one, own]]
+    assert reading.reads == 7
+    assert set(answered) == set(WAYS)
+
+
+def test_a_model_without_the_tool_does_not_read() -> None:
+    reading = Reading(lambda text, call_id: Step(text="Fine."), lambda: False)
+    assert [reading.step("Hi", None).text for _ in WAYS] == ["Fine."] * len(WAYS)
+    assert reading.reads == 0
 
 
 @pytest.mark.parametrize("name", list(CLIENTS))
@@ -85,3 +117,8 @@ def test_a_row_without_compaction_fails() -> None:
     assert Row("x", turns=TURNS, compacted=3).met(TURNS)
     assert not Row("x", turns=TURNS).met(TURNS)
     assert Row("x", turns=1, results=TURNS - 1, compacted=1).met(TURNS)
+
+
+def test_a_row_without_reads_fails() -> None:
+    assert Row("x", turns=TURNS, compacted=3, reads=1).met(TURNS)
+    assert not Row("x", turns=TURNS, compacted=3, reads=0).met(TURNS)
