@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -40,14 +41,15 @@ Resend = Callable[[bytes], Awaitable[ResponseStart]]
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Tokens for the results of all calls, and for each of them."""
+    """Tokens for the results of all calls, for each of them, and for results and the model's own messages together."""
 
     left: int
     each: int
+    whole: float = math.inf
 
     def within(self, budget: int, used: int) -> Room:
         """Return the room in a request of ``used`` tokens."""
-        return Room(min(self.left, budget - used), min(self.each, budget // SHARE))
+        return Room(self.left, min(self.each, budget // SHARE), budget - used)
 
 
 class RecallRounds:
@@ -80,6 +82,8 @@ class RecallRounds:
         self._answered = 0
         self._plain = False
         self._remembered = False
+        self._full = False
+        self._last = False
         self._current: Answer | None = None
 
     def stream(self, start: ResponseStart) -> ResponseStart:
@@ -167,9 +171,8 @@ class RecallRounds:
 
     def _follows(self, round: HiddenRoundReader) -> bool:
         """Return whether the model waits for results, and for nothing from the client."""
-        most = self._context.caller.policy.recall.max_rounds
         waits = bool(round.hidden) and not round.visible and not self._remembered
-        return waits and not self._plain and self._answered <= most
+        return waits and not self._plain and not self._last
 
     async def _next(self, round: HiddenRoundReader) -> ResponseStart:
         """Answer a round's calls, and return the start of the next one. Raises ``ProxyError``.
@@ -178,7 +181,8 @@ class RecallRounds:
         """
         await self._close()
         self._answered += 1
-        last = self._answered > self._context.caller.policy.recall.max_rounds
+        last = self._full or self._answered > self._context.caller.policy.recall.max_rounds
+        self._last, room = last, self._room
         results = await self._results(round, last=last)
         before = [*self._before, round.unit, *results]
         start = await self._tried(self._hidden.continued(self._sent, before, last=last))
@@ -189,7 +193,7 @@ class RecallRounds:
             return start
         RECALLS.labels(outcome="failed").inc()
         if self._response.text or self._response.calls:
-            self._room = replace(self._room, each=self._room.each // 2)
+            self._room = replace(room, each=room.each // 2)
             before = [*self._before, round.unit, *await self._results(round, last=last)]
             start = await self._tried(self._hidden.continued(self._sent, before, last=last))
             if start is None:
@@ -214,25 +218,28 @@ class RecallRounds:
         return None
 
     async def _results(self, round: HiddenRoundReader, *, last: bool) -> list[bytes]:
-        """Return the messages that answer a round's calls."""
+        """Return the messages that answer a round's calls. They leave room for two more rounds of this size."""
         counter = self._context.counter
         assert counter is not None  # noqa: S101 - requests without a counter get no tool
         most = self._context.caller.policy.recall.max_rounds
-        left, results = self._room.left, []
+        size = counter.format.tokens(round.unit)
+        left, whole, results = self._room.left, self._room.whole - 3 * size, []
         for call in round.hidden:
-            room = min(self._room.each, left)
+            room = min(self._room.each, left, whole)
             if last:
                 text = NO_MORE
             elif room < LEAST:
-                text = NO_ROOM
+                self._full, text = whole < LEAST, NO_ROOM
             else:
                 tenant = self._context.caller.tenant
-                text = await self._reader.result(tenant, self._roots, call.arguments, counter.text, room)
-                left -= counter.text(text)
+                text = await self._reader.result(tenant, self._roots, call.arguments, counter.text, int(room))
             if self._answered == most and not last:
                 text = f"{text}\n\n{NO_MORE}"
-            results.append(self._hidden.result(call.id, text))
-        self._room = replace(self._room, left=left)
+            result = self._hidden.result(call.id, text)
+            tokens = counter.format.tokens(result)
+            left, whole = left - tokens, whole - tokens
+            results.append(result)
+        self._room = replace(self._room, left=left, whole=whole + 2 * size)
         return results
 
     async def _remember(self, round: HiddenRoundReader) -> None:

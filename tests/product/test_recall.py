@@ -15,9 +15,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.demo.replies import Reply, ToolCall
 from proxy.recall.tool import NAME
-from tests.kit.front_door import Front, archive_id, front, key, long_talk
+from tests.kit.front_door import WINDOW, Front, archive_id, front, key, long_talk
 from tests.kit.held_end import HeldEnd
-from tests.kit.messages import assistant
+from tests.kit.messages import assistant, words
 
 TOOLS = [
     {
@@ -33,7 +33,8 @@ ON = {"recall": {"tool": "auto"}}
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     with front(
-        {"default": ON, "off": {}, "one": {"recall": {"tool": "auto", "max_rounds": 1}}}, folder(tmp_path_factory)
+        {"default": ON, "off": {}, **{f"{most}": {"recall": {"tool": "auto", "max_rounds": most}} for most in (1, 10)}},
+        folder(tmp_path_factory),
     ) as door:
         yield door
 
@@ -197,13 +198,41 @@ def test_a_mixed_round_gives_the_client_its_own_calls(door: Front, stream: bool,
 
 @both
 def test_the_number_of_rounds_is_limited(door: Front, stream: bool) -> None:
-    talk = Talk(door, "limit", stream, "one")
+    talk = Talk(door, "limit", stream, "1")
     again = Reply(tool_calls=(ours(query="vault"),))
     first, second, third = talk.ask(again, again, Reply(content="Enough."))
     assert "Answer with what you have" in results(second)[-1]
     assert third["tool_choice"] == "none"
     assert talk.message.content == "Enough."
     assert "tool_choice" not in first
+
+
+@both
+def test_a_call_after_the_last_round_ends_the_response(door: Front, stream: bool) -> None:
+    talk = Talk(door, "more", stream, "1")
+    again = Reply(tool_calls=(ours(query="vault"),))
+    bodies = talk.ask(
+        again, again, Reply(content="Once more.", tool_calls=(ours(query="vault"),)), Reply(content="No.")
+    )
+    assert len(bodies) == 3
+    assert (talk.message.content, talk.message.tool_calls, talk.reason) == ("Once more.", None, "stop")
+
+
+@both
+def test_all_rounds_fit(door: Front, stream: bool) -> None:
+    """The texts of the rounds count, too."""
+    talk = Talk(door, "room", stream, "10")
+    (first,) = talk.ask(Reply(content="Fine."))
+    talk.say("Read it all.")
+    id, said = archive_id(json.dumps(first)), words(700, "said")
+    reads = [Reply(content=said, tool_calls=(ours(f"r{n}", id=id, offset=2_500 * n),)) for n in range(5)]
+    bodies = talk.ask(*reads, Reply(content="Done."), max_tokens=1_000)
+    sizes = [request.tokens for request in door.upstream.conversations[-len(bodies) :]]
+    assert max(sizes) + 1_000 <= WINDOW
+    assert ["no room" in text for text in results(bodies[-1])[-5:]] == [False] * 3 + [True, False]
+    assert ["tool_choice" in body for body in bodies] == [False] * 5 + [True]
+    assert "orchardplum" in "".join(results(bodies[-1]))
+    assert talk.message.content.endswith("Done.")
 
 
 @both
