@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.dialects.body import fields_of, listed
+from proxy.dialects.body import NOTHING, fields_of, listed, value_of
 from proxy.dialects.hidden_tool import VisibleResponse
 from proxy.http.sse import LONGEST_EVENT, EventSplitter, data_of, split_events
 
@@ -92,6 +92,12 @@ def decoded(data: bytes) -> dict[str, Any] | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def tools_in(fields: Mapping[str, msgspec.Raw]) -> list[Any]:
+    """Return the tools in a request's fields."""
+    tools = value_of(fields.get("tools", NOTHING))
+    return tools if isinstance(tools, list) else []
 
 
 def with_tool(raw: bytes, tool: bytes) -> bytes:

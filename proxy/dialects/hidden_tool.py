@@ -119,6 +119,10 @@ class HiddenTool(Protocol):
         """Return whether a request lets its model choose among tools, and has none of this name."""
         ...
 
+    def tool_names(self, raw: bytes) -> list[str]:
+        """Return the names of a request's tools, as far as it can be read; an empty one if a tool has none."""
+        ...
+
     def definition(self, raw: bytes, name: str, description: str, parameters: Mapping[str, Any]) -> bytes:
         """Return the tool's JSON for a request."""
         ...

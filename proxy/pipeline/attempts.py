@@ -30,7 +30,7 @@ from proxy.pipeline.description import describe_call
 from proxy.pipeline.item_references import resolve_references
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Outcome
-from proxy.pipeline.recall import Recall
+from proxy.pipeline.recall import Recall, reserved
 from proxy.pipeline.refusal import add_sizes, refuses_compaction, refuses_reasoning
 from proxy.pipeline.refusal import advice as advice_on
 from proxy.pipeline.request_mode import compacts_itself, mode_of
@@ -244,13 +244,13 @@ class Attempts:
         except Exception as error:  # a client gets its answer even if the compaction has a bug
             log.exception("compaction.failed", error=type(error).__name__)
             outcome = Outcome("failed")
-        if context.recall is not None and outcome.messages is not None and outcome.checkpoints:
+        if context.recall is not None and context.recall.tool and outcome.messages is not None and outcome.checkpoints:
             after = None if outcome.after is None else outcome.after + context.recall.tokens
             outcome = replace(outcome, tool=True, after=after)
         return Attempt(budget, case, outcome)
 
     async def _may_recall(self, context: ConversationContext, case: CompactionInput) -> bool:
-        """Return whether the request may get the tool to read archived messages. Put back its hidden rounds."""
+        """Put back a request's hidden rounds. Return whether it has any, or may get the tool that reads the archive."""
         compactor = self._services.compactor
         if case.policy.recall.tool == "off" or case.mode != "enforce" or compactor.untouched(case) is not None:
             return False
@@ -282,8 +282,8 @@ class Attempts:
         services, caller, route = self._services, context.caller, context.route
         known = budget.input is not None
         room = budget.input
-        if room is not None and context.recall is not None:
-            room -= context.recall.tokens
+        if room is not None:
+            room -= reserved(context)
         return CompactionInput(
             body=context.body,
             counter=context.counter,

@@ -52,16 +52,17 @@ def begin_request(services: Services, scope: Scope, *, forwarded: bool = True) -
 
 
 class RecallState(msgspec.Struct, eq=False):
-    """The state of a request that may get the tool to read archived messages.
+    """The state of a request that may get the tool to read archived messages, or has hidden rounds.
 
-    ``body`` is the client's own request. ``rounds`` are the hidden rounds that were put back into it. ``prefix`` is a
-    digest of the client's messages, of which there are ``messages``. ``tool`` is the tool's definition, and ``tokens``
-    its size.
+    ``body`` is the client's own request. ``rounds`` are the conversation's hidden rounds, and ``found`` is true if some
+    were put back. ``prefix`` is a digest of the client's messages, of which there are ``messages``. ``tool`` is the
+    tool's definition, and ``tokens`` its size. It's empty if the request can't get the tool.
     """
 
     body: Request
     conversation: tuple[str, str]
     rounds: list[HiddenRound]
+    found: bool
     prefix: str
     messages: int
     tool: bytes
@@ -84,7 +85,7 @@ class ConversationContext(RequestContext):
     ``recovered`` if the upstream has compacted a history that it keeps. ``own_summaries`` is true if the upstream
     refused a compaction of its own in this conversation. ``memory`` holds the memory of its
     bodies. ``heartbeat`` is for a client that wants a stream. ``recall`` is set if the request may get the tool to read
-    archived messages.
+    archived messages, or has hidden rounds.
     """
 
     dialect: Dialect

@@ -262,7 +262,9 @@ class RecallRounds:
             results=results,
             own=round.own if mixed or self._before else None,
         )
-        rounds = [*self._state.rounds, hidden]
+        seen = hidden.prefix, hidden.text, hidden.calls
+        others = [round for round in self._state.rounds if (round.prefix, round.text, round.calls) != seen]
+        rounds = [*others, hidden]
         await self._memory.keep(self._state.conversation, self._state.messages, rounds, archive.days * DAY)
 
     async def _close(self) -> None:

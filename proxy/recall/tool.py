@@ -34,6 +34,9 @@ PARAMETERS: dict[str, Any] = {
     "additionalProperties": False,
 }
 
+TOKENS = 300
+"""At most this many tokens are in the tool's definition, in any API, before the factor of a model's tokenizer."""
+
 TAG = "earlier_message"
 
 PASSAGES = 8

@@ -116,7 +116,7 @@ class Talk:
 
 
 def names(body: dict[str, Any]) -> list[str]:
-    return [tool["function"]["name"] for tool in body["tools"]]
+    return [tool["function"]["name"] for tool in body.get("tools", [])]
 
 
 def results(body: dict[str, Any]) -> list[str]:
@@ -177,6 +177,33 @@ def test_the_next_turn_has_the_hidden_round_again(door: Front, stream: bool) -> 
     last = third["messages"][len(second["messages"]) :]
     assert [message["role"] for message in last] == ["assistant", "tool"]
     assert last[0]["content"] == "B"
+
+
+@both
+@pytest.mark.parametrize("fields", [{"tool_choice": "none"}, {"tool_choice": "required"}, {"tools": []}])
+def test_a_request_without_the_tool_has_its_hidden_rounds(door: Front, stream: bool, fields: dict[str, Any]) -> None:
+    talk = Talk(door, f"choice{fields}", stream)
+    _, second = talk.ask(Reply(tool_calls=(ours(query="vault"),)), Reply(tool_calls=(theirs(),)))
+    talk.answer("c1")
+    (third,) = talk.ask(Reply(content="Done."), **fields)
+    assert NAME not in names(third)
+    assert third["messages"][: len(second["messages"])] == second["messages"]
+    talk.say("Next?")
+    (fourth,) = talk.ask(Reply(content="Fine."))
+    assert NAME in names(fourth)
+    assert fourth["messages"][: len(third["messages"])] == third["messages"]
+
+
+def test_conversations_with_the_same_beginning_keep_their_own_rounds(door: Front) -> None:
+    talks = [Talk(door, "fork", False) for _ in range(3)]
+    seconds = []
+    for number, talk in enumerate(talks):
+        talk.say(f"Question {number % 2}?")
+        seconds.append(talk.ask(Reply(tool_calls=(ours(query=f"vault{number}"),)), Reply(content=f"A{number}"))[1])
+    for talk, second in zip(talks, seconds, strict=True):
+        talk.say("Next?")
+        (third,) = talk.ask(Reply(content="Fine."))
+        assert third["messages"][: len(second["messages"])] == second["messages"]
 
 
 @both
@@ -304,6 +331,17 @@ def test_an_upstream_that_refuses_the_tool_gets_none(tmp_path: Path, stream: boo
         assert NAME not in names(second)
         talk.say("Next?")
         assert NAME not in names(talk.ask(Reply(content="Fine."))[0])
+        assert NAME in names(Talk(other, "never", stream, caller=1).ask(Reply(content="Fine."))[0])
+
+
+@both
+def test_a_refusal_without_the_tool_too_has_another_cause(tmp_path: Path, stream: bool) -> None:
+    refusal = Reply(status=400, error={"error": {"message": "no such format", "type": "invalid_request_error"}})
+    with front({"default": ON}, tmp_path) as other:
+        talk = Talk(other, "other cause", stream)
+        with pytest.raises(openai.BadRequestError, match="no such format"):
+            talk.ask(refusal, refusal)
+        assert NAME in names(talk.ask(Reply(content="Fine."))[0])
 
 
 @both

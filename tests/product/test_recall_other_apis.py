@@ -452,6 +452,20 @@ def test_the_next_turns_have_the_hidden_rounds_again(upstream: Upstream, url: st
 
 
 @both
+def test_a_request_without_the_tool_has_its_hidden_rounds(upstream: Upstream, url: str, api: str, stream: bool) -> None:
+    talk = TALKS[api](upstream, url, "choice", stream)
+    _, second = talk.ask(says("A", ours(query="vault"), thinking=""), says("B", theirs(), thinking=""))
+    talk.say("", "c1")
+    (third,) = talk.ask(says("Done.", thinking=""), tool_choice=talk.none)
+    assert NAME not in names(third)
+    assert continues(talk, third, second)
+    talk.say("Next?")
+    (fourth,) = talk.ask(says("Fine."))
+    assert NAME in names(fourth)
+    assert continues(talk, fourth, third)
+
+
+@both
 @pytest.mark.parametrize("order", ["first", "last"])
 def test_a_mixed_round_gives_the_client_its_own_calls(
     upstream: Upstream, url: str, api: str, stream: bool, order: str

@@ -14,7 +14,16 @@ import msgspec
 
 from proxy.dialects.body import NOTHING, encoded, fields_of, value_of
 from proxy.dialects.chat.message import calls_of
-from proxy.dialects.hidden_rounds import StreamedRound, add_usage, decoded, longer, place_of, with_tool, without_tool
+from proxy.dialects.hidden_rounds import (
+    StreamedRound,
+    add_usage,
+    decoded,
+    longer,
+    place_of,
+    tools_in,
+    with_tool,
+    without_tool,
+)
 from proxy.dialects.hidden_tool import HiddenCall, HiddenRound, VisibleResponse
 from proxy.dialects.parts import text_of
 from proxy.dialects.unit_json import decode, encode, replace_field
@@ -318,8 +327,15 @@ class HiddenTool:
             return False
         if value_of(fields.get("tool_choice", NOTHING)) not in (None, "auto"):
             return False
-        tools = value_of(fields.get("tools", NOTHING))
-        return isinstance(tools, list) and bool(tools) and name not in map(_tool_name, tools)
+        names = _names(fields)
+        return bool(names) and name not in names
+
+    def tool_names(self, raw: bytes) -> list[str]:
+        """Return the names of a request's tools, as far as it can be read."""
+        try:
+            return _names(fields_of(raw))
+        except BadBody:
+            return []
 
     def definition(self, raw: bytes, name: str, description: str, parameters: Mapping[str, Any]) -> bytes:
         """Return the tool's JSON. It's strict if all tools of the request are, because some servers demand that."""
@@ -385,5 +401,5 @@ def _function(tool: Any) -> Mapping[str, Any]:
     return function if isinstance(function, dict) else {}
 
 
-def _tool_name(tool: Any) -> Any:
-    return _function(tool).get("name")
+def _names(fields: Mapping[str, msgspec.Raw]) -> list[str]:
+    return [str(_function(tool).get("name") or "") for tool in tools_in(fields)]

@@ -230,14 +230,23 @@ class HiddenTool:
         The server may not keep the conversation, nor count the calls.
         """
         try:
-            fields, tools = fields_of(raw), tools_of(raw)
+            fields = fields_of(raw)
         except BadBody:
             return False
         if any(value_of(fields.get(field, NOTHING)) for field in _RULED_OUT):
             return False
         if value_of(fields.get("tool_choice", NOTHING)) not in (None, "auto"):
             return False
-        return bool(tools) and name not in [_field(tool, "name") for tool in tools]
+        names = self.tool_names(raw)
+        return bool(names) and name not in names
+
+    def tool_names(self, raw: bytes) -> list[str]:
+        """Return the names of a request's tools, as far as it can be read."""
+        try:
+            tools = tools_of(raw)
+        except BadBody:
+            return []
+        return [str(_field(tool, "name") or "") for tool in tools]
 
     def definition(self, raw: bytes, name: str, description: str, parameters: Mapping[str, Any]) -> bytes:
         """Return the tool's JSON. It's strict, as functions are by default, unless one of the client's isn't."""

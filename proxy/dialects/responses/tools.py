@@ -17,7 +17,7 @@ _ITEM = "additional_tools"
 def tools_of(raw: bytes) -> list[Any]:
     """Return all tools of a request, and the tools in its items and namespaces. Raises ``BadBody``."""
     fields = fields_of(raw)
-    tools = _list_of(fields)
+    tools = list(hidden_rounds.tools_in(fields))
     for item in _items(fields) if _ITEM.encode() in raw else ():
         if _has_tools(item):
             more = value_of(item).get("tools")
@@ -28,7 +28,7 @@ def tools_of(raw: bytes) -> list[Any]:
 def with_tool(raw: bytes, tool: bytes) -> bytes:
     """Return a body with one more tool, the last one. If its tools are in items, the tool gets an item behind them."""
     fields = fields_of(raw)
-    if _list_of(fields):
+    if hidden_rounds.tools_in(fields):
         return hidden_rounds.with_tool(raw, tool)
     items = _items(fields)
     item = encode({"type": _ITEM, "role": "developer", "tools": [msgspec.Raw(tool)]})
@@ -40,17 +40,12 @@ def with_tool(raw: bytes, tool: bytes) -> bytes:
 def without_tool(sent: bytes) -> bytes:
     """Return a body without the tool that ``with_tool`` added."""
     fields = fields_of(sent)
-    if _list_of(fields):
+    if hidden_rounds.tools_in(fields):
         return hidden_rounds.without_tool(sent)
     items = _items(fields)
     del items[_end_of_tools(items) - 1]
     fields["input"] = listed(items)
     return msgspec.json.encode(fields)
-
-
-def _list_of(fields: Mapping[str, msgspec.Raw]) -> list[Any]:
-    tools = value_of(fields.get("tools", NOTHING))
-    return tools if isinstance(tools, list) else []
 
 
 def _items(fields: Mapping[str, msgspec.Raw]) -> list[msgspec.Raw]:
