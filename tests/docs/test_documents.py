@@ -191,7 +191,7 @@ CONFIGURED = [path for path in DOCUMENTS if path.parent.name != "providers"]
 @pytest.mark.parametrize("document", CONFIGURED, ids=lambda document: document.name)
 def test_the_configurations_in_a_document_load(document: Path) -> None:
     for block in blocks(document.read_text(encoding="utf-8"), "yaml"):
-        if not block.startswith("services:"):  # that is a compose file
+        if not block.startswith(("services:", "name:")):  # files of Compose and of Continue
             load(block)
 
 
