@@ -27,6 +27,7 @@ from soak import processes
 from soak.clients.install import NotInstalled
 from soak.clients.programs import CLIENTS, Client
 from soak.clients.scripts import DONE, Loop, Reading
+from soak.clients.strict_chat import MAX_OUTPUT, StrictChat
 from tests.kit.agent_script import Received, step
 from tests.kit.strict_messages import StrictMessages
 from tests.kit.strict_responses import StrictResponses
@@ -39,7 +40,7 @@ PRINTED = ("output.jsonl", "client.log")
 CLAUDE_RATIO = 1.6
 """Tokens per token of ``o200k_base``, as the proxy assumes for Claude Code's default model."""
 
-Upstream = StrictResponses | StrictMessages
+Upstream = StrictChat | StrictResponses | StrictMessages
 
 
 @dataclass
@@ -118,6 +119,8 @@ def check(name: str, client: Client, window: int, turns: int, folder: Path, *, r
     upstream: Upstream
     if client.api == "messages":
         upstream = StrictMessages(window, check="off", ratio=CLAUDE_RATIO, script=reading.step)
+    elif client.api == "chat":
+        upstream = StrictChat(window, script=reading.step)
     else:
         upstream = StrictResponses(window, script=reading.step)
     work = folder / "work"
@@ -127,7 +130,9 @@ def check(name: str, client: Client, window: int, turns: int, folder: Path, *, r
     with ExitStack() as stack:
         address = stack.enter_context(serve(upstream.app))
         configuration = folder / "config.yaml"
-        configuration.write_text(yaml.safe_dump(settings(address, window, folder, recall)), encoding="utf-8")
+        configuration.write_text(
+            yaml.safe_dump(settings(address, window, folder, client.api, recall)), encoding="utf-8"
+        )
         url = stack.enter_context(processes.proxy(configuration, free_port(), folder / "proxy.log"))
         environment = _environment(client.variables(url), work, turns)
         lines = _output(client.command(folder / "installed", work, url), work, environment, folder, row)
@@ -140,9 +145,10 @@ def check(name: str, client: Client, window: int, turns: int, folder: Path, *, r
     return row
 
 
-def settings(upstream: str, window: int, folder: Path, recall: bool) -> dict[str, Any]:
-    """Return the proxy's configuration."""
-    profile = {"context_window": window, "max_input_tokens": window, "max_output_tokens": 4_000}
+def settings(upstream: str, window: int, folder: Path, api: str, recall: bool) -> dict[str, Any]:
+    """Return the proxy's configuration. Only the window of chat completions includes the output."""
+    limits = {"max_output_tokens": MAX_OUTPUT} if api == "chat" else {"max_input_tokens": window}
+    profile = {"context_window": window, "max_output_tokens": 4_000, **limits}
     return {
         "store": {"url": f"sqlite:///{folder}/store.db"},
         "upstreams": {"main": {"base_url": f"{upstream}/v1", "speaks": ["chat", "responses", "messages"]}},
@@ -188,8 +194,10 @@ def _fill(row: Row, client: Client, lines: Sequence[Mapping[str, Any]], upstream
     row.requests = len(upstream.requests)
     row.results = len({call for one in received for call in _answered(one)})
     row.refused = len(upstream.refused)
-    row.faults = sorted({*upstream.faults, *upstream.chat.faults}) if upstream.chat.faults else sorted(upstream.faults)
-    row.summaries = len(upstream.chat.summaries) + sum(one.summary for one in upstream.requests)
+    row.faults = sorted({*upstream.faults, *(fault.message for fault in upstream.chat.faults)})
+    row.summaries = len(upstream.chat.summaries)
+    if client.api != "chat":
+        row.summaries += sum(one.summary for one in upstream.requests)
     if client.tool is None:
         row.turns = sum(line.get("error") is None for line in lines)
         row.errors += [line["error"] for line in lines if line.get("error")]
@@ -216,6 +224,7 @@ def _answered(received: Received) -> list[str]:
         for block in message["content"]
     ]
     outputs = [item["call_id"] for item in items if item.get("type") == "function_call_output"]
+    outputs += [message["tool_call_id"] for message in body.get("messages", []) if message["role"] == "tool"]
     return [*outputs, *(block["tool_use_id"] for block in blocks if block.get("type") == "tool_result")]
 
 

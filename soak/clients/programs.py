@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ class Client:
     packages: Sequence[str]
     command: Callable[[Path, Path, str], list[str]]
     variables: Callable[[str], Mapping[str, str]]
-    api: Literal["responses", "messages"] = "responses"
+    api: Literal["chat", "responses", "messages"] = "responses"
     tool: Tool | None = None
     windows: float = 1
     recalls: bool = True
@@ -90,6 +91,47 @@ def _opencode(folder: Path, work: Path, url: str) -> list[str]:
     return [_binary(folder, "opencode"), "run", "--format", "json", "--model", f"openai/{MODEL}", TASK]
 
 
+def _copilot(folder: Path, work: Path, url: str) -> list[str]:
+    return [_binary(folder, "copilot"), "-p", TASK, "--allow-all", "--no-auto-update", "--output-format", "json"]
+
+
+def _copilot_variables(url: str, api: str) -> dict[str, str]:
+    """Copilot's own models need an account, so it gets a provider."""
+    wire = {"chat": "completions", "responses": "responses"}
+    provider = {"TYPE": "openai", "WIRE_API": wire[api]} if api in wire else {"TYPE": "anthropic"}
+    base = url if api == "messages" else f"{url}/v1"
+    settings = {**provider, "BASE_URL": base, "API_KEY": "sk-soak"}
+    return {"COPILOT_MODEL": MODEL, **{f"COPILOT_PROVIDER_{name}": value for name, value in settings.items()}}
+
+
+def _qwen(folder: Path, work: Path, url: str) -> list[str]:
+    flags = ["--yolo", "--output-format", "stream-json", "--auth-type", "openai", "--model", MODEL]
+    return [_binary(folder, "qwen"), *flags, TASK]
+
+
+def _pi(folder: Path, work: Path, url: str) -> list[str]:
+    models = [{"id": MODEL}]
+    provider = {"baseUrl": f"{url}/v1", "apiKey": "sk-soak", "api": "openai-completions", "models": models}
+    place = work / ".pi" / "agent"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "models.json").write_text(json.dumps({"providers": {"soak": provider}}))
+    return [_binary(folder, "pi"), "-p", "--mode", "json", "--provider", "soak", "--model", MODEL, TASK]
+
+
+def _continue(folder: Path, work: Path, url: str) -> list[str]:
+    model = {"name": "soak", "provider": "openai", "model": MODEL, "apiBase": f"{url}/v1", "apiKey": "sk-soak"}
+    settings = {"name": "soak", "version": "1.0.0", "schema": "v1", "models": [{**model, "roles": ["chat"]}]}
+    (work / "continue.json").write_text(json.dumps(settings))
+    return [_binary(folder, "cn"), "-p", TASK, "--auto", "--format", "json", "--config", str(work / "continue.json")]
+
+
+def _cline(folder: Path, work: Path, url: str) -> list[str]:
+    settings = ["--provider", "openai", "--apikey", "sk-soak", "--modelid", MODEL, "--baseurl", f"{url}/v1"]
+    login = [_binary(folder, "cline"), "auth", *settings]
+    command = f'{shlex.join(login)} && exec "$0" --json "$1"'
+    return ["sh", "-c", command, _binary(folder, "cline"), TASK]
+
+
 CLIENTS = {
     "Agents SDK": _python("agents_sdk", "openai-agents"),
     "Pydantic AI": _python("pydantic_ai", "pydantic-ai-slim[openai]"),
@@ -114,5 +156,67 @@ CLIENTS = {
     ),
     "opencode": Client(
         "npm", ("opencode-ai",), _opencode, _openai, tool=Tool("bash", {"command": NUMBERS, "description": "Print"})
+    ),
+    "Copilot": Client(
+        "npm",
+        ("@github/copilot",),
+        _copilot,
+        lambda url: _copilot_variables(url, "chat"),
+        api="chat",
+        windows=2,
+        tool=Tool("bash", {"command": NUMBERS, "description": "Print numbers"}),
+    ),
+    "Copilot, responses": Client(
+        "npm",
+        ("@github/copilot",),
+        _copilot,
+        lambda url: _copilot_variables(url, "responses"),
+        windows=2,
+        tool=Tool("bash", {"command": NUMBERS, "description": "Print numbers"}),
+    ),
+    "Copilot, messages": Client(
+        "npm",
+        ("@github/copilot",),
+        _copilot,
+        lambda url: _copilot_variables(url, "messages"),
+        api="messages",
+        windows=2,
+        tool=Tool("bash", {"command": NUMBERS, "description": "Print numbers"}),
+    ),
+    "Qwen Code": Client(
+        "npm",
+        ("@qwen-code/qwen-code",),
+        _qwen,
+        lambda url: {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "sk-soak"},
+        api="chat",
+        windows=2,
+        tool=Tool("run_shell_command", {"command": NUMBERS, "is_background": False}),
+    ),
+    "pi": Client(
+        "npm",
+        ("@mariozechner/pi-coding-agent",),
+        _pi,
+        lambda url: {},
+        api="chat",
+        windows=2,
+        tool=Tool("bash", {"command": NUMBERS}),
+    ),
+    "Continue": Client(
+        "npm",
+        ("@continuedev/cli",),
+        _continue,
+        lambda url: {},
+        api="chat",
+        windows=2,
+        tool=Tool("Bash", {"command": NUMBERS}),
+    ),
+    "Cline": Client(
+        "npm",
+        ("cline",),
+        _cline,
+        lambda url: {},
+        api="chat",
+        windows=2,
+        tool=Tool("run_commands", {"commands": [NUMBERS]}),
     ),
 }

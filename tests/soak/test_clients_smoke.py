@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
+import openai
 import pytest
 
 from proxy.demo.replies import ToolCall
+from proxy.demo.serving import serve
 from proxy.recall.tool import NAME
 from soak.clients import install
 from soak.clients.command import TURNS, Row, check
 from soak.clients.install import NotInstalled
 from soak.clients.programs import CLIENTS, DRIVERS, TASK, Client, Tool
 from soak.clients.scripts import DONE, WAYS, Loop, Reading
+from soak.clients.strict_chat import StrictChat
 from tests.kit.agent_script import Step
 
 SESSION = """
@@ -106,11 +110,30 @@ def test_a_model_without_the_tool_does_not_read() -> None:
     assert reading.reads == 0
 
 
+def test_the_stand_in_of_chat_completions_follows_the_script_and_counts() -> None:
+    upstream = StrictChat(8_000, script=Loop(Tool("shell", {"command": "ls"}), 2).step)
+    messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": TASK}]}]
+    with serve(upstream.app) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="sk-soak", max_retries=0) as client:
+        for _ in range(3):
+            answer = client.chat.completions.create(model="m", messages=messages).choices[0].message
+            messages.append(answer.model_dump(exclude_none=True))
+            calls = answer.tool_calls or []
+            messages += [{"role": "tool", "tool_call_id": call.id, "content": "a.txt"} for call in calls]
+        with pytest.raises(openai.BadRequestError):
+            client.chat.completions.create(model="m", messages=messages[:2])
+    assert answer.content == DONE
+    assert [len(received.body["messages"]) for received in upstream.conversations] == [1, 3, 5, 2]
+    assert [received.status for received in upstream.requests] == [200, 200, 200, 400]
+    assert len(upstream.refused) == len(upstream.faults) == 1
+
+
 @pytest.mark.parametrize("name", list(CLIENTS))
 def test_every_client_has_a_command_and_its_driver_exists(name: str, tmp_path: Path) -> None:
     parts = CLIENTS[name].command(tmp_path, tmp_path, "http://127.0.0.1:1")
     assert all(Path(part).exists() for part in parts if str(DRIVERS) in part)
-    assert any("127.0.0.1:1" in value for value in CLIENTS[name].variables("http://127.0.0.1:1").values())
+    variables = CLIENTS[name].variables("http://127.0.0.1:1").values()
+    files = [path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.json")]
+    assert any("127.0.0.1:1" in text for text in [*variables, *parts, *files])
 
 
 def test_a_row_without_compaction_fails() -> None:
