@@ -13,9 +13,14 @@ from soak.clients import install
 
 DRIVERS = Path(__file__).parent / "drivers"
 MODEL = "gpt-4.1"
+CLAUDE = "claude-sonnet-4-5"
 TASK = "Work through the whole task with the tool, please."
 NUMBERS = "seq START END"
 """A command that prints other numbers for each call."""
+
+Api = Literal["chat", "responses", "messages"]
+Variables = Callable[[str], Mapping[str, str]]
+"""Takes the proxy's address, and returns a client's environment variables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +44,8 @@ class Client:
     manager: Literal["pip", "npm"]
     packages: Sequence[str]
     command: Callable[[Path, Path, str], list[str]]
-    variables: Callable[[str], Mapping[str, str]]
-    api: Literal["chat", "responses", "messages"] = "responses"
+    variables: Variables
+    api: Api = "responses"
     tool: Tool | None = None
     windows: float = 1
     recalls: bool = True
@@ -50,21 +55,35 @@ class Client:
         return (install.pip if self.manager == "pip" else install.npm)(self.packages, folder)
 
 
-def _openai(url: str) -> dict[str, str]:
-    return {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "sk-soak", "SOAK_MODEL": MODEL}
+def _openai(url: str, api: str = "responses") -> dict[str, str]:
+    return {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "sk-soak", "SOAK_MODEL": MODEL, "SOAK_API": api}
 
 
-def _python(name: str, *packages: str) -> Client:
+def _anthropic(url: str, path: str = "") -> dict[str, str]:
+    names = {"SOAK_MODEL": CLAUDE, "SOAK_API": "messages"}
+    return {"ANTHROPIC_BASE_URL": f"{url}{path}", "ANTHROPIC_API_KEY": "sk-ant-soak", **names}
+
+
+def _python(name: str, *packages: str, api: Api = "responses") -> Client:
     def command(folder: Path, work: Path, url: str) -> list[str]:
         return [str(folder / "bin" / "python"), str(DRIVERS / f"drive_{name}.py")]
 
-    return Client("pip", packages, command, _openai)
+    return Client("pip", packages, command, _anthropic if api == "messages" else _openai, api=api)
 
 
-def _ai_sdk(folder: Path, work: Path, url: str) -> list[str]:
-    driver = folder / "drive.mjs"  # node looks for packages next to the script
-    driver.write_text((DRIVERS / "drive_ai_sdk.mjs").read_text())
-    return ["node", str(driver)]
+def _javascript(
+    name: str,
+    *packages: str,
+    variables: Callable[[str], Mapping[str, str]],
+    api: Api = "responses",
+    recalls: bool = True,
+) -> Client:
+    def command(folder: Path, work: Path, url: str) -> list[str]:
+        for script in (f"drive_{name}.mjs", "soak_common.mjs"):  # node looks for packages next to the script
+            (folder / script).write_text((DRIVERS / script).read_text())
+        return ["node", str(folder / f"drive_{name}.mjs")]
+
+    return Client("npm", (*packages, "zod"), command, variables, api=api, recalls=recalls)
 
 
 def _binary(folder: Path, name: str) -> str:
@@ -137,7 +156,20 @@ CLIENTS = {
     "Pydantic AI": _python("pydantic_ai", "pydantic-ai-slim[openai]"),
     "LangChain": _python("langchain", "langchain-openai"),
     "LlamaIndex": _python("llamaindex", "llama-index-llms-openai"),
-    "AI SDK": Client("npm", ("ai", "@ai-sdk/openai", "zod"), _ai_sdk, _openai, recalls=False),  # refers to items
+    "AI SDK": _javascript("ai_sdk", "ai", "@ai-sdk/openai", variables=_openai, recalls=False),  # refers to items
+    "Agents SDK for JavaScript": _javascript("agents_js", "@openai/agents", variables=_openai),
+    "LangChain for JavaScript": _javascript(
+        "langchain_js",
+        "@langchain/openai",
+        "@langchain/core",
+        variables=lambda url: _openai(url, "chat"),
+        api="chat",
+    ),
+    "Pydantic AI, messages": _python("pydantic_ai", "pydantic-ai-slim[anthropic]", api="messages"),
+    "LangChain, messages": _python("langchain", "langchain-anthropic", api="messages"),
+    "AI SDK, messages": _javascript(
+        "ai_sdk", "ai", "@ai-sdk/anthropic", variables=lambda url: _anthropic(url, "/v1"), api="messages"
+    ),
     "codex": Client(
         "npm",
         ("@openai/codex",),

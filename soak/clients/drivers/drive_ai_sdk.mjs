@@ -1,19 +1,15 @@
-// The Vercel AI SDK with @ai-sdk/openai and default settings: `store` is on, so answers are repeated as references.
-import { openai } from "@ai-sdk/openai";
+// The Vercel AI SDK with default settings. With @ai-sdk/openai `store` is on, so answers are repeated as references.
 import { generateText, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
 
-const turns = Number(process.env.SOAK_TURNS);
-const model = openai(process.env.SOAK_MODEL);
+import { drive, found, NAMES } from "./soak_common.mjs";
+
+const provider = process.env.SOAK_API === "messages" ? "anthropic" : "openai";
+const model = (await import(`@ai-sdk/${provider}`))[provider](process.env.SOAK_MODEL);
 const instructions = "You are a careful engineer. Use the tools.";
 
-function found(name, target) {
-  const lines = 25 + ((target.length * 37 + name.length * 11 + Number(target.replace(/\D/g, ""))) % 75);
-  return Array.from({ length: lines }, (_, n) => `${target}:${n} value of ${name} = ${(n * 7919) % 10007}`).join("\n");
-}
-
 const tools = Object.fromEntries(
-  ["read", "search", "run"].map((name) => [
+  NAMES.map((name) => [
     name,
     tool({
       description: `${name} a file.`,
@@ -37,19 +33,10 @@ async function turn(messages, part) {
 }
 
 const history = [];
-let errors = 0;
-for (let part = 1; part <= turns && errors < 3; part += 1) {
-  history.push({ role: "user", content: `Part ${part} please; the ticket is PART-${1000 + part}.` });
-  let error = null;
-  try {
-    const [text, messages] = await turn(history, part);
-    history.push(...messages);
-    if (!text.includes(`Done with part ${part}:`)) error = `wrong answer: ${text.slice(0, 200)}`;
-  } catch (thrown) {
-    console.error(thrown);
-    error = `${thrown.name}: ${thrown.message}`.slice(0, 500);
-  }
-  errors += error ? 1 : 0;
-  console.log(JSON.stringify({ turn: part, error }));
-}
-process.exitCode = errors ? 1 : 0;
+
+await drive(async (question, part) => {
+  history.push({ role: "user", content: question });
+  const [text, messages] = await turn(history, part);
+  history.push(...messages);
+  return text;
+});

@@ -1,12 +1,12 @@
-"""LangChain's ``ChatOpenAI`` with ``use_responses_api=True``."""
+"""LangChain: ``ChatOpenAI`` with ``use_responses_api=True``, or ``ChatAnthropic``."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
 from soak_common import MODEL, SYSTEM, drive, found, question
 
 
@@ -29,7 +29,16 @@ def run(target: str) -> str:
 
 
 TOOLS: dict[str, Any] = {"read": read, "search": search, "run": run}
-model = ChatOpenAI(model=MODEL, use_responses_api=True).bind_tools(list(TOOLS.values()))
+chat: Any
+if os.environ["SOAK_API"] == "messages":
+    from langchain_anthropic import ChatAnthropic
+
+    chat = ChatAnthropic(model_name=MODEL, timeout=None, stop=None)
+else:
+    from langchain_openai import ChatOpenAI
+
+    chat = ChatOpenAI(model=MODEL, use_responses_api=True)
+model = chat.bind_tools(list(TOOLS.values()))
 history: list[Any] = [SystemMessage(SYSTEM)]
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterable
 from typing import Any
 
 from pydantic_ai import Agent
 from soak_common import MODEL, SYSTEM, drive, found, question
 
-agent = Agent(f"openai:{MODEL}", instructions=SYSTEM)
+provider = "anthropic" if os.environ["SOAK_API"] == "messages" else "openai"
+agent = Agent(f"{provider}:{MODEL}", instructions=SYSTEM)
 
 
 @agent.tool_plain
