@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import httpx2
 import pytest
 import structlog
 import yaml
 from httpx._transports import default
+from httpx2._transports import default as default2
 from starlette.types import ASGIApp
 
 from proxy.config import Settings
@@ -131,13 +133,14 @@ def _no_enquiries() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _certificates_are_read_once() -> Iterator[None]:
     """Building one for each client takes 16 ms, and nearly all clients here use loopback without TLS."""
-    kept = functools.cache(httpx.create_ssl_context)
 
-    def context(**wanted: Any) -> ssl.SSLContext:
-        return (httpx.create_ssl_context if "SSL_CERT_FILE" in os.environ else kept)(**wanted)
+    def once(create: Callable[..., ssl.SSLContext]) -> Callable[..., ssl.SSLContext]:
+        kept = functools.cache(create)
+        return lambda **wanted: (create if "SSL_CERT_FILE" in os.environ else kept)(**wanted)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(default, "create_ssl_context", context)
+        patch.setattr(default, "create_ssl_context", once(httpx.create_ssl_context))
+        patch.setattr(default2, "create_ssl_context", once(httpx2.create_ssl_context))
         yield
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -62,17 +63,26 @@ def table_path() -> Path:
     )
 
 
-def load(path: Path | None = None) -> dict[str, Listing]:
-    """Load the table by model name (about 50 ms and 2 MB). Raises ``ConfigurationError`` if that fails."""
+def load(path: Path | None = None) -> Mapping[str, Listing]:
+    """Load the table by model name. Raises ``ConfigurationError`` if that fails.
+
+    The first call takes about 50 ms and 2 MB. Later calls return the same table, unless the file has changed.
+    """
     path = path or table_path()
     try:
-        table = msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, Any]])
+        status = path.stat()
+        return _read(path, status.st_mtime_ns, status.st_size)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f"LiteLLM's table of models can't be read: {error}. "
             "Fix: install the dependencies again, in the versions of requirements.lock."
         ) from error
-    return convert(table)
+
+
+@lru_cache(maxsize=1)
+def _read(path: Path, modified: int, size: int) -> Mapping[str, Listing]:
+    """Read a version of the file, which ``modified`` (in nanoseconds) and ``size`` (in bytes) identify."""
+    return convert(msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, Any]]))
 
 
 def convert(table: Mapping[str, Any]) -> dict[str, Listing]:

@@ -86,13 +86,13 @@ class _Limits:
 class Profiles:
     """Look up profiles. Thread-safe.
 
-    ``table`` replaces LiteLLM's table, in the same shape. Without it the first look-up reads the file (about 50 ms).
-    Call ``load`` in a thread beforehand.
+    ``table`` replaces LiteLLM's table, in the same shape. Without it the first look-up in the process reads the file
+    (about 50 ms). Call ``load`` in a thread beforehand.
     """
 
     def __init__(self, table: Mapping[str, Any] | None = None) -> None:
         self._given = table
-        self._table: dict[str, Listing] | None = None
+        self._table: Mapping[str, Listing] | None = None
         self._plain: dict[str, list[str]] = {}
         self._undated: dict[str, list[str]] = {}
         self._remembered: LRUCache[tuple[object, ...], Profile] = LRUCache(REMEMBERED)
@@ -107,7 +107,7 @@ class Profiles:
         """Read the table unless it is loaded. Raises ``ConfigurationError`` if it is missing or unreadable."""
         self._ready()
 
-    def _ready(self) -> dict[str, Listing]:
+    def _ready(self) -> Mapping[str, Listing]:
         with self._lock:
             if self._table is not None:
                 return self._table

@@ -277,6 +277,19 @@ def test_a_damaged_table_is_said(tmp_path: Any) -> None:
         litellm_table.load(path)
 
 
+def test_the_file_is_read_again_if_it_changes(tmp_path: Any) -> None:
+    path = tmp_path / "table.json"
+    path.write_text('{"m": {"max_input_tokens": 1000}}')
+    table = litellm_table.load(path)
+    assert litellm_table.load(path) is table
+    assert table["m"].max_input_tokens == 1_000
+    path.write_text('{"m": {"max_input_tokens": 20000}}')
+    assert litellm_table.load(path)["m"].max_input_tokens == 20_000
+    path.unlink()
+    with pytest.raises(ConfigurationError, match="can't be read"):
+        litellm_table.load(path)
+
+
 def test_litellm_is_not_imported() -> None:
     program = (
         "import sys; from proxy.limits.profiles import Profiles; from proxy.dialects.chat.counting import Counter;"
