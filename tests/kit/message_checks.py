@@ -178,12 +178,16 @@ def text_of(content: Any) -> str:
 
 def size_of(body: Mapping[str, Any], ratio: float = 1.0) -> int:
     """Return the tokens of a request. ``ratio`` is the server's tokens per token of ``o200k_base``."""
-    texts = [text_of(body.get("system")), *(json.dumps(tool) for tool in body.get("tools") or [])]
+    texts = [text_of(body.get("system")), *(_tool_text(tool) for tool in body.get("tools") or [])]
     blocks = list(_contents(body["messages"]))
     images = sum(_picture_tokens(block) for block in blocks if block["type"] == "image")
     texts += [_block_text(block) for block in blocks if block["type"] not in ("image", "tool_result")]
     fixed = images + PER_MESSAGE * len(body["messages"]) + (TOOLS_PROMPT if body.get("tools") else 0)
     return fixed + int(ratio * sum(map(text_tokens, texts)))
+
+
+def _tool_text(tool: Mapping[str, Any]) -> str:
+    return json.dumps({name: value for name, value in tool.items() if name != "eager_input_streaming"})
 
 
 def _contents(messages: Sequence[Message]) -> Iterator[Block]:

@@ -8,7 +8,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.kit.agent_script import TURNS
+from tests.kit.agent_script import TURNS, Step
 from tests.kit.agent_sessions import messages_session
 from tests.kit.scripted import behind
 from tests.kit.strict_messages import Check, StrictMessages
@@ -78,3 +78,32 @@ def test_an_agent_never_fails_under_unusual_policies(policy: dict[str, Any], tmp
         assert len(list(messages_session(caller, TURNS, "claude-sonnet-5-5", thinking=ADAPTIVE))) == TURNS
     assert upstream.faults == []
     assert len(upstream.refused) <= 1
+
+
+def test_a_field_for_delivery_moves_no_checkpoint(tmp_path: Path) -> None:
+    """Some clients add it to each tool in the requests that they stream."""
+    plain, varied = (delivered(tmp_path / str(len(names)), names) for names in ((), ("eager_input_streaming",)))
+    assert len(plain.chat.summaries) == len(varied.chat.summaries) > 2
+    assert [received.body["messages"] for received in plain.requests] == [
+        received.body["messages"] for received in varied.requests
+    ]
+    assert len({str(received.body["tools"]) for received in varied.requests}) == 2
+
+
+def delivered(folder: Path, fields: tuple[str, ...]) -> StrictMessages:
+    """Return the upstream of a session that sets these fields of its tools in every second turn."""
+    upstream = StrictMessages(8_000, check="off", script=lambda *_: Step(text="An answer. " * 40))
+    tools = [{"name": f"tool_{n}", "description": "A tool.", "input_schema": {"type": "object"}} for n in range(12)]
+    history: list[Any] = []
+    folder.mkdir()
+    with (
+        behind(upstream.app, folder, profile={**PROFILE, "context_window": 8_000, "max_input_tokens": 8_000}) as url,
+        anthropic.Anthropic(base_url=url, api_key="sk-client", max_retries=0) as caller,
+    ):
+        for turn in range(60):
+            history.append({"role": "user", "content": f"Question {turn}: {'what is it? ' * 40}"})
+            defined: Any = [{**tool, **dict.fromkeys(fields, True)} for tool in tools] if turn % 2 else tools
+            body: Any = {"model": "claude-haiku-4-5", "max_tokens": 500, "messages": history, "tools": defined}
+            answer = caller.messages.create(**body)
+            history.append({"role": "assistant", "content": answer.content[0].to_dict()["text"]})
+    return upstream

@@ -31,6 +31,12 @@ _SEALED = ("data", "encrypted_content", "encrypted_index")
 _SILENT = frozenset({"type", "id", "tool_use_id", "cache_control", "signature", "is_error", "citations", "caller"})
 """Fields that don't reach the model, or that the frame already counts."""
 
+_DELIVERY = "eager_input_streaming"
+"""How the provider delivers the calls of a tool. Some clients set it only if they stream.
+
+https://platform.claude.com/docs/en/agents-and-tools/tool-use/fine-grained-tool-streaming
+"""
+
 
 def key_of(profile: Profile) -> Hashable:
     """Return the parts of a profile that decide how to count, and the format of units."""
@@ -82,7 +88,7 @@ class Counter(TokenCounter):
 
     def _defined(self, value: object) -> int:
         listed = value if isinstance(value, list) else [value]
-        each = sum(self._json(tool) + TOOL for tool in listed)
+        each = sum(self._json(_without_delivery(tool)) + TOOL for tool in listed)
         return each + tools.PROMPT["claude" if self.profile.tools == "claude" else "json"] if listed else 0
 
     def _blocks(self, content: object) -> tuple[int, int]:
@@ -139,3 +145,9 @@ class Counter(TokenCounter):
     def _sealed(self, block: Mapping[str, Any]) -> int:
         sealed = (block.get(key) for key in _SEALED)
         return int(sum(len(value) for value in sealed if isinstance(value, str)) * TOKENS_PER_SEALED_BYTE)
+
+
+def _without_delivery(tool: object) -> object:
+    if not isinstance(tool, Mapping) or _DELIVERY not in tool:
+        return tool
+    return {name: value for name, value in tool.items() if name != _DELIVERY}
