@@ -37,7 +37,7 @@ COVERED = {
     "product/test_silent.py": "dialects/chat/usage dialects/tail pipeline/usage_feedback",
     "product/test_calibrated.py": "dialects/chat/upstream_counts",
     "product/http/test_streams.py": "dialects/chat/dialect dialects/dialect endpoints/reply",
-    "product/test_messages_agent.py": "dialects/messages/blocks dialects/messages/counting dialects/messages/dialect "
+    "product/test_messages_agent.py": "dialects/messages/blocks dialects/messages/dialect "
     "dialects/messages/joining dialects/messages/repair dialects/messages/upstream_counts",
     "product/test_responses_agent.py": "dialects/responses/counting "
     "dialects/responses/dialect dialects/responses/evidence "
