@@ -39,8 +39,7 @@ COVERED = {
     "product/http/test_streams.py": "dialects/chat/dialect dialects/dialect endpoints/reply",
     "product/test_messages_agent.py": "dialects/messages/blocks dialects/messages/dialect "
     "dialects/messages/joining dialects/messages/repair dialects/messages/upstream_counts",
-    "product/test_responses_agent.py": "dialects/responses/counting "
-    "dialects/responses/dialect dialects/responses/evidence "
+    "product/test_responses_agent.py": "dialects/responses/dialect dialects/responses/evidence "
     "dialects/responses/items dialects/responses/repair",
     "unit/dialects/responses/test_state.py": "pipeline/state_recovery",
     "product/test_bridges.py": "upstream/bridge/translation upstream/bridge/transport",

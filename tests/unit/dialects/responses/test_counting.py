@@ -1,0 +1,94 @@
+"""Count the parts of a Responses request: each one that the model reads, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.dialects.counting import CALL
+from proxy.dialects.responses.counting import ITEM, REPLY, Counter
+from proxy.limits.profiles import Profile
+from proxy.tokens import encoding
+from proxy.tokens.text import count
+
+COUNTER = Counter(Profile("exact"))
+TEXT = "The vault code is 7341, and nobody may write it down."
+TOOL_F = {"type": "function", "name": "f", "description": TEXT, "parameters": {"type": "object", "properties": {}}}
+
+
+def tokens(text: str) -> int:
+    return count(encoding("o200k_base"), text)
+
+
+def item(**fields: Any) -> int:
+    """Return the tokens of an item without its frame."""
+    return COUNTER.items([fields]) - ITEM
+
+
+def test_a_message_counts_with_its_texts() -> None:
+    assert item(role="user", content=TEXT) == tokens(TEXT)
+    parts = [{"type": "output_text", "text": TEXT, "annotations": [TEXT], "logprobs": [TEXT], "id": TEXT}]
+    assert item(type="message", role="assistant", content=parts * 2, status="completed") == 2 * tokens(TEXT)
+
+
+def test_a_call_counts_with_its_name_and_arguments() -> None:
+    call = {"type": "function_call", "call_id": "call_1", "name": "read", "arguments": TEXT}
+    assert item(**call) == CALL + tokens("read") + tokens(TEXT)
+    assert item(**call, id="fc_" + "x" * 500, status="completed", namespace=None) == item(**call)
+
+
+@pytest.mark.parametrize("type", ["function_call_output", "custom_tool_call_output"])
+def test_a_result_counts_with_its_output(type: str) -> None:
+    assert item(type=type, call_id="call_1", output=TEXT) == tokens(TEXT)
+    assert item(type=type, call_id="call_1", output=[{"type": "input_text", "text": TEXT}] * 2) == 2 * tokens(TEXT)
+
+
+def test_reasoning_counts_with_its_summary_and_its_sealed_length() -> None:
+    summary = [{"type": "summary_text", "text": TEXT}]
+    assert item(type="reasoning", id="rs_1", summary=summary) == tokens(TEXT)
+    assert item(type="reasoning", summary=[], encrypted_content="A" * 1_600) == 300
+
+
+def test_units_add_up() -> None:
+    one = {"role": "user", "content": TEXT}
+    assert COUNTER.items([one, one]) == 2 * COUNTER.items([one])
+    assert COUNTER.items([]) == 0
+
+
+def test_a_screenshot_counts_as_an_image() -> None:
+    image = "data:image/png;base64,iVBORw0KGgo="
+    output = {"type": "computer_screenshot", "image_url": image}
+    screenshot = item(type="computer_call_output", call_id="call_1", output=output)
+    assert screenshot == item(role="user", content=[{"type": "input_image", "image_url": image}]) > 0
+    assert item(type="image_generation_call", id="ig_1", result=image) == screenshot
+
+
+def test_the_overhead_has_the_instructions_and_the_tools() -> None:
+    assert COUNTER.overhead({}) == REPLY
+    assert COUNTER.overhead({"instructions": TEXT}) == REPLY + ITEM + tokens(TEXT)
+    sealed = {"type": "compaction", "encrypted_content": "A" * 1_600}
+    assert COUNTER.overhead({"compaction": sealed}) == REPLY + ITEM + 300
+    one, two = (COUNTER.overhead({"tools": [TOOL_F] * number}) for number in (1, 2))
+    assert one > REPLY + tokens(TEXT)
+    assert tokens(TEXT) < two - one < one
+
+
+def test_tools_count_as_those_of_chat_completions() -> None:
+    function = {name: value for name, value in TOOL_F.items() if name != "type"}
+    assert COUNTER.overhead({"tools": [TOOL_F]}) == COUNTER.overhead(
+        {"tools": [{"type": "function", "function": function}]}
+    )
+
+
+def test_the_schema_of_the_answer_counts() -> None:
+    format = {"type": "json_schema", "name": "n", "schema": {"type": "object", "description": TEXT}}
+    plain = COUNTER.overhead({"text": {"format": {"type": "text"}}})
+    assert COUNTER.overhead({"text": {"format": format}}) > plain + tokens(TEXT)
+
+
+def test_the_ratio_of_the_profile_scales_everything() -> None:
+    scaled = Counter(Profile("scaled", token_ratio=2.0))
+    message: Any = {"role": "user", "content": TEXT}
+    assert scaled.items([message]) == 2 * COUNTER.items([message])
+    assert scaled.overhead({"instructions": TEXT}) == 2 * COUNTER.overhead({"instructions": TEXT})
