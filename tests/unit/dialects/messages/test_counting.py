@@ -73,3 +73,30 @@ def test_the_ratio_of_the_profile_scales_everything() -> None:
     message = {"role": "user", "content": TEXT}
     assert scaled.message(message) == 2 * COUNTER.message(message)
     assert scaled.overhead({"system": TEXT}) == 2 * COUNTER.overhead({"system": TEXT})
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
+
+
+def test_an_image_counts_wherever_it_is() -> None:
+    image = blocks(IMAGE)
+    assert image > 100
+    assert blocks(IMAGE, {"type": "text", "text": TEXT}, IMAGE) == 2 * image + tokens(TEXT)
+    assert blocks({"type": "tool_result", "tool_use_id": "toolu_1", "content": [IMAGE, IMAGE]}) == RESULT + 2 * image
+    assert COUNTER.overhead({"system": [IMAGE, IMAGE]}) == REPLY + MESSAGE + 2 * image
+
+
+def test_a_document_of_blocks_counts_with_its_blocks() -> None:
+    source = {"type": "content", "content": [{"type": "text", "text": TEXT}]}
+    assert blocks({"type": "document", "source": source}) == tokens(TEXT)
+
+
+def test_the_results_of_a_search_count_with_their_fields() -> None:
+    found = {"type": "web_search_result", "title": TEXT, "url": "https://example.com/", "page_age": None}
+    sealed = {**found, "encrypted_content": "A" * 1_600}
+    results = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [found]}
+    each = tokens(TEXT) + tokens("https://example.com/")
+    assert blocks(results) == CALL + each
+    assert blocks({**results, "content": [sealed, sealed]}) == CALL + 2 * (each + 300)
+    assert blocks({**results, "content": {"type": "web_search_tool_result_error", "error_code": "x"}}) == CALL + 1
+    assert blocks({"type": "what", "others": [TEXT]}) > CALL + tokens(TEXT)
