@@ -75,15 +75,24 @@ class Recall:
             await context.memory.more(context.body.size)
 
     def refused(self, context: ConversationContext, outcome: Outcome, start: ResponseStart) -> bool:
-        """Return whether an upstream refused a request that may be valid without the tool, and remember it."""
-        if start.answer.status not in REFUSALS or start.overflow is not None:
+        """Return whether to send a request again without the tool, and remember it.
+
+        The upstream refused the request, which may be valid without the tool. Or it compressed the response unasked, so
+        the calls in it can't be read.
+        """
+        status = start.answer.status
+        if status == 200:
+            refused = outcome.tool and is_encoded(start.answer)
+        else:
+            refused = status in REFUSALS and start.overflow is None
+        if not refused:
             return False
         if not outcome.tool:
             if context.recall is not None and context.recall.tool and not context.recall.found:
                 self._refusing.pop(context.place, None)  # it refuses the request without the tool, too
             return False
         self._refusing[context.place] = True
-        log.warning("recall.refused", status=start.answer.status)
+        log.warning("recall.refused", status=status)
         return True
 
     async def response(
@@ -94,7 +103,7 @@ class Recall:
         if state is None or hidden is None or start.answer.status != 200:
             return start
         self._rounds.answered(state.conversation, state.messages, state.rounds)
-        if not outcome.tool or is_encoded(start.answer):
+        if not outcome.tool:
             return start
         settings = context.caller.policy.recall
         room = Room(settings.max_tokens * (settings.max_rounds + 1), settings.max_tokens)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy.demo.replies import Reply, ToolCall
 from proxy.recall.tool import NAME
@@ -342,6 +343,38 @@ def test_a_refusal_without_the_tool_too_has_another_cause(tmp_path: Path, stream
         with pytest.raises(openai.BadRequestError, match="no such format"):
             talk.ask(refusal, refusal)
         assert NAME in names(talk.ask(Reply(content="Fine."))[0])
+
+
+def compressing(app: ASGIApp) -> ASGIApp:
+    """Compress all responses of an upstream, although nobody asked for it."""
+
+    async def compressed(scope: Scope, receive: Receive, send: Send) -> None:
+        packer = zlib.compressobj(wbits=31)
+
+        async def packed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [pair for pair in message["headers"] if pair[0] != b"content-length"]
+                message = {**message, "headers": [*headers, (b"content-encoding", b"gzip")]}
+            else:
+                body = packer.compress(message.get("body", b""))
+                end = zlib.Z_SYNC_FLUSH if message.get("more_body") else zlib.Z_FINISH
+                message = {**message, "body": body + packer.flush(end)}
+            await send(message)
+
+        await app(scope, receive, packed if scope["type"] == "http" else send)
+
+    return compressed
+
+
+@both
+def test_no_tool_is_in_a_response_that_cannot_be_read(tmp_path: Path, stream: bool) -> None:
+    with front({"default": ON}, tmp_path, around=compressing) as other:
+        talk = Talk(other, "compressed", stream)
+        first, second = talk.ask(Reply(tool_calls=(ours(query="vault"),)), Reply(content="Fine."))
+        assert (NAME in names(first), NAME in names(second)) == (True, False)
+        assert (talk.message.content, talk.message.tool_calls) == ("Fine.", None)
+        talk.say("Next?")
+        assert NAME not in names(talk.ask(Reply(content="Fine."))[0])
 
 
 @both
