@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -89,6 +90,17 @@ def test_an_image_counts_wherever_it_is() -> None:
 def test_a_document_of_blocks_counts_with_its_blocks() -> None:
     source = {"type": "content", "content": [{"type": "text", "text": TEXT}]}
     assert blocks({"type": "document", "source": source}) == tokens(TEXT)
+
+
+def test_a_title_of_a_document_counts() -> None:
+    document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": TEXT}}
+    assert blocks({**document, "title": TEXT, "context": None}) == blocks(document) + tokens(TEXT)
+
+
+def test_the_bound_includes_the_prompt_of_tools() -> None:
+    tool = {"name": "f", "input_schema": {}}
+    counter = Counter(Profile("claude", tools="claude"))
+    assert counter.at_most(json.dumps({"tools": [tool]}).encode()) > counter.overhead({"tools": [tool]}) > 300
 
 
 def test_the_results_of_a_search_count_with_their_fields() -> None:
