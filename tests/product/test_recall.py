@@ -345,6 +345,19 @@ def test_a_refusal_without_the_tool_too_has_another_cause(tmp_path: Path, stream
         assert NAME in names(talk.ask(Reply(content="Fine."))[0])
 
 
+@both
+def test_a_refusal_of_hidden_rounds_takes_them_out(tmp_path: Path, stream: bool) -> None:
+    refusal = Reply(status=400, error={"error": {"message": "no such call", "type": "invalid_request_error"}})
+    with front({"default": ON}, tmp_path) as other:
+        talk = Talk(other, "refused rounds", stream)
+        talk.ask(Reply(tool_calls=(ours(query="vault"),)), Reply(content="Fine."))
+        talk.say("Next?")
+        with pytest.raises(openai.BadRequestError, match="no such call"):
+            talk.ask(refusal, refusal)
+        (body,) = talk.ask(Reply(content="Fine."))
+        assert NAME not in json.dumps(body)
+
+
 def compressing(app: ASGIApp) -> ASGIApp:
     """Compress all responses of an upstream, although nobody asked for it."""
 
