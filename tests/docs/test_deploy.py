@@ -102,13 +102,13 @@ def test_each_alert_says_what_to_do() -> None:
 
 @promtool
 def test_promtool_accepts_the_rules() -> None:
-    subprocess.run([str(PROMTOOL), "check", "rules", str(ALERTS)], check=True, capture_output=True, timeout=30)
+    subprocess.run([str(PROMTOOL), "check", "rules", str(ALERTS)], check=True, capture_output=True, timeout=120)
 
 
 @promtool
 def test_promtool_accepts_the_metrics() -> None:
     done = subprocess.run(
-        [str(PROMTOOL), "check", "metrics"], input=_exposed(), capture_output=True, timeout=30, check=False
+        [str(PROMTOOL), "check", "metrics"], input=_exposed(), capture_output=True, timeout=120, check=False
     )
     assert (done.returncode, done.stderr) == (0, b"")
 
@@ -118,7 +118,7 @@ def test_promtool_accepts_the_configuration_of_prometheus(tmp_path: Path) -> Non
     text = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
     config = tmp_path / "prometheus.yml"
     config.write_text(text.replace("/etc/prometheus/alerts.yaml", str(ALERTS)))
-    subprocess.run([str(PROMTOOL), "check", "config", str(config)], check=True, capture_output=True, timeout=30)
+    subprocess.run([str(PROMTOOL), "check", "config", str(config)], check=True, capture_output=True, timeout=120)
 
 
 EXPOSE = """
@@ -386,7 +386,7 @@ def test_an_overlay_sets_all_variables_of_the_configuration(overlay: str) -> Non
 def rendered_by_kustomize(overlay: str) -> dict[str, dict[str, Any]]:
     assert KUSTOMIZE is not None
     done = subprocess.run(
-        [*KUSTOMIZE, str(KUBERNETES / "overlays" / overlay)], capture_output=True, check=True, timeout=30
+        [*KUSTOMIZE, str(KUBERNETES / "overlays" / overlay)], capture_output=True, check=True, timeout=120
     )
     return {each["kind"]: each for each in yaml.safe_load_all(done.stdout)}
 

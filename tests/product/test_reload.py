@@ -358,7 +358,7 @@ def test_a_pipe_in_place_of_the_file_blocks_nothing(tmp_path: Path) -> None:
             pipe.rename(file)
             until(lambda: len(entries(log, "configuration.wrong")) == 2, "the pipe is told again")
             running.send_signal(signal.SIGTERM)
-            assert running.wait(timeout=10) == 0
+            assert running.wait(timeout=60) == 0
     assert check(tmp_path, {}) != []
 
 
