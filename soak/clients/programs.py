@@ -74,7 +74,7 @@ def _python(name: str, *packages: str, api: Api = "responses") -> Client:
 def _javascript(
     name: str,
     *packages: str,
-    variables: Callable[[str], Mapping[str, str]],
+    variables: Variables,
     api: Api = "responses",
     recalls: bool = True,
 ) -> Client:
@@ -110,8 +110,19 @@ def _opencode(folder: Path, work: Path, url: str) -> list[str]:
     return [_binary(folder, "opencode"), "run", "--format", "json", "--model", f"openai/{MODEL}", TASK]
 
 
-def _copilot(folder: Path, work: Path, url: str) -> list[str]:
-    return [_binary(folder, "copilot"), "-p", TASK, "--allow-all", "--no-auto-update", "--output-format", "json"]
+def _copilot(api: Api) -> Client:
+    def command(folder: Path, work: Path, url: str) -> list[str]:
+        return [_binary(folder, "copilot"), "-p", TASK, "--allow-all", "--no-auto-update", "--output-format", "json"]
+
+    return Client(
+        "npm",
+        ("@github/copilot",),
+        command,
+        lambda url: _copilot_variables(url, api),
+        api=api,
+        windows=2,
+        tool=Tool("bash", {"command": NUMBERS, "description": "Print numbers"}),
+    )
 
 
 def _copilot_variables(url: str, api: str) -> dict[str, str]:
@@ -189,32 +200,9 @@ CLIENTS = {
     "opencode": Client(
         "npm", ("opencode-ai",), _opencode, _openai, tool=Tool("bash", {"command": NUMBERS, "description": "Print"})
     ),
-    "Copilot": Client(
-        "npm",
-        ("@github/copilot",),
-        _copilot,
-        lambda url: _copilot_variables(url, "chat"),
-        api="chat",
-        windows=2,
-        tool=Tool("bash", {"command": NUMBERS, "description": "Print numbers"}),
-    ),
-    "Copilot, responses": Client(
-        "npm",
-        ("@github/copilot",),
-        _copilot,
-        lambda url: _copilot_variables(url, "responses"),
-        windows=2,
-        tool=Tool("bash", {"command": NUMBERS, "description": "Print numbers"}),
-    ),
-    "Copilot, messages": Client(
-        "npm",
-        ("@github/copilot",),
-        _copilot,
-        lambda url: _copilot_variables(url, "messages"),
-        api="messages",
-        windows=2,
-        tool=Tool("bash", {"command": NUMBERS, "description": "Print numbers"}),
-    ),
+    "Copilot": _copilot("chat"),
+    "Copilot, responses": _copilot("responses"),
+    "Copilot, messages": _copilot("messages"),
     "Qwen Code": Client(
         "npm",
         ("@qwen-code/qwen-code",),
