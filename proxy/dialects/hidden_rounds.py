@@ -9,6 +9,7 @@ import msgspec
 
 from proxy.dialects.body import NOTHING, fields_of, listed, value_of
 from proxy.dialects.hidden_tool import VisibleResponse
+from proxy.errors import BadBody
 from proxy.http.sse import LONGEST_EVENT, EventSplitter, data_of, split_events
 
 
@@ -98,6 +99,14 @@ def tools_in(fields: Mapping[str, msgspec.Raw]) -> list[Any]:
     """Return the tools in a request's fields."""
     tools = value_of(fields.get("tools", NOTHING))
     return tools if isinstance(tools, list) else []
+
+
+def readable_tools(raw: bytes) -> list[Any]:
+    """Return the tools of a body, as far as it can be read."""
+    try:
+        return tools_in(fields_of(raw))
+    except BadBody:
+        return []
 
 
 def with_tool(raw: bytes, tool: bytes) -> bytes:

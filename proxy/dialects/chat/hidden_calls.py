@@ -20,6 +20,7 @@ from proxy.dialects.hidden_rounds import (
     decoded,
     longer,
     place_of,
+    readable_tools,
     tools_in,
     with_tool,
     without_tool,
@@ -327,15 +328,12 @@ class HiddenTool:
             return False
         if value_of(fields.get("tool_choice", NOTHING)) not in (None, "auto"):
             return False
-        names = _names(fields)
+        names = _names(tools_in(fields))
         return bool(names) and name not in names
 
     def tool_names(self, raw: bytes) -> list[str]:
         """Return the names of a request's tools, as far as it can be read."""
-        try:
-            return _names(fields_of(raw))
-        except BadBody:
-            return []
+        return _names(readable_tools(raw))
 
     def definition(self, raw: bytes, name: str, description: str, parameters: Mapping[str, Any]) -> bytes:
         """Return the tool's JSON. It's strict if all tools of the request are, because some servers demand that."""
@@ -401,5 +399,5 @@ def _function(tool: Any) -> Mapping[str, Any]:
     return function if isinstance(function, dict) else {}
 
 
-def _names(fields: Mapping[str, msgspec.Raw]) -> list[str]:
-    return [str(_function(tool).get("name") or "") for tool in tools_in(fields)]
+def _names(tools: Sequence[Any]) -> list[str]:
+    return [str(_function(tool).get("name") or "") for tool in tools]

@@ -12,7 +12,16 @@ from typing import Any
 import msgspec
 
 from proxy.dialects.body import NOTHING, encoded, fields_of, listed, value_of
-from proxy.dialects.hidden_rounds import StreamedRound, add_usage, decoded, place_of, tools_in, with_tool, without_tool
+from proxy.dialects.hidden_rounds import (
+    StreamedRound,
+    add_usage,
+    decoded,
+    place_of,
+    readable_tools,
+    tools_in,
+    with_tool,
+    without_tool,
+)
 from proxy.dialects.hidden_tool import HiddenCall, HiddenRound, VisibleResponse
 from proxy.dialects.messages.blocks import Block, blocks_of, calls_of, text_in, type_of
 from proxy.dialects.messages.joining import joined
@@ -218,15 +227,12 @@ class HiddenTool:
         choice = value_of(fields.get("tool_choice", NOTHING))
         if choice is not None and type_of(choice) != "auto":
             return False
-        names = _names(fields)
+        names = _names(tools_in(fields))
         return bool(names) and name not in names
 
     def tool_names(self, raw: bytes) -> list[str]:
         """Return the names of a request's tools, as far as it can be read."""
-        try:
-            return _names(fields_of(raw))
-        except BadBody:
-            return []
+        return _names(readable_tools(raw))
 
     def definition(self, raw: bytes, name: str, description: str, parameters: Mapping[str, Any]) -> bytes:
         """Return the tool's JSON. It's strict if all of the client's own tools are."""
@@ -314,5 +320,5 @@ def _field(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, dict) else None
 
 
-def _names(fields: Mapping[str, msgspec.Raw]) -> list[str]:
-    return [str(_field(tool, "name") or "") for tool in tools_in(fields)]
+def _names(tools: Sequence[Any]) -> list[str]:
+    return [str(_field(tool, "name") or "") for tool in tools]
