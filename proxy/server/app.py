@@ -227,6 +227,6 @@ def _response(error: ProxyError, headers: Mapping[str, str] | None = None) -> Re
 def create_app(settings: Settings, loaded: Loaded | None = None, profiles: Profiles | None = None) -> Proxy:
     """Return the ASGI application for a configuration. With ``loaded``, it follows changes of the files.
 
-    ``profiles`` saves reading the table of models again.
+    ``profiles`` may have its table loaded already.
     """
     return Proxy(settings, loaded, profiles)
