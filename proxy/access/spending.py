@@ -1,14 +1,12 @@
 """Budgets of teams, in US dollars or in tokens, by day or by month (UTC).
 
-The store keeps the amounts that each process has counted, so a restart or another worker doesn't reset them. Each
-process reads the other processes' amounts once a minute. Until then a team can exceed its budget by their spending, and
-by its requests in progress.
+A request reserves its probable cost before the proxy sends it, and its record settles the reservation. The proxy admits
+a request while less than the budget is spent and reserved. The processes on one store count together, see
+``store.accounts``.
 """
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -21,44 +19,28 @@ from proxy.config.teams import SpendSettings
 from proxy.errors import BudgetExceeded
 from proxy.limits.profiles.prices import PICO
 from proxy.store import Store
-from proxy.store.replicated_map import FIRST_READ_SECONDS, ReplicatedMap
+from proxy.store.accounts import DAY, NOTHING, Account, Amount
 from proxy.telemetry.metrics import BUDGET_REMAINING, refused
 from proxy.telemetry.record import RequestRecord
 
-KIND = "spending"
+KIND = "spending.2"
 
-DAY = 86_400
-
-TEAMS = 10_000
-"""Teams kept in memory, the most recently used ones."""
+AGAIN_SECONDS = 5
+"""Seconds after which to retry if requests in progress have reserved the rest of a budget."""
 
 _GRACE = 92.0 * DAY
-"""Seconds that an entry stays in the store after the beginning of its period. The next period's entry replaces it.
+"""Seconds that an entry stays in the store after the beginning of its period.
 
 A full store removes the entries that expire first, and these must not be among them.
 """
 
 
-class Amounts(msgspec.Struct, frozen=True):
-    """What each process has counted since ``start`` (days since 1970): tokens, and US dollars times 10^12.
+class Period(msgspec.Struct, frozen=True):
+    """A day or a month. ``start`` and ``end`` are in days since 1970."""
 
-    Amounts only grow, so the larger one is newer.
-    """
-
+    per: str
     start: int
-    tokens: dict[str, int] = {}
-    money: dict[str, int] = {}
-
-    @property
-    def until(self) -> float:
-        """Return when the entry expires, in seconds since 1970."""
-        return self.start * DAY + _GRACE
-
-    def merged(self, other: Amounts) -> Amounts:
-        """Return the newer period, or the larger amount of each process if the periods are equal."""
-        if other.start != self.start:
-            return max(self, other, key=lambda amounts: amounts.start)
-        return Amounts(self.start, _larger(self.tokens, other.tokens), _larger(self.money, other.money))
+    end: int
 
 
 class Spending:
@@ -68,79 +50,110 @@ class Spending:
         self, store: Store | None, settings: Callable[[], Settings], clock: Callable[[], float] = time.time
     ) -> None:
         """``settings`` returns the current ones. ``clock`` returns seconds since 1970."""
+        self._store = store
         self._settings = settings
         self._clock = clock
-        self._process = secrets.token_hex(8)
-        self._amounts = ReplicatedMap(store, KIND, Amounts, TEAMS, clock)
+        self._accounts: dict[tuple[str, Period], Account] = {}
+        self._holding: dict[str, Account] = {}
 
     async def check(self, caller: Caller) -> None:
         """Raise ``BudgetExceeded`` if the caller's team has used up its budget."""
-        limit = None if caller.limits is None else caller.limits.spend
-        if caller.team is None or limit is None:
+        if caller.team is None or (limit := limit_of(caller)) is None:
             return
-        read = self._amounts.prefetch(_tenant(caller.team), "", "")
-        if read is not None:
-            await asyncio.wait({read}, timeout=FIRST_READ_SECONDS)
-        if self._remaining(caller.team, limit) > 0:
+        account = self._account(caller.team, limit)
+        await account.read()
+        if not _below(limit, account.total):
+            # Other processes may have ended their reservations meanwhile.
+            await account.read(again=True)
+        if not _below(limit, account.total):
+            raise self._exceeded(account, limit)
+
+    async def reserve(self, caller: Caller, id: str, amount: Amount) -> None:
+        """Reserve the probable cost of the request or summary call whose record has this id.
+
+        Raises ``BudgetExceeded``. ``add`` settles the reservation, ``release`` ends it.
+        """
+        if caller.team is None or (limit := limit_of(caller)) is None or id in self._holding:
             return
-        refused("budget").inc()
-        raise BudgetExceeded(
-            f"Your team has used up its budget of {described(limit)}. It starts again in "
-            f"{_wait(self._seconds_left(limit))}. Ask the operator of this proxy for a higher budget.",
-            retry_after=self._seconds_left(limit),
-        )
+        account = self._account(caller.team, limit)
+        if not await account.reserve(id, amount, lambda total: _below(limit, total)):
+            raise self._exceeded(account, limit)
+        self._holding[id] = account
+
+    def release(self, id: str) -> None:
+        """End a reservation without a cost, if there is one."""
+        if (account := self._holding.pop(id, None)) is not None:
+            account.settle(id, NOTHING)
 
     def remaining(self, caller: Caller) -> str | None:
         """Return what is left of the budget of the caller's team, as a header value; ``None`` without a budget."""
-        limit = None if caller.limits is None else caller.limits.spend
-        if caller.team is None or limit is None:
+        if caller.team is None or (limit := limit_of(caller)) is None:
             return None
-        left = max(0, self._remaining(caller.team, limit))
+        left = max(0, _left(limit, self._account(caller.team, limit).spent))
         return f"{left} tokens" if limit.usd is None else f"{left / PICO:.4f} USD"
 
     def add(self, record: RequestRecord) -> None:
-        """Count a finished request or summary call. A sink of the recorder."""
-        if record.team is None or record.usage is None:
+        """Count a finished request or summary call, and end its reservation. A sink of the recorder."""
+        held = self._holding.pop(record.id, None)
+        spent = NOTHING
+        if record.usage is not None:
+            tokens = (record.usage.input or 0) + (record.usage.output or 0)
+            spent = Amount(tokens, 0 if record.cost is None else record.cost.sent)
+        if held is not None and not held.settle(record.id, NOTHING):
+            held = None
+        if record.team is None or spent == NOTHING:
             return
         team = self._settings().teams.get(record.team)
         limit = None if team is None or team.limits is None else team.limits.spend
         if limit is None:
             return
-        now, own = self._current(record.team, limit), self._process
-        tokens = (record.usage.input or 0) + (record.usage.output or 0)
-        money = 0 if record.cost is None else record.cost.sent
-        spent = Amounts(
-            now.start,
-            {**now.tokens, own: now.tokens.get(own, 0) + tokens},
-            {**now.money, own: now.money.get(own, 0) + money},
-        )
-        self._amounts.put(_tenant(record.team), "", "", spent)
-        left = self._remaining(record.team, limit)
+        account = self._account(record.team, limit)
+        account.settle(record.id, spent)
+        left = _left(limit, account.spent)
         BUDGET_REMAINING.labels(team=record.team, unit="tokens" if limit.usd is None else "usd").set(
             left if limit.usd is None else left / PICO
         )
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         """Drop the amounts of forgotten tenants, and return those tenants."""
-        return self._amounts.forget(forgotten)
+        teams = {team for team, _ in self._accounts if forgotten(_tenant(team))}
+        for key in [key for key in self._accounts if key[0] in teams]:
+            self._accounts.pop(key).drop()
+        return {_tenant(team) for team in teams}
 
     async def aclose(self) -> None:
         """Write pending amounts to the store."""
-        await self._amounts.aclose()
+        for account in self._accounts.values():
+            await account.aclose()
 
-    def _remaining(self, team: str, limit: SpendSettings) -> int:
-        spent = self._current(team, limit)
-        if limit.usd is None:
-            return (limit.tokens or 0) - sum(spent.tokens.values())
-        return round(limit.usd * PICO) - sum(spent.money.values())
+    def _account(self, team: str, limit: SpendSettings) -> Account:
+        """Return the account of a team in the current period."""
+        period = self._period(limit)
+        key = team, period
+        account = self._accounts.get(key)
+        if account is None:
+            for old in [one for one, of in self._accounts.items() if one[0] == team and of.idle]:
+                del self._accounts[old]
+            place = _tenant(team), KIND, f"{period.per} {period.start}"
+            account = self._accounts[key] = Account(self._store, place, period.start * DAY + _GRACE, self._clock)
+        return account
 
-    def _current(self, team: str, limit: SpendSettings) -> Amounts:
-        start = self._period(limit)[0]
-        known = self._amounts.get(_tenant(team), "", "")
-        return known if known is not None and known.start == start else Amounts(start)
+    def _exceeded(self, account: Account, limit: SpendSettings) -> BudgetExceeded:
+        refused("budget").inc()
+        if _below(limit, account.spent):
+            return BudgetExceeded(
+                f"Requests in progress have reserved the rest of your team's budget of {described(limit)}. "
+                f"Try again in {AGAIN_SECONDS} s, or send fewer requests at once.",
+                retry_after=AGAIN_SECONDS,
+            )
+        left = max(1, int(self._period(limit).end * DAY - self._clock()))
+        return BudgetExceeded(
+            f"Your team has used up its budget of {described(limit)}. It starts again in "
+            f"{_wait(left)}. Ask the operator of this proxy for a higher budget.",
+            retry_after=left,
+        )
 
-    def _period(self, limit: SpendSettings) -> tuple[int, int]:
-        """Return the first day of the current period, and the first one after it."""
+    def _period(self, limit: SpendSettings) -> Period:
         today = datetime.fromtimestamp(self._clock(), UTC).date()
         if limit.per == "day":
             first, following = today, today + timedelta(days=1)
@@ -148,16 +161,26 @@ class Spending:
             first = today.replace(day=1)
             following = (first + timedelta(days=31)).replace(day=1)
         epoch = datetime.fromtimestamp(0, UTC).date()
-        return (first - epoch).days, (following - epoch).days
+        return Period(limit.per, (first - epoch).days, (following - epoch).days)
 
-    def _seconds_left(self, limit: SpendSettings) -> int:
-        return max(1, int(self._period(limit)[1] * DAY - self._clock()))
+
+def limit_of(caller: Caller) -> SpendSettings | None:
+    """Return the budget of the caller's team, or ``None``."""
+    return None if caller.team is None or caller.limits is None else caller.limits.spend
 
 
 def described(limit: SpendSettings) -> str:
     """Return a budget as text."""
     amount = f"{limit.tokens:,} tokens" if limit.usd is None else f"{limit.usd:,.2f} USD"
     return f"{amount} per {limit.per}"
+
+
+def _left(limit: SpendSettings, amount: Amount) -> int:
+    return (limit.tokens or 0) - amount.tokens if limit.usd is None else round(limit.usd * PICO) - amount.money
+
+
+def _below(limit: SpendSettings, amount: Amount) -> bool:
+    return _left(limit, amount) > 0
 
 
 def _wait(seconds: int) -> str:
@@ -167,7 +190,3 @@ def _wait(seconds: int) -> str:
 
 def _tenant(team: str) -> str:
     return f"team:{team}"
-
-
-def _larger(ours: dict[str, int], theirs: dict[str, int]) -> dict[str, int]:
-    return {process: max(ours.get(process, 0), theirs.get(process, 0)) for process in {**ours, **theirs}}

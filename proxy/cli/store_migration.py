@@ -18,15 +18,15 @@ from proxy.config import Settings, load
 from proxy.config.archive import ArchiveStoreSettings
 from proxy.errors import ConfigurationError
 from proxy.limits import calibration, learned
-from proxy.store import StoreFailed, open_store
+from proxy.store import StoreFailed, accounts, open_store
 from proxy.store.migration import Copied, Migration, Place
 from proxy.store.opening import open_archive, open_records, store_file, unreadable
 from proxy.store.replicated_map import Known
 from proxy.summary import budget
 
 FORMS: dict[str, type[Known]] = {
-    budget.KIND: budget.Spent,
-    spending.KIND: spending.Amounts,
+    budget.KIND: accounts.Entry,
+    spending.KIND: accounts.Entry,
     learned.KIND: learned.Limits,
     calibration.KIND: calibration.TokenRatios,
 }

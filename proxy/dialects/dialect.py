@@ -162,10 +162,16 @@ class EventReader(Protocol):
 
 
 class AnswerTail(Protocol):
-    """The last bytes of an answer, which contain its usage and finish reason."""
+    """An answer as it passes. ``lost`` is the bytes that were too many to keep."""
+
+    lost: int
 
     def add(self, chunk: bytes) -> None:
         """Add a chunk."""
+        ...
+
+    def written(self) -> str:
+        """Return the text, calls, and reasoning in the answer so far, to count them."""
         ...
 
     def finished(self) -> Finished:

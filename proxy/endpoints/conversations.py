@@ -10,12 +10,15 @@ learn from the reported usage        pipeline.usage_feedback
 
 from __future__ import annotations
 
+from functools import partial
+
 import structlog
 from starlette.types import Receive, Scope, Send
 
 from proxy.access.admission import BodyLease
 from proxy.access.authenticator import Caller, for_model, may_use
 from proxy.config import Route
+from proxy.dialects.chat.usage import without_usage
 from proxy.dialects.dialect import Dialect, Request
 from proxy.endpoints.paths import AZURE, DEPLOYMENT
 from proxy.endpoints.reply import send_answer, send_error_event, send_rest
@@ -26,17 +29,19 @@ from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving, rea
 from proxy.http.timers import CoarseTimer
 from proxy.overflow.silent import Finished
 from proxy.pipeline.attempts import Attempts
+from proxy.pipeline.billing import usage_of
 from proxy.pipeline.budget import TokenBudgets
 from proxy.pipeline.context import ConversationContext, RequestContext, begin_request, conversation_key
-from proxy.pipeline.costs import Costs, cost_of, price_for
-from proxy.pipeline.description import describe, milliseconds_since, usage_of
+from proxy.pipeline.costs import Costs, price_for, pricing
+from proxy.pipeline.description import describe, milliseconds_since
 from proxy.pipeline.facts_cache import MANY
 from proxy.pipeline.item_references import Tap, item_reader
 from proxy.pipeline.outcome import Outcome
+from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.pipeline.state_recovery import note_size, sized_response
-from proxy.pipeline.usage_feedback import Feedback, UsageFeedback, end_of
+from proxy.pipeline.usage_feedback import Feedback, UsageFeedback
 from proxy.telemetry.model_names import shown_model
 from proxy.telemetry.record import record_of
 from proxy.upstream.relay import without_api_version
@@ -66,6 +71,7 @@ class Conversations:
         """Serve one request."""
         record = record_of(scope)
         record.api = self._dialect.name
+        contexts: list[ConversationContext] = []
         try:
             service = self._service
             request = begin_request(service, scope)
@@ -77,9 +83,10 @@ class Conversations:
                     # `_serve` empties the list. A variable here would keep the body until the response ends.
                     came = [await read_body(scope, receive, limit, held)]
                     with leaving(receive, send) as clock:
-                        served = await self._serve(request, came, held, clock, send)
+                        served = await self._serve(request, came, held, clock, send, contexts)
                 if served is not None:
                     # The client has the whole response, so a disconnect doesn't matter anymore.
+                    await self._settle(contexts)
                     await self._usage_feedback.record(*served)
         except ClientLeft:
             return
@@ -87,13 +94,21 @@ class Conversations:
             policy = [] if record.policy is None else [("x-compaction-policy", record.policy)]
             extra = [("x-compaction", "none"), *policy, ("x-compaction-id", record.id)]
             await answer_error(send, error, extra, shape=self._dialect.errors)
+        finally:
+            await self._settle(contexts)
 
     async def _serve(
-        self, request: RequestContext, came: list[bytes], held: BodyLease, clock: CoarseTimer, send: Send
+        self,
+        request: RequestContext,
+        came: list[bytes],
+        held: BodyLease,
+        clock: CoarseTimer,
+        send: Send,
+        contexts: list[ConversationContext],
     ) -> Served:
         """Serve one request. Return it if its response can show how the upstream counts, and the response's end.
 
-        ``came`` is a list with the body. This method empties it.
+        ``came`` is a list with the body. This method empties it, and adds the request's context to ``contexts``.
         """
         scope, caller, configuration = request.scope, request.caller, request.configuration
         server = configuration.settings.server
@@ -124,6 +139,7 @@ class Conversations:
             scope=scope,
             via=request.via,
             caller=caller,
+            bill=request.bill,
             dialect=self._dialect,
             body=body,
             route=route,
@@ -133,6 +149,10 @@ class Conversations:
             clock=clock,
             deadline=now + server.deadline,
         )
+        contexts.append(context)
+        price = price_for(configuration, route, profile)
+        context.bill.price_of = pricing(price)
+        context.asks_usage = self._attempts.must_ask_usage(context, priced=price is not None)
         if not body.stream:
             return await self._answered(context, held, send)
         heartbeat = context.heartbeat = Heartbeat(
@@ -152,13 +172,41 @@ class Conversations:
     async def _answered(self, context: ConversationContext, held: BodyLease, send: Send) -> Served:
         start, outcome = await self._attempts.run(context)
         describe(context, outcome)
-        tail = self._dialect.answers.tail() if start.answer.status == 200 else None
-        feedback = None if tail is None else self._usage_feedback.prepare(context, start, outcome)
-        basis = None if tail is None else self._costs.basis(context, outcome)
+        answered = start.answer.status == 200
+        feedback = self._usage_feedback.prepare(context, start, outcome) if answered else None
+        if answered:
+            price = price_for(context.configuration, context.route, context.profile)
+            context.bill.price_of = pricing(price, self._costs.basis(context, outcome))
         conversation = conversation_key(context) if context.caller.policy.summary.method == "auto" else None
-        sized = None if tail is None else sized_response(context, start)
-        tap = Tap(tail, item_reader(self._service, context, start, outcome))
-        pending = context.heartbeat is not None and context.heartbeat.begun
+        sized = sized_response(context, start) if answered else None
+        reader = item_reader(self._service, context, start, outcome)
+        tap = None if reader is None else Tap(reader)
+        headers = self._headers(context, outcome)
+        # From here on there are no retries, and a stream may take hours.
+        if context.recall is not None:
+            # The response holds its own copy of the request.
+            context.recall.body.release()
+        if outcome.after is not None or context.counter is None:
+            # Otherwise the body must be counted if the upstream reports no usage.
+            context.body.release()
+        del outcome
+        if not start.answer.keeps_request:
+            held.shrink(context.body.size + (0 if feedback is None else feedback.size))
+        await self._forward(context, start, headers, tap, send)
+        meter = context.bill.last
+        if not answered or meter is None:
+            return None
+        await meter.unpack()
+        if (end := meter.end) is None:
+            return None
+        if sized is not None:
+            note_size(self._service, context, sized, end)
+        if conversation is not None and (usage := usage_of(end)) is not None:
+            self._service.cache_reads.note(conversation, usage)
+        # The usage of several rounds says nothing about the size of one prompt.
+        return None if feedback is None or context.record.recalls else (feedback, end)
+
+    def _headers(self, context: ConversationContext, outcome: Outcome) -> list[tuple[str, str]]:
         headers = done(outcome, context.retries)
         if (left := self._service.spending.remaining(context.caller)) is not None:
             headers.append(("x-compaction-budget-remaining", left))
@@ -166,40 +214,40 @@ class Conversations:
             headers.append(("x-compaction-advice", context.advice))
         if context.record.recalls:
             headers.append(("x-compaction-recall", str(context.record.recalls)))
-        if not pending:
-            headers += identity(context)
-        # From here on there are no retries, and a stream may take hours.
-        if context.recall is not None:
-            # The response holds its own copy of the request.
-            context.recall.body.release()
-        if feedback is None or feedback.facts is not None:
-            context.body.release()
-        del outcome
-        if not start.answer.keeps_request:
-            held.shrink(context.body.size + (0 if feedback is None else feedback.size))
-        if pending and context.heartbeat is not None:
+        return headers
+
+    async def _forward(
+        self,
+        context: ConversationContext,
+        start: ResponseStart,
+        headers: list[tuple[str, str]],
+        tap: Tap | None,
+        send: Send,
+    ) -> None:
+        """Send the response to the client."""
+        shape, hide = self._dialect.errors, without_usage if context.asks_usage else None
+        if context.heartbeat is not None and context.heartbeat.begun:
             await context.heartbeat.stop()
-            await send_rest(send, start, headers, tap, shape=self._dialect.errors)
+            await send_rest(send, start, headers, tap, shape=shape, hide=hide)
         else:
-            await send_answer(send, start, headers, tap, shape=self._dialect.errors)
-        await tap.finish()
-        if tail is None or basis is None:
-            return None
-        end = end_of(tail)
-        if end is None:
-            return None
-        if sized is not None:
-            note_size(self._service, context, sized, end)
-        context.record.usage = usage = usage_of(end)
-        if usage is not None and conversation is not None:
-            self._service.cache_reads.note(conversation, usage)
-        if (
-            usage is not None
-            and (price := price_for(context.configuration, context.route, context.profile)) is not None
-        ):
-            context.record.cost = cost_of(price, usage, basis)
-        # The usage of several rounds says nothing about the size of one prompt.
-        return None if feedback is None or context.record.recalls else (feedback, end)
+            await send_answer(send, start, headers + identity(context), tap, shape=shape, hide=hide)
+        if tap is not None:
+            await tap.finish()
+
+    async def _settle(self, contexts: list[ConversationContext]) -> None:
+        """Count what the calls of a request cost, also if the client left. Errors are logged."""
+        while contexts:
+            context = contexts.pop()
+            counter = context.counter
+            try:
+                await context.bill.settle(
+                    context.record,
+                    partial(self._attempts.counted, context),
+                    None if counter is None else counter.text,
+                    self._service.calibration.factor(*context.place),
+                )
+            except Exception as error:  # the client has its response
+                log.exception("counting.failed", error=type(error).__name__)
 
 
 def _route(configuration: ConfigSnapshot, body: Request, caller: Caller, dialect: Dialect) -> Route:

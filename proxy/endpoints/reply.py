@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import structlog
 from starlette.types import Send
@@ -22,16 +23,27 @@ QUOTED_BYTES = 500
 """Bytes of an error that isn't JSON to quote in an error event."""
 
 
+Hide = Callable[[bytes], bytes]
+"""Returns whole events without what the client didn't ask for."""
+
+
 async def send_answer(
-    send: Send, start: ResponseStart, extra: Headers, tap: Tap | None = None, *, shape: ErrorShape = "openai"
+    send: Send,
+    start: ResponseStart,
+    extra: Headers,
+    tap: Tap | None = None,
+    *,
+    shape: ErrorShape = "openai",
+    hide: Hide | None = None,
 ) -> None:
     """Forward an answer as it arrives, with further headers. Close the upstream's request at the end, or on an error.
 
-    ``tap`` receives the bytes that are sent. ``shape`` is that of the error event which ends an interrupted stream.
+    ``tap`` receives the bytes that arrive. ``shape`` is that of the error event which ends an interrupted stream.
+    ``hide`` changes the events of a stream.
     """
     answer = start.answer
     headers = [pair for pair in answer.headers if not pair[0].startswith("x-compaction")]
-    if start.is_stream and not start.complete:
+    if start.is_stream and (hide is not None or not start.complete):
         # If the stream breaks, an error event replaces the missing part, so the length changes.
         headers = [pair for pair in headers if pair[0] != "content-length"]
     try:
@@ -39,9 +51,9 @@ async def send_answer(
         if tap is not None:
             tap.add(start.first)
         if start.complete:
-            await send({"type": "http.response.body", "body": start.first})
+            await send({"type": "http.response.body", "body": _shown(start, hide)})
         elif start.is_stream:
-            await _send_events(send, start, tap, shape)
+            await _send_events(send, start, tap, shape, hide)
         else:
             await _send_bytes(send, start, tap)
     finally:
@@ -49,12 +61,18 @@ async def send_answer(
 
 
 async def send_rest(
-    send: Send, start: ResponseStart, done: Headers, tap: Tap | None = None, *, shape: ErrorShape = "openai"
+    send: Send,
+    start: ResponseStart,
+    done: Headers,
+    tap: Tap | None = None,
+    *,
+    shape: ErrorShape = "openai",
+    hide: Hide | None = None,
 ) -> None:
     """Send a response whose head, that of an event stream, has been sent. Any other response becomes an error event.
 
     ``done`` is the headers that weren't known then. A comment reports them. This always closes the upstream's request.
-    ``tap`` receives the bytes that are sent.
+    ``tap`` and ``hide`` are those of ``send_answer``.
     """
     comment = ", ".join(f"{name}: {value}" for name, value in done)
     try:
@@ -64,9 +82,9 @@ async def send_rest(
         if not start.is_stream or start.answer.status >= 400:
             await send({"type": "http.response.body", "body": _event(await _error_of(start, shape), shape)})
         elif start.complete:
-            await send({"type": "http.response.body", "body": start.first})
+            await send({"type": "http.response.body", "body": _shown(start, hide)})
         else:
-            await _send_events(send, start, tap, shape)
+            await _send_events(send, start, tap, shape, hide)
     finally:
         await start.answer.close()
 
@@ -120,9 +138,13 @@ async def _send_bytes(send: Send, start: ResponseStart, tap: Tap | None) -> None
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _send_events(send: Send, start: ResponseStart, tap: Tap | None, shape: ErrorShape = "openai") -> None:
+def _shown(start: ResponseStart, hide: Hide | None) -> bytes:
+    return start.first if hide is None or not start.is_stream else hide(start.first)
+
+
+async def _send_events(send: Send, start: ResponseStart, tap: Tap | None, shape: ErrorShape, hide: Hide | None) -> None:
     buffer = sse.EventBuffer()
-    feed = buffer.feed
+    feed = buffer.feed if hide is None else lambda chunk: hide(buffer.feed(chunk))
     try:
         if start.first and (whole := feed(start.first)):
             await send({"type": "http.response.body", "body": whole, "more_body": True})
@@ -132,6 +154,8 @@ async def _send_events(send: Send, start: ResponseStart, tap: Tap | None, shape:
             if whole := feed(chunk):
                 await send({"type": "http.response.body", "body": whole, "more_body": True})
         last = buffer.rest()
+        if hide is not None:
+            last = hide(last)
     except UpstreamInterrupted as error:
         # The proxy drops the incomplete event and sends an error event.
         note_error(send, error)

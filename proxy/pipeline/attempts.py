@@ -6,13 +6,16 @@ from functools import partial
 from time import perf_counter
 
 import structlog
-from cachetools import LRUCache
+from cachetools import LRUCache, TTLCache
 from msgspec.structs import replace
 
+from proxy.access.spending import limit_of
+from proxy.dialects.chat.usage import asks_usage
 from proxy.errors import ConfigurationError, UpstreamTimeout
 from proxy.limits.profiles.prices import below_step
 from proxy.overflow import Overflow
 from proxy.overflow.silent import empty_stream
+from proxy.pipeline.billing import BYTES_A_TOKEN, EXPECTED_OUTPUT
 from proxy.pipeline.budget import TokenBudget, TokenBudgets, leaves_no_prompt, smaller_input
 from proxy.pipeline.context import ConversationContext, conversation_key
 from proxy.pipeline.costs import price_for
@@ -30,7 +33,7 @@ from proxy.pipeline.description import describe_call
 from proxy.pipeline.item_references import resolve_references
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Outcome
-from proxy.pipeline.recall import Recall, reserved
+from proxy.pipeline.recall import REFUSALS, Recall, reserved
 from proxy.pipeline.refusal import add_sizes, refuses_compaction, refuses_reasoning
 from proxy.pipeline.refusal import advice as advice_on
 from proxy.pipeline.request_mode import compacts_itself, mode_of
@@ -41,7 +44,8 @@ from proxy.pipeline.services import Services
 from proxy.pipeline.state_recovery import NotCompacted, advice, recovered, trigger_reached
 from proxy.pipeline.summary_models import own_model, provider_compaction, summary_models
 from proxy.recall.tool import Reader
-from proxy.telemetry.record import Reason
+from proxy.telemetry.record import Reason, Usage
+from proxy.upstream.transport import CHAT_PATH
 
 log = structlog.get_logger(__name__)
 
@@ -50,6 +54,9 @@ STATE_STEP = "server_state"
 
 REFUSED = 10_000
 """Conversations whose upstream refused a compaction of its own, the most recently used ones."""
+
+NO_USAGE_SECONDS = 3_600.0
+"""Seconds for which streams of a model aren't asked for their usage after its upstream refused that."""
 
 OUTPUT_PART = "output asked for (max_tokens)"
 
@@ -63,6 +70,26 @@ class Attempts:
         self._sent_prompts = services.sent_prompts
         self._refused: LRUCache[tuple[str, str], bool] = LRUCache(REFUSED)
         self._recall = Recall(Reader(services.archive), services.hidden_rounds)
+        self._no_usage: TTLCache[tuple[str, str, str], bool] = TTLCache(REFUSED, NO_USAGE_SECONDS)
+
+    def must_ask_usage(self, context: ConversationContext, *, priced: bool) -> bool:
+        """Return whether to ask for the usage of a stream, because a budget or a price applies.
+
+        Without a budget, a request that the proxy must not change stays as it is, and its usage is estimated.
+        """
+        body = context.body
+        if not body.stream or context.dialect.path != CHAT_PATH or context.place in self._no_usage:
+            return False
+        wanted = limit_of(context.caller) is not None
+        wanted = wanted or (priced and mode_of(context.scope, context.caller) != "off")
+        return wanted and bool(body.units) and body.model is not None and not asks_usage(body.raw)
+
+    async def counted(self, context: ConversationContext) -> int | None:
+        """Return the proxy's count of a request that wasn't counted and has its body; ``None`` if it can't count."""
+        if context.counter is None or not context.body.raw:
+            return None
+        case = self.compaction_input(context, self._budgets.of(context))
+        return await self._services.compactor.size(case, Outcome("none"))
 
     async def run(self, context: ConversationContext) -> tuple[ResponseStart, Outcome]:
         """Send a request, compacted if needed. After an overflow, compact it to a smaller budget and retry.
@@ -72,6 +99,7 @@ class Attempts:
         transport = await context.configuration.upstreams.transport(context.route.upstream, context.dialect.path)
         if context.counter is None:
             outcome = Outcome("off" if mode_of(context.scope, context.caller) == "off" else "failed")
+            await self._reserve(context, outcome)
             began = perf_counter()
             start = await send(context, transport, outgoing(context, outcome), outcome)
             describe_call(context, start, began, result_of(ACCEPT, start), None)
@@ -92,6 +120,7 @@ class Attempts:
                 attempt = await self._continued(context, attempt, reason) or attempt
         before = attempt.outcome.before
         context.record.fits = before is None or budget.input is None or before <= budget.input
+        await self._reserve(context, attempt.outcome)
         while True:
             began = perf_counter()
             request = outgoing(context, attempt.outcome)
@@ -100,6 +129,8 @@ class Attempts:
                 decision = await self.decide(context, attempt, start)
                 if decision is ACCEPT and self._recall.refused(context, attempt.outcome, start):
                     decision = Retry(replace(attempt, outcome=replace(attempt.outcome, tool=False)), "tool")
+                if decision is ACCEPT and self._refuses_usage(context, start):
+                    decision = Retry(attempt, "usage")
                 describe_call(context, start, began, result_of(decision, start), attempt.outcome.after)
                 if decision is ACCEPT:
                     again = partial(resend, context, transport, request)
@@ -122,6 +153,25 @@ class Attempts:
             context.retries += 1
             attempt = decision.attempt
             context.record.reason = Reason(decision.cause, context.record.calls[-1].limit, attempt.outcome.before)
+
+    async def _reserve(self, context: ConversationContext, outcome: Outcome) -> None:
+        """Reserve what a request will probably cost in its team's budget. Raises ``BudgetExceeded``."""
+        if limit_of(context.caller) is None:
+            return
+        counted = outcome.after or outcome.before or len(context.body.raw) // BYTES_A_TOKEN
+        asked = outcome.output or context.body.max_output or EXPECTED_OUTPUT
+        usage = Usage(round(counted * self._budgets.factor(context)), min(asked, EXPECTED_OUTPUT))
+        await self._services.spending.reserve(context.caller, context.record.id, context.bill.amount(usage))
+
+    def _refuses_usage(self, context: ConversationContext, start: ResponseStart) -> bool:
+        """Return whether to send a request again without asking for the usage of its stream, and remember it."""
+        refused = context.asks_usage and start.answer.status in REFUSALS
+        if not refused or not any(name in start.first for name in (b"stream_options", b"include_usage")):
+            return False
+        self._no_usage[context.place] = True
+        context.asks_usage = False
+        log.info("usage.refused", status=start.answer.status)
+        return True
 
     async def decide(self, context: ConversationContext, attempt: Attempt, start: ResponseStart) -> Decision:
         """Decide whether to forward a response or to retry, and learn limits from it."""

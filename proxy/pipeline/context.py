@@ -18,6 +18,7 @@ from proxy.http.request_body import MemoryLease
 from proxy.http.timers import CoarseTimer
 from proxy.limits.learned import LearnedLimit
 from proxy.limits.profiles import Profile
+from proxy.pipeline.billing import Bill
 from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.telemetry.record import RequestRecord, record_of
@@ -28,7 +29,7 @@ class RequestContext(msgspec.Struct, eq=False):
 
     ``record`` has the request's id, the value of ``x-compaction-id``. ``via`` is the value of ``x-compaction-via`` for
     the upstream. ``started`` is by ``perf_counter``, in seconds. ``configuration`` is the snapshot at the
-    request's arrival.
+    request's arrival. ``bill`` counts the calls to upstreams.
     """
 
     record: RequestRecord
@@ -37,6 +38,7 @@ class RequestContext(msgspec.Struct, eq=False):
     scope: Scope
     via: str
     caller: Caller
+    bill: Bill
 
 
 def begin_request(services: Services, scope: Scope, *, forwarded: bool = True) -> RequestContext:
@@ -48,7 +50,7 @@ def begin_request(services: Services, scope: Scope, *, forwarded: bool = True) -
     via = next_via(scope, services.instance) if forwarded else ""
     caller = configuration.teams.authenticate(scope["headers"])
     record.tenant, record.team, record.policy = caller.tenant, caller.team, caller.policy.name
-    return RequestContext(record, perf_counter(), configuration, scope, via, caller)
+    return RequestContext(record, perf_counter(), configuration, scope, via, caller, Bill())
 
 
 class RecallState(msgspec.Struct, eq=False):
@@ -85,7 +87,8 @@ class ConversationContext(RequestContext):
     ``recovered`` if the upstream has compacted a history that it keeps. ``own_summaries`` is true if the upstream
     refused a compaction of its own in this conversation. ``memory`` holds the memory of its
     bodies. ``heartbeat`` is for a client that wants a stream. ``recall`` is set if the request may get the tool to read
-    archived messages, or has hidden rounds.
+    archived messages, or has hidden rounds. ``asks_usage`` is true if the proxy asks for the usage of a stream whose
+    client didn't ask for it.
     """
 
     dialect: Dialect
@@ -107,6 +110,7 @@ class ConversationContext(RequestContext):
     heartbeat: Heartbeat | None = None
     recall: RecallState | None = None
     own_summaries: bool = False
+    asks_usage: bool = False
 
     @property
     def place(self) -> tuple[str, str, str]:

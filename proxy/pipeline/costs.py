@@ -12,10 +12,12 @@ from collections.abc import Callable
 
 import msgspec
 from cachetools import LRUCache
+from msgspec.structs import replace
 
 from proxy.config import Route
 from proxy.limits.profiles import Profile
 from proxy.limits.profiles.prices import Price, price_of
+from proxy.pipeline.billing import PriceOf
 from proxy.pipeline.cache_reads import CACHE_SECONDS
 from proxy.pipeline.context import ConversationContext, conversation_key
 from proxy.pipeline.outcome import Forecast, Outcome
@@ -40,6 +42,9 @@ class Basis(msgspec.Struct, frozen=True):
     recent: bool = False
     new_checkpoint: bool = False
     fits: bool = True
+
+
+NO_BASIS = Basis()
 
 
 class Costs:
@@ -71,6 +76,20 @@ class Costs:
 def price_for(configuration: ConfigSnapshot, route: Route, profile: Profile) -> Price | None:
     """Return the operator's price for a route's model, or else that of the table."""
     return price_of(configuration.settings.prices, route.model, profile.price)
+
+
+def pricing(price: Price | None, basis: Basis = NO_BASIS) -> PriceOf | None:
+    """Return how to price the calls of a request. ``basis`` is that of the call whose answer the client gets."""
+    if price is None:
+        return None
+
+    def price_of(usage: Usage, answers: bool) -> Cost:
+        if answers:
+            return cost_of(price, usage, basis)
+        # Without the proxy there would have been no other call.
+        return replace(cost_of(price, usage, NO_BASIS), as_received=0)
+
+    return price_of
 
 
 def cost_of(price: Price, usage: Usage, basis: Basis) -> Cost:

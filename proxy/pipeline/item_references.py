@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from proxy.dialects.dialect import AnswerTail, ItemReader
+from proxy.dialects.dialect import ItemReader
 from proxy.errors import RequestError
 from proxy.http.decompression import unpack
 from proxy.pipeline.context import ConversationContext
@@ -54,16 +54,12 @@ def item_reader(
 class Tap:
     """Receives the bytes of an answer before the client does."""
 
-    def __init__(self, tail: AnswerTail | None, reader: ItemReader | None) -> None:
-        self._tail = tail
+    def __init__(self, reader: ItemReader) -> None:
         self._reader = reader
 
     def add(self, chunk: bytes) -> None:
         """Add a chunk."""
-        if self._tail is not None:
-            self._tail.add(chunk)
-        if self._reader is not None:
-            self._reader.add(chunk)
+        self._reader.add(chunk)
 
     async def finish(self) -> None:
         """Read the items of a compressed answer."""

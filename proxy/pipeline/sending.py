@@ -9,6 +9,7 @@ from urllib.parse import quote
 from msgspec.structs import replace
 from starlette.types import Scope
 
+from proxy.dialects.chat.usage import with_usage
 from proxy.errors import ProxyError, UpstreamTimeout
 from proxy.http.headers import VIA, for_other_request, for_upstream, with_beta
 from proxy.pipeline.context import ConversationContext
@@ -30,9 +31,8 @@ def outgoing(context: ConversationContext, outcome: Outcome) -> Outgoing:
         body = context.recall.body
     model = route.model if route.model != body.model and body.model is not None else None
     headers = for_upstream(context.scope["headers"])
-    if body.stream or outcome.tool or context.caller.policy.responses.state == "compact":
-        # The proxy reads the beginning of a stream, and whole responses, so they must not be compressed.
-        headers = [pair for pair in headers if pair[0] != "accept-encoding"]
+    # The proxy reads the usage of all responses, and the beginning of a stream, so they must not be compressed.
+    headers = [pair for pair in headers if pair[0] != "accept-encoding"]
     remaining = context.deadline - context.clock.now()
     if remaining <= 0:
         raise UpstreamTimeout(DEADLINE)
@@ -43,6 +43,8 @@ def outgoing(context: ConversationContext, outcome: Outcome) -> Outgoing:
     sent = body.rewritten(units=outcome.messages, model=model, max_output=outcome.output)
     if outcome.tool and context.recall is not None and context.dialect.hidden_tool is not None:
         sent = context.dialect.hidden_tool.with_tool(sent, context.recall.tool)
+    if context.asks_usage:
+        sent = with_usage(sent)
     return Outgoing(
         body=sent,
         model=route.model,
@@ -62,8 +64,15 @@ async def resend(context: ConversationContext, transport: Transport, request: Ou
     limit = context.configuration.settings.server.deadline
     began = perf_counter()
     again = replace(request, body=body, headers=for_other_request(request.headers), timeout=limit, bounded=False)
-    answer = await transport.send(again)
-    start = await read_start(answer, Asked(body, answers=context.dialect.answers))
+    before = context.bill.last
+    tokens = None
+    if before is not None and before.tokens is not None:
+        tokens = round(before.tokens * len(body) / max(1, before.sent))
+    with context.bill.call(context.dialect.answers.tail(), len(body), tokens) as meter:
+        answer = await transport.send(again)
+        meter.watch(answer)
+        start = await read_start(answer, Asked(body, answers=context.dialect.answers))
+        meter.begun(start)
     describe_call(context, start, began, CONTINUED, None)
     return start
 
@@ -74,12 +83,17 @@ async def send(
     """Send a request, and read the start of its response before the deadline. Raises ``ProxyError``."""
     answer, remaining = None, request.timeout
     began = perf_counter()
+    asked = Asked(context.body.raw, context.caller.policy.rate_limit_as_limit, context.dialect.answers)
     try:
-        with context.clock.until(context.deadline):
+        with (
+            context.bill.call(asked.answers.tail(), len(request.body), outcome.after) as meter,
+            context.clock.until(context.deadline),
+        ):
             answer = await transport.send(request)
-            return await read_start(
-                answer, Asked(context.body.raw, context.caller.policy.rate_limit_as_limit, context.dialect.answers)
-            )
+            meter.watch(answer)
+            start = await read_start(answer, asked)
+            meter.begun(start)
+            return start
     except TimeoutError as error:
         if answer is not None:
             await answer.close()

@@ -13,6 +13,7 @@ from proxy.dialects.responses.state import calls_in, compact_request, continued,
 from proxy.errors import ProxyError
 from proxy.http.headers import VIA, for_other_request, for_upstream
 from proxy.overflow.silent import Finished
+from proxy.pipeline.billing import Bill
 from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.reasons import reason_for
@@ -142,9 +143,14 @@ async def _ask(
     headers = with_trace([*headers, (VIA, context.via)], context.record.trace)
     headers = transport.headers(headers, context.caller.credential)
     remaining = context.deadline - context.clock.now()
+    bill = context.bill if method == "POST" else Bill()  # reading a stored response costs nothing
     try:
-        with context.clock.until(context.deadline):
+        with (
+            context.clock.until(context.deadline),
+            bill.call(context.dialect.answers.tail(), len(body or b"")) as meter,
+        ):
             answer = await transport.request(method, transport.url(path), headers, body, remaining)
+            meter.watch(answer)
             try:
                 read = await _read(answer, context.configuration.settings.server.body_limit)
             finally:

@@ -113,7 +113,7 @@ class CheckpointSummaries:
             asked = over_budget = False
             skipped = "no_model"
             if (allowance := job.case.allowance) is not None:
-                await allowance.recall()
+                await allowance.load()
                 over_budget = allowance.spent
             passed = [p for p in job.plan.checkpoints if p < position]
             given_up = self._summaries.given_up(job.case.tenant, job.checkpoints([*passed, position]))

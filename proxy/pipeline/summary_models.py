@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
+from time import perf_counter
 from typing import Protocol
 
 import structlog
 
+from proxy.access.spending import limit_of
+from proxy.compaction.format import TextCounter
 from proxy.config import Route
 from proxy.config.upstreams import COMPACTS
 from proxy.dialects.chat.dialect import CHAT
 from proxy.dialects.dialect import NativeCompaction
-from proxy.errors import ConfigurationError
+from proxy.dialects.tail import WholeTail
+from proxy.errors import BudgetExceeded, ConfigurationError
 from proxy.http.headers import VIA, for_other_request, for_upstream, with_beta
 from proxy.limits.budget import budget, reserved_output
 from proxy.limits.learned import for_others, limit_from_overflow, lower, published
-from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
 from proxy.overflow.silent import Finished
+from proxy.pipeline.billing import EXPECTED_OUTPUT, Bill, Meter, PriceOf
 from proxy.pipeline.context import ConversationContext, conversation_key
-from proxy.pipeline.costs import Basis, cost_of, price_for
-from proxy.pipeline.description import usage_of
+from proxy.pipeline.costs import price_for, pricing
+from proxy.pipeline.description import milliseconds_since
 from proxy.pipeline.sending import client_query
 from proxy.pipeline.services import Services
-from proxy.pipeline.snapshot import ConfigSnapshot
+from proxy.summary.budget import BudgetSpent
 from proxy.summary.chunking import SummaryUnasked
 from proxy.summary.forms import FORMS
-from proxy.summary.model import ConversationModel, OnCall, ProviderCompaction, UpstreamSummaryModel, Way, output_limit
-from proxy.telemetry.record import RequestRecord, summary_record
+from proxy.summary.model import ConversationModel, ProviderCompaction, UpstreamSummaryModel, Way, output_limit
+from proxy.telemetry.record import Usage, summary_record
 
 log = structlog.get_logger(__name__)
 
@@ -165,6 +171,7 @@ async def _summary_model(
             services.learned.learn(*place, limit, published(profile, factor))
 
     upstreams = context.configuration.upstreams
+    price_of = pricing(price_for(context.configuration, route, profile))
     (form, transport), *others = await _ways(context, route.upstream)
     return UpstreamSummaryModel(
         transport,
@@ -180,35 +187,48 @@ async def _summary_model(
         form=form,
         others=others,
         on_missing=upstreams.missing(route.upstream).add,
-        on_call=_recording(services, context.configuration, context.record, route, profile, answers),
+        calls=_Recorded(services, context, route, price_of, answers, counter.text, factor).call,
         trace=context.record.trace,
     )
 
 
-def _recording(
-    services: Services,
-    configuration: ConfigSnapshot,
-    parent: RequestRecord,
-    route: Route,
-    profile: Profile,
-    answers: UsageReader,
-) -> OnCall:
-    """Return a function that records the calls to a summary model."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Recorded:
+    """Records the calls to a summary model, and reserves and counts what they cost."""
 
-    def record(status: int, answer: bytes, ms: float, span: str | None) -> None:
-        call = summary_record(parent, route.upstream, route.model)
+    services: Services
+    context: ConversationContext
+    route: Route
+    price_of: PriceOf | None
+    answers: UsageReader
+    count: TextCounter
+    factor: float
+
+    @asynccontextmanager
+    async def call(self, sent: int, size: Callable[[], int], most: int, span: str | None) -> AsyncIterator[Meter]:
+        """See ``summary.model.Calls``."""
+        parent, caller, bill = self.context.record, self.context.caller, Bill()
+        record = summary_record(parent, self.route.upstream, self.route.model)
         if parent.trace is not None and span is not None:
-            call.trace = parent.trace.child(span)
-        call.time -= ms / 1000
-        call.status = status
-        call.phases = {"total": round(ms, 3)}
-        call.usage = usage = usage_of(answers.read_usage(answer)) if status == 200 else None
-        if usage is not None and (price := price_for(configuration, route, profile)) is not None:
-            call.cost = cost_of(price, usage, Basis())
-        call.error = None if status else "upstream_error"
-        services.recorder.add(call)
-
-    return record
+            record.trace = parent.trace.child(span)
+        bill.price_of = self.price_of
+        if limit_of(caller) is not None:
+            cost = bill.amount(Usage(await asyncio.to_thread(size), min(most, EXPECTED_OUTPUT)))
+            try:
+                await self.services.spending.reserve(caller, record.id, cost)
+            except BudgetExceeded as error:
+                raise BudgetSpent("the team's budget is used up") from error
+        began = perf_counter()
+        try:
+            with bill.call(WholeTail(self.answers.read_usage), sent) as meter:
+                yield meter
+                meter.complete = True
+        finally:
+            record.status = meter.status
+            record.error = None if meter.status else "upstream_error"
+            record.phases = {"total": milliseconds_since(began)}
+            await bill.settle(record, partial(asyncio.to_thread, size), self.count, self.factor)
+            self.services.recorder.add(record)
 
 
 async def _ways(context: ConversationContext, upstream: str) -> list[Way]:

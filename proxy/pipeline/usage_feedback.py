@@ -15,7 +15,7 @@ import msgspec
 import structlog
 from cachetools import LRUCache
 
-from proxy.dialects.dialect import AnswerTail, Evidence, Request
+from proxy.dialects.dialect import Evidence, Request
 from proxy.limits.calibration import LEAST_COUNTED, plausible
 from proxy.limits.learned import limit_from_usage
 from proxy.overflow import Overflow
@@ -355,15 +355,6 @@ class UsageFeedback:
         newest = int(factor * sum(sizes[turns[-1].messages :]))
         window = context.profile.context_window
         return counted, cut_prompt(end, int(factor * counted), newest, sent, window)
-
-
-def end_of(tail: AnswerTail) -> Finished | None:
-    """Return the usage and finish reason of a complete response. Log an error instead of raising it."""
-    try:
-        return tail.finished()
-    except Exception as error:  # the client has its response
-        log.exception("counting.failed", error=type(error).__name__)
-        return None
 
 
 def _with_calls(

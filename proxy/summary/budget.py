@@ -1,37 +1,27 @@
 """Daily token budgets for the summaries of a team.
 
-The store keeps the tokens that each process has spent, so a restart or another worker doesn't reset the count. Each
-process reads the other processes' counts once a minute. Until then a team can exceed its budget by their spending.
-Without a store, or while it fails, each process counts only its own tokens.
+The processes on one store count together, see ``store.accounts``. A call reserves its maximum cost first.
 """
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-
-import msgspec
 
 from proxy.access.authenticator import Caller
 from proxy.store import Store
-from proxy.store.replicated_map import FIRST_READ_SECONDS, ReplicatedMap
+from proxy.store.accounts import DAY, Account, Amount
 from proxy.summary.chunking import SummaryUnasked
 
-KIND = "spent"
-
-DAY = 86_400
-
-TEAMS = 10_000
-"""Teams kept in memory, the most recently used ones."""
+KIND = "spent.2"
 
 _GRACE = 60.0 * DAY
-"""Seconds that a day's record stays in the store after that day. The next day's record replaces it.
+"""Seconds that a day's entry stays in the store after that day.
 
-A full store removes the entries that expire first, and these records must not be among them.
+A full store removes the entries that expire first, and these must not be among them.
 """
 
 
@@ -39,23 +29,11 @@ class BudgetSpent(SummaryUnasked):
     """The remaining budget doesn't cover another call."""
 
 
-class Spent(msgspec.Struct, frozen=True):
-    """Tokens spent by each process on one day (days since 1970). Counts only grow, so the larger one is newer."""
+@dataclass(slots=True)
+class PaidCall:
+    """One call. ``cost`` is in tokens, and is the maximum until the caller sets it."""
 
-    day: int
-    by: dict[str, int] = {}
-
-    @property
-    def until(self) -> float:
-        """Return when the record expires, in seconds since 1970."""
-        return (self.day + 1) * DAY + _GRACE
-
-    def merged(self, other: Spent) -> Spent:
-        """Return the newer day, or the larger count of each process if the days are equal."""
-        if other.day != self.day:
-            return max(self, other, key=lambda spent: spent.day)
-        processes = {**self.by, **other.by}
-        return Spent(self.day, {p: max(self.by.get(p, 0), other.by.get(p, 0)) for p in processes})
+    cost: int
 
 
 class Budgets:
@@ -63,10 +41,9 @@ class Budgets:
 
     def __init__(self, store: Store | None, clock: Callable[[], float] = time.time) -> None:
         """Use ``clock`` for seconds since 1970."""
+        self._store = store
         self._clock = clock
-        self._process = secrets.token_hex(8)
-        self._spent = ReplicatedMap(store, KIND, Spent, TEAMS, clock)
-        self._reserved: dict[str, int] = {}  # tokens of calls in progress
+        self._accounts: dict[tuple[str, int], Account] = {}
 
     def of(self, caller: Caller) -> Budget | None:
         """Return the budget of a caller's team, or ``None`` if the team has none."""
@@ -74,45 +51,21 @@ class Budgets:
             return None
         return Budget(self, caller.team, caller.limits.summary_tokens_per_day)
 
-    async def recall(self, team: str) -> None:
-        """Read a team's counts from the store before a call, for up to ``FIRST_READ_SECONDS``."""
-        read = self._spent.prefetch(f"team:{team}", "", "", latest=True)
-        if read is not None:
-            await asyncio.wait({read}, timeout=FIRST_READ_SECONDS)
-
-    def spent(self, team: str) -> int:
-        """Return the tokens spent today, including the maximum cost of calls in progress."""
-        return sum(self._today(team).by.values()) + self._reserved.get(team, 0)
-
-    @contextmanager
-    def reserve(self, team: str, tokens: int) -> Iterator[PaidCall]:
-        """Reserve ``tokens``, the maximum cost of a call, until the call ends. Then record its cost."""
-        call = PaidCall(tokens)
-        self._reserved[team] = self._reserved.get(team, 0) + tokens
-        try:
-            yield call
-        finally:
-            self._reserved[team] -= tokens
-            if call.cost:
-                today = self._today(team)
-                ours = today.by.get(self._process, 0) + call.cost
-                self._spent.put(f"team:{team}", "", "", Spent(today.day, {**today.by, self._process: ours}))
+    def account(self, team: str) -> Account:
+        """Return the account of a team for today (UTC)."""
+        day = int(self._clock() // DAY)
+        account = self._accounts.get((team, day))
+        if account is None:
+            for old in [key for key, of in self._accounts.items() if key[0] == team and of.idle]:
+                del self._accounts[old]
+            place = f"team:{team}", KIND, f"day {day}"
+            account = self._accounts[team, day] = Account(self._store, place, (day + 1) * DAY + _GRACE, self._clock)
+        return account
 
     async def aclose(self) -> None:
-        """Write pending records to the store."""
-        await self._spent.aclose()
-
-    def _today(self, team: str) -> Spent:
-        day = int(self._clock() // DAY)
-        known = self._spent.get(f"team:{team}", "", "")
-        return known if known is not None and known.day == day else Spent(day)
-
-
-@dataclass(slots=True)
-class PaidCall:
-    """One call. ``cost`` is in tokens, and is the maximum until the caller sets it."""
-
-    cost: int
+        """Write pending amounts to the store."""
+        for account in self._accounts.values():
+            await account.aclose()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +76,26 @@ class Budget:
     _team: str
     most: int
 
-    async def recall(self) -> None:
-        """Read the team's counts from the store."""
-        await self._budgets.recall(self._team)
+    async def load(self) -> None:
+        """Read the tokens that other processes have spent."""
+        await self._budgets.account(self._team).read(again=True)
 
     @property
     def spent(self) -> bool:
-        """Return whether the budget is used up."""
-        return self._budgets.spent(self._team) >= self.most
+        """Return whether the budget is used up, with the maximum cost of calls in progress."""
+        return self._budgets.account(self._team).total.tokens >= self.most
 
-    def call(self, tokens: int) -> AbstractContextManager[PaidCall]:
-        """Return a context manager for a call that costs up to ``tokens``. Raises ``BudgetSpent`` if less is left."""
-        if self._budgets.spent(self._team) + tokens > self.most:
+    @asynccontextmanager
+    async def call(self, tokens: int) -> AsyncIterator[PaidCall]:
+        """Reserve ``tokens``, the maximum cost of a call, until the call ends. Then count its cost.
+
+        Raises ``BudgetSpent`` if less is left.
+        """
+        account, id = self._budgets.account(self._team), secrets.token_hex(8)
+        if not await account.reserve(id, Amount(tokens), lambda total: total.tokens + tokens <= self.most):
             raise BudgetSpent("the team's tokens for summaries are used up for today")
-        return self._budgets.reserve(self._team, tokens)
+        call = PaidCall(tokens)
+        try:
+            yield call
+        finally:
+            account.settle(id, Amount(call.cost))

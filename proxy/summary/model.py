@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -22,7 +22,7 @@ from proxy.summary.chunking import SummaryFailed, SummaryTooLong
 from proxy.summary.forms import CHAT, SummaryForm, read, reported_cost
 from proxy.summary.quality import Written
 from proxy.telemetry.trace_context import Trace, new_span, with_trace
-from proxy.upstream.transport import Outgoing, Transport
+from proxy.upstream.transport import Answer, Outgoing, Transport
 
 # Names of reasoning families, whose reasoning counts toward the output. Models that reason only on request (Claude,
 # hybrid models) match if a gateway marks that in the name.
@@ -45,7 +45,21 @@ _INVALID_REQUEST = frozenset({400, 422})
 _MISSING = frozenset({404, 405, 501})
 """Statuses of a server that doesn't have a path."""
 
-OnCall = Callable[[int, bytes, float, str | None], None]
+
+class CallMeter(Protocol):
+    """Sees the answer to a call, to count what it costs."""
+
+    def watch(self, answer: Answer) -> None:
+        """See the bytes of an answer as they pass."""
+        ...
+
+
+Calls = Callable[[int, Callable[[], int], int, str | None], AbstractAsyncContextManager[CallMeter]]
+"""Begins a call, and records it at its end.
+
+The arguments are the bytes of its body, a function that counts its prompt in tokens, the most tokens that it writes,
+and the id of its span. Raises ``BudgetSpent``.
+"""
 
 Way = tuple[SummaryForm, Transport]
 """An API, and the transport for its path."""
@@ -58,8 +72,7 @@ class UpstreamSummaryModel:
     ``input_limit`` and ``max_output`` are in tokens, and ``timeout`` in seconds per call. ``credential`` is the
     caller's key if the upstream has none of its own. After an overflow, ``on_overflow`` gets the overflow and the
     request's input and output tokens as counted here. ``budget`` limits the cost of calls for the caller's team.
-    ``on_call`` gets each call's status, response, duration in milliseconds, and the id of its span in ``trace``. The
-    status is 0 if there was no response.
+    ``calls`` records each call.
     ``headers``, ``query``, and ``path`` are those of the calls, by default the form's.
     ``form`` is the API to use. If the upstream doesn't have it, ``others`` follow, and ``on_missing`` gets its name.
     """
@@ -77,7 +90,7 @@ class UpstreamSummaryModel:
     form: SummaryForm = CHAT
     others: Sequence[Way] = ()
     on_missing: Callable[[Api], None] | None = None
-    on_call: OnCall | None = None
+    calls: Calls | None = None
     trace: Trace | None = None
     headers: Headers | None = None
     query: str = ""
@@ -144,12 +157,12 @@ class UpstreamSummaryModel:
     async def _send(self, way: Way, body: bytes, size: Callable[[], int], most: int) -> tuple[int, bytes]:
         """Send a body, charged to the team. ``size`` returns its tokens. Raises ``SummaryFailed``."""
         if self.budget is None:
-            return await self._answer(way, body)
+            return await self._answer(way, body, size, most)
         # Counting a long transcript would block the event loop.
         prompt = await asyncio.to_thread(size)
-        with self.budget.call(prompt + most) as call:
+        async with self.budget.call(prompt + most) as call:
             try:
-                status, answer = await self._answer(way, body)
+                status, answer = await self._answer(way, body, lambda: prompt, most)
             except SummaryFailed as failure:
                 if isinstance(failure.__cause__, UpstreamUnreachable):
                     call.cost = 0
@@ -167,7 +180,7 @@ class UpstreamSummaryModel:
             return prompt
         return prompt + await asyncio.to_thread(self.count, written)
 
-    async def _answer(self, way: Way, body: bytes) -> tuple[int, bytes]:
+    async def _answer(self, way: Way, body: bytes, size: Callable[[], int], most: int) -> tuple[int, bytes]:
         form, transport = way
         span = None if self.trace is None else new_span()
         request = Outgoing(
@@ -180,25 +193,24 @@ class UpstreamSummaryModel:
             path=self.path or form.path,
             query=self.query,
         )
-        began, status, chunks = time.monotonic(), 0, list[bytes]()
+        call = nullcontext() if self.calls is None else self.calls(len(body), size, most, span)
+        chunks, length = list[bytes](), 0
         try:
-            answer = await transport.send(request)
-            status = answer.status
-            try:
-                size = 0
-                async for chunk in answer.body:
-                    chunks.append(chunk)
-                    size += len(chunk)
-                    if size > _ANSWER_LIMIT:
-                        raise SummaryFailed("the response is too long")
-            finally:
-                await answer.close()
+            async with call as meter:
+                answer = await transport.send(request)
+                try:
+                    if meter is not None:
+                        meter.watch(answer)
+                    async for chunk in answer.body:
+                        chunks.append(chunk)
+                        length += len(chunk)
+                        if length > _ANSWER_LIMIT:
+                            raise SummaryFailed("the response is too long")
+                finally:
+                    await answer.close()
         except UpstreamError as error:
             raise SummaryFailed(error.code) from error
-        finally:
-            if self.on_call is not None:
-                self.on_call(status, b"".join(chunks), (time.monotonic() - began) * 1000, span)
-        return status, b"".join(chunks)
+        return answer.status, b"".join(chunks)
 
 
 @dataclass(frozen=True, slots=True)

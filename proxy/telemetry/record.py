@@ -49,12 +49,19 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     """The usage that an upstream reported, in its tokens. ``None``: not reported.
 
     ``input`` includes the tokens read from the prompt cache and written to it. ``output`` includes reasoning.
+    ``estimated`` is true if the proxy counted a part of it, because the upstream didn't report it.
     """
 
     input: int | None = None
     output: int | None = None
     cache_read: int | None = None
     cache_write: int | None = None
+    estimated: bool = False
+
+    def plus(self, other: Usage) -> Usage:
+        """Return the usage of both."""
+        fields = ((getattr(self, name), getattr(other, name)) for name in self.__struct_fields__)
+        return Usage(*(_sum(ours, theirs) for ours, theirs in fields))
 
 
 class UpstreamCall(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -85,6 +92,22 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
     as_received: int = 0
     forecast: int | None = None
     estimated: bool = False
+
+    def plus(self, other: Cost) -> Cost:
+        """Return the price of both."""
+        return Cost(
+            self.sent + other.sent,
+            self.as_received + other.as_received,
+            _sum(self.forecast, other.forecast),
+            self.estimated or other.estimated,
+        )
+
+
+def _sum(ours: Any, theirs: Any) -> Any:
+    """Return the sum of two numbers, or ``or`` of two booleans. ``None`` counts only if both are."""
+    if ours is None or theirs is None:
+        return theirs if ours is None else ours
+    return ours or theirs if isinstance(ours, bool) else ours + theirs
 
 
 class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):

@@ -8,17 +8,23 @@ from typing import Any
 
 import msgspec
 
-from proxy.dialects.tail import Tail, json_objects, outer_usage
+from proxy.dialects.body import encoded, fields_of, value_of
+from proxy.dialects.tail import Tail, deltas, json_objects, outer_usage
+from proxy.errors import BadBody
 from proxy.overflow.silent import Finished, cached_tokens, output_tokens, prompt_tokens
 
 _REASON = re.compile(r'"finish_reason"\s*:\s*"([^"\\]{1,64})"')
 
 
 class AnswerTail(Tail):
-    """The last bytes of an answer, which contain its usage and finish reason."""
+    """See ``dialects.tail``."""
 
-    def finished(self) -> Finished:
-        """Return the answer's usage and finish reason. An answer longer than the kept bytes has content."""
+    DELTAS = deltas("content|reasoning_content|reasoning|refusal|arguments|text")
+
+    def _read(self, body: bytes) -> Finished:
+        return read_usage(body)
+
+    def _end(self) -> Finished:
         body = self.body
         if self.whole:
             return _usual(body) or read_usage(body)
@@ -121,3 +127,57 @@ def _choices(value: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _says_something(message: Mapping[str, Any]) -> bool:
     return any(value for name, value in message.items() if name not in ("role", "name"))
+
+
+def asks_usage(raw: bytes) -> bool:
+    """Return whether a body asks for the usage of its stream, or can't be changed to do so."""
+    if b"stream_options" not in raw:
+        return False
+    try:
+        options = value_of(fields_of(raw).get("stream_options", msgspec.Raw(b"null")))
+    except BadBody:
+        return True
+    return isinstance(options, dict) and options.get("include_usage") is True
+
+
+_ASKED = b'"stream_options":{"include_usage":true}'
+
+
+def with_usage(body: bytes) -> bytes:
+    """Return a body that asks for the usage of its stream. Every other value keeps its bytes and its place.
+
+    Raises ``BadBody`` if the body isn't a JSON object.
+    """
+    end = body.rfind(b"}")
+    if b'"stream_options"' not in body and b":" in body[:end]:
+        return b"%b,%b%b" % (body[:end], _ASKED, body[end:])
+    fields = fields_of(body)
+    options = value_of(fields.get("stream_options", msgspec.Raw(b"null")))
+    asked = {**(options if isinstance(options, dict) else {}), "include_usage": True}
+    fields["stream_options"] = encoded(asked)
+    return msgspec.json.encode(fields)
+
+
+def without_usage(events: bytes) -> bytes:
+    """Return whole events of a stream without the usage that only the proxy asked for.
+
+    A provider sends it in an event of its own without choices, and ``null`` in all others. Some servers report it in an
+    event with choices, which stays.
+    """
+    if b'"usage"' not in events:
+        return events
+    out = bytearray()
+    for event in _EVENT.findall(events):
+        data = event.strip()
+        value = None
+        if data.startswith(b"data:") and _REPORT.search(data):
+            value = next(json_objects(data), None)
+        if value is None or value.get("choices") != [] or not value.get("usage"):
+            out += _NULL.sub(b"", event)
+    return bytes(out)
+
+
+_EVENT = re.compile(rb".*?(?:\r\n\r\n|\n\n|\r\r|\Z)", re.S)
+_REPORT = re.compile(rb'"usage"\s*:\s*\{')
+# Strings escape quotation marks, so this is a field.
+_NULL = re.compile(rb',\s?"usage"\s?:\s?null')

@@ -8,7 +8,7 @@ from typing import Any
 
 from proxy.dialects.first_bytes import ContentDetector
 from proxy.dialects.stream import NO_ROOM, Said, Start
-from proxy.dialects.tail import Tail, json_objects, outer_usage
+from proxy.dialects.tail import Tail, deltas, json_objects, outer_usage
 from proxy.dialects.tail import is_silence as is_silence
 from proxy.overflow.silent import Finished, cached_tokens, output_tokens, prompt_tokens
 
@@ -83,6 +83,8 @@ def _judged(event: Any) -> Said | None:
 class AnswerTail(Tail):
     """The first and last bytes of an answer, which contain its usage and stop reason."""
 
+    DELTAS = deltas("text|thinking|partial_json")
+
     def __init__(self) -> None:
         super().__init__()
         self._head = b""
@@ -93,8 +95,10 @@ class AnswerTail(Tail):
             self._head += chunk[: HEAD_BYTES - len(self._head)]
         super().add(chunk)
 
-    def finished(self) -> Finished:
-        """Return the answer's usage and stop reason. An answer longer than the kept bytes has content."""
+    def _read(self, body: bytes) -> Finished:
+        return read_usage(body if body[:1] == b"{" else self._head + b"\n" + body)
+
+    def _end(self) -> Finished:
         body = self.body
         if self.whole:
             return read_usage(body)

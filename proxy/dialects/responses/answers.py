@@ -9,7 +9,7 @@ from typing import Any
 
 from proxy.dialects.first_bytes import ContentDetector
 from proxy.dialects.stream import Said, Start
-from proxy.dialects.tail import Tail, json_objects
+from proxy.dialects.tail import Tail, deltas, json_objects
 from proxy.dialects.tail import is_silence as is_silence
 from proxy.overflow.silent import Finished, cached_tokens, output_tokens, prompt_tokens
 
@@ -74,13 +74,17 @@ def _is_empty(response: object) -> bool:
 
 
 class AnswerTail(Tail):
-    """The last bytes of an answer, which contain its usage and status."""
+    """See ``dialects.tail``.
 
-    def finished(self) -> Finished:
-        """Return the answer's usage and finish reason. An answer longer than the kept bytes has content.
+    The terminal event has the whole response. If its beginning is missing, its usage is still near its end.
+    """
 
-        The terminal event has the whole response. If its beginning is missing, its usage is still near its end.
-        """
+    DELTAS = deltas("delta")
+
+    def _read(self, body: bytes) -> Finished:
+        return read_usage(body)
+
+    def _end(self) -> Finished:
         body = self.body
         if self.whole:
             return read_usage(body)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from proxy.access.spending import Amounts, Spending, described
+from proxy.access.spending import Spending, described
 from proxy.config.teams import SpendSettings
 from proxy.errors import BudgetExceeded
+from proxy.store.accounts import Amount
 from proxy.store.sqlite import SqliteStore
 from proxy.telemetry.record import Cost, RequestRecord, Usage, new_id
 from tests.kit.stores import Clock
@@ -108,10 +110,66 @@ def test_processes_on_one_store_share_what_they_have_counted() -> None:
     asyncio.run(work())
 
 
-def test_merging_keeps_the_newer_period_and_the_larger_amounts() -> None:
-    old, new = Amounts(1, {"a": 9}), Amounts(2, {"a": 1, "b": 5}, {"a": 3})
-    assert old.merged(new) == new.merged(old) == new
-    assert new.merged(Amounts(2, {"b": 7, "c": 1})) == Amounts(2, {"a": 1, "b": 7, "c": 1}, {"a": 3})
+def test_a_request_in_progress_reserves_its_probable_cost() -> None:
+    async def work() -> None:
+        spent, who = spending(TOKENS, Clock(at(2026, 5, 2))), caller(TOKENS)
+        first, second = record(tokens=40), record(tokens=10)
+        await spent.reserve(who, first.id, Amount(90))
+        await spent.reserve(who, second.id, Amount(90))  # less than the budget is reserved, so it may begin
+        for third in (spent.reserve(who, "third", Amount(1)), spent.check(who)):
+            with pytest.raises(BudgetExceeded) as caught:
+                await third
+            assert caught.value.retry_after == 5
+        spent.add(first)
+        spent.add(second)
+        await spent.reserve(who, "fourth", Amount(1))
+        spent.release("fourth")
+        assert spent.remaining(who) == "50 tokens"
+
+    asyncio.run(work())
+
+
+def test_another_period_counts_for_itself_and_is_kept(tmp_path: Path) -> None:
+    clock, limit = Clock(at(2026, 5, 7)), SpendSettings(tokens=100, per="day")
+
+    async def work() -> None:
+        for period, left in ((limit, "40 tokens"), (TOKENS, "40 tokens"), (limit, "0 tokens"), (TOKENS, "0 tokens")):
+            store = SqliteStore(tmp_path / "store.db")
+            spent = spending(period, clock, store)
+            if left != "0 tokens":
+                await spent.check(caller(period))
+            spent.add(record(tokens=60))
+            await spent.aclose()
+            assert spent.remaining(caller(period)) == left
+            await store.aclose()
+
+    asyncio.run(work())
+
+
+def test_many_requests_on_two_replicas_exceed_a_budget_by_one_reservation(tmp_path: Path) -> None:
+    clock, limit = Clock(at(2026, 5, 7)), SpendSettings(tokens=5_000, per="day")
+
+    async def work() -> None:
+        stores = [SqliteStore(tmp_path / "store.db") for _ in range(2)]
+        both = [spending(limit, clock, store) for store in stores]
+
+        async def request(spent: Spending) -> int:
+            one = record(tokens=1_000)
+            try:
+                await spent.reserve(caller(limit), one.id, Amount(1_000))
+            except BudgetExceeded:
+                return 0
+            await asyncio.sleep(0.01)
+            spent.add(one)
+            return 1
+
+        admitted = await asyncio.gather(*(request(both[number % 2]) for number in range(60)))
+        assert sum(admitted) == 5
+        for spent, store in zip(both, stores, strict=True):
+            await spent.aclose()
+            await store.aclose()
+
+    asyncio.run(work())
 
 
 def test_a_budget_as_text() -> None:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from proxy.store import ManagedStore, StoreFailed, open_store
+from proxy.store.accounts import Entry
 from proxy.store.forgetting import forget, forgotten
 from proxy.store.migration import Migration, Place, usage
 from proxy.store.object_store import ObjectsStore
@@ -18,13 +19,13 @@ from proxy.store.opening import open_records
 from proxy.store.records import RecordQuery
 from proxy.store.replicated_map import Known
 from proxy.store.sqlite import SqliteStore
-from proxy.summary.budget import KIND, Spent
+from proxy.summary.budget import KIND
 from tests.kit.records import record
 from tests.kit.redis_server import RedisServer
 
 pytest.importorskip("cryptography")
 OLD, NEW = b"o" * 32, b"n" * 32
-FORMS: dict[str, type[Known]] = {KIND: Spent}
+FORMS: dict[str, type[Known]] = {KIND: Entry}
 DAYS = 7 * 86_400.0
 
 
@@ -81,7 +82,7 @@ async def filled(store: ManagedStore, count: int = 30) -> None:
         await store.put(f"team:{number % 3}", "summary", f"s{number}", b"S%d" % number, 60 * (number + 10))
         await store.put(f"team:{number % 3}", "archive", f"a{number}", b"A%d" % number, 60 * (number + 10))
     await store.put("team:0", "making", "k", b"token", 60)
-    await store.put("team:0", KIND, "b", msgspec.json.encode(Spent(5, {"a": 3, "b": 2})), 600)
+    await store.put("team:0", KIND, "b", msgspec.json.encode(Entry(DAYS, 5)), 600)
 
 
 @pytest.fixture(params=["sqlite-redis", "redis-sqlite", "sqlite-sqlite"])
@@ -110,7 +111,7 @@ def test_everything_is_copied_once_with_its_lifetime_and_under_the_keys_of_the_t
         await records.aclose()
         newer = open_store(target, [NEW])
         await newer.put("team:0", "summary", "s0", b"the target's", 900)
-        await newer.put("team:0", KIND, "b", msgspec.json.encode(Spent(5, {"b": 5})), 600)
+        await newer.put("team:0", KIND, "b", msgspec.json.encode(Entry(DAYS, 3)), 600)
         await newer.aclose()
 
         def wanted() -> Place:
@@ -124,7 +125,7 @@ def test_everything_is_copied_once_with_its_lifetime_and_under_the_keys_of_the_t
         assert found["team:1", "summary", "s1"] == (b"S1", 11)
         assert found["team:0", "summary", "s0"] == (b"the target's", 15)
         assert found["team:1", "item", "plain"] == (b"I", 10)
-        assert msgspec.json.decode(found["team:0", KIND, "b"][0], type=Spent) == Spent(5, {"a": 3, "b": 5})
+        assert msgspec.json.decode(found["team:0", KIND, "b"][0], type=Entry) == Entry(DAYS, 5)
         assert not [row for row in found if row[1] == "making"]
         objects = place(f"sqlite:///{tmp_path}/none.db", (), tmp_path / "archive").archives[0]
         assert (await usage([objects.pages()]))[0]["archive"].entries == 30

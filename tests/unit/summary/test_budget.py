@@ -15,8 +15,7 @@ from proxy.config.policy import Policy
 from proxy.config.teams import LimitSettings
 from proxy.errors import UpstreamTimeout, UpstreamUnreachable
 from proxy.store import StoreFailed, open_store
-from proxy.store import replicated_map as shared
-from proxy.summary.budget import DAY, Budget, Budgets, BudgetSpent, Spent
+from proxy.summary.budget import DAY, Budget, Budgets, BudgetSpent
 from proxy.summary.chunking import SummaryFailed
 from proxy.summary.model import UpstreamSummaryModel
 from tests.kit.summary_conversation import words
@@ -43,9 +42,14 @@ def budget(budgets: Budgets, most: int = 1_000, team: str = "search") -> Budget:
     return found
 
 
-def spend(wanted: Budget, tokens: int, cost: int | None = None) -> None:
-    with wanted.call(tokens) as call:
+async def spend(wanted: Budget, tokens: int, cost: int | None = None) -> None:
+    async with wanted.call(tokens) as call:
         call.cost = tokens if cost is None else cost
+
+
+async def refuses(wanted: Budget, tokens: int) -> None:
+    with pytest.raises(BudgetSpent):
+        await spend(wanted, tokens)
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
@@ -60,30 +64,37 @@ def test_without_a_limit_or_a_team_there_is_none() -> None:
 
 
 def test_a_call_is_begun_only_if_it_is_covered() -> None:
-    wanted = budget(Budgets(None, Clock()))
-    spend(wanted, 600, 500)
-    with pytest.raises(BudgetSpent):
-        wanted.call(501)
-    spend(wanted, 500)
-    assert wanted.spent
-    with pytest.raises(BudgetSpent):
-        wanted.call(1)
+    async def test() -> None:
+        wanted = budget(Budgets(None, Clock()))
+        await spend(wanted, 600, 500)
+        await refuses(wanted, 501)
+        await spend(wanted, 500)
+        assert wanted.spent
+        await refuses(wanted, 1)
+
+    run(test())
 
 
 def test_calls_at_the_same_time_count_at_their_most() -> None:
-    wanted = budget(Budgets(None, Clock()))
-    with wanted.call(600) as call:
-        with pytest.raises(BudgetSpent):
-            wanted.call(401)
-        call.cost = 100
-    spend(wanted, 900)
+    async def test() -> None:
+        wanted = budget(Budgets(None, Clock()))
+        async with wanted.call(600) as call:
+            await refuses(wanted, 401)
+            call.cost = 100
+        await spend(wanted, 900)
+
+    run(test())
 
 
 def test_a_call_that_is_given_up_counts_at_its_most() -> None:
-    wanted = budget(Budgets(None, Clock()))
-    with pytest.raises(asyncio.CancelledError), wanted.call(1_000):
-        raise asyncio.CancelledError
-    assert wanted.spent
+    async def test() -> None:
+        wanted = budget(Budgets(None, Clock()))
+        with pytest.raises(asyncio.CancelledError):
+            async with wanted.call(1_000):
+                raise asyncio.CancelledError
+        assert wanted.spent
+
+    run(test())
 
 
 def test_nothing_at_all() -> None:
@@ -91,19 +102,25 @@ def test_nothing_at_all() -> None:
 
 
 def test_teams_do_not_share_it() -> None:
-    budgets = Budgets(None, Clock())
-    spend(budget(budgets), 1_000)
-    assert not budget(budgets, team="other").spent
+    async def test() -> None:
+        budgets = Budgets(None, Clock())
+        await spend(budget(budgets), 1_000)
+        assert not budget(budgets, team="other").spent
+
+    run(test())
 
 
 def test_a_new_day_begins_anew() -> None:
-    clock = Clock()
-    wanted = budget(Budgets(None, clock))
-    spend(wanted, 1_000)
-    clock.now = 1_001 * DAY - 1.0
-    assert wanted.spent
-    clock.now = 1_001 * DAY
-    assert not wanted.spent
+    async def test() -> None:
+        clock = Clock()
+        wanted = budget(Budgets(None, clock))
+        await spend(wanted, 1_000)
+        clock.now = 1_001 * DAY - 1.0
+        assert wanted.spent
+        clock.now = 1_001 * DAY
+        assert not wanted.spent
+
+    run(test())
 
 
 def test_a_restart_does_not_begin_anew(tmp_path: Path) -> None:
@@ -114,33 +131,27 @@ def test_a_restart_does_not_begin_anew(tmp_path: Path) -> None:
             store = open_store(url)
             budgets = Budgets(store, clock)
             wanted = budget(budgets)
-            await wanted.recall()
-            assert budgets.spent("search") == expected
-            spend(wanted, 400)
+            await wanted.load()
+            assert budgets.account("search").spent.tokens == expected
+            await spend(wanted, 400)
             await budgets.aclose()
             await store.aclose()
 
     run(test())
 
 
-def test_processes_know_of_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "REFRESH_SECONDS", 0.0)
+def test_processes_count_together(tmp_path: Path) -> None:
     url, clock = f"sqlite:///{tmp_path}/store.db", Clock()
 
     async def test() -> None:
         stores = [open_store(url), open_store(url)]
         both = [Budgets(store, clock) for store in stores]
-        for _ in range(3):
-            for budgets in both:
-                await budget(budgets, 10_000).recall()
-                spend(budget(budgets, 10_000), 100)
-        for _ in range(200):
-            for budgets in both:
-                await budget(budgets).recall()
-            if all(budgets.spent("search") == 600 for budgets in both):
-                break
-            await asyncio.sleep(0.02)
-        assert [budgets.spent("search") for budgets in both] == [600, 600]
+        first, second = (budget(budgets, 1_000) for budgets in both)
+        async with first.call(600):
+            await refuses(second, 401)
+            await spend(second, 400)
+        await refuses(second, 1)
+        await refuses(first, 1)
         for budgets, store in zip(both, stores, strict=True):
             await budgets.aclose()
             await store.aclose()
@@ -174,20 +185,13 @@ def test_without_its_store_a_process_counts_for_itself() -> None:
     async def test() -> None:
         budgets = Budgets(Gone(), Clock())
         wanted = budget(budgets)
-        await wanted.recall()
-        spend(wanted, 1_000)
-        await wanted.recall()
+        await wanted.load()
+        await spend(wanted, 1_000)
+        await wanted.load()
         assert wanted.spent
         await budgets.aclose()
 
     run(test())
-
-
-def test_what_is_known_is_put_together() -> None:
-    ours, theirs = Spent(5, {"a": 10, "b": 1}), Spent(5, {"a": 9, "c": 3})
-    assert ours.merged(theirs) == theirs.merged(ours) == Spent(5, {"a": 10, "b": 1, "c": 3})
-    assert ours.merged(Spent(4, {"a": 99})) == ours
-    assert ours.merged(Spent(6, {})) == Spent(6, {})
 
 
 class Failing:
@@ -234,7 +238,7 @@ def test_what_a_call_costs(transport: Any, cost: int | None) -> None:
                 await model.ask(ASKED, 1_000)
         else:
             await model.ask(ASKED, 1_000)
-        spent = budgets.spent("search")
+        spent = budgets.account("search").spent.tokens
         assert spent == cost if cost is not None else 1_500 < spent < 1_600
 
     run(test())

@@ -1,0 +1,233 @@
+"""Count what the calls of one request to upstreams cost, whatever the client or the upstream leaves out.
+
+Each call has a meter, which sees its answer as it passes. The usage that the upstream reports counts. If a part of it
+is missing, the proxy's own count of what it sent and of what arrived takes its place. Then the usage is marked as
+estimated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+import structlog
+from msgspec.structs import replace
+
+from proxy.compaction.format import TextCounter
+from proxy.dialects.dialect import AnswerTail
+from proxy.errors import UpstreamInterrupted, UpstreamUnreachable
+from proxy.http.decompression import Unpacking
+from proxy.overflow.silent import Finished
+from proxy.pipeline.response_start import ResponseStart, header, is_encoded
+from proxy.store.accounts import Amount
+from proxy.telemetry.record import Cost, RequestRecord, Usage
+from proxy.upstream.transport import Answer
+
+log = structlog.get_logger(__name__)
+
+BYTES_A_TOKEN = 4
+"""Bytes per token where nothing can be counted."""
+
+EXPECTED_OUTPUT = 1_000
+"""Output tokens to reserve for a call that may write more."""
+
+PACKED_BYTES = 4_000_000
+"""Bytes of a compressed answer to keep, and of its text."""
+
+INLINE_BYTES = 32_768
+"""Bytes that are decompressed or counted on the event loop. More are in a thread."""
+
+PriceOf = Callable[[Usage, bool], Cost]
+"""Returns the price of a usage. The second argument is true for the call that the client gets the answer of."""
+
+
+class Meter:
+    """One call to an upstream. ``sent`` is the bytes of its body, ``tokens`` the proxy's count, if it has counted.
+
+    ``complete`` is true once the answer has arrived. ``free`` is true if the call certainly costs nothing. ``status``
+    is that of the answer, 0 before it begins.
+    """
+
+    __slots__ = (
+        "_encoding",
+        "_end",
+        "_packed",
+        "_packed_size",
+        "_tail",
+        "complete",
+        "free",
+        "sent",
+        "status",
+        "tokens",
+    )
+
+    def __init__(self, tail: AnswerTail, sent: int, tokens: int | None = None) -> None:
+        self.sent = sent
+        self.tokens = tokens
+        self.complete = False
+        self.free = False
+        self.status = 0
+        self._tail = tail
+        self._encoding = ""
+        self._packed: list[bytes] = []
+        self._packed_size = 0
+        self._end: Finished | None = None
+
+    def begun(self, start: ResponseStart) -> None:
+        """Note that the proxy has read the start of the answer. An error costs nothing, also with status 200."""
+        self.complete = self.complete or start.complete
+        self.free = self.free or start.overflow is not None
+
+    def watch(self, answer: Answer) -> None:
+        """See the bytes of an answer as they pass."""
+        self.status = answer.status
+        self.free = answer.status >= 300
+        if is_encoded(answer):
+            self._encoding = header(answer, "content-encoding")
+        answer.body = _Watched(answer.body, self)
+
+    def add(self, chunk: bytes) -> None:
+        """Add a chunk of the answer."""
+        if not self._encoding:
+            self._tail.add(chunk)
+        elif self._packed_size <= PACKED_BYTES:
+            self._packed.append(chunk)
+            self._packed_size += len(chunk)
+
+    async def unpack(self) -> None:
+        """Decompress a compressed answer, as far as it arrived."""
+        if not self._packed:
+            return
+        body, unpacking = b"".join(self._packed), Unpacking(self._encoding, PACKED_BYTES)
+        self._packed = []
+        if len(body) <= INLINE_BYTES:
+            unpacking.feed(body)
+        else:
+            await asyncio.to_thread(unpacking.feed, body)
+        if unpacking.beginning:
+            self._tail.add(bytes(unpacking.beginning))
+        else:
+            self._tail.lost += len(body)
+
+    @property
+    def end(self) -> Finished | None:
+        """Return the usage and finish reason so far. Log an error instead of raising it."""
+        if self._end is None:
+            try:
+                self._end = self._tail.finished()
+            except Exception as error:  # the client has its response
+                log.exception("counting.failed", error=type(error).__name__)
+        return self._end
+
+    async def usage(
+        self, tokens: Callable[[], Awaitable[int | None]], count: TextCounter | None, factor: float
+    ) -> Usage:
+        """Return the usage of the call. For the arguments see ``Bill.settle``."""
+        await self.unpack()
+        end = self.end
+        usage = Usage() if end is None else usage_of(end) or Usage()
+        if not usage.input:
+            counted = self.tokens or await tokens()
+            prompt = self.sent // BYTES_A_TOKEN if counted is None else round(counted * factor)
+            usage = replace(usage, input=prompt, estimated=True)
+        # The usage of a stream may be that of its beginning.
+        partial = not self.complete and (end is None or end.finish_reason is None)
+        if not usage.output or partial:
+            written = round(await self._written(count) * factor)
+            if written > (usage.output or 0):
+                usage = replace(usage, output=written, estimated=True)
+        return usage
+
+    async def _written(self, count: TextCounter | None) -> int:
+        text = self._tail.written()
+        lost = self._tail.lost // BYTES_A_TOKEN
+        if not text:
+            return lost
+        if count is None:
+            return lost + max(1, len(text.encode(errors="replace")) // BYTES_A_TOKEN)
+        return lost + (count(text) if len(text) <= INLINE_BYTES else await asyncio.to_thread(count, text))
+
+
+class _Watched:
+    """The body of an answer, which its meter sees."""
+
+    __slots__ = ("_meter", "_next")
+
+    def __init__(self, body: AsyncIterator[bytes], meter: Meter) -> None:
+        self._next = body.__anext__
+        self._meter = meter
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            chunk = await self._next()
+        except StopAsyncIteration:
+            self._meter.complete = True
+            raise
+        self._meter.add(chunk)
+        return chunk
+
+
+class Bill:
+    """The calls of one request. ``price_of`` is ``None`` if their price isn't known."""
+
+    def __init__(self) -> None:
+        self.price_of: PriceOf | None = None
+        self._meters: list[Meter] = []
+
+    @property
+    def last(self) -> Meter | None:
+        """Return the meter of the last call that may cost something."""
+        return self._meters[-1] if self._meters else None
+
+    def amount(self, usage: Usage) -> Amount:
+        """Return the tokens and the price of a usage, to reserve or to count them."""
+        cost = 0 if self.price_of is None else self.price_of(usage, False).sent
+        return Amount((usage.input or 0) + (usage.output or 0), cost)
+
+    @contextmanager
+    def call(self, tail: AnswerTail, sent: int, tokens: int | None = None) -> Iterator[Meter]:
+        """Begin a call, and yield the meter to watch its answer with. Within this block the answer begins.
+
+        If the client leaves or the time is over before that, the upstream may bill the prompt.
+        """
+        meter = Meter(tail, sent, tokens)
+        self._meters.append(meter)
+        try:
+            yield meter
+        except UpstreamUnreachable:
+            meter.free = True
+            raise
+        except UpstreamInterrupted:
+            meter.free = meter.free or not meter.status
+            raise
+
+    async def settle(
+        self,
+        record: RequestRecord,
+        tokens: Callable[[], Awaitable[int | None]],
+        count: TextCounter | None,
+        factor: float = 1.0,
+    ) -> None:
+        """Add what all calls cost to a record.
+
+        ``tokens`` counts a prompt that wasn't counted before, or returns ``None``. ``factor`` is the upstream's tokens
+        per token here.
+        """
+        meters, self._meters = [meter for meter in self._meters if not meter.free], []
+        for meter in meters:
+            usage = await meter.usage(tokens, count, factor)
+            record.usage = usage if record.usage is None else record.usage.plus(usage)
+            if self.price_of is not None:
+                cost = self.price_of(usage, meter is meters[-1])
+                record.cost = cost if record.cost is None else record.cost.plus(cost)
+
+
+def usage_of(end: Finished) -> Usage | None:
+    """Return the reported usage, or ``None`` if the response has none."""
+    if end.prompt is None and end.output is None:
+        return None
+    return Usage(end.prompt, end.output, end.cache_read, end.cache_write)

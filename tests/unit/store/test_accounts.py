@@ -1,0 +1,148 @@
+"""Test that processes on one store spend from one account: conflicts, lost replies, outages, and killed processes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from proxy.store import Store, StoreFailed, accounts
+from proxy.store.accounts import LEASE_SECONDS, Account, Amount, Entry
+from proxy.store.sqlite import SqliteStore
+from tests.kit.stores import Clock
+
+PLACE = ("team:red", "spending.2", "day 1")
+
+
+def account(store: Store | None, clock: Clock) -> Account:
+    return Account(store, PLACE, 1e9, clock)
+
+
+async def reserve(of: Account, id: str, tokens: int, limit: int) -> bool:
+    return await of.reserve(id, Amount(tokens), lambda total: total.tokens < limit)
+
+
+class Unreliable(SqliteStore):
+    """Loses replies of writes, or fails before it writes. ``failing`` is the share of calls."""
+
+    failing = 0.0
+    random = random.Random(7)
+
+    async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
+        if self.random.random() < self.failing / 3:
+            raise StoreFailed("not read")
+        return await super().get(tenant, kind, key)
+
+    async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> bytes:
+        lost = self._loses()
+        found = await super().add(tenant, kind, key, value, seconds, codec)
+        if lost:
+            raise StoreFailed("reply lost")
+        return found
+
+    async def replace(
+        self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float, codec: str = ""
+    ) -> bool:
+        lost = self._loses()
+        done = await super().replace(tenant, kind, key, old, new, seconds, codec)
+        if lost:
+            raise StoreFailed("reply lost")
+        return done
+
+    def _loses(self) -> bool:
+        chance = self.random.random()
+        if chance < self.failing / 3:
+            raise StoreFailed("not written")
+        return chance < self.failing
+
+
+def test_each_amount_counts_once_with_conflicts_lost_replies_and_outages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounts, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(accounts, "FLUSH_SECONDS", 0.001)
+
+    async def work() -> None:
+        clock = Clock(1_000.0)
+        stores = [Unreliable(tmp_path / "store.db") for _ in range(3)]
+        every = [account(store, clock) for store in stores]
+        for store in stores:
+            store.failing = 0.4
+
+        async def spend(of: Account, name: str) -> None:
+            for number in range(20):
+                id = f"{name} {number}"
+                assert await reserve(of, id, 10, 1 << 40)
+                await asyncio.sleep(random.random() / 500)
+                assert of.settle(id, Amount(7, 3))
+
+        await asyncio.gather(*(spend(of, f"{at} {task}") for at, of in enumerate(every) for task in range(3)))
+        for store in stores:
+            store.failing = 0.0
+        for of in every:
+            await of.aclose()
+        fresh = account(stores[0], clock)
+        await fresh.read()
+        assert fresh.spent == fresh.total == Amount(3 * 3 * 20 * 7, 3 * 3 * 20 * 3)
+        await fresh.aclose()
+        for store in stores:
+            await store.aclose()
+
+    asyncio.run(work())
+
+
+def test_the_reservations_of_a_killed_process_end_after_a_minute(tmp_path: Path) -> None:
+    async def work() -> None:
+        clock = Clock(1_000.0)
+        store, other = SqliteStore(tmp_path / "store.db"), SqliteStore(tmp_path / "store.db")
+        killed, alive = account(store, clock), account(other, clock)
+        assert await reserve(killed, "a", 100, 100)
+        assert not await reserve(alive, "b", 100, 100)
+        clock.now += LEASE_SECONDS + 1
+        assert await reserve(alive, "b", 100, 100)
+        killed.drop()
+        await alive.aclose()
+        await store.aclose()
+        await other.aclose()
+
+    asyncio.run(work())
+
+
+def test_a_request_that_leaves_while_it_waits_reserves_nothing(tmp_path: Path) -> None:
+    async def work() -> None:
+        store = SqliteStore(tmp_path / "store.db")
+        of = account(store, Clock(1_000.0))
+        waiting = asyncio.ensure_future(reserve(of, "a", 100, 100))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        assert await reserve(of, "b", 100, 100)
+        assert of.total.tokens == 100
+        of.settle("b", Amount(0))
+        await of.aclose()
+        assert of.idle
+        await store.aclose()
+
+    asyncio.run(work())
+
+
+def test_an_entry_that_is_lost_or_damaged_does_not_begin_again(tmp_path: Path) -> None:
+    async def work() -> None:
+        store = SqliteStore(tmp_path / "store.db")
+        of = account(store, Clock(1_000.0))
+        of.settle("a", Amount(100))
+        await of.read()
+        await store.put(*PLACE, b"damaged", 60)
+        assert not await reserve(of, "b", 1, 100)
+        await store.delete(*PLACE)
+        assert not await reserve(of, "b", 1, 100)
+        await of.aclose()
+        await store.aclose()
+
+    asyncio.run(work())
+
+
+def test_a_copied_entry_counts_once() -> None:
+    assert Entry(9.0, 5, 1).merged(Entry(9.0, 4, 9)) == Entry(9.0, 5, 1)
