@@ -55,6 +55,7 @@ class Spending:
         self._clock = clock
         self._accounts: dict[tuple[str, Period], Account] = {}
         self._holding: dict[str, Account] = {}
+        self._settled: set[str] = set()
 
     async def check(self, caller: Caller) -> None:
         """Raise ``BudgetExceeded`` if the caller's team has used up its budget."""
@@ -93,7 +94,19 @@ class Spending:
         return f"{left} tokens" if limit.usd is None else f"{left / PICO:.4f} USD"
 
     def add(self, record: RequestRecord) -> None:
-        """Count a finished request or summary call, and end its reservation. A sink of the recorder."""
+        """Count a finished request or summary call, unless it is already settled. A sink of the recorder."""
+        if record.id in self._settled:
+            self._settled.remove(record.id)
+        else:
+            self._count(record)
+
+    def settle(self, record: RequestRecord) -> None:
+        """Count a request whose usage is known, before its record is finished."""
+        if record.id in self._holding:
+            self._settled.add(record.id)
+            self._count(record)
+
+    def _count(self, record: RequestRecord) -> None:
         held = self._holding.pop(record.id, None)
         spent = NOTHING
         if record.usage is not None:

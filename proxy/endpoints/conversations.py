@@ -40,7 +40,7 @@ from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot
-from proxy.pipeline.state_recovery import note_size, sized_response
+from proxy.pipeline.state_recovery import background_response, note_size, sized_response
 from proxy.pipeline.usage_feedback import Feedback, UsageFeedback
 from proxy.telemetry.model_names import shown_model
 from proxy.telemetry.record import record_of
@@ -179,6 +179,7 @@ class Conversations:
             context.bill.price_of = pricing(price, self._costs.basis(context, outcome))
         conversation = conversation_key(context) if context.caller.policy.summary.method == "auto" else None
         sized = sized_response(context, start) if answered else None
+        context.bill.background = background_response(context, start) if answered else None
         reader = item_reader(self._service, context, start, outcome)
         tap = None if reader is None else Tap(reader)
         headers = self._headers(context, outcome)
@@ -246,6 +247,9 @@ class Conversations:
                     None if counter is None else counter.text,
                     self._service.calibration.factor(*context.place),
                 )
+                self._service.spending.settle(context.record)
+                if (id := context.bill.background) is not None:
+                    self._service.background.begin(context.caller.tenant, id, context.record)
             except Exception as error:  # the client has its response
                 log.exception("counting.failed", error=type(error).__name__)
 

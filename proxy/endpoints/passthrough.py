@@ -5,23 +5,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 from starlette.types import Message, Receive, Scope
 
 from proxy.access.admission import BodyLease
 from proxy.access.authenticator import Caller
+from proxy.compaction.format import TextCounter
+from proxy.config import Route
+from proxy.dialects.body import leniently
 from proxy.dialects.chat.dialect import CHAT
 from proxy.dialects.chat.request import parsed
+from proxy.dialects.dialect import AnswerTail
+from proxy.dialects.messages.dialect import MESSAGES
+from proxy.dialects.responses.dialect import RESPONSES
 from proxy.endpoints.paths import AZURE, DEPLOYMENT, PREFIX, error_shape, is_anthropic
 from proxy.endpoints.reply import send_answer
 from proxy.endpoints.restrictions import check_body, check_path
-from proxy.errors import NotFound, ProxyError
+from proxy.errors import ConfigurationError, NotFound, ProxyError
 from proxy.http.headers import VIA, for_upstream
 from proxy.http.request_body import ClientLeft, Sent, answer_error, arriving, header, leaving, read_body
+from proxy.pipeline.billing import BYTES_A_TOKEN, EXPECTED_OUTPUT
 from proxy.pipeline.context import RequestContext, begin_request
+from proxy.pipeline.costs import price_for, pricing
 from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.services import Services
+from proxy.telemetry.model_names import shown_model
+from proxy.telemetry.record import Usage
 from proxy.telemetry.trace_context import with_trace
 from proxy.upstream.relay import RelayTransport, without_api_version
+from proxy.upstream.transport import MESSAGES_PATH, RESPONSES_PATH
 
 WHOLE_BYTES = 1_000_000
 """A body with at most this Content-Length is read before the proxy contacts the upstream."""
@@ -57,10 +69,14 @@ class PassThrough:
         check_path(scope, caller)
         path = upstream_path(scope)
         anthropic = is_anthropic(scope)
-        relay = await configuration.upstreams.relay(configuration.upstreams.first(anthropic=anthropic))
+        upstream = configuration.upstreams.first(anthropic=anthropic)
+        relay = await configuration.upstreams.relay(upstream)
         headers = for_upstream(scope["headers"])
         upload = Upload(receive)
         model: str | None = scope.get(DEPLOYMENT)
+        paid = may_cost(scope["method"], path)
+        if paid:
+            await self._service.spending.check(caller)
         body: bytes | AsyncIterator[bytes] | None
         if caller.models is not None or (is_json(scope) and (model is not None or relay.names_model(path))):
             body, model = await self._read(scope, upload, caller, held)
@@ -68,19 +84,34 @@ class PassThrough:
             body = await self._body(scope, upload, held)
             headers += [(name, value) for name in _OF_THE_BODY if (value := header(scope, name.encode())) is not None]
         url = upstream_url(scope, relay, path, model)
+        read = reads_response(scope["method"], path)
+        call = PaidCall(self._service, context, upstream, path, body if is_json(scope) else None)
+        if paid or read is not None:
+            headers = [pair for pair in headers if pair[0] != "accept-encoding"]
+            await call.begin(model, reserves=paid)
         headers = with_trace([*headers, (VIA, context.via)], context.record.trace)
         headers = relay.headers(headers, caller.credential, anthropic=anthropic)
         timeout = configuration.settings.server.deadline
-        # While the body is arriving, reading it detects a disconnect.
-        with leaving(upload.after, send):
-            answer = await relay.request(scope["method"], url, headers, body, timeout)
-            # A stream may take hours, and the body can't be sent again.
-            del body
-            held.shrink(0)
-            context.record.verdict = "unsupported"
-            start = ResponseStart(answer, b"", False, None, CHAT.answers)
-            headers = [("x-compaction", "unsupported"), ("x-compaction-id", context.record.id)]
-            await send_answer(send, start, headers, shape=error_shape(scope))
+        try:
+            # While the body is arriving, reading it detects a disconnect.
+            with leaving(upload.after, send):
+                with context.bill.call(_tail_of(path), call.size) as meter:
+                    answer = await relay.request(scope["method"], url, headers, body, timeout)
+                    if paid or read is not None:
+                        meter.watch(answer)
+                    else:
+                        meter.free = True
+                # A stream may take hours, and the body can't be sent again.
+                del body
+                held.shrink(call.size)
+                context.record.verdict = "unsupported"
+                start = ResponseStart(answer, b"", False, None, CHAT.answers)
+                headers = [("x-compaction", "unsupported"), ("x-compaction-id", context.record.id)]
+                await send_answer(send, start, headers, shape=error_shape(scope))
+        finally:
+            if is_json(scope):
+                meter.sent = upload.size
+            await call.settle(read)
 
     async def _body(self, scope: Scope, upload: Upload, held: BodyLease) -> bytes | AsyncIterator[bytes] | None:
         """Return the body to send: ``None``, the whole body, or an iterator over a body that is still arriving."""
@@ -110,6 +141,116 @@ class PassThrough:
         if caller.models is not None:
             await check_body(scope, caller, body.raw)
         return body.raw, body.model
+
+
+class PaidCall:
+    """Counts what a forwarded request costs."""
+
+    def __init__(
+        self,
+        service: Services,
+        context: RequestContext,
+        upstream: str,
+        path: str,
+        body: bytes | AsyncIterator[bytes] | None,
+    ) -> None:
+        """``body`` is the JSON, if it's known."""
+        self._service = service
+        self._context = context
+        self._upstream = upstream
+        self._body = body if isinstance(body, bytes) else b""
+        self._count: TextCounter | None = None
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of the body that are kept to count it."""
+        return len(self._body)
+
+    async def begin(self, model: str | None, *, reserves: bool) -> None:
+        """Find the price of the request, and reserve its probable cost. Raises ``BudgetExceeded``."""
+        context = self._context
+        model = model or _model_in(self._body)
+        context.record.model, context.record.upstream = shown_model(model) if model else None, self._upstream
+        route = Route(self._upstream, model, None)
+        try:
+            profile = await self._service.profile(route, context.configuration)
+            counter = await self._service.measures.usable(profile, CHAT)
+            context.bill.price_of = pricing(price_for(context.configuration, route, profile))
+            self._count = None if counter is None else counter.text
+        except ConfigurationError:  # logged once, and reported by `/readyz`
+            context.bill.price_of = None
+        if reserves:
+            usage = Usage(len(self._body) // BYTES_A_TOKEN, EXPECTED_OUTPUT)
+            await self._service.spending.reserve(context.caller, context.record.id, context.bill.amount(usage))
+
+    async def settle(self, read: str | None) -> None:
+        """Add the cost to the record. ``read`` is the id of a stored response that was only read."""
+        context = self._context
+        await context.bill.settle(context.record, self._tokens, self._count)
+        if read is not None:
+            await self._service.background.corrected(context.caller.tenant, read, context.record)
+
+    async def _tokens(self) -> int | None:
+        if self._count is None or not self._body:
+            return None
+        return await asyncio.to_thread(_tokens_of, leniently(self._body), self._count)
+
+
+class _Named(msgspec.Struct):
+    model: str = ""
+
+
+def _model_in(body: bytes) -> str:
+    try:
+        return msgspec.json.decode(body, type=_Named).model
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+
+
+def _tail_of(path: str) -> AnswerTail:
+    """Return what reads the usage in answers of a path."""
+    if path.startswith(RESPONSES_PATH):
+        return RESPONSES.answers.tail()
+    return (MESSAGES if path.startswith(MESSAGES_PATH) else CHAT).answers.tail()
+
+
+def _tokens_of(value: object, count: TextCounter) -> int:
+    """Return the tokens of all texts in a body, and of a prompt in the form of tokens."""
+    if isinstance(value, str):
+        return count(value)
+    if isinstance(value, list):
+        return sum(1 if isinstance(one, int) else _tokens_of(one, count) for one in value)
+    if isinstance(value, dict):
+        return sum(_tokens_of(part, count) for name, part in value.items() if name != "model")
+    return 0
+
+
+_FREE = frozenset(
+    {
+        *("assistants", "batches", "containers", "conversations", "evals", "files", "fine_tuning", "models"),
+        *("moderations", "organization", "skills", "tokenize", "detokenize", "uploads", "vector_stores"),
+    }
+)
+_FREE_ENDS = frozenset({"batches", "cancel", "count_tokens", "input_tokens"})
+
+
+def may_cost(method: str, path: str) -> bool:
+    """Return whether a request below /v1 may generate or embed something. Reads are free, and so is managing files.
+
+    Batches are free here, because the provider bills them later.
+    """
+    names = [name for name in path.split("/") if name]
+    return method == "POST" and bool(names) and names[0] not in _FREE and names[-1] not in _FREE_ENDS
+
+
+def reads_response(method: str, path: str) -> str | None:
+    """Return the id of the stored response that a request reads or cancels, or ``None``."""
+    match [name for name in path.split("/") if name]:
+        case ["responses", id] if method == "GET":
+            return id
+        case ["responses", id, "cancel"] if method == "POST":
+            return id
+    return None
 
 
 def upstream_url(scope: Scope, relay: RelayTransport, path: str, model: str | None) -> str:
@@ -155,11 +296,13 @@ class Upload:
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
+        self.size = 0
         self._finished = asyncio.Event()
 
     async def receive(self) -> Message:
         """Return the next message of the connection."""
         message = await self._receive()
+        self.size += len(message.get("body", b""))
         if not message.get("more_body", False):
             self._finished.set()
         return message

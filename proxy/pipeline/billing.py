@@ -8,9 +8,11 @@ estimated.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
+import msgspec
 import structlog
 from msgspec.structs import replace
 
@@ -20,7 +22,9 @@ from proxy.errors import UpstreamInterrupted, UpstreamUnreachable
 from proxy.http.decompression import Unpacking
 from proxy.overflow.silent import Finished
 from proxy.pipeline.response_start import ResponseStart, header, is_encoded
+from proxy.store import Store
 from proxy.store.accounts import Amount
+from proxy.store.replicated_map import FIRST_READ_SECONDS, ReplicatedMap
 from proxy.telemetry.record import Cost, RequestRecord, Usage
 from proxy.upstream.transport import Answer
 
@@ -29,8 +33,14 @@ log = structlog.get_logger(__name__)
 BYTES_A_TOKEN = 4
 """Bytes per token where nothing can be counted."""
 
-EXPECTED_OUTPUT = 1_000
+EXPECTED_OUTPUT = 500
 """Output tokens to reserve for a call that may write more."""
+
+RESPONSES = 10_000
+"""Responses in the background that are in memory, the most recently used ones."""
+
+BACKGROUND_SECONDS = 86_400.0
+"""Seconds for which a response in the background is remembered."""
 
 PACKED_BYTES = 4_000_000
 """Bytes of a compressed answer to keep, and of its text."""
@@ -172,10 +182,14 @@ class _Watched:
 
 
 class Bill:
-    """The calls of one request. ``price_of`` is ``None`` if their price isn't known."""
+    """The calls of one request. ``price_of`` is ``None`` if their price isn't known.
+
+    ``background`` is the id of a response that the upstream makes in the background.
+    """
 
     def __init__(self) -> None:
         self.price_of: PriceOf | None = None
+        self.background: str | None = None
         self._meters: list[Meter] = []
 
     @property
@@ -220,10 +234,66 @@ class Bill:
         meters, self._meters = [meter for meter in self._meters if not meter.free], []
         for meter in meters:
             usage = await meter.usage(tokens, count, factor)
+            if self.background is not None and usage.estimated and not usage.output:
+                usage = replace(usage, output=EXPECTED_OUTPUT)
             record.usage = usage if record.usage is None else record.usage.plus(usage)
             if self.price_of is not None:
                 cost = self.price_of(usage, meter is meters[-1])
                 record.cost = cost if record.cost is None else record.cost.plus(cost)
+
+
+class Pending(msgspec.Struct, frozen=True):
+    """The estimate that was counted for a response in the background, until its usage is seen. ``until`` is its end."""
+
+    until: float
+    usage: Usage
+    cost: Cost | None = None
+    seen: bool = False
+
+    def merged(self, other: Pending) -> Pending:
+        """Return the state in which the usage has been seen."""
+        return other if other.seen else self
+
+
+class BackgroundResponses:
+    """The responses that upstreams make in the background. The first usage that a caller reads replaces an estimate."""
+
+    def __init__(self, store: Store | None, clock: Callable[[], float] = time.time) -> None:
+        """``clock`` returns seconds since 1970."""
+        self._clock = clock
+        self._pending = ReplicatedMap(store, "background", Pending, RESPONSES, clock)
+
+    def begin(self, tenant: str, id: str, record: RequestRecord) -> None:
+        """Remember the estimate in a record."""
+        if record.usage is not None and record.usage.estimated:
+            until = self._clock() + BACKGROUND_SECONDS
+            self._pending.put(tenant, "", id, Pending(until, record.usage, record.cost))
+
+    async def corrected(self, tenant: str, id: str, record: RequestRecord) -> None:
+        """Replace the usage in the record of a read by its difference from the estimate, which may be negative.
+
+        A second read costs nothing, nor does that of a response that wasn't in the background.
+        """
+        read = self._pending.prefetch(tenant, "", id, latest=True)
+        if read is not None:
+            await asyncio.wait({read}, timeout=FIRST_READ_SECONDS)
+        pending, usage, cost = self._pending.get(tenant, "", id), record.usage, record.cost
+        record.usage = record.cost = None
+        if pending is None or pending.seen or usage is None or usage.estimated:
+            return
+        self._pending.put(tenant, "", id, replace(pending, seen=True))
+        record.usage = usage.plus(pending.usage.negative())
+        if cost is not None:
+            before = pending.cost or Cost()
+            record.cost = cost.plus(Cost(-before.sent, -before.as_received))
+
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """Drop the responses of forgotten tenants, and return those tenants."""
+        return self._pending.forget(forgotten)
+
+    async def aclose(self) -> None:
+        """Write what waits to the store."""
+        await self._pending.aclose()
 
 
 def usage_of(end: Finished) -> Usage | None:

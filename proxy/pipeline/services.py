@@ -15,6 +15,7 @@ from proxy.errors import ConfigurationError
 from proxy.limits.calibration import Calibration
 from proxy.limits.learned import LearnedLimits
 from proxy.limits.profiles import Profile
+from proxy.pipeline.billing import BackgroundResponses
 from proxy.pipeline.cache_reads import CacheReads
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.facts_cache import FactsCache
@@ -65,6 +66,7 @@ class Services:
     records: RecordStore
     recorder: Recorder
     spending: Spending
+    background: BackgroundResponses
     draining: bool = False
 
     @property

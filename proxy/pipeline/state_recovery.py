@@ -63,6 +63,14 @@ def sized_response(context: ConversationContext, start: ResponseStart) -> str | 
     return None if found is None else found[1].decode("utf-8", "replace")
 
 
+def background_response(context: ConversationContext, start: ResponseStart) -> str | None:
+    """Return the id of a response that the upstream makes in the background, or ``None``."""
+    if context.dialect.path != RESPONSES_PATH or b'"background"' not in context.body.raw:
+        return None
+    found = _FIRST_ID.search(start.first)
+    return None if found is None else found[1].decode("utf-8", "replace")
+
+
 def note_size(services: Services, context: ConversationContext, id: str, end: Finished) -> None:
     """Remember the reported tokens of a response and its prompt. A request that continues it begins with these."""
     if end.prompt:

@@ -18,6 +18,7 @@ from proxy.config.otel import OtelSettings
 from proxy.limits.calibration import Calibration
 from proxy.limits.learned import LearnedLimits
 from proxy.limits.profiles import Profiles
+from proxy.pipeline.billing import BackgroundResponses
 from proxy.pipeline.cache_reads import CacheReads
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.facts_cache import FactsCache
@@ -82,6 +83,7 @@ class Runtime(Services):
         self.budgets = Budgets(self.store)
         self.records = open_records(settings.store.url, keys)
         self.spending = Spending(self.store, lambda: self.settings)
+        self.background = BackgroundResponses(self.store)
         self.request_log = RequestLog(lambda: self.settings.log.requests)
         self.metrics = RequestMetrics()
         sinks: list[Sink] = [self.spending.add, self.metrics.add, self.request_log.add]
@@ -104,6 +106,8 @@ class Runtime(Services):
                 self.stored_facts,
                 self.recorder,
                 self.spending,
+                self.budgets,
+                self.background,
             ],
             self.records,
             lambda: self.settings.record_count,
@@ -156,6 +160,7 @@ class Runtime(Services):
                 self.sent_prompts,
                 self.stored_facts,
                 self.budgets,
+                self.background,
                 self.quotas,
                 self.recorder,
             ):

@@ -56,7 +56,7 @@ class LedgerSums(msgspec.Struct, omit_defaults=True):
 
     Counts of requests: ``requests``, ``compacted`` (in shadow mode, those that ``enforce`` would compact), ``avoided``
     (larger than the model accepts, and answered), ``shadow``, ``errors`` (status 400 or higher), ``unpriced`` (no price
-    is known), and ``estimated`` (the upstream didn't report its cache). ``summaries`` is the number of calls to summary
+    is known), and ``estimated`` (the upstream didn't report its usage or its cache). ``summaries`` is the number of calls to summary
     models. Tokens: ``received`` and ``sent`` by the proxy's count, ``forecast`` (sent, or what ``enforce`` would send),
     the upstreams' ``input``, ``output``, ``cache_read``, and ``cache_write``, and the summary models' ``summary_input``
     and ``summary_output``. Money in US dollars times 10^12: ``cost`` as sent, ``summary_cost``, ``as_received``
@@ -161,6 +161,8 @@ def sums_of(record: RequestRecord) -> LedgerSums:
     if record.kind == "summary":
         sums.summaries = 1
         return sums
+    if usage is not None and usage.estimated:
+        sums.estimated = 1
     sums.requests = 1
     sums.errors = int(record.status >= 400)
     sums.shadow = int(record.verdict == "shadow")

@@ -62,6 +62,13 @@ class Budgets:
             account = self._accounts[team, day] = Account(self._store, place, (day + 1) * DAY + _GRACE, self._clock)
         return account
 
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """Drop the amounts of forgotten tenants, and return those tenants."""
+        teams = {team for team, _ in self._accounts if forgotten(f"team:{team}")}
+        for key in [key for key in self._accounts if key[0] in teams]:
+            self._accounts.pop(key).drop()
+        return {f"team:{team}" for team in teams}
+
     async def aclose(self) -> None:
         """Write pending amounts to the store."""
         for account in self._accounts.values():

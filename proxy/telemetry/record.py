@@ -60,8 +60,11 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def plus(self, other: Usage) -> Usage:
         """Return the usage of both."""
-        fields = ((getattr(self, name), getattr(other, name)) for name in self.__struct_fields__)
-        return Usage(*(_sum(ours, theirs) for ours, theirs in fields))
+        return Usage(*(_sum(getattr(self, name), getattr(other, name)) for name in self.__struct_fields__))
+
+    def negative(self) -> Usage:
+        """Return the usage with negative numbers, to subtract it. It isn't marked as estimated."""
+        return Usage(*(_negative(getattr(self, name)) for name in self.__struct_fields__))
 
 
 class UpstreamCall(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -108,6 +111,11 @@ def _sum(ours: Any, theirs: Any) -> Any:
     if ours is None or theirs is None:
         return theirs if ours is None else ours
     return ours or theirs if isinstance(ours, bool) else ours + theirs
+
+
+def _negative(value: Any) -> Any:
+    """Return the opposite of a number, ``None`` for ``None``, and false for a boolean."""
+    return False if isinstance(value, bool) else None if value is None else -value
 
 
 class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):

@@ -58,6 +58,7 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
             "output": usage.output,
             "cache_read": usage.cache_read,
             "cache_write": usage.cache_write,
+            "estimated": usage.estimated,
         },
         "cost": None if record.cost is None else _cost(record.cost),
         "ms": {name: record.phases.get(name) for name in PHASES},
