@@ -168,7 +168,9 @@ def deltas(names: str) -> re.Pattern[bytes]:
     return re.compile(rb'"(?:%b)"\s*:\s*"([^"\\]*(?:\\.[^"\\]*)*)"' % names.encode())
 
 
-_TEXTS = frozenset({"content", "text", "reasoning_content", "reasoning", "refusal", "arguments", "thinking", "output"})
+_TEXTS = frozenset(
+    {"content", "text", "reasoning_content", "reasoning", "refusal", "arguments", "thinking", "encrypted_content"}
+)
 _PARTS = frozenset(
     {"choices", "message", "content", "tool_calls", "function", "function_call", "output", "summary", "response"}
 )

@@ -249,7 +249,7 @@ class Conversations:
                 )
                 self._service.spending.settle(context.record)
                 if (id := context.bill.background) is not None:
-                    self._service.background.begin(context.caller.tenant, id, context.record)
+                    self._service.background.begin(context.caller.tenant, id, context.route.model, context.record)
             except Exception as error:  # the client has its response
                 log.exception("counting.failed", error=type(error).__name__)
 

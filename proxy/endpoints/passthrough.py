@@ -85,10 +85,11 @@ class PassThrough:
             headers += [(name, value) for name in _OF_THE_BODY if (value := header(scope, name.encode())) is not None]
         url = upstream_url(scope, relay, path, model)
         read = reads_response(scope["method"], path)
-        call = PaidCall(self._service, context, upstream, path, body if is_json(scope) else None)
-        if paid or read is not None:
+        pending = None if read is None else await self._service.background.find(caller.tenant, read)
+        call = PaidCall(self._service, context, upstream, body if is_json(scope) else None)
+        if paid or pending is not None:
             headers = [pair for pair in headers if pair[0] != "accept-encoding"]
-            await call.begin(model, reserves=paid)
+            await call.begin(model if pending is None else pending.model, reserves=paid)
         headers = with_trace([*headers, (VIA, context.via)], context.record.trace)
         headers = relay.headers(headers, caller.credential, anthropic=anthropic)
         timeout = configuration.settings.server.deadline
@@ -97,7 +98,7 @@ class PassThrough:
             with leaving(upload.after, send):
                 with context.bill.call(_tail_of(path), call.size) as meter:
                     answer = await relay.request(scope["method"], url, headers, body, timeout)
-                    if paid or read is not None:
+                    if paid or pending is not None:
                         meter.watch(answer)
                     else:
                         meter.free = True
@@ -111,7 +112,9 @@ class PassThrough:
         finally:
             if is_json(scope):
                 meter.sent = upload.size
-            await call.settle(read)
+            await call.settle()
+            if read is not None and pending is not None:
+                self._service.background.correct(caller.tenant, read, pending, context.record)
 
     async def _body(self, scope: Scope, upload: Upload, held: BodyLease) -> bytes | AsyncIterator[bytes] | None:
         """Return the body to send: ``None``, the whole body, or an iterator over a body that is still arriving."""
@@ -151,7 +154,6 @@ class PaidCall:
         service: Services,
         context: RequestContext,
         upstream: str,
-        path: str,
         body: bytes | AsyncIterator[bytes] | None,
     ) -> None:
         """``body`` is the JSON, if it's known."""
@@ -171,7 +173,9 @@ class PaidCall:
         context = self._context
         model = model or _model_in(self._body)
         context.record.model, context.record.upstream = shown_model(model) if model else None, self._upstream
-        route = Route(self._upstream, model, None)
+        route = context.configuration.route(model, CHAT.name)
+        if route is None or route.upstream != self._upstream:
+            route = Route(self._upstream, model, None)
         try:
             profile = await self._service.profile(route, context.configuration)
             counter = await self._service.measures.usable(profile, CHAT)
@@ -183,12 +187,9 @@ class PaidCall:
             usage = Usage(len(self._body) // BYTES_A_TOKEN, EXPECTED_OUTPUT)
             await self._service.spending.reserve(context.caller, context.record.id, context.bill.amount(usage))
 
-    async def settle(self, read: str | None) -> None:
-        """Add the cost to the record. ``read`` is the id of a stored response that was only read."""
-        context = self._context
-        await context.bill.settle(context.record, self._tokens, self._count)
-        if read is not None:
-            await self._service.background.corrected(context.caller.tenant, read, context.record)
+    async def settle(self) -> None:
+        """Add the cost to the record."""
+        await self._context.bill.settle(self._context.record, self._tokens, self._count)
 
     async def _tokens(self) -> int | None:
         if self._count is None or not self._body:

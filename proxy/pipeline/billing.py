@@ -243,9 +243,13 @@ class Bill:
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """The estimate that was counted for a response in the background, until its usage is seen. ``until`` is its end."""
+    """The estimate that was counted for a response in the background, until its usage is seen.
+
+    ``until`` is when the estimate is forgotten, ``model`` the upstream's name for the model.
+    """
 
     until: float
+    model: str
     usage: Usage
     cost: Cost | None = None
     seen: bool = False
@@ -263,23 +267,25 @@ class BackgroundResponses:
         self._clock = clock
         self._pending = ReplicatedMap(store, "background", Pending, RESPONSES, clock)
 
-    def begin(self, tenant: str, id: str, record: RequestRecord) -> None:
+    def begin(self, tenant: str, id: str, model: str, record: RequestRecord) -> None:
         """Remember the estimate in a record."""
         if record.usage is not None and record.usage.estimated:
             until = self._clock() + BACKGROUND_SECONDS
-            self._pending.put(tenant, "", id, Pending(until, record.usage, record.cost))
+            self._pending.put(tenant, "", id, Pending(until, model, record.usage, record.cost))
 
-    async def corrected(self, tenant: str, id: str, record: RequestRecord) -> None:
-        """Replace the usage in the record of a read by its difference from the estimate, which may be negative.
-
-        A second read costs nothing, nor does that of a response that wasn't in the background.
-        """
+    async def find(self, tenant: str, id: str) -> Pending | None:
+        """Return the estimate for a response whose usage hasn't been seen."""
         read = self._pending.prefetch(tenant, "", id, latest=True)
         if read is not None:
             await asyncio.wait({read}, timeout=FIRST_READ_SECONDS)
-        pending, usage, cost = self._pending.get(tenant, "", id), record.usage, record.cost
+        pending = self._pending.get(tenant, "", id)
+        return None if pending is None or pending.seen else pending
+
+    def correct(self, tenant: str, id: str, pending: Pending, record: RequestRecord) -> None:
+        """Replace the usage in the record of a read by its difference from the estimate, which may be negative."""
+        usage, cost = record.usage, record.cost
         record.usage = record.cost = None
-        if pending is None or pending.seen or usage is None or usage.estimated:
+        if usage is None or usage.estimated:
             return
         self._pending.put(tenant, "", id, replace(pending, seen=True))
         record.usage = usage.plus(pending.usage.negative())

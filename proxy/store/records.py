@@ -56,11 +56,12 @@ class LedgerSums(msgspec.Struct, omit_defaults=True):
 
     Counts of requests: ``requests``, ``compacted`` (in shadow mode, those that ``enforce`` would compact), ``avoided``
     (larger than the model accepts, and answered), ``shadow``, ``errors`` (status 400 or higher), ``unpriced`` (no price
-    is known), and ``estimated`` (the upstream didn't report its usage or its cache). ``summaries`` is the number of calls to summary
-    models. Tokens: ``received`` and ``sent`` by the proxy's count, ``forecast`` (sent, or what ``enforce`` would send),
-    the upstreams' ``input``, ``output``, ``cache_read``, and ``cache_write``, and the summary models' ``summary_input``
-    and ``summary_output``. Money in US dollars times 10^12: ``cost`` as sent, ``summary_cost``, ``as_received``
-    (estimated, without the proxy), and ``forecast_cost`` (as sent, or in shadow mode what ``enforce`` would cost).
+    is known), and ``estimated`` (the upstream didn't report its usage or its cache). ``summaries`` is the number of
+    calls to summary models. Tokens: ``received`` and ``sent`` by the proxy's count, ``forecast`` (sent, or what
+    ``enforce`` would send), the upstreams' ``input``, ``output``, ``cache_read``, and ``cache_write``, and the summary
+    models' ``summary_input`` and ``summary_output``. Money in US dollars times 10^12: ``cost`` as sent,
+    ``summary_cost``, ``as_received`` (estimated, without the proxy), and ``forecast_cost`` (as sent, or in shadow mode
+    what ``enforce`` would cost).
     """
 
     requests: int = 0

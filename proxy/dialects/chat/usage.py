@@ -11,7 +11,7 @@ import msgspec
 from proxy.dialects.body import encoded, fields_of, value_of
 from proxy.dialects.tail import Tail, deltas, json_objects, outer_usage
 from proxy.errors import BadBody
-from proxy.overflow.silent import Finished, cached_tokens, output_tokens, prompt_tokens
+from proxy.overflow.silent import LARGEST_USAGE, Finished, cached_tokens, output_tokens, prompt_tokens
 
 _REASON = re.compile(r'"finish_reason"\s*:\s*"([^"\\]{1,64})"')
 
@@ -77,6 +77,8 @@ def _usual(body: bytes) -> Finished | None:
         return None
     (choice,), usage = answer.choices, answer.usage
     if not choice.message.content or usage.prompt_tokens <= 0 or usage.completion_tokens < 0:
+        return None
+    if max(usage.prompt_tokens, usage.completion_tokens) > LARGEST_USAGE:
         return None
     details = usage.prompt_tokens_details or _NO_DETAILS
     cached = details.cached_tokens, details.cache_write_tokens
