@@ -35,6 +35,9 @@ DAY = 86_400.0
 ADMIT_SECONDS = 0.5
 """Seconds that a reservation waits for the store."""
 
+STALL_SECONDS = 0.1
+"""If a wait takes this much longer than it should, this process was busy. Then the store gets as much time again."""
+
 FLUSH_SECONDS = 0.2
 """Seconds after which amounts that were spent are written."""
 
@@ -169,7 +172,11 @@ class Account:
         self._waiting.append(waiting)
         self._start(self._store)
         try:
-            await asyncio.wait({waiting.decision}, timeout=ADMIT_SECONDS)
+            for _ in range(2):
+                began = time.monotonic()
+                await asyncio.wait({waiting.decision}, timeout=ADMIT_SECONDS)
+                if waiting.decision.done() or time.monotonic() - began < ADMIT_SECONDS + STALL_SECONDS:
+                    break
         except asyncio.CancelledError:
             self._give_up(waiting)
             raise
