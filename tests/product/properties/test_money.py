@@ -1,6 +1,6 @@
-"""What a team spends, its ledger, records, and prices agree with the upstream's ledger, whatever anybody leaves out.
+"""Test that spending, ledger, records, and prices agree with the upstream's ledger, even if usage is left out.
 
-Where the upstream reports usage, the figures are equal. Otherwise they are within 15 %.
+The figures are equal if the upstream reports the usage, and within 15 % otherwise.
 """
 
 from __future__ import annotations
