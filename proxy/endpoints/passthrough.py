@@ -10,6 +10,7 @@ from starlette.types import Message, Receive, Scope
 
 from proxy.access.admission import BodyLease
 from proxy.access.authenticator import Caller
+from proxy.access.spending import limit_of
 from proxy.compaction.format import TextCounter
 from proxy.config import Route
 from proxy.dialects.body import leniently
@@ -22,6 +23,7 @@ from proxy.endpoints.paths import AZURE, DEPLOYMENT, PREFIX, error_shape, is_ant
 from proxy.endpoints.reply import send_answer
 from proxy.endpoints.restrictions import check_body, check_path
 from proxy.errors import ConfigurationError, NotFound, ProxyError
+from proxy.http.decompression import Unpacking
 from proxy.http.headers import VIA, for_upstream
 from proxy.http.request_body import ClientLeft, Sent, answer_error, arriving, header, leaving, read_body
 from proxy.pipeline.billing import BYTES_A_TOKEN, EXPECTED_OUTPUT
@@ -37,6 +39,9 @@ from proxy.upstream.transport import MESSAGES_PATH, RESPONSES_PATH
 
 WHOLE_BYTES = 1_000_000
 """A body with at most this Content-Length is read before the proxy contacts the upstream."""
+
+SAMPLE_BYTES = 8_192
+"""Bytes of a body that are kept to count its tokens."""
 
 _OF_THE_BODY = ("content-encoding", "content-length")
 _DOTS = frozenset({".", ".."})
@@ -88,15 +93,16 @@ class PassThrough:
         pending = None if read is None else await self._service.background.find(caller.tenant, read)
         call = PaidCall(self._service, context, upstream, body if is_json(scope) else None)
         if paid or pending is not None:
-            headers = [pair for pair in headers if pair[0] != "accept-encoding"]
             await call.begin(model if pending is None else pending.model, reserves=paid)
+            if context.bill.price_of is not None or limit_of(caller) is not None:
+                headers = [pair for pair in headers if pair[0] != "accept-encoding"]
         headers = with_trace([*headers, (VIA, context.via)], context.record.trace)
         headers = relay.headers(headers, caller.credential, anthropic=anthropic)
         timeout = configuration.settings.server.deadline
         try:
             # While the body is arriving, reading it detects a disconnect.
             with leaving(upload.after, send):
-                with context.bill.call(_tail_of(path), call.size) as meter:
+                with context.bill.call(_tail_of(path), 0) as meter:
                     answer = await relay.request(scope["method"], url, headers, body, timeout)
                     if paid or pending is not None:
                         meter.watch(answer)
@@ -104,7 +110,7 @@ class PassThrough:
                         meter.free = True
                 # A stream may take hours, and the body can't be sent again.
                 del body
-                held.shrink(call.size)
+                held.shrink(0)
                 context.record.verdict = "unsupported"
                 start = ResponseStart(answer, b"", False, None, CHAT.answers)
                 headers = [("x-compaction", "unsupported"), ("x-compaction-id", context.record.id)]
@@ -160,18 +166,22 @@ class PaidCall:
         self._service = service
         self._context = context
         self._upstream = upstream
-        self._body = body if isinstance(body, bytes) else b""
+        whole = body if isinstance(body, bytes) else b""
+        encoding = header(context.scope, b"content-encoding")
+        if encoding is not None:
+            unpacking = Unpacking(encoding, WHOLE_BYTES)
+            unpacking.feed(whole)
+            whole = bytes(unpacking.beginning)
+        self._model = _model_in(whole)
+        self._whole_size = len(whole)
+        # A stream may take hours, so a part of a large body represents it.
+        self._body = whole[:SAMPLE_BYTES]
         self._count: TextCounter | None = None
-
-    @property
-    def size(self) -> int:
-        """Return the bytes of the body that are kept to count it."""
-        return len(self._body)
 
     async def begin(self, model: str | None, *, reserves: bool) -> None:
         """Find the price of the request, and reserve its probable cost. Raises ``BudgetExceeded``."""
         context = self._context
-        model = model or _model_in(self._body)
+        model = model or self._model
         context.record.model, context.record.upstream = shown_model(model) if model else None, self._upstream
         route = context.configuration.route(model, CHAT.name)
         if route is None or route.upstream != self._upstream:
@@ -184,7 +194,7 @@ class PaidCall:
         except ConfigurationError:  # logged once, and reported by `/readyz`
             context.bill.price_of = None
         if reserves:
-            usage = Usage(len(self._body) // BYTES_A_TOKEN, EXPECTED_OUTPUT)
+            usage = Usage(self._whole_size // BYTES_A_TOKEN, EXPECTED_OUTPUT)
             await self._service.spending.reserve(context.caller, context.record.id, context.bill.amount(usage))
 
     async def settle(self) -> None:
@@ -194,7 +204,10 @@ class PaidCall:
     async def _tokens(self) -> int | None:
         if self._count is None or not self._body:
             return None
-        return await asyncio.to_thread(_tokens_of, leniently(self._body), self._count)
+        if len(self._body) == self._whole_size:
+            return await asyncio.to_thread(_tokens_of, leniently(self._body), self._count)
+        part = await asyncio.to_thread(self._count, self._body.decode("utf-8", "replace"))
+        return part * self._whole_size // len(self._body)
 
 
 class _Named(msgspec.Struct):
