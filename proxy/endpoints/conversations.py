@@ -157,7 +157,8 @@ class Conversations:
         basis = None if tail is None else self._costs.basis(context, outcome)
         conversation = conversation_key(context) if context.caller.policy.summary.method == "auto" else None
         sized = None if tail is None else sized_response(context, start)
-        tap = Tap(tail, item_reader(self._service, context, start, outcome))
+        room = self._service.archive.writes.room if outcome.verdict == "compacted" else None
+        tap = Tap(tail, item_reader(self._service, context, start, outcome), room)
         pending = context.heartbeat is not None and context.heartbeat.begun
         headers = done(outcome, context.retries)
         if (left := self._service.spending.remaining(context.caller)) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from proxy.dialects.dialect import AnswerTail, ItemReader
@@ -54,9 +55,19 @@ def item_reader(
 class Tap:
     """Receives the bytes of an answer before the client does."""
 
-    def __init__(self, tail: AnswerTail | None, reader: ItemReader | None) -> None:
+    def __init__(
+        self, tail: AnswerTail | None, reader: ItemReader | None, room: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """``room`` waits while too many removed messages wait to be archived."""
         self._tail = tail
         self._reader = reader
+        self._room = room
+
+    async def begin(self, first: bytes) -> None:
+        """Add the first bytes. If the archive is behind, let the client wait for it, so that little can be lost."""
+        if self._room is not None:
+            await self._room()
+        self.add(first)
 
     def add(self, chunk: bytes) -> None:
         """Add a chunk."""

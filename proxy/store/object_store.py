@@ -47,6 +47,9 @@ CHECK_SECONDS = 600.0
 PARALLEL = 10
 """Reads of one call at the same time."""
 
+WRITES = 50
+"""Writes of one call at the same time."""
+
 _STATUS = re.compile(r"\bstatus[ :]+(\d{3})\b|\b(\d{3}) [A-Z][a-z]+ ?[A-Za-z]*:")
 
 
@@ -107,13 +110,20 @@ class ObjectsStore:
         return found
 
     async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> None:
-        if seconds <= 0:
-            return await self.delete(tenant, kind, key)
-        now = self._clock()
-        last = f"{int(now * 1_000_000)}.{int((now + seconds) * 1000)}.{_quoted(codec)}"
-        with failures():
-            await obstore.put_async(self._objects, f"{_folder(tenant, kind, key)}/{last}", value, use_multipart=False)
-        return None
+        await self.put_many([Entry(tenant, kind, key, value, seconds)], codec)
+
+    async def put_many(self, entries: Sequence[Entry], codec: str = "") -> None:
+        left = iter(entries)
+
+        async def write() -> None:
+            for entry in left:
+                await self._put(entry, codec)
+
+        writers = (write() for _ in range(min(WRITES, len(entries))))
+        # Wait for all, so that no write continues after a failure.
+        for failure in await asyncio.gather(*writers, return_exceptions=True):
+            if failure is not None:
+                raise failure
 
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> bytes:
         found = await self.get(tenant, kind, key)
@@ -235,6 +245,16 @@ class ObjectsStore:
 
     async def aclose(self) -> None:
         """Do nothing. The client closes its connections when it's freed."""
+
+    async def _put(self, entry: Entry, codec: str) -> None:
+        if entry.seconds <= 0:
+            return await self.delete(entry.tenant, entry.kind, entry.key)
+        now = self._clock()
+        last = f"{int(now * 1_000_000)}.{int((now + entry.seconds) * 1000)}.{_quoted(codec)}"
+        path = f"{_folder(entry.tenant, entry.kind, entry.key)}/{last}"
+        with failures():
+            await obstore.put_async(self._objects, path, entry.value, use_multipart=False)
+        return None
 
     async def _get(self, tenant: str, kind: str, key: str) -> bytes | None:
         found: list[_Version] = []

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster, Sentinel
 from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import DataError, RedisError, ResponseError
 
-from proxy.store.interface import StoreFailed
+from proxy.store.interface import Refused, StoreFailed
 
 SENTINEL_PORT = 26379
 
@@ -110,9 +110,22 @@ def failures() -> Iterator[None]:
     """Raise ``StoreFailed`` for an error of the server or of the connection to it."""
     try:
         yield
+    except DataError as error:
+        raise Refused(f"Redis: {type(error).__name__}") from error
     except (RedisError, OSError) as error:
         # The message may contain a key's name, which contains a tenant's.
         raise StoreFailed(f"Redis: {type(error).__name__}") from error
+
+
+def refusals(results: Sequence[object]) -> None:
+    """Raise ``Refused`` if the server doesn't take one of several writes, or its error if it can't take any now."""
+    errors = [result for result in results if isinstance(result, Exception)]
+    for error in errors:
+        # An error about the server's state begins with a code, such as MISCONF or NOREPLICAS.
+        if type(error) is not ResponseError or str(error).partition(" ")[0].isupper():
+            raise error
+    if errors:
+        raise Refused(f"Redis: {type(errors[0]).__name__}")
 
 
 def name(*parts: str) -> str:
