@@ -143,11 +143,11 @@ class Archive:
     async def aclose(self) -> None:
         """Finish pending writes, and drop those that take too long. The store stays open."""
         if left := await self.writes.aclose():
-            ARCHIVED.labels(outcome="failed").inc(left)
+            ARCHIVED.labels(outcome="dropped").inc(left)
             log.warning("archive.given_up", entries=left)
 
     def _ended(self, place: Place, waiting: Waiting[Removed], written: bool) -> None:
-        ARCHIVED.labels(outcome="written" if written else "failed").inc()
+        ARCHIVED.labels(outcome="written" if written else "dropped").inc()
         if written:
             self._write_again[place] = self._clock() + waiting.seconds / 2
 
@@ -165,6 +165,7 @@ class Archive:
 
 
 def _report(entries: int, reason: str) -> None:
+    ARCHIVED.labels(outcome="failed").inc(entries)
     log.warning("archive.write_failed", entries=entries, reason=reason)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import Any, Generic, TypeVar
@@ -42,6 +43,9 @@ ATTEMPTS = 3
 
 CLOSING_SECONDS = 5.0
 """Seconds without a completed write after which a process that ends drops what waits."""
+
+LAST_ATTEMPTS = 4
+"""Failed writes after which a process that ends drops what waits."""
 
 AGAIN_SECONDS = 0.1
 """Seconds after which ``cancelled`` cancels a task again."""
@@ -106,6 +110,7 @@ class WriteBehind(Generic[V]):
         self._limit = ENTRIES
         self._pause = 0.0
         self._successes = 0
+        self._last_attempts = LAST_ATTEMPTS
         self._task: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
         self._progress = asyncio.Event()
@@ -171,15 +176,15 @@ class WriteBehind(Generic[V]):
 
     async def drained(self, seconds: float = CLOSING_SECONDS) -> bool:
         """Wait until nothing waits. Return false after ``seconds`` without a completed write."""
-        while self._waiting:
+        while self._waiting and self._task is not None:
             if not await self._progressed(seconds):
-                return False
-        return True
+                break
+        return not self._waiting
 
     async def aclose(self) -> int:
         """Write what waits, and drop it if the store fails for too long. Return the number of dropped values."""
         self._hurry.set()
-        await self.drained()
+        await self.drained(CLOSING_SECONDS)
         if self._task is not None:
             await cancelled(self._task)
         return len(self._waiting)
@@ -205,10 +210,10 @@ class WriteBehind(Generic[V]):
                 async with self._turn:
                     await self._write(batch)
                 STORE_WAITING.labels(kind=self._kind).set(len(self._waiting))
-                if self._pause and self._waiting:
-                    await self._wait()
-                else:
+                if not self._pause or not self._waiting:
                     self._tell()
+                elif not await self._may_repeat():
+                    break
         finally:
             self._task = None
             self._tell()
@@ -218,16 +223,16 @@ class WriteBehind(Generic[V]):
         self._progress.set()
         self._progress.clear()
 
-    async def _wait(self) -> None:
-        """Pause after a failed write, only for a moment if the process ends."""
+    async def _may_repeat(self) -> bool:
+        """Pause after a failed write. Return false after some of them if the process ends."""
         if self._hurry.is_set():
+            self._last_attempts -= 1
             await asyncio.sleep(FIRST_PAUSE)
-            return
-        try:
+            return self._last_attempts > 0
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._pause):
                 await self._hurry.wait()
-        except TimeoutError:
-            return
+        return True
 
     def _batch(self) -> list[tuple[Place, Waiting[V]]]:
         """Return the values of the next write, oldest first."""

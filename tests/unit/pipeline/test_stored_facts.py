@@ -120,7 +120,8 @@ def test_nothing_is_stored_for_callers_without_a_tenant() -> None:
 
 
 def test_a_store_that_fails_or_hangs_delays_no_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background.WriteBehind.drained, "__defaults__", (0.05,))
+    monkeypatch.setattr(background, "STUCK_SECONDS", 0.05)
+    monkeypatch.setattr(background, "CLOSING_SECONDS", 0.05)
 
     class Failing(Plain):
         async def get(self, tenant: str, kind: str, key: str) -> bytes | None:

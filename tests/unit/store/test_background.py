@@ -47,14 +47,19 @@ class Writer(WriteBehind[bytes]):
     def __init__(self, store: Shelf, most: int = 10_000_000) -> None:
         self.failures: list[tuple[int, str]] = []
         self.dropped: list[str] = []
-        super().__init__(store, "kind", list, most, lambda *failure: self.failures.append(failure), self._note)
+        self.has_failed = asyncio.Event()
+        super().__init__(store, "kind", list, most, self._report, self._note)
+
+    def _report(self, entries: int, reason: str) -> None:
+        self.failures.append((entries, reason))
+        self.has_failed.set()
 
     def _note(self, place: Place, waiting: Waiting[bytes], written: bool) -> None:
         if not written:
             self.dropped.append(place[1])
 
     def add(self, *keys: str, size: int = 1, tenant: str = "t") -> bool:
-        return all([self.put((tenant, key), key.encode(), size, 60) for key in keys])
+        return all(self.put((tenant, key), key.encode(), size, 60) for key in keys)
 
 
 Test = Callable[[Writer, Shelf], Awaitable[None]]
@@ -151,7 +156,7 @@ def test_a_bad_value_fails_alone_and_all_others_are_written(error: Exception) ->
         with capture_logs() as logs:
             writer.add(*numbered(600))
             while shelf.keys != {*numbered(600)} - {"k7", "k511"}:
-                await asyncio.sleep(0.001)
+                await writer.drained(0.01)
             while len(writer):  # the store takes other values, so those that fail alone again are bad
                 writer.add("later")
                 await writer.drained(0.05)
@@ -246,12 +251,11 @@ def test_closing_writes_what_waits_and_reports_what_it_drops(monkeypatch: pytest
     async def test(writer: Writer, shelf: Shelf) -> None:
         shelf.down = True
         writer.add(*numbered(10))
-        while not writer.failures:
-            await asyncio.sleep(0)
+        assert await writer.has_failed.wait()
         shelf.down = False
         assert await writer.aclose() == 0, "it doesn't wait for the pause"
         assert shelf.keys == set(numbered(10))
-        monkeypatch.setattr(WriteBehind.drained, "__defaults__", (0.05,))
+        monkeypatch.setattr(background, "CLOSING_SECONDS", 0.05)
         shelf.down = True
         writer.add("late")
         assert await writer.aclose() == 1
@@ -266,8 +270,7 @@ def test_a_gauge_shows_what_waits() -> None:
     async def test(writer: Writer, shelf: Shelf) -> None:
         shelf.down = True
         writer.add(*numbered(3))
-        while not writer.failures:
-            await asyncio.sleep(0)
+        assert await writer.has_failed.wait()
         await asyncio.sleep(0)
         assert gauge() == 3
         shelf.down = False
