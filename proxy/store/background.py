@@ -105,6 +105,7 @@ class WriteBehind(Generic[V]):
         self._most = most
         self._failed = failed
         self._ended = ended
+        self._gauge = STORE_WAITING.labels(kind=kind)
         self._waiting: dict[Place, Waiting[V]] = {}
         self._bytes = 0
         self._limit = ENTRIES
@@ -207,14 +208,15 @@ class WriteBehind(Generic[V]):
     async def _write_all(self) -> None:
         try:
             while batch := self._batch():
+                self._gauge.set(len(self._waiting))
                 async with self._turn:
                     await self._write(batch)
-                STORE_WAITING.labels(kind=self._kind).set(len(self._waiting))
                 if not self._pause or not self._waiting:
                     self._tell()
                 elif not await self._may_repeat():
                     break
         finally:
+            self._gauge.set(len(self._waiting))
             self._task = None
             self._tell()
 

@@ -29,7 +29,7 @@ BATCH = 200
 KEYS = 500
 """Keys per read."""
 
-WRITES = 250
+WRITES = 500
 """Entries per write. The client encodes them on the event loop."""
 
 _INDEXES = name(PREFIX, "indexes")

@@ -88,6 +88,7 @@ class SqliteStore:
     async def put_many(self, entries: Sequence[Entry], codec: str = "") -> None:
         now = self._clock()
         rows = [(entry.tenant, entry.kind, entry.key, now + entry.seconds, codec, entry.value) for entry in entries]
+        rows.sort(key=lambda row: row[:3])  # in the order of the table, because that takes half of the time
         await self._writer.run(lambda db: _put(db, rows))
 
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> bytes:
