@@ -1,4 +1,4 @@
-"""R14: whatever stops the proxy under load, what compaction removed is stored."""
+"""R14: a signal that stops the proxy under load loses none of the messages that compaction removed."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Load:
 
 
 class Stored:
-    """Where the archive is, and how many conversations it gets in a test."""
+    """The store with the archive, and the number of conversations that it gets in a test."""
 
     def __init__(self, settings: dict[str, Any], store: ManagedStore, conversations: int) -> None:
         self.settings = settings
