@@ -77,9 +77,11 @@ class Tap:
             self._reader.add(chunk)
 
     async def finish(self) -> None:
-        """Read the items of a compressed answer."""
+        """Read the items that weren't known before the end."""
         if isinstance(self._reader, _Packed):
-            await self._reader.finish()
+            await self._reader.unpack()
+        elif self._reader is not None:
+            self._reader.finish()
 
 
 class _Packed:
@@ -96,7 +98,10 @@ class _Packed:
             if len(self._body) > LARGEST:
                 self._body = None
 
-    async def finish(self) -> None:
+    def finish(self) -> None:
+        """Do nothing: ``unpack`` reads the answer."""
+
+    async def unpack(self) -> None:
         if self._body is None:
             return
         body = bytes(self._body)
@@ -108,3 +113,4 @@ class _Packed:
         except RequestError:  # the client's parser judges it
             return
         self._reader.add(plain)
+        self._reader.finish()

@@ -80,7 +80,7 @@ class ItemMemory:
 
         Items that a store keeps are written again after half of their lifetime, ``seconds``.
         """
-        found = {id: cached for id in ids if (cached := self._cache.get((tenant, id))) is not None}
+        found = {id: cached for id in ids if (cached := self._known((tenant, id))) is not None}
         missing = [id for id in dict.fromkeys(ids) if id not in found and len(id) <= LONGEST_ID]
         if missing:
             found |= await self._read(tenant, missing[-MOST_READ:], seconds)
@@ -114,6 +114,10 @@ class ItemMemory:
         """Finish pending writes, and drop those that take too long. The store stays open."""
         if left := await self.writes.aclose():
             log.warning("items.given_up", items=left)
+
+    def _known(self, place: Place) -> _Cached | None:
+        """Return an item in memory. The cache may have dropped one that waits to be written."""
+        return self._cache.get(place) or self.writes.get(place)
 
     async def _read(self, tenant: str, ids: Sequence[str], seconds: float) -> dict[str, _Cached]:
         try:

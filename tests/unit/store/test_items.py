@@ -141,6 +141,20 @@ def test_too_many_pending_items_are_written_at_their_next_use(monkeypatch: pytes
     run(test)
 
 
+def test_an_item_that_waits_is_found_although_the_cache_has_no_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CACHED_BYTES", 2_000)
+
+    async def test(store: Watched, clock: Clock) -> None:
+        memory = ItemMemory(store, clock)
+        for n in range(3):
+            memory.keep("a", f"msg_{n}", b"x" * 900, MONTH)
+        assert len(await memory.recall("a", ["msg_0", "msg_1", "msg_2"], MONTH)) == 3
+        assert store.read == []
+        assert await memory.writes.drained()
+
+    run(test)
+
+
 def test_sizes_of_unknown_items_are_shared_equally() -> None:
     async def test(store: Watched, clock: Clock) -> None:
         memory = ItemMemory(store, clock)
