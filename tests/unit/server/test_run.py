@@ -1,4 +1,4 @@
-"""What each process that serves sets up."""
+"""Test the settings of the interpreter in each process that serves."""
 
 from __future__ import annotations
 
