@@ -114,12 +114,7 @@ class ObjectsStore:
 
     async def put_many(self, entries: Sequence[Entry], codec: str = "") -> None:
         left = iter(entries)
-
-        async def write() -> None:
-            for entry in left:
-                await self._put(entry, codec)
-
-        writers = (write() for _ in range(min(WRITES, len(entries))))
+        writers = (self._put(left, codec) for _ in range(min(WRITES, len(entries))))
         # Wait for all, so that no write continues after a failure.
         for failure in await asyncio.gather(*writers, return_exceptions=True):
             if failure is not None:
@@ -246,15 +241,15 @@ class ObjectsStore:
     async def aclose(self) -> None:
         """Do nothing. The client closes its connections when it's freed."""
 
-    async def _put(self, entry: Entry, codec: str) -> None:
-        if entry.seconds <= 0:
-            return await self.delete(entry.tenant, entry.kind, entry.key)
-        now = self._clock()
-        last = f"{int(now * 1_000_000)}.{int((now + entry.seconds) * 1000)}.{_quoted(codec)}"
-        path = f"{_folder(entry.tenant, entry.kind, entry.key)}/{last}"
-        with failures():
-            await obstore.put_async(self._objects, path, entry.value, use_multipart=False)
-        return None
+    async def _put(self, entries: Iterator[Entry], codec: str) -> None:
+        for entry in entries:
+            if entry.seconds <= 0:
+                await self.delete(entry.tenant, entry.kind, entry.key)
+                continue
+            folder, now = _folder(entry.tenant, entry.kind, entry.key), self._clock()
+            path = f"{folder}/{int(now * 1_000_000)}.{int((now + entry.seconds) * 1000)}.{_quoted(codec)}"
+            with failures():
+                await obstore.put_async(self._objects, path, entry.value, use_multipart=False)
 
     async def _get(self, tenant: str, kind: str, key: str) -> bytes | None:
         found: list[_Version] = []
