@@ -32,7 +32,10 @@ def forget(team: str | None, key_sha256: str | None, config: Path | None) -> Non
     if (team is None) == (key_sha256 is None):
         raise ConfigurationError("Pass either --team or --key-sha256.")
     counts, unknown = asyncio.run(_forget(settings, tenants(settings, team, key_sha256)))
-    for kind, count in sorted(counts.items()):
+    kinds: Counter[str] = Counter()
+    for kind, count in counts.items():
+        kinds[kind.partition(".")[0]] += count  # without the format
+    for kind, count in sorted(kinds.items()):
         click.echo(f"{kind}: {count} {'entry' if count == 1 else 'entries'} removed")
     if not counts:
         click.echo("Nothing was stored.")

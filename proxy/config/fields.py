@@ -55,6 +55,9 @@ def no_truth_value(value: object) -> object:
 Count = Annotated[int, Field(gt=0), BeforeValidator(no_truth_value)]
 """A positive whole number."""
 
+Days = Annotated[Count, Field(le=36_500)]
+"""A lifetime in days, at most a century. A store doesn't take one of many millennia."""
+
 CountOrZero = Annotated[int, Field(ge=0), BeforeValidator(no_truth_value)]
 """A whole number, zero or more."""
 

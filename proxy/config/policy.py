@@ -20,6 +20,7 @@ from proxy.compaction.triggers import Clause, Trigger
 from proxy.config.fields import (
     Count,
     CountOrZero,
+    Days,
     KeepField,
     Name,
     Pattern,
@@ -144,8 +145,8 @@ class Index(Section):
 class Archive(Section):
     """Store the originals of removed content, for the caller who sent them."""
 
-    days: Count = 30
-    """Days to store the originals."""
+    days: Days = 30
+    """Days to store the originals, at most 36,500."""
 
 
 def _off(value: object) -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.config.fields import Count, Section
+from proxy.config.fields import Count, Days, Section
 
 DAY = 86_400.0
 
@@ -10,7 +10,7 @@ DAY = 86_400.0
 class RecordSettings(Section):
     """Records of requests: names and figures, no content."""
 
-    days: Count = 7
-    """Days to keep records."""
+    days: Days = 7
+    """Days to keep records, at most 36,500."""
     max: Count = 100_000
     """Maximum number of records. The proxy removes the oldest ones over that."""

@@ -133,4 +133,10 @@ def _redis_url(url: str) -> str:
             raise wrong("must name hosts and a service", fix="url: redis+sentinel://HOST:26379,HOST:26379/SERVICE/0")
     elif not _SERVER.fullmatch(url):
         raise wrong("must have a host, at most a port and the number of a database, and no spaces", fix=_REDIS_EXAMPLE)
+    from proxy.store.redis_client import PARAMETERS, check  # only who uses Redis needs its package
+
+    try:
+        check(url)
+    except ValueError as error:
+        raise wrong(str(error), fix=f"use only these parameters: {', '.join(PARAMETERS)}") from None
     return url

@@ -190,6 +190,10 @@ class ItemReader(Protocol):
         """Add a chunk of an uncompressed answer."""
         ...
 
+    def finish(self) -> None:
+        """Read what the end of the answer completes."""
+        ...
+
 
 class Answers(Protocol):
     """How to read an API's answers."""

@@ -180,8 +180,9 @@ class Conversations:
         conversation = conversation_key(context) if context.caller.policy.summary.method == "auto" else None
         sized = sized_response(context, start) if answered else None
         context.bill.background = background_response(context, start) if answered else None
+        room = self._service.archive.writes.room if outcome.verdict == "compacted" else None
         reader = item_reader(self._service, context, start, outcome)
-        tap = None if reader is None else Tap(reader)
+        tap = None if reader is None and room is None else Tap(reader, room)
         headers = self._headers(context, outcome)
         # From here on there are no retries, and a stream may take hours.
         if context.recall is not None:

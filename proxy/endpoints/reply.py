@@ -47,9 +47,9 @@ async def send_answer(
         # If the stream breaks, an error event replaces the missing part, so the length changes.
         headers = [pair for pair in headers if pair[0] != "content-length"]
     try:
-        await send({"type": "http.response.start", "status": answer.status, "headers": encoded([*headers, *extra])})
         if tap is not None:
-            tap.add(start.first)
+            await tap.begin(start.first)
+        await send({"type": "http.response.start", "status": answer.status, "headers": encoded([*headers, *extra])})
         if start.complete:
             await send({"type": "http.response.body", "body": _shown(start, hide)})
         elif start.is_stream:
@@ -78,7 +78,7 @@ async def send_rest(
     try:
         await send({"type": "http.response.body", "body": sse.comment(comment), "more_body": True})
         if tap is not None:
-            tap.add(start.first)
+            await tap.begin(start.first)
         if not start.is_stream or start.answer.status >= 400:
             await send({"type": "http.response.body", "body": _event(await _error_of(start, shape), shape)})
         elif start.complete:

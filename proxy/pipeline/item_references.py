@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from proxy.dialects.dialect import ItemReader
@@ -54,17 +55,28 @@ def item_reader(
 class Tap:
     """Receives the bytes of an answer before the client does."""
 
-    def __init__(self, reader: ItemReader) -> None:
+    def __init__(self, reader: ItemReader | None, room: Callable[[], Awaitable[None]] | None = None) -> None:
+        """``room`` waits while too many removed messages wait to be archived."""
         self._reader = reader
+        self._room = room
+
+    async def begin(self, first: bytes) -> None:
+        """Add the first bytes. If the archive is behind, let the client wait for it, so that little can be lost."""
+        if self._room is not None:
+            await self._room()
+        self.add(first)
 
     def add(self, chunk: bytes) -> None:
         """Add a chunk."""
-        self._reader.add(chunk)
+        if self._reader is not None:
+            self._reader.add(chunk)
 
     async def finish(self) -> None:
-        """Read the items of a compressed answer."""
+        """Read the items that weren't known before the end."""
         if isinstance(self._reader, _Packed):
-            await self._reader.finish()
+            await self._reader.unpack()
+        elif self._reader is not None:
+            self._reader.finish()
 
 
 class _Packed:
@@ -81,7 +93,10 @@ class _Packed:
             if len(self._body) > LARGEST:
                 self._body = None
 
-    async def finish(self) -> None:
+    def finish(self) -> None:
+        """Do nothing: ``unpack`` reads the answer."""
+
+    async def unpack(self) -> None:
         if self._body is None:
             return
         body = bytes(self._body)
@@ -93,3 +108,4 @@ class _Packed:
         except RequestError:  # the client's parser judges it
             return
         self._reader.add(plain)
+        self._reader.finish()

@@ -16,7 +16,7 @@ from cachetools import LRUCache
 
 from proxy.pipeline.outcome import Prompt
 from proxy.store import Store, StoreFailed
-from proxy.store.background import BackgroundWrites
+from proxy.store.background import WriteBehind
 from proxy.store.replicated_map import UNREADABLE
 from proxy.store.tenants import UNSTORED_TENANT
 
@@ -29,6 +29,12 @@ MOST = 10_000
 
 SECONDS = 86_400.0
 """Seconds that a prompt is stored. Clients rarely continue a conversation later."""
+
+PENDING_BYTES = 16_000_000
+"""Maximum bytes of prompts that wait to be written."""
+
+SIZE = 500
+"""Approximate bytes of a prompt in memory."""
 
 Conversation = tuple[str, str]
 """A tenant, and the key of one of its conversations."""
@@ -55,7 +61,7 @@ class SentPrompts:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._known: LRUCache[Conversation, SentPrompt] = LRUCache(MOST)
-        self._writes = BackgroundWrites()
+        self._writes: WriteBehind[SentPrompt] = WriteBehind(store, KIND, _packed, PENDING_BYTES, failed=_report)
 
     def stale(self, conversation: Conversation) -> int:
         """Return the number of the client's first messages whose reasoning is known to be invalid."""
@@ -112,24 +118,30 @@ class SentPrompts:
         sent = SentPrompt(messages, len(digests), digest, changed, before.stale)
         self._known[conversation] = sent
         if conversation[0] != UNSTORED_TENANT and (changed or before.changed):
-            self._writes.start(self._write(conversation, sent))
+            self._writes.put(conversation, sent, SIZE, SECONDS)
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         """Drop the prompts of forgotten tenants, and return those tenants."""
         tenants = {tenant for tenant, _ in self._known if forgotten(tenant)}
         for key in [key for key in self._known if key[0] in tenants]:
             del self._known[key]
-        return tenants
+        return tenants | self._writes.forget(forgotten)
+
+    async def settled(self) -> None:
+        """Wait until the write in progress has ended."""
+        await self._writes.settled()
 
     async def aclose(self) -> None:
         """Finish pending writes."""
-        await self._writes.drained()
+        await self._writes.aclose()
 
-    async def _write(self, conversation: Conversation, sent: SentPrompt) -> None:
-        try:
-            await self._store.put(conversation[0], KIND, conversation[1], msgspec.json.encode(sent), SECONDS)
-        except StoreFailed as error:
-            log.warning("shared.not_written", kind=KIND, error=str(error))
+
+def _report(entries: int, reason: str) -> None:
+    log.warning("shared.not_written", kind=KIND, error=reason, entries=entries)
+
+
+def _packed(prompts: Sequence[SentPrompt]) -> list[bytes]:
+    return [msgspec.json.encode(prompt) for prompt in prompts]
 
 
 def _follows(known: SentPrompt, prompt: Prompt) -> bool:

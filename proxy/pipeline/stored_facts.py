@@ -22,7 +22,7 @@ from proxy import __version__
 from proxy.compaction.turn import Call, Facts, Kind
 from proxy.dialects.dialect import Counter
 from proxy.store import Store, StoreFailed
-from proxy.store.background import BackgroundWrites
+from proxy.store.background import WriteBehind
 from proxy.store.replicated_map import FIRST_READ_SECONDS, UNREADABLE
 from proxy.store.tenants import UNSTORED_TENANT
 
@@ -93,8 +93,7 @@ class StoredFacts:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._unsaved: LRUCache[Place, int] = LRUCache(MOST)
-        self._waiting_bytes = 0
-        self._writes = BackgroundWrites()
+        self._writes: WriteBehind[bytes] = WriteBehind(store, KIND, list, PENDING_BYTES, failed=_report)
 
     def place(self, raws: Sequence[bytes], counter: Counter, tenant: str) -> Place | None:
         """Return the place of a conversation's facts; ``None`` for a small one, or if the tenant has no store."""
@@ -122,30 +121,27 @@ class StoredFacts:
 
     def write(self, place: Place, entry: bytes) -> None:
         """Write an entry in the background. Call this in the event loop."""
-        if len(entry) > LARGEST or self._waiting_bytes + len(entry) > PENDING_BYTES:
-            return
-        self._unsaved[place] = 0
-        self._waiting_bytes += len(entry)
-        self._writes.start(self._write(place, entry))
+        if len(entry) <= LARGEST and self._writes.put(place, entry, len(entry), SECONDS):
+            self._unsaved[place] = 0
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         """Drop what is known of forgotten tenants' entries, and return those tenants."""
         tenants = {tenant for tenant, _ in self._unsaved if forgotten(tenant)}
         for place in [place for place in self._unsaved if place[0] in tenants]:
             del self._unsaved[place]
-        return tenants
+        return tenants | self._writes.forget(forgotten)
+
+    async def settled(self) -> None:
+        """Wait until the write in progress has ended."""
+        await self._writes.settled()
 
     async def aclose(self) -> None:
         """Finish pending writes."""
-        await self._writes.drained()
+        await self._writes.aclose()
 
-    async def _write(self, place: Place, entry: bytes) -> None:
-        try:
-            await self._store.put(*_name(place), entry, SECONDS)
-        except StoreFailed as error:
-            log.warning("shared.not_written", kind=KIND, error=str(error))
-        finally:
-            self._waiting_bytes -= len(entry)
+
+def _report(entries: int, reason: str) -> None:
+    log.warning("shared.not_written", kind=KIND, error=reason, entries=entries)
 
 
 def _name(place: Place) -> tuple[str, str, str]:

@@ -47,6 +47,9 @@ WORKER_START_SECONDS = 30
 uvicorn's default is 5. A worker on a busy machine takes longer to start, and uvicorn then cancels the rolling restart.
 """
 
+SWITCH_SECONDS = 0.0005
+"""Seconds after which a thread that waits for the interpreter lock gets it from another one."""
+
 STARTUP_FAILURE = 3
 """Exit status if the server can't start, for example because the port is taken. It's uvicorn's own."""
 
@@ -138,6 +141,8 @@ class Single(uvicorn.Server):
 
 def _application(settings: Settings, loaded: Loaded | None) -> Proxy:
     """Return the application of a process that does nothing else."""
+    # Python's 5 ms start again at each `select` of the event loop, so a busy loop keeps threads from the store.
+    sys.setswitchinterval(SWITCH_SECONDS)
     application = create_app(settings, loaded)
     exempt_from_collection()
     return application

@@ -112,8 +112,13 @@ class Runtime(Services):
             self.records,
             lambda: self.settings.record_count,
             archived,
-            self.archive.settled,
+            self._settled,
         )
+
+    async def _settled(self) -> None:
+        """Wait for the writes in progress."""
+        for writer in (self.archive, self.items.writes, self.sent_prompts, self.stored_facts):
+            await writer.settled()
 
     def _otel(self, settings: OtelSettings | None) -> OtelExport | None:
         """Return the export of spans and metrics, or ``None`` if it's off."""

@@ -10,15 +10,20 @@ from dataclasses import dataclass, replace
 
 import msgspec
 import structlog
+import zstandard
 from cachetools import LRUCache
 
-from proxy.store import Store, StoreFailed
-from proxy.store.background import BackgroundWrites
+from proxy.store import Store
+from proxy.store.background import Place, Waiting, WriteBehind
 from proxy.telemetry.metrics import ARCHIVED
 
 log = structlog.get_logger(__name__)
 
-KIND = "archive"
+KIND = "archive.2"
+"""Entries compressed by Zstandard, whose library compresses many of them in one call."""
+
+FIRST_KIND = "archive"
+"""Entries of version 0.1, compressed by zlib. The proxy only reads them."""
 
 PENDING_BYTES = 64_000_000
 """Maximum bytes of pending entries in memory. A single pending entry may be larger."""
@@ -28,6 +33,10 @@ REMEMBERED = 20_000
 
 _OVERHEAD = 50
 """Bytes of memory per message in addition to its text."""
+
+
+_UNREADABLE = (zlib.error, zstandard.ZstdError, MemoryError, msgspec.DecodeError, UnicodeDecodeError)
+"""Errors of damaged entries. Their header may state any size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +73,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 class Archive:
-    """Write removed messages in the background, one batch at a time, and skip recently written entries."""
+    """Write removed messages in the background, many in one call, and skip recently written entries."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
         """Use ``clock`` for seconds."""
@@ -72,37 +81,34 @@ class Archive:
         self._clock = clock
         self._write_again: LRUCache[tuple[str, str], float] = LRUCache(REMEMBERED)
         """The time from which to write an entry again."""
-        self._waiting: dict[tuple[str, str], Removed] = {}
-        self._waiting_bytes = 0
-        self.writes = BackgroundWrites()
+        self.writes: WriteBehind[Removed] = WriteBehind(
+            store, KIND, _packed, PENDING_BYTES, failed=_report, ended=self._ended
+        )
 
     def keep(self, tenant: str, removed: Sequence[Removed], seconds: float) -> None:
         """Keep entries for at least ``seconds``, in the background. Call this in the event loop.
 
-        A repeated call rewrites an entry after half of its lifetime. If an entry can't be kept now, the proxy logs that
-        and tries again at the next call for it.
+        A repeated call rewrites an entry after half of its lifetime. If too many entries wait, the proxy logs that and
+        keeps an entry at the next call for it.
         """
         now = self._clock()
-        batch: list[Removed] = []
         over = 0
         for entry in removed:
             key = (tenant, entry.id)
             if now < self._write_again.get(key, 0.0):
                 continue
-            if key not in self._waiting:
-                size = entry.size
-                if self._waiting_bytes and self._waiting_bytes + size > PENDING_BYTES:
-                    over += 1
-                    continue
-                # Copy, because a slice of a request's body would keep the whole body in memory.
-                self._waiting[key] = replace(entry, messages=tuple(map(bytes, entry.messages)))
-                self._waiting_bytes += size
-                batch.append(self._waiting[key])
+            if self.writes.get(key) is not None:
+                continue
+            size = entry.size
+            if not self.writes.takes(size):
+                over += 1
+                continue
+            # Copy, because a slice of a request's body would keep the whole body in memory.
+            copied = replace(entry, messages=tuple(map(bytes, entry.messages)))
+            self.writes.put(key, copied, size, seconds)
         if over:
             ARCHIVED.labels(outcome="skipped").inc(over)
-            log.warning("archive.skipped", entries=over, waiting_bytes=self._waiting_bytes)
-        if batch:
-            self.writes.start(self._write(tenant, batch, seconds))
+            log.warning("archive.skipped", entries=over, waiting_bytes=self.writes.bytes)
 
     async def fetch(self, tenant: str, id: str) -> Found | None:
         """Return the messages of an entry and of all before it, oldest first.
@@ -114,7 +120,7 @@ class Archive:
         link: str | None = id
         while link is not None and link not in seen:
             seen.add(link)
-            entry = self._waiting.get((tenant, link)) or await self._stored(tenant, link)
+            entry = self.writes.get((tenant, link)) or await self._stored(tenant, link)
             if entry is None:
                 break
             parts.append(entry.messages)
@@ -125,75 +131,56 @@ class Archive:
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         """Drop the entries of forgotten tenants, and return those tenants. One pending write may continue."""
-        tenants = {tenant for tenant, _ in (*self._write_again, *self._waiting) if forgotten(tenant)}
+        tenants = {tenant for tenant, _ in self._write_again if forgotten(tenant)}
         for key in [key for key in self._write_again if key[0] in tenants]:
             del self._write_again[key]
-        for (tenant, _), entry in list(self._waiting.items()):
-            if tenant in tenants:
-                self._settled(tenant, entry)
-        return tenants
+        return tenants | self.writes.forget(forgotten)
 
     async def settled(self) -> None:
         """Wait until the write in progress has ended."""
-        async with self.writes.turn:
-            return
+        await self.writes.settled()
 
     async def aclose(self) -> None:
         """Finish pending writes, and drop those that take too long. The store stays open."""
-        if await self.writes.drained():
-            return
-        log.warning("archive.given_up", entries=len(self._waiting))
-        await self.writes.cancel()
+        if left := await self.writes.aclose():
+            ARCHIVED.labels(outcome="dropped").inc(left)
+            log.warning("archive.given_up", entries=left)
 
-    async def _write(self, tenant: str, batch: Sequence[Removed], seconds: float) -> None:
-        left = list(reversed(batch))
-        try:
-            async with self.writes.turn:
-                while left:
-                    entry = left[-1]
-                    if self._is_waiting(tenant, entry):
-                        value = await asyncio.to_thread(_packed, entry)
-                        began = self._clock()
-                        await self._store.put(tenant, KIND, entry.id, value, seconds)
-                        ARCHIVED.labels(outcome="written").inc()
-                        if self._is_waiting(tenant, entry):
-                            self._settled(tenant, entry)
-                            self._write_again[tenant, entry.id] = began + seconds / 2
-                    left.pop()
-        except StoreFailed as failure:
-            # Drop the rest of the batch: it would probably fail too, and delay reads from the store.
-            log.warning("archive.write_failed", reason=str(failure), entries=len(left))
-        finally:
-            for entry in left:
-                if self._is_waiting(tenant, entry):
-                    self._settled(tenant, entry)
-                ARCHIVED.labels(outcome="failed").inc()
+    def _ended(self, place: Place, waiting: Waiting[Removed], written: bool) -> None:
+        ARCHIVED.labels(outcome="written" if written else "dropped").inc()
+        if written:
+            self._write_again[place] = self._clock() + waiting.seconds / 2
 
     async def _stored(self, tenant: str, id: str) -> _Entry | None:
         value = await self._store.get(tenant, KIND, id)
-        if value is None:
+        if value is None and (value := await self._store.get(tenant, FIRST_KIND, id)) is None:
             return None
         try:
             return await asyncio.to_thread(_unpacked, value)
-        except (zlib.error, msgspec.DecodeError, UnicodeDecodeError) as failure:
+        except _UNREADABLE as failure:
             # Damaged, or written by another version: treat it as missing, so that it can be written again.
             log.warning("archive.entry_unreadable", reason=str(failure))
             self._write_again.pop((tenant, id), None)
             return None
 
-    def _is_waiting(self, tenant: str, entry: Removed) -> bool:
-        """Return whether an entry is still to be written: its tenant wasn't forgotten since."""
-        return self._waiting.get((tenant, entry.id)) is entry
 
-    def _settled(self, tenant: str, entry: Removed) -> None:
-        """Remove an entry from the pending ones."""
-        del self._waiting[tenant, entry.id]
-        self._waiting_bytes -= entry.size
+def _report(entries: int, reason: str) -> None:
+    ARCHIVED.labels(outcome="failed").inc(entries)
+    log.warning("archive.write_failed", entries=entries, reason=reason)
 
 
-def _packed(entry: Removed) -> bytes:
-    return zlib.compress(msgspec.msgpack.encode(_Entry(list(entry.messages), entry.previous)), 1)
+def _packed(entries: Sequence[Removed]) -> list[bytes]:
+    values: list[bytes | bytearray | memoryview] = [
+        msgspec.msgpack.encode(_Entry(list(entry.messages), entry.previous)) for entry in entries
+    ]
+    # One call, because each one waits for the interpreter lock.
+    compressed = zstandard.ZstdCompressor(level=1, write_checksum=True).multi_compress_to_buffer(values)
+    return [compressed[place].tobytes() for place in range(len(compressed))]
 
 
 def _unpacked(value: bytes) -> _Entry:
-    return msgspec.msgpack.decode(zlib.decompress(value), type=_Entry)
+    if value.startswith(zstandard.FRAME_HEADER):
+        plain = zstandard.ZstdDecompressor().decompress(value)
+    else:
+        plain = zlib.decompress(value)
+    return msgspec.msgpack.decode(plain, type=_Entry)

@@ -10,7 +10,7 @@ from typing import TypeVar
 import structlog
 
 from proxy.store.breaker import Change, CircuitBreaker
-from proxy.store.interface import ManagedStore, StoreFailed
+from proxy.store.interface import Entry, ManagedStore, Refused, StoreFailed
 from proxy.telemetry.metrics import STORE_BREAKER, STORE_FAILURES
 
 log = structlog.get_logger(__name__)
@@ -79,6 +79,9 @@ class Guarded:
     async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
         await self._run(self._write, WRITE_SECONDS, lambda: self.unguarded.put(tenant, kind, key, value, seconds))
 
+    async def put_many(self, entries: Sequence[Entry]) -> None:
+        await self._run(self._write, WRITE_SECONDS, lambda: self.unguarded.put_many(entries))
+
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
         return await self._run(
             self._write, WRITE_SECONDS, lambda: self.unguarded.add(tenant, kind, key, value, seconds)
@@ -117,7 +120,7 @@ class Guarded:
 
 
 def _is_failure(error: BaseException) -> bool:
-    return isinstance(error, StoreFailed)
+    return isinstance(error, StoreFailed) and not isinstance(error, Refused)
 
 
 def _report(change: Change, what: Hashable, pause: float) -> None:

@@ -14,6 +14,10 @@ class StoreFailed(Exception):
     """The store can't currently be read or written. All methods except ``aclose`` raise it."""
 
 
+class Refused(StoreFailed):
+    """The store works, but doesn't take an entry. Another attempt would fail, too."""
+
+
 class Store(Protocol):
     """Entries by tenant, kind, and key. Values are bytes; ``seconds`` is the lifetime of an entry.
 
@@ -30,6 +34,13 @@ class Store(Protocol):
 
     async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
         """Store an entry and replace an older one."""
+        ...
+
+    async def put_many(self, entries: Sequence[Entry]) -> None:
+        """Store entries with different names, and replace older ones. After a failure, some may be stored.
+
+        Raises ``Refused`` if the store doesn't take one of them.
+        """
         ...
 
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
@@ -102,6 +113,10 @@ class Backend(ManagedStore, Protocol):
     """A store that others can encode values for. It keeps the name of each value's ``codec``, empty for none."""
 
     async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> None:
+        """See ``Store``."""
+        ...
+
+    async def put_many(self, entries: Sequence[Entry], codec: str = "") -> None:
         """See ``Store``."""
         ...
 

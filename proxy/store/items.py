@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 from cachetools import LRUCache
 
-from proxy.store.background import BackgroundWrites
+from proxy.store.background import Place, Waiting, WriteBehind
 from proxy.store.interface import Store, StoreFailed
 
 log = structlog.get_logger(__name__)
@@ -52,6 +52,7 @@ class _Cached:
     def __init__(self, item: bytes, write_again: float) -> None:
         self.item = item
         self.write_again = write_again
+        """The time from which to write the item again."""
 
 
 class ItemMemory:
@@ -63,8 +64,9 @@ class ItemMemory:
         self._clock = clock
         self._cache: LRUCache[_Key, _Cached] = LRUCache(CACHED_BYTES, getsizeof=_size)
         self._sizes: LRUCache[_Key, int] = LRUCache(SIZES)
-        self._waiting_bytes = 0
-        self.writes = BackgroundWrites()
+        self.writes: WriteBehind[_Cached] = WriteBehind(
+            store, KIND, self._packed, PENDING_BYTES, failed=_report, ended=_ended
+        )
 
     def keep(self, tenant: str, id: str, item: bytes, seconds: float) -> None:
         """Keep an item for at least ``seconds`` after its last use. Call this in the event loop."""
@@ -78,7 +80,7 @@ class ItemMemory:
 
         Items that a store keeps are written again after half of their lifetime, ``seconds``.
         """
-        found = {id: cached for id in ids if (cached := self._cache.get((tenant, id))) is not None}
+        found = {id: cached for id in ids if (cached := self._known((tenant, id))) is not None}
         missing = [id for id in dict.fromkeys(ids) if id not in found and len(id) <= LONGEST_ID]
         if missing:
             found |= await self._read(tenant, missing[-MOST_READ:], seconds)
@@ -99,8 +101,8 @@ class ItemMemory:
                 self._sizes[tenant, id] = tokens // len(ids)
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Forget the items of forgotten tenants, and return those tenants. Pending writes continue."""
-        tenants = set()
+        """Forget the items of forgotten tenants, and return those tenants. One pending write may continue."""
+        tenants = self.writes.forget(forgotten)
         for cache in (self._cache, self._sizes):
             gone = [key for key in list(cache) if forgotten(key[0])]
             tenants |= {tenant for tenant, _ in gone}
@@ -110,10 +112,12 @@ class ItemMemory:
 
     async def aclose(self) -> None:
         """Finish pending writes, and drop those that take too long. The store stays open."""
-        if await self.writes.drained():
-            return
-        log.warning("items.given_up", bytes=self._waiting_bytes)
-        await self.writes.cancel()
+        if left := await self.writes.aclose():
+            log.warning("items.given_up", items=left)
+
+    def _known(self, place: Place) -> _Cached | None:
+        """Return an item in memory. The cache may have dropped one that waits to be written."""
+        return self._cache.get(place) or self.writes.get(place)
 
     async def _read(self, tenant: str, ids: Sequence[str], seconds: float) -> dict[str, _Cached]:
         try:
@@ -129,30 +133,28 @@ class ItemMemory:
         return found
 
     def _write(self, tenant: str, items: Mapping[str, _Cached], seconds: float) -> None:
-        size = sum(len(cached.item) for cached in items.values())
-        if self._waiting_bytes and self._waiting_bytes + size > PENDING_BYTES:
-            log.warning("items.skipped", items=len(items), waiting_bytes=self._waiting_bytes)
-            return
-        for cached in items.values():
-            cached.write_again = self._clock() + seconds / 2
-        self._waiting_bytes += size
-        self.writes.start(self._written(tenant, items, size, seconds))
+        again = self._clock() + seconds / 2
+        skipped = 0
+        for id, cached in items.items():
+            if self.writes.put((tenant, id), cached, _size(cached), seconds):
+                cached.write_again = again
+            else:
+                skipped += 1
+        if skipped:
+            log.warning("items.skipped", items=skipped, waiting_bytes=self.writes.bytes)
 
-    async def _written(self, tenant: str, items: Mapping[str, _Cached], size: int, seconds: float) -> None:
-        done = 0
-        try:
-            async with self.writes.turn:
-                for id, cached in items.items():
-                    # The time of writing says when to write the item again.
-                    await self._store.put(tenant, KIND, id, b"%d\n%b" % (self._clock(), cached.item), seconds)
-                    done += 1
-        except StoreFailed as failure:
-            # The rest would probably fail too. The next use of each item tries again.
-            log.warning("items.write_failed", reason=str(failure), items=len(items) - done)
-            for cached in list(items.values())[done:]:
-                cached.write_again = 0.0
-        finally:
-            self._waiting_bytes -= size
+    def _packed(self, items: Sequence[_Cached]) -> list[bytes]:
+        # The time of writing says when to write the item again.
+        return [b"%d\n%b" % (self._clock(), cached.item) for cached in items]
+
+
+def _report(items: int, reason: str) -> None:
+    log.warning("items.write_failed", items=items, reason=reason)
+
+
+def _ended(place: Place, waiting: Waiting[_Cached], written: bool) -> None:
+    if not written:
+        waiting.value.write_again = 0.0  # its next use tries again
 
 
 def _size(cached: _Cached) -> int:

@@ -122,7 +122,8 @@ class Migration:
     async def _copy(self, entry: Entry) -> None:
         if entry.kind in SKIPPED or not self._is_wanted(entry.tenant):
             return
-        store = self._to.archives[0] if entry.kind == archive.KIND and self._to.archives else self._to.stores[0]
+        archived = entry.kind in (archive.KIND, archive.FIRST_KIND)
+        store = self._to.archives[0] if archived and self._to.archives else self._to.stores[0]
         row = (entry.tenant, entry.kind, entry.key)
         found = await store.get(*row)  # a repeated run shouldn't send large entries that are already there
         if found is None:

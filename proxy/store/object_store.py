@@ -47,6 +47,9 @@ CHECK_SECONDS = 600.0
 PARALLEL = 10
 """Reads of one call at the same time."""
 
+WRITES = 50
+"""Writes of one call at the same time."""
+
 _STATUS = re.compile(r"\bstatus[ :]+(\d{3})\b|\b(\d{3}) [A-Z][a-z]+ ?[A-Za-z]*:")
 
 
@@ -107,13 +110,15 @@ class ObjectsStore:
         return found
 
     async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> None:
-        if seconds <= 0:
-            return await self.delete(tenant, kind, key)
-        now = self._clock()
-        last = f"{int(now * 1_000_000)}.{int((now + seconds) * 1000)}.{_quoted(codec)}"
-        with failures():
-            await obstore.put_async(self._objects, f"{_folder(tenant, kind, key)}/{last}", value, use_multipart=False)
-        return None
+        await self.put_many([Entry(tenant, kind, key, value, seconds)], codec)
+
+    async def put_many(self, entries: Sequence[Entry], codec: str = "") -> None:
+        left = iter(entries)
+        writers = (self._put(left, codec) for _ in range(min(WRITES, len(entries))))
+        # Wait for all, so that no write continues after a failure.
+        for failure in await asyncio.gather(*writers, return_exceptions=True):
+            if failure is not None:
+                raise failure
 
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> bytes:
         found = await self.get(tenant, kind, key)
@@ -235,6 +240,16 @@ class ObjectsStore:
 
     async def aclose(self) -> None:
         """Do nothing. The client closes its connections when it's freed."""
+
+    async def _put(self, entries: Iterator[Entry], codec: str) -> None:
+        for entry in entries:
+            if entry.seconds <= 0:
+                await self.delete(entry.tenant, entry.kind, entry.key)
+                continue
+            folder, now = _folder(entry.tenant, entry.kind, entry.key), self._clock()
+            path = f"{folder}/{int(now * 1_000_000)}.{int((now + entry.seconds) * 1000)}.{_quoted(codec)}"
+            with failures():
+                await obstore.put_async(self._objects, path, entry.value, use_multipart=False)
 
     async def _get(self, tenant: str, kind: str, key: str) -> bytes | None:
         found: list[_Version] = []

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster, Sentinel
+from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster, Sentinel, SSLConnection
+from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import DataError, RedisError, ResponseError
 
-from proxy.store.interface import StoreFailed
+from proxy.store.interface import Refused, StoreFailed
 
 SENTINEL_PORT = 26379
 
@@ -25,6 +26,13 @@ SOCKET_SECONDS = 5.0
 CONNECTIONS = 50
 """Maximum connections to one server. Further calls wait for a free one."""
 
+PARAMETERS = (
+    *("client_name", "db", "health_check_interval", "password", "socket_connect_timeout", "socket_keepalive"),
+    *("socket_timeout", "ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile"),
+    *("ssl_check_hostname", "ssl_ciphers", "ssl_keyfile", "ssl_min_version", "ssl_password", "username"),
+)
+"""Query parameters of an address. Others of redis-py change what the client returns, such as ``decode_responses``."""
+
 SCANNED = 1_000
 """Keys that one step of a scan looks at."""
 
@@ -34,7 +42,7 @@ def connect(url: str) -> Any:
 
     ``redis://HOST:PORT/DB`` is one server, ``redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB`` the primary server that
     Sentinels name, and ``redis+cluster://HOST:PORT`` a cluster. With ``rediss``, connections use TLS. Query parameters
-    are those of redis-py, such as ``ssl_ca_certs``. Raises ``ValueError`` for a wrong address.
+    are ``PARAMETERS``. Raises ``ValueError`` for a wrong address.
 
     The result is ``Any`` because the three clients of redis-py share methods, but no type.
     """
@@ -72,12 +80,45 @@ def _by_sentinels(scheme: str, rest: str, options: dict[str, Any]) -> Any:
     for host in hosts.split(","):
         parts = urlsplit(f"//{host}")
         sentinels.append((parts.hostname or "", parts.port or SENTINEL_PORT))
-    given: dict[str, Any] = {**options, **dict(parse_qsl(query)), "ssl": scheme == "rediss"}
+    parameters: Any = parse_url(f"redis://?{query}")
+    given: dict[str, Any] = {**options, **parameters, "ssl": scheme == "rediss"}
     if separator:
         given |= {"username": unquote(user) or None, "password": unquote(password) or None}
     make: Any = Sentinel  # redis-py doesn't annotate it
     group = make(sentinels, sentinel_kwargs={**options, "ssl": scheme == "rediss"})
     return group.master_for(service, db=int(database or 0), **given)
+
+
+def check(url: str) -> None:
+    """Raise ``ValueError`` if no connection can be made with an address. Don't connect, and show no values."""
+    location, _, query = url.partition("?")
+    if "@" in query and "@" not in location:
+        raise ValueError("must have %3F in place of ? in the password")
+    scheme = "rediss" if location.startswith("rediss") else "redis"
+    for parameter, value in parse_qsl(query, keep_blank_values=True):
+        if parameter not in PARAMETERS:
+            raise ValueError(f"has an unknown parameter, {parameter}")
+        if parameter.startswith("ssl_") and scheme == "redis":
+            raise ValueError(f"has the parameter {parameter}, which needs rediss://")
+        if not _fits(f"{scheme}://localhost?{parameter}={quote(value, safe='')}"):
+            raise ValueError(f"has a wrong value for the parameter {parameter}")
+    try:
+        connect(url)
+    except TypeError:
+        raise ValueError("has a parameter that the client of clusters doesn't take") from None
+
+
+def _fits(url: str) -> bool:
+    """Return whether redis-py takes the parameters of an address."""
+    try:
+        pool: Any = BlockingConnectionPool.from_url(url)  # redis-py doesn't annotate it
+        connection = pool.make_connection()
+        if isinstance(connection, SSLConnection):
+            with contextlib.suppress(OSError):  # a file may exist only where the server runs
+                connection.ssl_context.get()
+    except (RedisError, TypeError, ValueError):
+        return False
+    return True
 
 
 async def close(client: Any) -> None:
@@ -110,9 +151,22 @@ def failures() -> Iterator[None]:
     """Raise ``StoreFailed`` for an error of the server or of the connection to it."""
     try:
         yield
+    except DataError as error:
+        raise Refused(f"Redis: {type(error).__name__}") from error
     except (RedisError, OSError) as error:
         # The message may contain a key's name, which contains a tenant's.
         raise StoreFailed(f"Redis: {type(error).__name__}") from error
+
+
+def refusals(results: Sequence[object]) -> None:
+    """Raise ``Refused`` if the server doesn't take one of several writes, or its error if it can't take any now."""
+    errors = [result for result in results if isinstance(result, Exception)]
+    for error in errors:
+        # An error about the server's state begins with a code, such as MISCONF or NOREPLICAS.
+        if type(error) is not ResponseError or str(error).partition(" ")[0].isupper():
+            raise error
+    if errors:
+        raise Refused(f"Redis: {type(errors[0]).__name__}")
 
 
 def name(*parts: str) -> str:

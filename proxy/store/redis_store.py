@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 from proxy.store.interface import PER_PAGE, Entry
-from proxy.store.redis_client import close, connect, failures, matching, name, parts, unlink, values_of
+from proxy.store.redis_client import close, connect, failures, matching, name, parts, refusals, unlink, values_of
 
 VERSION = "1"
 """The format of values."""
@@ -28,6 +28,9 @@ BATCH = 200
 
 KEYS = 500
 """Keys per read."""
+
+WRITES = 500
+"""Entries per write. The client encodes them on the event loop."""
 
 _INDEXES = name(PREFIX, "indexes")
 """The set of all indexes: their versions, codecs, and kinds."""
@@ -71,14 +74,14 @@ class RedisStore:
         return found
 
     async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> None:
-        if seconds <= 0:
-            return await self.delete(tenant, kind, key)
-        with failures():
-            async with self._redis.pipeline(transaction=False) as pipe:
-                pipe.set(self._entry(tenant, kind, key), _raw(codec, value), px=math.ceil(seconds * 1000))
-                self._add_to_index(pipe, codec, tenant, kind, key, seconds)
-                await pipe.execute()
-        return None
+        await self.put_many([Entry(tenant, kind, key, value, seconds)], codec)
+
+    async def put_many(self, entries: Sequence[Entry], codec: str = "") -> None:
+        for start in range(0, len(entries), WRITES):
+            with failures():
+                async with self._redis.pipeline(transaction=False) as pipe:
+                    self._put(pipe, entries[start : start + WRITES], codec)
+                    refusals(await pipe.execute(raise_on_error=False))
 
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> bytes:
         place = self._entry(tenant, kind, key)
@@ -210,6 +213,21 @@ class RedisStore:
 
     async def aclose(self) -> None:
         await close(self._redis)
+
+    def _put(self, pipe: Any, entries: Iterable[Entry], codec: str) -> None:
+        """Add the writes of entries to a pipeline."""
+        now = self._clock()
+        names: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        for entry in entries:
+            place = self._entry(entry.tenant, entry.kind, entry.key)
+            if entry.seconds <= 0:
+                unlink(pipe, place)
+                continue
+            pipe.set(place, _raw(codec, entry.value), px=math.ceil(entry.seconds * 1000))
+            names[entry.kind][name(entry.tenant, entry.key)] = now + entry.seconds
+        for kind, until in names.items():
+            pipe.zadd(self._index(codec, kind), until, gt=True)
+            pipe.sadd(_INDEXES, name(self._version, codec, kind))
 
     def _add_to_index(self, pipe: Any, codec: str, tenant: str, kind: str, key: str, seconds: float) -> None:
         pipe.zadd(self._index(codec, kind), {name(tenant, key): self._clock() + seconds}, gt=True)

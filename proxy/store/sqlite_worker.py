@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from proxy.store import file
-from proxy.store.interface import StoreFailed
+from proxy.store.interface import Refused, StoreFailed
 
 T = TypeVar("T")
 
@@ -52,6 +52,9 @@ DROP TABLE entries_0_1;
 COMMIT;
 """  # noqa: S608
 
+_REFUSED = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, OverflowError, UnicodeEncodeError)
+"""Errors about the values of a statement: SQLite can't store them."""
+
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
@@ -80,6 +83,8 @@ class SqliteWorker:
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._thread, work)
+        except _REFUSED as error:
+            raise Refused(f"{type(error).__name__}: {error}") from error
         except (sqlite3.Error, OSError) as error:
             raise StoreFailed(f"{type(error).__name__}: {error}") from error
 

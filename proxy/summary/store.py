@@ -235,11 +235,14 @@ class Summaries:
         return tenants
 
     async def aclose(self) -> None:
-        """Cancel summaries in progress and store the finished ones."""
+        """Cancel summaries in progress and store the finished ones, also those that a failing store didn't take."""
         tasks = [*self._background, *self._flights.tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for place, kept in list(self._memory.items()):
+            if kept.retry_at is not None:
+                self._save(place, kept.entry)
         if self._saving:
             _, late = await asyncio.wait(self._saving, timeout=self._limits.closing)
             if late:

@@ -105,6 +105,13 @@ STORE_REMOVED = Counter(
 STORE_UNREADABLE = Counter(
     "compaction_store_undecryptable", "Entries that the proxy can't decrypt. They count as missing.", registry=REGISTRY
 )
+STORE_WAITING = Gauge(
+    "compaction_store_waiting",
+    "Entries that wait to be written to the store.",
+    ["kind"],
+    registry=REGISTRY,
+    multiprocess_mode="livesum",
+)
 RECORDS = Counter("compaction_records", "Records of requests by outcome.", ["outcome"], registry=REGISTRY)
 RELOADS = Counter(
     "compaction_configuration_reloads",

@@ -19,7 +19,7 @@ from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.rules import rules_for
-from proxy.store import Store
+from proxy.store import Entry, Store
 from proxy.store.archive import Archive
 from proxy.summary.chunking import SummaryFailed
 from proxy.summary.model import UpstreamSummaryModel
@@ -78,6 +78,10 @@ class Plain:
     async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
         """See ``Store``."""
         self.entries[tenant, kind, key] = value
+
+    async def put_many(self, entries: Sequence[Entry]) -> None:
+        """See ``Store``."""
+        self.entries |= {(entry.tenant, entry.kind, entry.key): entry.value for entry in entries}
 
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
         """See ``Store``."""

@@ -8,7 +8,6 @@ import pickle
 import sqlite3
 import subprocess
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,12 +17,14 @@ import httpx
 import pytest
 import structlog.testing
 import yaml
+import zstandard
 
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
 from proxy.pipeline import recorder
 from proxy.server import maintenance
 from proxy.store import sqlite_worker
+from proxy.store.archive import KIND as ARCHIVE
 from proxy.store.file import put_aside
 from proxy.store.forgetting import KIND as FORGOTTEN
 from proxy.store.replicated_map import name_of
@@ -112,8 +113,8 @@ def command(folder: Path, *arguments: str, own: bool = False) -> subprocess.Comp
 def test_without_a_key_the_file_has_what_was_said(tmp_path: Path) -> None:
     with running(tmp_path) as url:
         assert summary_of(url) == "made"
-        assert until(lambda: {row[1] for row in rows(tmp_path)} >= {"archive", "summary"})
-        archived = [zlib.decompress(value) for _, kind, value in rows(tmp_path) if kind == "archive"]
+        assert until(lambda: {row[1] for row in rows(tmp_path)} >= {ARCHIVE, "summary"})
+        archived = [zstandard.decompress(value) for _, kind, value in rows(tmp_path) if kind == ARCHIVE]
     assert any(PROMPT.encode() in value for value in archived)
     assert found_in(tmp_path) == {PROMPT, SUMMARY, CALLER_SHA}
 
@@ -125,8 +126,8 @@ def test_with_a_key_nothing_of_it_is_in_any_file(tmp_path: Path) -> None:
         assert until(lambda: len({row[1] for row in rows(tmp_path)}) >= 2)
         assert found_in(tmp_path) == set()
         for _, _, value in rows(tmp_path):
-            with pytest.raises(zlib.error):
-                zlib.decompress(value)
+            with pytest.raises(zstandard.ZstdError):
+                zstandard.decompress(value)
     assert found_in(tmp_path) == set()
     with running(tmp_path, store) as url:
         assert summary_of(url) == "stored"
@@ -163,7 +164,7 @@ def test_forgetting_a_caller_beside_a_running_server(tmp_path: Path, monkeypatch
     with running(tmp_path) as url:
         assert summary_of(url) == "made"
         assert summary_of(url, "sk-other") == "made"
-        assert until(lambda: len([row for row in rows(tmp_path) if row[1] == "archive"]) >= 2)
+        assert until(lambda: len([row for row in rows(tmp_path) if row[1] == ARCHIVE]) >= 2)
         done = command(tmp_path, "forget", "--key-sha256", CALLER_SHA, own=True)
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
         assert "summary: 1 entry removed" in done.stdout
@@ -287,17 +288,17 @@ def test_a_pickle_in_the_file_is_refused(tmp_path: Path) -> None:
     """Every reader of an entry: a request, the archive's endpoint, the maintenance, a command."""
     with running(tmp_path) as url:
         assert summary_of(url) == "made"
-        assert until(lambda: {row[1] for row in rows(tmp_path)} >= {"archive", "summary"})
+        assert until(lambda: {row[1] for row in rows(tmp_path)} >= {ARCHIVE, "summary"})
     trap = tmp_path / "sprung"
     tenant, name = f"key:{CALLER_SHA}", name_of("main", "m")
     with sqlite3.connect(tmp_path / "state" / "store.db") as db:
-        ids = [row[0] for row in db.execute("SELECT key FROM entries WHERE kind = 'archive'")]
+        ids = [row[0] for row in db.execute("SELECT key FROM entries WHERE kind = ?", (ARCHIVE,))]
         places = [(tenant, "limit", name), (tenant, "spent", name), ("", "ratio", name), ("", FORGOTTEN, CALLER_SHA)]
         put = "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, '', x'', x'')"
         db.executemany(put, [(*place, time.time() + 600) for place in places])
-        db.execute("UPDATE entries SET value = ? WHERE kind != 'archive'", (pickle.dumps(Trap(trap)),))
-        packed = zlib.compress(pickle.dumps(Trap(trap)))
-        db.execute("UPDATE entries SET value = ? WHERE kind = 'archive'", (packed,))
+        db.execute("UPDATE entries SET value = ? WHERE kind != ?", (pickle.dumps(Trap(trap)), ARCHIVE))
+        packed = zstandard.compress(pickle.dumps(Trap(trap)))
+        db.execute("UPDATE entries SET value = ? WHERE kind = ?", (packed, ARCHIVE))
     db.close()
     with structlog.testing.capture_logs() as logs, running(tmp_path) as url:
         with httpx.Client(trust_env=False, timeout=30) as http:

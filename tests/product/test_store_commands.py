@@ -14,6 +14,7 @@ import yaml
 
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
+from proxy.store.archive import KIND as ARCHIVE
 from tests.kit.front_door import ARCHIVE_ID
 from tests.kit.program import call, write_config
 from tests.kit.redis_server import RedisServer
@@ -90,8 +91,8 @@ def test_a_conversation_continues_on_redis_as_if_nothing_had_happened(redis: Red
             "first_expires_seconds": pytest.approx(30 * 86_400, abs=60),
             "last_expires_seconds": pytest.approx(30 * 86_400, abs=60),
         }
-        assert status(config)["archive"]["kinds"]["archive"]["entries"] > 0
-        assert "archive" not in status(config)["store"]["kinds"]
+        assert status(config)["archive"]["kinds"][ARCHIVE]["entries"] > 0
+        assert ARCHIVE not in status(config)["store"]["kinds"]
         assert b"SUMMARY" not in redis.raw()
         with proxied(moved, new) as url:
             spent = ask(url)
@@ -116,7 +117,7 @@ def test_the_status_of_stores_that_fail_or_have_other_keys(redis: RedisServer, t
     assert "tenants              1" in text
     with sqlite3.connect(tmp_path / "store.db") as db:
         (entries,) = db.execute("SELECT count(*) FROM entries").fetchone()
-        db.execute("UPDATE entries SET codec = 'other' WHERE kind = 'archive'")
+        db.execute("UPDATE entries SET codec = 'other' WHERE kind = ?", (ARCHIVE,))
     db.close()
     found = status(config)["store"]
     assert found["unreadable"] > 0

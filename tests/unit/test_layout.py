@@ -88,8 +88,6 @@ COVERED = {
     "hostile/test_leaving.py": "server/half_closed",
     "hostile/test_smuggling.py": "server/http_protocol",
     "product/test_reload.py": "server/reload",
-    "hostile/test_restart.py": "server/run",
-    "unit/store/test_archive.py": "store/background",
     "unit/store/test_object_store.py": "store/object_client",
     "unit/store/test_sqlite.py": "store/file store/interface store/opening store/sqlite_worker store/tenants",
     "unit/store/test_sqlite_records.py": "store/record_codec store/records",

@@ -13,6 +13,9 @@ from proxy.http.sse import EventSplitter, data_of, split_events
 LARGEST = 4_000_000
 """Bytes of an answer without a stream, or of an event. The items of larger ones aren't found."""
 
+TRIED = 4 * LARGEST
+"""Bytes of an answer without a stream that are decoded before its end, all attempts together."""
+
 _DONE = b"response.output_item.done"
 _ENDED = (b"response.completed", b"response.incomplete")
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -38,13 +41,18 @@ _item = msgspec.json.Decoder(_Item)
 
 
 class ItemReader:
-    """Passes each item to ``sink`` before the client gets the end of it. Reads each byte a few times at most."""
+    """Passes each item to ``sink`` before the client gets the end of it. Reads each byte a few times at most.
+
+    The end of an answer without a stream isn't known before it's over. So the reader decodes it after each chunk that
+    could be the last one, within ``TRIED``.
+    """
 
     def __init__(self, sink: ItemSink) -> None:
         self._sink = sink
         self._body: bytearray | None = bytearray()
         self._splitter: EventSplitter | None = None
         self._found = False
+        self._tried = 0
 
     def add(self, chunk: bytes) -> None:
         """Add a chunk of the answer."""
@@ -58,10 +66,16 @@ class ItemReader:
                 self._splitter = EventSplitter()
                 self._events(self._splitter, bytes(self._body))
                 self._body = None
-            elif self._body.rstrip(BLANK)[-1:] == b"}":
+            elif chunk.rstrip(BLANK)[-1:] == b"}" and self._tried + len(self._body) <= TRIED:
                 self._whole(self._body)
 
+    def finish(self) -> None:
+        """Read an answer without a stream that is over."""
+        if self._body:
+            self._whole(self._body)
+
     def _whole(self, body: bytearray) -> None:
+        self._tried += len(body)
         try:
             answer = _answer.decode(body)
         except _UNREADABLE:

@@ -15,10 +15,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.dialects.chat.request import parse
-from proxy.store import StoreFailed
+from proxy.store import Entry, StoreFailed, background
 from proxy.store import archive as module
-from proxy.store.archive import KIND, Archive, Found, Removed
-from proxy.store.background import BackgroundWrites
+from proxy.store.archive import FIRST_KIND, KIND, Archive, Found, Removed
 from proxy.store.sqlite import SqliteStore
 from proxy.telemetry.metrics import REGISTRY
 from tests.kit.stores import Clock, with_store
@@ -58,12 +57,18 @@ class Shelf:
         return self.kept.get((tenant, kind, key))
 
     async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
-        self.puts.append((tenant, key[0], seconds))
+        await self.put_many([Entry(tenant, kind, key, value, seconds)])
+
+    async def put_many(self, entries: Sequence[Entry]) -> None:
+        self.puts += [(entry.tenant, entry.key[0], entry.seconds) for entry in entries]
         if self.gate is not None:
             await self.gate.wait()
         if self.failing is not None:
             raise self.failing
-        self.kept[tenant, kind, key] = value
+        self.kept |= {(entry.tenant, entry.kind, entry.key): entry.value for entry in entries}
+
+    async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
+        raise NotImplementedError
 
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
         raise NotImplementedError
@@ -81,6 +86,12 @@ class Shelf:
         """The first digits of what was put since the last time, in order."""
         put, self.puts = self.puts, []
         return "".join(key for _, key, _ in put)
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(background, "LONGEST_PAUSE", 0.02)
 
 
 def run(test: Callable[[Archive, Shelf, Clock], Awaitable[None]]) -> None:
@@ -221,7 +232,7 @@ def test_a_broken_chain_says_so() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [b"", b"garbage", module._packed(A)[:-5], zlib.compress(b"\xc1"),
+    [b"", b"garbage", module._packed([A])[0][:-5], b"\x28\xb5\x2f\xfd" + b"\xff" * 12, zlib.compress(b"\xc1"),
      zlib.compress(msgspec.msgpack.encode({"messages": 5})),
      zlib.compress(b"\x82\xa8messages\x90\xa8previous\xa2\xff\xfe")],
 )  # fmt: skip
@@ -270,42 +281,48 @@ def test_what_still_waits_is_found_by_its_tenant_only() -> None:
     run(test)
 
 
-def test_a_store_that_fails_is_tried_again_with_the_next_request() -> None:
+def test_what_a_failing_store_did_not_take_is_written_as_soon_as_it_works() -> None:
     async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
         shelf.failing = StoreFailed("disk full")
-        failed, written = counted("failed"), counted("written")
+        failed, dropped, written = counted("failed"), counted("dropped"), counted("written")
         with capture_logs() as logs:
-            await kept(archive, [A, B, C])
-            assert shelf.written() == "a", "the others would fare no better"
-            await kept(archive, [A])
-            assert shelf.written() == "a"
-        assert [(entry["reason"], entry["entries"]) for entry in named(logs, "archive.write_failed")] == [
-            ("disk full", 3),
-            ("disk full", 1),
-        ]
-        assert counted("failed") - failed == 4
-        with pytest.raises(StoreFailed):
-            await archive.fetch("t", A.id)
+            archive.keep("t", [A, B, C], MONTH)
+            assert not await archive.writes.drained(0.3)
+        lines = named(logs, "archive.write_failed")
+        assert (lines[0]["reason"], lines[0]["entries"]) == ("disk full", 3)
+        assert len(lines) > 2
+        assert await archive.fetch("t", C.id) == Found(texts("one", "two", "three", "four"), complete=True)
         shelf.failing = None
-        assert await archive.fetch("t", A.id) is None
-        await kept(archive, [A, B, C])
-        assert shelf.written() == "abc"
-        assert counted("written") - written == 3
+        assert await archive.writes.drained()
+        assert await archive.fetch("t", C.id) == Found(texts("one", "two", "three", "four"), complete=True)
+        assert (counted("dropped") - dropped, counted("written") - written) == (0, 3)
+        assert counted("failed") - failed == sum(line["entries"] for line in lines)
+        assert len(asyncio.all_tasks()) == 1
 
     run(test)
 
 
-def test_a_fault_of_ours_is_logged_and_leaves_nothing_behind() -> None:
+def test_a_fault_of_the_proxy_is_logged_and_what_waited_is_written_later() -> None:
     async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
         shelf.failing = LookupError("a fault of ours")
         with capture_logs() as logs:
-            await kept(archive, [A, B])
-            await asyncio.sleep(0)
-        (entry,) = named(logs, "store.write_failed")
-        assert (entry["log_level"], entry["reason"], entry["exc_info"]) == ("error", "LookupError", shelf.failing)
+            archive.keep("t", [A, B], MONTH)
+            assert not await archive.writes.drained(0.1)
+        entry = named(logs, "store.write_failed")[0]
+        assert (entry["log_level"], entry["reason"], entry["exc_info"]) == ("error", "LookupError", True)
         shelf.failing = None
         await kept(archive, [A, B])
         assert sorted(key[2][0] for key in shelf.kept) == ["a", "b"]
+
+    run(test)
+
+
+def test_entries_of_version_0_1_are_read() -> None:
+    async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
+        stored = msgspec.msgpack.encode({"messages": texts("one", "two"), "previous": None})
+        shelf.kept["t", FIRST_KIND, A.id] = zlib.compress(stored, 1)
+        await kept(archive, [B])
+        assert await archive.fetch("t", B.id) == Found(texts("one", "two", "three"), complete=True)
 
     run(test)
 
@@ -329,21 +346,6 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert shelf.written() == "3", "room again, so it is written now"
         await kept(archive, [removed("4", "x" * 5000)])
         assert shelf.written() == "4", "one that is larger than the bound is written where it waits alone"
-
-    run(test)
-
-
-def test_what_failed_gives_its_room_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PENDING_BYTES", 1000)
-
-    async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
-        entries = [removed("1", "x" * 400), removed("2", "y" * 400)]
-        shelf.failing = StoreFailed("disk full")
-        for _ in range(3):
-            await kept(archive, entries)
-        shelf.failing = None
-        await kept(archive, entries)
-        assert len(shelf.kept) == 2
 
     run(test)
 
@@ -386,15 +388,17 @@ def test_closing_writes_what_waits(tmp_path: Path) -> None:
 
 
 def test_closing_gives_up_what_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BackgroundWrites.drained, "__defaults__", (0.05,))
+    monkeypatch.setattr(background, "CLOSING_SECONDS", 0.05)
 
     async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
         shelf.gate = asyncio.Event()
+        dropped = counted("dropped")
         archive.keep("t", [A, B], MONTH)
         with capture_logs() as logs:
             async with asyncio.timeout(10):
                 await archive.aclose()
         assert [entry["entries"] for entry in named(logs, "archive.given_up")] == [2]
+        assert counted("dropped") - dropped == 2
         assert len(asyncio.all_tasks()) == 1
         assert shelf.kept == {}
 

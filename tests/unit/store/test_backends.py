@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from proxy.store import ManagedStore
+from proxy.store import Entry, Guarded, ManagedStore, StoreFailed
 from proxy.store.forgetting import forget, forgotten
+from proxy.store.interface import Refused
+from proxy.store.redis_store import RedisStore
+from proxy.store.sqlite import SqliteStore
+from tests.kit.redis_server import RedisServer
 from tests.kit.stores import PLACES, Place, place, with_store
 
 KEY, NEW_KEY = b"k" * 32, b"n" * 32
@@ -55,6 +59,60 @@ def test_entries_are_found_by_tenant_kind_and_key(there: Place, keys: tuple[byte
         assert 50 < entry.seconds <= 60
 
     with_store(lambda: there.open(keys), write, read)
+
+
+@pytest.mark.parametrize("keys", [(), (KEY,)])
+def test_many_entries_are_written_at_once(there: Place, keys: tuple[bytes, ...]) -> None:
+    count = 230  # more than a statement of SQLite has rows
+
+    def entries(text: bytes) -> list[Entry]:
+        return [Entry(f"t{n % 2}", "item", f"{n}", b"%b %d" % (text, n), 60 if n % 10 else -1) for n in range(count)]
+
+    async def write(store: ManagedStore) -> None:
+        await store.put_many([])
+        await store.put_many(entries(b"old" * 1_000))
+        await store.put_many(entries(b"new"))
+
+    async def read(store: ManagedStore) -> None:
+        for tenant in range(2):
+            found = await store.get_many(f"t{tenant}", "item", [f"{n}" for n in range(count)])
+            assert found == {f"{n}": b"new %d" % n for n in range(count) if n % 2 == tenant and n % 10}
+        assert len(await store.entries("item")) == count * 9 // 10
+
+    with_store(lambda: there.open(keys), write, read)
+
+
+def test_one_entry_that_redis_refuses_does_not_count_against_the_server(redis: RedisServer) -> None:
+    async def test(store: RedisStore) -> None:
+        guarded = Guarded(store)  # type: ignore[arg-type]
+        for _ in range(5):
+            with pytest.raises(Refused):
+                await guarded.put_many([Entry("t", "item", "bad", b"1", 1e17), Entry("t", "item", "good", b"2", 60)])
+        assert (guarded.failing, guarded.open_breakers) == ((), ())
+        assert await guarded.get_many("t", "item", ["bad", "good"]) == {"good": b"2"}
+        with redis.client() as client:
+            client.config_set("min-replicas-to-write", 1)
+            try:
+                with pytest.raises(StoreFailed) as failure:
+                    await guarded.put_many([Entry("t", "item", "good", b"3", 60)])
+            finally:
+                client.config_set("min-replicas-to-write", 0)
+        assert not isinstance(failure.value, Refused)
+        assert guarded.failing == ("write",)
+
+    with_store(lambda: RedisStore(redis.url), test)
+
+
+def test_one_entry_that_sqlite_refuses_does_not_count_against_the_file(tmp_path: Path) -> None:
+    async def test(store: SqliteStore) -> None:
+        guarded = Guarded(store)
+        for bad in (Entry("t", "item", "\ud800", b"1", 60), Entry("t", "item", "bad", None, 60)):  # type: ignore[arg-type]
+            with pytest.raises(Refused):
+                await guarded.put_many([Entry("t", "item", "good", b"2", 60), bad])
+        assert guarded.failing == ()
+        assert await guarded.get("t", "item", "good") is None, "all or nothing"
+
+    with_store(lambda: SqliteStore(tmp_path / "store.db"), test)
 
 
 @pytest.mark.parametrize("keys", [(), (KEY,)])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+import zstandard
 
 from proxy.store import ManagedStore, archive, redis_records
 from proxy.store.forgetting import forget
@@ -121,4 +123,8 @@ def test_the_formats_of_these_kinds() -> None:
     entry = bytes.fromhex("82a86d6573736167657391c4027b7da870726576696f7573a3616263")
     assert msgspec.msgpack.decode(entry, type=archive._Entry) == archive._Entry([b"{}"], "abc")
     assert msgspec.msgpack.encode(archive._Entry([b"{}"], "abc")) == entry
-    assert archive.KIND == "archive"
+    packed = "28b52ffd241ce1000082a86d6573736167657391c4027b7da870726576696f7573a3616263b55f29d7"
+    assert archive._unpacked(bytes.fromhex(packed)) == archive._Entry([b"{}"], "abc")
+    assert archive._packed([archive.Removed("id", (b"{}",), "abc")])[0].startswith(zstandard.FRAME_HEADER)
+    assert archive._unpacked(zlib.compress(entry, 1)) == archive._Entry([b"{}"], "abc")
+    assert (archive.FIRST_KIND, archive.KIND) == ("archive", "archive.2")

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from proxy.store import StoreFailed
+from proxy.store import Entry, StoreFailed, background
 from proxy.store import items as module
 from proxy.store.items import KIND, LARGEST, LONGEST_ID, ItemMemory
 from proxy.store.sqlite import SqliteStore
@@ -31,11 +31,11 @@ class Watched(SqliteStore):
             raise StoreFailed("disk full")
         return await super().get_many(tenant, kind, keys)
 
-    async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> None:
+    async def put_many(self, entries: Sequence[Entry], codec: str = "") -> None:
         if self.fails:
             raise StoreFailed("disk full")
-        self.written.append(key)
-        await super().put(tenant, kind, key, value, seconds, codec)
+        self.written += [entry.key for entry in entries]
+        await super().put_many(entries, codec)
 
 
 def run(test: Callable[[Watched, Clock], Awaitable[None]]) -> None:
@@ -89,16 +89,18 @@ def test_an_item_in_use_is_written_again_after_half_of_its_lifetime() -> None:
     run(test)
 
 
-def test_a_store_that_fails_leaves_the_items_in_memory_and_the_next_use_writes_them() -> None:
+def test_a_store_that_fails_leaves_the_items_in_memory_and_they_are_written_when_it_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(background, "FIRST_PAUSE", 0.01)
+
     async def test(store: Watched, clock: Clock) -> None:
         memory = ItemMemory(store, clock)
         store.fails = True
         memory.keep("a", "msg_0", b"item", MONTH)
-        assert await memory.writes.drained()
+        assert not await memory.writes.drained(0.05)
         assert await memory.recall("a", ["msg_0", "msg_1"], MONTH) == {"msg_0": b"item"}
-        assert await memory.writes.drained()
         store.fails = False
-        await memory.recall("a", ["msg_0"], MONTH)
         await memory.aclose()
         assert store.written == ["msg_0"]
 
@@ -135,6 +137,20 @@ def test_too_many_pending_items_are_written_at_their_next_use(monkeypatch: pytes
         await memory.recall("a", ["msg_0", "msg_1"], MONTH)
         assert await memory.writes.drained()
         assert store.written == ["msg_0", "msg_1"]
+
+    run(test)
+
+
+def test_an_item_that_waits_is_found_although_the_cache_has_no_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CACHED_BYTES", 2_000)
+
+    async def test(store: Watched, clock: Clock) -> None:
+        memory = ItemMemory(store, clock)
+        for n in range(3):
+            memory.keep("a", f"msg_{n}", b"x" * 900, MONTH)
+        assert len(await memory.recall("a", ["msg_0", "msg_1", "msg_2"], MONTH)) == 3
+        assert store.read == []
+        assert await memory.writes.drained()
 
     run(test)
 

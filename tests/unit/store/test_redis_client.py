@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from proxy.store.interface import Entry, StoreFailed
 from proxy.store.records import RecordQuery
-from proxy.store.redis_client import close, connect, name, parts
+from proxy.store.redis_client import check, close, connect, name, parts
 from proxy.store.redis_records import RedisRecords
 from proxy.store.redis_store import RedisStore
 from proxy.telemetry.record import RequestRecord, new_id
@@ -36,6 +36,16 @@ def test_an_address_holds_user_password_database_and_options() -> None:
 def test_an_address_of_sentinels_needs_a_service() -> None:
     with pytest.raises(ValueError, match="the name of the service"):
         connect("redis+sentinel://one:26379")
+
+
+@pytest.mark.parametrize("form", ["rediss://host/0", "rediss+sentinel://host:1/service/0", "rediss+cluster://host"])
+def test_an_address_may_have_parameters(form: str) -> None:
+    check(f"{form}?socket_timeout=1.5&ssl_ca_certs=/missing.pem&ssl_min_version=772&client_name=me")
+
+
+def test_parameters_of_sentinels_have_the_types_that_the_client_needs() -> None:
+    given = connect("redis+sentinel://one:1/service/2?socket_timeout=1.5").connection_pool.connection_kwargs
+    assert (given["socket_timeout"], given["db"]) == (1.5, 2)
 
 
 @pytest.mark.parametrize("odd", ["a:b", "a*?[b]", "\\", "ü\n", "", "100%"])

@@ -325,6 +325,15 @@ async def test_a_summary_that_could_not_be_stored_is_offered_again(summaries: Su
     await other.aclose()
 
 
+async def test_closing_stores_a_summary_that_a_failing_store_did_not_take(summaries: Summaries, shelf: Shelf) -> None:
+    shelf.failing = True
+    await summaries.obtain("t", [FIRST], Maker("mine"))
+    shelf.failing = False
+    assert shelf.kept == {}
+    await summaries.aclose()
+    assert (await Summaries(shelf).obtain("t", [FIRST], Maker("unused")))[0].text == "mine"
+
+
 async def test_who_waited_for_a_slow_store_while_it_was_made_does_not_make_it_again(
     summaries: Summaries, shelf: Shelf
 ) -> None:

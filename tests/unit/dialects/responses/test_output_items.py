@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.responses.output_items import LARGEST, ItemReader
+from proxy.dialects.responses import output_items
+from proxy.dialects.responses.output_items import LARGEST, TRIED, ItemReader
 from tests.kit.response_items import item_events
 from tests.unit.dialects.responses.test_answers import ANNOUNCED, MESSAGE, response, stream
 
@@ -76,3 +77,27 @@ def test_an_answer_of_any_size_takes_bounded_memory() -> None:
     huge = json.dumps(response(output=[{**MESSAGE, "filler": "x" * 2 * LARGEST}])).encode()
     assert found(huge, 100_000) == {}
     assert found(stream(*item_events(0, {**MESSAGE, "filler": "x" * 2 * LARGEST})), 100_000) == {}
+
+
+def test_an_answer_whose_chunks_all_look_like_its_end_is_decoded_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+    decoder = output_items._answer
+
+    class Counting:
+        def decode(self, body: bytearray) -> Any:
+            decoded.append(len(body))
+            return decoder.decode(body)
+
+    monkeypatch.setattr(output_items, "_answer", Counting())
+    text = ("x" * 999 + "}") * (LARGEST // 1_000 - 10)
+    body = json.dumps(response(output=[{**MESSAGE, "content": "small"}], filler=text)).encode()
+    first = body.index(b"}", body.index(b"xxx")) + 1
+    items: list[str] = []
+    reader = ItemReader(lambda id, _: items.append(id))
+    for chunk in (body[:first], *(body[start : start + 1_000] for start in range(first, len(body), 1_000))):
+        reader.add(chunk)
+    reader.finish()
+    reader.finish()
+    assert items == ["msg_1"]
+    assert sum(decoded) <= TRIED + len(body)
+    assert len(decoded) > 10, "each attempt that the limit allows is made"
