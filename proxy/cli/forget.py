@@ -68,7 +68,7 @@ async def _forget(settings: Settings, names: list[str]) -> tuple[Counter[str], i
     try:
         for name in names:
             counts.update(await forget_tenant(store, name))
-            counts["record"] += await records.remove(name)
+            counts.update(await records.remove(name))
         unknown = await store.unknown()
         if archive is not None:
             section = "archive.url"

@@ -10,7 +10,7 @@ from typing import TypeVar
 import structlog
 
 from proxy.store.breaker import Change, CircuitBreaker
-from proxy.store.interface import ManagedStore, StoreFailed
+from proxy.store.interface import ManagedStore, StoreFailed, ValueRefused
 from proxy.telemetry.metrics import STORE_BREAKER, STORE_FAILURES
 
 log = structlog.get_logger(__name__)
@@ -117,7 +117,7 @@ class Guarded:
 
 
 def _is_failure(error: BaseException) -> bool:
-    return isinstance(error, StoreFailed)
+    return isinstance(error, StoreFailed) and not isinstance(error, ValueRefused)
 
 
 def _report(change: Change, what: Hashable, pause: float) -> None:

@@ -14,6 +14,10 @@ class StoreFailed(Exception):
     """The store can't currently be read or written. All methods except ``aclose`` raise it."""
 
 
+class ValueRefused(StoreFailed):
+    """The store works, but can't hold one of the values, so a repeated write fails, too."""
+
+
 class Store(Protocol):
     """Entries by tenant, kind, and key. Values are bytes; ``seconds`` is the lifetime of an entry.
 
