@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 
@@ -41,6 +42,7 @@ from proxy.pipeline.services import Services
 from proxy.pipeline.state_recovery import NotCompacted, advice, recovered, trigger_reached
 from proxy.pipeline.summary_models import own_model, provider_compaction, summary_models
 from proxy.recall.tool import Reader
+from proxy.store.forgetting import drop
 from proxy.telemetry.record import Reason
 
 log = structlog.get_logger(__name__)
@@ -63,6 +65,10 @@ class Attempts:
         self._sent_prompts = services.sent_prompts
         self._refused: LRUCache[tuple[str, str], bool] = LRUCache(REFUSED)
         self._recall = Recall(Reader(services.archive), services.hidden_rounds)
+
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """Drop the conversations of forgotten tenants, and return those tenants."""
+        return drop(self._refused, forgotten)
 
     async def run(self, context: ConversationContext) -> tuple[ResponseStart, Outcome]:
         """Send a request, compacted if needed. After an overflow, compact it to a smaller budget and retry.

@@ -56,7 +56,6 @@ class Runtime(Services):
         self.sessions = Sessions()
         self.configuration = ConfigSnapshot(settings, self.instance)
         self.measures = Measures(profiles or Profiles())
-        self.facts = FactsCache()
         keys = settings.store.encryption.keys
         self.store = Guarded(open_store(settings.store.url, keys, settings.store.max_bytes))
         archived = open_archive(settings.archive.url, settings.archive.options, keys)
@@ -104,6 +103,8 @@ class Runtime(Services):
                 self.stored_facts,
                 self.recorder,
                 self.spending,
+                self.budgets,
+                self.cache_reads,
             ],
             self.records,
             lambda: self.settings.record_count,

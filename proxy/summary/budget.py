@@ -98,6 +98,10 @@ class Budgets:
                 ours = today.by.get(self._process, 0) + call.cost
                 self._spent.put(f"team:{team}", "", "", Spent(today.day, {**today.by, self._process: ours}))
 
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """Drop the counts of forgotten tenants, and return those tenants."""
+        return self._spent.forget(forgotten)
+
     async def aclose(self) -> None:
         """Write pending records to the store."""
         await self._spent.aclose()
