@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from proxy.config import Settings, load
+from proxy.config.issues import near
 from proxy.errors import ConfigurationError
 from proxy.store import StoreFailed, open_store
 from proxy.store.file import put_aside
@@ -34,6 +35,10 @@ def forget(team: str | None, key_sha256: str | None, config: Path | None) -> Non
     counts, unknown = asyncio.run(_forget(settings, tenants(settings, team, key_sha256)))
     for kind, count in sorted(counts.items()):
         click.echo(f"{kind}: {count} {'entry' if count == 1 else 'entries'} removed")
+    if not counts and team is not None and team not in settings.teams and not unknown:
+        raise ConfigurationError(
+            f"Nothing is stored of a team '{team}', and the configuration has none. Fix: {near(team, settings.teams)}"
+        )
     if not counts:
         click.echo("Nothing was stored.")
     if unknown:

@@ -22,7 +22,7 @@ from proxy.store.guarded import READ_SECONDS
 from proxy.store.records import RECORD_LIMIT, RecordQuery
 from proxy.telemetry.model_names import shown_model
 from proxy.telemetry.record import RequestRecord
-from proxy.telemetry.record_json import caller_digest, iso_time
+from proxy.telemetry.record_json import caller_digest, iso_time, team_of
 
 log = structlog.get_logger(__name__)
 
@@ -69,6 +69,7 @@ async def _learned(service: Services, viewer: Viewer) -> list[dict[str, Any]] | 
     return [
         {
             "caller": caller_digest(tenant),
+            "team": team_of(tenant),
             "upstream": found.upstream,
             "model": shown_model(found.model),
             "input": _limit(found.input, now),
@@ -83,7 +84,7 @@ def _limit(record: LimitRecord | None, now: float) -> dict[str, Any] | None:
     if record is None or not record.holds(now):
         return None
     since, until = iso_time(record.since), iso_time(record.until)
-    return {"tokens": record.tokens, "source": record.source, "since": since, "until": until}
+    return {"tokens": record.tokens, "named": record.named, "source": record.source, "since": since, "until": until}
 
 
 async def _upstream_errors(service: Services, viewer: Viewer) -> list[dict[str, Any]] | None:

@@ -78,7 +78,7 @@ class RecordCodec:
         STORE_UNREADABLE.inc()
         if len(self._logged) < LOGGED and key not in self._logged:
             self._logged.add(key)
-            log.warning(f"{kind}.unreadable", key=key)
+            log.warning("records.entry_unreadable", kind=kind, key=key)
 
     def decoded(self, kind: str, key: str, value: bytes, form: type[T]) -> T | None:
         """Return a decoded value, or ``None`` if it's unreadable."""

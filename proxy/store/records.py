@@ -72,7 +72,7 @@ class LedgerSums(msgspec.Struct, omit_defaults=True):
 
     Counts of requests: ``requests``, ``compacted``, ``avoided`` (compacted because they were larger than the model
     accepts, and answered), ``shadow``, ``would_compact`` (in shadow mode, those that ``enforce`` would compact),
-    ``would_avoid`` (those of them that were too large, and got an error), ``errors`` (status 400 or higher),
+    ``would_avoid`` (those of them that were larger than the model accepts), ``errors`` (status 400 or higher),
     ``unpriced`` (no price is known), and ``estimated`` (the upstream didn't report its cache). ``summaries`` is the
     number of calls to summary models. Tokens: ``received`` and ``sent`` by the proxy's count, ``forecast`` (sent, or
     what ``enforce`` would send), the upstreams' ``input``, ``output``, ``cache_read``, and ``cache_write``, and the
@@ -187,7 +187,7 @@ def sums_of(record: RequestRecord) -> LedgerSums:
     sums.compacted = int(record.verdict == "compacted")
     sums.avoided = int(record.verdict == "compacted" and not record.fits and record.status < 400)
     sums.would_compact = int(record.forecast is not None)
-    sums.would_avoid = int(record.forecast is not None and not record.fits and record.status >= 400)
+    sums.would_avoid = int(record.forecast is not None and not record.fits)
     if record.before is not None:
         sums.received = record.before
         sums.sent = record.before if record.sent is None else record.sent

@@ -157,7 +157,7 @@ def test_an_unreadable_row_is_skipped_and_logged_once(tmp_path: Path, damage: st
         later = asked(url)
         assert until(lambda: get(url, f"/compaction/requests/{later}").status_code == 200)
         assert get(url, "/compaction/report").json()["total"]["requests"] == 4, "the row is readable again"
-    lines = [line for line in logs if line["event"] in ("record.unreadable", "ledger.unreadable")]
+    lines = [line for line in logs if line["event"] == "records.entry_unreadable"]
     assert lines
     assert len({line["key"] for line in lines}) == len(lines)
 
