@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import pytest
@@ -168,13 +169,15 @@ def test_an_unknown_request_gets_a_page_that_says_so(url: str) -> None:
 
 def test_a_large_form_is_decoded_beside_the_event_loop(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     loops: list[object] = []
-    real = dashboard.parse_qs
+    sizes: list[int] = []
+    real = dashboard.unquote_to_bytes
 
-    def parse(*arguments: Any, **named: Any) -> Any:
+    def unquote(text: bytes) -> bytes:
         loops.append(asyncio._get_running_loop())
-        return real(*arguments, **named)
+        sizes.append(len(text))
+        return real(text)
 
-    monkeypatch.setattr(dashboard, "parse_qs", parse)
+    monkeypatch.setattr(dashboard, "unquote_to_bytes", unquote)
     form = {"content-type": "application/x-www-form-urlencoded"}
     with signed_in(url, RED) as client:
         for body in (b"a=b&" * 100_000, b"body=" + b"%41" * 100_000):
@@ -183,6 +186,18 @@ def test_a_large_form_is_decoded_beside_the_event_loop(url: str, monkeypatch: py
         assert "more than 20 fields" in client.post("/compaction/replay", content=b"a=b&" * 30, headers=form).text
     assert loops
     assert set(loops) == {None}, "no event loop runs in the thread"
+    assert max(sizes) <= dashboard.PIECE + 2
+
+
+@pytest.mark.parametrize("text", ["", "a+b & c=d", "ä%é€" * 9, "\ud7ff\U0001f600" * 50])
+@pytest.mark.parametrize("piece", [3, 4, 7, 30_000])
+def test_forms_are_decoded_in_pieces(text: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dashboard, "PIECE", piece)
+    fields = {"body": text, "policy": "x y", "näme": "%41"}
+    raw = urlencode({**fields, "empty": ""}).encode()
+    assert dashboard._fields(raw + b"&body=later") == {name: value for name, value in fields.items() if value} | (
+        {} if text else {"body": "later"}
+    )
 
 
 @pytest.mark.parametrize("session", [True, False])
