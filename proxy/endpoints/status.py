@@ -29,6 +29,9 @@ log = structlog.get_logger(__name__)
 MOST_ERRORS = 20
 """Upstream errors to return, the newest ones among the latest ``RECORD_LIMIT`` requests."""
 
+MOST_LIMITS = 200
+"""Learned limits to return, those that hold longest. Clients choose the names of models."""
+
 _STARTED = time.time()
 
 
@@ -66,6 +69,13 @@ async def _learned(service: Services, viewer: Viewer) -> list[dict[str, Any]] | 
         log.warning("store.read_failed", reason=str(failure) or "timeout")
         return None
     now = time.time()
+    seen = [
+        (tenant, found)
+        for tenant, found in known
+        if viewer.sees(tenant) and any(one is not None and one.holds(now) for one in (found.input, found.total))
+    ]
+    if len(seen) > MOST_LIMITS:
+        seen = sorted(seen, key=lambda one: -one[1].until)[:MOST_LIMITS]
     return [
         {
             "caller": caller_digest(tenant),
@@ -75,8 +85,7 @@ async def _learned(service: Services, viewer: Viewer) -> list[dict[str, Any]] | 
             "input": _limit(found.input, now),
             "total": _limit(found.total, now),
         }
-        for tenant, found in known
-        if viewer.sees(tenant) and any(one is not None and one.holds(now) for one in (found.input, found.total))
+        for tenant, found in seen
     ]
 
 

@@ -8,6 +8,7 @@ import csv
 import html
 import io
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -112,7 +113,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         store = open_store(f"sqlite:///{folder}/store.db")
         limits = LearnedLimits(store)
         for team in ("red", "blue"):
-            limits.learn("main", f"model-of-{team}", f"team:{team}", LearnedLimit(input=9_000))
+            limits.learn("main", f"model-of-{team}", f"team:{team}", LearnedLimit(input=9_000, named=8_000))
         await limits.aclose()
         await store.aclose()
 
@@ -239,12 +240,22 @@ def test_the_status_has_the_limits_and_errors_of_the_callers_own(running: Runnin
     red, all_of = running.get(STATUS, "sk-red").json(), running.get(STATUS).json()
     assert {one["model"] for one in red["learned_limits"]} == {"model-of-red"}
     assert {one["model"] for one in all_of["learned_limits"]} == {"model-of-red", "model-of-blue"}
-    assert red["learned_limits"][0]["input"]["tokens"] == 9_000
+    limit = red["learned_limits"][0]
+    assert (limit["team"], limit["input"]["tokens"], limit["input"]["named"]) == ("red", 9_000, 8_000)
+    page = running.get("/compaction/policies", "sk-red").text
+    assert '<td>red</td><td>input</td><td class="n">8,000</td><td class="n">9,000</td>' in page
+    shown = call(running.folder, "models", "model-of-red", "--config", "config.yaml").stdout
+    assert re.search(r"model-of-red\W+red\W+input\W+8,000\W+9,000\W+refusal", shown), shown
     assert red["upstream_errors"] == []
     (error,) = all_of["upstream_errors"]
     assert (error["status"], error["result"], error["upstream"]) == (None, "upstream_timeout", "main")
     assert red["configuration"] == all_of["configuration"]
     assert red["store"] == {"kind": "sqlite", "archive": "sqlite", "open_breakers": []}
+
+
+def test_the_status_has_a_bounded_number_of_limits(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.endpoints.status.MOST_LIMITS", 1)
+    assert len(running.get(STATUS).json()["learned_limits"]) == 1
 
 
 @pytest.mark.parametrize(
