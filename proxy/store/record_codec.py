@@ -62,16 +62,17 @@ class RecordCodec:
 
     def sums(self, key: str, amounts: Mapping[str, object]) -> LedgerSums:
         """Return the sums of a stored row. An amount that isn't an integer is logged, and counts as 0."""
-        sums = LedgerSums()
-        for name in SUMS:
-            amount = amounts.get(name, 0)
-            if isinstance(amount, bytes) and amount.isdigit():
-                amount = int(amount)
-            if isinstance(amount, int):
-                setattr(sums, name, amount)
-            else:
-                self.unreadable(_ROW, f"{key}.{name}")
-        return sums
+        try:
+            return msgspec.convert(amounts, LedgerSums, strict=False)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return LedgerSums(*(self._amount(key, name, amounts.get(name, 0)) for name in SUMS))
+
+    def _amount(self, key: str, name: str, amount: object) -> int:
+        try:
+            return msgspec.convert(amount, int, strict=False)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            self.unreadable(_ROW, f"{key}.{name}")
+            return 0
 
     def unreadable(self, kind: str, key: str) -> None:
         """Count a value that can't be read, and log it once."""

@@ -89,7 +89,7 @@ while at <= #ARGV do
 end
 """.replace("LARGEST", str(LARGEST_SUM))
 
-# Version 0.1 listed the rows of a tenant in a set. Servers of that version may still be running.
+# Earlier versions listed the rows of a tenant in a set. Their processes may still be running.
 _MOVE = """
 local rows = redis.call('SPOP', KEYS[1], ARGV[1])
 for _, row in ipairs(rows) do
@@ -218,12 +218,13 @@ class RedisRecords:
             sealed = self._codec.decoded("ledger", id, row.pop(b"labels", b""), Sealed)
             labels = None if sealed is None else self._codec.open_row(sealed.tenant, sealed.codec, id, sealed.value)
             if labels is not None and (tenants is None or labels.tenant in tenants):
-                amounts = self._codec.sums(id, {one.decode("utf-8", "replace"): value for one, value in row.items()})
+                texts = {one.decode("utf-8", "replace"): value.decode("utf-8", "replace") for one, value in row.items()}
+                amounts = self._codec.sums(id, texts)
                 found.setdefault(labels, LedgerSums()).add(amounts)  # rows under several keys of encryption
         return sorted(found.items(), key=row_order)
 
     async def _move(self, own: str) -> None:
-        """List the rows that version 0.1 added for a tenant where this version looks for them."""
+        """List the rows that earlier versions added for a tenant where this one looks for them."""
         while await self._redis.eval(_MOVE, 3, _key("rows", own), _key("rows"), _key("ledger", own), BATCH):
             pass
 
