@@ -189,7 +189,7 @@ def test_a_large_form_is_decoded_beside_the_event_loop(url: str, monkeypatch: py
     assert max(sizes) <= dashboard.PIECE + 2
 
 
-@pytest.mark.parametrize("text", ["", "a+b & c=d", "ä%é€" * 9, "\ud7ff\U0001f600" * 50])
+@pytest.mark.parametrize("text", ["", "a+b & c=d", "ä%é€" * 9], ids=["empty", "marks", "escapes"])
 @pytest.mark.parametrize("piece", [3, 4, 7, 30_000])
 def test_forms_are_decoded_in_pieces(text: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboard, "PIECE", piece)

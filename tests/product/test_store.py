@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import pickle
@@ -28,7 +29,9 @@ from proxy.server.app import create_app
 from proxy.store import sqlite_worker
 from proxy.store.file import put_aside
 from proxy.store.forgetting import KIND as FORGOTTEN
+from proxy.store.forgetting import forget
 from proxy.store.replicated_map import name_of
+from proxy.store.sqlite import SqliteStore
 from tests.kit.program import call, run, write_config
 from tests.kit.scripted import chat, client, proxied
 from tests.kit.waiting import until
@@ -186,14 +189,19 @@ def test_forgetting_reaches_a_running_server_while_its_records_are_locked(
 ) -> None:
     monkeypatch.setattr(maintenance, "EVERY", 0.2)
     monkeypatch.setattr(recorder, "PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr("proxy.store.sqlite_records.BUSY_SECONDS", 0.05)
     records = tmp_path / "state" / "store-records.db"
     with running(tmp_path) as url:
         assert summary_of(url) == "made"
         assert until(records.exists)
-        command(tmp_path, "forget", "--key-sha256", CALLER_SHA)
+
+        async def forgotten() -> None:
+            store = SqliteStore(tmp_path / "state" / "store.db")
+            await forget(store, f"key:{CALLER_SHA}")
+            await store.aclose()
+
         with contextlib.closing(sqlite3.connect(records, timeout=30)) as other:
             other.execute("BEGIN EXCLUSIVE")
+            asyncio.run(forgotten())
             assert until(lambda: summary_of(url) == "made")
             other.rollback()
 
