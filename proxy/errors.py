@@ -115,6 +115,10 @@ class OriginNotAllowed(RequestError, status=403, type="permission_error", code="
     """A web page of another origin sent the request, and the configuration doesn't list that origin."""
 
 
+class ContentNotAllowed(RequestError, status=403, type="permission_error", code="content_not_allowed"):
+    """This admin key may not read messages."""
+
+
 class PathNotAllowed(RequestError, status=403, type="permission_error", code="path_not_allowed"):
     """The team may not use this path."""
 

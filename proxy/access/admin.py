@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Self
 
+import msgspec
 import structlog
 from starlette.requests import cookie_parser
 
 from proxy.config.settings import Settings
-from proxy.config.teams import KeySettings
+from proxy.config.teams import AdminKeySettings
 from proxy.errors import NotAuthenticated
 from proxy.http.headers import RawHeaders
 from proxy.http.headers import credential as credential_in
@@ -37,6 +38,16 @@ LINK_PATH = "/compaction/"
 COOKIE = "compaction_admin"
 
 _BYTES = 32
+
+_SHOWN = 12
+"""Digits of a key's hash in logs, for a key without a name."""
+
+
+class Admin(msgspec.Struct, frozen=True):
+    """An administrator who sent a request. ``content`` is false if its key may not read messages."""
+
+    name: str
+    content: bool = True
 
 
 class AdminLink:
@@ -112,29 +123,30 @@ class Admins:
         keys = () if settings.admin is None else settings.admin.keys
         self._keys = {key.hash.removeprefix("sha256:"): key for key in keys}
 
-    def issued(self, digest: str | None) -> KeySettings | None:
+    def issued(self, digest: str | None) -> AdminKeySettings | None:
         """Return the admin key with this digest, expired or not."""
         key = None if digest is None else self._keys.get(digest)
         return key if key is not None and _same(key.hash.removeprefix("sha256:"), digest or "") else None
 
-    def include(self, headers: RawHeaders, link: AdminLink | None) -> bool:
-        """Return whether an administrator sent a request. Raises ``NotAuthenticated`` for an expired admin key.
+    def sender(self, headers: RawHeaders, link: AdminLink | None) -> Admin | None:
+        """Return the administrator who sent a request, or ``None``. Raises ``NotAuthenticated`` for an expired key.
 
         A key takes precedence over a session, so that a tool in a signed-in browser can use the key of a team.
         """
         credential, other = credential_in(headers)
         if credential is None:
-            return other is None and self._linked and link is not None and link.started(headers)
+            linked = other is None and self._linked and link is not None and link.started(headers)
+            return Admin("one-time link") if linked else None
         key = self.issued(key_digest(credential.key))
         if key is not None and self._clock() >= key.ends:
             refused("key").inc()
             raise NotAuthenticated(f"This admin key expired on {key.expires} (UTC). List a new one under admin.keys.")
-        return key is not None
+        return None if key is None else _admin(key)
 
-    def holds(self, digest: str) -> bool:
-        """Return whether a valid admin key has this digest."""
+    def holder(self, digest: str) -> Admin | None:
+        """Return the administrator whose valid key has this digest, or ``None``."""
         key = self.issued(digest)
-        return key is not None and self._clock() < key.ends
+        return _admin(key) if key is not None and self._clock() < key.ends else None
 
     def redeem(self, link: AdminLink | None, token: str) -> str:
         """Return the cookie of the session that a link starts. Raises ``NotAuthenticated``."""
@@ -155,6 +167,10 @@ def key_digest(text: str) -> str:
     except UnicodeEncodeError:
         sent = text.encode("utf-8", "surrogatepass")
     return hashlib.sha256(sent).hexdigest()
+
+
+def _admin(key: AdminKeySettings) -> Admin:
+    return Admin(key.name or key.hash[: len("sha256:") + _SHOWN], key.content)
 
 
 def _linked(settings: Settings) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from proxy.config import Settings, load
+from proxy.config.issues import near
 from proxy.errors import ConfigurationError
 from proxy.store import StoreFailed, open_store
 from proxy.store.file import put_aside
@@ -37,6 +38,10 @@ def forget(team: str | None, key_sha256: str | None, config: Path | None) -> Non
         kinds[kind.partition(".")[0]] += count  # without the format
     for kind, count in sorted(kinds.items()):
         click.echo(f"{kind}: {count} {'entry' if count == 1 else 'entries'} removed")
+    if not counts and team is not None and team not in settings.teams and not unknown:
+        raise ConfigurationError(
+            f"Nothing is stored of a team '{team}', and the configuration has none. Fix: {near(team, settings.teams)}"
+        )
     if not counts:
         click.echo("Nothing was stored.")
     if unknown:
@@ -71,7 +76,7 @@ async def _forget(settings: Settings, names: list[str]) -> tuple[Counter[str], i
     try:
         for name in names:
             counts.update(await forget_tenant(store, name))
-            counts["record"] += await records.remove(name)
+            counts.update(await records.remove(name))
         unknown = await store.unknown()
         if archive is not None:
             section = "archive.url"

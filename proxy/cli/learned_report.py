@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import time
 from collections.abc import Sequence
@@ -19,23 +18,36 @@ from proxy.errors import ConfigurationError
 from proxy.limits.learned import Limits
 from proxy.limits.stored import Learned, forget_limits
 from proxy.store import StoreFailed, open_store
+from proxy.telemetry.record_json import caller_digest, team_of
 
 
 def render(known: Learned, wanted: Sequence[tuple[str, str]], console: Console) -> None:
     """Print the learned limits and ratios of some models. ``wanted`` lists upstreams and models."""
     now = time.time()
     limits_table = Table(
-        "upstream", "model", "tenant", "of the", "tokens", "source", "age", "until", title="learned limits"
+        "upstream",
+        "model",
+        "caller",
+        "of the",
+        "upstream's tokens",
+        "tokens",
+        "source",
+        "age",
+        "until",
+        title="learned limits, and in tokens counted here",
     )
     for tenant, found in known.limits:
         if (found.upstream, found.model) not in wanted:
             continue
         for scope, figure in (("input", found.input), ("input and output", found.total)):
             if figure is not None and figure.holds(now):
+                named = "-" if figure.named is None else f"{figure.named:,}"
                 size = f"{figure.tokens:,}"
                 life = (_age(now - figure.since), _when(figure.until))
-                limits_table.add_row(found.upstream, found.model, short(tenant), scope, size, figure.source, *life)
-    columns = ("upstream", "model", "tenant", "ratio", "source", "age", "until")
+                limits_table.add_row(
+                    found.upstream, found.model, short(tenant), scope, named, size, figure.source, *life
+                )
+    columns = ("upstream", "model", "caller", "ratio", "source", "age", "until")
     ratios_table = Table(*columns, title="the upstream's tokens for each token counted here")
     for tenant, ratio in known.ratios:
         if (ratio.upstream, ratio.model) in wanted and ratio.until >= now:
@@ -70,8 +82,8 @@ async def _forgotten(names: Sequence[str], settings: Settings) -> list[tuple[str
 
 
 def short(tenant: str) -> str:
-    """Return the start of a tenant's digest, which reveals no key."""
-    return hashlib.sha256(tenant.encode()).hexdigest()[:12]
+    """Return a team's name, or the start of another caller's digest, which reveals no key."""
+    return team_of(tenant) or caller_digest(tenant)
 
 
 def _age(seconds: float) -> str:

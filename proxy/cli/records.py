@@ -15,11 +15,12 @@ from rich.table import Table
 
 from proxy.cli.profile_report import wide_console
 from proxy.config import load
+from proxy.config.issues import near
 from proxy.endpoints.parameters import labels, time_in
 from proxy.endpoints.records import of_team, request_json
 from proxy.errors import ConfigurationError, RequestError
 from proxy.store import StoreFailed
-from proxy.store.ledger_report import BY, csv_text, day_of
+from proxy.store.ledger_report import BY, csv_text, day_of, in_shadow
 from proxy.store.ledger_report import report as summed
 from proxy.store.opening import open_records, records_file, store_file
 from proxy.store.records import RECORD_LIMIT, RecordQuery, RecordStore
@@ -38,7 +39,14 @@ COLUMNS = {
 }
 """The columns of the table for people. CSV and JSON have all."""
 
-MONEY = ("cost", "summary_cost", "savings", "forecast_savings")
+SHADOW_COLUMNS = {
+    "would_compact": "would compact",
+    "would_avoid": "of these, too large",
+    "shadow_savings": "would save",
+}
+"""Further columns if there are requests in shadow mode."""
+
+MONEY = ("cost", "summary_cost", "savings", "shadow_savings")
 
 
 def show(id: str, config: Path | None, *, as_json: bool) -> None:
@@ -73,32 +81,46 @@ def report(config: Path | None, team: str | None, since: str, by: str, form: Lit
     except RequestError as error:
         raise ConfigurationError(error.message) from error
     last = day_of(now)
-    rows = _read(config, lambda records: records.ledger(first, last))
-    found = summed(of_team(rows, team), names, first, last)
+    rows = of_team(_read(config, lambda records: records.ledger(first, last)), team)
+    if team is not None and not rows:
+        _check_team(config, team, last)
+    found = summed(rows, names, first, last)
     if form == "json":
         click.echo(json.dumps(found, indent=2))
     elif form == "csv":
         click.echo(csv_text(found), nl=False)
     else:
-        _print(found)
+        _print(found, in_shadow(rows))
 
 
-def _print(found: dict[str, Any]) -> None:
+def _check_team(config: Path | None, team: str, last: int) -> None:
+    """Raise ``ConfigurationError`` if neither the configuration nor the whole ledger has a team."""
+    teams = {*load(config, os.environ).teams}
+    teams |= {labels.team for labels, _ in _read(config, lambda records: records.ledger(0, last)) if labels.team}
+    if team not in teams:
+        raise ConfigurationError(f"There is no team '{team}'. Fix: {near(team, teams)}")
+
+
+def _print(found: dict[str, Any], shadow: list[str]) -> None:
     console = wide_console()
+    columns = COLUMNS | (SHADOW_COLUMNS if shadow else {})
     table = Table(title=f"{found['since']} to {found['until']} (UTC), money in US dollars", title_justify="left")
     for name in found["by"]:
         table.add_column(name)
-    for title in COLUMNS.values():
+    for title in columns.values():
         table.add_column(title, justify="right")
     total = {**dict.fromkeys(found["by"]), found["by"][0]: "total", **found["total"]}
     for row in (*found["rows"], total):
         if row is total:
             table.add_section()
-        table.add_row(*(row[name] or "-" for name in found["by"]), *(_shown(name, row[name]) for name in COLUMNS))
+        table.add_row(*(row[name] or "-" for name in found["by"]), *(_shown(name, row[name]) for name in columns))
     console.print(table, markup=False, highlight=False)
-    if found["total"]["shadow"]:
-        saved = _shown("forecast_savings", found["total"]["forecast_savings"])
-        console.print(f"With enforce in place of shadow, savings would be {saved} (estimated).", highlight=False)
+    if shadow:
+        saved = _shown("shadow_savings", found["total"]["shadow_savings"])
+        teams = ", ".join(shadow)
+        console.print(
+            f"In shadow mode: {teams}. With enforce, they would save {saved} more (estimated).", highlight=False
+        )
     if found["total"]["unpriced"]:
         console.print(f"{found['total']['unpriced']} requests or summaries have no known price.", highlight=False)
 

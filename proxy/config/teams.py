@@ -68,6 +68,13 @@ class KeySettings(Section):
         return datetime(self.expires.year, self.expires.month, self.expires.day, tzinfo=UTC).timestamp()
 
 
+class AdminKeySettings(KeySettings):
+    """A key of an administrator, identified by its hash. Also accepts the hash alone."""
+
+    content: bool = True
+    """Whether the key may read how compaction changed the messages of a request, as stored in the archive."""
+
+
 class SpendSettings(Section):
     """A budget, in money or in tokens."""
 
@@ -88,7 +95,7 @@ class SpendSettings(Section):
 class AdminSettings(Section):
     """Keys of administrators. They work only on paths under /compaction, and see the records of all teams."""
 
-    keys: tuple[KeySettings, ...] = ()
+    keys: tuple[AdminKeySettings, ...] = ()
     """The keys. List two while you rotate keys."""
 
 

@@ -66,6 +66,8 @@ class Conversations:
         self._attempts = Attempts(service, budgets)
         self._costs = Costs()
         self._usage_feedback = UsageFeedback(service, budgets, self._attempts.compaction_input)
+        self.holders = (budgets, self._attempts, self._costs, self._usage_feedback)
+        """What this endpoint remembers of tenants, so that maintenance can make it forget them."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Sent) -> None:
         """Serve one request."""

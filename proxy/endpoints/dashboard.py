@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import unquote_to_bytes, urlencode
 
 import jinja2
 import msgspec
@@ -18,25 +18,34 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from proxy.access.admin import key_digest
 from proxy.access.sessions import ended
-from proxy.config import Loaded
+from proxy.config import Loaded, Settings
 from proxy.config.effective import effective_values
 from proxy.config.inheritance import stated
+from proxy.config.teams import TeamSettings
 from proxy.config.tree import Node
 from proxy.dialects.recognition import DIALECTS, recognized
-from proxy.endpoints.charts import chart
 from proxy.endpoints.parameters import choice, parameters, time_in
-from proxy.endpoints.presentation import figure, milliseconds, request_facts, shown_change, tiles
+from proxy.endpoints.presentation import figure, milliseconds, request_facts, savings, shown_change
 from proxy.endpoints.records import REQUEST_ID, request_json
 from proxy.endpoints.status import status
 from proxy.endpoints.viewer import Viewer, viewing
-from proxy.errors import BadBody, ConfigurationError, NotAuthenticated, NotFound, ProxyError, RequestError
+from proxy.errors import (
+    BadBody,
+    ConfigurationError,
+    ContentNotAllowed,
+    NotAuthenticated,
+    NotFound,
+    ProxyError,
+    RequestError,
+)
 from proxy.http.request_body import read_body
 from proxy.pipeline.changes import read_changes
 from proxy.pipeline.replay import facts, replay
 from proxy.pipeline.services import Services
 from proxy.store import StoreFailed
-from proxy.store.ledger_report import day_of, report
+from proxy.store.ledger_report import day_of
 from proxy.store.records import RECORD_LIMIT, RecordQuery
 from proxy.telemetry.record_json import record_json
 
@@ -58,6 +67,12 @@ SHOWN_VERDICTS = ("none", "compacted", "shadow", "off", "failed", "unsupported",
 
 REPLAY_BYTES = 8_000_000
 """Bytes of a replayed request, as a form."""
+
+PIECE = 30_000
+"""Bytes of a form that are decoded at once."""
+
+FORM_FIELDS = 20
+"""Fields of a form. The pages' own forms have at most four."""
 
 HEADERS = {
     "content-security-policy": (
@@ -117,17 +132,26 @@ class Dashboard:
                     cookie = self._service.configuration.teams.admins.redeem(self._service.admin_link, token)
                     return RedirectResponse(HOME, 303, {**HEADERS, "set-cookie": cookie})
                 async with viewing(self._service, request.scope) as viewer:
-                    return await page(request, viewer)
+                    return await self._shown(page, request, viewer)
             except NotAuthenticated as error:
                 keyless = not request.headers.get("authorization") and not request.cookies
                 return self._sign_in_page("" if keyless else error.message, 401)
             except ProxyError as error:
                 return self._sign_in_page(error.message, error.status)
-            except StoreFailed as failure:
-                log.warning("store.read_failed", reason=str(failure))
-                return self._sign_in_page("The proxy can't read its records at the moment. Try again.", 500)
 
         return serve
+
+    async def _shown(self, page: Page, request: Request, viewer: Viewer) -> Response:
+        """Return a page, or one about the problem to a sender who is signed in."""
+        try:
+            return await page(request, viewer)
+        except ProxyError as error:
+            title = "Not found" if isinstance(error, NotFound) else "The proxy can't show this page"
+            return self._render("problem.html", viewer, error.status, title=title, problem=error.message)
+        except StoreFailed as failure:
+            log.warning("store.read_failed", reason=str(failure))
+            problem = "The proxy can't read its records at the moment. Try again."
+            return self._render("problem.html", viewer, 500, title="The proxy can't show this page", problem=problem)
 
     def _render(self, name: str, viewer: Viewer, status: int = 200, /, **values: Any) -> Response:
         here = values.pop("here", "")
@@ -146,9 +170,9 @@ class Dashboard:
         try:
             key = (await self._form(request, 10_000)).get("key", "").strip()
             cookie = self._service.sessions.cookie(key)
-            teams, digest = self._service.configuration.teams, cookie.partition("=")[2].partition(".")[0]
-            if not key or not teams.admins.holds(digest):
-                teams.holder(digest if key else "")
+            teams, digest = self._service.configuration.teams, key_digest(key) if key else ""
+            if teams.admins.holder(digest) is None:
+                teams.holder(digest)
         except ProxyError as error:
             return self._sign_in_page(error.message, error.status)
         return RedirectResponse(HOME, 303, {**HEADERS, "set-cookie": cookie})
@@ -156,7 +180,8 @@ class Dashboard:
     async def _form(self, request: Request, most: int) -> dict[str, str]:
         with self._service.bodies.lease() as held:
             raw = await read_body(request.scope, request.receive, most, held)
-        return {name: values[0] for name, values in parse_qs(raw.decode("utf-8", "replace")).items()}
+        # Decoding megabytes takes too long for the event loop.
+        return await asyncio.to_thread(_fields, raw)
 
     async def _requests(self, request: Request, viewer: Viewer) -> Response:
         problem, query = "", RecordQuery(viewer.tenants, kind="request", limit=ROWS + 1)
@@ -172,7 +197,7 @@ class Dashboard:
         following = f"{HOME}?{urlencode({**rest, 'cursor': page[-1].id})}" if len(found) > ROWS else None
         settings = self._service.settings
         teams = sorted(settings.teams) if viewer.tenants is None else []
-        choices = {"team": teams, "policy": sorted(settings.policies), "verdict": list(SHOWN_VERDICTS)}
+        choices = {"team": teams, "policy": _policies_of(settings, viewer), "verdict": list(SHOWN_VERDICTS)}
         if not teams:
             del choices["team"]
         records = [record_json(record) for record in page]
@@ -190,11 +215,18 @@ class Dashboard:
         none = "The proxy sent this request as it came."
         if found.verdict == "compacted":
             none = "The archive has no entry for this request. The policy may keep none, or it may have expired."
-        shown = (
-            None if changes is None else await asyncio.to_thread(lambda: [shown_change(change) for change in changes])
-        )
-        values = {"one": one, "facts": request_facts(found, one), "changes": shown, "no_changes": none}
-        return self._render("request.html", viewer, **values)
+        if changes is not None:
+            try:
+                viewer.read_content(found, "page")
+            except ContentNotAllowed as error:
+                changes, none = None, error.message
+
+        def rendered() -> Response:
+            shown = None if changes is None else [shown_change(change) for change in changes]
+            values = {"one": one, "facts": request_facts(found, one), "changes": shown, "no_changes": none}
+            return self._render("request.html", viewer, **values)
+
+        return await asyncio.to_thread(rendered)
 
     async def _savings(self, request: Request, viewer: Viewer) -> Response:
         problem, now = "", time.time()
@@ -207,44 +239,21 @@ class Dashboard:
             problem = error.message
         first, last = day_of(since), day_of(now)
         rows = await self._service.records.ledger(first, last, viewer.tenants)
-        by_day = report(rows, ("day",), first, last)
-        tables = []
-        for name in ("team", "policy", "model", "day"):
-            grouped = report(rows, (name,), first, last)["rows"]
-            tables.append((f"By {name}", [{**row, "name": row[name]} for row in grouped]))
-        days = by_day["rows"]
-        charts = [
-            chart("Tokens", ("received", "sent"), " tokens", [(d["day"], d["received"], d["sent"]) for d in days]),
-            chart(
-                "Price",
-                ("without the proxy", "with summaries"),
-                " USD",
-                [(d["day"], float(d["as_received"]), float(d["cost"]) + float(d["summary_cost"])) for d in days],
-            ),
-        ]
-        values = {
-            "given": given,
-            "problem": problem,
-            "tiles": tiles(by_day["total"]),
-            "charts": charts if days else [],
-        }
-        return self._render(
-            "savings.html", viewer, 400 if problem else 200, here=SCREENS[1][0], tables=tables, note=NOTE, **values
-        )
+
+        def rendered() -> Response:
+            values = savings(rows, first, last)
+            status = 400 if problem else 200
+            place = {"here": SCREENS[1][0], "note": NOTE, "given": given, "problem": problem}
+            return self._render("savings.html", viewer, status, **place, **values)
+
+        return await asyncio.to_thread(rendered)
 
     async def _policies(self, request: Request, viewer: Viewer) -> Response:
         settings, loaded = self._service.settings, self._loaded()
-        own = {tenant.removeprefix("team:") for tenant in viewer.tenants or ()}
-        teams = {name: team for name, team in settings.teams.items() if viewer.tenants is None or name in own}
-        names = (
-            set(settings.policies)
-            if viewer.tenants is None
-            else {team.policy for team in teams.values()} or {"default"}
-        )
+        teams = _teams_of(settings, viewer)
         policies = []
-        for name, policy in sorted(settings.policies.items(), key=lambda item: (item[0] != "default", item[0])):
-            if name not in names:
-                continue
+        for name in _policies_of(settings, viewer):
+            policy = settings.policies[name]
             values = _NO_FILE if loaded is None else stated(loaded.root, name, loaded.written.policies)
             rows = list(effective_values(policy, values, _nowhere if loaded is None else loaded.sources.place))
             members = sorted(team for team, one in teams.items() if one.policy == name)
@@ -254,7 +263,7 @@ class Dashboard:
         limits = found["learned_limits"]
         if limits is not None:
             limits = [
-                {**{key: one[key] for key in ("caller", "upstream", "model")}, **one[kind], "bounds": bounds}
+                {**{key: one[key] for key in ("team", "caller", "upstream", "model")}, **one[kind], "bounds": bounds}
                 for one in limits
                 for kind, bounds in (("input", "input"), ("total", "input and output"))
                 if one[kind] is not None
@@ -268,17 +277,20 @@ class Dashboard:
         return self._render("policies.html", viewer, here=SCREENS[2][0], policies=policies, limits=limits, state=state)
 
     async def _replay(self, request: Request, viewer: Viewer) -> Response:
-        policies = sorted(self._service.settings.policies, key=lambda name: (name != "default", name))
+        policies = _policies_of(self._service.settings, viewer)
         values: dict[str, Any] = {"policies": policies, "given": {}, "problem": "", "facts": None, "parts": []}
         if request.method == "POST":
             try:
                 given = values["given"] = await self._form(request, REPLAY_BYTES)
-                values["facts"], values["parts"] = await self._replayed(given)
+                values["facts"], values["parts"] = await self._replayed(given, policies)
             except (RequestError, ConfigurationError) as error:
                 values["problem"] = error.message
-        return self._render("replay.html", viewer, 400 if values["problem"] else 200, here=SCREENS[3][0], **values)
+        status = 400 if values["problem"] else 200
+        return await asyncio.to_thread(self._render, "replay.html", viewer, status, here=SCREENS[3][0], **values)
 
-    async def _replayed(self, given: dict[str, str]) -> tuple[list[tuple[str, str]], list[tuple[str, int]]]:
+    async def _replayed(
+        self, given: dict[str, str], policies: list[str]
+    ) -> tuple[list[tuple[str, str]], list[tuple[str, int]]]:
         raw, settings = given.get("body", "").encode(), self._service.settings
         try:
             api = given.get("api")
@@ -290,7 +302,7 @@ class Dashboard:
             raise BadBody("The body has no messages. Paste the JSON body of a request to one of the three APIs.")
         if given.get("model"):
             body = body.named(given["model"])
-        policy = settings.policies[choice("policy", given.get("policy", "default"), settings.policies)]
+        policy = settings.policies[choice("policy", given.get("policy", policies[0]), policies)]
         policy = policy.for_model(body.model or "")
         route = self._service.configuration.route(body.model or "", dialect.name)
         if route is None:
@@ -309,6 +321,43 @@ class Dashboard:
 
 async def _sign_out(request: Request) -> Response:
     return RedirectResponse(HOME, 303, {**HEADERS, "set-cookie": ended()})
+
+
+def _fields(raw: bytes) -> dict[str, str]:
+    """Return the fields of a form. Raises ``BadBody`` if it has more than ``FORM_FIELDS``."""
+    if raw.count(b"&") >= FORM_FIELDS:
+        raise BadBody(f"The form has more than {FORM_FIELDS} fields. Send the form of this page.")
+    fields: dict[str, str] = {}
+    for field in raw.split(b"&"):
+        name, _, value = field.partition(b"=")
+        if value:
+            fields.setdefault(_unquoted(name), _unquoted(value))
+    return fields
+
+
+def _unquoted(text: bytes) -> str:
+    """Decode a name or a value of a form. Each call of ``urllib`` holds the interpreter's lock, so pieces are small."""
+    pieces, start = [], 0
+    while start < len(text):
+        end = start + PIECE
+        if (escape := text.find(b"%", end - 2, end)) >= 0:
+            end = escape + 3  # not in the middle of an escape
+        pieces.append(unquote_to_bytes(text[start:end].replace(b"+", b" ")))
+        start = end
+    return b"".join(pieces).decode("utf-8", "replace")
+
+
+def _teams_of(settings: Settings, viewer: Viewer) -> dict[str, TeamSettings]:
+    """Return the teams that the sender may see."""
+    own = {tenant.removeprefix("team:") for tenant in viewer.tenants or ()}
+    return {name: team for name, team in settings.teams.items() if viewer.tenants is None or name in own}
+
+
+def _policies_of(settings: Settings, viewer: Viewer) -> list[str]:
+    """Return the policies that the sender may see: those of its teams. Their names may be confidential."""
+    names = {team.policy for team in _teams_of(settings, viewer).values()} or {"default"}
+    seen = settings.policies if viewer.tenants is None else names & set(settings.policies)
+    return sorted(seen, key=lambda name: (name != "default", name))
 
 
 def _nowhere(line: int) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from proxy.endpoints.charts import chart
 from proxy.pipeline.changes import Changed, Unchanged
+from proxy.store.ledger_report import in_shadow, largest, report, sums_json
+from proxy.store.records import LedgerLabels, LedgerSums
 from proxy.telemetry.record import RequestRecord
 
 SHOWN_MESSAGES = 20
@@ -14,6 +18,9 @@ SHOWN_MESSAGES = 20
 
 SHOWN_CHARACTERS = 6_000
 """Characters of one message on a page."""
+
+SHOWN_ROWS = 50
+"""Rows of a table of savings. Further ones are summed up; the report as JSON or CSV has all."""
 
 
 def request_facts(record: RequestRecord, one: dict[str, Any]) -> list[tuple[str, str]]:
@@ -78,9 +85,39 @@ def tiles(total: dict[str, Any]) -> list[tuple[str, str]]:
         ("USD saved, net", total["savings"]),
     ]
     if total["shadow"]:
-        shown.append(("tokens that enforce would send", figure(total["forecast"])))
-        shown.append(("USD that enforce would save", total["forecast_savings"]))
+        shown += [
+            ("requests in shadow mode", figure(total["shadow"])),
+            ("enforce would compact", figure(total["would_compact"])),
+            ("of these, larger than the model accepts", figure(total["would_avoid"])),
+            ("tokens that enforce would remove", figure(total["sent"] - total["forecast"])),
+            ("USD that enforce would save in addition", total["shadow_savings"]),
+        ]
     return shown
+
+
+def savings(rows: Sequence[tuple[LedgerLabels, LedgerSums]], first: int, last: int) -> dict[str, Any]:
+    """Return what the page of savings shows of a ledger. Many rows take long, so call it in a thread."""
+    by_day = report(rows, ("day",), first, last)
+    days = by_day["rows"]
+    tables = [
+        (f"By {name}", [{"name": value, **sums_json(sums)} for value, sums in largest(rows, name, SHOWN_ROWS)])
+        for name in ("team", "policy", "model")
+    ]
+    charts = [
+        chart("Tokens", ("received", "sent"), " tokens", [(d["day"], d["received"], d["sent"]) for d in days]),
+        chart(
+            "Price",
+            ("without the proxy", "with summaries"),
+            " USD",
+            [(d["day"], float(d["as_received"]), float(d["cost"]) + float(d["summary_cost"])) for d in days],
+        ),
+    ]
+    return {
+        "tiles": tiles(by_day["total"]),
+        "shadow": in_shadow(rows),
+        "tables": [*tables, ("By day", [{"name": day["day"], **day} for day in days])],
+        "charts": charts if days else [],
+    }
 
 
 def figure(value: int | None) -> str:

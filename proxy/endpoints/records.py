@@ -130,12 +130,15 @@ class RecordEndpoints:
     async def _change_view(self, request: Request, viewer: Viewer, given: dict[str, str]) -> Response:
         id, view = request.path_params["id"], request.path_params["view"]
         found = await self._service.records.get(id, viewer.tenants) if REQUEST_ID.fullmatch(id) else None
-        changes = None if found is None or view not in VIEWS else await read_changes(self._service.archive, found)
-        if changes is None:
+        changes = None
+        if found is not None and view in VIEWS:
+            changes = await read_changes(self._service.archive, found)
+        if found is None or changes is None:
             raise NotFound(
                 f"Your key has no changed request with this id, or {view[:20]!r} isn't one of {', '.join(VIEWS)}. "
                 "Only compacted requests of a policy with an archive have changes."
             )
+        viewer.read_content(found, view)
         return await asyncio.to_thread(lambda: _json(change_json(id, view, changes)))
 
     async def _report(self, request: Request, viewer: Viewer, given: dict[str, str]) -> Response:
@@ -145,10 +148,14 @@ class RecordEndpoints:
         by = labels("by", given.get("by", DEFAULT_BY), BY)
         as_csv = choice("format", given.get("format", "json"), FORMATS) == "csv"
         rows = await self._service.records.ledger(since, until, viewer.tenants)
-        found = await asyncio.to_thread(report, of_team(rows, given.get("team")), by, since, until)
-        if as_csv:
-            return Response(csv_text(found), headers=HEADERS, media_type="text/csv; charset=utf-8")
-        return _json(found)
+
+        def answer() -> Response:
+            found = report(of_team(rows, given.get("team")), by, since, until)
+            if as_csv:
+                return Response(csv_text(found), headers=HEADERS, media_type="text/csv; charset=utf-8")
+            return _json(found)
+
+        return await asyncio.to_thread(answer)
 
     async def _status(self, request: Request, viewer: Viewer, given: dict[str, str]) -> Response:
         return _json(await status(self._service, viewer))

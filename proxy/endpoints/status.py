@@ -22,12 +22,15 @@ from proxy.store.guarded import READ_SECONDS
 from proxy.store.records import RECORD_LIMIT, RecordQuery
 from proxy.telemetry.model_names import shown_model
 from proxy.telemetry.record import RequestRecord
-from proxy.telemetry.record_json import caller_digest, iso_time
+from proxy.telemetry.record_json import caller_digest, iso_time, team_of
 
 log = structlog.get_logger(__name__)
 
 MOST_ERRORS = 20
 """Upstream errors to return, the newest ones among the latest ``RECORD_LIMIT`` requests."""
+
+MOST_LIMITS = 200
+"""Learned limits to return, those that hold longest. Clients choose the names of models."""
 
 _STARTED = time.time()
 
@@ -66,16 +69,23 @@ async def _learned(service: Services, viewer: Viewer) -> list[dict[str, Any]] | 
         log.warning("store.read_failed", reason=str(failure) or "timeout")
         return None
     now = time.time()
+    seen = [
+        (tenant, found)
+        for tenant, found in known
+        if viewer.sees(tenant) and any(one is not None and one.holds(now) for one in (found.input, found.total))
+    ]
+    if len(seen) > MOST_LIMITS:
+        seen = sorted(seen, key=lambda one: -one[1].until)[:MOST_LIMITS]
     return [
         {
             "caller": caller_digest(tenant),
+            "team": team_of(tenant),
             "upstream": found.upstream,
             "model": shown_model(found.model),
             "input": _limit(found.input, now),
             "total": _limit(found.total, now),
         }
-        for tenant, found in known
-        if viewer.sees(tenant) and any(one is not None and one.holds(now) for one in (found.input, found.total))
+        for tenant, found in seen
     ]
 
 
@@ -83,7 +93,7 @@ def _limit(record: LimitRecord | None, now: float) -> dict[str, Any] | None:
     if record is None or not record.holds(now):
         return None
     since, until = iso_time(record.since), iso_time(record.until)
-    return {"tokens": record.tokens, "source": record.source, "since": since, "until": until}
+    return {"tokens": record.tokens, "named": record.named, "source": record.source, "since": since, "until": until}
 
 
 async def _upstream_errors(service: Services, viewer: Viewer) -> list[dict[str, Any]] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, TypeVar
@@ -61,8 +62,13 @@ async def forget_limits(store: ManagedStore, models: Collection[str], now: float
 
 async def _entries(store: ManagedStore, kind: str, form: type[V]) -> list[tuple[str, V]]:
     """Return the entries of a kind, with their tenants. Skip unreadable entries, as servers do."""
-    found = []
-    for entry in await store.entries(kind):
-        with contextlib.suppress(*UNREADABLE):
-            found.append((entry.tenant, msgspec.json.decode(entry.value, type=form)))
-    return found
+    entries = await store.entries(kind)
+
+    def decoded() -> list[tuple[str, V]]:
+        found = []
+        for entry in entries:
+            with contextlib.suppress(*UNREADABLE):
+                found.append((entry.tenant, msgspec.json.decode(entry.value, type=form)))
+        return found
+
+    return await asyncio.to_thread(decoded)

@@ -55,8 +55,8 @@ HALF = 0.5
 """Share of a published window below which one sign never proves a smaller window."""
 NOTHING_WRITTEN = 16
 """Output tokens. An answer that stopped for its length and has at most this many had no room."""
-LARGEST_USAGE = 1_000_000_000
-"""Tokens above which a reported figure is ignored, because no call takes that many."""
+LARGEST_FIGURE = 1_000_000_000
+"""Tokens. A larger figure in a usage object is an error of the upstream, and counts as not reported."""
 SNAP = 0.0001
 """Share of a full window that some models leave unused. A total this close to a multiple of 1,000 or 1,024 is one."""
 
@@ -142,7 +142,7 @@ def output_tokens(usage: Mapping[str, object]) -> int | None:
 def _first(usage: Mapping[str, object], *names: str) -> int | None:
     for name in names:
         value = usage.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_USAGE:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_FIGURE:
             return value
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 
@@ -44,6 +45,7 @@ from proxy.pipeline.services import Services
 from proxy.pipeline.state_recovery import NotCompacted, advice, recovered, trigger_reached
 from proxy.pipeline.summary_models import own_model, provider_compaction, summary_models
 from proxy.recall.tool import Reader
+from proxy.store.forgetting import drop
 from proxy.telemetry.record import Reason, Usage
 from proxy.upstream.transport import CHAT_PATH
 
@@ -90,6 +92,10 @@ class Attempts:
             return None
         case = self.compaction_input(context, self._budgets.of(context))
         return await self._services.compactor.size(case, Outcome("none"))
+
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """Drop the conversations of forgotten tenants, and return those tenants."""
+        return drop(self._refused, forgotten)
 
     async def run(self, context: ConversationContext) -> tuple[ResponseStart, Outcome]:
         """Send a request, compacted if needed. After an overflow, compact it to a smaller budget and retry.

@@ -35,6 +35,7 @@ from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.job import CompactionInput, tokens_at_most
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.services import Services
+from proxy.store.forgetting import drop
 
 PLACES = 1_000
 """Combinations of upstream, model, and tenant with uncertain responses that are remembered, the latest ones."""
@@ -93,6 +94,10 @@ class TokenBudgets:
         self._unconfirmed: LRUCache[tuple[object, ...], float] = LRUCache(PLACES)
         self._filled: LRUCache[tuple[str, str, str], tuple[Filled, ...]] = LRUCache(PLACES)
         self._budgets: LRUCache[tuple[object, ...], tuple[Profile, Policy, TokenBudget]] = LRUCache(BUDGETS)
+
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """Drop the observations of forgotten tenants, and return those tenants."""
+        return drop(self._filled, forgotten, 2) | drop(self._unconfirmed, forgotten, 2)
 
     def of(self, context: ConversationContext) -> TokenBudget:
         """Return the budget of a request with the limits that are known now."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from cachetools import TTLCache
 
+from proxy.store.forgetting import drop
 from proxy.telemetry.record import Usage
 
 CACHE_SECONDS = 300.0
@@ -36,3 +37,7 @@ class CacheReads:
     def served(self, conversation: Conversation) -> bool:
         """Return whether the cache served the last request, and probably still has its prompt."""
         return conversation in self._served
+
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """Drop the conversations of forgotten tenants, and return those tenants."""
+        return drop(self._served, forgotten)

@@ -10,11 +10,15 @@ import hashlib
 from collections.abc import Sequence
 
 import msgspec
+import structlog
 
 from proxy.compaction.render import OutgoingMessage, RenderedConversation
 from proxy.pipeline.job import CompactionJob, archive_id
 from proxy.store.archive import Archive, Removed
+from proxy.telemetry.metrics import STORE_UNREADABLE
 from proxy.telemetry.record import RequestRecord
+
+log = structlog.get_logger(__name__)
 
 
 class Part(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -120,7 +124,12 @@ async def read_changes(archive: Archive, record: RequestRecord) -> list[Changed 
             break
     else:
         return None
-    changes = msgspec.msgpack.decode(found.messages[0], type=Changes)
+    try:
+        changes = msgspec.msgpack.decode(found.messages[0], type=Changes)
+    except (msgspec.MsgspecError, UnicodeDecodeError, IndexError) as error:
+        STORE_UNREADABLE.inc()
+        log.warning("archive.entry_unreadable", reason=type(error).__name__, record=record.id)
+        return None
     shown: list[Changed | Unchanged] = []
     for part in changes.parts:
         if part.new is None:

@@ -22,6 +22,7 @@ from proxy.pipeline.cache_reads import CACHE_SECONDS
 from proxy.pipeline.context import ConversationContext, conversation_key
 from proxy.pipeline.outcome import Forecast, Outcome
 from proxy.pipeline.snapshot import ConfigSnapshot
+from proxy.store.forgetting import drop
 from proxy.telemetry.record import Cost, Usage
 
 CONVERSATIONS = 20_000
@@ -71,6 +72,10 @@ class Costs:
             outcome.checkpoints > checkpoints,
             context.record.fits,
         )
+
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """Drop the conversations of forgotten tenants, and return those tenants."""
+        return drop(self._seen, forgotten)
 
 
 def price_for(configuration: ConfigSnapshot, route: Route, profile: Profile) -> Price | None:

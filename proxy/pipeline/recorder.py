@@ -13,7 +13,7 @@ import structlog
 from starlette.types import Scope
 
 from proxy.http.request_body import Sent
-from proxy.store import StoreFailed
+from proxy.store import Refused, StoreFailed
 from proxy.store.background import cancelled
 from proxy.store.breaker import Change, CircuitBreaker
 from proxy.store.records import RecordStore
@@ -28,6 +28,9 @@ WAITING = 4_000
 
 BATCH = 500
 """Records per write."""
+
+LARGEST_PRICE = 10**17
+"""US dollars times 10^12. A higher price of one request follows from a wrong figure, and counts as unknown."""
 
 TENANTS = 4_000
 """Tenants to remember. The set starts again when it is full."""
@@ -104,6 +107,10 @@ class Recorder:
 
     def add(self, record: RequestRecord) -> None:
         """Add a finished record."""
+        cost = record.cost
+        if cost is not None and max(cost.sent, cost.as_received, cost.forecast or 0) > LARGEST_PRICE:
+            log.warning("records.price_ignored", record=record.id, team=record.team, model=record.model)
+            record.cost = None
         for sink in self._sinks:
             sink(record)
         if self._store is None:
@@ -115,7 +122,7 @@ class Recorder:
         if len(self._waiting) > WAITING:
             self._waiting.popleft()
             RECORDS.labels(outcome="dropped").inc()
-        if self._task is None and not self._closing:
+        if (self._task is None or self._task.done()) and not self._closing:
             # The task writes the records of many requests, so its log lines name none.
             self._task = asyncio.get_running_loop().create_task(self._write_soon(), context=Context())
 
@@ -157,24 +164,52 @@ class Recorder:
                     await self.flush()
             except StoreFailed as failure:
                 log.warning("records.write_failed", reason=str(failure), waiting=len(self._waiting))
-        self._task = None
 
     async def _write_batch(self) -> None:
+        """Write the oldest records. If the store can't hold one of them, write them one at a time and drop that one."""
+        batch = self._taken(BATCH)
+        try:
+            await self._write(batch)
+        except Refused:
+            self._put_back(batch)
+            for _ in range(len(batch)):
+                await self._write_one()
+
+    async def _write_one(self) -> None:
+        taken = self._taken(1)
+        try:
+            await self._write(taken)
+        except Refused as error:
+            RECORDS.labels(outcome="dropped").inc(len(taken))
+            for one in taken:
+                log.exception("records.record_dropped", record=one.id, team=one.team, reason=str(error))
+
+    def _taken(self, most: int) -> list[RequestRecord]:
+        return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+
+    async def _write(self, batch: list[RequestRecord]) -> None:
+        """Write records. If the store doesn't work, they wait again. Raises ``StoreFailed``."""
         if self._store is None:
             return
-        batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
         try:
             async with asyncio.timeout(WRITE_SECONDS):
                 await self._store.write(batch, self._seconds())
-        except BaseException as error:
-            # A write that is still running may succeed. The store skips records that it already has.
-            room = max(0, WAITING - len(self._waiting))
-            RECORDS.labels(outcome="dropped").inc(max(0, len(batch) - room))
-            self._waiting.extendleft(reversed(batch[max(0, len(batch) - room) :]))
+        except Refused:
+            raise
+        except (StoreFailed, TimeoutError, asyncio.CancelledError) as error:
+            self._put_back(batch)
             if isinstance(error, TimeoutError):
                 raise StoreFailed(f"no answer within {WRITE_SECONDS:g} s") from None
             raise
+        except Exception as error:  # from the encoder of a store, or a fault of the proxy
+            raise Refused(type(error).__name__) from error
         RECORDS.labels(outcome="written").inc(len(batch))
+
+    def _put_back(self, batch: list[RequestRecord]) -> None:
+        # A write that is still running may succeed. The store skips records that it already has.
+        room = max(0, WAITING - len(self._waiting))
+        RECORDS.labels(outcome="dropped").inc(max(0, len(batch) - room))
+        self._waiting.extendleft(reversed(batch[max(0, len(batch) - room) :]))
 
 
 def _ms(seconds: float) -> float:

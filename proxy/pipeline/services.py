@@ -81,8 +81,9 @@ class Services:
 
     @property
     def failing_stores(self) -> tuple[str, ...]:
-        """Return the operations of the stores whose last call failed."""
-        return tuple(what for store in self.stores for what in store.failing)
+        """Return the operations of the stores whose last call failed, and ``records`` if they can't be written."""
+        records = ("records",) if self.recorder.failing else ()
+        return (*(what for store in self.stores for what in store.failing), *records)
 
     @property
     def open_breakers(self) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.services import Services
+from proxy.store.forgetting import drop
 from proxy.telemetry.metrics import SILENT
 from proxy.tokens import has_remote_media
 
@@ -160,6 +161,10 @@ class UsageFeedback:
         self._budgets = budgets
         self._case = case
         self._turns: LRUCache[tuple[str, str], tuple[SentTurn, ...]] = LRUCache(CONVERSATIONS)
+
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """Drop the turns of forgotten tenants, and return those tenants."""
+        return drop(self._turns, forgotten)
 
     def prepare(self, context: ConversationContext, start: ResponseStart, outcome: Outcome) -> Feedback | None:
         """Prepare to learn from a response before it is forwarded. Return ``None`` if it can't show anything.

@@ -73,6 +73,8 @@ class Proxy:
             RESPONSES_PATH: Conversations(self.service, RESPONSES),
             MESSAGES_PATH: Conversations(self.service, MESSAGES),
         }
+        for conversations in self._conversations.values():
+            self.service.maintenance.watch(*conversations.holders)
         self._passthrough = PassThrough(self.service)
         self._models = ModelList(self.service)
         own = settings.metrics.listen is None

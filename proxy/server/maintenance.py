@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -34,7 +35,7 @@ async def _nothing() -> None:
 
 
 class Maintenance:
-    """Run the rounds in the background of one process. Log a round that fails; the next round repeats its work."""
+    """Run the rounds in the background of one process. A step that fails is logged, and the next round repeats it."""
 
     def __init__(
         self,
@@ -54,15 +55,20 @@ class Maintenance:
         self._records = records
         self._most = most
         self._settled = settled
-        self._holders = holders
+        self._holders = [*holders]
         self._began = time.time()
-        self._seen: dict[str, float] = {}
+        self._seen: dict[str, float] | None = None
+        """The marks of forgotten tenants as of the last round, ``None`` before the first."""
         self._leaving: set[str] = set()
         """Forgotten tenants with entries of this process that are still to be removed."""
         self._once_more: set[str] = set()
         """Tenants whose entries were removed, but a write that was pending then may have added one."""
         self._unknown = 0
         self._task: asyncio.Task[None] | None = None
+
+    def watch(self, *holders: Holder) -> None:
+        """Let further holders forget tenants."""
+        self._holders += holders
 
     def start(self) -> None:
         """Start the rounds. Call this in the event loop."""
@@ -75,24 +81,32 @@ class Maintenance:
             await cancelled(self._task)
 
     async def once(self) -> None:
-        """Run one round. Raises ``StoreFailed``."""
-        await self._store.maintain()
-        if self._records is not None:
-            await self._records.maintain(self._most())
-        await self._report_unknown()
-        await self._notice()
+        """Run one round. Forgetting comes first, and no step depends on another."""
+        await self._step("forget", self._notice)
+        await self._step("remove", self._remove_leaving)
+        await self._step("store", self._store.maintain)
+        if (records := self._records) is not None:
+            await self._step("records", lambda: records.maintain(self._most()))
         if self._archive is not None:
-            await self._archive.maintain()
+            await self._step("archive", self._archive.maintain)
+        await self._step("unknown", self._report_unknown)
+        await self._step("memory", lambda: asyncio.to_thread(malloc_trim))
+
+    async def _step(self, step: str, work: Callable[[], Awaitable[object]]) -> bool:
+        """Run one step of a round. Return whether it succeeded."""
+        try:
+            await work()
+        except StoreFailed as failure:
+            log.warning("store.upkeep_failed", step=step, reason=str(failure))
+        except Exception as error:  # one error must not end the maintenance of a process that runs for months
+            log.exception("store.upkeep_failed", step=step, reason=type(error).__name__)
+        else:
+            return True
+        return False
 
     async def _run(self) -> None:
         while True:
-            try:
-                await self.once()
-            except StoreFailed as failure:
-                log.warning("store.upkeep_failed", reason=str(failure))
-            except Exception as error:  # one error must not end the maintenance of a process that runs for months
-                log.exception("store.upkeep_failed", reason=type(error).__name__)
-            await asyncio.to_thread(malloc_trim)
+            await self.once()
             await asyncio.sleep(EVERY)
 
     async def _report_unknown(self) -> None:
@@ -105,29 +119,42 @@ class Maintenance:
         self._unknown = unknown
 
     async def _notice(self) -> None:
-        """Drop tenants that another process forgot, and remove entries that this process stored for them since then."""
-        marks = await forgotten(self._store)
-        new = {tenant for tenant, when in marks.items() if when >= self._began and when != self._seen.get(tenant)}
-        for holder in self._holders if new else ():
-            self._leaving |= holder.forget(lambda tenant: digest(tenant) in new)
-        self._seen.update((tenant, marks[tenant]) for tenant in new)
-        removed = await self._remove_leaving()
-        if new or removed:
-            log.info("store.forgotten", tenants=len(new), remembered_here=removed)
+        """Drop tenants that another process has forgotten since the last round.
 
-    async def _remove_leaving(self) -> int:
-        """Remove the entries of tenants that holders dropped. Return their number. The next round repeats a failure."""
+        The clock of that process may be wrong, so a mark is new if the last round didn't see it. Only in the first
+        round the time decides, because this process has nothing of tenants that were forgotten before it started.
+        """
+        marks = await forgotten(self._store)
+        if self._seen is None:
+            new = {tenant for tenant, when in marks.items() if when >= self._began}
+        else:
+            new = {tenant for tenant, when in marks.items() if when != self._seen.get(tenant)}
+        dropped: set[str] = set()
+        complete = True
+        for holder in self._holders if new else ():
+            complete &= await self._step("forget", partial(_drop, holder, new, dropped))
+        self._leaving |= dropped
+        if complete:
+            self._seen = marks
+        if new:
+            log.info("store.forgotten", tenants=len(new), remembered_here=len(dropped))
+
+    async def _remove_leaving(self) -> None:
+        """Remove the entries of tenants that holders dropped, everywhere. The next round repeats a failure."""
         again, self._once_more = self._once_more, set(self._leaving)
         self._leaving |= again
         if not self._leaving:
-            return 0
+            return
         await self._settled()
-        leaving = sorted(self._leaving)
-        for tenant in leaving:
-            await remove(self._store, tenant)
-            if self._records is not None:
-                await self._records.remove(tenant)
-            if self._archive is not None:
-                await remove(self._archive, tenant, patience=0)
-            self._leaving.discard(tenant)
-        return len(self._once_more)
+        for tenant in sorted(self._leaving):
+            done = await self._step("remove", partial(remove, self._store, tenant))
+            if (records := self._records) is not None:
+                done &= await self._step("remove", partial(records.remove, tenant))
+            if (archive := self._archive) is not None:
+                done &= await self._step("remove", partial(remove, archive, tenant, patience=0))
+            if done:
+                self._leaving.discard(tenant)
+
+
+async def _drop(holder: Holder, new: set[str], dropped: set[str]) -> None:
+    dropped |= holder.forget(lambda tenant: digest(tenant) in new)

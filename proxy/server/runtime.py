@@ -57,7 +57,6 @@ class Runtime(Services):
         self.sessions = Sessions()
         self.configuration = ConfigSnapshot(settings, self.instance)
         self.measures = Measures(profiles or Profiles())
-        self.facts = FactsCache()
         keys = settings.store.encryption.keys
         self.store = Guarded(open_store(settings.store.url, keys, settings.store.max_bytes))
         archived = open_archive(settings.archive.url, settings.archive.options, keys)
@@ -108,6 +107,7 @@ class Runtime(Services):
                 self.spending,
                 self.budgets,
                 self.background,
+                self.cache_reads,
             ],
             self.records,
             lambda: self.settings.record_count,

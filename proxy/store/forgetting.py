@@ -6,8 +6,8 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, TypeVar
 
 from proxy.store.interface import ManagedStore, StoreFailed
 
@@ -60,6 +60,17 @@ async def forgotten(store: ManagedStore) -> dict[str, float]:
 def digest(tenant: str) -> str:
     """Return the SHA-256 of a tenant in hex."""
     return hashlib.sha256(tenant.encode()).hexdigest()
+
+
+def drop(cache: MutableMapping[Any, Any], forgotten: Callable[[str], bool], place: int = 0) -> set[str]:
+    """Drop the entries of forgotten tenants from a cache, and return those tenants.
+
+    ``place`` is the position of the tenant in the cache's keys.
+    """
+    tenants = {tenant for tenant in {key[place] for key in cache} if forgotten(tenant)}
+    for key in [key for key in cache if key[place] in tenants]:
+        cache.pop(key, None)
+    return tenants
 
 
 async def _remove_entries(store: ManagedStore, tenant: str, patience: float) -> Counter[str]:

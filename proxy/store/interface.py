@@ -15,7 +15,7 @@ class StoreFailed(Exception):
 
 
 class Refused(StoreFailed):
-    """The store works, but doesn't take an entry. Another attempt would fail, too."""
+    """The store works, but can't hold one of the values, so another attempt would fail, too."""
 
 
 class Store(Protocol):

@@ -16,7 +16,7 @@ BY = ("team", "policy", "model", "upstream", "api", "day")
 
 MONEY = frozenset({"cost", "summary_cost", "as_received", "forecast_cost"})
 
-DERIVED = ("savings", "forecast_savings", "estimated_share")
+DERIVED = ("savings", "forecast_savings", "shadow_savings", "estimated_share")
 
 COLUMNS = (*SUMS, *DERIVED)
 
@@ -58,8 +58,29 @@ def sums_json(sums: LedgerSums) -> dict[str, Any]:
         **{name: dollars(getattr(sums, name)) if name in MONEY else getattr(sums, name) for name in SUMS},
         "savings": dollars(sums.as_received - spent),
         "forecast_savings": dollars(sums.as_received - sums.forecast_cost - sums.summary_cost),
+        # Requests outside shadow mode have the same cost in both sums.
+        "shadow_savings": dollars(sums.cost - sums.forecast_cost),
         "estimated_share": round(sums.estimated / sums.requests, 4) if sums.requests else 0.0,
     }
+
+
+def largest(
+    rows: Iterable[tuple[LedgerLabels, LedgerSums]], name: str, most: int
+) -> list[tuple[str | None, LedgerSums]]:
+    """Return the sums for each value of a label. If it has more than ``most``, sum up those with fewer requests."""
+    groups = [(values[0], sums) for values, sums in grouped(rows, (name,))]
+    if len(groups) <= most:
+        return groups
+    groups.sort(key=lambda group: -group[1].requests)
+    rest = LedgerSums()
+    for _, sums in groups[most:]:
+        rest.add(sums)
+    return [*groups[:most], (f"{len(groups) - most:,} others", rest)]
+
+
+def in_shadow(rows: Iterable[tuple[LedgerLabels, LedgerSums]]) -> list[str]:
+    """Return the names of the teams with requests in shadow mode. Callers without a team have the name ``-``."""
+    return sorted({labels.team or "-" for labels, sums in rows if sums.shadow})
 
 
 def csv_text(found: dict[str, Any]) -> str:

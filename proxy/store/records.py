@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from proxy.telemetry.record import RequestRecord
 
@@ -15,6 +16,21 @@ DAY = 86_400
 
 RECORD_LIMIT = 1_000
 """Maximum records of one page."""
+
+LEDGER_DAYS = 400
+"""Days that rows of the ledger are kept."""
+
+TENANT_ROWS = 200
+"""Rows of the ledger for each tenant and day. Requests for further models are summed up under ``OTHER``."""
+
+DAY_ROWS = 20_000
+"""Rows of the ledger for each day. Further callers without a team are summed up together, without a tenant."""
+
+OTHER = "(other)"
+"""The model of such sums. No name that ``shown_model`` returns has parentheses, except ``HIDDEN_MODEL``."""
+
+LARGEST_SUM = 4 * 10**18
+"""The largest amount in a row. Two of them can be added in 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +70,15 @@ class LedgerLabels(msgspec.Struct, frozen=True, order=True):
 class LedgerSums(msgspec.Struct, omit_defaults=True):
     """The sums of a row.
 
-    Counts of requests: ``requests``, ``compacted`` (in shadow mode, those that ``enforce`` would compact), ``avoided``
-    (larger than the model accepts, and answered), ``shadow``, ``errors`` (status 400 or higher), ``unpriced`` (no price
-    is known), and ``estimated`` (the upstream didn't report its usage or its cache). ``summaries`` is the number of
-    calls to summary models. Tokens: ``received`` and ``sent`` by the proxy's count, ``forecast`` (sent, or what
-    ``enforce`` would send), the upstreams' ``input``, ``output``, ``cache_read``, and ``cache_write``, and the summary
-    models' ``summary_input`` and ``summary_output``. Money in US dollars times 10^12: ``cost`` as sent,
-    ``summary_cost``, ``as_received`` (estimated, without the proxy), and ``forecast_cost`` (as sent, or in shadow mode
-    what ``enforce`` would cost).
+    Counts of requests: ``requests``, ``compacted``, ``avoided`` (compacted because they were larger than the model
+    accepts, and answered), ``shadow``, ``would_compact`` (in shadow mode, those that ``enforce`` would compact),
+    ``would_avoid`` (those of them that were larger than the model accepts), ``errors`` (status 400 or higher),
+    ``unpriced`` (no price is known), and ``estimated`` (the upstream didn't report its usage or its cache).
+    ``summaries`` is the number of calls to summary models. Tokens: ``received`` and ``sent`` by the proxy's count,
+    ``forecast`` (sent, or what ``enforce`` would send), the upstreams' ``input``, ``output``, ``cache_read``, and
+    ``cache_write``, and the summary models' ``summary_input`` and ``summary_output``. Money in US dollars times 10^12:
+    ``cost`` as sent, ``summary_cost``, ``as_received`` (estimated, without the proxy), and ``forecast_cost`` (as sent,
+    or in shadow mode what ``enforce`` would cost).
     """
 
     requests: int = 0
@@ -85,6 +102,8 @@ class LedgerSums(msgspec.Struct, omit_defaults=True):
     summary_cost: int = 0
     as_received: int = 0
     forecast_cost: int = 0
+    would_compact: int = 0
+    would_avoid: int = 0
 
     def add(self, other: LedgerSums) -> None:
         """Add the sums of another row."""
@@ -128,12 +147,12 @@ class RecordStore(Protocol):
         """Return the number of records, in which expired ones may be included."""
         ...
 
-    async def remove(self, tenant: str) -> int:
-        """Remove everything of a tenant. Return the number of records and rows."""
+    async def remove(self, tenant: str) -> Counter[str]:
+        """Remove everything of a tenant. Return the number of records (``record``) and rows (``ledger row``)."""
         ...
 
     async def maintain(self, most: int) -> None:
-        """Remove expired records, and the oldest ones over ``most``."""
+        """Remove expired records, the oldest ones over ``most``, and rows of the ledger after ``LEDGER_DAYS``."""
         ...
 
     async def aclose(self) -> None:
@@ -167,8 +186,10 @@ def sums_of(record: RequestRecord) -> LedgerSums:
     sums.requests = 1
     sums.errors = int(record.status >= 400)
     sums.shadow = int(record.verdict == "shadow")
-    sums.compacted = int(record.verdict == "compacted" or record.forecast is not None)
-    sums.avoided = int(not record.fits and (record.verdict == "compacted" or record.forecast is not None))
+    sums.compacted = int(record.verdict == "compacted")
+    sums.avoided = int(record.verdict == "compacted" and not record.fits and record.status < 400)
+    sums.would_compact = int(record.forecast is not None)
+    sums.would_avoid = int(record.forecast is not None and not record.fits)
     if record.before is not None:
         sums.received = record.before
         sums.sent = record.before if record.sent is None else record.sent
@@ -187,6 +208,16 @@ def labels_of(record: RequestRecord) -> LedgerLabels:
         record.model,
         record.upstream,
     )
+
+
+def bounded(labels: LedgerLabels, tenant_rows: int, day_rows: int) -> LedgerLabels:
+    """Return the labels of a row that doesn't exist yet, given the number of rows of its tenant and day.
+
+    Clients choose the names of models. In open mode they also choose their keys, and each key is a tenant.
+    """
+    if labels.team is None and day_rows >= DAY_ROWS:
+        return replace(labels, tenant="", model=OTHER)
+    return replace(labels, model=OTHER) if tenant_rows >= TENANT_ROWS else labels
 
 
 def row_order(row: tuple[LedgerLabels, LedgerSums]) -> tuple[str, ...]:

@@ -7,13 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from heapq import merge
 
 import msgspec
 
 from proxy.store.record_codec import RecordCodec
-from proxy.store.records import SUMS, LedgerLabels, LedgerSums, RecordQuery, labels_of, row_order, sums_of
+from proxy.store.records import (
+    DAY,
+    LARGEST_SUM,
+    LEDGER_DAYS,
+    SUMS,
+    LedgerLabels,
+    LedgerSums,
+    RecordQuery,
+    bounded,
+    labels_of,
+    row_order,
+    sums_of,
+)
 from proxy.store.redis_client import close, connect, failures, name, unlink, values_of
 from proxy.telemetry.record import RequestRecord, first_id
 
@@ -37,15 +51,17 @@ PAGE = 500
 """Records per read."""
 
 # The arguments are the milliseconds to keep the records, and for each record its id, tenant, parent (or nothing),
-# value, row of the ledger (or nothing), day, the row's labels, the length of its sums, and these: names, each followed
-# by an amount.
-# If a record isn't stored yet, the script stores it, indexes it, and adds its sums to its row of the ledger.
+# value, row of the ledger (or nothing), the row's tenant, day, and labels, the length of its sums, and these: names,
+# each followed by an amount.
+# If a record isn't stored yet, the script stores it, indexes it, and adds its sums to its row of the ledger. An error
+# in the middle would leave the rest out, so a damaged sum starts again at 0, and sums have a maximum.
+# Rows and their lists don't expire on the server, because `volatile-lru` removes keys that do when it is full.
 _WRITE = """
 local prefix, expires, at = KEYS[1], ARGV[1], 2
 redis.call('SADD', KEYS[2], prefix)
 while at <= #ARGV do
-    local id, tenant, parent, value, row, day, labels = unpack(ARGV, at, at + 6)
-    local first, last = at + 8, at + 7 + tonumber(ARGV[at + 7])
+    local id, tenant, parent, value, row, holder, day, labels = unpack(ARGV, at, at + 7)
+    local first, last = at + 9, at + 8 + tonumber(ARGV[at + 8])
     at = last + 1
     if redis.call('SET', prefix .. ':record:' .. id, value, 'PX', expires, 'NX') then
         redis.call('ZADD', prefix .. ':ids', 0, id)
@@ -59,17 +75,42 @@ while at <= #ARGV do
             local key = prefix .. ':row:' .. row
             redis.call('HSET', key, 'labels', labels)
             for index = first, last, 2 do
-                redis.call('HINCRBY', key, ARGV[index], ARGV[index + 1])
+                local sum = redis.pcall('HINCRBY', key, ARGV[index], ARGV[index + 1])
+                if type(sum) ~= 'number' then
+                    redis.call('HSET', key, ARGV[index], ARGV[index + 1])
+                elseif sum > LARGEST then
+                    redis.call('HSET', key, ARGV[index], 'LARGEST')
+                end
             end
             redis.call('ZADD', prefix .. ':rows', day, row)
-            redis.call('SADD', prefix .. ':rows:' .. tenant, row)
+            redis.call('ZADD', prefix .. ':ledger:' .. holder, day, row)
         end
     end
 end
+""".replace("LARGEST", str(LARGEST_SUM))
+
+# Earlier versions listed the rows of a tenant in a set. Their processes may still be running.
+_MOVE = """
+local rows = redis.call('SPOP', KEYS[1], ARGV[1])
+for _, row in ipairs(rows) do
+    local day = redis.call('ZSCORE', KEYS[2], row)
+    if day then redis.call('ZADD', KEYS[3], day, row) end
+end
+return #rows
 """
 
-_Sealed = tuple[str, str, bytes]
-"""A codec, a tenant's name, and a value."""
+# Forget a tenant without records.
+_LEAVE = """
+if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('SREM', KEYS[2], ARGV[1]) end
+"""
+
+
+class Sealed(msgspec.Struct, frozen=True, array_like=True):
+    """A value with the id of its codec, and its tenant's name in the store."""
+
+    codec: str
+    tenant: str
+    value: bytes
 
 
 class RedisRecords:
@@ -82,9 +123,35 @@ class RedisRecords:
 
     async def write(self, records: Sequence[RequestRecord], seconds: float, *, ledger: bool = True) -> None:
         for start in range(0, len(records), BATCH):
-            arguments = await asyncio.to_thread(self._arguments, records[start : start + BATCH], ledger)
+            batch = records[start : start + BATCH]
+            with failures():
+                rows = await self._rows(batch) if ledger else {}
+            arguments = await asyncio.to_thread(self._arguments, batch, rows)
             with failures():
                 await self._redis.eval(_WRITE, 2, PREFIX, _VERSIONS, max(1, math.ceil(seconds * 1000)), *arguments)
+
+    async def _rows(self, records: Sequence[RequestRecord]) -> dict[LedgerLabels, LedgerLabels]:
+        """Return the row to add to, by the one that a record belongs to. See ``bounded``.
+
+        Processes that add rows at the same time may exceed the bounds by the rows of one batch each.
+        """
+        wanted = list(dict.fromkeys(labels_of(record) for record in records))
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for labels in wanted:
+                own = name(self._codec.names("tenant", labels.tenant)[0])
+                pipe.exists(_key("row", self._codec.row(labels)[0]))
+                pipe.zcount(_key("ledger", own), labels.day, labels.day)
+                pipe.zcount(_key("rows"), labels.day, labels.day)
+            answers = iter(await pipe.execute())
+        added: Counter[object] = Counter()
+        rows: dict[LedgerLabels, LedgerLabels] = {}
+        for labels, exists, own_rows, day_rows in zip(wanted, answers, answers, answers, strict=True):
+            own_day = labels.tenant, labels.day
+            rows[labels] = labels
+            if not exists:
+                rows[labels] = bounded(labels, own_rows + added[own_day], day_rows + added[labels.day])
+                added.update((own_day, labels.day))
+        return rows
 
     async def copy_rows(self, rows: Sequence[tuple[LedgerLabels, LedgerSums]], source: str) -> None:
         with failures():
@@ -92,12 +159,12 @@ class RedisRecords:
                 pipe.sadd(_VERSIONS, PREFIX)
                 for labels, sums in rows:
                     row, codec, tenant, value = self._codec.row(labels, source)
-                    amounts = {one: str(amount) for one in SUMS if (amount := getattr(sums, one))}
+                    amounts = _amounts(sums)
                     pipe.delete(_key("row", row))
-                    described = msgspec.msgpack.encode((codec, tenant, value))
+                    described = msgspec.msgpack.encode(Sealed(codec, tenant, value))
                     pipe.hset(_key("row", row), mapping={**amounts, "labels": described})
                     pipe.zadd(_key("rows"), {row: labels.day})
-                    pipe.sadd(_key("rows", name(tenant)), row)
+                    pipe.zadd(_key("ledger", name(tenant)), {row: labels.day})
                 await pipe.execute()
 
     async def get(self, id: str, tenants: tuple[str, ...] | None = None) -> RequestRecord | None:
@@ -121,55 +188,78 @@ class RedisRecords:
     async def ledger(
         self, since: int, until: int, tenants: tuple[str, ...] | None = None
     ) -> list[tuple[LedgerLabels, LedgerSums]]:
-        found: dict[LedgerLabels, LedgerSums] = {}
         with failures():
-            keys: list[bytes] = await self._redis.zrangebyscore(_key("rows"), since, until)
+            keys = await self._ledger_keys(since, until, tenants)
             async with self._redis.pipeline(transaction=False) as pipe:
                 for key in keys:
                     pipe.hgetall(_key("row", key.decode()))
                 rows = await pipe.execute()
+        return await asyncio.to_thread(self._summed, keys, rows, tenants)
+
+    async def _ledger_keys(self, since: int, until: int, tenants: tuple[str, ...] | None) -> list[bytes]:
+        if tenants is None:
+            found: list[bytes] = await self._redis.zrangebyscore(_key("rows"), since, until)
+            return found
+        names = sorted({name(own) for tenant in tenants for own in self._codec.names("tenant", tenant)})
+        keys: list[bytes] = []
+        for own in names:
+            await self._move(own)
+            keys += await self._redis.zrangebyscore(_key("ledger", own), since, until)
+        return keys
+
+    def _summed(
+        self, keys: Sequence[bytes], rows: Sequence[dict[bytes, bytes]], tenants: tuple[str, ...] | None
+    ) -> list[tuple[LedgerLabels, LedgerSums]]:
+        found: dict[LedgerLabels, LedgerSums] = {}
         for key, row in zip(keys, rows, strict=True):
             if not row:  # removed meanwhile
                 continue
-            codec, tenant, value = msgspec.msgpack.decode(row.pop(b"labels"), type=_Sealed)
-            labels = self._codec.open_row(tenant, codec, key.decode(), value)
+            id = key.decode()
+            sealed = self._codec.decoded("ledger", id, row.pop(b"labels", b""), Sealed)
+            labels = None if sealed is None else self._codec.open_row(sealed.tenant, sealed.codec, id, sealed.value)
             if labels is not None and (tenants is None or labels.tenant in tenants):
-                sums = LedgerSums(
-                    **{name.decode(): int(amount) for name, amount in row.items() if name.decode() in SUMS}
-                )
-                found.setdefault(labels, LedgerSums()).add(sums)  # rows under several keys of encryption
+                texts = {one.decode("utf-8", "replace"): value.decode("utf-8", "replace") for one, value in row.items()}
+                amounts = self._codec.sums(id, texts)
+                found.setdefault(labels, LedgerSums()).add(amounts)  # rows under several keys of encryption
         return sorted(found.items(), key=row_order)
+
+    async def _move(self, own: str) -> None:
+        """List the rows that earlier versions added for a tenant where this one looks for them."""
+        while await self._redis.eval(_MOVE, 3, _key("rows", own), _key("rows"), _key("ledger", own), BATCH):
+            pass
 
     async def count(self) -> int:
         with failures():
             return int(await self._redis.zcard(_key("ids")))
 
-    async def remove(self, tenant: str) -> int:
-        removed = 0
+    async def remove(self, tenant: str) -> Counter[str]:
+        removed: Counter[str] = Counter()
         with failures():
             for prefix in sorted({PREFIX, *(each.decode() for each in await self._redis.smembers(_VERSIONS))}):
                 for own in map(name, self._codec.names("tenant", tenant)):
                     removed += await self._remove(prefix, own)
         return removed
 
-    async def _remove(self, prefix: str, own: str) -> int:
+    async def _remove(self, prefix: str, own: str) -> Counter[str]:
         """Remove the records and rows of a tenant by its name in the store, of one version."""
-        removed = 0
+        removed: Counter[str] = Counter()
         while ids := await self._redis.zrange(f"{prefix}:ids:{own}", 0, BATCH - 1):
             async with self._redis.pipeline(transaction=False) as pipe:
                 unlink(pipe, *(f"{prefix}:record:{id.decode()}" for id in ids))
                 unlink(pipe, *(f"{prefix}:children:{id.decode()}" for id in ids))
                 pipe.zrem(f"{prefix}:ids", *ids)
                 pipe.zrem(f"{prefix}:ids:{own}", *ids)
-                removed += (await pipe.execute())[0]
-        while rows := await self._redis.srandmember(f"{prefix}:rows:{own}", BATCH):
+                removed["record"] += (await pipe.execute())[0]
+        older, listed = f"{prefix}:rows:{own}", f"{prefix}:ledger:{own}"
+        while rows := await self._redis.srandmember(older, BATCH) or await self._redis.zrange(listed, 0, BATCH - 1):
             async with self._redis.pipeline(transaction=False) as pipe:
                 unlink(pipe, *(f"{prefix}:row:{row.decode()}" for row in rows))
                 pipe.zrem(f"{prefix}:rows", *rows)
-                pipe.srem(f"{prefix}:rows:{own}", *rows)
-                removed += (await pipe.execute())[0]
+                pipe.srem(older, *rows)
+                pipe.zrem(listed, *rows)
+                removed["ledger row"] += (await pipe.execute())[0]
         await self._redis.srem(f"{prefix}:tenants", own)
-        return removed
+        return +removed
 
     async def maintain(self, most: int) -> None:
         with failures():
@@ -183,24 +273,47 @@ class RedisRecords:
                     await self._drop(expired)
                 oldest = next((id for id, value in zip(ids, values, strict=True) if value is not None), None)
             for tenant in await self._redis.smembers(_key("tenants")):
-                until = "+" if oldest is None else b"(" + oldest
-                await self._redis.zremrangebylex(_key("ids", tenant.decode()), "-", until)
+                own, until = tenant.decode(), "+" if oldest is None else b"(" + oldest
+                await self._redis.zremrangebylex(_key("ids", own), "-", until)
+                await self._move(own)
+                await self._redis.eval(_LEAVE, 2, _key("ids", own), _key("tenants"), own)
+            await self._drop_rows(int(time.time() // DAY) - LEDGER_DAYS)
+
+    async def _drop_rows(self, first: int) -> None:
+        """Remove the rows of the days before ``first``."""
+        while rows := await self._redis.zrangebyscore(_key("rows"), "-inf", f"({first}", start=0, num=BATCH):
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for row in rows:
+                    pipe.hget(_key("row", row.decode()), "labels")
+                labels = await pipe.execute()
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for row, value in zip(rows, labels, strict=True):
+                    sealed = self._codec.decoded("ledger", row.decode(), value or b"", Sealed)
+                    if sealed is not None:
+                        pipe.zrem(_key("ledger", name(sealed.tenant)), row)
+                unlink(pipe, *(_key("row", row.decode()) for row in rows))
+                pipe.zrem(_key("rows"), *rows)
+                await pipe.execute()
 
     async def aclose(self) -> None:
         await close(self._redis)
 
-    def _arguments(self, records: Sequence[RequestRecord], ledger: bool) -> list[str | bytes | int]:
+    def _arguments(
+        self, records: Sequence[RequestRecord], rows: Mapping[LedgerLabels, LedgerLabels]
+    ) -> list[str | bytes | int]:
         """Return what the script takes. The amounts are text, because Lua's numbers have 53 bits."""
         arguments: list[str | bytes | int] = []
         for record in records:
             codec, tenant, value = self._codec.record(record)
-            labels, sums = labels_of(record), sums_of(record)
-            row, row_codec, _, row_value = self._codec.row(labels)
-            sealed = msgspec.msgpack.encode((codec, tenant, value))
-            described = msgspec.msgpack.encode((row_codec, tenant, row_value))
-            amounts = [part for one in SUMS if (amount := getattr(sums, one)) for part in (one, str(amount))]
-            own = record.id, name(tenant), record.parent or "", sealed, row if ledger else "", labels.day, described
-            arguments += (*own, len(amounts), *amounts)
+            sealed = msgspec.msgpack.encode(Sealed(codec, tenant, value))
+            arguments += record.id, name(tenant), record.parent or "", sealed
+            if (labels := rows.get(labels_of(record))) is None:
+                arguments += "", "", 0, "", 0
+                continue
+            row, row_codec, holder, row_value = self._codec.row(labels)
+            described = msgspec.msgpack.encode(Sealed(row_codec, holder, row_value))
+            amounts = [part for item in _amounts(sums_of(record)).items() for part in item]
+            arguments += (row, name(holder), labels.day, described, len(amounts), *amounts)
         return arguments
 
     async def _drop(self, ids: Sequence[bytes]) -> None:
@@ -234,12 +347,16 @@ class RedisRecords:
         return await asyncio.to_thread(opened)
 
     def _opened(self, id: str, raw: bytes) -> RequestRecord | None:
-        codec, tenant, value = msgspec.msgpack.decode(raw, type=_Sealed)
-        return self._codec.open_record(tenant, codec, id, value)
+        sealed = self._codec.decoded("record", id, raw, Sealed)
+        return None if sealed is None else self._codec.open_record(sealed.tenant, sealed.codec, id, sealed.value)
 
 
 def _key(*parts: str) -> str:
     return ":".join((PREFIX, *parts))
+
+
+def _amounts(sums: LedgerSums) -> dict[str, str]:
+    return {one: str(min(amount, LARGEST_SUM)) for one in SUMS if (amount := getattr(sums, one))}
 
 
 def _selected(record: RequestRecord, query: RecordQuery) -> bool:

@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from proxy.store.record_codec import RecordCodec
-from proxy.store.records import SUMS, LedgerLabels, LedgerSums, RecordQuery, labels_of, row_order, sums_of
+from proxy.store.records import (
+    DAY,
+    LARGEST_SUM,
+    LEDGER_DAYS,
+    SUMS,
+    LedgerLabels,
+    LedgerSums,
+    RecordQuery,
+    bounded,
+    labels_of,
+    row_order,
+    sums_of,
+)
 from proxy.store.sqlite_worker import BUSY_SECONDS, SqliteWorker
 from proxy.telemetry.record import RequestRecord, first_id
 
 BATCH = 1_000
 """Records that one step of maintenance removes. Other processes can write between steps."""
 
-_SUMS = ", ".join(f"{name} INTEGER NOT NULL" for name in SUMS)
+_AMOUNT = "INTEGER NOT NULL DEFAULT 0"
+"""The type of sums. Older versions of the proxy add rows without newer columns."""
+
+_SUMS = ", ".join(f"{name} {_AMOUNT}" for name in SUMS)
 
 SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS records (
@@ -30,6 +46,7 @@ CREATE TABLE IF NOT EXISTS ledger (
     key TEXT PRIMARY KEY, day INTEGER NOT NULL, tenant TEXT NOT NULL, codec TEXT NOT NULL, labels BLOB NOT NULL, {_SUMS}
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS ledger_day ON ledger (day);
+CREATE INDEX IF NOT EXISTS ledger_tenant ON ledger (tenant, day);
 """
 
 # Interpolates only constants of this module.
@@ -38,9 +55,8 @@ _ROW = (
     f"VALUES (?, ?, ?, ?, ?, {', '.join('?' * len(SUMS))})"
 )
 _SET = f"INSERT OR REPLACE {_ROW}"
-_ADD = (
-    f"INSERT {_ROW} ON CONFLICT (key) DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in SUMS)}"
-)
+_ADDED = ", ".join(f"{name} = min({name} + excluded.{name}, {LARGEST_SUM})" for name in SUMS)
+_ADD = f"INSERT {_ROW} ON CONFLICT (key) DO UPDATE SET labels = excluded.labels, {_ADDED}"
 _PUT = "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _LEDGER = f"SELECT tenant, codec, key, labels, {', '.join(SUMS)} FROM ledger WHERE day BETWEEN ? AND ?"  # noqa: S608
 _COLUMNS = "tenant, codec, id, value"
@@ -61,8 +77,8 @@ class SqliteRecords:
         self._clock = clock
         self._path = path
         self._codec = RecordCodec(keys)
-        self._writer = SqliteWorker(path, "records-write", busy_seconds, schema=SCHEMA)
-        self._reader = SqliteWorker(path, "records-read", busy_seconds, schema=SCHEMA) if path else self._writer
+        self._writer = SqliteWorker(path, "records-write", busy_seconds, tables=_prepare)
+        self._reader = SqliteWorker(path, "records-read", busy_seconds, tables=_prepare) if path else self._writer
 
     async def write(self, records: Sequence[RequestRecord], seconds: float, *, ledger: bool = True) -> None:
         expires = self._clock() + seconds
@@ -78,7 +94,8 @@ class SqliteRecords:
                 for record in new if ledger else ():
                     sums.setdefault(labels_of(record), LedgerSums()).add(sums_of(record))
                 db.executemany(_PUT, [self._row(record, expires) for record in new])
-                db.executemany(_ADD, [self._ledger_row(labels, of) for labels, of in sums.items()])
+                for labels, of in sums.items():
+                    db.execute(_ADD, self._added_row(db, labels, of))
 
         await self._writer.run(write)
 
@@ -124,11 +141,17 @@ class SqliteRecords:
                 values.append(value)
         where = " AND ".join(conditions)
         sql = f"SELECT {_COLUMNS} FROM records WHERE {where} ORDER BY id DESC LIMIT ?"  # noqa: S608 - no values in it
+        following = sql.replace(" ORDER BY", " AND id < ? ORDER BY")
 
         def read(db: sqlite3.Connection) -> list[RequestRecord]:
             # Decoding a page takes too long for the event loop.
+            found: list[RequestRecord] = []
             rows = db.execute(sql, (*values, query.limit)).fetchall()
-            return [record for row in rows if (record := self._opened(*row)) is not None]
+            while rows:
+                found += [record for row in rows if (record := self._opened(*row)) is not None]
+                wanted = query.limit - len(found)  # unreadable rows don't count
+                rows = db.execute(following, (*values, rows[-1][2], wanted)).fetchall() if wanted else []
+            return found
 
         return await self._reader.run(read)
 
@@ -140,28 +163,34 @@ class SqliteRecords:
         if tenants is not None:
             _among("tenant", [name for one in tenants for name in self._codec.names("tenant", one)], conditions, values)
         sql = " AND ".join([_LEDGER, *conditions])
-        found: dict[LedgerLabels, LedgerSums] = {}
-        for tenant, codec, key, labels, *sums in await self._reader.run(lambda db: db.execute(sql, values).fetchall()):
-            row = self._codec.open_row(tenant, codec, key, labels)
-            if row is not None:  # rows under an older key are added to those under the newest
-                found.setdefault(row, LedgerSums()).add(LedgerSums(*sums))
-        return sorted(found.items(), key=row_order)
+
+        def read(db: sqlite3.Connection) -> list[tuple[LedgerLabels, LedgerSums]]:
+            found: dict[LedgerLabels, LedgerSums] = {}
+            for tenant, codec, key, labels, *sums in db.execute(sql, values):
+                row = self._codec.open_row(tenant, codec, key, labels)
+                if row is not None:  # rows under an older key are added to those under the newest
+                    amounts = self._codec.sums(key, dict(zip(SUMS, sums, strict=True)))
+                    found.setdefault(row, LedgerSums()).add(amounts)
+            return sorted(found.items(), key=row_order)
+
+        return await self._reader.run(read)
 
     async def count(self) -> int:
         return int((await self._reader.run(lambda db: db.execute("SELECT count(*) FROM records").fetchone()))[0])
 
-    async def remove(self, tenant: str) -> int:
+    async def remove(self, tenant: str) -> Counter[str]:
         names = self._codec.names("tenant", tenant)
         conditions: list[str] = []
         values: list[Any] = []
         _among("tenant", names, conditions, values)
 
-        def remove(db: sqlite3.Connection) -> int:
+        def remove(db: sqlite3.Connection) -> Counter[str]:
+            removed: Counter[str] = Counter()
             with db:
-                return sum(
-                    db.execute(f"DELETE FROM {table} WHERE {conditions[0]}", values).rowcount  # noqa: S608 - constants
-                    for table in ("records", "ledger")
-                )
+                for kind, table in (("record", "records"), ("ledger row", "ledger")):
+                    sql = f"DELETE FROM {table} WHERE {conditions[0]}"  # noqa: S608 - constants
+                    removed[kind] += db.execute(sql, values).rowcount
+            return +removed
 
         removed = await self._writer.run(remove)
         if removed:
@@ -174,8 +203,12 @@ class SqliteRecords:
             return
         now = self._clock()
         over = "id <= (SELECT id FROM records ORDER BY id DESC LIMIT 1 OFFSET ?)"
-        for condition, value in (("expires <= ?", now), (over, most)):
-            sql = f"DELETE FROM records WHERE id IN (SELECT id FROM records WHERE {condition} LIMIT {BATCH})"  # noqa: S608
+        for table, key, condition, value in (
+            ("records", "id", "expires <= ?", now),
+            ("records", "id", over, most),
+            ("ledger", "key", "day < ?", now // DAY - LEDGER_DAYS),
+        ):
+            sql = f"DELETE FROM {table} WHERE {key} IN (SELECT {key} FROM {table} WHERE {condition} LIMIT {BATCH})"  # noqa: S608
             while await self._writer.run(lambda db, sql=sql, value=value: _delete(db, sql, value)):  # type: ignore[misc]
                 pass
 
@@ -191,10 +224,36 @@ class SqliteRecords:
 
     def _ledger_row(self, labels: LedgerLabels, sums: LedgerSums, source: str = "") -> tuple[object, ...]:
         key, codec, tenant, value = self._codec.row(labels, source)
-        return key, labels.day, tenant, codec, value, *(getattr(sums, name) for name in SUMS)
+        amounts = (min(getattr(sums, name), LARGEST_SUM) for name in SUMS)
+        return key, labels.day, tenant, codec, value, *amounts
+
+    def _added_row(self, db: sqlite3.Connection, labels: LedgerLabels, sums: LedgerSums) -> tuple[object, ...]:
+        """Return the row to add to, which is that of all others if its tenant or day has too many rows."""
+        row = self._ledger_row(labels, sums)
+        if db.execute("SELECT 1 FROM ledger WHERE key = ?", row[:1]).fetchone():
+            return row
+        same = "SELECT count(*) FROM ledger WHERE tenant = ? AND day = ?"
+        ((own,),) = db.execute(same, (row[2], labels.day))
+        ((all_,),) = db.execute("SELECT count(*) FROM ledger WHERE day = ?", (labels.day,))
+        return self._ledger_row(bounded(labels, own, all_), sums)
 
     def _opened(self, tenant: str, codec: str, id: str, value: bytes) -> RequestRecord | None:
         return self._codec.open_record(tenant, codec, id, value)
+
+
+def _prepare(db: sqlite3.Connection) -> None:
+    """Create the tables, and add the columns that an older version of the proxy didn't have."""
+    db.executescript(SCHEMA)
+    if _missing(db):
+        with db:
+            db.execute("BEGIN IMMEDIATE")  # another process may be doing the same
+            for column in _missing(db):
+                db.execute(f"ALTER TABLE ledger ADD COLUMN {column} {_AMOUNT}")
+
+
+def _missing(db: sqlite3.Connection) -> list[str]:
+    columns = {row[1] for row in db.execute("PRAGMA table_info(ledger)")}
+    return [name for name in SUMS if name not in columns]
 
 
 def _among(column: str, names: Sequence[str], conditions: list[str], values: list[Any]) -> None:

@@ -52,8 +52,9 @@ DROP TABLE entries_0_1;
 COMMIT;
 """  # noqa: S608
 
-_REFUSED = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, OverflowError, UnicodeEncodeError)
-"""Errors about the values of a statement: SQLite can't store them."""
+_REFUSED = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
+_UNSTORABLE = (OverflowError, UnicodeError)
+"""Errors of the ``sqlite3`` module for an integer of more than 64 bits, and for text that has no UTF-8 form."""
 
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
@@ -62,11 +63,16 @@ class SqliteWorker:
     """Run work sequentially on the database in a file, or on one in memory."""
 
     def __init__(
-        self, path: Path | None, name: str, busy_seconds: float = BUSY_SECONDS, *, schema: str | None = None
+        self,
+        path: Path | None,
+        name: str,
+        busy_seconds: float = BUSY_SECONDS,
+        *,
+        tables: Callable[[sqlite3.Connection], None] | None = None,
     ) -> None:
-        """``schema`` creates the tables, if they are missing. Default: those of the store."""
+        """``tables`` creates the tables, if they are missing, or updates them. Default: those of the store."""
         self._path = path
-        self._schema = schema
+        self._tables = tables
         self._busy_seconds = busy_seconds
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self._connection: sqlite3.Connection | None = None
@@ -83,7 +89,7 @@ class SqliteWorker:
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._thread, work)
-        except _REFUSED as error:
+        except (*_REFUSED, *_UNSTORABLE) as error:
             raise Refused(f"{type(error).__name__}: {error}") from error
         except (sqlite3.Error, OSError) as error:
             raise StoreFailed(f"{type(error).__name__}: {error}") from error
@@ -125,7 +131,7 @@ class SqliteWorker:
                 self._file = file.identity(self._path)
             connection = sqlite3.connect(self._path or ":memory:", timeout=self._busy_seconds)
             try:
-                _set_up(connection, self._busy_seconds, self._schema)
+                _set_up(connection, self._busy_seconds, self._tables)
             except sqlite3.Error:
                 connection.close()
                 raise
@@ -138,7 +144,9 @@ class SqliteWorker:
             connection.close()
 
 
-def _set_up(connection: sqlite3.Connection, busy_seconds: float, schema: str | None) -> None:
+def _set_up(
+    connection: sqlite3.Connection, busy_seconds: float, tables: Callable[[sqlite3.Connection], None] | None
+) -> None:
     # Only for new files: setting auto_vacuum on an existing file waits for other writers.
     if connection.execute("PRAGMA page_count").fetchone() == (0,):
         connection.execute(f"PRAGMA page_size = {PAGE}")
@@ -147,8 +155,8 @@ def _set_up(connection: sqlite3.Connection, busy_seconds: float, schema: str | N
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA secure_delete = ON")
     connection.execute("PRAGMA temp_store = MEMORY")
-    if schema is not None:
-        connection.executescript(schema)
+    if tables is not None:
+        tables(connection)
         return
     columns = [row[1] for row in connection.execute("PRAGMA table_info(entries)")]
     if columns and "pad" not in columns:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
 from proxy.config.upstreams import Api
 from proxy.http.headers import Headers
+from proxy.overflow.silent import LARGEST_FIGURE
 from proxy.summary.chunking import SummaryFailed
 from proxy.summary.quality import Written
 from proxy.upstream.transport import output_field
@@ -168,13 +169,16 @@ FORMS: Mapping[Api, SummaryForm] = {form.api: form for form in (CHAT, _Messages(
 """In the order of preference: most servers have chat completions."""
 
 
+_Figure = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_FIGURE)]
+
+
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    input_tokens: int = 0
-    cache_creation_input_tokens: int = 0
-    cache_read_input_tokens: int = 0
-    output_tokens: int = 0
+    prompt_tokens: _Figure = 0
+    completion_tokens: _Figure = 0
+    input_tokens: _Figure = 0
+    cache_creation_input_tokens: _Figure = 0
+    cache_read_input_tokens: _Figure = 0
+    output_tokens: _Figure = 0
     iterations: list[_Usage] | None = None
 
 

@@ -79,6 +79,11 @@ def caller_digest(tenant: str) -> str:
     return hashlib.sha256(tenant.encode()).hexdigest()[:12]
 
 
+def team_of(tenant: str) -> str | None:
+    """Return the name of the team that a tenant is, or ``None`` for other callers."""
+    return tenant.removeprefix("team:") if tenant.startswith("team:") else None
+
+
 def dollars(amount: int) -> str:
     """Return US dollars times 10^12 as an exact decimal number of US dollars."""
     return format(Decimal(amount).scaleb(-_PICO).normalize(), "f") if amount else "0"

@@ -165,12 +165,16 @@ def test_a_setting_has_its_meaning_its_unit_and_its_default(path: str) -> None:
         assert path in TOLD_IN_WORDS, "the default has a value: state it"
 
 
+ITEM = {"hash": "sha256:" + "0" * 64}
+"""The required settings of a list's item."""
+
+
 def with_setting(path: str, value: object) -> dict[str, Any]:
     """Return the settings in force for a file with this value. ``...`` omits it."""
     *above, last = path.split(".")
     inner: dict[str, Any] = {} if value is ... else {last: value}
     for name in reversed(above):
-        inner = {name: inner}
+        inner = {name.removesuffix("[]"): [{**ITEM, **inner}] if name.endswith("[]") else inner}
     return load(yaml.safe_dump(inner)).model_dump()
 
 

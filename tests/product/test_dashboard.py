@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
@@ -9,11 +10,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import pytest
+import structlog.testing
 
 from proxy.demo.upstream import StandIn
+from proxy.endpoints import dashboard
 from tests.kit.messages import words
 from tests.kit.scripted import behind, chat, key_hash
 from tests.product.browser import CHROMIUM, DRIVER, MISSING, browser
@@ -120,12 +124,14 @@ def test_figures_on_pages_equal_those_of_the_report(url: str) -> None:
         assert tiles["tokens sent"] == f"{total['sent']:,}"
         assert tiles["requests"] == str(total["requests"])
         assert tiles["USD saved, net"] == total["savings"]
-        assert tiles["USD that enforce would save"] == total["forecast_savings"]
+        assert tiles["USD that enforce would save in addition"] == total["shadow_savings"]
+        assert (tiles["compacted"], tiles["enforce would compact"]) == ("1", "1")
+        assert "In shadow mode: blue." in page
 
 
 def test_replaying_under_another_policy_sends_nothing(url: str) -> None:
     body = json.dumps({"model": "gpt-5", "messages": chat(30, 400)})
-    with signed_in(url, RED) as client:
+    with signed_in(url, ADMIN) as client:
         before = len(listed(client))
         page = client.post("/compaction/replay", data={"body": body, "policy": "quiet"}).text
         assert "messages 2 to " in page
@@ -134,6 +140,116 @@ def test_replaying_under_another_policy_sends_nothing(url: str) -> None:
             assert answer.status_code == 400
             assert 'role="alert"' in answer.text
         assert len(listed(client)) == before
+
+
+def test_a_team_sees_and_replays_its_own_policies_only(url: str) -> None:
+    body = json.dumps({"model": "gpt-5", "messages": [{"role": "user", "content": "hi"}]})
+    for key, own, other in ((RED, "default", "quiet"), (BLUE, "quiet", "default")):
+        with signed_in(url, key) as client:
+            for path in ("/compaction/", "/compaction/policies", "/compaction/replay"):
+                page = client.get(path).text
+                names = set(re.findall(r"<option[^>]*>([^<]*)</option>|<h2>([^<]*)</h2>", page))
+                assert {one for pair in names for one in pair} & {"default", "quiet"} == {own}, path
+            assert client.post("/compaction/replay", data={"body": body}).status_code == 200
+            answer = client.post("/compaction/replay", data={"body": body, "policy": other})
+            assert answer.status_code == 400
+            assert f"must be one of {own} (got" in answer.text
+
+
+def test_an_unknown_request_gets_a_page_that_says_so(url: str) -> None:
+    with signed_in(url, RED) as red, signed_in(url, BLUE) as blue:
+        (theirs,) = listed(blue)
+        for id in ("0" * 24, "unknown", theirs["id"]):
+            answer = red.get(f"/compaction/view/{id}")
+            assert answer.status_code == 404
+            assert "<h1>Not found</h1>" in answer.text
+            assert "team red" in answer.text
+            assert 'type="password"' not in answer.text
+
+
+def test_a_large_form_is_decoded_beside_the_event_loop(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loops: list[object] = []
+    sizes: list[int] = []
+    real = dashboard.unquote_to_bytes
+
+    def unquote(text: bytes) -> bytes:
+        loops.append(asyncio._get_running_loop())
+        sizes.append(len(text))
+        return real(text)
+
+    monkeypatch.setattr(dashboard, "unquote_to_bytes", unquote)
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    with signed_in(url, RED) as client:
+        for body in (b"a=b&" * 100_000, b"body=" + b"%41" * 100_000):
+            answer = client.post("/compaction/replay", content=body, headers=form)
+            assert answer.status_code == 400
+        assert "more than 20 fields" in client.post("/compaction/replay", content=b"a=b&" * 30, headers=form).text
+    assert loops
+    assert set(loops) == {None}, "no event loop runs in the thread"
+    assert max(sizes) <= dashboard.PIECE + 2
+
+
+@pytest.mark.parametrize("text", ["", "a+b & c=d", "ä%é€" * 9], ids=["empty", "marks", "escapes"])
+@pytest.mark.parametrize("piece", [3, 4, 7, 30_000])
+def test_forms_are_decoded_in_pieces(text: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dashboard, "PIECE", piece)
+    fields = {"body": text, "policy": "x y", "näme": "%41"}
+    raw = urlencode({**fields, "empty": ""}).encode()
+    assert dashboard._fields(raw + b"&body=later") == {name: value for name, value in fields.items() if value} | (
+        {} if text else {"body": "later"}
+    )
+
+
+@pytest.mark.parametrize("session", [True, False])
+def test_who_reads_messages_is_logged_and_an_admin_key_can_be_kept_from_it(tmp_path: Path, *, session: bool) -> None:
+    figures = {"hash": key_hash("cp-figures"), "name": "figures", "content": False}
+    support = {"hash": key_hash("cp-support"), "name": "support"}
+    unnamed = key_hash("cp-unnamed")
+    sections = {
+        "auth": {"mode": "keys"},
+        "admin": {"keys": [figures, support, unnamed]},
+        "teams": {"red": {"keys": [key_hash(RED)]}},
+    }
+    with structlog.testing.capture_logs() as logs, behind(StandIn(window=16_000), tmp_path, **sections) as url:
+        messages = chat(30, 400)
+        messages[1]["content"] = f"red-secret {words(100)}"
+        assert asked(url, RED, messages).status_code == 200
+        with signed_in(url, RED) as client:
+            (one,) = listed(client)
+        paths = [f"/compaction/view/{one['id']}"]
+        paths += [f"/compaction/requests/{one['id']}/{view}" for view in ("before", "after", "diff", "summary")]
+        seen = {}
+        for key in ("cp-figures", "cp-support", "cp-unnamed", RED):
+            with contextlib.ExitStack() as stack:
+                client = stack.enter_context(signed_in(url, key) if session else keyed(url, key))
+                assert client.get(f"/compaction/requests/{one['id']}").status_code == 200
+                answers = [client.get(path) for path in paths]
+            seen[key] = [answer.status_code for answer in answers], "red-secret" in answers[0].text + answers[1].text
+            if key == "cp-figures":
+                assert answers[1].json()["error"]["code"] == "content_not_allowed"
+                assert "content: false" in answers[0].text
+        assert seen.pop("cp-figures") == ([200, 403, 403, 403, 403], False)
+        assert set(map(str, seen.values())) == {str(([200] * 5, True))}
+    reads = [line for line in logs if line["event"] == "content.read"]
+    assert {line["record"] for line in reads} == {one["id"]}
+    readers = [line["reader"] for line in reads]
+    hashed = "administrator " + unnamed[:19]
+    assert readers == ["administrator support"] * 5 + [hashed] * 5 + ["team red"] * 5
+
+
+@contextlib.contextmanager
+def keyed(url: str, key: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, trust_env=False, headers={"authorization": f"Bearer {key}"}) as client:
+        yield client
+
+
+def test_a_page_of_savings_has_a_bounded_number_of_rows(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.endpoints.presentation.SHOWN_ROWS", 1)
+    with signed_in(url, ADMIN) as client:
+        listed(client)
+        page = client.get("/compaction/savings").text
+    assert "1 others" in page
+    assert page.count("<td>gpt-5</td>") == 1
 
 
 def test_without_a_session_there_is_a_sign_in_page(url: str) -> None:

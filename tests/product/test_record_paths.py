@@ -8,7 +8,9 @@ import csv
 import html
 import io
 import json
+import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
@@ -46,6 +48,7 @@ CANARY = "CANARY-7f3a"
 def made(number: int, team: str, when: float, **fields: Any) -> RequestRecord:
     """Return a record that names its team in its model. Every third one costs more than without the proxy."""
     verdict = ("compacted", "none", "shadow")[number % 3]
+    forecast = DOLLAR // 9 if verdict == "shadow" else None
     shown: dict[str, Any] = {
         "path": "/v1/chat/completions",
         "api": "chat",
@@ -59,7 +62,7 @@ def made(number: int, team: str, when: float, **fields: Any) -> RequestRecord:
         "forecast": 400 if verdict == "shadow" else None,
         "calls": [UpstreamCall("accepted", 200, 12.0, 500)],
         "usage": Usage(510, 20, 100),
-        "cost": Cost(DOLLAR // 7 + number, DOLLAR // (6 + number % 3), estimated=number % 2 == 0),
+        "cost": Cost(DOLLAR // 7 + number, DOLLAR // (6 + number % 3), forecast, number % 2 == 0),
         "status": 200,
         "phases": {"total": 20.5},
     }
@@ -110,7 +113,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         store = open_store(f"sqlite:///{folder}/store.db")
         limits = LearnedLimits(store)
         for team in ("red", "blue"):
-            limits.learn("main", f"model-of-{team}", f"team:{team}", LearnedLimit(input=9_000))
+            limits.learn("main", f"model-of-{team}", f"team:{team}", LearnedLimit(input=9_000, named=8_000))
         await limits.aclose()
         await store.aclose()
 
@@ -237,12 +240,22 @@ def test_the_status_has_the_limits_and_errors_of_the_callers_own(running: Runnin
     red, all_of = running.get(STATUS, "sk-red").json(), running.get(STATUS).json()
     assert {one["model"] for one in red["learned_limits"]} == {"model-of-red"}
     assert {one["model"] for one in all_of["learned_limits"]} == {"model-of-red", "model-of-blue"}
-    assert red["learned_limits"][0]["input"]["tokens"] == 9_000
+    limit = red["learned_limits"][0]
+    assert (limit["team"], limit["input"]["tokens"], limit["input"]["named"]) == ("red", 9_000, 8_000)
+    page = running.get("/compaction/policies", "sk-red").text
+    assert '<td>red</td><td>input</td><td class="n">8,000</td><td class="n">9,000</td>' in page
+    shown = call(running.folder, "models", "model-of-red", "--config", "config.yaml").stdout
+    assert re.search(r"model-of-red\W+red\W+input\W+8,000\W+9,000\W+refusal", shown), shown
     assert red["upstream_errors"] == []
     (error,) = all_of["upstream_errors"]
     assert (error["status"], error["result"], error["upstream"]) == (None, "upstream_timeout", "main")
     assert red["configuration"] == all_of["configuration"]
     assert red["store"] == {"kind": "sqlite", "archive": "sqlite", "open_breakers": []}
+
+
+def test_the_status_has_a_bounded_number_of_limits(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.endpoints.status.MOST_LIMITS", 1)
+    assert len(running.get(STATUS).json()["learned_limits"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -281,9 +294,29 @@ def test_the_commands_read_the_same_records(running: Running) -> None:
     red = call(running.folder, "report", *options, "--team", "red", "--csv").stdout
     assert red == running.get(REPORT, by="team,model", team="red", format="csv").text
     text = call(running.folder, "report", "--config", "config.yaml", "--since", "24h").stdout
-    assert all(team in text for team in (*TEAMS, "total", "With enforce"))
+    assert all(team in text for team in (*TEAMS, "total", "In shadow mode: blue, green, red. With", "would compact"))
     wrong = [("show", "x"), ("report", "--since", "soon"), ("report", "--by", "tenant")]
     assert [call(running.folder, *one, "--config", "config.yaml").returncode for one in wrong] == [2, 2, 2]
+
+
+def test_commands_refuse_an_unknown_team_and_name_the_nearest(running: Running) -> None:
+    for name in ("report", "forget"):
+        done = call(running.folder, name, "--team", "blu", "--config", "config.yaml")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "team 'blu'" in done.stderr
+        assert "did you mean 'blue'?" in done.stderr
+
+
+def test_shadow_mode_has_figures_of_its_own(running: Running) -> None:
+    # Other tests of this module add records.
+    stored = records_in(running.folder / "store.db", RecordQuery(kind="request", limit=2 * COUNT))
+    for row in running.get(REPORT).json()["rows"]:
+        requests = [one for one in stored if one.team == row["team"]]
+        verdicts = Counter(one.verdict for one in requests)
+        assert (row["compacted"], row["would_compact"]) == (verdicts["compacted"], verdicts["shadow"])
+        forecast = sum(one.cost.forecast for one in requests if one.cost and one.cost.forecast is not None)
+        replaced = sum(one.cost.sent for one in requests if one.cost and one.cost.forecast is not None)
+        assert Decimal(row["shadow_savings"]) * DOLLAR == replaced - forecast
 
 
 def test_a_compacted_request_is_explained_by_its_id(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import pickle
@@ -19,16 +20,20 @@ import structlog.testing
 import yaml
 import zstandard
 
+from proxy.config import load
 from proxy.demo.serving import serve
 from proxy.demo.upstream import Reply, StandIn
 from proxy.pipeline import recorder
 from proxy.server import maintenance
+from proxy.server.app import create_app
 from proxy.store import sqlite_worker
 from proxy.store.archive import KIND as ARCHIVE
 from proxy.store.file import put_aside
 from proxy.store.forgetting import KIND as FORGOTTEN
+from proxy.store.forgetting import forget
 from proxy.store.replicated_map import name_of
-from tests.kit.program import call, run
+from proxy.store.sqlite import SqliteStore
+from tests.kit.program import call, run, write_config
 from tests.kit.scripted import chat, client, proxied
 from tests.kit.waiting import until
 
@@ -180,6 +185,51 @@ def test_forgetting_a_caller_beside_a_running_server(tmp_path: Path, monkeypatch
     assert found_in(tmp_path) == set()
 
 
+def test_forgetting_reaches_a_running_server_while_its_records_are_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "EVERY", 0.2)
+    monkeypatch.setattr(recorder, "PAUSE_SECONDS", 0.01)
+    records = tmp_path / "state" / "store-records.db"
+    with running(tmp_path) as url:
+        assert summary_of(url) == "made"
+        assert until(records.exists)
+
+        async def forgotten() -> None:
+            store = SqliteStore(tmp_path / "state" / "store.db")
+            await forget(store, f"key:{CALLER_SHA}")
+            await store.aclose()
+
+        with contextlib.closing(sqlite3.connect(records, timeout=30)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            asyncio.run(forgotten())
+            assert until(lambda: summary_of(url) == "made")
+            other.rollback()
+
+
+def test_forgetting_a_caller_drops_what_the_server_remembers_of_its_conversations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "EVERY", 0.2)
+    with serve(stand_in().app) as upstream:
+        settings = load(write_config(configuration(upstream, tmp_path), tmp_path), {})
+        app = create_app(settings)
+        conversations = app._conversations["/v1/chat/completions"]
+        caches = (conversations._costs._seen, conversations._usage_feedback._turns)
+        with serve(app) as url:
+            for key in (CALLER, "sk-other"):
+                ask(url, key)
+                with client(url, key) as caller:
+                    caller.chat.completions.create(model="m", messages=conversation()[:9])
+            assert until(lambda: all(len({tenant for tenant, _ in cache}) == 2 for cache in caches))
+            for cache in (conversations._attempts._refused, app.service.cache_reads._served):
+                cache.update({(tenant, "1"): True for tenant, _ in caches[0]})
+            command(tmp_path, "forget", "--key-sha256", CALLER_SHA)
+            known = (*caches, conversations._attempts._refused, app.service.cache_reads._served)
+            other = {"key:" + hashlib.sha256(b"sk-other").hexdigest()}
+            assert until(lambda: all({tenant for tenant, _ in cache} == other for cache in known))
+
+
 def test_forgetting_a_team_in_an_encrypted_store(tmp_path: Path) -> None:
     teams = {"auth": {"mode": "keys"}, "teams": {"search": {"keys": [f"sha256:{CALLER_SHA}"]}}}
     with serve(stand_in().app) as upstream:
@@ -193,6 +243,8 @@ def test_forgetting_a_team_in_an_encrypted_store(tmp_path: Path) -> None:
         done = command(tmp_path, "forget", "--team", "search")
         assert done.returncode == 0, done.stderr
         assert "summary: 1 entry removed" in done.stdout
+        assert "record: 2 entries removed\n" in done.stdout
+        assert "ledger row: 1 entry removed\n" in done.stdout
         again = command(tmp_path, "forget", "--team", "search")
         assert again.stdout == "Nothing was stored.\n"
         assert not before & set(rows(tmp_path))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from proxy.dialects.body import encoded, fields_of, value_of
 from proxy.dialects.tail import Tail, deltas, json_objects, outer_usage
 from proxy.errors import BadBody
-from proxy.overflow.silent import LARGEST_USAGE, Finished, cached_tokens, output_tokens, prompt_tokens
+from proxy.overflow.silent import LARGEST_FIGURE, Finished, cached_tokens, output_tokens, prompt_tokens
 
 _REASON = re.compile(r'"finish_reason"\s*:\s*"([^"\\]{1,64})"')
 
@@ -35,14 +35,17 @@ class AnswerTail(Tail):
         return Finished(reason, prompt_tokens(usage), output_tokens(usage), False, *cached_tokens(usage))
 
 
+_Figure = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_FIGURE)]
+
+
 class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-    cache_write_tokens: int | None = None
+    cached_tokens: _Figure | None = None
+    cache_write_tokens: _Figure | None = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: _Figure
+    completion_tokens: _Figure
     prompt_tokens_details: _Details | None = None
     cache_read_input_tokens: None = None
     cache_creation_input_tokens: None = None
@@ -76,14 +79,10 @@ def _usual(body: bytes) -> Finished | None:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     (choice,), usage = answer.choices, answer.usage
-    if not choice.message.content or usage.prompt_tokens <= 0 or usage.completion_tokens < 0:
-        return None
-    if max(usage.prompt_tokens, usage.completion_tokens) > LARGEST_USAGE:
+    if not choice.message.content or not usage.prompt_tokens:
         return None
     details = usage.prompt_tokens_details or _NO_DETAILS
     cached = details.cached_tokens, details.cache_write_tokens
-    if any(number is not None and number < 0 for number in cached):
-        return None
     return Finished(choice.finish_reason, usage.prompt_tokens, usage.completion_tokens, False, *cached)
 
 

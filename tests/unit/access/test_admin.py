@@ -64,11 +64,11 @@ def test_a_link_ends_with_a_reload_that_sets_admin(tmp_path: Path) -> None:
     link = AdminLink("token", "session", tmp_path / "used")
     cookie = [(b"cookie", b"other=1; compaction_admin=session")]
     settings = loads(f"admin: {{keys: ['{key_hash('sk-admin')}']}}".encode(), {})
-    assert Admins(Settings()).include(cookie, link)
-    assert not Admins(settings).include(cookie, link)
-    assert not Admins(Settings()).include([*cookie, (b"sec-fetch-site", b"same-site")], link)
-    assert not Admins(Settings()).include([*cookie, (b"x-api-key", b"sk-team")], link)
-    assert not Admins(Settings()).include([(b"cookie", b"compaction_admin=")], link)
+    assert Admins(Settings()).sender(cookie, link)
+    assert not Admins(settings).sender(cookie, link)
+    assert not Admins(Settings()).sender([*cookie, (b"sec-fetch-site", b"same-site")], link)
+    assert not Admins(Settings()).sender([*cookie, (b"x-api-key", b"sk-team")], link)
+    assert not Admins(Settings()).sender([(b"cookie", b"compaction_admin=")], link)
 
 
 def test_an_admin_key_is_a_hash_that_no_team_has(tmp_path: Path) -> None:

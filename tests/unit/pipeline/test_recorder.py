@@ -128,6 +128,56 @@ def test_a_failing_store_keeps_records_waiting_up_to_a_bound(monkeypatch: pytest
     asyncio.run(work())
 
 
+def test_the_last_error_of_a_store_does_not_end_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAUSE_SECONDS", 0.001)
+
+    class Picky(Store):
+        async def write(self, records: Sequence[RequestRecord], seconds: float) -> None:
+            if self.fails:
+                raise StoreFailed("locked")
+            if any(one.tenant == "bad" for one in records):
+                raise ValueError("a fault")
+            await super().write(records, seconds)
+
+    async def work() -> None:
+        store = Picky()
+        recorder = made(store)
+        for tenant in ("a", "bad", "b", "bad"):
+            recorder.add(RequestRecord(new_id(), 0.0, tenant=tenant))
+        while recorder._waiting:  # noqa: ASYNC110 - nothing tells when the task has written them
+            await asyncio.sleep(0.001)
+        recorder.add(RequestRecord(new_id(), 0.0, tenant="c"))
+        await recorder.aclose()
+        assert [[one.tenant for one in batch] for batch in store.batches] == [["a"], ["b"], ["c"]]
+
+    asyncio.run(work())
+
+
+def test_a_store_that_fails_while_records_are_written_singly_loses_none() -> None:
+    class Later(Store):
+        async def write(self, records: Sequence[RequestRecord], seconds: float) -> None:
+            if len(records) > 1 and not self.batches:
+                raise ValueError("a fault")
+            if self.fails and self.batches:
+                raise StoreFailed("locked")
+            self.batches.append(list(records))
+
+    async def work() -> None:
+        store = Later()
+        store.fails = True
+        recorder = made(store)
+        for tenant in "abc":
+            recorder.add(RequestRecord(new_id(), 0.0, tenant=tenant))
+        with pytest.raises(StoreFailed):
+            await recorder.flush()
+        assert [one.tenant for one in recorder._waiting] == ["b", "c"]
+        store.fails = False
+        await recorder.aclose()
+        assert [[one.tenant for one in batch] for batch in store.batches] == [["a"], ["b", "c"]]
+
+    asyncio.run(work())
+
+
 def test_ids_sort_by_time() -> None:
     id = new_id()
     assert len(id) == len(first_id(0)) == 24

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from structlog.testing import capture_logs
 
 from proxy.limits.learned import Limits
 from proxy.server.maintenance import Maintenance
+from proxy.store import StoreFailed
 from proxy.store.forgetting import forget
 from proxy.store.replicated_map import ReplicatedMap
 from proxy.store.sqlite import SqliteStore
@@ -97,6 +99,71 @@ def test_a_running_process_notices_that_a_tenant_was_forgotten(tmp_path: Path) -
         assert shared.get("team:leaving", "u", "m") is None
         await shared.aclose()
         await command.aclose()
+
+    with_store(lambda: SqliteStore(tmp_path / "a.db"), test)
+
+
+def test_a_command_on_a_machine_with_a_slow_clock_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(store: SqliteStore) -> None:
+        shared = ReplicatedMap(store, "limit", Limits, 10)
+        maintenance = Maintenance(store, [shared])
+        await maintenance.once()
+        now = time.time()
+        for clock in (now - 86_000.0, now - 86_000.0 + 5, now - 90_000.0):
+            shared.set_local("t", "u", "m", Limits("u", "m"))
+            with monkeypatch.context() as patched:
+                patched.setattr("proxy.store.forgetting.time.time", lambda clock=clock: clock)
+                await forget(store, "t")
+            await maintenance.once()
+            assert shared.get("t", "u", "m") is None
+        await shared.aclose()
+
+    with_store(lambda: SqliteStore(tmp_path / "a.db"), test)
+
+
+class Failing:
+    """A store of records that is locked, and a holder with a fault."""
+
+    def __init__(self) -> None:
+        self.removed: list[str] = []
+        self.fails = True
+
+    async def maintain(self, most: int) -> None:
+        raise StoreFailed("locked")
+
+    async def remove(self, tenant: str) -> None:
+        if self.fails:
+            raise StoreFailed("locked")
+        self.removed.append(tenant)
+
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        if self.fails:
+            raise KeyError("a fault")
+        return set()
+
+
+def test_each_step_runs_even_if_the_others_fail(tmp_path: Path) -> None:
+    async def test(store: SqliteStore) -> None:
+        failing, archive = Failing(), SqliteStore(tmp_path / "b.db")
+        shared = ReplicatedMap(store, "limit", Limits, 10)
+        maintenance = Maintenance(store, [failing, shared], failing, archive=archive)  # type: ignore[arg-type]
+        await maintenance.once()
+        shared.set_local("t", "u", "m", Limits("u", "m"))
+        await forget(store, "t")
+        for place in (store, archive):
+            await place.put("t", "archive", "k", b"1", 60)
+        with capture_logs() as logs:
+            await maintenance.once()
+        assert {line["step"] for line in logs if "step" in line} == {"forget", "records", "remove"}
+        assert shared.get("t", "u", "m") is None
+        assert await store.get("t", "archive", "k") is None
+        assert await archive.get("t", "archive", "k") is None
+        assert failing.removed == []
+        failing.fails = False
+        await maintenance.once()
+        assert failing.removed == ["t"], "the next round repeats what failed"
+        await shared.aclose()
+        await archive.aclose()
 
     with_store(lambda: SqliteStore(tmp_path / "a.db"), test)
 

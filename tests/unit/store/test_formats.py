@@ -103,7 +103,7 @@ def test_records_of_all_versions_are_removed(redis: RedisServer, monkeypatch: py
             assert len(await records.select(RecordQuery())) == 2
         removed = await records.remove("team:gone")
         await records.aclose()
-        return removed
+        return removed.total()
 
     assert asyncio.run(test()) == 4  # a record and a row of each version
     assert b"team:gone" not in redis.raw()

@@ -87,7 +87,7 @@ async def used(url: str) -> None:
         assert (await records.ledger(0, 10**6))[0][1].summaries == 5
         await records.maintain(3)
         assert len(await records.select(RecordQuery())) == 3
-        assert await records.remove("t") == 4
+        assert await records.remove("t") == {"record": 3, "ledger row": 1}
         assert await store.remove("t") == {"summary": 60}
         await store.maintain()
     finally:

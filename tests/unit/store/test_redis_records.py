@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from proxy.store import StoreFailed
-from proxy.store.records import LedgerSums, RecordQuery
+from proxy.store.records import DAY, LARGEST_SUM, LEDGER_DAYS, OTHER, TENANT_ROWS, LedgerSums, RecordQuery
 from proxy.store.redis_records import BATCH, PAGE, RedisRecords
 from proxy.telemetry.record import Cost, RequestRecord, Usage
 from tests.kit.records import record
@@ -114,7 +114,7 @@ def test_a_removed_tenant_leaves_nothing(redis: RedisServer, keys: tuple[bytes, 
 
     async def work(store: RedisRecords) -> None:
         await store.write([*red, blue], WEEK)
-        assert await store.remove("team:red") == len(red) + 1
+        assert await store.remove("team:red") == {"record": len(red), "ledger row": 1}
         assert ids(await store.select(RecordQuery())) == ids([blue])
         assert [labels.team for labels, _ in await store.ledger(0, 10**6)] == ["blue"]
         raw = redis.raw()
@@ -138,6 +138,119 @@ def test_expired_and_excess_records_are_removed_and_stay_in_the_ledger(redis: Re
             assert client.zcard("{compaction-records}:1:ids:team%3Ared") == 0
             assert client.zcard("{compaction-records}:1:ids:team%3Ablue") == 20
         assert sum(sums.requests for _, sums in await store.ledger(0, 10**6)) == len(short) + len(kept)
+
+    used(redis, work)
+
+
+@pytest.mark.parametrize("keys", [(), (KEY,)])
+def test_rows_of_the_ledger_are_bounded_by_tenant_and_day_and_sums_stay_complete(
+    redis: RedisServer, keys: tuple[bytes, ...]
+) -> None:
+    records = [record(model=f"m{number}", before=1) for number in range(TENANT_ROWS + 50)]
+
+    async def work(store: RedisRecords) -> None:
+        for _ in range(2):
+            await store.write(records, WEEK)
+        await store.write([record("team:blue", model="gpt-5"), record(model="m0", before=1)], WEEK)
+        rows = await store.ledger(0, 10**6, ("team:red",))
+        assert len(rows) == TENANT_ROWS + 1
+        assert sum(sums.received for _, sums in rows) == len(records) + 1
+        counts = {labels.model: sums.requests for labels, sums in rows}
+        assert (counts[OTHER], counts["m0"]) == (50, 2)
+        assert [labels.model for labels, _ in await store.ledger(0, 10**6, ("team:blue",))] == ["gpt-5"]
+
+    used(redis, work, *keys)
+
+
+def test_further_callers_without_a_team_are_summed_up_without_a_tenant(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.store.records.DAY_ROWS", 3)
+    records = [record(f"key:{number}", model="gpt-5") for number in range(9)]
+    for one in records:
+        one.team = None
+
+    async def work(store: RedisRecords) -> None:
+        await store.write([*records, record()], WEEK)
+        rows = await store.ledger(0, 10**6)
+        assert len(rows) == 5
+        assert sum(sums.requests for _, sums in rows) == 10
+        assert [sums.requests for labels, sums in rows if labels.tenant == ""] == [6]
+        assert await store.remove("key:8") == {"record": 1}
+        assert await store.remove("") == {"ledger row": 1}
+
+    used(redis, work)
+
+
+def test_a_sum_has_a_maximum_and_a_damaged_one_starts_again(redis: RedisServer) -> None:
+    async def work(store: RedisRecords) -> None:
+        for _ in range(3):
+            await store.write([record(before=2, cost=Cost(3 * 10**18, 2**63))], WEEK)
+        with redis.client() as client:
+            (row,) = client.zrange("{compaction-records}:1:rows", 0, -1)
+            client.hset(b"{compaction-records}:1:row:" + row, "received", "much")  # type: ignore[arg-type, operator]
+        ((_, sums),) = await store.ledger(0, 10**6)
+        assert (sums.requests, sums.received, sums.cost, sums.as_received) == (3, 0, LARGEST_SUM, LARGEST_SUM)
+        await store.write([record(before=2)], WEEK)
+        ((_, sums),) = await store.ledger(0, 10**6)
+        assert (sums.requests, sums.received, sums.sent) == (4, 2, 8)
+
+    used(redis, work)
+
+
+@pytest.mark.parametrize("keys", [(), (KEY,)])
+def test_unreadable_values_are_skipped(redis: RedisServer, keys: tuple[bytes, ...]) -> None:
+    records = [record(), record(), record(), record("team:blue")]
+
+    async def work(store: RedisRecords) -> None:
+        await store.write(records, WEEK)
+        with redis.client() as client:
+            for key, value in (
+                (f":record:{records[1].id}", b"\x00"),
+                (f":record:{records[2].id}", b"\x93\xa0\xa0\x01"),
+            ):
+                client.set("{compaction-records}:1" + key, value)
+            for row in client.zrange("{compaction-records}:1:rows", 0, 0):  # type: ignore[union-attr]
+                client.hdel(b"{compaction-records}:1:row:" + row, "labels")
+        assert ids(await store.select(RecordQuery(limit=2))) == ids([records[3], records[0]])
+        assert await store.get(records[1].id) is None
+        assert len(await store.ledger(0, 10**6)) == 1
+        await store.maintain(10)
+
+    used(redis, work, *keys)
+
+
+def test_rows_of_an_older_version_are_found_and_removed(redis: RedisServer) -> None:
+    """It listed the rows of a tenant in a set."""
+
+    async def work(store: RedisRecords) -> None:
+        await store.write([record(model=f"m{number}") for number in range(BATCH + 5)], WEEK)
+        with redis.client() as client:
+            rows = client.zrange("{compaction-records}:1:ledger:team%3Ared", 0, -1)
+            client.delete("{compaction-records}:1:ledger:team%3Ared")
+            client.sadd("{compaction-records}:1:rows:team%3Ared", *rows)  # type: ignore[misc]
+            assert len(await store.ledger(0, 10**6, ("team:red",))) == len(rows)  # type: ignore[arg-type]
+            assert client.exists("{compaction-records}:1:rows:team%3Ared") == 0
+            client.sadd("{compaction-records}:1:rows:team%3Ared", rows[0])  # type: ignore[index]
+        assert (await store.remove("team:red"))["ledger row"] == len(rows)  # type: ignore[arg-type]
+        assert b"red" not in redis.raw()
+
+    used(redis, work)
+
+
+def test_rows_have_a_lifetime_and_callers_without_records_leave_no_name(
+    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = record("team:gone")
+    old.time -= (LEDGER_DAYS + 2) * DAY
+
+    async def work(store: RedisRecords) -> None:
+        await store.write([old], 0.001)
+        await store.write([record()], WEEK)
+        await asyncio.sleep(0.05)
+        await store.maintain(10)
+        assert [labels.team for labels, _ in await store.ledger(0, 10**6)] == ["red"]
+        assert b"gone" not in redis.raw()
 
     used(redis, work)
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from proxy.store.records import SUMS, LedgerSums, RecordQuery
+from proxy.store.records import (
+    DAY,
+    LARGEST_SUM,
+    LEDGER_DAYS,
+    OTHER,
+    SUMS,
+    TENANT_ROWS,
+    LedgerSums,
+    RecordQuery,
+)
 from proxy.store.sqlite_records import SqliteRecords
 from proxy.telemetry.record import Cost, Reason, UpstreamCall, Usage
 from tests.kit.records import record
@@ -77,8 +87,10 @@ def test_the_ledger_is_the_sum_of_the_records_even_if_a_write_is_repeated(tmp_pa
             verdict="compacted", before=900, sent=300, usage=Usage(310, 20, 100, 10), cost=Cost(5, 7, estimated=True)
         ),
         record(before=50, status=500, fits=False),
-        record("team:red", fits=False, verdict="compacted", before=0, sent=0),
-        record(verdict="shadow", before=90, forecast=40),
+        record("team:red", fits=False, verdict="compacted", before=0, sent=0, status=200),
+        record("team:red", fits=False, verdict="compacted", status=400),
+        record(verdict="shadow", before=90, forecast=40, status=200),
+        record(verdict="shadow", fits=False, before=90, forecast=40, status=400),
         record(kind="summary", usage=Usage(500, 60), cost=Cost(11)),
     ]
 
@@ -88,16 +100,18 @@ def test_the_ledger_is_the_sum_of_the_records_even_if_a_write_is_repeated(tmp_pa
         ((labels, sums),) = await store.ledger(0, 10**6)
         assert (labels.team, labels.policy) == ("red", "default")
         assert {name: getattr(sums, name) for name in SUMS if getattr(sums, name)} == {
-            "requests": 4,
+            "requests": 6,
             "compacted": 3,
             "avoided": 1,
-            "errors": 1,
-            "shadow": 1,
+            "errors": 3,
+            "shadow": 2,
+            "would_compact": 2,
+            "would_avoid": 1,
             "summaries": 1,
             "estimated": 1,
-            "received": 1040,
-            "sent": 440,
-            "forecast": 390,
+            "received": 1130,
+            "sent": 530,
+            "forecast": 430,
             "input": 310,
             "output": 20,
             "cache_read": 100,
@@ -159,7 +173,7 @@ def test_maintenance_removes_expired_records_and_the_oldest_ones_but_keeps_the_l
 def test_a_tenant_is_removed_from_records_and_ledger(tmp_path: Path) -> None:
     async def work(store: SqliteRecords) -> None:
         await store.write([record("team:gone"), record("team:stays")], WEEK)
-        assert await store.remove("team:gone") == 2
+        assert await store.remove("team:gone") == {"record": 1, "ledger row": 1}
         assert [one.team for one in await store.select(RecordQuery())] == ["stays"]
         assert [labels.team for labels, _ in await store.ledger(0, 10**6)] == ["stays"]
 
@@ -173,6 +187,73 @@ def test_maintenance_creates_no_file(tmp_path: Path) -> None:
 
     used(work, path=tmp_path / "r.db")
     assert not (tmp_path / "r.db").exists()
+
+
+def test_rows_of_the_ledger_are_bounded_by_tenant_and_day_and_sums_stay_complete(tmp_path: Path) -> None:
+    records = [record(model=f"m{number}", before=1) for number in range(TENANT_ROWS + 50)]
+    yesterday = record(model="old")
+    yesterday.time -= DAY
+
+    async def work(store: SqliteRecords) -> None:
+        await store.write(records, WEEK)
+        await store.write([record(model=f"n{number}", before=1) for number in range(50)], WEEK)
+        await store.write([record("team:blue", model="gpt-5"), yesterday, record(model="m0", before=1)], WEEK)
+        rows = await store.ledger(0, 10**6, ("team:red",))
+        assert len(rows) == TENANT_ROWS + 2
+        assert sum(sums.received for _, sums in rows) == len(records) + 51
+        counts = {labels.model: sums.requests for labels, sums in rows}
+        assert (counts[OTHER], counts["m0"], counts["old"]) == (100, 2, 1)
+        assert [labels.model for labels, _ in await store.ledger(0, 10**6, ("team:blue",))] == ["gpt-5"]
+
+    used(work, path=tmp_path / "r.db", keys=[KEY])
+
+
+def test_rows_of_the_ledger_have_a_lifetime(tmp_path: Path) -> None:
+    clock = Clock()
+    clock.now = time.time()
+
+    async def work(store: SqliteRecords) -> None:
+        await store.write([record()], WEEK)
+        clock.now += (LEDGER_DAYS - 1) * DAY
+        await store.maintain(10)
+        assert len(await store.ledger(0, 10**6)) == 1
+        clock.now += 2 * DAY
+        await store.maintain(10)
+        assert await store.ledger(0, 10**6) == []
+
+    used(work, path=tmp_path / "r.db", clock=clock)
+
+
+def test_a_sum_has_a_maximum(tmp_path: Path) -> None:
+    async def work(store: SqliteRecords) -> None:
+        for _ in range(3):
+            await store.write([record(cost=Cost(3 * 10**18, 2**63))], WEEK)
+        ((_, sums),) = await store.ledger(0, 10**6)
+        assert (sums.requests, sums.cost, sums.as_received) == (3, LARGEST_SUM, LARGEST_SUM)
+
+    used(work, path=tmp_path / "r.db")
+
+
+def test_a_file_of_an_older_version_gets_the_newer_columns_and_keeps_its_rows(tmp_path: Path) -> None:
+    path = tmp_path / "r.db"
+
+    async def first(store: SqliteRecords) -> None:
+        await store.write([record(before=3)], WEEK)
+
+    async def second(store: SqliteRecords) -> None:
+        both = SqliteRecords(path)
+        shadow = record(before=4, verdict="shadow", forecast=2)
+        await asyncio.gather(store.write([shadow], WEEK), both.write([record(before=5)], WEEK))
+        await both.aclose()
+        ((_, sums),) = await store.ledger(0, 10**6)
+        assert (sums.received, sums.would_compact) == (12, 1)
+
+    used(first, path=path)
+    with sqlite3.connect(path) as database:
+        for name in ("would_compact", "would_avoid"):
+            database.execute(f"ALTER TABLE ledger DROP COLUMN {name}")
+    database.close()
+    used(second, path=path)
 
 
 def test_sums_cover_every_field() -> None:
