@@ -6,12 +6,12 @@ from time import perf_counter
 
 import structlog
 
+from proxy.dialects.usage import usage_of as usage_of
 from proxy.errors import ProxyError
-from proxy.overflow.silent import Finished
 from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.response_start import ResponseStart
-from proxy.telemetry.record import UpstreamCall, Usage
+from proxy.telemetry.record import UpstreamCall
 
 log = structlog.get_logger(__name__)
 
@@ -55,10 +55,3 @@ def describe_failure(context: ConversationContext, error: ProxyError, began: flo
     call = UpstreamCall(error.code, None, milliseconds_since(began), sent)
     context.record.calls.append(call)
     log.debug("upstream.not_responded", result=call.result, ms=call.ms, tokens=sent)
-
-
-def usage_of(end: Finished) -> Usage | None:
-    """Return the reported usage, or ``None`` if the response has none."""
-    if end.prompt is None and end.output is None:
-        return None
-    return Usage(end.prompt, end.output, end.cache_read, end.cache_write)

@@ -45,16 +45,44 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
     share: float | None = None
 
 
+TIERS = ("flex", "priority", "balanced", "ultrafast")
+"""Service tiers with prices of their own."""
+
+
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     """The usage that an upstream reported, in its tokens. ``None``: not reported.
 
-    ``input`` includes the tokens read from the prompt cache and written to it. ``output`` includes reasoning.
+    ``input`` includes the tokens read from the prompt cache and written to it, and audio and images. ``cache_write``
+    includes the tokens written for an hour. ``output`` includes reasoning, audio, and images. ``searches`` is a number
+    of web searches. ``tier`` is one of ``TIERS``, or ``fast`` for Anthropic's speed, and ``region`` the region, if they
+    served the request. ``compactions`` are the provider's own compactions during the request, included in the sums.
     """
 
     input: int | None = None
     output: int | None = None
     cache_read: int | None = None
     cache_write: int | None = None
+    cache_write_1h: int | None = None
+    reasoning: int | None = None
+    audio_input: int | None = None
+    audio_output: int | None = None
+    image_input: int | None = None
+    image_output: int | None = None
+    searches: int | None = None
+    tier: str | None = None
+    region: str | None = None
+    compactions: tuple[Usage, ...] = ()
+
+    @property
+    def without_compactions(self) -> Usage:
+        """Return the usage of the answer alone."""
+        if not self.compactions:
+            return self
+        left: dict[str, int | None] = {}
+        for name in ("input", "output", "cache_read", "cache_write", "cache_write_1h"):
+            total = getattr(self, name)
+            left[name] = total and total - sum(getattr(one, name) or 0 for one in self.compactions)
+        return msgspec.structs.replace(self, compactions=(), **left)
 
 
 class UpstreamCall(msgspec.Struct, frozen=True, omit_defaults=True):
