@@ -70,8 +70,9 @@ class Costs:
 
 
 def price_for(configuration: ConfigSnapshot, route: Route, profile: Profile) -> Price | None:
-    """Return the operator's price for a route's model, or else that of the table."""
-    return price_of(configuration.settings.prices, route.model, profile.price)
+    """Return the current price of a route's model: the operator's, or else that of the table."""
+    price = price_of(configuration.settings.prices, route.model, profile.price)
+    return None if price is None else price.at(time.time())
 
 
 def cost_of(price: Price, usage: Usage, basis: Basis) -> Cost:

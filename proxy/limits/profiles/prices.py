@@ -6,11 +6,15 @@ https://github.com/BerriAI/litellm/blob/main/model_prices_and_context_window.jso
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, tzinfo
 from fnmatch import fnmatchcase
 from functools import cache
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
+from msgspec.structs import replace
 
 from proxy.telemetry.record import TIERS, Usage
 
@@ -35,6 +39,7 @@ SEARCHES = "search_context_cost_per_query"
 FACTORS = "provider_specific_entry"
 
 _FIELD = re.compile(rf"({'|'.join(FIELDS)})(?:_above_(\d+)k_tokens)?(?:_({'|'.join(TIERS)}))?")
+_WINDOW = re.compile(r"(\d\d?):(\d\d)-(\d\d?):(\d\d)")
 _FREE_WRITES = ("cache_write", "cache_write_1h")
 _FIREWORKS_CACHED = 0.5
 """Share of the input's price that Fireworks charges for cached tokens unless the table has a price."""
@@ -102,6 +107,7 @@ class Price(msgspec.Struct, frozen=True, gc=False):
 
     ``tiers`` are the prices of service tiers that cost something else. ``search`` is the price of one web search, or
     of all searches for a prompt if ``search_once``. ``factors`` multiply the price of all tokens in a tier or a region.
+    ``off_peak`` is the price at some times of the week.
     """
 
     base: Rates
@@ -110,6 +116,11 @@ class Price(msgspec.Struct, frozen=True, gc=False):
     search: int = 0
     search_once: bool = False
     factors: Mapping[str, float] = {}
+    off_peak: OffPeak | None = None
+
+    def at(self, seconds: float) -> Price:
+        """Return the price at a time in seconds since 1970."""
+        return self.off_peak.price if self.off_peak is not None and self.off_peak.includes(seconds) else self
 
     def rates(self, prompt: int) -> Rates:
         """Return the rates for a prompt of this many tokens."""
@@ -131,6 +142,26 @@ class Price(msgspec.Struct, frozen=True, gc=False):
         if usage.searches:
             cost += self.search * (1 if self.search_once else usage.searches)
         return cost
+
+
+class OffPeak(msgspec.Struct, frozen=True, gc=False):
+    """The price of a model in some windows: start and end in minutes of the day in UTC, and days from 1, Monday.
+
+    ``zone`` is the time zone of the days.
+    """
+
+    price: Price
+    windows: tuple[tuple[int, int, tuple[int, ...]], ...]
+    zone: tzinfo = UTC
+
+    def includes(self, seconds: float) -> bool:
+        """Return whether a time in seconds since 1970 is in a window. One that ends at its start is a whole day."""
+        minute = int(seconds // 60) % (24 * 60)
+        day = datetime.fromtimestamp(seconds, self.zone).isoweekday()
+        return any(
+            day in days and (start <= minute < end if start < end else minute >= start or minute < end)
+            for start, end, days in self.windows
+        )
 
 
 def price_of(prices: Mapping[str, Mapping[str, object]], model: str, listed: Price | None) -> Price | None:
@@ -174,7 +205,7 @@ def price_from(entry: Mapping[str, object], provider: str = "") -> Price | None:
         tiers = {tier: _by_size(standard, own, inclusive) for tier, own in stated.items()}
     if not rates:
         return None
-    return Price(
+    price = Price(
         rates[0][1],
         tuple(rates[1:]),
         {tier: Price(own[0][1], tuple(own[1:])) for tier, own in tiers.items() if own},
@@ -183,6 +214,8 @@ def price_from(entry: Mapping[str, object], provider: str = "") -> Price | None:
         provider.startswith(("gemini", "vertex_ai-language")) and entry.get("web_search_billing_unit") != "per_query",
         _factors(entry.get(FACTORS)),
     )
+    off_peak = _off_peak(entry.get("off_peak_pricing"), standard.get(0, {}), price)
+    return price if off_peak is None else replace(price, off_peak=off_peak)
 
 
 @cache
@@ -243,6 +276,38 @@ def _by_range(ranges: Sequence[object], plain: _Stated) -> list[tuple[int, Rates
             found[int(limits[0])] = Rates(**{"output": plain.get("output", 0), **others, **own})
     ascending = sorted(found.items())
     return [(0, ascending[0][1]), *ascending[1:]] if ascending else []
+
+
+def _off_peak(value: object, plain: _Stated, usual: Price) -> OffPeak | None:
+    """Return the price at some times. It has no steps and no tiers."""
+    if not isinstance(value, Mapping):
+        return None
+    rules = value.get("windows")
+    windows = list(_windows(value))
+    for rule in rules if isinstance(rules, list) else ():
+        windows += _windows(rule)
+    rates = _by_size({0: {**plain, **_stated(value).get("", {}).get(0, {})}}, {}, 0)
+    if not rates:
+        return None
+    price = replace(usual, base=rates[0][1], steps=(), tiers={})
+    return OffPeak(price, tuple(windows), _zone(value.get("weekday_timezone")))
+
+
+def _windows(rule: Mapping[str, Any]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    stated = rule.get("hours_utc", ())
+    days = tuple(rule.get("weekdays", range(1, 8)))
+    for window in (stated,) if isinstance(stated, str) else stated:
+        if found := _WINDOW.fullmatch(window):
+            hour, minute, last_hour, last_minute = map(int, found.groups())
+            yield 60 * hour + minute, 60 * last_hour + last_minute, days
+
+
+def _zone(name: object) -> tzinfo:
+    """Return a time zone, or UTC if the system doesn't have it."""
+    try:
+        return ZoneInfo(name) if isinstance(name, str) else UTC
+    except (ValueError, ZoneInfoNotFoundError):
+        return UTC
 
 
 def _search(value: object) -> int:

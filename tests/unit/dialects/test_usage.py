@@ -86,7 +86,7 @@ def test_a_long_stream_of_messages() -> None:
 
 @pytest.mark.parametrize("size", [4_096, 9_000, 100_000])
 def test_the_tier_of_a_long_response_is_the_first_of_its_event(size: int) -> None:
-    """A caller's metadata comes after the tier, in whatever chunks the response arrives."""
+    """A caller's metadata comes after the tier."""
     usage = {"input_tokens": 100, "output_tokens": 20}
     first = {"response": {"service_tier": "auto", "metadata": {"service_tier": "flex"}}}
     last = {

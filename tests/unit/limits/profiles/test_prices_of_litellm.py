@@ -6,7 +6,9 @@ import asyncio
 import json
 import random
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 
@@ -31,6 +33,7 @@ class Case(NamedTuple):
     model: str
     api: str
     answer: Answer
+    at: datetime = datetime(2026, 11, 24, 8, tzinfo=UTC)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +132,8 @@ def cases() -> list[Case]:
     for index in range(USAGES):
         provider = providers[index] if index < len(providers) else draw.choice(RICH)
         api = draw.choice(APIS.get(provider, ("chat",)))
-        found.append(Case(draw.choice(models[provider]), api, ANSWERS[api](draw)))
+        at = datetime(2026, 11, draw.randint(1, 30), draw.randint(0, 23), draw.randint(0, 59), tzinfo=UTC)
+        found.append(Case(draw.choice(models[provider]), api, ANSWERS[api](draw), at))
     return found
 
 
@@ -139,7 +143,7 @@ def our_price(case: Case) -> float:
     usage = usage_of(tail.finished())
     assert price is not None
     assert usage is not None
-    return price.cost(usage) / PICO
+    return price.at(case.at.timestamp()).cost(usage) / PICO
 
 
 def their_price(litellm: Any, case: Case) -> float:
@@ -153,7 +157,8 @@ def their_price(litellm: Any, case: Case) -> float:
             made.usage = litellm.AnthropicConfig().calculate_usage(answer["usage"], None)
         else:
             made.usage = litellm.Usage(**answer["usage"])
-    return float(litellm.completion_cost(made, model=case.model, custom_llm_provider=provider))
+    with mock.patch("litellm.litellm_core_utils.llm_cost_calc.utils.current_billing_time", return_value=case.at):
+        return float(litellm.completion_cost(made, model=case.model, custom_llm_provider=provider))
 
 
 def is_same(ours: float, theirs: float) -> bool:
@@ -238,3 +243,12 @@ def test_the_providers_own_compactions_are_prompts_of_their_own(litellm: Any) ->
     both = Case(model, "messages", {"content": [], "usage": {**call, "iterations": calls}})
     assert our_price(both) == pytest.approx(2 * their_price(litellm, once))
     assert their_price(litellm, both) > our_price(both)
+
+
+@pytest.mark.parametrize("model", [name for name in PRICED if "off_peak_pricing" in TABLE[name]])
+def test_prices_depend_on_the_time_of_the_week(litellm: Any, model: str) -> None:
+    case = usage_case(model, cached_tokens=50_000)
+    week = [case._replace(at=datetime(2026, 11, 23 + hour // 24, hour % 24, tzinfo=UTC)) for hour in range(7 * 24)]
+    ours = [our_price(one) for one in week]
+    assert len({round(price, 9) for price in ours}) == 2
+    assert all(is_same(price, their_price(litellm, one)) for price, one in zip(ours, week, strict=True))
