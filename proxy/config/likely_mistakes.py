@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 from proxy.compaction.triggers import lowest_level, with_step
 from proxy.config.checks import Finding, below
@@ -25,6 +26,7 @@ def likely_mistakes(root: Node, written: WrittenSettings, settings: Settings) ->
     findings = [
         *(_summary_models(written, settings) if settings.models else ()),
         *(_useless_globs(settings) if settings.models else ()),
+        *_forbidden_summary_models(settings),
         *_unusable_native(written, settings),
         *_unreachable_routes(settings),
         *_unknown_windows(settings),
@@ -48,6 +50,38 @@ def _summary_models(written: WrittenSettings, settings: Settings) -> Iterator[Fi
                     problem = f"no route of 'models' matches '{shown(model)}', so it makes no summary"
                     fix = f'correct the name, or add a route: {{match: "{shown(model)}", upstream: NAME}}'
                     yield (*above, "summary", key), problem, fix
+
+
+def _forbidden_summary_models(settings: Settings) -> Iterator[Finding]:
+    """Find teams whose policy names a model for summaries that they may not use."""
+    for name, team in settings.teams.items():
+        for model in forbidden_summary_models(settings, name):
+            if (route := settings.route(model)) is None:
+                continue
+            problem = (
+                f"policy '{team.policy}' names '{shown(model)}' at upstream '{route.upstream}' for summaries, which "
+                f"team '{name}' may not use, so the proxy doesn't send this model the team's conversations"
+            )
+            yield (
+                ("teams", name, "models"),
+                problem,
+                f'add "{shown(model)}", or give the team a policy with another one',
+            )
+
+
+def forbidden_summary_models(settings: Settings, team: str, policy: Policy | None = None) -> list[str]:
+    """Return the models that a team's policy names for summaries and that the team may not use.
+
+    ``policy`` is the one for a model; without it, all that may apply to the team's models count.
+    """
+    globs = settings.teams[team].models
+    if not globs:
+        return []
+    whole = settings.policies[settings.teams[team].policy]
+    overrides = [own.policy for own in whole.models if any(meet(own.match, glob) for glob in globs)]
+    policies = [whole, *overrides] if policy is None else [policy]
+    named = [model for one in policies for model in (one.summary.model, one.summary.fallback_model) if model]
+    return [model for model in dict.fromkeys(named) if not any(fnmatchcase(model, glob) for glob in globs)]
 
 
 def _unusable_native(written: WrittenSettings, settings: Settings) -> Iterator[Finding]:

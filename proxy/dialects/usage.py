@@ -11,6 +11,8 @@ Object = Mapping[str, object]
 
 _TIER_NAMES = {**{name: name for name in TIERS}, "fast": "priority"}
 _REGION_LENGTH = 16
+_LARGEST = 1_000_000
+"""The largest count of searches or of one kind of token. A larger one is an error."""
 
 
 def usage_of(end: Finished) -> Usage | None:
@@ -91,7 +93,7 @@ def _object(usage: Object, *names: str) -> Object:
 
 def _count(usage: Object, name: str) -> int | None:
     value = usage.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LARGEST else None
 
 
 def _sum(*counts: int | None) -> int | None:

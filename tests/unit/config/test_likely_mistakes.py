@@ -70,6 +70,23 @@ WARNINGS = {
         5,
         "policies.default.models[0].summary.native: no model of this policy",
     ),
+    "a summary model that the team may not use": (
+        UP
+        + "models:\n  - {match: '*', upstream: main}\n"
+        + POLICY % "summary: {model: cheap}"
+        + f"teams:\n  t:\n    models: ['local/*']\n    keys: ['sha256:{'1' * 64}']\n",
+        10,
+        "teams.t.models: policy 'default' names 'cheap' at upstream 'main' for summaries, which team 't' may not use, "
+        "so the proxy doesn't send this model the team's conversations. Fix: add \"cheap\"",
+    ),
+    "a summary model of an override that the team may not use": (
+        UP
+        + "models:\n  - {match: '*', upstream: main}\n"
+        + POLICY % "models: [{match: 'local/*', summary: {fallback_model: cheap}}, {match: 'a*', summary: {model: b}}]"
+        + f"teams:\n  t:\n    models: ['local/*']\n    keys: ['sha256:{'1' * 64}']\n",
+        10,
+        "teams.t.models: policy 'default' names 'cheap' at upstream 'main'",
+    ),
     "a team without keys": ("teams:\n  t: {keys: []}\n", 2, "compaction-proxy keys new --team t"),
 }
 
