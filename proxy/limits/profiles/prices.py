@@ -164,6 +164,11 @@ class OffPeak(msgspec.Struct, frozen=True, gc=False):
         )
 
 
+def provider_of(listed: str) -> str:
+    """Return the provider of an entry as `upstreams.NAME.provider` names it. Some entries name a part of one."""
+    return "bedrock" if listed == "bedrock_converse" else "vertex_ai" if listed.startswith("vertex_ai") else listed
+
+
 def price_of(prices: Mapping[str, Mapping[str, object]], model: str, listed: Price | None) -> Price | None:
     """Return an operator's price for a model, by its name or a glob, or else the price that the table lists."""
     for name, fields in prices.items():

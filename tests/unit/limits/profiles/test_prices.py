@@ -69,3 +69,5 @@ def test_a_profile_has_the_price_of_its_provider_only() -> None:
     profiles = Profiles()
     assert profiles.find("gpt-5", provider="openai").price is not None
     assert profiles.find("gpt-5", provider="vllm").price is None
+    assert profiles.find("anthropic.claude-opus-4-6-v1", provider="bedrock").price is not None
+    assert profiles.find("gemini-2.5-flash", provider="vertex_ai").price is not None
