@@ -133,7 +133,7 @@ def cached_tokens(usage: Mapping[str, object]) -> tuple[int | None, int | None]:
     for name in ("prompt_tokens_details", "input_tokens_details"):
         if isinstance(details := usage.get(name), Mapping):
             read = _first(details, "cached_tokens") if read is None else read
-            written = _first(details, "cache_write_tokens") if written is None else written
+            written = _first(details, "cache_write_tokens", "cache_creation_tokens") if written is None else written
     return read, written
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,9 @@ class Answering:
 
 
 @contextlib.contextmanager
-def proxy(answer: dict[str, Any], folder: Path, **sections: Any) -> Iterator[httpx.Client]:
+def proxy(
+    answer: dict[str, Any], folder: Path, *, speaks: Sequence[str] = ("chat", "responses"), **sections: Any
+) -> Iterator[httpx.Client]:
     with serve(Answering(answer)) as upstream:
         upstreams = {
             "anthropic": {"provider": "anthropic", "base_url": upstream, "api_key": "sk"},
@@ -59,7 +61,7 @@ def proxy(answer: dict[str, Any], folder: Path, **sections: Any) -> Iterator[htt
                 "base_url": f"{upstream}/v1",
                 "api_key": "sk",
                 "ask_limits": False,
-                "speaks": ["chat", "responses"],
+                "speaks": list(speaks),
             },
         }
         models = [{"match": "claude*", "upstream": "anthropic"}, {"match": "*", "upstream": "openai"}]
@@ -167,6 +169,42 @@ def test_the_tier_of_the_answer_counts_and_not_that_of_the_request(tmp_path: Pat
     usage = {"prompt_tokens": 100_000, "completion_tokens": 1_000, "total_tokens": 101_000}
     answer = {"id": "c", "object": "chat.completion", "choices": [choice], "usage": usage, "service_tier": "flex"}
     assert price(answer, tmp_path, "/v1/chat/completions", body) == pytest.approx(0.0675)
+
+
+CHAT_ANSWER = {
+    "id": "c",
+    "object": "chat.completion",
+    "created": 1,
+    "model": GPT,
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "Yes."}, "finish_reason": "stop"}],
+    "usage": {
+        "prompt_tokens": 100_000,
+        "completion_tokens": 1_000,
+        "total_tokens": 101_000,
+        "prompt_tokens_details": {"cached_tokens": 40_000},
+    },
+    "service_tier": "flex",
+}
+CHAT_BODY = {"model": GPT, "messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("speaks", "answer", "path", "body", "usd"),
+    [
+        ("chat", CHAT_ANSWER, "/v1/responses", {"model": GPT, "input": "hi"}, 0.045),
+        ("responses", response("flex", []), "/v1/chat/completions", CHAT_BODY, 0.0675),
+    ],
+)
+def test_a_translated_answer_has_its_tier(
+    tmp_path: Path, speaks: str, answer: dict[str, Any], path: str, body: dict[str, Any], usd: float
+) -> None:
+    assert price(answer, tmp_path, path, body, speaks=[speaks]) == pytest.approx(usd)
+
+
+def test_a_translated_stream_has_its_tier(tmp_path: Path) -> None:
+    body = {**CHAT_BODY, "stream": True, "stream_options": {"include_usage": True}}
+    answer = response("priority", [])
+    assert price(answer, tmp_path, "/v1/chat/completions", body, speaks=["responses"]) == pytest.approx(0.27)
 
 
 def test_an_operator_states_prices_in_all_fields_of_the_table(tmp_path: Path) -> None:
