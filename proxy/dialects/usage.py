@@ -52,12 +52,13 @@ def _output(end: Finished, usage: Object, reasoning: int | None) -> int | None:
 
 def _compactions(iterations: object) -> tuple[Usage, ...]:
     """Return the calls that Anthropic made besides the answer's own. The outer figures exclude them."""
-    calls = iterations if isinstance(iterations, list) else ()
-    return tuple(
-        Usage(prompt_tokens(call), output_tokens(call), *cached_tokens(call), _written_for_an_hour(call, {}))
-        for call in calls
-        if isinstance(call, Mapping) and call.get("type") not in (None, "message")
-    )
+    found = []
+    for call in iterations if isinstance(iterations, list) else ():
+        if isinstance(call, Mapping) and call.get("type") not in (None, "message"):
+            counts = prompt_tokens(call), output_tokens(call), *cached_tokens(call)
+            if max(count or 0 for count in counts) <= _LARGEST:
+                found.append(Usage(*counts, _written_for_an_hour(call, {})))
+    return tuple(found)
 
 
 def _written_for_an_hour(usage: Object, details: Object) -> int | None:

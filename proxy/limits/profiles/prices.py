@@ -287,10 +287,7 @@ def _off_peak(value: object, plain: _Stated, usual: Price) -> OffPeak | None:
     """Return the price at some times. It has no steps and no tiers."""
     if not isinstance(value, Mapping):
         return None
-    rules = value.get("windows")
-    windows = list(_windows(value))
-    for rule in rules if isinstance(rules, list) else ():
-        windows += _windows(rule)
+    windows = [*_windows(value), *(window for rule in value.get("windows", ()) for window in _windows(rule))]
     rates = _by_size({0: {**plain, **_stated(value).get("", {}).get(0, {})}}, {}, 0)
     if not rates:
         return None
@@ -302,7 +299,7 @@ def _windows(rule: Mapping[str, Any]) -> Iterator[tuple[int, int, tuple[int, ...
     stated = rule.get("hours_utc", ())
     days = tuple(rule.get("weekdays", range(1, 8)))
     for window in (stated,) if isinstance(stated, str) else stated:
-        if found := _WINDOW.fullmatch(window):
+        if found := _WINDOW.fullmatch(str(window)):
             hour, minute, last_hour, last_minute = map(int, found.groups())
             yield 60 * hour + minute, 60 * last_hour + last_minute, days
 

@@ -72,6 +72,22 @@ def test_messages(stated: dict[str, Any], usage: Usage) -> None:
     assert read(MESSAGES, answer) == usage
 
 
+def test_the_providers_own_compactions_are_in_the_sums_and_apart() -> None:
+    counts = {"input_tokens": 60, "output_tokens": 9, "cache_read_input_tokens": 5}
+    calls = [{"type": "compaction", **counts}, {"type": "compaction", "input_tokens": 10**30}, {"type": "message"}, 7]
+    usage = {"input_tokens": 100, "output_tokens": 20, "cache_read_input_tokens": 1, "iterations": calls}
+    found = read(MESSAGES, {"content": [], "usage": usage})
+    assert found == Usage(166, 29, 6, compactions=(Usage(65, 9, 5),))
+    assert found.without_compactions == Usage(101, 20, 1)
+
+
+@pytest.mark.parametrize("count", [-1, 10**30, True, "7", None, [], {}, 1.5])
+def test_a_strange_count_is_none(count: object) -> None:
+    details = {"reasoning_tokens": count, "audio_tokens": count}
+    usage = {"completion_tokens_details": details, "server_tool_use": {"web_search_requests": count}}
+    assert read(CHAT, chat(usage)) == Usage(100, 20)
+
+
 def test_a_long_stream_of_messages() -> None:
     counts = {"input_tokens": 10, "cache_creation_input_tokens": 90, "cache_read_input_tokens": 0, "output_tokens": 1}
     start = {
