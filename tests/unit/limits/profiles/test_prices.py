@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.limits.profiles import Profiles
-from proxy.limits.profiles.prices import Price, Rates, below_step, is_price_field, price_from, step_of
+from proxy.limits.profiles.prices import Price, Rates, below_step, is_price_field, price_from, price_of, step_of
 from proxy.telemetry.record import Usage
 
 HAIKU = {
@@ -50,6 +50,12 @@ def test_cache_tokens_without_a_price_cost_as_much_as_others() -> None:
 @pytest.mark.parametrize("entry", [{}, {"output_cost_per_token": 1e-6}, {"input_cost_per_token": None}])
 def test_no_price(entry: dict[str, object]) -> None:
     assert price_from(entry) is None
+
+
+def test_an_operators_price_is_the_current_one() -> None:
+    """Prices that were read are remembered, and a reload may change them."""
+    for dollars in range(1, 3_000):
+        assert price_of({"m*": {"input_cost_per_token": dollars}}, "m1", None) == Price(Rates(dollars * 10**12, 0))
 
 
 def test_the_fields_that_count() -> None:
