@@ -20,6 +20,9 @@ from proxy.limits.profiles import litellm_table
 from proxy.limits.profiles.prices import PICO
 from proxy.upstream.litellm import library
 
+# LiteLLM imports modules of providers, some of them with warnings, when it first computes their prices.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 USAGES = 500
 SIZES = (3_000, 600_000)
 EDGES = (100_000, 100_001, 128_000, 200_000, 200_001, 272_000, 272_001)
