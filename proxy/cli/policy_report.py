@@ -11,6 +11,7 @@ from proxy.config import Loaded, Policy
 from proxy.config.effective import effective_values
 from proxy.config.inheritance import overrides, stated
 from proxy.config.issues import near
+from proxy.config.likely_mistakes import forbidden_summary_models
 from proxy.errors import ConfigurationError
 
 
@@ -49,6 +50,9 @@ def _about(loaded: Loaded, team: str | None, model: str | None, policy: Policy, 
     while (own := loaded.written.policies.get(chain[-1])) is not None and own.extends is not None:
         chain.append(own.extends)
     table.add_row("policy", " extends ".join(chain))
+    if team is not None:
+        for forbidden in forbidden_summary_models(loaded.settings, team, policy):
+            table.add_row("summaries", f"not from {forbidden}: the team may not use it")
     if model is None:
         globs = [own.match for own in loaded.settings.policies[policy.name].models]
         table.add_row("model", f"any but {', '.join(globs)}" if globs else "any")

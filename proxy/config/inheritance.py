@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import get_args
 
+from proxy.config.fields import Section
 from proxy.config.issues import Issue, Issues, issue, near
-from proxy.config.policy import ForModels, Policy, WrittenPolicy
+from proxy.config.policy import ForModels, ModelOverride, Policy, WrittenPolicy
 from proxy.config.tree import Node, empty, line_of, plain
 
-# Sections that merge with the parent's section. Every other setting (a trigger, a list) replaces the parent's.
-_MERGED = ("summary", "truncate_args", "evict_results", "user_messages", "index", "unknown_model")
+
+def _is_section(annotation: object) -> bool:
+    return any(isinstance(kind, type) and issubclass(kind, Section) for kind in (annotation, *get_args(annotation)))
+
+
+# Sections merge with the parent's section. Every other setting (a trigger, a list) replaces the parent's.
+_MERGED = frozenset(name for name, field in ModelOverride.model_fields.items() if _is_section(field.annotation))
 
 
 def effective(root: Node, written: Mapping[str, WrittenPolicy]) -> dict[str, Policy]:
@@ -60,13 +67,13 @@ def _without(node: Node, *keys: str) -> Node:
     return replace(node, value={key: value for key, value in node.settings.items() if key not in keys})
 
 
-def _merged(base: Node, over: Node, deep: tuple[str, ...]) -> Node:
+def _merged(base: Node, over: Node, deep: frozenset[str]) -> Node:
     """Return the settings of ``over`` added to those of ``base``. The sections in ``deep`` are merged likewise."""
     merged = dict(base.settings)
     for key, node in over.settings.items():
         known = merged.get(key)
         is_section = known is not None and isinstance(known.value, dict) and isinstance(node.value, dict)
-        merged[key] = _merged(known, node, ()) if known and is_section and key in deep else node
+        merged[key] = _merged(known, node, frozenset()) if known and is_section and key in deep else node
     return replace(over, value=merged)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 from proxy.compaction.triggers import lowest_level, with_step
 from proxy.config.checks import Finding, below
@@ -16,8 +17,17 @@ from proxy.config.settings import Settings, WrittenSettings
 from proxy.config.tree import Node, Path, dotted, line_of, shown
 from proxy.config.upstreams import COMPACTS
 from proxy.limits.budget import budget, reserved_output
-from proxy.limits.profiles import Profile, Profiles
-from proxy.limits.profiles.prices import below_step, price_of, step_of
+from proxy.limits.profiles import Profile, Profiles, litellm_table
+from proxy.limits.profiles.prices import below_step, price_of, provider_of, step_of
+
+SHORTEST_RECALL = 200
+"""Tokens of a result that has about one passage of a message."""
+
+LARGE_PRICE = 0.01
+"""US dollars per token or more that nobody charges. The highest price in LiteLLM's table is below 0.01."""
+
+_TRANSCRIPTS = ("model", "prompt", "redact", "redact_secrets")
+"""Settings of `summary` with which `method: auto` never continues."""
 
 
 def likely_mistakes(root: Node, written: WrittenSettings, settings: Settings) -> list[Issue]:
@@ -25,12 +35,18 @@ def likely_mistakes(root: Node, written: WrittenSettings, settings: Settings) ->
     findings = [
         *(_summary_models(written, settings) if settings.models else ()),
         *(_useless_globs(settings) if settings.models else ()),
+        *_forbidden_summary_models(settings),
         *_unusable_native(written, settings),
         *_unreachable_routes(settings),
         *_unknown_windows(settings),
         *_price_steps(written, settings),
         *_azure_versions(settings),
         *_keyless_teams(settings),
+        *_ineffective_sections(written, settings),
+        *_uncounted_budgets(settings),
+        *_large_prices(settings),
+        *_ineffective_limits(settings),
+        *_ineffective_times(settings),
     ]
     issues = [issue(line_of(root, path), problem, fix, dotted(path)) for path, problem, fix in findings]
     issues += _large_keeps(root, written, settings)
@@ -48,6 +64,38 @@ def _summary_models(written: WrittenSettings, settings: Settings) -> Iterator[Fi
                     problem = f"no route of 'models' matches '{shown(model)}', so it makes no summary"
                     fix = f'correct the name, or add a route: {{match: "{shown(model)}", upstream: NAME}}'
                     yield (*above, "summary", key), problem, fix
+
+
+def _forbidden_summary_models(settings: Settings) -> Iterator[Finding]:
+    """Find teams whose policy names a model for summaries that they may not use."""
+    for name, team in settings.teams.items():
+        for model in forbidden_summary_models(settings, name):
+            if (route := settings.route(model)) is None:
+                continue
+            problem = (
+                f"policy '{team.policy}' names '{shown(model)}' at upstream '{route.upstream}' for summaries, which "
+                f"team '{name}' may not use, so the proxy doesn't send this model the team's conversations"
+            )
+            yield (
+                ("teams", name, "models"),
+                problem,
+                f'add "{shown(model)}", or give the team a policy with another one',
+            )
+
+
+def forbidden_summary_models(settings: Settings, team: str, policy: Policy | None = None) -> list[str]:
+    """Return the models that a team's policy names for summaries and that the team may not use.
+
+    ``policy`` is the one for a model; without it, all that may apply to the team's models count.
+    """
+    globs = settings.teams[team].models
+    if not globs:
+        return []
+    whole = settings.policies[settings.teams[team].policy]
+    overrides = [own.policy for own in whole.models if any(meet(own.match, glob) for glob in globs)]
+    policies = [whole, *overrides] if policy is None else [policy]
+    named = [model for one in policies for model in (one.summary.model, one.summary.fallback_model) if model]
+    return [model for model in dict.fromkeys(named) if not any(fnmatchcase(model, glob) for glob in globs)]
 
 
 def _unusable_native(written: WrittenSettings, settings: Settings) -> Iterator[Finding]:
@@ -152,21 +200,110 @@ def _keyless_teams(settings: Settings) -> Iterator[Finding]:
             yield ("teams", name), "no caller belongs to this team, because it lists no key", fix
 
 
-def _large_keeps(root: Node, written: WrittenSettings, settings: Settings) -> Iterator[Issue]:
+def _policies(
+    written: WrittenSettings, settings: Settings
+) -> Iterator[tuple[Path, Policy, WrittenPolicy | ModelOverride]]:
+    """Yield the policies in the file and their overrides: the path, the policy in force, and the settings stated."""
     for name, own in written.policies.items():
         policy = settings.policies[name]
-        places: list[tuple[Path, Policy, WrittenPolicy | ModelOverride]] = [(("policies", name), policy, own)]
-        places += [
-            (("policies", name, "models", index), policy.models[index].policy, over)
-            for index, over in enumerate(own.models)
-        ]
-        for path, found, stated_here in places:
-            key = next((key for key in ("keep", "trigger") if key in stated_here.model_fields_set), None)
-            ((kind, kept),) = condition_parts(found.keep).items()
-            bound = lowest(found.trigger, kind)
-            if key is not None and bound is not None and kept >= bound:
-                problem = (
-                    f"{kept:g} ({kind}) isn't below the trigger's {bound:g}, so a compaction can keep all messages"
-                )
-                fix = f"keep: {{{kind}: {below(bound, 0.2)}}}"
-                yield issue(line_of(root, (*path, key)), problem, fix, dotted((*path, "keep")))
+        yield ("policies", name), policy, own
+        for index, over in enumerate(own.models):
+            yield ("policies", name, "models", index), policy.models[index].policy, over
+
+
+def _ineffective_sections(written: WrittenSettings, settings: Settings) -> Iterator[Finding]:
+    """Find sections that another setting of the policy turns off. It may be an inherited one."""
+    for path, policy, stated in _policies(written, settings):
+        recall, summary, own = policy.recall, policy.summary, stated.model_fields_set
+        if recall.tool == "auto" and own & {"recall", "archive"} and policy.archive is None:
+            problem = "has no effect without an archive, so no request gets the tool"
+            yield (*path, "recall", "tool"), problem, "remove archive: null, or set recall: {tool: off}"
+        elif recall.tool == "auto" and own & {"recall", "summary"} and summary.native:
+            problem = "has no effect on /v1/responses and /v1/messages, because summary.native is true"
+            yield (*path, "recall", "tool"), problem, "set summary: {native: false}, or recall: {tool: off}"
+        if "recall" in own and recall.tool == "auto" and recall.max_tokens < SHORTEST_RECALL:
+            problem = f"has no room for a passage of a message, which takes about {SHORTEST_RECALL} tokens"
+            yield (*path, "recall", "max_tokens"), f"{problem} (got {recall.max_tokens})", "max_tokens: 4000"
+        other = next((name for name in _TRANSCRIPTS if getattr(summary, name)), None)
+        if "summary" in own and summary.method == "auto" and other is not None:
+            problem = f"auto never continues, because summary.{other} applies to transcripts only"
+            yield (*path, "summary", "method"), problem, f"remove summary.{other}, or set method: transcript"
+
+
+def _uncounted_budgets(settings: Settings) -> Iterator[Finding]:
+    """Find budgets in money of teams that may use models without a known price."""
+    limited = {
+        name: team.models
+        for name, team in settings.teams.items()
+        if team.limits is not None and team.limits.spend is not None and team.limits.spend.usd is not None
+    }
+    unpriced = list(_unpriced_routes(settings)) if limited else []
+    for name, globs in limited.items():
+        found = [match for match in unpriced if globs is None or any(meet(match, glob) for glob in globs)]
+        if found:
+            models = ", ".join(f"'{shown(match)}'" for match in found[:5])
+            problem = f"counts nothing for {models}, because no price of these models is known"
+            yield ("teams", name, "limits", "spend", "usd"), problem, "state prices, or a budget in tokens"
+
+
+def _unpriced_routes(settings: Settings) -> Iterator[str]:
+    """Yield the globs of routes whose models all have no price."""
+    for _, route, profile in _named_models(settings):
+        if price_of(settings.prices, profile.model, profile.price) is None:
+            yield route.match
+    listed = {provider_of(listing.provider) for listing in litellm_table.load().values() if listing.price is not None}
+    routes = settings.models or (RouteSettings(match="*", upstream=next(iter(settings.upstreams))),)
+    for route in routes:
+        upstream, named = settings.upstreams.get(route.upstream), route.model or route.match
+        if upstream is None or not set("*?[") & set(named) or upstream.provider in listed:
+            continue
+        if not any(meet(named, glob) for glob in settings.prices):
+            yield route.match
+
+
+def _large_prices(settings: Settings) -> Iterator[Finding]:
+    """Find prices for a million tokens, which the table states for one."""
+    for model, fields in settings.prices.items():
+        for name, value in fields.items():
+            if isinstance(value, Mapping) or value < LARGE_PRICE:
+                continue
+            problem = f"means {value * 1e6:,.0f} US dollars for a million tokens, because prices are for one token"
+            yield ("prices", model, name), problem, f"{name}: {value / 1e6:.12f}".rstrip("0")
+
+
+def _ineffective_limits(settings: Settings) -> Iterator[Finding]:
+    if settings.limits.on_store_failure == "refuse" and settings.store.kind != "redis":
+        problem = "has no effect without a store on Redis, because each process counts its own requests"
+        yield ("limits", "on_store_failure"), problem, "remove it, or set store: {url: redis://HOST}"
+
+
+def _ineffective_times(settings: Settings) -> Iterator[Finding]:
+    server, metrics = settings.server, settings.metrics.address
+    if server.keepalive >= server.deadline:
+        problem = f"isn't below server.deadline ({server.deadline:g}), so no heartbeat is sent"
+        yield (
+            ("server", "keepalive"),
+            f"{problem} (got {server.keepalive:g})",
+            f"keepalive: {min(10, server.deadline / 2):g}",
+        )
+    if metrics is not None and metrics[1] == server.port and _overlap(metrics[0], server.host):
+        problem = f"is the server's own address, port {server.port}, so the proxy can't start"
+        yield ("metrics", "listen"), problem, "use another port, as in listen: 127.0.0.1:9090, or remove it"
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Return whether two listeners on the same port would conflict."""
+    names = {"localhost": "127.0.0.1"}
+    everywhere = any(set(address) <= {*"0.:"} for address in (one, other))
+    return everywhere or names.get(one, one) == names.get(other, other)
+
+
+def _large_keeps(root: Node, written: WrittenSettings, settings: Settings) -> Iterator[Issue]:
+    for path, found, stated_here in _policies(written, settings):
+        key = next((key for key in ("keep", "trigger") if key in stated_here.model_fields_set), None)
+        ((kind, kept),) = condition_parts(found.keep).items()
+        bound = lowest(found.trigger, kind)
+        if key is not None and bound is not None and kept >= bound:
+            problem = f"{kept:g} ({kind}) isn't below the trigger's {bound:g}, so a compaction can keep all messages"
+            fix = f"keep: {{{kind}: {below(bound, 0.2)}}}"
+            yield issue(line_of(root, (*path, key)), problem, fix, dotted((*path, "keep")))

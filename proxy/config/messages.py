@@ -84,8 +84,9 @@ def _problem_and_fix(kind: str, invalid: _Invalid, context: dict[str, Any], mess
         case "int_type" | "int_parsing" | "int_parsing_size" | "int_from_float":
             return "must be a whole number", _number_fix(invalid, whole=True)
         case "float_type" | "float_parsing" | "finite_number":
-            # Every setting that isn't a whole number is in seconds; fractions have errors of their own.
-            return "must be a number of seconds", _number_fix(invalid, whole=False)
+            # Prices are in US dollars, and all other settings in seconds; fractions have errors of their own.
+            unit = "US dollars" if "cost" in invalid.name else "seconds"
+            return f"must be a number of {unit}", _number_fix(invalid, whole=False)
         case "bool_type" | "bool_parsing":
             return "must be true or false", invalid.line("true")
         case "greater_than":

@@ -31,8 +31,8 @@ LITELLM = dict.fromkeys(
 UNKNOWN = {
     "server.workers": "remove it, and set the number of workers with serve --workers N",
     "workers": "remove it, and set the number of workers with serve --workers N",
-    "logging": "remove it. The proxy logs JSON lines to standard error and has no settings for them",
-    "log_level": "remove it. The proxy logs JSON lines to standard error and has no settings for them",
+    "logging": "write log, with level, format, and requests, as in log: {level: info, format: json, requests: all}",
+    "log_level": "write log: {level: info}. log.format and log.requests set the format and which requests to log",
     "auth.keys": 'list keys under a team: teams: {NAME: {keys: ["sha256:…"]}}',
     "api_key": 'set it at an upstream: upstreams: {main: {api_key: "${OPENAI_API_KEY}"}}',
     "base_url": 'set it at an upstream: upstreams: {main: {base_url: "https://api.openai.com/v1"}}',

@@ -68,7 +68,7 @@ class StreamedRound:
 
 
 def add_usage(total: dict[str, Any], usage: Mapping[str, Any]) -> None:
-    """Add the numbers of a usage, those of its details too. Other values are those of the last round."""
+    """Add the numbers of a usage and of its details, and append its lists. Other values are those of the last round."""
     for name, value in usage.items():
         known = total.get(name)
         if isinstance(value, dict):
@@ -77,6 +77,8 @@ def add_usage(total: dict[str, Any], usage: Mapping[str, Any]) -> None:
             total[name] = inner
         elif isinstance(value, int | float) and not isinstance(value, bool):
             total[name] = value + (known if isinstance(known, int | float) else 0)
+        elif isinstance(value, list) and isinstance(known, list):
+            total[name] = [*known, *value]
         elif value is not None or known is None:
             total[name] = value
 

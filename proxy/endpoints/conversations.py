@@ -20,6 +20,7 @@ from proxy.access.authenticator import Caller, for_model, may_use
 from proxy.config import Route
 from proxy.dialects.chat.usage import without_usage
 from proxy.dialects.dialect import Dialect, Request
+from proxy.dialects.usage import usage_of
 from proxy.endpoints.paths import AZURE, DEPLOYMENT
 from proxy.endpoints.reply import send_answer, send_error_event, send_rest
 from proxy.endpoints.restrictions import check_body, check_path
@@ -29,7 +30,6 @@ from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving, rea
 from proxy.http.timers import CoarseTimer
 from proxy.overflow.silent import Finished
 from proxy.pipeline.attempts import Attempts
-from proxy.pipeline.billing import usage_of
 from proxy.pipeline.budget import TokenBudgets
 from proxy.pipeline.context import ConversationContext, RequestContext, begin_request, conversation_key
 from proxy.pipeline.costs import Costs, price_for, pricing

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from proxy.overflow.reading import LARGEST_LIMIT, SMALLEST_LIMIT, Overflow
 
@@ -68,7 +68,9 @@ class Finished:
     ``prompt`` and ``output`` are the reported tokens, ``None`` or 0 if the upstream reports none. ``prompt`` includes
     cached tokens, ``output`` includes reasoning. ``empty``: the answer has no text, calls, or reasoning. ``cache_read``
     and ``cache_write`` are the tokens of the prompt that were read from a cache and written to it, ``None`` if the
-    upstream doesn't report them. Some upstreams include them in the prompt and some don't.
+    upstream doesn't report them. Some upstreams include them in the prompt and some don't. ``usage`` is the upstream's
+    usage object, ``tier`` the service tier that it states elsewhere, and ``searches`` the number of web searches in the
+    answer's content.
     """
 
     finish_reason: str | None
@@ -77,6 +79,9 @@ class Finished:
     empty: bool
     cache_read: int | None = None
     cache_write: int | None = None
+    usage: Mapping[str, object] = field(default_factory=dict)
+    tier: object = None
+    searches: int = 0
 
     @property
     def cached(self) -> int:
@@ -130,7 +135,7 @@ def cached_tokens(usage: Mapping[str, object]) -> tuple[int | None, int | None]:
     for name in ("prompt_tokens_details", "input_tokens_details"):
         if isinstance(details := usage.get(name), Mapping):
             read = _first(details, "cached_tokens") if read is None else read
-            written = _first(details, "cache_write_tokens") if written is None else written
+            written = _first(details, "cache_write_tokens", "cache_creation_tokens") if written is None else written
     return read, written
 
 

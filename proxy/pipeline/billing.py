@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from proxy.compaction.format import TextCounter
 from proxy.dialects.dialect import AnswerTail
+from proxy.dialects.usage import usage_of
 from proxy.errors import UpstreamInterrupted, UpstreamUnreachable
 from proxy.http.decompression import Unpacking
 from proxy.overflow.silent import Finished
@@ -300,10 +301,3 @@ class BackgroundResponses:
     async def aclose(self) -> None:
         """Write what waits to the store."""
         await self._pending.aclose()
-
-
-def usage_of(end: Finished) -> Usage | None:
-    """Return the reported usage, or ``None`` if the response has none."""
-    if end.prompt is None and end.output is None:
-        return None
-    return Usage(end.prompt, end.output, end.cache_read, end.cache_write)

@@ -79,8 +79,9 @@ class Costs:
 
 
 def price_for(configuration: ConfigSnapshot, route: Route, profile: Profile) -> Price | None:
-    """Return the operator's price for a route's model, or else that of the table."""
-    return price_of(configuration.settings.prices, route.model, profile.price)
+    """Return the current price of a route's model: the operator's, or else that of the table."""
+    price = price_of(configuration.settings.prices, route.model, profile.price)
+    return None if price is None else price.at(time.time())
 
 
 def pricing(price: Price | None, basis: Basis = NO_BASIS) -> PriceOf | None:
@@ -99,38 +100,38 @@ def pricing(price: Price | None, basis: Basis = NO_BASIS) -> PriceOf | None:
 
 def cost_of(price: Price, usage: Usage, basis: Basis) -> Cost:
     """Return the price of a request by its reported usage, and the estimates."""
-    prompt, output = usage.input or 0, usage.output or 0
-    read, written = usage.cache_read or 0, usage.cache_write or 0
-    sent = price.rates(prompt).cost(max(0, prompt - read - written), read, written, output)
+    answer = usage.without_compactions
+    sent = price.cost(usage)
+    others = sent - price.cost(answer) if usage.compactions else 0
     estimated = usage.cache_read is None
     if basis.before is None or basis.sent is None or not basis.sent:
         return Cost(sent, sent, estimated=estimated)
-    ratio = prompt / basis.sent
+    ratio = (answer.input or 0) / basis.sent
     as_received = sent
     if basis.before != basis.sent and basis.fits:
-        as_received = _prompt_cost(
-            price, usage, basis, round(basis.before * ratio), (basis.shared or 0) * ratio, output
-        )
+        shared = (basis.shared or 0) * ratio
+        as_received = _prompt_cost(price, answer, basis, round(basis.before * ratio), shared) + others
     forecast = None
     if basis.forecast is not None:
-        forecast = _forecast_cost(price, usage, basis, basis.forecast, ratio, output)
+        forecast = _forecast_cost(price, answer, basis, basis.forecast, ratio) + others
     return Cost(sent, as_received, forecast, estimated)
 
 
-def _prompt_cost(price: Price, usage: Usage, basis: Basis, prompt: int, shared: float, output: int) -> int:
-    """Return the price of another prompt, of which the cache would have served ``shared`` tokens."""
+def _prompt_cost(price: Price, usage: Usage, basis: Basis, prompt: int, shared: float) -> int:
+    """Return the price of the same answer to another prompt, of which the cache would have served ``shared`` tokens."""
     caches = usage.cache_read is not None and (basis.recent or bool(usage.cache_read))
     read = min(prompt, round(shared)) if caches else 0
     written = prompt - read if usage.cache_write else 0
-    return price.rates(prompt).cost(prompt - read - written, read, written, output)
+    lasting = round(written * (usage.cache_write_1h or 0) / usage.cache_write) if usage.cache_write else 0
+    return price.cost(replace(usage, input=prompt, cache_read=read, cache_write=written, cache_write_1h=lasting))
 
 
-def _forecast_cost(price: Price, usage: Usage, basis: Basis, forecast: Forecast, ratio: float, output: int) -> int:
+def _forecast_cost(price: Price, usage: Usage, basis: Basis, forecast: Forecast, ratio: float) -> int:
     """Return the price of a request in shadow mode if the policy enforced compaction, with a new summary's price."""
     added = (basis.before or 0) - (basis.shared or 0)
     shared = 0 if basis.new_checkpoint else max(0, forecast.after - added)
-    cost = _prompt_cost(price, usage, basis, round(forecast.after * ratio), shared * ratio, output)
+    cost = _prompt_cost(price, usage, basis, round(forecast.after * ratio), shared * ratio)
     if basis.new_checkpoint and forecast.summarized:
         asked = round(forecast.summarized * ratio)
-        cost += price.rates(asked).cost(asked, 0, 0, round(forecast.written * ratio))
+        cost += price.cost(Usage(asked, round(forecast.written * ratio), tier=usage.tier, region=usage.region))
     return cost

@@ -24,7 +24,7 @@ from proxy.summary.budget import BudgetSpent
 from proxy.summary.chunking import SummaryFailed, SummaryRequest, SummaryUnasked, write
 from proxy.summary.quality import SummaryRejected
 from proxy.summary.redaction import redaction
-from proxy.summary.store import Origin, StoredSummary, Summaries, SummaryFactory
+from proxy.summary.store import Cause, Origin, StoredSummary, Summaries, SummaryFactory
 from proxy.telemetry.metrics import BREAKER, SUMMARIES
 
 log = structlog.get_logger(__name__)
@@ -111,7 +111,7 @@ class CheckpointSummaries:
                 redaction(secrets=settings.redact_secrets, patterns=settings.redact),
             )
             asked = over_budget = False
-            skipped = "no_model"
+            skipped: Cause = "no_model"
             if (allowance := job.case.allowance) is not None:
                 await allowance.load()
                 over_budget = allowance.spent
@@ -146,7 +146,7 @@ class CheckpointSummaries:
             if over_budget:
                 SUMMARIES.labels(outcome="over_budget").inc()
             SUMMARIES.labels(outcome="digest").inc()
-            cause = "over_budget" if over_budget else "given_up" if given_up else "failed" if asked else skipped
+            cause: Cause = "over_budget" if over_budget else "given_up" if given_up else "failed" if asked else skipped
             entry = await self._digested(job, previous, start, position, cause)
             return replace(entry, unasked=over_budget or not asked, over_budget=over_budget)
 
@@ -186,9 +186,9 @@ class CheckpointSummaries:
         return [*writers, *(((model.name,), partial(write, request, model)) for model in models)]
 
     async def _digested(
-        self, job: CompactionJob, previous: StoredSummary | None, start: int, position: int, cause: str
+        self, job: CompactionJob, previous: StoredSummary | None, start: int, position: int, cause: Cause
     ) -> StoredSummary:
-        """Return an entry with a digest in place of a model's summary. ``cause`` is that of ``StoredSummary``."""
+        """Return an entry with a digest in place of a model's summary."""
         text = await self._facts.run(lambda: job.digest(previous.text if previous else None, start, position))
         return replace(await self._entry(job, previous, start, position, text, digest=True), cause=cause)
 

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import structlog
 
+from proxy.access.authenticator import may_use
 from proxy.access.spending import limit_of
 from proxy.compaction.format import TextCounter
 from proxy.config import Route
@@ -55,12 +56,11 @@ async def summary_models(
     """Return the models that may summarize a conversation, in the order to try them.
 
     ``max_tokens`` is the maximum size of the summary, which their windows reserve. The caller's key goes only to the
-    upstream of the caller's request.
+    upstream of the caller's request. Models that the caller's team may not use don't get its conversations.
     """
     policy = context.caller.policy
-    names: list[str | Route] = [policy.summary.model or context.route]
-    if policy.summary.fallback_model is not None:
-        names.append(policy.summary.fallback_model)
+    first, other = _allowed(context, policy.summary.model), _allowed(context, policy.summary.fallback_model)
+    names: list[str | Route] = [first or context.route, *((other,) if other else ())]
     models = []
     for name in names:
         route = context.configuration.settings.route(name) if isinstance(name, str) else name
@@ -72,6 +72,14 @@ async def summary_models(
         except ConfigurationError as error:  # the other models, or a digest, take its place
             log.error("summary.model_unusable", model=name, upstream=route.upstream, reason=error.message)
     return models
+
+
+def _allowed(context: ConversationContext, name: str | None) -> str | None:
+    """Return the name of a model if the caller's team may use it."""
+    if name is None or may_use(context.caller, name):
+        return name
+    log.warning("summary.model_not_allowed", model=name, policy=context.caller.policy.name)
+    return None
 
 
 def own_model(services: Services, context: ConversationContext) -> Callable[[int], Awaitable[ConversationModel]] | None:

@@ -76,15 +76,18 @@ class NativeResult(msgspec.Struct, frozen=True):
     covers: tuple[bytes, ...] = ()
 
 
+Cause = Literal["waiting", "failed", "breaker_open", "given_up", "over_budget", "no_model", "not_stored"]
+"""The reason for a digest. ``waiting``: the model writes the summary in the background. ``not_stored``: the proxy
+stores nothing for this caller."""
+
+
 class StoredSummary(msgspec.Struct, frozen=True):
     """The entry for a checkpoint: the text, and the complete message that replaces the turns before it.
 
     ``tokens`` is the size of the message. ``found`` contains the paths, URLs, and identifiers in the turns. ``digest``
     is true if no model wrote the text. ``until`` is when the proxy replaces a digest, in the event loop's time.
     ``unasked`` is true if the proxy called no model, and ``given_up`` if it won't call one again. ``over_budget`` is
-    true if the team's budget for summaries was used up. ``cause`` is the reason for a digest: ``over_budget``,
-    ``given_up``, ``breaker_open``, ``no_model``, ``failed``, ``waiting`` (the model writes the summary in the
-    background), or ``not_stored`` (the proxy stores nothing for this caller).
+    true if the team's budget for summaries was used up. ``cause`` is a ``Cause``, or that of a later version.
 
     ``native`` is set if the provider compacted the turns. ``text`` is empty if its result is encrypted. Versions that
     don't have this field use other keys.

@@ -45,10 +45,17 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
     share: float | None = None
 
 
+TIERS = ("flex", "priority", "balanced", "ultrafast")
+"""Service tiers with prices of their own."""
+
+
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     """The usage that an upstream reported, in its tokens. ``None``: not reported.
 
-    ``input`` includes the tokens read from the prompt cache and written to it. ``output`` includes reasoning.
+    ``input`` includes the tokens read from the prompt cache and written to it, and audio and images. ``cache_write``
+    includes the tokens written for an hour. ``output`` includes reasoning, audio, and images. ``searches`` is a number
+    of web searches. ``tier`` is one of ``TIERS``, or ``fast`` for Anthropic's speed, and ``region`` the region, if they
+    served the request. ``compactions`` are the provider's own compactions during the request, included in the sums.
     ``estimated`` is true if the proxy counted a part of it, because the upstream didn't report it.
     """
 
@@ -56,6 +63,16 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     output: int | None = None
     cache_read: int | None = None
     cache_write: int | None = None
+    cache_write_1h: int | None = None
+    reasoning: int | None = None
+    audio_input: int | None = None
+    audio_output: int | None = None
+    image_input: int | None = None
+    image_output: int | None = None
+    searches: int | None = None
+    tier: str | None = None
+    region: str | None = None
+    compactions: tuple[Usage, ...] = ()
     estimated: bool = False
 
     def plus(self, other: Usage) -> Usage:
@@ -65,6 +82,17 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     def negative(self) -> Usage:
         """Return the usage with negative numbers, to subtract it. It isn't marked as estimated."""
         return Usage(*(_negative(getattr(self, name)) for name in self.__struct_fields__))
+
+    @property
+    def without_compactions(self) -> Usage:
+        """Return the usage of the answer alone."""
+        if not self.compactions:
+            return self
+        left: dict[str, int | None] = {}
+        for name in ("input", "output", "cache_read", "cache_write", "cache_write_1h"):
+            total = getattr(self, name)
+            left[name] = total and total - sum(getattr(one, name) or 0 for one in self.compactions)
+        return msgspec.structs.replace(self, compactions=(), **left)
 
 
 class UpstreamCall(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -107,15 +135,19 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def _sum(ours: Any, theirs: Any) -> Any:
-    """Return the sum of two numbers, or ``or`` of two booleans. ``None`` counts only if both are."""
+    """Return the sum of two numbers or lists, and otherwise the later value, or whether one of two is true."""
     if ours is None or theirs is None:
         return theirs if ours is None else ours
+    if isinstance(ours, str):
+        return theirs
     return ours or theirs if isinstance(ours, bool) else ours + theirs
 
 
 def _negative(value: Any) -> Any:
-    """Return the opposite of a number, ``None`` for ``None``, and false for a boolean."""
-    return False if isinstance(value, bool) else None if value is None else -value
+    """Return the opposite of a number, and a neutral value for anything else."""
+    if isinstance(value, bool):
+        return False
+    return -value if isinstance(value, int) else () if isinstance(value, tuple) else None
 
 
 class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):

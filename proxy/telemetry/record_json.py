@@ -7,11 +7,17 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from proxy.telemetry.record import Cost, Reason, RequestRecord, UpstreamCall
+from proxy.telemetry.record import Cost, Reason, RequestRecord, UpstreamCall, Usage
 
 PHASES = ("body", "compaction", "upstream", "first_byte", "total")
 
 _PICO = 12
+
+_USUAL = ("input", "output", "cache_read", "cache_write")
+_UNUSUAL = (
+    *("cache_write_1h", "reasoning", "audio_input", "audio_output", "image_input", "image_output"),
+    *("searches", "tier", "region"),
+)
 
 
 def record_json(record: RequestRecord) -> dict[str, Any]:
@@ -51,15 +57,7 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
             for one in record.calls
         ],
         "retries": record.retries,
-        "usage": None
-        if usage is None
-        else {
-            "input": usage.input,
-            "output": usage.output,
-            "cache_read": usage.cache_read,
-            "cache_write": usage.cache_write,
-            "estimated": usage.estimated,
-        },
+        "usage": None if usage is None else _usage(usage),
         "cost": None if record.cost is None else _cost(record.cost),
         "ms": {name: record.phases.get(name) for name in PHASES},
         "bytes": {"received": record.bytes_in, "sent": record.bytes_out},
@@ -67,6 +65,17 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
         "recalls": record.recalls,
         "trace": record.trace.id if record.trace is not None and record.trace.sampled else None,
     }
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    """Return the counts. Those that few providers report are omitted without a value."""
+    counts = {name: getattr(usage, name) for name in _USUAL}
+    counts |= {name: value for name in _UNUSUAL if (value := getattr(usage, name)) is not None}
+    if usage.compactions:
+        counts["compaction_input"] = sum(one.input or 0 for one in usage.compactions)
+        counts["compaction_output"] = sum(one.output or 0 for one in usage.compactions)
+    counts["estimated"] = usage.estimated
+    return counts
 
 
 def iso_time(seconds: float) -> str:

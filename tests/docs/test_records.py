@@ -9,6 +9,7 @@ from proxy.endpoints.parameters import UNITS
 from proxy.endpoints.records import DEFAULT_BY, DEFAULT_LIMIT, DEFAULT_SINCE, PARAMETERS
 from proxy.store.ledger_report import BY, COLUMNS
 from proxy.store.records import RECORD_LIMIT
+from proxy.summary.store import Cause
 from proxy.telemetry.record import Cost, Reason, RequestRecord, UpstreamCall, Usage, Verdict
 from proxy.telemetry.record_json import PHASES, record_json
 from tests.docs.test_documents import REFERENCE, spans, table
@@ -26,12 +27,18 @@ def fields(value: dict[str, Any], above: str = "") -> Iterator[str]:
 
 
 def test_every_field_of_a_record_is_documented_and_no_other() -> None:
-    record = RequestRecord("a", 0.0, reason=Reason("tokens"), usage=Usage(), cost=Cost(), calls=[UpstreamCall("error")])
+    usage = Usage(*[1] * 11, "flex", "us", (Usage(1, 1),))
+    record = RequestRecord("a", 0.0, reason=Reason("tokens"), usage=usage, cost=Cost(), calls=[UpstreamCall("error")])
     documented = [name for row in table(REFERENCE, "record field") for name in spans(row[0])]
     assert sorted(documented) == sorted(fields(record_json(record)))
     shown = {spans(row[0])[0]: spans(row[1]) for row in table(REFERENCE, "record field")}
     assert shown["verdict"] == list(get_args(Verdict))
     assert {f"ms.{name}" for name in PHASES} <= set(documented)
+
+
+def test_every_cause_of_a_digest_is_documented_and_no_other() -> None:
+    documented = [name for row in table(REFERENCE, "cause of a digest") for name in spans(row[0])]
+    assert sorted(documented) == sorted(get_args(Cause))
 
 
 def test_every_column_of_a_report_is_documented_and_no_other() -> None:

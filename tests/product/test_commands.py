@@ -114,6 +114,19 @@ def test_check_shows_what_is_in_force_for_a_team_and_a_model(tmp_path: Path) -> 
     assert unknown.stderr == "there is no team 'serch'. Fix: did you mean 'search'?\n"
 
 
+def test_check_shows_which_models_do_not_summarize_for_a_team(tmp_path: Path) -> None:
+    (tmp_path / "f.yaml").write_text(
+        "models: [{match: '*', upstream: openai}]\n"
+        "policies: {default: {summary: {model: gpt-5-mini}, models: [{match: b, summary: {model: local/s}}]}}\n"
+        f"teams: {{t: {{models: ['local/*', b], keys: ['sha256:{'1' * 64}']}}}}\n"
+    )
+    shown = [call(tmp_path, "check", "f.yaml", "--team", "t", *model) for model in ((), ("--model", "b"))]
+    assert "summaries" in shown[0].stdout
+    assert "not from gpt-5-mini: the team may not use it" in shown[0].stdout
+    assert "team 't' may not use" in shown[0].stderr
+    assert "not from" not in shown[1].stdout
+
+
 def test_check_warns(tmp_path: Path) -> None:
     (tmp_path / "f.yaml").write_text(
         "models:\n  - {match: gpt-4o, upstream: openai}\npolicies:\n  default: {summary: {model: b}}\n"

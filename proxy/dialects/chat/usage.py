@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from proxy.dialects.body import encoded, fields_of, value_of
 from proxy.dialects.tail import Tail, deltas, json_objects, outer_usage
 from proxy.errors import BadBody
-from proxy.overflow.silent import LARGEST_FIGURE, Finished, cached_tokens, output_tokens, prompt_tokens
+from proxy.overflow.silent import Finished, cached_tokens, output_tokens, prompt_tokens
 
 _REASON = re.compile(r'"finish_reason"\s*:\s*"([^"\\]{1,64})"')
+_TIER = re.compile(r'"service_tier"\s*:\s*"([a-z_]{1,32})"')
 
 
 class AnswerTail(Tail):
@@ -32,28 +33,16 @@ class AnswerTail(Tail):
         reasons = _REASON.findall(text)
         usage = outer_usage(text, prompt_tokens)
         reason = reasons[-1] if reasons else None
-        return Finished(reason, prompt_tokens(usage), output_tokens(usage), False, *cached_tokens(usage))
-
-
-_Figure = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_FIGURE)]
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: _Figure | None = None
-    cache_write_tokens: _Figure | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: _Figure
-    completion_tokens: _Figure
-    prompt_tokens_details: _Details | None = None
-    cache_read_input_tokens: None = None
-    cache_creation_input_tokens: None = None
-    prompt_cache_hit_tokens: None = None
+        tiers = _TIER.findall(text)
+        tier = tiers[-1] if tiers else None
+        searches = int('"url_citation"' in text)
+        counts = prompt_tokens(usage), output_tokens(usage)
+        return Finished(reason, *counts, False, *cached_tokens(usage), usage, tier, searches)
 
 
 class _Message(msgspec.Struct):
     content: str
+    annotations: tuple[()] | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -63,7 +52,8 @@ class _Choice(msgspec.Struct):
 
 class _Answer(msgspec.Struct):
     choices: tuple[_Choice]
-    usage: _Usage
+    usage: dict[str, Any]
+    service_tier: Any = None
 
 
 _usual_answer = msgspec.json.Decoder(_Answer)
@@ -79,25 +69,23 @@ def _usual(body: bytes) -> Finished | None:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     (choice,), usage = answer.choices, answer.usage
-    if not choice.message.content or not usage.prompt_tokens:
+    if not choice.message.content or not (prompt := prompt_tokens(usage)):
         return None
-    details = usage.prompt_tokens_details or _NO_DETAILS
-    cached = details.cached_tokens, details.cache_write_tokens
-    return Finished(choice.finish_reason, usage.prompt_tokens, usage.completion_tokens, False, *cached)
-
-
-_NO_DETAILS = _Details()
+    counts = prompt, output_tokens(usage)
+    return Finished(choice.finish_reason, *counts, False, *cached_tokens(usage), usage, answer.service_tier)
 
 
 def read_usage(body: bytes) -> Finished:
     """Read the usage and finish reason of a whole answer, streamed or not. Skips events that aren't JSON."""
     usage: dict[str, object] = {}
     reason: str | None = None
-    written = False
+    tier: object = None
+    written = cited = False
     for value in json_objects(body):
         for part in (value, value.get("message")):
             if isinstance(part, dict) and isinstance(said := part.get("usage"), dict):
                 usage.update({name: number for name, number in said.items() if number is not None})
+        tier = value.get("service_tier") or tier
         written = written or bool(value.get("content"))
         delta = value.get("delta")
         told = value.get("stop_reason") or (delta.get("stop_reason") if isinstance(delta, dict) else None)
@@ -105,9 +93,17 @@ def read_usage(body: bytes) -> Finished:
             told = choice.get("finish_reason") or told
             message = choice.get("message") or choice.get("delta")
             written = written or (isinstance(message, dict) and _says_something(message))
+            cited = cited or (isinstance(message, dict) and _cites(message.get("annotations")))
         reason = told if isinstance(told, str) else reason
     # 0 tokens are a placeholder, not a count.
-    return Finished(reason, prompt_tokens(usage) or None, output_tokens(usage), not written, *cached_tokens(usage))
+    counts = prompt_tokens(usage) or None, output_tokens(usage)
+    return Finished(reason, *counts, not written, *cached_tokens(usage), usage, tier, int(cited))
+
+
+def _cites(annotations: object) -> bool:
+    """Return whether a message cites web pages. That's the only sign of a search in chat completions."""
+    notes = annotations if isinstance(annotations, list) else ()
+    return any(isinstance(note, dict) and note.get("type") == "url_citation" for note in notes)
 
 
 def gives_up(body: bytes) -> bool:

@@ -139,4 +139,4 @@ def _counts(usage: Mapping[str, Any]) -> bool:
 
 
 def _finished(reason: str | None, usage: Mapping[str, Any], *, empty: bool) -> Finished:
-    return Finished(reason, prompt_tokens(usage), output_tokens(usage), empty, *cached_tokens(usage))
+    return Finished(reason, prompt_tokens(usage), output_tokens(usage), empty, *cached_tokens(usage), usage)

@@ -58,7 +58,8 @@ class MessagesCompaction:
         return NativeSummary(encode({"role": "assistant", "content": found}), text)
 
     def read_usage(self, body: bytes) -> Finished:
-        rounds = _object(_object(value_of(body)).get("usage")).get("iterations")
+        usage = _object(_object(value_of(body)).get("usage"))
+        rounds = usage.get("iterations")
         counted = [_object(one) for one in rounds] if isinstance(rounds, list) else []
 
         def total(name: str) -> int:
@@ -66,7 +67,8 @@ class MessagesCompaction:
 
         read, write = total("cache_read_input_tokens"), total("cache_creation_input_tokens")
         prompt = total("input_tokens") + read + write
-        return Finished(None, prompt, total("output_tokens"), empty=False, cache_read=read, cache_write=write)
+        rest = {name: value for name, value in usage.items() if name != "iterations"}
+        return Finished(None, prompt, total("output_tokens"), False, read, write, rest)
 
 
 def _field(fields: dict[str, msgspec.Raw], name: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from proxy.dialects.first_bytes import ContentDetector
@@ -29,6 +30,9 @@ _MARKS = re.compile(
 
 _USAGE = re.compile(r'"usage"\s*:\s*(?=\{)')
 _REASON = re.compile(r'"incomplete_details"\s*:\s*\{\s*"reason"\s*:\s*"([^"\\]{1,64})"')
+_TIER = re.compile(rb'"service_tier"\s{0,9}:\s{0,9}"([a-z_]{1,32})"')
+_SEARCH_EVENT = re.compile(rb'"type"\s{0,9}:\s{0,9}"response\.web_search_call\.completed"')
+_SEARCH_ITEM = re.compile(rb'"type"\s{0,9}:\s{0,9}"web_search_call"')
 _TRIED = 4
 _json = json.JSONDecoder()
 
@@ -81,8 +85,36 @@ class AnswerTail(Tail):
 
     DELTAS = deltas("delta")
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._tier: str | None = None
+        self._opening = True
+        self._searched = _SEARCH_EVENT
+        self._searches = 0
+
+    def add(self, chunk: bytes) -> None:
+        """Add a chunk. Keep what the price depends on and what may be far from the end."""
+        if not self._added and chunk[:1] == b"{":
+            self._searched = _SEARCH_ITEM
+        self._find_tier(chunk)
+        if b"web_search_call" in chunk:
+            self._searches += len(self._searched.findall(chunk))
+        super().add(chunk)
+
+    def _find_tier(self, chunk: bytes) -> None:
+        """Read the service tier. A caller's metadata follows it, so only the first one of an event counts."""
+        self._opening = self._opening or chunk.startswith(b"data:")
+        start = 0
+        while (at := chunk.find(b'"service_tier"', start)) >= 0:
+            self._opening = self._opening or chunk.find(b"\ndata:", start, at) >= 0
+            if self._opening and (found := _TIER.match(chunk, at)):
+                self._tier, self._opening = found[1].decode(), False
+            start = at + 1
+        self._opening = self._opening or chunk.find(b"\ndata:", start) >= 0
+
     def _read(self, body: bytes) -> Finished:
-        return read_usage(body)
+        found = read_usage(body)
+        return replace(found, tier=self._tier or found.tier, searches=max(self._searches, found.searches))
 
     def _end(self) -> Finished:
         body = self.body
@@ -91,7 +123,8 @@ class AnswerTail(Tail):
         text = body.decode("utf-8", "replace")
         usage, reasons = _usage(text), _REASON.findall(text)
         reason = reasons[-1] if reasons else None
-        return Finished(reason, prompt_tokens(usage), output_tokens(usage), False, *cached_tokens(usage))
+        counts = prompt_tokens(usage), output_tokens(usage)
+        return Finished(reason, *counts, False, *cached_tokens(usage), usage, self._tier, self._searches)
 
 
 def _usage(text: str) -> Mapping[str, Any]:
@@ -114,15 +147,26 @@ def read_usage(body: bytes) -> Finished:
     """
     usage: Mapping[str, Any] = {}
     reason: str | None = None
+    tier: object = None
     written = False
+    searches = 0
     for value in _responses(body):
         if isinstance(said := value.get("usage"), dict):
             usage = said
+        tier = value.get("service_tier") or tier
+        searches = max(searches, _searches(value.get("output")))
         reason = _reason(value) or reason
         written = (
             written or bool(value.get("output")) or str(value.get("type", "")).endswith((".delta", ".done", ".added"))
         )
-    return Finished(reason, prompt_tokens(usage), output_tokens(usage), not written, *cached_tokens(usage))
+    counts = prompt_tokens(usage), output_tokens(usage)
+    return Finished(reason, *counts, not written, *cached_tokens(usage), usage, tier, searches)
+
+
+def _searches(output: object) -> int:
+    """Return the number of web searches in a response's output."""
+    items = output if isinstance(output, list) else ()
+    return sum(isinstance(item, dict) and item.get("type") == "web_search_call" for item in items)
 
 
 def _responses(body: bytes) -> Iterator[Mapping[str, Any]]:

@@ -102,7 +102,7 @@ def _listing(fields: Mapping[str, Any]) -> Listing | None:
         max_input_tokens = as_tokens(entry.max_tokens)
     provider = entry.litellm_provider if isinstance(entry.litellm_provider, str) else ""
     compacts = entry.supports_anthropic_compaction is True
-    return Listing(sys.intern(provider), max_input_tokens, max_output_tokens, price_from(fields), compacts)
+    return Listing(sys.intern(provider), max_input_tokens, max_output_tokens, price_from(fields, provider), compacts)
 
 
 def as_tokens(value: object) -> int | None:

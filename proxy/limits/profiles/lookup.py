@@ -30,6 +30,7 @@ from proxy.limits.profiles.corrections import (
 )
 from proxy.limits.profiles.litellm_table import Listing
 from proxy.limits.profiles.names import LONGEST_NAME, plain, spelling, undated
+from proxy.limits.profiles.prices import provider_of
 from proxy.limits.profiles.profile import Profile
 
 # Bounded, because model names come from clients.
@@ -182,7 +183,7 @@ class Profiles:
             tools=family.tools,
             escapes=family.escapes,
             strict_alternation=bool(override.get("strict_alternation")),
-            price=match.listing.price if match and match.listing.provider == provider else None,
+            price=match.listing.price if match and _sells(match.listing, provider) else None,
             native_compaction=override.get("native_compaction", listed or None),
             sources=sources,
             note=match.note if match and not reported else self._unknown_note(like, limits),
@@ -213,6 +214,11 @@ class Profiles:
         # Comparing an invented name with every name in the table would take tens of milliseconds.
         near = [other for other in self._undated if other[:3] == name[:3]] if name else []
         return difflib.get_close_matches(name, near[:100], n=3, cutoff=0.6)
+
+
+def _sells(listing: Listing, provider: str | None) -> bool:
+    """Return whether an entry's price is that of a provider."""
+    return provider is not None and provider_of(listing.provider) == provider_of(provider)
 
 
 def _index(table: Mapping[str, Listing], normalise: Any) -> dict[str, list[str]]:

@@ -6,10 +6,17 @@ https://github.com/BerriAI/litellm/blob/main/model_prices_and_context_window.jso
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, tzinfo
 from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
+from msgspec.structs import replace
+
+from proxy.telemetry.record import TIERS, Usage
 
 PICO = 10**12
 """Parts of a US dollar in which prices are stated. Sums of integers are exact."""
@@ -19,31 +26,101 @@ FIELDS = {
     "output_cost_per_token": "output",
     "cache_read_input_token_cost": "cache_read",
     "cache_creation_input_token_cost": "cache_write",
+    "cache_creation_input_token_cost_above_1hr": "cache_write_1h",
+    "output_cost_per_reasoning_token": "reasoning",
+    "input_cost_per_audio_token": "audio_input",
+    "output_cost_per_audio_token": "audio_output",
+    "input_cost_per_image_token": "image_input",
+    "output_cost_per_image_token": "image_output",
 }
+"""Prices of one token, each also ``_above_200k_tokens`` or another size, and ``_flex`` or another tier."""
 
-_STEP = re.compile(rf"({'|'.join(FIELDS)})_above_(\d+)k_tokens")
+SEARCHES = "search_context_cost_per_query"
+FACTORS = "provider_specific_entry"
+
+_FIELD = re.compile(rf"({'|'.join(FIELDS)})(?:_above_(\d+)k_tokens)?(?:_({'|'.join(TIERS)}))?")
+_WINDOW = re.compile(r"(\d\d?):(\d\d)-(\d\d?):(\d\d)")
+_FREE_WRITES = ("cache_write", "cache_write_1h")
+_FIREWORKS_CACHED = 0.5
+"""Share of the input's price that Fireworks charges for cached tokens unless the table has a price."""
+
+_Stated = dict[str, int]
 
 
 class Rates(msgspec.Struct, frozen=True, gc=False):
-    """The price of one token of each kind, in US dollars times 10^12. ``None``: as ``input``."""
+    """The price of one token of each kind, in US dollars times 10^12.
+
+    ``None``: as ``input`` or ``output``, and for ``cache_write_1h`` as ``cache_write``.
+    """
 
     input: int
     output: int
     cache_read: int | None = None
     cache_write: int | None = None
+    cache_write_1h: int | None = None
+    reasoning: int | None = None
+    audio_input: int | None = None
+    audio_output: int | None = None
+    image_input: int | None = None
+    image_output: int | None = None
 
-    def cost(self, fresh: int, read: int, written: int, output: int) -> int:
-        """Return the price of a prompt with fresh, cached, and newly cached tokens, and of its answer."""
-        reading = self.input if self.cache_read is None else self.cache_read
-        writing = self.input if self.cache_write is None else self.cache_write
-        return fresh * self.input + read * reading + written * writing + output * self.output
+    def cost(self, usage: Usage) -> int:
+        """Return the price of the tokens of one prompt and its answer."""
+        return self._prompt(usage) + self._answer(usage)
+
+    def _prompt(self, usage: Usage) -> int:
+        read, written = usage.cache_read or 0, usage.cache_write or 0
+        fresh = max(0, (usage.input or 0) - read - written)
+        # A cache may have served audio and images, too.
+        audio = min(usage.audio_input or 0, fresh)
+        images = min(usage.image_input or 0, fresh - audio)
+        lasting = min(usage.cache_write_1h or 0, written)
+        writing = _or(self.cache_write, self.input)
+        return (
+            (fresh - audio - images) * self.input
+            + read * _or(self.cache_read, self.input)
+            + (written - lasting) * writing
+            + lasting * _or(self.cache_write_1h, writing)
+            + audio * _or(self.audio_input, self.input)
+            + images * _or(self.image_input, self.input)
+        )
+
+    def _answer(self, usage: Usage) -> int:
+        output = usage.output or 0
+        reasoning = min(usage.reasoning or 0, output)
+        audio = min(usage.audio_output or 0, output - reasoning)
+        images = min(usage.image_output or 0, output - reasoning - audio)
+        return (
+            (output - reasoning - audio - images) * self.output
+            + reasoning * _or(self.reasoning, self.output)
+            + audio * _or(self.audio_output, self.output)
+            + images * _or(self.image_output, self.output)
+        )
+
+
+def _or(rate: int | None, other: int) -> int:
+    return other if rate is None else rate
 
 
 class Price(msgspec.Struct, frozen=True, gc=False):
-    """The price of a model. A prompt of more tokens than a step's threshold is charged at that step's rates, whole."""
+    """The price of a model. A prompt of more tokens than a step's threshold is charged at that step's rates, whole.
+
+    ``tiers`` are the prices of service tiers that cost something else. ``search`` is the price of one web search, or
+    of all searches for a prompt if ``search_once``. ``factors`` multiply the price of all tokens in a tier or a region.
+    ``off_peak`` is the price at some times of the week.
+    """
 
     base: Rates
     steps: tuple[tuple[int, Rates], ...] = ()
+    tiers: Mapping[str, Price] = {}
+    search: int = 0
+    search_once: bool = False
+    factors: Mapping[str, float] = {}
+    off_peak: OffPeak | None = None
+
+    def at(self, seconds: float) -> Price:
+        """Return the price at a time in seconds since 1970."""
+        return self.off_peak.price if self.off_peak is not None and self.off_peak.includes(seconds) else self
 
     def rates(self, prompt: int) -> Rates:
         """Return the rates for a prompt of this many tokens."""
@@ -53,13 +130,65 @@ class Price(msgspec.Struct, frozen=True, gc=False):
                 found = rates
         return found
 
+    def cost(self, usage: Usage) -> int:
+        """Return the price of a request. Each of the provider's own compactions is a prompt of its own."""
+        if usage.compactions:
+            return self.cost(usage.without_compactions) + sum(self.cost(one) for one in usage.compactions)
+        tier = self if usage.tier is None else self.tiers.get(usage.tier, self)
+        cost = tier.rates(usage.input or 0).cost(usage)
+        if self.factors:
+            for name in (usage.tier, usage.region):
+                cost = round(cost * self.factors.get(name or "", 1))
+        if usage.searches:
+            cost += self.search * (1 if self.search_once else usage.searches)
+        return cost
+
+
+class OffPeak(msgspec.Struct, frozen=True, gc=False):
+    """The price of a model in some windows: start and end in minutes of the day in UTC, and days from 1, Monday.
+
+    ``zone`` is the time zone of the days.
+    """
+
+    price: Price
+    windows: tuple[tuple[int, int, tuple[int, ...]], ...]
+    zone: tzinfo = UTC
+
+    def includes(self, seconds: float) -> bool:
+        """Return whether a time in seconds since 1970 is in a window. One that ends at its start is a whole day."""
+        minute = int(seconds // 60) % (24 * 60)
+        day = datetime.fromtimestamp(seconds, self.zone).isoweekday()
+        return any(
+            day in days and (start <= minute < end if start < end else minute >= start or minute < end)
+            for start, end, days in self.windows
+        )
+
+
+def provider_of(listed: str) -> str:
+    """Return the provider of an entry as `upstreams.NAME.provider` names it. Some entries name a part of one."""
+    return "bedrock" if listed == "bedrock_converse" else "vertex_ai" if listed.startswith("vertex_ai") else listed
+
 
 def price_of(prices: Mapping[str, Mapping[str, object]], model: str, listed: Price | None) -> Price | None:
     """Return an operator's price for a model, by its name or a glob, or else the price that the table lists."""
     for name, fields in prices.items():
         if name == model or fnmatchcase(model, name):
-            return price_from(fields)
+            return _own_price(fields)
     return listed
+
+
+_own: dict[int, tuple[Mapping[str, object], Price | None]] = {}
+_MOST_OWN = 1_000
+
+
+def _own_price(fields: Mapping[str, object]) -> Price | None:
+    """Return an operator's price. Reading it takes longer than all else that a request needs from here."""
+    known = _own.get(id(fields))
+    if known is None or known[0] is not fields:
+        if len(_own) >= _MOST_OWN:  # after many reloads
+            _own.clear()
+        known = _own[id(fields)] = fields, price_from(fields)
+    return known[1]
 
 
 STEP_CAUTION = 0.97
@@ -79,33 +208,130 @@ def below_step(price: Price | None, factor: float = 1.0) -> int | None:
     return None if step is None else int(step * STEP_CAUTION / factor)
 
 
-def price_from(entry: Mapping[str, object]) -> Price | None:
+def price_from(entry: Mapping[str, object], provider: str = "") -> Price | None:
     """Return the price in an entry of the table, or ``None`` if it has no price for input tokens."""
-    base = _rates(dict(_stated(entry, None)))
-    if base is None:
+    stated = _stated(entry)
+    standard = stated.pop("", {})
+    ranges = entry.get("tiered_pricing")
+    if isinstance(ranges, list) and (found := _by_range(ranges, standard.get(0, {}))):
+        rates, tiers = found, {}
+    else:
+        if provider == "fireworks_ai" and "input" in (plain := standard.get(0, {})):
+            plain.setdefault("cache_read", round(plain["input"] * _FIREWORKS_CACHED))
+        # xAI charges more from the threshold on, not over it.
+        inclusive = int(provider == "xai")
+        rates = _by_size(standard, {}, inclusive)
+        tiers = {tier: _by_size(standard, own, inclusive) for tier, own in stated.items()}
+    if not rates:
         return None
-    thresholds = {int(match[2]) for name in entry if (match := _STEP.fullmatch(name))}
-    plain = dict(_stated(entry, None))
-    steps = [(1_000 * size, _rates({**plain, **dict(_stated(entry, size))})) for size in sorted(thresholds)]
-    return Price(base, tuple((size, rates) for size, rates in steps if rates is not None))
+    price = Price(
+        rates[0][1],
+        tuple(rates[1:]),
+        {tier: Price(own[0][1], tuple(own[1:])) for tier, own in tiers.items() if own},
+        _search(entry.get(SEARCHES)),
+        # Gemini charges for the prompt unless the entry says otherwise.
+        provider.startswith(("gemini", "vertex_ai-language")) and entry.get("web_search_billing_unit") != "per_query",
+        _factors(entry.get(FACTORS)),
+    )
+    off_peak = _off_peak(entry.get("off_peak_pricing"), standard.get(0, {}), price)
+    return price if off_peak is None else replace(price, off_peak=off_peak)
+
+
+@cache
+def _place(name: str) -> tuple[str, int, str] | None:
+    """Return the tier, the threshold in tokens, and the kind of token that a field has a price for."""
+    found = _FIELD.fullmatch(name)
+    return found and (found[3] or "", 1_000 * int(found[2] or 0), FIELDS[found[1]])
 
 
 def is_price_field(name: str) -> bool:
-    """Return whether the proxy uses a field of LiteLLM's table."""
-    return name in FIELDS or _STEP.fullmatch(name) is not None
+    """Return whether the proxy uses a field of LiteLLM's table as the price of a token."""
+    return _place(name) is not None
 
 
-def _stated(entry: Mapping[str, object], thousands: int | None) -> Iterator[tuple[str, int]]:
-    suffix = "" if thousands is None else f"_above_{thousands}k_tokens"
-    for field, name in FIELDS.items():
-        value = entry.get(field + suffix)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-            yield name, round(value * PICO)
+def _stated(entry: Mapping[str, object]) -> dict[str, dict[int, _Stated]]:
+    """Return the prices of an entry by tier and threshold."""
+    stated: dict[str, dict[int, _Stated]] = {}
+    for name, value in entry.items():
+        if (place := _place(name)) is None or (price := _price(value)) is None:
+            continue
+        tier, threshold, kind = place
+        # Some entries state 0 for a price that doesn't exist, such as a cache write at an automatic cache.
+        if price or kind not in _FREE_WRITES:
+            stated.setdefault(tier, {}).setdefault(threshold, {})[kind] = price
+    return stated
 
 
-def _rates(values: Mapping[str, int]) -> Rates | None:
-    if "input" not in values:
+def _price(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
         return None
-    # Some entries state 0 for a price that doesn't exist, such as a cache write at an automatic cache.
-    written = values.get("cache_write") or None
-    return Rates(values["input"], values.get("output", 0), values.get("cache_read"), written)
+    return round(value * PICO)
+
+
+def _by_size(standard: Mapping[int, _Stated], own: Mapping[int, _Stated], inclusive: int) -> list[tuple[int, Rates]]:
+    """Return the rates by threshold, ascending from 0. A tier's ``own`` prices take precedence at each threshold."""
+    rates: list[tuple[int, Rates]] = []
+    values: _Stated = {}
+    for threshold in sorted({0, *standard, *own}):
+        plain, special = standard.get(threshold, {}), own.get(threshold, {})
+        values = {**values, **plain, **special}
+        if "output" in special and "reasoning" not in special:
+            values.pop("reasoning", None)
+        if "input" not in values:
+            return []
+        rates.append((max(0, threshold - inclusive), Rates(**{"output": 0, **values})))
+    return rates
+
+
+def _by_range(ranges: Sequence[object], plain: _Stated) -> list[tuple[int, Rates]]:
+    """Return the rates of ``tiered_pricing``, ascending. Its prices replace all prices of text in the entry."""
+    found: dict[int, Rates] = {}
+    for one in ranges:
+        if not isinstance(one, Mapping) or not isinstance(limits := one.get("range"), list) or len(limits) != 2:
+            continue
+        own = _stated(one).get("", {}).get(0, {})
+        if "input" in own:
+            others = {kind: price for kind, price in plain.items() if kind.startswith(("audio", "image"))}
+            found[int(limits[0])] = Rates(**{"output": plain.get("output", 0), **others, **own})
+    ascending = sorted(found.items())
+    return [(0, ascending[0][1]), *ascending[1:]] if ascending else []
+
+
+def _off_peak(value: object, plain: _Stated, usual: Price) -> OffPeak | None:
+    """Return the price at some times. It has no steps and no tiers."""
+    if not isinstance(value, Mapping):
+        return None
+    windows = [*_windows(value), *(window for rule in value.get("windows", ()) for window in _windows(rule))]
+    rates = _by_size({0: {**plain, **_stated(value).get("", {}).get(0, {})}}, {}, 0)
+    if not rates:
+        return None
+    price = replace(usual, base=rates[0][1], steps=(), tiers={})
+    return OffPeak(price, tuple(windows), _zone(value.get("weekday_timezone")))
+
+
+def _windows(rule: Mapping[str, Any]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    stated = rule.get("hours_utc", ())
+    days = tuple(rule.get("weekdays", range(1, 8)))
+    for window in (stated,) if isinstance(stated, str) else stated:
+        if found := _WINDOW.fullmatch(str(window)):
+            hour, minute, last_hour, last_minute = map(int, found.groups())
+            yield 60 * hour + minute, 60 * last_hour + last_minute, days
+
+
+def _zone(name: object) -> tzinfo:
+    """Return a time zone, or UTC if the system doesn't have it."""
+    try:
+        return ZoneInfo(name) if isinstance(name, str) else UTC
+    except (ValueError, ZoneInfoNotFoundError):
+        return UTC
+
+
+def _search(value: object) -> int:
+    if isinstance(value, Mapping):
+        value = value.get("search_context_size_medium")
+    return _price(value) or 0
+
+
+def _factors(value: object) -> dict[str, float]:
+    factors = value.items() if isinstance(value, Mapping) else ()
+    return {name: factor for name, factor in factors if isinstance(factor, int | float) and factor > 0}

@@ -145,9 +145,15 @@ def _completion(response: Mapping[str, Any]) -> dict[str, Any]:
         completion = litellm_answer.completion(made)
         if refusal := _refusal(response):
             completion["choices"][0]["message"]["refusal"] = refusal
-        return completion
+        return completion | _tier(response)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UpstreamInterrupted(UNREADABLE) from error
+
+
+def _tier(response: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the field for the service tier, which LiteLLM drops."""
+    tier = response.get("service_tier")
+    return {} if tier is None else {"service_tier": tier}
 
 
 def _refusal(response: Mapping[str, Any]) -> str:
@@ -199,6 +205,8 @@ class _Stream:
                 return
             case str(name) if name.endswith(".delta") and not event.get("delta"):
                 return
+            case str(name) if name in _ENDS:
+                self._frame |= _tier(event["response"])
         try:
             made = litellm_answer.chunk(self._parser.chunk_parser(dict(event)))
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -80,6 +80,9 @@ class ResponseBuilder:
             self._reason = choice.get("finish_reason") or self._reason
         if usage := chunk.get("usage"):
             self.response["usage"] = _usage(usage)
+        if (tier := chunk.get("service_tier")) and tier != self.response.get("service_tier"):
+            # In front of the caller's metadata, as in OpenAI's responses.
+            self.response = {"service_tier": tier, **self.response} | {"service_tier": tier}
 
     def finish(self) -> Iterator[Event]:
         """Yield the events at the end of a stream."""
@@ -252,11 +255,13 @@ def _input(arguments: str) -> str:
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     sent, written = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    details = usage.get("prompt_tokens_details") or {}
+    cached = details.get("cached_tokens") or 0
+    put = details.get("cache_write_tokens") or details.get("cache_creation_tokens") or 0
     reasoning = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
     return {
         "input_tokens": sent,
-        "input_tokens_details": {"cached_tokens": cached},
+        "input_tokens_details": {"cached_tokens": cached, **({"cache_write_tokens": put} if put else {})},
         "output_tokens": written,
         "output_tokens_details": {"reasoning_tokens": reasoning},
         "total_tokens": sent + written,

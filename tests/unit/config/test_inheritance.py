@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from textwrap import dedent
 
@@ -9,6 +10,7 @@ import pytest
 
 from proxy.compaction.triggers import Clause
 from proxy.config import Policy, check
+from proxy.config.fields import Section
 from proxy.config.loading import loads
 from tests.kit.configuration import errors_in
 
@@ -51,6 +53,39 @@ def test_the_first_entry_that_matches_is_laid_over_the_policy() -> None:
     assert (found.summary.timeout, found.summary.max_tokens) == (8, 1000)
     assert found.duplicates is None
     assert found.mode == "enforce"
+
+
+SECTIONS = {
+    "summary": {"max_tokens": 1000, "timeout": 9.0},
+    "duplicates": {"min_length": 50, "keep": {"messages": 9}},
+    "truncate_args": {"max_length": 100, "truncation_text": "cut"},
+    "evict_results": {"max_tokens": 300, "exclude": ["ls"]},
+    "media": {"trigger": {"fraction": 0.5}, "keep": {"messages": 3}},
+    "recall": {"tool": "auto", "max_rounds": 2},
+    "user_messages": {"max_tokens": 500, "keep_first": False},
+    "unknown_model": {"trigger": {"tokens": 9000}, "keep": {"messages": 3}},
+}
+"""Sections with two settings, of which the parent states the first and the child the second."""
+
+
+@pytest.mark.parametrize("by", ["extends", "models"])
+@pytest.mark.parametrize("name", SECTIONS)
+def test_a_section_merges_with_that_of_the_parent(name: str, by: str) -> None:
+    (first, inherited), own = SECTIONS[name].items()
+    parent, child = {name: {first: inherited}}, {name: dict([own])}
+    if by == "extends":
+        text = {"base": parent, "child": {"extends": "base", **child}}
+    else:
+        text = {"child": {**parent, "models": [{"match": "m", **child}]}}
+    found = getattr(policies(json.dumps({"policies": text}))["child"].for_model("m"), name)
+    expected = getattr(policies(json.dumps({"policies": {"both": {name: SECTIONS[name]}}}))["both"], name)
+    assert found == expected
+
+
+def test_every_section_with_several_settings_is_tried() -> None:
+    sections = {name for name, value in Policy().__dict__.items() if isinstance(value, Section)}
+    single = {name for name in sections if len(type(getattr(Policy(), name)).model_fields) < 2}
+    assert sections - single == set(SECTIONS)
 
 
 def test_what_follows_from_the_trigger_follows_from_that_of_the_entry() -> None:

@@ -16,6 +16,9 @@ UP = "upstreams:\n  main: {base_url: 'http://127.0.0.1:9/v1'}\n"
 POLICY = "policies:\n  default:\n    %s\n"
 
 
+SPENDING = f"teams:\n  t:\n    keys: ['sha256:{'1' * 64}']\n    limits: {{spend: {{usd: 5, per: day}}}}\n"
+
+
 FORM = re.compile(r".+?:\d+: warning: (?:[\w.\[\]-]+: )?.+?\. Fix: .+", re.DOTALL)
 
 WARNINGS = {
@@ -70,6 +73,93 @@ WARNINGS = {
         5,
         "policies.default.models[0].summary.native: no model of this policy",
     ),
+    "a summary model that the team may not use": (
+        UP
+        + "models:\n  - {match: '*', upstream: main}\n"
+        + POLICY % "summary: {model: cheap}"
+        + f"teams:\n  t:\n    models: ['local/*']\n    keys: ['sha256:{'1' * 64}']\n",
+        10,
+        "teams.t.models: policy 'default' names 'cheap' at upstream 'main' for summaries, which team 't' may not use, "
+        "so the proxy doesn't send this model the team's conversations. Fix: add \"cheap\"",
+    ),
+    "a summary model of an override that the team may not use": (
+        UP
+        + "models:\n  - {match: '*', upstream: main}\n"
+        + POLICY % "models: [{match: 'local/*', summary: {fallback_model: cheap}}, {match: 'a*', summary: {model: b}}]"
+        + f"teams:\n  t:\n    models: ['local/*']\n    keys: ['sha256:{'1' * 64}']\n",
+        10,
+        "teams.t.models: policy 'default' names 'cheap' at upstream 'main'",
+    ),
+    "recall without an archive": (
+        POLICY % "{recall: {tool: auto}, archive: null}",
+        3,
+        "policies.default.recall.tool: has no effect without an archive",
+    ),
+    "recall without the archive that a parent turns off": (
+        "policies:\n  default: {archive: null}\n  p:\n    extends: default\n    recall:\n      tool: auto\n",
+        6,
+        "policies.p.recall.tool: has no effect without an archive",
+    ),
+    "recall with compaction by the provider": (
+        "upstreams: {o: {provider: openai}}\nmodels: [{match: '*', upstream: o}]\n"
+        + POLICY % "{recall: {tool: auto}, summary: {native: true}}",
+        5,
+        "policies.default.recall.tool: has no effect on /v1/responses and /v1/messages, because summary.native is true",
+    ),
+    "recall of a few tokens": (
+        POLICY % "recall: {tool: auto, max_tokens: 1}",
+        3,
+        "policies.default.recall.max_tokens: has no room for a passage of a message, which takes about 200 tokens "
+        "(got 1). Fix: max_tokens: 4000",
+    ),
+    "shared limits without a shared store": (
+        "limits:\n  on_store_failure: refuse\n",
+        2,
+        "limits.on_store_failure: has no effect without a store on Redis",
+    ),
+    "metrics on the server's own port": (
+        "server: {port: 9090}\nmetrics: {listen: '127.0.0.1:9090'}\n",
+        2,
+        "metrics.listen: is the server's own address, port 9090, so the proxy can't start",
+    ),
+    "metrics on the server's own port at all addresses": (
+        "server: {host: 127.0.0.1}\nmetrics: {listen: '0.0.0.0:8787'}\n",
+        2,
+        "metrics.listen: is the server's own address",
+    ),
+    "a heartbeat after the deadline": (
+        "server:\n  deadline: 30\n  keepalive: 40\n",
+        3,
+        "server.keepalive: isn't below server.deadline (30), so no heartbeat is sent (got 40). Fix: keepalive: 10",
+    ),
+    "a price for a million tokens": (
+        "prices:\n  m:\n    input_cost_per_token: 3.0\n",
+        3,
+        "prices.m.input_cost_per_token: means 3,000,000 US dollars for a million tokens, because prices are for one "
+        "token. Fix: input_cost_per_token: 0.000003",
+    ),
+    "auto with a model for summaries": (
+        POLICY % "summary: {method: auto, prompt: 'Sum up {messages}'}",
+        3,
+        "policies.default.summary.method: auto never continues, because summary.prompt applies to transcripts only",
+    ),
+    "auto with an inherited model for summaries": (
+        "policies:\n  default: {summary: {model: gpt-5-mini}}\n  p:\n    extends: default\n"
+        "    models: [{match: a, summary: {method: auto}}]\n",
+        5,
+        "policies.p.models[0].summary.method: auto never continues, because summary.model applies",
+    ),
+    "a budget without prices": (
+        UP + "models:\n  - {match: mine, upstream: main, profile: {context_window: 9000}}\n" + SPENDING,
+        8,
+        "teams.t.limits.spend.usd: counts nothing for 'mine', because no price of these models is known. "
+        "Fix: state prices, or a budget in tokens",
+    ),
+    "a budget at a provider without prices": (
+        UP.replace("{", "{provider: vllm, ") + SPENDING,
+        6,
+        "teams.t.limits.spend.usd: counts nothing for '*'",
+    ),
     "a team without keys": ("teams:\n  t: {keys: []}\n", 2, "compaction-proxy keys new --team t"),
 }
 
@@ -83,6 +173,29 @@ def test_a_likely_mistake_is_a_warning_with_its_fix(name: str, tmp_path: Path) -
     assert found.startswith(f"{file}:{line}: warning: ")
     assert hint in found
     assert FORM.fullmatch(found)
+
+
+NOTHING = {
+    "a listed price": "upstreams: {o: {provider: openai}}\nmodels: [{match: gpt-5, upstream: o}]\n" + SPENDING,
+    "listed prices": "upstreams: {o: {provider: openai}}\nmodels: [{match: '*', upstream: o}]\n" + SPENDING,
+    "an own price": UP.replace("{", "{provider: vllm, ")
+    + SPENDING
+    + "prices: {'my-*': {input_cost_per_token: 0.000001}}\n",
+    "other models": UP + "models:\n  - {match: mine, upstream: main, profile: {context_window: 9000}}\n"
+    "  - {match: gpt-5, upstream: main}\n" + SPENDING.replace("keys", "models: ['gpt-*']\n    keys"),
+    "metrics on another port": "metrics: {listen: '127.0.0.1:9090'}\n",
+    "metrics at another address": "server: {host: 10.0.0.1, port: 9090}\nmetrics: {listen: '127.0.0.1:9090'}\n",
+    "limits on Redis": "store: {url: 'redis://h'}\nlimits: {on_store_failure: refuse}\n",
+    "recall": POLICY % "recall: {tool: auto, max_tokens: 200}",
+    "auto": POLICY % "summary: {method: auto, max_tokens: 100}",
+    "a high price": "prices: {m: {input_cost_per_token: 0.0006, provider_specific_entry: {us: 1.1}}}",
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_what_is_meant_is_no_warning(name: str, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(NOTHING[name])
+    assert not read(tmp_path / "c.yaml", {}).warnings
 
 
 def test_what_is_hardly_meant_is_a_warning(tmp_path: Path) -> None:

@@ -202,7 +202,8 @@ MISTAKES = {
     ),
     "workers": ("server: {workers: 4}\n", 1, "set the number of workers with serve --workers N"),
     "LiteLLM": ("model_list: []\n", 1, "this looks like a LiteLLM configuration; docs/migrating.md lists"),
-    "logging": ("logging: {level: debug}\n", 1, "logs JSON lines to standard error"),
+    "logging": ("logging: {level: debug}\n", 1, "log: {level: info, format: json, requests: all}"),
+    "log_level": ("log_level: debug\n", 1, "log: {level: info}. log.format and log.requests"),
     "a condition": (POLICY % "keep: {mesages: 10}", 3, "unknown key 'mesages'. Fix: did you mean 'messages'?"),
     "look-ahead": (
         POLICY % 'pinned: ["(?=a)b"]',

@@ -25,6 +25,13 @@ def test_a_usage_is_the_sum_of_its_numbers() -> None:
     assert total == {"in": 3, "details": details, "tier": "flex", "late": 4, "flag": False, "new": None}
 
 
+def test_a_usage_has_the_iterations_of_all_rounds() -> None:
+    total: dict[str, Any] = {}
+    for number in (1, 2):
+        add_usage(total, {"iterations": [{"type": "compaction", "input_tokens": number}]})
+    assert [one["input_tokens"] for one in total["iterations"]] == [1, 2]
+
+
 @pytest.mark.parametrize("before", ["[]", " [ ] ", "[1]", "[1 , 2 ] "])
 def test_a_longer_list(before: str) -> None:
     assert json.loads(bytes(longer(before.encode(), [b"3", b'"x"']))) == [*json.loads(before), 3, "x"]

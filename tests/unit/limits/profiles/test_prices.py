@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from proxy.limits.profiles import Profiles
-from proxy.limits.profiles.prices import Price, Rates, below_step, is_price_field, price_from, step_of
+from proxy.limits.profiles.prices import Price, Rates, below_step, is_price_field, price_from, price_of, step_of
+from proxy.telemetry.record import Usage
 
 HAIKU = {
     "input_cost_per_token": 1e-7,
@@ -43,7 +44,7 @@ def test_the_price_step_is_the_first_one_that_costs_more() -> None:
 def test_cache_tokens_without_a_price_cost_as_much_as_others() -> None:
     price = price_from({"input_cost_per_token": 2e-6, "cache_creation_input_token_cost": 0.0})
     assert price is not None
-    assert price.rates(10).cost(1, 2, 3, 4) == 6 * 2_000_000
+    assert price.cost(Usage(6, 4, 2, 3)) == 6 * 2_000_000
 
 
 @pytest.mark.parametrize("entry", [{}, {"output_cost_per_token": 1e-6}, {"input_cost_per_token": None}])
@@ -51,8 +52,21 @@ def test_no_price(entry: dict[str, object]) -> None:
     assert price_from(entry) is None
 
 
+def test_an_operators_price_is_the_current_one() -> None:
+    """Prices that were read are remembered, and a reload may change them."""
+    for dollars in range(1, 3_000):
+        assert price_of({"m*": {"input_cost_per_token": dollars}}, "m1", None) == Price(Rates(dollars * 10**12, 0))
+
+
 def test_the_fields_that_count() -> None:
-    assert is_price_field("input_cost_per_token_above_272k_tokens")
+    for name in (
+        "input_cost_per_token_above_272k_tokens",
+        "output_cost_per_token_flex",
+        "cache_read_input_token_cost_above_272k_tokens_priority",
+        "cache_creation_input_token_cost_above_1hr_above_200k_tokens",
+        "output_cost_per_reasoning_token",
+    ):
+        assert is_price_field(name)
     assert not is_price_field("input_cost_per_token_batches")
     assert not is_price_field("input_price")
 
@@ -61,3 +75,5 @@ def test_a_profile_has_the_price_of_its_provider_only() -> None:
     profiles = Profiles()
     assert profiles.find("gpt-5", provider="openai").price is not None
     assert profiles.find("gpt-5", provider="vllm").price is None
+    assert profiles.find("anthropic.claude-opus-4-6-v1", provider="bedrock").price is not None
+    assert profiles.find("gemini-2.5-flash", provider="vertex_ai").price is not None

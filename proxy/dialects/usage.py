@@ -1,0 +1,102 @@
+"""Read what a price depends on from the usage that an upstream reported, in any API's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from proxy.overflow.silent import Finished, cached_tokens, output_tokens, prompt_tokens
+from proxy.telemetry.record import TIERS, Usage
+
+Object = Mapping[str, object]
+
+_TIER_NAMES = {**{name: name for name in TIERS}, "fast": "priority"}
+_REGION_LENGTH = 16
+_LARGEST = 10_000_000
+"""The largest count of searches or of one kind of token. A larger one is an error."""
+
+
+def usage_of(end: Finished) -> Usage | None:
+    """Return the reported usage, or ``None`` if the response has none."""
+    if end.prompt is None and end.output is None:
+        return None
+    usage = end.usage
+    # LiteLLM's chat completions have sums in `prompt_tokens`.
+    compactions = () if "prompt_tokens" in usage else _compactions(usage.get("iterations"))
+    reading = _object(usage, "prompt_tokens_details", "input_tokens_details")
+    writing = _object(usage, "completion_tokens_details", "output_tokens_details")
+    reasoning = _count(writing, "reasoning_tokens")
+    return Usage(
+        _sum(end.prompt, *(one.input for one in compactions)),
+        _sum(_output(end, usage, reasoning), *(one.output for one in compactions)),
+        _sum(end.cache_read, *(one.cache_read for one in compactions)),
+        _sum(end.cache_write, *(one.cache_write for one in compactions)),
+        _sum(_written_for_an_hour(usage, reading), *(one.cache_write_1h for one in compactions)),
+        reasoning,
+        _count(reading, "audio_tokens"),
+        _count(writing, "audio_tokens"),
+        _count(reading, "image_tokens"),
+        _count(writing, "image_tokens"),
+        _searches(usage, reading) or end.searches or None,
+        _tier(end, usage),
+        _region(usage.get("inference_geo")),
+        compactions,
+    )
+
+
+def _output(end: Finished, usage: Object, reasoning: int | None) -> int | None:
+    """Return the tokens of the answer with its reasoning. xAI excludes it, and only its total shows that."""
+    if reasoning and usage.get("total_tokens") == (end.prompt or 0) + (end.output or 0) + reasoning:
+        return (end.output or 0) + reasoning
+    return end.output
+
+
+def _compactions(iterations: object) -> tuple[Usage, ...]:
+    """Return the calls that Anthropic made besides the answer's own. The outer figures exclude them."""
+    found = []
+    for call in iterations if isinstance(iterations, list) else ():
+        if isinstance(call, Mapping) and call.get("type") not in (None, "message"):
+            counts = prompt_tokens(call), output_tokens(call), *cached_tokens(call)
+            if any(counts) and max(count or 0 for count in counts) <= _LARGEST:
+                found.append(Usage(*counts, _written_for_an_hour(call, {})))
+    return tuple(found)
+
+
+def _written_for_an_hour(usage: Object, details: Object) -> int | None:
+    lifetimes = _object(usage, "cache_creation") or _object(details, "cache_creation_token_details")
+    return _count(lifetimes, "ephemeral_1h_input_tokens")
+
+
+def _searches(usage: Object, details: Object) -> int | None:
+    found = _count(_object(usage, "server_tool_use"), "web_search_requests")
+    if found is None:
+        found = _count(_object(usage, "server_side_tool_usage_details"), "web_search_calls")
+    return _count(details, "web_search_requests") if found is None else found
+
+
+def _tier(end: Finished, usage: Object) -> str | None:
+    if usage.get("speed") == "fast":
+        return "fast"
+    stated = end.tier or usage.get("service_tier")
+    return _TIER_NAMES.get(stated.lower()) if isinstance(stated, str) else None
+
+
+def _region(stated: object) -> str | None:
+    """Return the region that served the request, if it's a short word."""
+    if not isinstance(stated, str) or len(stated) > _REGION_LENGTH or not (stated.isascii() and stated.isalpha()):
+        return None
+    return None if stated == "global" else stated.lower()
+
+
+def _object(usage: Object, *names: str) -> Object:
+    found = (usage.get(name) for name in names)
+    return next((value for value in found if isinstance(value, Mapping)), {})
+
+
+def _count(usage: Object, name: str) -> int | None:
+    value = usage.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LARGEST else None
+
+
+def _sum(*counts: int | None) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
