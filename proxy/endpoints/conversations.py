@@ -159,7 +159,7 @@ class Conversations:
         sized = None if tail is None else sized_response(context, start)
         tap = Tap(tail, item_reader(self._service, context, start, outcome))
         pending = context.heartbeat is not None and context.heartbeat.begun
-        headers = done(outcome, context.retries)
+        headers = done(outcome, len(context.retries))
         if (left := self._service.spending.remaining(context.caller)) is not None:
             headers.append(("x-compaction-budget-remaining", left))
         if context.advice is not None:

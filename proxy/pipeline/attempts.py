@@ -98,8 +98,6 @@ class Attempts:
             start = await send(context, transport, request, attempt.outcome)
             try:
                 decision = await self.decide(context, attempt, start)
-                if decision is ACCEPT and self._recall.refused(context, attempt.outcome, start):
-                    decision = Retry(replace(attempt, outcome=replace(attempt.outcome, tool=False)), "tool")
                 describe_call(context, start, began, result_of(decision, start), attempt.outcome.after)
                 if decision is ACCEPT:
                     again = partial(resend, context, transport, request)
@@ -119,26 +117,29 @@ class Attempts:
             if not isinstance(decision, Retry):
                 return start, attempt.outcome
             await start.answer.close()
-            context.retries += 1
+            context.retries.append(decision.cause)
             attempt = decision.attempt
             context.record.reason = Reason(decision.cause, context.record.calls[-1].limit, attempt.outcome.before)
 
     async def decide(self, context: ConversationContext, attempt: Attempt, start: ResponseStart) -> Decision:
         """Decide whether to forward a response or to retry, and learn limits from it."""
+        decision = ACCEPT if start.written else await self._judge(context, attempt, start)
+        if start.succeeded:
+            self._succeeded(context, attempt.outcome)
+        if decision is ACCEPT and self._recall.refused(context, attempt.outcome, start):
+            return Retry(self._without_tool(context, attempt), "tool")
+        return decision
+
+    async def _judge(self, context: ConversationContext, attempt: Attempt, start: ResponseStart) -> Decision:
+        """Decide about a response that may be an error, or empty."""
         case, outcome = attempt.case, attempt.outcome
-        if start.written:
-            self._succeeded(context, outcome)
-            return ACCEPT
         overflow = start.overflow or await self._silent_overflow(context, attempt, start)
         if await refuses_reasoning(context, start) and await self._changed_prompt(context, outcome):
             return Retry(await self._without_reasoning(context, attempt), "reasoning")
         if outcome.native and await refuses_compaction(start):
             return Retry(await self._without_native(context, attempt), "compaction")
         if ended_early(context, case, start, overflow):
-            context.repeated = True
             return Retry(attempt, "empty")
-        if overflow is None and start.answer.status < 400 and not start.empty:
-            self._succeeded(context, outcome)
         if overflow is None or case.mode != "enforce" or outcome.verdict == "failed":
             return ACCEPT
         if context.body.continues:  # its size says nothing about a limit
@@ -165,11 +166,16 @@ class Attempts:
             await self._sent_prompts.recall(conversation_key(context))
         return outcome.messages is not None or self._sent_prompts.changed(conversation_key(context))
 
+    def _without_tool(self, context: ConversationContext, attempt: Attempt) -> Attempt:
+        """Return an attempt without the tool that an upstream refused. Later attempts don't get it either."""
+        if context.recall is not None:
+            context.recall.refused = True
+        return replace(attempt, outcome=replace(attempt.outcome, tool=False))
+
     async def _without_reasoning(self, context: ConversationContext, attempt: Attempt) -> Attempt:
         """Return an attempt without the reasoning that an upstream refused."""
-        context.stripped = True
         self._sent_prompts.expire(conversation_key(context), len(context.body.units))
-        case = replace(attempt.case, stale_reasoning=len(context.body.units), attempt=context.retries + 1)
+        case = replace(attempt.case, stale_reasoning=len(context.body.units), attempt=len(context.retries) + 1)
         stripped = await self.prepare(context, attempt.budget, case, may_ask=False)
         if stripped.outcome.messages is None:
             stripped = replace(stripped, outcome=await self._services.compactor.without_reasoning(case))
@@ -178,7 +184,7 @@ class Attempts:
     async def _without_native(self, context: ConversationContext, attempt: Attempt) -> Attempt:
         """Return an attempt with a summary of the proxy in place of the provider's, which the upstream refused."""
         self._refused[conversation_key(context)] = context.own_summaries = True
-        case = replace(attempt.case, native=None, attempt=context.retries + 1)
+        case = replace(attempt.case, native=None, attempt=len(context.retries) + 1)
         return await self.prepare(context, attempt.budget, case)
 
     async def _continued(
@@ -203,8 +209,8 @@ class Attempts:
         context.recovered = True
         context.body = await context.dialect.parse(body)
         await resolve_references(self._services, context)
-        case = replace(attempt.case, body=context.body, attempt=context.retries + (reason is None))
-        again = await self.prepare(context, attempt.budget, case)
+        case = replace(attempt.case, body=context.body, attempt=len(context.retries) + (reason is None))
+        again = await self.prepare(context, attempt.budget, case, may_ask=reason is not None)
         changed = replace(again.outcome, verdict="compacted", steps=(STATE_STEP, *again.outcome.steps))
         return replace(again, outcome=replace(changed, reason=reason or changed.reason))
 
@@ -244,8 +250,9 @@ class Attempts:
         except Exception as error:  # a client gets its answer even if the compaction has a bug
             log.exception("compaction.failed", error=type(error).__name__)
             outcome = Outcome("failed")
-        if context.recall is not None and context.recall.tool and outcome.messages is not None and outcome.checkpoints:
-            after = None if outcome.after is None else outcome.after + context.recall.tokens
+        recall = context.recall
+        if recall is not None and recall.tool and not recall.refused and outcome.messages and outcome.checkpoints:
+            after = None if outcome.after is None else outcome.after + recall.tokens
             outcome = replace(outcome, tool=True, after=after)
         return Attempt(budget, case, outcome)
 
@@ -332,9 +339,9 @@ class Attempts:
             budget=smaller_input(case, budget, sent),
             rules=rules,
             stale_reasoning=self._stale_after(context, case),
-            attempt=context.retries + 1,
+            attempt=len(context.retries) + 1,
         )
-        attempt = await self.prepare(context, budget, smaller, may_ask=context.retries > context.repeated)
+        attempt = await self.prepare(context, budget, smaller, may_ask="overflow" in context.retries)
         after = attempt.outcome.after
         return None if attempt.outcome.messages is None or after is None or after >= sent else attempt
 

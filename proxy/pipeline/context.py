@@ -56,7 +56,8 @@ class RecallState(msgspec.Struct, eq=False):
 
     ``body`` is the client's own request. ``rounds`` are the conversation's hidden rounds, and ``found`` is true if some
     were put back. ``prefix`` is a digest of the client's messages, of which there are ``messages``. ``tool`` is the
-    tool's definition, and ``tokens`` its size. It's empty if the request can't get the tool.
+    tool's definition, and ``tokens`` its size. It's empty if the request can't get the tool. ``refused`` is true once
+    the upstream has refused the tool in this request.
     """
 
     body: Request
@@ -67,6 +68,7 @@ class RecallState(msgspec.Struct, eq=False):
     messages: int
     tool: bytes
     tokens: int
+    refused: bool = False
 
 
 class ConversationContext(RequestContext):
@@ -79,11 +81,9 @@ class ConversationContext(RequestContext):
     a size that succeeded recently. The proxy stores it once a request succeeds. If ``silent_overflow`` (the response
     was empty) or ``contradicted`` (an earlier response contradicts the limit) is true, that must happen twice.
 
-    ``repeated`` is true if the proxy retried the unchanged request, which happens once. ``retries`` is the number of
-    retries so far. ``advice`` names the parts to shorten, for a response header.
-    ``stripped`` is true if a retry was made without reasoning,
-    ``recovered`` if the upstream has compacted a history that it keeps. ``own_summaries`` is true if the upstream
-    refused a compaction of its own in this conversation. ``memory`` holds the memory of its
+    ``retries`` are the causes of the retries so far, see ``decision.Retry``. Each cause has its own limit. ``advice``
+    names the parts to shorten, for a response header. ``recovered`` is true if the upstream has compacted a history
+    that it keeps. ``own_summaries`` is true if the upstream refused a compaction of its own in this conversation. ``memory`` holds the memory of its
     bodies. ``heartbeat`` is for a client that wants a stream. ``recall`` is set if the request may get the tool to read
     archived messages, or has hidden rounds.
     """
@@ -99,10 +99,8 @@ class ConversationContext(RequestContext):
     provisional_limit: LearnedLimit | None = None
     silent_overflow: bool = False
     contradicted: bool = False
-    repeated: bool = False
-    retries: int = 0
+    retries: list[str] = []
     advice: str | None = None
-    stripped: bool = False
     recovered: bool = False
     heartbeat: Heartbeat | None = None
     recall: RecallState | None = None

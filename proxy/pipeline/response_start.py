@@ -69,6 +69,11 @@ class ResponseStart(msgspec.Struct, eq=False):
         return over and self.usage.empty
 
     @property
+    def succeeded(self) -> bool:
+        """Return whether the upstream accepted the prompt, and the response has content."""
+        return self.written or (self.overflow is None and self.answer.status < 400 and not self.empty)
+
+    @property
     def usage(self) -> Finished:
         """Return the usage and finish reason of a complete response."""
         return self.answers.read_usage(self.first)

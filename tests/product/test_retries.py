@@ -1,0 +1,75 @@
+"""Each cause of a retry has its own limit, and the record names the causes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.demo.replies import Reply, ToolCall
+from proxy.recall.tool import NAME
+from tests.kit.front_door import WITHOUT_A_MODEL, Front, Seen, always, front, key, long_talk, tokens
+from tests.kit.waiting import until
+
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+ON = {"recall": {"tool": "auto"}}
+
+
+def refusal(message: str, **fields: Any) -> Reply:
+    return Reply(status=400, error={"error": {"message": message, "type": "invalid_request_error", **fields}})
+
+
+NO_TOOL = refusal("tools: unknown tool")
+TOO_LONG = refusal("The prompt is too long.", code="context_length_exceeded")
+
+FINE = Reply(content="Fine.")
+NOTES = always(Reply(content="Goal: NOTES."))
+
+
+def asked(door: Front, *replies: Reply, messages: list[Any] | None = None, **fields: Any) -> Seen:
+    """Return a turn in which the upstream gives these replies, one for each request."""
+    waiting = list(replies)
+    with door.scripted(responder=lambda body: waiting.pop(0)):
+        seen = door.ask(messages or long_talk(), tools=TOOLS, **fields)
+    assert not waiting
+    return seen
+
+
+def attempts(door: Front, seen: Seen) -> list[dict[str, Any]]:
+    return list(record(door, seen)["attempts"])
+
+
+def record(door: Front, seen: Seen) -> dict[str, Any]:
+    address = f"{door.url}/compaction/requests/{seen.headers['x-compaction-id']}"
+    headers = {"authorization": f"Bearer {key('default')}"}
+    found: list[httpx.Response] = []
+
+    def written() -> bool:
+        found[:] = [httpx.get(address, headers=headers, trust_env=False)]
+        return found[0].status_code == 200
+
+    assert until(written)
+    return dict(found[0].json())
+
+
+def has_tool(body: dict[str, Any]) -> bool:
+    return NAME in json.dumps(body["tools"])
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_refused_tool_leaves_all_overflow_retries(tmp_path: Path, most: int) -> None:
+    with front({"default": {**ON, "overflow_retries": most}}, tmp_path) as door:
+        seen = asked(door, NO_TOOL, *[TOO_LONG] * most, FINE)
+    assert seen.status == 200
+    assert seen.headers["x-compaction-retries"] == str(most + 1)
+    assert [has_tool(request.body) for request in seen.conversations] == [True] + [False] * (most + 1)
+
+
+def test_the_first_retry_after_an_overflow_asks_no_model(tmp_path: Path) -> None:
+    with front({"default": ON}, tmp_path) as door, door.scripted(summariser=NOTES):
+        seen = asked(door, NO_TOOL, TOO_LONG, FINE)
+    assert seen.headers["x-compaction-summary"] == "digest"
+    assert WITHOUT_A_MODEL in seen.text
