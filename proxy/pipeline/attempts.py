@@ -124,10 +124,10 @@ class Attempts:
     async def decide(self, context: ConversationContext, attempt: Attempt, start: ResponseStart) -> Decision:
         """Decide whether to forward a response or to retry, and learn limits from it."""
         decision = ACCEPT if start.written else await self._judge(context, attempt, start)
-        if start.succeeded:
-            self._succeeded(context, attempt.outcome)
         if decision is ACCEPT and self._recall.refused(context, attempt.outcome, start):
             return Retry(self._without_tool(context, attempt), "tool")
+        if decision is ACCEPT and start.succeeded:
+            self._succeeded(context, attempt.outcome)
         return decision
 
     async def _judge(self, context: ConversationContext, attempt: Attempt, start: ResponseStart) -> Decision:

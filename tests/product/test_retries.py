@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.demo.replies import Reply, ToolCall
+from proxy.demo.replies import Reply
 from proxy.recall.tool import NAME
-from tests.kit.front_door import WITHOUT_A_MODEL, Front, Seen, always, front, key, long_talk, tokens
+from tests.kit.front_door import WITHOUT_A_MODEL, Front, Seen, always, front, key, long_talk
 from tests.kit.waiting import until
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
@@ -73,3 +73,17 @@ def test_the_first_retry_after_an_overflow_asks_no_model(tmp_path: Path) -> None
         seen = asked(door, NO_TOOL, TOO_LONG, FINE)
     assert seen.headers["x-compaction-summary"] == "digest"
     assert WITHOUT_A_MODEL in seen.text
+
+
+def test_a_request_confirms_a_limit_once(tmp_path: Path) -> None:
+    """A limit that an earlier response contradicts is believed after two requests."""
+    stated = "This model's maximum context length is 2500 tokens. Your messages have 5000 tokens."
+    far_below = refusal(stated, code="context_length_exceeded")
+    packed = Reply(content="Fine.", headers={"content-encoding": "gzip"})
+    with front({"default": ON}, tmp_path) as door, door.scripted(summariser=NOTES):
+        asked(door, FINE, max_tokens=100)
+        asked(door, far_below, packed, FINE, max_tokens=100)
+        third = asked(door, far_below, FINE, max_tokens=100)
+        fourth = asked(door, FINE, max_tokens=100)
+    assert third.conversations[0].tokens > 2_500, "one request isn't two"
+    assert fourth.conversations[0].tokens < 2_500
