@@ -168,9 +168,12 @@ class Attempts:
 
     def _without_tool(self, context: ConversationContext, attempt: Attempt) -> Attempt:
         """Return an attempt without the tool that an upstream refused. Later attempts don't get it either."""
-        if context.recall is not None:
-            context.recall.refused = True
-        return replace(attempt, outcome=replace(attempt.outcome, tool=False))
+        outcome, recall = attempt.outcome, context.recall
+        after = outcome.after
+        if recall is not None:
+            recall.refused = True
+            after = None if after is None else after - recall.tokens
+        return replace(attempt, outcome=replace(outcome, tool=False, after=after))
 
     async def _without_reasoning(self, context: ConversationContext, attempt: Attempt) -> Attempt:
         """Return an attempt without the reasoning that an upstream refused."""

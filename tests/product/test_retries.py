@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.demo.replies import Reply
+from proxy.demo.replies import Reply, ToolCall
 from proxy.recall.tool import NAME
-from tests.kit.front_door import WITHOUT_A_MODEL, Front, Seen, always, front, key, long_talk
+from tests.kit.front_door import WITHOUT_A_MODEL, Front, Seen, always, front, key, long_talk, tokens
 from tests.kit.waiting import until
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
@@ -73,6 +73,16 @@ def test_the_first_retry_after_an_overflow_asks_no_model(tmp_path: Path) -> None
         seen = asked(door, NO_TOOL, TOO_LONG, FINE)
     assert seen.headers["x-compaction-summary"] == "digest"
     assert WITHOUT_A_MODEL in seen.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_without_its_refused_tool_is_measured_without_it(tmp_path: Path, stream: bool) -> None:
+    with front({"default": ON}, tmp_path) as door:
+        seen = asked(door, NO_TOOL, FINE, stream=stream)
+        first, second = attempts(door, seen)
+    tool = json.dumps(seen.conversations[0].body["tools"][-1])
+    assert first["tokens"] - second["tokens"] == pytest.approx(tokens(tool), rel=0.2)
+    assert int(seen.headers["x-compaction-tokens-after"]) == second["tokens"]
 
 
 def test_a_request_confirms_a_limit_once(tmp_path: Path) -> None:
