@@ -133,11 +133,17 @@ class Conversations:
             clock=clock,
             deadline=now + server.deadline,
         )
-        if not body.stream:
+        try:
+            return await self._bridged(context, held, send, now)
+        finally:
+            await context.close_answer()
+
+    async def _bridged(self, context: ConversationContext, held: BodyLease, send: Send, now: float) -> Served:
+        """Answer a request, with heartbeats if its client wants a stream. ``now`` is when its body had arrived."""
+        if not context.body.stream:
             return await self._answered(context, held, send)
-        heartbeat = context.heartbeat = Heartbeat(
-            send, server.keepalive, now, lambda: begun(context), self._dialect.heartbeat
-        )
+        every = context.configuration.settings.server.keepalive
+        heartbeat = context.heartbeat = Heartbeat(send, every, now, lambda: begun(context), self._dialect.heartbeat)
         try:
             return await self._answered(context, held, send)
         except ProxyError as error:

@@ -111,12 +111,8 @@ class Attempts:
             except ConfigurationError as error:  # the client gets the response, though it can't be judged
                 self._services.measures.fail(context.profile.tokenizer, error)
                 return start, attempt.outcome
-            except BaseException:
-                await start.answer.close()
-                raise
             if not isinstance(decision, Retry):
                 return start, attempt.outcome
-            await start.answer.close()
             context.retries.append(decision.cause)
             attempt = decision.attempt
             context.record.reason = Reason(decision.cause, context.record.calls[-1].limit, attempt.outcome.before)

@@ -21,6 +21,7 @@ from proxy.limits.profiles import Profile
 from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.telemetry.record import RequestRecord, record_of
+from proxy.upstream.transport import Answer
 
 
 class RequestContext(msgspec.Struct, eq=False):
@@ -83,9 +84,10 @@ class ConversationContext(RequestContext):
 
     ``retries`` are the causes of the retries so far, see ``decision.Retry``. Each cause has its own limit. ``advice``
     names the parts to shorten, for a response header. ``recovered`` is true if the upstream has compacted a history
-    that it keeps. ``own_summaries`` is true if the upstream refused a compaction of its own in this conversation. ``memory`` holds the memory of its
-    bodies. ``heartbeat`` is for a client that wants a stream. ``recall`` is set if the request may get the tool to read
-    archived messages, or has hidden rounds.
+    that it keeps. ``own_summaries`` is true if the upstream refused a compaction of its own in this conversation.
+    ``memory`` holds the memory of its bodies. ``heartbeat`` is for a client that wants a stream. ``recall`` is set if
+    the request may get the tool to read archived messages, or has hidden rounds. ``answer`` is the upstream's latest
+    answer. The request owns it: ``pipeline.sending`` sets it, and the endpoint calls ``close_answer`` at the end.
     """
 
     dialect: Dialect
@@ -105,6 +107,13 @@ class ConversationContext(RequestContext):
     heartbeat: Heartbeat | None = None
     recall: RecallState | None = None
     own_summaries: bool = False
+    answer: Answer | None = None
+
+    async def close_answer(self) -> None:
+        """Close the upstream's answer, if there is one."""
+        answer, self.answer = self.answer, None
+        if answer is not None:
+            await answer.close()
 
     @property
     def place(self) -> tuple[str, str, str]:

@@ -50,9 +50,11 @@ def describe_call(
         context.record.fits = False
 
 
-def describe_failure(context: ConversationContext, error: ProxyError, began: float, sent: int | None) -> None:
-    """Add an attempt without a response."""
-    call = UpstreamCall(error.code, None, milliseconds_since(began), sent)
+def describe_failure(
+    context: ConversationContext, error: ProxyError, began: float, sent: int | None, result: str | None = None
+) -> None:
+    """Add an attempt without a response. Default of ``result``: the error's code."""
+    call = UpstreamCall(result or error.code, None, milliseconds_since(began), sent)
     context.record.calls.append(call)
     log.debug("upstream.not_responded", result=call.result, ms=call.ms, tokens=sent)
 

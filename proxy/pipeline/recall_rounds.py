@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 import structlog
 
 from proxy.dialects.hidden_tool import HiddenRound, HiddenRoundReader, HiddenTool, StreamedRound
-from proxy.errors import ProxyError, UpstreamInterrupted
+from proxy.errors import ProxyError, UpstreamInterrupted, UpstreamTimeout
 from proxy.pipeline.context import ConversationContext, RecallState
 from proxy.pipeline.response_start import ResponseStart, is_encoded
+from proxy.pipeline.sending import STOPPED
 from proxy.recall.rounds import HiddenRounds
 from proxy.recall.tool import NAME, NO_MORE, Reader
 from proxy.telemetry.metrics import RECALLS
@@ -35,8 +36,8 @@ NO_ROOM = "There is no room for earlier messages in this request. Continue witho
 
 INTERRUPTED = "The upstream did not continue its response after it read earlier messages. Try again."
 
-Resend = Callable[[bytes], Awaitable[ResponseStart]]
-"""Sends another body for the same request. Raises ``ProxyError``."""
+Resend = Callable[[bytes, float], Awaitable[ResponseStart]]
+"""Sends another body for the same request, before a time of the event loop's clock. Raises ``ProxyError``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,31 +85,36 @@ class RecallRounds:
         self._remembered = False
         self._full = False
         self._last = False
-        self._current: Answer | None = None
+        self._streams = False
 
     def stream(self, start: ResponseStart) -> ResponseStart:
         """Return a stream with the text and the client's calls of all rounds, as they arrive."""
-        self._current = start.answer
+        self._streams = True
         events = self._events(start)
 
         async def close() -> None:
             await events.aclose()
-            await self._close()
+            await self._context.close_answer()
 
         answer = Answer(200, start.answer.headers, events, close, keeps_request=True)
         return ResponseStart(answer, b"", False, None, start.answers, written=True)
 
     async def whole(self, start: ResponseStart) -> ResponseStart:
-        """Return a response with the text and the client's calls of all rounds."""
+        """Return a response with the text and the client's calls of all rounds, before the request's deadline.
+
+        Raises ``ProxyError``.
+        """
+        limit = self._context.clock.until(self._context.deadline)
         try:
-            return await self._whole(start)
-        except BaseException:
-            await self._close()
-            raise
+            with limit:
+                return await self._whole(start)
+        except TimeoutError as error:
+            if not limit.expired:
+                raise
+            raise UpstreamTimeout(STOPPED) from error
 
     async def _whole(self, start: ResponseStart) -> ResponseStart:
         while True:
-            self._current = start.answer
             body, complete = await _rest(start)
             if not complete:
                 return ResponseStart(start.answer, body, False, None, start.answers, written=True)
@@ -127,7 +133,6 @@ class RecallRounds:
 
     async def _events(self, start: ResponseStart) -> AsyncGenerator[bytes, None]:
         while True:
-            self._current = start.answer
             round = self._hidden.round(NAME, self._response, first=not self._answered)
             async for chunk in _chunks(start):
                 if out := round.feed(chunk):
@@ -142,7 +147,6 @@ class RecallRounds:
                 yield beat
             start = following.result()
             if start.answer.status != 200 or not start.is_stream:
-                self._current = start.answer
                 raise UpstreamInterrupted(INTERRUPTED)
         if out := await self._closing(round):
             yield out
@@ -179,7 +183,7 @@ class RecallRounds:
 
         If the upstream refuses to continue, send the request without the tool, unless the client has text by now.
         """
-        await self._close()
+        await self._context.close_answer()
         self._answered += 1
         last = self._full or self._answered > self._context.caller.policy.recall.max_rounds
         self._last, room = last, self._room
@@ -202,20 +206,26 @@ class RecallRounds:
             self._context.record.recalls += 1
             return start
         self._plain, self._before = True, []
-        return await self._resend(self._hidden.without_tool(self._sent))
+        return await self._sent_again(self._hidden.without_tool(self._sent))
 
     async def _tried(self, body: bytes) -> ResponseStart | None:
         """Return a response to another body, or ``None`` if it isn't one to continue with."""
         try:
-            start = await self._resend(body)
+            start = await self._sent_again(body)
         except ProxyError as error:
             log.warning("recall.not_continued", reason=error.code)
             return None
         if start.answer.status == 200 and not is_encoded(start.answer):
             return start
         log.warning("recall.not_continued", reason="status", status=start.answer.status)
-        await start.answer.close()
         return None
+
+    async def _sent_again(self, body: bytes) -> ResponseStart:
+        """Send another body. A stream has begun, so each of its rounds has a deadline of its own."""
+        context, deadline = self._context, self._context.deadline
+        if self._streams:
+            deadline = context.clock.now() + context.configuration.settings.server.deadline
+        return await self._resend(body, deadline)
 
     async def _results(self, round: HiddenRoundReader, *, last: bool) -> list[bytes]:
         """Return the messages that answer a round's calls. They leave room for two more rounds of this size."""
@@ -266,10 +276,6 @@ class RecallRounds:
         others = [round for round in self._state.rounds if (round.prefix, round.text, round.calls) != seen]
         rounds = [*others, hidden]
         await self._memory.keep(self._state.conversation, self._state.messages, rounds, archive.days * DAY)
-
-    async def _close(self) -> None:
-        if self._current is not None:
-            await self._current.close()
 
 
 async def _chunks(start: ResponseStart) -> AsyncIterator[bytes]:

@@ -22,6 +22,8 @@ from proxy.upstream.transport import Outgoing, Transport
 
 DEADLINE = "The request's deadline has passed. Try again, or have server.deadline raised."
 
+STOPPED = "The upstream started its response and then stopped sending. Try again."
+
 
 def outgoing(context: ConversationContext, outcome: Outcome) -> Outgoing:
     """Return the request to send for an outcome. Raises ``UpstreamTimeout`` if the deadline has passed."""
@@ -57,13 +59,19 @@ def outgoing(context: ConversationContext, outcome: Outcome) -> Outgoing:
     )
 
 
-async def resend(context: ConversationContext, transport: Transport, request: Outgoing, body: bytes) -> ResponseStart:
-    """Continue a response with another body."""
-    limit = context.configuration.settings.server.deadline
-    began = perf_counter()
-    again = replace(request, body=body, headers=for_other_request(request.headers), timeout=limit, bounded=False)
-    answer = await transport.send(again)
-    start = await read_start(answer, Asked(body, answers=context.dialect.answers))
+async def resend(
+    context: ConversationContext, transport: Transport, request: Outgoing, body: bytes, deadline: float
+) -> ResponseStart:
+    """Continue a response with another body, before a deadline in the time of the clock. Raises ``ProxyError``."""
+    began, remaining = perf_counter(), deadline - context.clock.now()
+    again = replace(request, body=body, headers=for_other_request(request.headers), timeout=remaining)
+    try:
+        if remaining <= 0:
+            raise UpstreamTimeout(DEADLINE)
+        start = await _start(context, transport, again, Asked(body, answers=context.dialect.answers), deadline)
+    except ProxyError as error:
+        describe_failure(context, error, began, None, CONTINUED)
+        raise
     describe_call(context, start, began, CONTINUED, None)
     return start
 
@@ -71,28 +79,27 @@ async def resend(context: ConversationContext, transport: Transport, request: Ou
 async def send(
     context: ConversationContext, transport: Transport, request: Outgoing, outcome: Outcome
 ) -> ResponseStart:
-    """Send a request, and read the start of its response before the deadline. Raises ``ProxyError``."""
-    answer, remaining = None, request.timeout
+    """Send a request, and read the start of its response before the request's deadline. Raises ``ProxyError``."""
     began = perf_counter()
+    asked = Asked(context.body.raw, context.caller.policy.rate_limit_as_limit, context.dialect.answers)
     try:
-        with context.clock.until(context.deadline):
-            answer = await transport.send(request)
-            return await read_start(
-                answer, Asked(context.body.raw, context.caller.policy.rate_limit_as_limit, context.dialect.answers)
-            )
-    except TimeoutError as error:
-        if answer is not None:
-            await answer.close()
-        stopped = UpstreamTimeout("The upstream started its response and then stopped sending. Try again.")
-        late = not_in_time(remaining) if answer is None else stopped
-        describe_failure(context, late, began, outcome.after)
-        raise late from error
-    except BaseException as error:
-        if isinstance(error, ProxyError):
-            describe_failure(context, error, began, outcome.after)
-        if answer is not None:
-            await answer.close()
+        return await _start(context, transport, request, asked, context.deadline)
+    except ProxyError as error:
+        describe_failure(context, error, began, outcome.after)
         raise
+
+
+async def _start(
+    context: ConversationContext, transport: Transport, request: Outgoing, asked: Asked, deadline: float
+) -> ResponseStart:
+    """Close the answer before, send a request, and read the start of its response. Raises ``ProxyError``."""
+    await context.close_answer()
+    try:
+        with context.clock.until(deadline):
+            context.answer = await transport.send(request)
+            return await read_start(context.answer, asked)
+    except TimeoutError as error:
+        raise not_in_time(request.timeout) if context.answer is None else UpstreamTimeout(STOPPED) from error
 
 
 def client_query(scope: Scope) -> str:
