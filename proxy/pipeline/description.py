@@ -43,7 +43,7 @@ def describe_call(
 ) -> None:
     """Add an attempt that got a response. ``began`` is when the proxy sent it, ``sent`` its tokens."""
     limit = None if start.overflow is None else start.overflow.limit
-    call = UpstreamCall(result, start.answer.status, milliseconds_since(began), sent, limit)
+    call = UpstreamCall(result, start.answer.status, milliseconds_since(began), sent, limit, start.error)
     context.record.calls.append(call)
     log.debug("upstream.responded", result=result, status=call.status, ms=call.ms, tokens=sent, limit=limit)
     if start.overflow is not None:

@@ -57,13 +57,22 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     cache_write: int | None = None
 
 
+class UpstreamErrorNames(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The names in an upstream's error. ``None``: omitted, or not a name."""
+
+    code: str | None = None
+    type: str | None = None
+    param: str | None = None
+
+
 class UpstreamCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """One attempt to send the request.
 
-    ``status`` is the upstream's, ``None`` if there was no response. ``result`` is ``accepted``, ``error``,
-    ``overflow``, ``reasoning`` (refused), ``empty``, ``tool`` (refused), ``continued`` (after a recall), or the code of
-    the proxy's error. ``tokens`` is the proxy's count of the prompt, ``None`` if it wasn't counted. ``limit`` is the
-    limit that the refusal states. ``ms`` is the time until the response started.
+    ``status`` is the upstream's, ``None`` if there was no response. ``error`` has the names in its error. ``result`` is
+    ``accepted``, ``error``, ``overflow``, ``reasoning`` (refused), ``compaction`` (refused), ``empty``, ``tool``
+    (refused), ``continued`` (after a recall), or the code of the proxy's error. ``tokens`` is the proxy's count of the
+    prompt, ``None`` if it wasn't counted. ``limit`` is the limit that the refusal states. ``ms`` is the time until the
+    response started.
     """
 
     result: str
@@ -71,6 +80,7 @@ class UpstreamCall(msgspec.Struct, frozen=True, omit_defaults=True):
     ms: float = 0.0
     tokens: int | None = None
     limit: int | None = None
+    error: UpstreamErrorNames | None = None
 
 
 class Cost(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from proxy.telemetry.record import Cost, Reason, RequestRecord, UpstreamCall
+from proxy.telemetry.record import Cost, Reason, RequestRecord, UpstreamCall, UpstreamErrorNames
 
 PHASES = ("body", "compaction", "upstream", "first_byte", "total")
 
@@ -47,7 +47,14 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
             "breaker_open": record.breaker_open,
         },
         "attempts": [
-            {"status": one.status, "result": one.result, "ms": one.ms, "tokens": one.tokens, "limit": one.limit}
+            {
+                "status": one.status,
+                "result": one.result,
+                "ms": one.ms,
+                "tokens": one.tokens,
+                "limit": one.limit,
+                "error": _names(one.error),
+            }
             for one in record.calls
         ],
         "retries": record.retries,
@@ -163,8 +170,12 @@ def _verdict(record: RequestRecord) -> str:
 
 def _attempt(number: int, call: UpstreamCall) -> str:
     got = "no response" if call.status is None else f"status {call.status}"
-    limit = "" if call.limit is None else f", which states a limit of {_number(call.limit)} tokens"
-    return f"Attempt {number} got {got} ({call.result}) after {call.ms:.0f} ms{limit}."
+    names = {} if call.error is None else _names(call.error) or {}
+    stated = [f"{field} {name}" for field, name in names.items() if name is not None]
+    if call.limit is not None:
+        stated.append(f"a limit of {_number(call.limit)} tokens")
+    error = f", which states {', '.join(stated)}" if stated else ""
+    return f"Attempt {number} got {got} ({call.result}) after {call.ms:.0f} ms{error}."
 
 
 def _reason(record: RequestRecord) -> dict[str, Any] | None:
@@ -178,6 +189,10 @@ def _reason(record: RequestRecord) -> dict[str, Any] | None:
         "share": reason.share,
         "text": reason_text(reason),
     }
+
+
+def _names(error: UpstreamErrorNames | None) -> dict[str, Any] | None:
+    return None if error is None else {"code": error.code, "type": error.type, "param": error.param}
 
 
 def _cost(cost: Cost) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import socket
@@ -69,7 +68,7 @@ class Stalling:
         await send({"type": "http.response.body", "body": start, "more_body": True})
         self.begun.set()
         while (await receive())["type"] != "http.disconnect":
-            await asyncio.sleep(0)
+            pass
         self.left.set()
 
 

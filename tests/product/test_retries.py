@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.demo.replies import Reply, ToolCall
+from proxy.demo.replies import Reply
 from proxy.recall.tool import NAME
 from tests.kit.front_door import WITHOUT_A_MODEL, Front, Seen, always, front, key, long_talk, tokens
 from tests.kit.waiting import until
@@ -97,3 +97,29 @@ def test_a_request_confirms_a_limit_once(tmp_path: Path) -> None:
         fourth = asked(door, FINE, max_tokens=100)
     assert third.conversations[0].tokens > 2_500, "one request isn't two"
     assert fourth.conversations[0].tokens < 2_500
+
+
+ODD = "an odd word that no record may have " * 3
+
+
+@pytest.mark.parametrize(
+    ("reply", "names"),
+    [
+        (
+            refusal(ODD, code="missing_id", param="messages.[3].tool_call_id"),
+            ("missing_id", "messages.[3].tool_call_id"),
+        ),
+        (refusal(ODD, code=ODD, param="p" * 65), (None, None)),
+        (Reply(error={"error": {"message": ODD, "type": "invalid_request_error", "code": 429}}), ("429", None)),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_record_names_the_upstreams_error(
+    tmp_path: Path, reply: Reply, names: tuple[str | None, str | None], stream: bool
+) -> None:
+    with front({"default": {}}, tmp_path) as door:
+        seen = asked(door, reply, messages=long_talk()[-1:], stream=stream)
+        found = record(door, seen)
+    code, param = names
+    assert found["attempts"][0]["error"] == {"code": code, "type": "invalid_request_error", "param": param}
+    assert "odd word" not in json.dumps(found)
