@@ -114,8 +114,10 @@ class Attempts:
             if not isinstance(decision, Retry):
                 return start, attempt.outcome
             context.retries.append(decision.cause)
-            attempt = decision.attempt
-            context.record.reason = Reason(decision.cause, context.record.calls[-1].limit, attempt.outcome.before)
+            reason = context.record.reason or attempt.outcome.reason
+            if reason is None or attempt.outcome.verdict != "compacted":  # otherwise the first trigger stays
+                reason = Reason(decision.cause, context.record.calls[-1].limit, decision.attempt.outcome.before)
+            context.record.reason, attempt = reason, decision.attempt
 
     async def decide(self, context: ConversationContext, attempt: Attempt, start: ResponseStart) -> Decision:
         """Decide whether to forward a response or to retry, and learn limits from it."""

@@ -12,6 +12,7 @@ from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.response_start import ResponseStart
+from proxy.telemetry.record import ACCEPTED, OVERFLOW
 
 
 class Attempt(msgspec.Struct, eq=False, frozen=True):
@@ -53,8 +54,8 @@ def result_of(decision: Decision, start: ResponseStart) -> str:
     if isinstance(decision, Retry):
         return decision.cause
     if start.overflow is not None:
-        return "overflow"
-    return "accepted" if start.answer.status < 400 else "error"
+        return OVERFLOW
+    return ACCEPTED if start.answer.status < 400 else "error"
 
 
 def ended_early(

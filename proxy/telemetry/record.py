@@ -26,6 +26,9 @@ ID_LENGTH = 24
 _TIME_DIGITS = 14
 
 
+ACCEPTED, OVERFLOW = "accepted", "overflow"
+"""Results of a call: the upstream answered, or refused the prompt as too long."""
+
 CONTINUED = "continued"
 """The result of a call that continued a response after the model read archived messages."""
 
@@ -33,10 +36,11 @@ CONTINUED = "continued"
 class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why the proxy compacted a request, or would have in shadow mode.
 
-    ``trigger`` is the condition that was met: ``tokens``, ``fraction``, ``messages``, ``price_step``, ``bytes``,
-    ``stage``, ``overflow`` (the upstream refused the request), ``reasoning`` (it refused the reasoning in it), or
-    ``empty`` (it ended a stream early). ``level`` is its threshold, and ``size`` the request's size, both in
-    tokens, messages, or bytes. ``share`` is the share of the input budget that ``level`` is, for ``fraction``.
+    ``trigger`` is the condition that was met: ``tokens``, ``fraction``, ``messages``, ``price_step``, ``bytes``, or
+    ``stage``. If none was, it's the cause of the retry: ``overflow`` (the upstream refused the request), ``reasoning``
+    or ``compaction`` (it refused that part), or ``empty`` (it ended a stream early). ``level`` is its threshold, and
+    ``size`` the request's size, both in tokens, messages, or bytes. ``share`` is the share of the input budget that
+    ``level`` is, for ``fraction``.
     """
 
     trigger: str

@@ -112,6 +112,10 @@ def reason_text(reason: Reason) -> str:
             return "The upstream refused its own compaction in the request, so the proxy sent a summary instead."
         case "empty":
             return f"The upstream ended its response to {size} tokens early, as if the prompt didn't fit."
+        case "tool":
+            return "The upstream refused the recall tool in the request, so the proxy sent the request without it."
+        case "price_step":
+            return f"The request had {size} tokens; the model's price rises after {level}."
     return f"The condition {reason.trigger} was met."
 
 

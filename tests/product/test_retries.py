@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.demo.replies import Reply
+from proxy.demo.replies import Reply, ToolCall
 from proxy.recall.tool import NAME
 from tests.kit.front_door import WITHOUT_A_MODEL, Front, Seen, always, front, key, long_talk, tokens
 from tests.kit.waiting import until
@@ -123,3 +123,49 @@ def test_a_record_names_the_upstreams_error(
     code, param = names
     assert found["attempts"][0]["error"] == {"code": code, "type": "invalid_request_error", "param": param}
     assert "odd word" not in json.dumps(found)
+
+
+def metrics(door: Front, name: str) -> dict[str, float]:
+    """Return the values of a metric by its first label."""
+    text = httpx.get(f"{door.url}/metrics", trust_env=False).text
+    return {
+        line.split('"')[1]: float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(f"{name}{{")
+    }
+
+
+def gained(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    return {label: value - before.get(label, 0) for label, value in after.items() if value != before.get(label, 0)}
+
+
+RETRIES, OVERFLOWS = "compaction_retries_total", "compaction_overflows_total"
+RECALL = Reply(tool_calls=(ToolCall("r1", NAME, '{"query": "q1x", "id": null, "offset": null}'),))
+
+
+@pytest.mark.parametrize(
+    ("replies", "retries", "overflows", "trigger"),
+    [
+        ([RECALL, RECALL, FINE], {}, {}, "fraction"),
+        ([NO_TOOL, FINE], {"tool": 1}, {}, "fraction"),
+        ([TOO_LONG, RECALL, FINE], {"overflow": 1}, {"recovered": 1}, "fraction"),
+        ([TOO_LONG, TOO_LONG, TOO_LONG], {"overflow": 2}, {"returned": 1}, "fraction"),
+    ],
+)
+def test_metrics_and_the_record_name_the_causes(
+    tmp_path: Path, replies: list[Reply], retries: dict[str, int], overflows: dict[str, int], trigger: str
+) -> None:
+    with front({"default": ON}, tmp_path) as door, door.scripted(summariser=NOTES):
+        before = [metrics(door, name) for name in (RETRIES, OVERFLOWS)]
+        seen = asked(door, *replies)
+        found = record(door, seen)
+        after = [metrics(door, name) for name in (RETRIES, OVERFLOWS)]
+    assert [gained(*pair) for pair in zip(before, after, strict=True)] == [retries, overflows]
+    assert found["retries"] == sum(retries.values()) == int(seen.headers["x-compaction-retries"])
+    assert found["reason"]["trigger"] == trigger
+    assert "The condition" not in found["reason"]["text"]
+
+
+def test_an_overflow_is_the_reason_if_nothing_else_compacted(tmp_path: Path) -> None:
+    with front({"default": {}}, tmp_path) as door, door.scripted(summariser=NOTES):
+        short = [long_talk()[0], *long_talk()[-6:]]
+        found = record(door, asked(door, TOO_LONG, FINE, messages=short))
+    assert found["reason"]["trigger"] == "overflow"
