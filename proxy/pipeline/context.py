@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from time import perf_counter
+from typing import Any
 
 import msgspec
 import xxhash
@@ -58,7 +59,8 @@ class RecallState(msgspec.Struct, eq=False):
     ``body`` is the client's own request. ``rounds`` are the conversation's hidden rounds, and ``found`` is true if some
     were put back. ``prefix`` is a digest of the client's messages, of which there are ``messages``. ``tool`` is the
     tool's definition, and ``tokens`` its size. It's empty if the request can't get the tool. ``refused`` is true once
-    the upstream has refused the tool in this request.
+    the upstream has refused the tool in this request. ``usage`` is the sum of the usage objects of the response's
+    finished rounds, as the API reports them, at any time.
     """
 
     body: Request
@@ -70,6 +72,7 @@ class RecallState(msgspec.Struct, eq=False):
     tool: bytes
     tokens: int
     refused: bool = False
+    usage: dict[str, Any] = {}
 
 
 class ConversationContext(RequestContext):

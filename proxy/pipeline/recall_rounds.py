@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from proxy.dialects.hidden_tool import HiddenRound, HiddenRoundReader, HiddenTool, StreamedRound
+from proxy.dialects.hidden_rounds import decoded
+from proxy.dialects.hidden_tool import HiddenRound, HiddenRoundReader, HiddenTool, StreamedRound, VisibleResponse
 from proxy.errors import ProxyError, UpstreamInterrupted, UpstreamTimeout
 from proxy.pipeline.context import ConversationContext, RecallState
 from proxy.pipeline.response_start import ResponseStart, is_encoded
@@ -78,7 +79,7 @@ class RecallRounds:
         self._room = room
         self._sent = sent
         self._resend = resend
-        self._response = hidden.response()
+        self._response = self._new_response()
         self._before: list[bytes] = []
         self._answered = 0
         self._plain = False
@@ -116,7 +117,7 @@ class RecallRounds:
     async def _whole(self, start: ResponseStart) -> ResponseStart:
         while True:
             body, complete = await _rest(start)
-            if not complete:
+            if not complete or (self._plain and not _is_response(start, body)):
                 return ResponseStart(start.answer, body, False, None, start.answers, written=True)
             round = self._hidden.whole(NAME, body, self._response)
             if not self._follows(round):
@@ -124,7 +125,7 @@ class RecallRounds:
             start = await self._next(round)
             if start.answer.status != 200 or is_encoded(start.answer):
                 return start
-        if round.hidden or self._before:
+        if round.hidden or self._answered:
             await self._remember(round)
             body = round.body()
         headers = [pair for pair in start.answer.headers if pair[0] not in ("content-length", "transfer-encoding")]
@@ -176,14 +177,21 @@ class RecallRounds:
     def _follows(self, round: HiddenRoundReader) -> bool:
         """Return whether the model waits for results, and for nothing from the client."""
         waits = bool(round.hidden) and not round.visible and not self._remembered
-        return waits and not self._plain and not self._last
+        return waits and not self._plain and not (self._last and self._has_text)
+
+    @property
+    def _has_text(self) -> bool:
+        return bool(self._response.text.strip() or self._response.calls)
 
     async def _next(self, round: HiddenRoundReader) -> ResponseStart:
         """Answer a round's calls, and return the start of the next one. Raises ``ProxyError``.
 
-        If the upstream refuses to continue, send the request without the tool, unless the client has text by now.
+        If the upstream refuses to continue after a text, try shorter results. If that fails, too, or the model calls
+        the tool although it may not, send the request without the tool, unless the client has a part of the response.
         """
         await self._context.close_answer()
+        if self._last:
+            return await self._without_tool()
         self._answered += 1
         last = self._full or self._answered > self._context.caller.policy.recall.max_rounds
         self._last, room = last, self._room
@@ -196,29 +204,51 @@ class RecallRounds:
             self._context.record.recalls += 1
             return start
         RECALLS.labels(outcome="failed").inc()
-        if self._response.text or self._response.calls:
+        if self._has_text:
             self._room = replace(room, each=room.each // 2)
             before = [*self._before, round.unit, *await self._results(round, last=last)]
             start = await self._tried(self._hidden.continued(self._sent, before, last=last))
-            if start is None:
+            if start is not None:
+                self._before = before
+                self._context.record.recalls += 1
+                return start
+            if self._streams:
                 raise UpstreamInterrupted(INTERRUPTED)
-            self._before = before
-            self._context.record.recalls += 1
-            return start
+        return await self._without_tool()
+
+    async def _without_tool(self) -> ResponseStart:
+        """Send the request without the tool. Raises ``ProxyError``."""
         self._plain, self._before = True, []
+        if not self._streams:  # the client has nothing yet
+            self._response = self._new_response()
         return await self._sent_again(self._hidden.without_tool(self._sent))
+
+    def _new_response(self) -> VisibleResponse:
+        response = self._hidden.response()
+        response.usage = self._state.usage
+        return response
 
     async def _tried(self, body: bytes) -> ResponseStart | None:
         """Return a response to another body, or ``None`` if it isn't one to continue with."""
         try:
             start = await self._sent_again(body)
+            if await self._continues(start):
+                return start
         except ProxyError as error:
             log.warning("recall.not_continued", reason=error.code)
             return None
-        if start.answer.status == 200 and not is_encoded(start.answer):
-            return start
-        log.warning("recall.not_continued", reason="status", status=start.answer.status)
+        reason = "body" if start.answer.status == 200 else "status"
+        log.warning("recall.not_continued", reason=reason, status=start.answer.status)
         return None
+
+    async def _continues(self, start: ResponseStart) -> bool:
+        """Return whether a response has content. Read all of one that isn't streamed. Raises ``ProxyError``."""
+        if start.answer.status != 200 or is_encoded(start.answer):
+            return False
+        if self._streams:
+            return start.is_stream and start.error is None and not start.complete and not start.ended
+        start.first, start.complete = await _rest(start)
+        return not start.complete or _is_response(start, start.first)
 
     async def _sent_again(self, body: bytes) -> ResponseStart:
         """Send another body. A stream has begun, so each of its rounds has a deadline of its own."""
@@ -282,6 +312,11 @@ async def _chunks(start: ResponseStart) -> AsyncIterator[bytes]:
     yield start.first
     async for chunk in start.answer.body:
         yield chunk
+
+
+def _is_response(start: ResponseStart, body: bytes) -> bool:
+    """Return whether a whole body is the API's, and not an error."""
+    return start.written and decoded(body) is not None
 
 
 async def _rest(start: ResponseStart) -> tuple[bytes, bool]:
