@@ -40,7 +40,6 @@ from proxy.pipeline.sending import DEADLINE, outgoing, resend, send
 from proxy.pipeline.services import Services
 from proxy.pipeline.state_recovery import NotCompacted, advice, recovered, trigger_reached
 from proxy.pipeline.summary_models import own_model, provider_compaction, summary_models
-from proxy.recall.tool import Reader
 from proxy.telemetry.record import Reason
 
 log = structlog.get_logger(__name__)
@@ -62,7 +61,7 @@ class Attempts:
         self._budgets = budgets
         self._sent_prompts = services.sent_prompts
         self._refused: LRUCache[tuple[str, str], bool] = LRUCache(REFUSED)
-        self._recall = Recall(Reader(services.archive), services.hidden_rounds)
+        self._recall = Recall(services.archive_reader, services.hidden_rounds)
 
     async def run(self, context: ConversationContext) -> tuple[ResponseStart, Outcome]:
         """Send a request, compacted if needed. After an overflow, compact it to a smaller budget and retry.

@@ -109,7 +109,8 @@ class Recall:
         room = Room(settings.max_tokens * (settings.max_rounds + 1), settings.max_tokens)
         if attempt.case.budget is not None and outcome.after is not None:
             room = room.within(attempt.case.budget, outcome.after)
-        rounds = RecallRounds(context, state, hidden, self._rounds, self._reader, outcome.archive, room, sent, resend)
+        archive = self._reader.conversation(context.caller.tenant, outcome.archive)
+        rounds = RecallRounds(context, state, hidden, self._rounds, archive, room, sent, resend)
         return rounds.stream(start) if start.is_stream else await rounds.whole(start)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 
 import structlog
@@ -16,7 +16,7 @@ from proxy.pipeline.context import ConversationContext, RecallState
 from proxy.pipeline.response_start import ResponseStart, is_encoded
 from proxy.pipeline.sending import STOPPED
 from proxy.recall.rounds import HiddenRounds
-from proxy.recall.tool import NAME, NO_MORE, Reader
+from proxy.recall.tool import MOST_CALLS, NAME, NO_MORE, TOO_MANY, ConversationArchive
 from proxy.telemetry.metrics import RECALLS
 from proxy.upstream.transport import Answer
 
@@ -63,19 +63,17 @@ class RecallRounds:
         state: RecallState,
         hidden: HiddenTool,
         memory: HiddenRounds,
-        reader: Reader,
-        roots: Sequence[str],
+        archive: ConversationArchive,
         room: Room,
         sent: bytes,
         resend: Resend,
     ) -> None:
-        """``roots`` are the archive ids of the conversation. ``sent`` is the body with the tool."""
+        """``archive`` is the conversation's. ``sent`` is the body with the tool."""
         self._context = context
         self._state = state
         self._hidden = hidden
         self._memory = memory
-        self._reader = reader
-        self._roots = roots
+        self._archive = archive
         self._room = room
         self._sent = sent
         self._resend = resend
@@ -95,6 +93,7 @@ class RecallRounds:
 
         async def close() -> None:
             await events.aclose()
+            self._archive.close()
             await self._context.close_answer()
 
         answer = Answer(200, start.answer.headers, events, close, keeps_request=True)
@@ -113,6 +112,8 @@ class RecallRounds:
             if not limit.expired:
                 raise
             raise UpstreamTimeout(STOPPED) from error
+        finally:
+            self._archive.close()
 
     async def _whole(self, start: ResponseStart) -> ResponseStart:
         while True:
@@ -264,15 +265,16 @@ class RecallRounds:
         most = self._context.caller.policy.recall.max_rounds
         size = counter.format.tokens(round.unit)
         left, whole, results = self._room.left, self._room.whole - 3 * size, []
-        for call in round.hidden:
+        for number, call in enumerate(round.hidden):
             room = min(self._room.each, left, whole)
             if last:
                 text = NO_MORE
+            elif number >= MOST_CALLS:
+                text = TOO_MANY
             elif room < LEAST:
                 self._full, text = whole < LEAST, NO_ROOM
             else:
-                tenant = self._context.caller.tenant
-                text = await self._reader.result(tenant, self._roots, call.arguments, counter.text, int(room))
+                text = await self._archive.result(call.arguments, counter.text, int(room))
             if self._answered == most and not last:
                 text = f"{text}\n\n{NO_MORE}"
             result = self._hidden.result(call.id, text)

@@ -15,6 +15,9 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy.demo.replies import Reply, ToolCall
+from proxy.recall import tool
+from proxy.recall.passages import Passage
+from proxy.recall.search import Index
 from proxy.recall.tool import NAME
 from tests.kit.front_door import WINDOW, Front, archive_id, front, key, long_talk
 from tests.kit.held_end import HeldEnd
@@ -342,6 +345,23 @@ def test_after_a_text_a_refusal_gets_shorter_results(door: Front, stream: bool) 
         return
     with pytest.raises(openai.APIError, match="did not continue"):
         talk.ask(read, refusal, refusal)
+
+
+@both
+def test_a_response_has_one_index_and_few_results(door: Front, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[int] = []
+
+    class Counted(Index):
+        def __init__(self, passages: Sequence[Passage]) -> None:
+            built.append(len(passages))
+            super().__init__(passages)
+
+    monkeypatch.setattr(tool, "Index", Counted)
+    talk = Talk(door, "many calls", stream)
+    many = Reply(tool_calls=tuple(ours(f"r{number}", query=f"vault {number}") for number in range(20)))
+    *_, last = talk.ask(many, Reply(tool_calls=(ours(query="more"),)), Reply(content="Fine."), max_tokens=100)
+    assert [text.startswith("Only the first 8") for text in results(last)] == [False] * 8 + [True] * 12 + [False]
+    assert len(built) == 1
 
 
 @both
