@@ -128,6 +128,7 @@ class RecallRounds:
                 return start
         if round.hidden or self._answered:
             await self._remember(round)
+        if round.hidden or self._answered or round.changed:
             body = round.body()
         headers = [pair for pair in start.answer.headers if pair[0] not in ("content-length", "transfer-encoding")]
         answer = Answer(200, [*headers, ("content-length", str(len(body)))], start.answer.body, start.answer.close)
