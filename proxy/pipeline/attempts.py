@@ -9,7 +9,7 @@ import structlog
 from cachetools import LRUCache
 from msgspec.structs import replace
 
-from proxy.errors import ConfigurationError, UpstreamTimeout
+from proxy.errors import BadBody, ConfigurationError, UpstreamTimeout
 from proxy.limits.profiles.prices import below_step
 from proxy.overflow import Overflow
 from proxy.overflow.silent import empty_stream
@@ -201,13 +201,12 @@ class Attempts:
         try:
             if transport is None:
                 raise NotCompacted("the upstream has no /v1/responses")
-            body = await recovered(context, transport)
-        except NotCompacted as error:
+            body = await context.dialect.parse(await recovered(context, transport))
+        except (NotCompacted, BadBody) as error:
             if reason is None:
-                context.advice = advice(context, str(error))
+                context.advice = advice(context, str(error) if isinstance(error, NotCompacted) else "too many items")
             return None
-        context.recovered = True
-        context.body = await context.dialect.parse(body)
+        context.recovered, context.body = True, body
         await resolve_references(self._services, context)
         case = replace(attempt.case, body=context.body, attempt=len(context.retries) + (reason is None))
         again = await self.prepare(context, attempt.budget, case, may_ask=reason is not None)
