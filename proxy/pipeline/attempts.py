@@ -14,7 +14,7 @@ from proxy.limits.profiles.prices import below_step
 from proxy.overflow import Overflow
 from proxy.overflow.silent import empty_stream
 from proxy.pipeline.budget import TokenBudget, TokenBudgets, leaves_no_prompt, smaller_input
-from proxy.pipeline.context import ConversationContext, conversation_key
+from proxy.pipeline.context import ConversationContext, conversation_key, mark
 from proxy.pipeline.costs import price_for
 from proxy.pipeline.decision import (
     ACCEPT,
@@ -60,7 +60,7 @@ class Attempts:
         self._services = services
         self._budgets = budgets
         self._sent_prompts = services.sent_prompts
-        self._refused: LRUCache[tuple[str, str], bool] = LRUCache(REFUSED)
+        self._refused: LRUCache[tuple[str, str], tuple[int, str]] = LRUCache(REFUSED)
         self._recall = Recall(services.archive_reader, services.hidden_rounds)
 
     async def run(self, context: ConversationContext) -> tuple[ResponseStart, Outcome]:
@@ -78,7 +78,8 @@ class Attempts:
         await self._services.recall(*context.place)
         await resolve_references(self._services, context)
         if context.caller.policy.summary.native:
-            context.own_summaries = conversation_key(context) in self._refused
+            messages, known = self._refused.get(conversation_key(context), (0, None))
+            context.own_summaries = known is not None and mark(context, messages) == known
         budget = self._budgets.of(context)
         case = self.compaction_input(context, budget)
         if await self._may_recall(context, case):
@@ -154,13 +155,14 @@ class Attempts:
     def _succeeded(self, context: ConversationContext, outcome: Outcome) -> None:
         self._budgets.succeeded(context)
         if context.counter is not None and context.counter.format.binds_reasoning == "always":
-            key, changed = conversation_key(context), outcome.messages is not None
-            self._sent_prompts.sent(key, len(context.body.units), outcome.prompt, changed=changed)
+            key, messages, changed = conversation_key(context), len(context.body.units), outcome.messages is not None
+            self._sent_prompts.sent(key, messages, mark(context, messages), outcome.prompt, changed=changed)
 
     async def _changed_prompt(self, context: ConversationContext, outcome: Outcome) -> bool:
         """Return whether the proxy changed this prompt, or the one before. Otherwise the client caused a refusal."""
         if outcome.messages is None:
             await self._sent_prompts.recall(conversation_key(context))
+            self._sent_prompts.verify(conversation_key(context), partial(mark, context))
         return outcome.messages is not None or self._sent_prompts.changed(conversation_key(context))
 
     def _without_tool(self, context: ConversationContext, attempt: Attempt) -> Attempt:
@@ -174,7 +176,7 @@ class Attempts:
 
     async def _without_reasoning(self, context: ConversationContext, attempt: Attempt) -> Attempt:
         """Return an attempt without the reasoning that an upstream refused."""
-        self._sent_prompts.expire(conversation_key(context), len(context.body.units))
+        self._expire(context)
         case = replace(attempt.case, stale_reasoning=len(context.body.units), attempt=len(context.retries) + 1)
         stripped = await self.prepare(context, attempt.budget, case, may_ask=False)
         if stripped.outcome.messages is None:
@@ -183,7 +185,9 @@ class Attempts:
 
     async def _without_native(self, context: ConversationContext, attempt: Attempt) -> Attempt:
         """Return an attempt with a summary of the proxy in place of the provider's, which the upstream refused."""
-        self._refused[conversation_key(context)] = context.own_summaries = True
+        messages = len(context.body.units)
+        self._refused[conversation_key(context)] = messages, mark(context, messages)
+        context.own_summaries = True
         case = replace(attempt.case, native=None, attempt=len(context.retries) + 1)
         return await self.prepare(context, attempt.budget, case)
 
@@ -353,8 +357,9 @@ class Attempts:
             return 0
         key = conversation_key(context)
         await self._sent_prompts.recall(key, outcome.prompt)
+        self._sent_prompts.verify(key, partial(mark, context))
         if not self._sent_prompts.continues(key, outcome.prompt):
-            self._sent_prompts.expire(key, len(context.body.units))
+            self._expire(context)
         stale = self._sent_prompts.stale(key)
         return stale if stale > case.stale_reasoning else 0
 
@@ -362,13 +367,20 @@ class Attempts:
         """Return the number of messages whose reasoning is known to be invalid."""
         if context.counter is None or context.counter.format.binds_reasoning == "never":
             return 0
-        return self._sent_prompts.stale(conversation_key(context))
+        key = conversation_key(context)
+        self._sent_prompts.verify(key, partial(mark, context))
+        return self._sent_prompts.stale(key)
+
+    def _expire(self, context: ConversationContext) -> None:
+        """Remember that the reasoning in all messages of a conversation is invalid."""
+        messages = len(context.body.units)
+        self._sent_prompts.expire(conversation_key(context), messages, mark(context, messages))
 
     def _stale_after(self, context: ConversationContext, case: CompactionInput) -> int:
         """Return the units whose reasoning is invalid after a change that the conversation alone doesn't explain."""
         if case.counter.format.binds_reasoning != "always":
             return case.stale_reasoning
-        self._sent_prompts.expire(conversation_key(context), len(context.body.units))
+        self._expire(context)
         return len(context.body.units)
 
 

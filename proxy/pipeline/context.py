@@ -130,8 +130,24 @@ def conversation_key(context: ConversationContext) -> tuple[str, str]:
     Clients move their cache breakpoints, so bound reasoning is remembered by what the first units say.
     """
     upstream, model, tenant = context.place
-    first = [bytes(unit) for unit in context.body.units[:2]]
+    first = _identities(context, 0, 2)
+    return tenant, xxhash.xxh3_128_hexdigest(b"\0".join((upstream.encode(), model.encode(), *first)))
+
+
+def mark(context: ConversationContext, messages: int) -> str:
+    """Return a digest of the two units before the last of a conversation's first ``messages`` units.
+
+    Conversations with the same key differ there, because a model wrote one of them. Empty if there are fewer units.
+    """
+    if not 0 <= messages <= len(context.body.units):
+        return ""
+    return xxhash.xxh3_128_hexdigest(b"\0".join(_identities(context, max(0, messages - 3), max(0, messages - 1))))
+
+
+def _identities(context: ConversationContext, start: int, end: int) -> list[bytes]:
+    """Return bytes that don't change with the cache breakpoints of some units."""
+    units = context.body.units[start:end]
     if context.counter is not None and context.counter.format.binds_reasoning == "always":
         format = context.counter.format
-        first = [repr((format.text(unit), format.arguments(unit))).encode() for unit in first]
-    return tenant, xxhash.xxh3_128_hexdigest(b"\0".join((upstream.encode(), model.encode(), *first)))
+        return [repr((format.text(unit), format.arguments(unit))).encode() for unit in units]
+    return [bytes(unit) for unit in units]
