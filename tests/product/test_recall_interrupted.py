@@ -24,8 +24,8 @@ from tests.kit.scripted import PROFILE, behind
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 CALL = Reply(tool_calls=(ToolCall("r1", NAME, json.dumps({"query": "q1x", "id": None, "offset": None})),))
-DEADLINE = 3
-WAIT = 20
+DEADLINE = 6
+WAIT = 30
 both = pytest.mark.parametrize("stream", [False, True])
 
 

@@ -15,6 +15,12 @@ from tests.kit.anthropic_server import AnthropicServer
 from tests.kit.client import CHAT, StartProxy, ask, chat
 from tests.kit.raw_upstream import End, RawUpstream, Script, Stage, Step, answer, head
 
+
+@pytest.fixture(autouse=True)
+def _busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "IDLE_SECONDS", 60.0)
+
+
 LARGE = b'{"input":"' + b"x" * 3_000_000 + b'"}'
 
 
