@@ -105,7 +105,9 @@ class StreamedRound(HiddenRoundReader, Protocol):
 
 
 class WholeRound(HiddenRoundReader, Protocol):
-    """A round that isn't streamed."""
+    """A round that isn't streamed. ``changed`` is true if the upstream's body names the tool outside of its calls."""
+
+    changed: bool
 
     def body(self) -> bytes:
         """Return the body for the client, with the texts and the usage of all rounds."""

@@ -154,12 +154,18 @@ class Conversations:
         contexts.append(context)
         price = price_for(configuration, route, profile)
         context.bill.price_of = pricing(price)
-        context.asks_usage = self._attempts.must_ask_usage(context, priced=price is not None)
-        if not body.stream:
+        context.asks_usage = self._attempts.usage_requests.wanted(context, priced=price is not None)
+        try:
+            return await self._bridged(context, held, send, now)
+        finally:
+            await context.close_answer()
+
+    async def _bridged(self, context: ConversationContext, held: BodyLease, send: Send, now: float) -> Served:
+        """Answer a request, with heartbeats if its client wants a stream. ``now`` is when its body had arrived."""
+        if not context.body.stream:
             return await self._answered(context, held, send)
-        heartbeat = context.heartbeat = Heartbeat(
-            send, server.keepalive, now, lambda: begun(context), self._dialect.heartbeat
-        )
+        every = context.configuration.settings.server.keepalive
+        heartbeat = context.heartbeat = Heartbeat(send, every, now, lambda: begun(context), self._dialect.heartbeat)
         try:
             return await self._answered(context, held, send)
         except ProxyError as error:
@@ -211,7 +217,7 @@ class Conversations:
         return None if feedback is None or context.record.recalls else (feedback, end)
 
     def _headers(self, context: ConversationContext, outcome: Outcome) -> list[tuple[str, str]]:
-        headers = done(outcome, context.retries)
+        headers = done(outcome, len(context.retries))
         if (left := self._service.spending.remaining(context.caller)) is not None:
             headers.append(("x-compaction-budget-remaining", left))
         if context.advice is not None:

@@ -12,7 +12,6 @@ from proxy.errors import MethodNotAllowed, NotInstalled, ProxyError
 from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving, read_body
 from proxy.pipeline.context import begin_request
 from proxy.pipeline.services import Services
-from proxy.recall.tool import Reader
 
 if TYPE_CHECKING:
     from proxy.endpoints.mcp_tools import McpTools
@@ -67,7 +66,7 @@ class McpEndpoint:
                     "This path needs the package mcp. Fix: have the operator run pip install 'mcp>=2.3'."
                 )
             tools = await asyncio.to_thread(_import)
-            self._tools = tools(Reader(self._service.archive))
+            self._tools = tools(self._service.archive_reader)
         return self._tools
 
 

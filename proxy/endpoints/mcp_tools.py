@@ -5,6 +5,7 @@ See https://modelcontextprotocol.io/specification.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -131,8 +132,12 @@ class McpTools:
     async def serve(
         self, tenant: str, max_tokens: int, scope: Scope, body: bytes, receive: Receive, send: Send
     ) -> None:
-        """Serve one message of a tenant, whose body has been read. A result has about ``max_tokens`` tokens at most."""
-        if _is_invalid(body):
+        """Serve one message of a tenant, whose body has been read. A result has about ``max_tokens`` tokens at most.
+
+        Raises ``TooManyRequests``.
+        """
+        method = _method(body)
+        if method is None:
             # Before 2026-07-28, the SDK answers with -32602 and quotes the body.
             await Response(_INVALID, 400, media_type="application/json")(scope, receive, send)
             return
@@ -156,8 +161,9 @@ class McpTools:
         server.middleware.clear()
         # The manager's tasks end with the request, so a disconnect or a shutdown ends them as well.
         manager = StreamableHTTPSessionManager(server, json_response=True, stateless=True)
-        async with manager.run():
-            await manager.handle_request(scope, _replayed(body, receive), send)
+        with self._reader.place(tenant) if method == "tools/call" else contextlib.nullcontext():
+            async with manager.run():
+                await manager.handle_request(scope, _replayed(body, receive), send)
 
     async def _called(self, tenant: str, most: int, name: str, given: Mapping[str, Any]) -> tuple[str, bool]:
         """Return the text of a result, and whether it is an error. Raises ``MCPError`` for an unknown tool."""
@@ -174,7 +180,8 @@ class McpTools:
         else:
             query = Query(None, arguments.id, arguments.offset)
         try:
-            text = await self._reader.answer(tenant, (), query, _tokens, most)
+            with contextlib.closing(self._reader.conversation(tenant)) as archive:
+                text = await archive.answer(query, _tokens, most)
         except StoreFailed:  # the guarded store logs it
             return FAILED, True
         if text is None:
@@ -187,17 +194,22 @@ async def _list(context: ServerRequestContext[Any, Any], params: PaginatedReques
     return ListToolsResult(tools=_TOOLS)
 
 
-def _is_invalid(body: bytes) -> bool:
-    """Return whether a body is JSON, but not a message. The SDK answers bodies that aren't JSON."""
+def _method(body: bytes) -> str | None:
+    """Return the method of a message, empty if it has none. ``None`` if the body is JSON, but not a message.
+
+    The SDK answers bodies that aren't JSON.
+    """
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
+        return ""
     try:
         message = msgspec.convert(value, _Envelope)
     except msgspec.ValidationError:
-        return True
-    return message.method is message.result is message.error is msgspec.UNSET
+        return None
+    if message.method is message.result is message.error is msgspec.UNSET:
+        return None
+    return message.method if isinstance(message.method, str) else ""
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

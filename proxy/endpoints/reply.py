@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from collections.abc import Callable
 
 import structlog
@@ -11,7 +13,7 @@ from starlette.types import Send
 from proxy.errors import ErrorShape, ProxyError, UpstreamInterrupted, error_body
 from proxy.http import sse
 from proxy.http.headers import encoded
-from proxy.http.request_body import note_error
+from proxy.http.request_body import note_complete, note_error
 from proxy.overflow.error_message import as_error
 from proxy.pipeline.item_references import Tap
 from proxy.pipeline.response_start import ResponseStart, readable
@@ -21,6 +23,10 @@ log = structlog.get_logger(__name__)
 
 QUOTED_BYTES = 500
 """Bytes of an error that isn't JSON to quote in an error event."""
+
+_LAST = rb"(?:message_stop|response\.(?:completed|incomplete|failed))"
+_ENDS = re.compile(rb"^(?:data: ?\[DONE\]|event: ?" + _LAST + rb'\r?$|data: ?{"type": ?"' + _LAST + rb'")', re.M)
+"""The last event of a stream, in each API."""
 
 
 Hide = Callable[[bytes], bytes]
@@ -145,17 +151,23 @@ def _shown(start: ResponseStart, hide: Hide | None) -> bytes:
 async def _send_events(send: Send, start: ResponseStart, tap: Tap | None, shape: ErrorShape, hide: Hide | None) -> None:
     buffer = sse.EventBuffer()
     feed = buffer.feed if hide is None else lambda chunk: hide(buffer.feed(chunk))
+    whole = sent = b""
     try:
         if start.first and (whole := feed(start.first)):
             await send({"type": "http.response.body", "body": whole, "more_body": True})
+            sent = whole
         async for chunk in start.answer.body:
             if tap is not None:
                 tap.add(chunk)
             if whole := feed(chunk):
                 await send({"type": "http.response.body", "body": whole, "more_body": True})
-        last = buffer.rest()
-        if hide is not None:
-            last = hide(last)
+                sent = whole
+        last = buffer.rest() if hide is None else hide(buffer.rest())
+    except asyncio.CancelledError:
+        # Some clients disconnect at the last event, although the upstream hasn't ended the stream yet.
+        if _ENDS.search(sent):
+            note_complete(send)
+        raise
     except UpstreamInterrupted as error:
         # The proxy drops the incomplete event and sends an error event.
         note_error(send, error)

@@ -24,6 +24,7 @@ __all__ = [
     "header",
     "is_handshake",
     "leaving",
+    "note_complete",
     "note_error",
     "read_body",
 ]
@@ -134,6 +135,12 @@ def note_error(send: Send, error: ProxyError) -> None:
     if isinstance(send, Sent):
         # Not the exception: its traceback refers to the request's body.
         send.error, send.refused = error.code, error.status not in _FAILURES
+
+
+def note_complete(send: Send) -> None:
+    """Remember that the client has the whole response, although the upstream hasn't ended it."""
+    if isinstance(send, Sent):
+        send.complete = True
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int, held: MemoryLease) -> bytes:

@@ -7,18 +7,15 @@ from functools import partial
 from time import perf_counter
 
 import structlog
-from cachetools import LRUCache, TTLCache
+from cachetools import LRUCache
 from msgspec.structs import replace
 
-from proxy.access.spending import limit_of
-from proxy.dialects.chat.usage import asks_usage
-from proxy.errors import ConfigurationError, UpstreamTimeout
+from proxy.errors import BadBody, ConfigurationError, UpstreamTimeout
 from proxy.limits.profiles.prices import below_step
 from proxy.overflow import Overflow
 from proxy.overflow.silent import empty_stream
-from proxy.pipeline.billing import BYTES_A_TOKEN, EXPECTED_OUTPUT
 from proxy.pipeline.budget import TokenBudget, TokenBudgets, leaves_no_prompt, smaller_input
-from proxy.pipeline.context import ConversationContext, conversation_key
+from proxy.pipeline.context import ConversationContext, conversation_key, mark
 from proxy.pipeline.costs import price_for
 from proxy.pipeline.decision import (
     ACCEPT,
@@ -34,20 +31,18 @@ from proxy.pipeline.description import describe_call
 from proxy.pipeline.item_references import resolve_references
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Outcome
-from proxy.pipeline.recall import REFUSALS, Recall, reserved
+from proxy.pipeline.recall import Recall, reserved
 from proxy.pipeline.refusal import add_sizes, refuses_compaction, refuses_reasoning
 from proxy.pipeline.refusal import advice as advice_on
 from proxy.pipeline.request_mode import compacts_itself, mode_of
 from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.rules import bounds_of, rules_for
-from proxy.pipeline.sending import DEADLINE, outgoing, resend, send
+from proxy.pipeline.sending import DEADLINE, UsageRequests, outgoing, resend, reserve, send
 from proxy.pipeline.services import Services
 from proxy.pipeline.state_recovery import NotCompacted, advice, recovered, trigger_reached
 from proxy.pipeline.summary_models import own_model, provider_compaction, summary_models
-from proxy.recall.tool import Reader
 from proxy.store.forgetting import drop
-from proxy.telemetry.record import Reason, Usage
-from proxy.upstream.transport import CHAT_PATH
+from proxy.telemetry.record import Reason
 
 log = structlog.get_logger(__name__)
 
@@ -56,9 +51,6 @@ STATE_STEP = "server_state"
 
 REFUSED = 10_000
 """Conversations whose upstream refused a compaction of its own, the most recently used ones."""
-
-NO_USAGE_SECONDS = 3_600.0
-"""Seconds for which streams of a model aren't asked for their usage after its upstream refused that."""
 
 OUTPUT_PART = "output asked for (max_tokens)"
 
@@ -70,21 +62,9 @@ class Attempts:
         self._services = services
         self._budgets = budgets
         self._sent_prompts = services.sent_prompts
-        self._refused: LRUCache[tuple[str, str], bool] = LRUCache(REFUSED)
-        self._recall = Recall(Reader(services.archive), services.hidden_rounds)
-        self._no_usage: TTLCache[tuple[str, str, str], bool] = TTLCache(REFUSED, NO_USAGE_SECONDS)
-
-    def must_ask_usage(self, context: ConversationContext, *, priced: bool) -> bool:
-        """Return whether to ask for the usage of a stream, because a budget or a price applies.
-
-        Without a budget, a request that the proxy must not change stays as it is, and its usage is estimated.
-        """
-        body = context.body
-        if not body.stream or context.dialect.path != CHAT_PATH or context.place in self._no_usage:
-            return False
-        wanted = limit_of(context.caller) is not None
-        wanted = wanted or (priced and mode_of(context.scope, context.caller) != "off")
-        return wanted and bool(body.units) and body.model is not None and not asks_usage(body.raw)
+        self._refused: LRUCache[tuple[str, str], tuple[int, str]] = LRUCache(REFUSED)
+        self._recall = Recall(services.archive_reader, services.hidden_rounds)
+        self.usage_requests = UsageRequests()
 
     async def counted(self, context: ConversationContext) -> int | None:
         """Return the proxy's count of a request that wasn't counted and has its body; ``None`` if it can't count."""
@@ -94,8 +74,8 @@ class Attempts:
         return await self._services.compactor.size(case, Outcome("none"))
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Drop the conversations of forgotten tenants, and return those tenants."""
-        return drop(self._refused, forgotten)
+        """Drop the conversations and models of forgotten tenants, and return those tenants."""
+        return drop(self._refused, forgotten) | self.usage_requests.forget(forgotten)
 
     async def run(self, context: ConversationContext) -> tuple[ResponseStart, Outcome]:
         """Send a request, compacted if needed. After an overflow, compact it to a smaller budget and retry.
@@ -105,7 +85,7 @@ class Attempts:
         transport = await context.configuration.upstreams.transport(context.route.upstream, context.dialect.path)
         if context.counter is None:
             outcome = Outcome("off" if mode_of(context.scope, context.caller) == "off" else "failed")
-            await self._reserve(context, outcome)
+            await reserve(self._services, context, outcome, self._budgets.factor(context))
             began = perf_counter()
             start = await send(context, transport, outgoing(context, outcome), outcome)
             describe_call(context, start, began, result_of(ACCEPT, start), None)
@@ -113,7 +93,8 @@ class Attempts:
         await self._services.recall(*context.place)
         await resolve_references(self._services, context)
         if context.caller.policy.summary.native:
-            context.own_summaries = conversation_key(context) in self._refused
+            messages, known = self._refused.get(conversation_key(context), (0, None))
+            context.own_summaries = known is not None and mark(context, messages) == known
         budget = self._budgets.of(context)
         case = self.compaction_input(context, budget)
         if await self._may_recall(context, case):
@@ -126,16 +107,14 @@ class Attempts:
                 attempt = await self._continued(context, attempt, reason) or attempt
         before = attempt.outcome.before
         context.record.fits = before is None or budget.input is None or before <= budget.input
-        await self._reserve(context, attempt.outcome)
+        await reserve(self._services, context, attempt.outcome, budget.factor)
         while True:
             began = perf_counter()
             request = outgoing(context, attempt.outcome)
             start = await send(context, transport, request, attempt.outcome)
             try:
                 decision = await self.decide(context, attempt, start)
-                if decision is ACCEPT and self._recall.refused(context, attempt.outcome, start):
-                    decision = Retry(replace(attempt, outcome=replace(attempt.outcome, tool=False)), "tool")
-                if decision is ACCEPT and self._refuses_usage(context, start):
+                if decision is ACCEPT and self.usage_requests.refused(context, start):
                     decision = Retry(attempt, "usage")
                 describe_call(context, start, began, result_of(decision, start), attempt.outcome.after)
                 if decision is ACCEPT:
@@ -150,51 +129,33 @@ class Attempts:
             except ConfigurationError as error:  # the client gets the response, though it can't be judged
                 self._services.measures.fail(context.profile.tokenizer, error)
                 return start, attempt.outcome
-            except BaseException:
-                await start.answer.close()
-                raise
             if not isinstance(decision, Retry):
                 return start, attempt.outcome
-            await start.answer.close()
-            context.retries += 1
-            attempt = decision.attempt
-            context.record.reason = Reason(decision.cause, context.record.calls[-1].limit, attempt.outcome.before)
-
-    async def _reserve(self, context: ConversationContext, outcome: Outcome) -> None:
-        """Reserve what a request will probably cost in its team's budget. Raises ``BudgetExceeded``."""
-        if limit_of(context.caller) is None:
-            return
-        counted = outcome.after or outcome.before or len(context.body.raw) // BYTES_A_TOKEN
-        asked = outcome.output or context.body.max_output or EXPECTED_OUTPUT
-        usage = Usage(round(counted * self._budgets.factor(context)), min(asked, EXPECTED_OUTPUT))
-        await self._services.spending.reserve(context.caller, context.record.id, context.bill.amount(usage))
-
-    def _refuses_usage(self, context: ConversationContext, start: ResponseStart) -> bool:
-        """Return whether to send a request again without asking for the usage of its stream, and remember it."""
-        refused = context.asks_usage and start.answer.status in REFUSALS
-        if not refused or not any(name in start.first for name in (b"stream_options", b"include_usage")):
-            return False
-        self._no_usage[context.place] = True
-        context.asks_usage = False
-        log.info("usage.refused", status=start.answer.status)
-        return True
+            context.retries.append(decision.cause)
+            reason = context.record.reason or attempt.outcome.reason
+            if reason is None or attempt.outcome.verdict != "compacted":  # otherwise the first trigger stays
+                reason = Reason(decision.cause, context.record.calls[-1].limit, decision.attempt.outcome.before)
+            context.record.reason, attempt = reason, decision.attempt
 
     async def decide(self, context: ConversationContext, attempt: Attempt, start: ResponseStart) -> Decision:
         """Decide whether to forward a response or to retry, and learn limits from it."""
+        decision = ACCEPT if start.written else await self._judge(context, attempt, start)
+        if decision is ACCEPT and self._recall.refused(context, attempt.outcome, start):
+            return Retry(self._without_tool(context, attempt), "tool")
+        if decision is ACCEPT and start.succeeded:
+            self._succeeded(context, attempt.outcome)
+        return decision
+
+    async def _judge(self, context: ConversationContext, attempt: Attempt, start: ResponseStart) -> Decision:
+        """Decide about a response that may be an error, or empty."""
         case, outcome = attempt.case, attempt.outcome
-        if start.written:
-            self._succeeded(context, outcome)
-            return ACCEPT
         overflow = start.overflow or await self._silent_overflow(context, attempt, start)
         if await refuses_reasoning(context, start) and await self._changed_prompt(context, outcome):
             return Retry(await self._without_reasoning(context, attempt), "reasoning")
         if outcome.native and await refuses_compaction(start):
             return Retry(await self._without_native(context, attempt), "compaction")
         if ended_early(context, case, start, overflow):
-            context.repeated = True
             return Retry(attempt, "empty")
-        if overflow is None and start.answer.status < 400 and not start.empty:
-            self._succeeded(context, outcome)
         if overflow is None or case.mode != "enforce" or outcome.verdict == "failed":
             return ACCEPT
         if context.body.continues:  # its size says nothing about a limit
@@ -212,20 +173,29 @@ class Attempts:
     def _succeeded(self, context: ConversationContext, outcome: Outcome) -> None:
         self._budgets.succeeded(context)
         if context.counter is not None and context.counter.format.binds_reasoning == "always":
-            key, changed = conversation_key(context), outcome.messages is not None
-            self._sent_prompts.sent(key, len(context.body.units), outcome.prompt, changed=changed)
+            key, messages, changed = conversation_key(context), len(context.body.units), outcome.messages is not None
+            self._sent_prompts.sent(key, messages, mark(context, messages), outcome.prompt, changed=changed)
 
     async def _changed_prompt(self, context: ConversationContext, outcome: Outcome) -> bool:
         """Return whether the proxy changed this prompt, or the one before. Otherwise the client caused a refusal."""
         if outcome.messages is None:
             await self._sent_prompts.recall(conversation_key(context))
+            self._sent_prompts.verify(conversation_key(context), partial(mark, context))
         return outcome.messages is not None or self._sent_prompts.changed(conversation_key(context))
+
+    def _without_tool(self, context: ConversationContext, attempt: Attempt) -> Attempt:
+        """Return an attempt without the tool that an upstream refused. Later attempts don't get it either."""
+        outcome, recall = attempt.outcome, context.recall
+        after = outcome.after
+        if recall is not None:
+            recall.refused = True
+            after = None if after is None else after - recall.tokens
+        return replace(attempt, outcome=replace(outcome, tool=False, after=after))
 
     async def _without_reasoning(self, context: ConversationContext, attempt: Attempt) -> Attempt:
         """Return an attempt without the reasoning that an upstream refused."""
-        context.stripped = True
-        self._sent_prompts.expire(conversation_key(context), len(context.body.units))
-        case = replace(attempt.case, stale_reasoning=len(context.body.units), attempt=context.retries + 1)
+        self._expire(context)
+        case = replace(attempt.case, stale_reasoning=len(context.body.units), attempt=len(context.retries) + 1)
         stripped = await self.prepare(context, attempt.budget, case, may_ask=False)
         if stripped.outcome.messages is None:
             stripped = replace(stripped, outcome=await self._services.compactor.without_reasoning(case))
@@ -233,8 +203,10 @@ class Attempts:
 
     async def _without_native(self, context: ConversationContext, attempt: Attempt) -> Attempt:
         """Return an attempt with a summary of the proxy in place of the provider's, which the upstream refused."""
-        self._refused[conversation_key(context)] = context.own_summaries = True
-        case = replace(attempt.case, native=None, attempt=context.retries + 1)
+        messages = len(context.body.units)
+        self._refused[conversation_key(context)] = messages, mark(context, messages)
+        context.own_summaries = True
+        case = replace(attempt.case, native=None, attempt=len(context.retries) + 1)
         return await self.prepare(context, attempt.budget, case)
 
     async def _continued(
@@ -251,16 +223,15 @@ class Attempts:
         try:
             if transport is None:
                 raise NotCompacted("the upstream has no /v1/responses")
-            body = await recovered(context, transport)
-        except NotCompacted as error:
+            body = await context.dialect.parse(await recovered(context, transport))
+        except (NotCompacted, BadBody) as error:
             if reason is None:
-                context.advice = advice(context, str(error))
+                context.advice = advice(context, str(error) if isinstance(error, NotCompacted) else "too many items")
             return None
-        context.recovered = True
-        context.body = await context.dialect.parse(body)
+        context.recovered, context.body = True, body
         await resolve_references(self._services, context)
-        case = replace(attempt.case, body=context.body, attempt=context.retries + (reason is None))
-        again = await self.prepare(context, attempt.budget, case)
+        case = replace(attempt.case, body=context.body, attempt=len(context.retries) + (reason is None))
+        again = await self.prepare(context, attempt.budget, case, may_ask=reason is not None)
         changed = replace(again.outcome, verdict="compacted", steps=(STATE_STEP, *again.outcome.steps))
         return replace(again, outcome=replace(changed, reason=reason or changed.reason))
 
@@ -300,8 +271,9 @@ class Attempts:
         except Exception as error:  # a client gets its answer even if the compaction has a bug
             log.exception("compaction.failed", error=type(error).__name__)
             outcome = Outcome("failed")
-        if context.recall is not None and context.recall.tool and outcome.messages is not None and outcome.checkpoints:
-            after = None if outcome.after is None else outcome.after + context.recall.tokens
+        recall = context.recall
+        if recall is not None and recall.tool and not recall.refused and outcome.messages and outcome.checkpoints:
+            after = None if outcome.after is None else outcome.after + recall.tokens
             outcome = replace(outcome, tool=True, after=after)
         return Attempt(budget, case, outcome)
 
@@ -388,9 +360,9 @@ class Attempts:
             budget=smaller_input(case, budget, sent),
             rules=rules,
             stale_reasoning=self._stale_after(context, case),
-            attempt=context.retries + 1,
+            attempt=len(context.retries) + 1,
         )
-        attempt = await self.prepare(context, budget, smaller, may_ask=context.retries > context.repeated)
+        attempt = await self.prepare(context, budget, smaller, may_ask="overflow" in context.retries)
         after = attempt.outcome.after
         return None if attempt.outcome.messages is None or after is None or after >= sent else attempt
 
@@ -403,8 +375,9 @@ class Attempts:
             return 0
         key = conversation_key(context)
         await self._sent_prompts.recall(key, outcome.prompt)
+        self._sent_prompts.verify(key, partial(mark, context))
         if not self._sent_prompts.continues(key, outcome.prompt):
-            self._sent_prompts.expire(key, len(context.body.units))
+            self._expire(context)
         stale = self._sent_prompts.stale(key)
         return stale if stale > case.stale_reasoning else 0
 
@@ -412,13 +385,20 @@ class Attempts:
         """Return the number of messages whose reasoning is known to be invalid."""
         if context.counter is None or context.counter.format.binds_reasoning == "never":
             return 0
-        return self._sent_prompts.stale(conversation_key(context))
+        key = conversation_key(context)
+        self._sent_prompts.verify(key, partial(mark, context))
+        return self._sent_prompts.stale(key)
+
+    def _expire(self, context: ConversationContext) -> None:
+        """Remember that the reasoning in all messages of a conversation is invalid."""
+        messages = len(context.body.units)
+        self._sent_prompts.expire(conversation_key(context), messages, mark(context, messages))
 
     def _stale_after(self, context: ConversationContext, case: CompactionInput) -> int:
         """Return the units whose reasoning is invalid after a change that the conversation alone doesn't explain."""
         if case.counter.format.binds_reasoning != "always":
             return case.stale_reasoning
-        self._sent_prompts.expire(conversation_key(context), len(context.body.units))
+        self._expire(context)
         return len(context.body.units)
 
 

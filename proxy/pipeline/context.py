@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from time import perf_counter
+from typing import Any
 
 import msgspec
 import xxhash
@@ -22,6 +23,7 @@ from proxy.pipeline.billing import Bill
 from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.telemetry.record import RequestRecord, record_of
+from proxy.upstream.transport import Answer
 
 
 class RequestContext(msgspec.Struct, eq=False):
@@ -58,7 +60,9 @@ class RecallState(msgspec.Struct, eq=False):
 
     ``body`` is the client's own request. ``rounds`` are the conversation's hidden rounds, and ``found`` is true if some
     were put back. ``prefix`` is a digest of the client's messages, of which there are ``messages``. ``tool`` is the
-    tool's definition, and ``tokens`` its size. It's empty if the request can't get the tool.
+    tool's definition, and ``tokens`` its size. It's empty if the request can't get the tool. ``refused`` is true once
+    the upstream has refused the tool in this request. ``usage`` is the sum of the usage objects of the response's
+    finished rounds, as the API reports them, at any time.
     """
 
     body: Request
@@ -69,6 +73,8 @@ class RecallState(msgspec.Struct, eq=False):
     messages: int
     tool: bytes
     tokens: int
+    refused: bool = False
+    usage: dict[str, Any] = {}
 
 
 class ConversationContext(RequestContext):
@@ -81,14 +87,13 @@ class ConversationContext(RequestContext):
     a size that succeeded recently. The proxy stores it once a request succeeds. If ``silent_overflow`` (the response
     was empty) or ``contradicted`` (an earlier response contradicts the limit) is true, that must happen twice.
 
-    ``repeated`` is true if the proxy retried the unchanged request, which happens once. ``retries`` is the number of
-    retries so far. ``advice`` names the parts to shorten, for a response header.
-    ``stripped`` is true if a retry was made without reasoning,
-    ``recovered`` if the upstream has compacted a history that it keeps. ``own_summaries`` is true if the upstream
-    refused a compaction of its own in this conversation. ``memory`` holds the memory of its
-    bodies. ``heartbeat`` is for a client that wants a stream. ``recall`` is set if the request may get the tool to read
-    archived messages, or has hidden rounds. ``asks_usage`` is true if the proxy asks for the usage of a stream whose
-    client didn't ask for it.
+    ``retries`` are the causes of the retries so far, see ``decision.Retry``. Each cause has its own limit. ``advice``
+    names the parts to shorten, for a response header. ``recovered`` is true if the upstream has compacted a history
+    that it keeps. ``own_summaries`` is true if the upstream refused a compaction of its own in this conversation.
+    ``memory`` holds the memory of its bodies. ``heartbeat`` is for a client that wants a stream. ``recall`` is set if
+    the request may get the tool to read archived messages, or has hidden rounds. ``answer`` is the upstream's latest
+    answer. The request owns it: ``pipeline.sending`` sets it, and the endpoint calls ``close_answer`` at the end.
+    ``asks_usage`` is true if the proxy asks for the usage of a stream whose client didn't ask for it.
     """
 
     dialect: Dialect
@@ -102,15 +107,20 @@ class ConversationContext(RequestContext):
     provisional_limit: LearnedLimit | None = None
     silent_overflow: bool = False
     contradicted: bool = False
-    repeated: bool = False
-    retries: int = 0
+    retries: list[str] = []
     advice: str | None = None
-    stripped: bool = False
     recovered: bool = False
     heartbeat: Heartbeat | None = None
     recall: RecallState | None = None
     own_summaries: bool = False
     asks_usage: bool = False
+    answer: Answer | None = None
+
+    async def close_answer(self) -> None:
+        """Close the upstream's answer, if there is one."""
+        answer, self.answer = self.answer, None
+        if answer is not None:
+            await answer.close()
 
     @property
     def place(self) -> tuple[str, str, str]:
@@ -124,8 +134,24 @@ def conversation_key(context: ConversationContext) -> tuple[str, str]:
     Clients move their cache breakpoints, so bound reasoning is remembered by what the first units say.
     """
     upstream, model, tenant = context.place
-    first = [bytes(unit) for unit in context.body.units[:2]]
+    first = _identities(context, 0, 2)
+    return tenant, xxhash.xxh3_128_hexdigest(b"\0".join((upstream.encode(), model.encode(), *first)))
+
+
+def mark(context: ConversationContext, messages: int) -> str:
+    """Return a digest of the two units before the last of a conversation's first ``messages`` units.
+
+    Conversations with the same key differ there, because a model wrote one of them. Empty if there are fewer units.
+    """
+    if not 0 <= messages <= len(context.body.units):
+        return ""
+    return xxhash.xxh3_128_hexdigest(b"\0".join(_identities(context, max(0, messages - 3), max(0, messages - 1))))
+
+
+def _identities(context: ConversationContext, start: int, end: int) -> list[bytes]:
+    """Return bytes that don't change with the cache breakpoints of some units."""
+    units = context.body.units[start:end]
     if context.counter is not None and context.counter.format.binds_reasoning == "always":
         format = context.counter.format
-        first = [repr((format.text(unit), format.arguments(unit))).encode() for unit in first]
-    return tenant, xxhash.xxh3_128_hexdigest(b"\0".join((upstream.encode(), model.encode(), *first)))
+        return [repr((format.text(unit), format.arguments(unit))).encode() for unit in units]
+    return [bytes(unit) for unit in units]

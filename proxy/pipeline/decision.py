@@ -12,6 +12,7 @@ from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.response_start import ResponseStart
+from proxy.telemetry.record import ACCEPTED, OVERFLOW
 
 
 class Attempt(msgspec.Struct, eq=False, frozen=True):
@@ -27,7 +28,11 @@ class Accept(msgspec.Struct, eq=False, frozen=True):
 
 
 class Retry(msgspec.Struct, eq=False, frozen=True):
-    """Send another attempt. ``cause`` is ``overflow``, ``reasoning``, ``compaction``, or ``empty``."""
+    """Send another attempt.
+
+    ``cause`` is ``overflow``, or the part that the upstream refused: ``reasoning``, ``compaction``, or ``tool``. It's
+    ``empty`` for the same request again. Each of these four happens at most once per request.
+    """
 
     attempt: Attempt
     cause: str
@@ -49,8 +54,8 @@ def result_of(decision: Decision, start: ResponseStart) -> str:
     if isinstance(decision, Retry):
         return decision.cause
     if start.overflow is not None:
-        return "overflow"
-    return "accepted" if start.answer.status < 400 else "error"
+        return OVERFLOW
+    return ACCEPTED if start.answer.status < 400 else "error"
 
 
 def ended_early(
@@ -60,7 +65,7 @@ def ended_early(
 
     It turned to another request, or failed. If it fails again, the prompt may be too long.
     """
-    if context.repeated or case.mode != "enforce" or context.retries >= case.policy.overflow_retries:
+    if "empty" in context.retries or case.mode != "enforce" or not case.policy.overflow_retries:
         return False
     ended = overflow is not None and start.silence
     return start.interrupted or (ended and start.overflow is None)
@@ -69,6 +74,6 @@ def ended_early(
 def may_retry(context: ConversationContext, overflow: Overflow) -> bool:
     """Return whether the proxy may retry after an overflow. It retries once after an empty response without a limit."""
     empty = overflow.kind == "silent" and overflow.limit is None
-    return context.retries < context.caller.policy.overflow_retries and not (
+    return context.retries.count("overflow") < context.caller.policy.overflow_retries and not (
         empty and (context.silent_overflow or context.contradicted)
     )

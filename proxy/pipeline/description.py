@@ -42,15 +42,17 @@ def describe_call(
 ) -> None:
     """Add an attempt that got a response. ``began`` is when the proxy sent it, ``sent`` its tokens."""
     limit = None if start.overflow is None else start.overflow.limit
-    call = UpstreamCall(result, start.answer.status, milliseconds_since(began), sent, limit)
+    call = UpstreamCall(result, start.answer.status, milliseconds_since(began), sent, limit, start.error)
     context.record.calls.append(call)
     log.debug("upstream.responded", result=result, status=call.status, ms=call.ms, tokens=sent, limit=limit)
     if start.overflow is not None:
         context.record.fits = False
 
 
-def describe_failure(context: ConversationContext, error: ProxyError, began: float, sent: int | None) -> None:
-    """Add an attempt without a response."""
-    call = UpstreamCall(error.code, None, milliseconds_since(began), sent)
+def describe_failure(
+    context: ConversationContext, error: ProxyError, began: float, sent: int | None, result: str | None = None
+) -> None:
+    """Add an attempt without a response. Default of ``result``: the error's code."""
+    call = UpstreamCall(result or error.code, None, milliseconds_since(began), sent)
     context.record.calls.append(call)
     log.debug("upstream.not_responded", result=call.result, ms=call.ms, tokens=sent)

@@ -20,6 +20,7 @@ from proxy.pipeline.decision import Attempt
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.recall_rounds import RecallRounds, Resend, Room
 from proxy.pipeline.response_start import ResponseStart, is_encoded
+from proxy.pipeline.sending import REFUSALS
 from proxy.recall.rounds import HiddenRounds, prefixes
 from proxy.recall.tool import DESCRIPTION, NAME, PARAMETERS, TOKENS, Reader
 from proxy.store.tenants import UNSTORED_TENANT
@@ -28,9 +29,6 @@ log = structlog.get_logger(__name__)
 
 REFUSED_SECONDS = 3_600.0
 """Seconds for which a model gets no tool after its upstream refused a request with it."""
-
-REFUSALS = frozenset({400, 404, 415, 422, 501})
-"""Statuses with which servers refuse a tool."""
 
 MODELS = 10_000
 """Models of tenants that refused the tool and are remembered."""
@@ -109,7 +107,8 @@ class Recall:
         room = Room(settings.max_tokens * (settings.max_rounds + 1), settings.max_tokens)
         if attempt.case.budget is not None and outcome.after is not None:
             room = room.within(attempt.case.budget, outcome.after)
-        rounds = RecallRounds(context, state, hidden, self._rounds, self._reader, outcome.archive, room, sent, resend)
+        archive = self._reader.conversation(context.caller.tenant, outcome.archive)
+        rounds = RecallRounds(context, state, hidden, self._rounds, archive, room, sent, resend)
         return rounds.stream(start) if start.is_stream else await rounds.whole(start)
 
 

@@ -23,7 +23,7 @@ Anthropic's are from platform.claude.com, "Preserved thinking", OpenAI's from is
 
 async def refuses_reasoning(context: ConversationContext, start: ResponseStart) -> bool:
     """Return whether the upstream refused bound reasoning, and the proxy hasn't retried without it yet."""
-    if start.answer.status != 400 or context.stripped:
+    if start.answer.status != 400 or "reasoning" in context.retries:
         return False
     if context.counter is None or context.counter.format.binds_reasoning == "never":
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -13,7 +14,9 @@ from proxy.errors import RequestError
 from proxy.http.decompression import Unpacking, unpack
 from proxy.overflow import Overflow, recognise
 from proxy.overflow.echo import EchoedRequest
+from proxy.overflow.error_message import as_error
 from proxy.overflow.silent import Finished
+from proxy.telemetry.record import UpstreamErrorNames
 from proxy.upstream.transport import Answer
 
 ERROR_BYTES = 1_000_000
@@ -28,6 +31,9 @@ HELD_BYTES = 65_536
 HELD_SECONDS = 5.0
 """Seconds that the proxy holds a stream. After that, it forwards the next bytes, such as a heartbeat comment."""
 
+
+_NAME = re.compile(r"[\w.:/\[\]-]{1,64}", re.ASCII)
+"""The form of a code, a type, or the path of a parameter. Any other text may be content."""
 
 LARGE_REQUEST = 262_144
 """Bytes of a request above which a thread compares an error with it."""
@@ -48,8 +54,8 @@ class ResponseStart(msgspec.Struct, eq=False):
     """A response whose start the proxy has read.
 
     ``first`` is the bytes that it has read, ``answer.body`` the rest. ``complete`` is true if there is no rest.
-    ``overflow`` is set if the upstream refused the prompt as too long. ``ended`` is true if a stream ended without
-    content, ``written`` if there is content.
+    ``overflow`` is set if the upstream refused the prompt as too long, ``error`` if the response is an error. ``ended``
+    is true if a stream ended without content, ``written`` if there is content.
     """
 
     answer: Answer
@@ -59,6 +65,7 @@ class ResponseStart(msgspec.Struct, eq=False):
     answers: Answers
     ended: bool = False
     written: bool = False
+    error: UpstreamErrorNames | None = None
 
     @property
     def empty(self) -> bool:
@@ -67,6 +74,11 @@ class ResponseStart(msgspec.Struct, eq=False):
             return False
         over = self.answer.status == 200 and (self.complete or self.ended) and not is_encoded(self.answer)
         return over and self.usage.empty
+
+    @property
+    def succeeded(self) -> bool:
+        """Return whether the upstream accepted the prompt, and the response has content."""
+        return self.written or (self.overflow is None and self.answer.status < 400 and not self.empty)
 
     @property
     def usage(self) -> Finished:
@@ -115,7 +127,8 @@ async def read_start(answer: Answer, asked: Asked = NOTHING) -> ResponseStart:
     """Read the start of a response. Raises ``UpstreamInterrupted`` if the connection breaks before that."""
     if answer.status >= 400:
         first, complete = await _read(answer.body, ERROR_BYTES)
-        return ResponseStart(answer, first, complete, await _overflow(answer, first, asked), asked.answers)
+        overflow, error = await _error(answer, first, asked)
+        return ResponseStart(answer, first, complete, overflow, asked.answers, error=error)
     if content_type(answer).startswith("text/event-stream"):
         return await _stream(answer, b"", asked)
     return await _whole(answer, asked)
@@ -151,7 +164,8 @@ async def _whole(answer: Answer, asked: Asked) -> ResponseStart:
     body = bytes(first)
     if packed is not None and not complete:
         return ResponseStart(answer, body, False, None, asked.answers)
-    return ResponseStart(answer, body, complete, await _overflow(answer, body, asked, bytes(plain)), asked.answers)
+    overflow, error = await _error(answer, body, asked, bytes(plain))
+    return ResponseStart(answer, body, complete, overflow, asked.answers, error=error)
 
 
 async def _stream(answer: Answer, first: bytes, asked: Asked) -> ResponseStart:
@@ -175,28 +189,43 @@ async def _stream(answer: Answer, first: bytes, asked: Asked) -> ResponseStart:
         chunk = await anext(answer.body, None)
         if chunk is None:
             # The last event may lack its blank line, or the body may be a plain error with a wrong content type.
-            return ResponseStart(answer, bytes(held), True, await _overflow(answer, bytes(held), asked), asked.answers)
+            overflow, error = await _error(answer, bytes(held), asked)
+            return ResponseStart(answer, bytes(held), True, overflow, asked.answers, error=error)
         held += chunk
         found = start.feed(chunk)
     first = bytes(held)
-    overflow = await _overflow(answer, first, asked) if found == "error" else None
-    return ResponseStart(answer, first, False, overflow, asked.answers, ended=found == "end")
+    overflow, error = await _error(answer, first, asked) if found == "error" else (None, None)
+    return ResponseStart(answer, first, False, overflow, asked.answers, ended=found == "end", error=error)
 
 
-async def _overflow(answer: Answer, body: bytes, asked: Asked, plain: bytes = b"") -> Overflow | None:
-    """Return the overflow in a response, if any. ``plain`` is its decompressed body, if it's known.
+async def _error(
+    answer: Answer, body: bytes, asked: Asked, plain: bytes = b""
+) -> tuple[Overflow | None, UpstreamErrorNames | None]:
+    """Return the overflow in a response, and the names in its error. ``plain`` is its decompressed body, if known.
 
     Long responses and large requests are compared in a thread.
     """
     shown = plain or await readable(answer, body)
 
-    def read() -> Overflow | None:
+    def read() -> tuple[Overflow | None, UpstreamErrorNames | None]:
         request = EchoedRequest(asked.body) if asked.body else None
-        return recognise(answer.status, shown, answer.headers, request=request, rate_limits=asked.rate_limits)
+        overflow = recognise(answer.status, shown, answer.headers, request=request, rate_limits=asked.rate_limits)
+        return overflow, _names(answer.status, shown)
 
     if len(shown) <= INLINE_BYTES and (answer.status < 400 or len(asked.body) <= LARGE_REQUEST):
         return read()
     return await asyncio.to_thread(read)
+
+
+def _names(status: int, body: bytes) -> UpstreamErrorNames | None:
+    """Return the names in an error, without free text. ``None`` if the body has no error."""
+    error = as_error(status, body)
+    if error is None:
+        return UpstreamErrorNames() if status >= 400 else None
+    found = error.get("error")
+    fields = found if isinstance(found, dict) else {}
+    names = {field: str(value) for field in ("code", "type", "param") if (value := fields.get(field)) is not None}
+    return UpstreamErrorNames(**{field: name for field, name in names.items() if _NAME.fullmatch(name)})
 
 
 async def _read(body: AsyncIterator[bytes], at_least: int) -> tuple[bytes, bool]:

@@ -45,7 +45,8 @@ class SentPrompt(msgspec.Struct, frozen=True):
 
     ``messages`` is the number of the client's messages. ``length`` and ``digest`` are those of the messages sent, if
     they were measured. ``changed`` is true if they weren't the client's own. The reasoning in the client's first
-    ``stale`` messages is invalid.
+    ``stale`` messages is invalid. ``mark`` is the conversation's after its first ``marked`` messages, because two
+    conversations can have the same key. See ``context.mark``.
     """
 
     messages: int
@@ -53,6 +54,8 @@ class SentPrompt(msgspec.Struct, frozen=True):
     digest: str | None = None
     changed: bool = False
     stale: int = 0
+    marked: int = 0
+    mark: str = ""
 
 
 class SentPrompts:
@@ -68,11 +71,22 @@ class SentPrompts:
         known = self._known.get(conversation)
         return 0 if known is None else known.stale
 
-    def expire(self, conversation: Conversation, messages: int) -> None:
+    def verify(self, conversation: Conversation, mark: Callable[[int], str]) -> None:
+        """Forget the prompt before if it's of another conversation with the same key.
+
+        ``mark`` returns the mark of the conversation after this many of its messages.
+        """
+        known = self._known.get(conversation)
+        if known is not None and mark(known.marked) != known.mark:
+            del self._known[conversation]
+
+    def expire(self, conversation: Conversation, messages: int, mark: str) -> None:
         """Record that the reasoning in the client's messages, of which there are this many, is invalid."""
         known = self._known.get(conversation)
         # An unknown prompt gets no messages, so that it never counts as the one before.
-        self._known[conversation] = msgspec.structs.replace(known or SentPrompt(-1), stale=messages)
+        self._known[conversation] = msgspec.structs.replace(
+            known or SentPrompt(-1), stale=messages, marked=messages, mark=mark
+        )
 
     def changed(self, conversation: Conversation) -> bool:
         """Return whether the proxy changed the prompt that it last sent."""
@@ -107,15 +121,17 @@ class SentPrompts:
         same = any(len(first) == known.length and _digest(first) == known.digest for first in firsts)
         return known.digest is not None and same
 
-    def sent(self, conversation: Conversation, messages: int, prompt: Prompt | None, *, changed: bool) -> None:
-        """Record a prompt that was answered. ``messages`` is the number of the client's messages.
+    def sent(
+        self, conversation: Conversation, messages: int, mark: str, prompt: Prompt | None, *, changed: bool
+    ) -> None:
+        """Record a prompt that was answered. ``messages`` is the number of the client's messages, ``mark`` their mark.
 
         ``prompt`` is ``None`` for a short conversation that wasn't measured. Call this in the event loop.
         """
         before = self._known.get(conversation) or SentPrompt(-1)
         digests = () if prompt is None else prompt.digests
         digest = _digest(digests) if digests else None
-        sent = SentPrompt(messages, len(digests), digest, changed, before.stale)
+        sent = SentPrompt(messages, len(digests), digest, changed, before.stale, messages, mark)
         self._known[conversation] = sent
         if conversation[0] != UNSTORED_TENANT and (changed or before.changed):
             self._writes.put(conversation, sent, SIZE, SECONDS)

@@ -24,6 +24,7 @@ from proxy.pipeline.recorder import Recorder
 from proxy.pipeline.sent_prompts import SentPrompts
 from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.recall.rounds import HiddenRounds
+from proxy.recall.tool import Reader
 from proxy.store import Guarded
 from proxy.store.archive import Archive
 from proxy.store.items import ItemMemory
@@ -56,6 +57,7 @@ class Services:
     archive: Archive
     items: ItemMemory
     hidden_rounds: HiddenRounds
+    archive_reader: Reader
     compactor: Compactor
     sent_prompts: SentPrompts
     cache_reads: CacheReads

@@ -109,7 +109,7 @@ async def _own_model(services: Services, context: ConversationContext, max_token
         query=client_query(context.scope),
     )
     recall, hidden = context.recall, dialect.hidden_tool
-    if recall is None or hidden is None or not recall.tool:
+    if recall is None or hidden is None or not recall.tool or recall.refused:
         return ConversationModel(own, None)
     return ConversationModel(own, partial(hidden.with_tool, tool=recall.tool))
 

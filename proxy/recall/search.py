@@ -19,25 +19,32 @@ _TERM = re.compile(r"\S+")
 _WITHOUT_SPACES = re.compile(r"([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u0e00-\u0e7f])")
 
 
-def search(passages: Sequence[Passage], query: str, limit: int) -> list[Passage]:
-    """Return at most ``limit`` passages that contain a word of the query, the best first. Takes a thread's time."""
-    terms = _terms(query)
-    if not terms:
-        return []
-    connection = sqlite3.connect(":memory:")
-    try:
-        connection.execute("CREATE VIRTUAL TABLE passages USING fts5(body, tokenize = 'porter unicode61')")
-        connection.executemany(
+class Index:
+    """An index of passages. All methods take a thread's time. Use one thread at a time, and close it."""
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        self._passages = passages
+        self._connection = sqlite3.connect(":memory:", check_same_thread=False)
+        self._connection.execute("CREATE VIRTUAL TABLE passages USING fts5(body, tokenize = 'porter unicode61')")
+        self._connection.executemany(
             "INSERT INTO passages (rowid, body) VALUES (?, ?)",
             ((index, _spaced(passage.text)) for index, passage in enumerate(passages)),
         )
-        rows = connection.execute(
+
+    def search(self, query: str, limit: int) -> list[Passage]:
+        """Return at most ``limit`` passages that contain a word of the query, the best first."""
+        terms = _terms(query)
+        if not terms:
+            return []
+        rows = self._connection.execute(
             "SELECT rowid FROM passages WHERE passages MATCH ? ORDER BY bm25(passages), rowid DESC LIMIT ?",
             (" OR ".join(terms), limit),
-        ).fetchall()
-    finally:
-        connection.close()
-    return [passages[index] for (index,) in rows]
+        )
+        return [self._passages[index] for (index,) in rows]
+
+    def close(self) -> None:
+        """Free its memory."""
+        self._connection.close()
 
 
 def _terms(query: str) -> list[str]:

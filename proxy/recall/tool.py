@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
+from proxy.errors import TooManyRequests
 from proxy.recall.passages import ArchivedText, Passage, read
-from proxy.recall.search import search
+from proxy.recall.search import Index
 from proxy.store import StoreFailed
 from proxy.store.archive import Archive
 
@@ -45,6 +49,19 @@ PASSAGES = 8
 MOST_ENTRIES = 64
 """Entries that a search reads: the newest checkpoint, which leads to all earlier ones, and shortened messages."""
 
+MOST_CALLS = 8
+"""Calls of one round that get a result. A round with more has probably been told to make them."""
+
+KEPT = 4
+"""Lists of entries that a response keeps for its further calls: usually the whole conversation, and entries by id."""
+
+PLACES = 8
+"""Calls of the MCP tools that a tenant can have in progress. Others get 429."""
+
+BUSY = "Too many calls read your archive at the same time. Try again in a second."
+
+TOO_MANY = f"Only the first {MOST_CALLS} calls of a message are answered. If you need this one, call again."
+
 NO_MORE = "This was the last recall for this response. Answer with what you have."
 
 _QUOTED = (
@@ -72,41 +89,83 @@ class Query:
 
 
 class Reader:
-    """Reads and searches a tenant's archive."""
+    """Reads and searches archives, for all requests of a process."""
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
+        self._thread = asyncio.Semaphore(1)
+        self._callers: Counter[str] = Counter()
 
-    async def result(
-        self, tenant: str, roots: Sequence[str], arguments: str, count: TextCounter, max_tokens: int
-    ) -> str:
-        """Return the text that answers a call, at most about ``max_tokens`` tokens. It never raises for a failed read.
+    def conversation(self, tenant: str, roots: Sequence[str] = ()) -> ConversationArchive:
+        """Return the archive of a conversation. Close it.
 
         ``roots`` are the archive ids of the conversation, the newest checkpoint first. A search covers them.
         """
+        return ConversationArchive(self._archive, tenant, roots, self._thread)
+
+    @contextlib.contextmanager
+    def place(self, tenant: str) -> Iterator[None]:
+        """Take one of the places of a tenant. Raises ``TooManyRequests``."""
+        if self._callers[tenant] >= PLACES:
+            raise TooManyRequests(BUSY, retry_after=1)
+        self._callers[tenant] += 1
+        try:
+            yield
+        finally:
+            self._callers[tenant] -= 1
+            if not self._callers[tenant]:
+                del self._callers[tenant]
+
+
+class ConversationArchive:
+    """The archived messages of one conversation, for one response. It keeps the last entries, and their indexes."""
+
+    def __init__(self, archive: Archive, tenant: str, roots: Sequence[str], thread: asyncio.Semaphore) -> None:
+        """Only one conversation at a time may work in a thread, and has ``thread`` then."""
+        self._archive = archive
+        self._tenant = tenant
+        self._roots = roots
+        self._thread = thread
+        self._kept: dict[tuple[str, ...], _Entries] = {}
+
+    async def result(self, arguments: str, count: TextCounter, max_tokens: int) -> str:
+        """Return the text that answers a call, at most about ``max_tokens`` tokens. A failed read doesn't raise."""
         query = parse(arguments)
         if query is None:
             return _UNCLEAR
         try:
-            text = await self.answer(tenant, roots, query, count, max_tokens)
+            text = await self.answer(query, count, max_tokens)
         except StoreFailed:
             return FAILED
         if text is None:
             return _MISSING.format(id=query.id) if query.id else _EMPTY
         return text
 
-    async def answer(
-        self, tenant: str, roots: Sequence[str], query: Query, count: TextCounter, max_tokens: int
-    ) -> str | None:
+    async def answer(self, query: Query, count: TextCounter, max_tokens: int) -> str | None:
         """Return the result of a query, or ``None`` if the archive has none of the entries. Raises ``StoreFailed``."""
-        ids = list(dict.fromkeys(([query.id] if query.id else []) + list(roots))) if query.words else [query.id or ""]
-        messages = await self._messages(tenant, ids)
-        return await asyncio.to_thread(_answer, query, messages, count, max_tokens) if messages else None
+        own = [query.id] if query.id else []
+        ids = tuple(dict.fromkeys([*own, *self._roots])) if query.words else tuple(own)
+        entries = self._kept.get(ids)
+        if entries is None:
+            entries = _Entries(await self._messages(ids))
+            while len(self._kept) >= KEPT:
+                self._kept.pop(next(iter(self._kept))).close()
+            self._kept[ids] = entries
+        if not entries.messages:
+            return None
+        async with self._thread:
+            return await _in_thread(partial(_answer, query, entries, count, max_tokens))
 
-    async def _messages(self, tenant: str, ids: Sequence[str]) -> list[tuple[str, list[bytes]]]:
+    def close(self) -> None:
+        """Drop what was read."""
+        for entries in self._kept.values():
+            entries.close()
+        self._kept.clear()
+
+    async def _messages(self, ids: Sequence[str]) -> list[tuple[str, list[bytes]]]:
         """Return the messages of each entry, without those of an earlier one."""
         known = [id for id in ids if _ID.fullmatch(id)][:MOST_ENTRIES]
-        entries = await asyncio.gather(*(self._archive.fetch(tenant, id) for id in known))
+        entries = await asyncio.gather(*(self._archive.fetch(self._tenant, id) for id in known))
         found, seen = [], set[bytes]()
         for id, entry in zip(known, entries, strict=True):
             messages = [] if entry is None else [message for message in entry.messages if message not in seen]
@@ -114,6 +173,39 @@ class Reader:
                 seen.update(messages)
                 found.append((id, messages))
         return found
+
+
+class _Entries:
+    """Archived messages by entry, their text, and their index. A thread makes both when it needs them first."""
+
+    def __init__(self, messages: Sequence[tuple[str, list[bytes]]]) -> None:
+        self.messages = messages
+        self._index: Index | None = None
+
+    @cached_property
+    def texts(self) -> list[tuple[str, ArchivedText]]:
+        return [(id, read(messages)) for id, messages in self.messages]
+
+    def search(self, words: str, limit: int) -> list[tuple[str, Passage]]:
+        """Return the best passages, each with the id of its entry."""
+        places = {passage: id for id, text in self.texts for passage in text.passages}
+        if self._index is None:
+            self._index = Index(list(places))
+        return [(places[passage], passage) for passage in self._index.search(words, limit)]
+
+    def close(self) -> None:
+        if self._index is not None:
+            self._index.close()
+
+
+async def _in_thread(work: Callable[[], str]) -> str:
+    """Work in a thread. If the caller is canceled, wait for the thread, because it can't be stopped."""
+    running = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
 
 
 def parse(arguments: str) -> Query | None:
@@ -134,13 +226,11 @@ def parse(arguments: str) -> Query | None:
     return Query(words or None, id or None, offset)
 
 
-def _answer(query: Query, entries: Sequence[tuple[str, list[bytes]]], count: TextCounter, most: int) -> str:
-    texts = [(id, read(messages)) for id, messages in entries]
+def _answer(query: Query, entries: _Entries, count: TextCounter, most: int) -> str:
     if query.words is None:
-        id, text = texts[0]
+        id, text = entries.texts[0]
         return page(id, text, query.offset, count, most)
-    places = {passage: id for id, text in texts for passage in text.passages}
-    return quoted([(places[one], one) for one in search(list(places), query.words, query.limit)], count, most)
+    return quoted(entries.search(query.words, query.limit), count, most)
 
 
 def page(id: str, text: ArchivedText, offset: int, count: TextCounter, most: int) -> str:

@@ -29,6 +29,7 @@ from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot, apply_reloadable
 from proxy.pipeline.stored_facts import StoredFacts
 from proxy.recall.rounds import HiddenRounds
+from proxy.recall.tool import Reader
 from proxy.server.maintenance import Maintenance
 from proxy.store import Guarded, open_store
 from proxy.store.archive import Archive
@@ -71,6 +72,7 @@ class Runtime(Services):
         self.archive = Archive(self.archive_store or self.store)
         self.items = ItemMemory(self.store)
         self.hidden_rounds = HiddenRounds(self.store)
+        self.archive_reader = Reader(self.archive)
         self.compactor = Compactor(self.facts, self.summaries, self.archive)
         self.sent_prompts = SentPrompts(self.store)
         self.cache_reads = CacheReads()

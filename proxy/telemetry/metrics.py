@@ -121,6 +121,13 @@ RELOADS = Counter(
 )
 RETRIES = Counter("compaction_retries", "Attempts after the first, by cause.", ["cause", "upstream"], registry=REGISTRY)
 
+OVERFLOWS = Counter(
+    "compaction_overflows",
+    "Requests that the upstream refused as too long: answered after a retry, or returned to the client.",
+    ["outcome", "upstream"],
+    registry=REGISTRY,
+)
+
 REFUSED = Counter("compaction_refusals", "Rejected requests by reason.", ["reason"], registry=REGISTRY)
 
 SILENT = Counter(

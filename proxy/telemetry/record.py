@@ -26,6 +26,9 @@ ID_LENGTH = 24
 _TIME_DIGITS = 14
 
 
+ACCEPTED, OVERFLOW = "accepted", "overflow"
+"""Results of a call: the upstream answered, or refused the prompt as too long."""
+
 CONTINUED = "continued"
 """The result of a call that continued a response after the model read archived messages."""
 
@@ -33,10 +36,11 @@ CONTINUED = "continued"
 class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why the proxy compacted a request, or would have in shadow mode.
 
-    ``trigger`` is the condition that was met: ``tokens``, ``fraction``, ``messages``, ``price_step``, ``bytes``,
-    ``stage``, ``overflow`` (the upstream refused the request), ``reasoning`` (it refused the reasoning in it), or
-    ``empty`` (it ended a stream early). ``level`` is its threshold, and ``size`` the request's size, both in
-    tokens, messages, or bytes. ``share`` is the share of the input budget that ``level`` is, for ``fraction``.
+    ``trigger`` is the condition that was met: ``tokens``, ``fraction``, ``messages``, ``price_step``, ``bytes``, or
+    ``stage``. If none was, it's the cause of the retry: ``overflow`` (the upstream refused the request), ``reasoning``
+    or ``compaction`` (it refused that part), or ``empty`` (it ended a stream early). ``level`` is its threshold, and
+    ``size`` the request's size, both in tokens, messages, or bytes. ``share`` is the share of the input budget that
+    ``level`` is, for ``fraction``.
     """
 
     trigger: str
@@ -95,13 +99,22 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(self, compactions=(), **left)
 
 
+class UpstreamErrorNames(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The names in an upstream's error. ``None``: omitted, or not a name."""
+
+    code: str | None = None
+    type: str | None = None
+    param: str | None = None
+
+
 class UpstreamCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """One attempt to send the request.
 
-    ``status`` is the upstream's, ``None`` if there was no response. ``result`` is ``accepted``, ``error``,
-    ``overflow``, ``reasoning`` (refused), ``empty``, ``tool`` (refused), ``continued`` (after a recall), or the code of
-    the proxy's error. ``tokens`` is the proxy's count of the prompt, ``None`` if it wasn't counted. ``limit`` is the
-    limit that the refusal states. ``ms`` is the time until the response started.
+    ``status`` is the upstream's, ``None`` if there was no response. ``error`` has the names in its error. ``result`` is
+    ``accepted``, ``error``, ``overflow``, ``reasoning`` (refused), ``compaction`` (refused), ``empty``, ``tool``
+    (refused), ``continued`` (after a recall), or the code of the proxy's error. ``tokens`` is the proxy's count of the
+    prompt, ``None`` if it wasn't counted. ``limit`` is the limit that the refusal states. ``ms`` is the time until the
+    response started.
     """
 
     result: str
@@ -109,6 +122,7 @@ class UpstreamCall(msgspec.Struct, frozen=True, omit_defaults=True):
     ms: float = 0.0
     tokens: int | None = None
     limit: int | None = None
+    error: UpstreamErrorNames | None = None
 
 
 class Cost(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from proxy.telemetry.record import Cost, Reason, RequestRecord, UpstreamCall, Usage
+from proxy.telemetry.record import Cost, Reason, RequestRecord, UpstreamCall, UpstreamErrorNames, Usage
 
 PHASES = ("body", "compaction", "upstream", "first_byte", "total")
 
@@ -53,7 +53,14 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
             "breaker_open": record.breaker_open,
         },
         "attempts": [
-            {"status": one.status, "result": one.result, "ms": one.ms, "tokens": one.tokens, "limit": one.limit}
+            {
+                "status": one.status,
+                "result": one.result,
+                "ms": one.ms,
+                "tokens": one.tokens,
+                "limit": one.limit,
+                "error": _names(one.error),
+            }
             for one in record.calls
         ],
         "retries": record.retries,
@@ -120,6 +127,10 @@ def reason_text(reason: Reason) -> str:
             return "The upstream refused its own compaction in the request, so the proxy sent a summary instead."
         case "empty":
             return f"The upstream ended its response to {size} tokens early, as if the prompt didn't fit."
+        case "tool":
+            return "The upstream refused the recall tool in the request, so the proxy sent the request without it."
+        case "price_step":
+            return f"The request had {size} tokens; the model's price rises after {level}."
     return f"The condition {reason.trigger} was met."
 
 
@@ -178,8 +189,12 @@ def _verdict(record: RequestRecord) -> str:
 
 def _attempt(number: int, call: UpstreamCall) -> str:
     got = "no response" if call.status is None else f"status {call.status}"
-    limit = "" if call.limit is None else f", which states a limit of {_number(call.limit)} tokens"
-    return f"Attempt {number} got {got} ({call.result}) after {call.ms:.0f} ms{limit}."
+    names = {} if call.error is None else _names(call.error) or {}
+    stated = [f"{field} {name}" for field, name in names.items() if name is not None]
+    if call.limit is not None:
+        stated.append(f"a limit of {_number(call.limit)} tokens")
+    error = f", which states {', '.join(stated)}" if stated else ""
+    return f"Attempt {number} got {got} ({call.result}) after {call.ms:.0f} ms{error}."
 
 
 def _reason(record: RequestRecord) -> dict[str, Any] | None:
@@ -193,6 +208,10 @@ def _reason(record: RequestRecord) -> dict[str, Any] | None:
         "share": reason.share,
         "text": reason_text(reason),
     }
+
+
+def _names(error: UpstreamErrorNames | None) -> dict[str, Any] | None:
+    return None if error is None else {"code": error.code, "type": error.type, "param": error.param}
 
 
 def _cost(cost: Cost) -> dict[str, Any]:

@@ -94,6 +94,7 @@ def fields(record: RequestRecord) -> dict[str, Any]:
         "summary": record.summary,
         "cause": record.cause,
         "retries": record.retries,
+        "upstream_error": _upstream_error(record),
         "attempts": [call.status or call.result for call in record.calls] or None,
         "status": record.status,
         "error": record.error,
@@ -102,6 +103,15 @@ def fields(record: RequestRecord) -> dict[str, Any]:
         "cost_usd": cost and cost.sent / DOLLAR,
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _upstream_error(record: RequestRecord) -> dict[str, str] | None:
+    """Return the names in the upstream's last error."""
+    error = next((call.error for call in reversed(record.calls) if call.error is not None), None)
+    if error is None:
+        return None
+    names = {"code": error.code, "type": error.type, "param": error.param}
+    return {field: name for field, name in names.items() if name is not None}
 
 
 def _names(record: RequestRecord) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from prometheus_client import Counter, Histogram
 
 from proxy.telemetry.metrics import (
     ERRORS,
+    OVERFLOWS,
     OVERHEAD,
     REQUESTS,
     RETRIES,
@@ -27,7 +28,7 @@ from proxy.telemetry.metrics import (
     TOKENS_SENT,
     UPSTREAM,
 )
-from proxy.telemetry.record import RequestRecord
+from proxy.telemetry.record import ACCEPTED, CONTINUED, OVERFLOW, RequestRecord
 
 FLUSH_SECONDS = 0.1
 """Seconds until a finished request is in the metrics. A worker that is killed loses the requests of that time."""
@@ -130,8 +131,8 @@ class RequestMetrics:
                 waited += call.ms
                 if call.status is not None:
                     times.add(call.ms / 1000)
-            for call in calls[:-1]:
-                self._count(RETRIES, call.result, upstream).amount += 1
+            if len(calls) > 1 or calls[0].result == OVERFLOW:
+                self._add_retries([call.result for call in calls if call.result != CONTINUED], upstream)
             phases = record.phases
             if "first_byte" in phases:
                 own = phases["first_byte"] - phases.get("body", 0.0) - waited
@@ -140,6 +141,14 @@ class RequestMetrics:
                     overhead.add(own / 1000)
         if record.error is not None:
             self._count(ERRORS, record.error, record.upstream or NONE).amount += 1
+
+    def _add_retries(self, results: list[str], upstream: str) -> None:
+        for cause in results[:-1]:
+            self._count(RETRIES, cause, upstream).amount += 1
+        if results[-1] == OVERFLOW:
+            self._count(OVERFLOWS, "returned", upstream).amount += 1
+        elif OVERFLOW in results and results[-1] == ACCEPTED:
+            self._count(OVERFLOWS, "recovered", upstream).amount += 1
 
     def _add_tokens(self, record: RequestRecord, before: int) -> None:
         policy = record.policy or NONE

@@ -13,14 +13,17 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+import structlog
 from multidict import CIMultiDict
 from yarl import URL
 
 from proxy.errors import UpstreamError, UpstreamInterrupted, UpstreamTimeout, UpstreamUnreachable
 from proxy.http.headers import for_client
 from proxy.http.timers import coarse_timer
-from proxy.upstream.pool import Pool
+from proxy.upstream.pool import ClosedIdle, Pool
 from proxy.upstream.transport import Answer, Headers
+
+log = structlog.get_logger(__name__)
 
 CONNECT_SECONDS = 15.0
 """Time for name lookup, connection, and TLS handshake together."""
@@ -54,21 +57,29 @@ class Connections:
         self._retired = False
 
     async def send(
-        self, method: str, url: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None, within: float | None
+        self,
+        method: str,
+        url: str,
+        headers: Headers,
+        body: bytes | AsyncIterator[bytes] | None,
+        within: float | None,
+        *,
+        again: bool = False,
     ) -> Answer:
         """Send a request and wait for the response's head, for at most ``within`` seconds (``None``: without a limit).
 
-        Redirects aren't followed, because following one could send a key to another host. Raises
-        ``UpstreamUnreachable``, ``UpstreamTimeout`` or ``UpstreamInterrupted``.
+        With ``again``, send it once more if the upstream closed an idle connection. Redirects aren't followed, because
+        following one could send a key to another host. Raises ``UpstreamUnreachable``, ``UpstreamTimeout`` or
+        ``UpstreamInterrupted``.
         """
         self._busy += 1
         try:
             if within is None:
-                response = await self._request(method, url, headers, body)
+                response = await self._attempted(method, url, headers, body, again=again)
             else:
                 late = coarse_timer()
                 with late.until(late.now() + within):
-                    response = await self._request(method, url, headers, body)
+                    response = await self._attempted(method, url, headers, body, again=again)
         except BaseException as error:
             await self._done()
             if isinstance(error, aiohttp.ClientError | OSError):  # a TimeoutError is an OSError
@@ -86,6 +97,17 @@ class Connections:
             body=_Chunks(response),
             close=self._closer(response),
         )
+
+    async def _attempted(
+        self, method: str, url: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None, *, again: bool
+    ) -> aiohttp.ClientResponse:
+        try:
+            return await self._request(method, url, headers, body)
+        except ClosedIdle:
+            if not again:
+                raise
+        log.info("upstream.sent_again", upstream=self._upstream)
+        return await self._request(method, url, headers, body)
 
     def _closer(self, response: aiohttp.ClientResponse) -> Callable[[], Awaitable[None]]:
         closed = False

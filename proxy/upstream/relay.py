@@ -99,7 +99,8 @@ class RelayTransport:
         url = (self._chat_url if plain else None) or self.url(request.path, request.query, model=request.model)
         headers = self.headers(request.headers, request.credential, anthropic=request.path == MESSAGES_PATH)
         within = None if request.bounded else request.timeout
-        return self._without_bypass(await self.connections.send("POST", url, headers, request.body, within), url)
+        answer = await self.connections.send("POST", url, headers, request.body, within, again=True)
+        return self._without_bypass(answer, url)
 
     async def request(
         self, method: str, url: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None, within: float | None

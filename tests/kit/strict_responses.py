@@ -326,7 +326,7 @@ class StrictResponses(Record):
             "previous_response_id": body.get("previous_response_id"),
             "store": body.get("store") is not False,
             "temperature": 1.0,
-            "tool_choice": "auto",
+            "tool_choice": body.get("tool_choice", "auto"),
             "tools": body.get("tools", []),
             "top_p": 1.0,
             "truncation": "disabled",

@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import yaml
 from proxy.config import load
 from proxy.demo.serving import serve
 from proxy.demo.upstream import StandIn
+from proxy.recall import tool
 from proxy.server.app import create_app
 from tests.kit.front_door import HUGE, archive_id, long_talk, summary_messages, text_of
 
@@ -292,3 +294,31 @@ def test_without_the_package_the_path_says_how_to_install_it(tmp_path: Path, mon
         answer = Served(url, "", "", None).post(LIST)
     assert (answer.status_code, answer.json()["error"]["code"]) == (501, "not_installed")
     assert "pip install 'mcp>=2.3'" in answer.json()["error"]["message"]
+
+
+@needs_mcp
+def test_a_tenant_has_few_calls_at_once(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of the model's own, and other messages, aren't refused."""
+    begun, go, real = threading.Event(), threading.Event(), tool._answer
+
+    def held(*arguments: Any) -> str:
+        begun.set()
+        assert go.wait(30)
+        return real(*arguments)
+
+    monkeypatch.setattr(tool, "_answer", held)
+    monkeypatch.setattr(tool, "PLACES", 1)
+    call = {**LIST, "method": "tools/call", "params": {"name": "read_earlier_messages", "arguments": {"id": served.id}}}
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(served.post, call)
+        try:
+            assert begun.wait(30)
+            second = served.post(call)
+            assert (second.status_code, second.headers["retry-after"]) == (429, "1")
+            assert second.json()["error"]["code"] == "rate_limit_exceeded"
+            assert served.post(LIST).status_code == 200
+            assert served.call("read_earlier_messages", "sk-ops", id=UNKNOWN)["result"]["isError"]
+        finally:
+            go.set()
+        assert first.result(30).status_code == 200
+    assert served.post(call).status_code == 200

@@ -77,7 +77,7 @@ def test_a_compacted_request_is_a_trace(tmp_path: Path) -> None:
     assert not server.failed
     about = server.attributes
     assert about["compaction.id"] == answer.headers["x-compaction-id"]
-    assert (about["compaction.verdict"], about["compaction.trigger"]) == ("compacted", "empty")
+    assert (about["compaction.verdict"], about["compaction.trigger"]) == ("compacted", "fraction")
     assert (about["compaction.team"], about["compaction.policy"]) == ("search", "default")
     assert about["compaction.tokens_before"] == int(answer.headers["x-compaction-tokens-before"])
     assert about["compaction.tokens_sent"] == int(answer.headers["x-compaction-tokens-after"])

@@ -15,6 +15,9 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy.demo.replies import Reply, ToolCall
+from proxy.recall import tool
+from proxy.recall.passages import Passage
+from proxy.recall.search import Index
 from proxy.recall.tool import NAME
 from tests.kit.front_door import WINDOW, Front, archive_id, front, key, long_talk
 from tests.kit.held_end import HeldEnd
@@ -247,6 +250,49 @@ def test_a_call_after_the_last_round_ends_the_response(door: Front, stream: bool
 
 
 @both
+def test_a_call_after_the_last_round_without_a_text_falls_back(door: Front, stream: bool) -> None:
+    talk = Talk(door, "insisting", stream, "1")
+    again = Reply(tool_calls=(ours(query="vault"),))
+    *_, last, plain = talk.ask(again, again, again, Reply(content="Without."))
+    assert (last["tool_choice"], NAME in names(plain)) == ("none", False)
+    assert (talk.message.content, talk.reason) == ("Without.", "stop")
+    assert talk.usage.completion_tokens > 3 * 20, "that of all rounds"
+
+
+RATE = Reply(status=429, error={"error": {"message": "Slow down."}}, headers={"retry-after": "1"})
+FAILURES = {
+    "rate limit": RATE,
+    "page": Reply(error="<html>hi</html>", headers={"content-type": "text/html"}),
+    "error": Reply(error={"error": {"message": "no", "type": "server_error"}}),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("text", [None, "Let me look."])
+@both
+def test_a_hidden_round_fails(door: Front, stream: bool, text: str | None, failure: str) -> None:
+    """The client gets a response without the tool, unless it has a part of this one."""
+    talk = Talk(door, f"fails{text}{failure}", stream)
+    call, failing = Reply(content=text, tool_calls=(ours(query="vault"),)), FAILURES[failure]
+    replies = [call, failing, *([failing] if text else [])]
+    if stream and text:
+        with pytest.raises(openai.APIError, match="did not continue"):
+            talk.ask(*replies)
+        return
+    *_, plain = talk.ask(*replies, Reply(content="Final."))
+    assert NAME not in names(plain)
+    assert (talk.message.content, talk.reason) == ("Final.", "stop")
+
+
+def test_a_failure_without_the_tool_too_is_the_upstreams(door: Front) -> None:
+    talk = Talk(door, "all fail", False)
+    call = Reply(content="Let me look.", tool_calls=(ours(query="vault"),))
+    with pytest.raises(openai.RateLimitError) as limited:
+        talk.ask(call, RATE, RATE, RATE)
+    assert limited.value.response.headers["retry-after"] == "1"
+
+
+@both
 def test_all_rounds_fit(door: Front, stream: bool) -> None:
     """The texts of the rounds count, too."""
     talk = Talk(door, "room", stream, "10")
@@ -293,8 +339,29 @@ def test_after_a_text_a_refusal_gets_shorter_results(door: Front, stream: bool) 
     assert len(results(short)[-1]) < 0.6 * len(results(long)[-1])
     assert (talk.message.content or "").split() == (["AB"] if stream else ["A", "B"])
     talk.say("And again.")
+    if not stream:
+        *_, plain = talk.ask(read, refusal, refusal, Reply(content="Plain."))
+        assert (talk.message.content, NAME in names(plain)) == ("Plain.", False)
+        return
     with pytest.raises(openai.APIError, match="did not continue"):
         talk.ask(read, refusal, refusal)
+
+
+@both
+def test_a_response_has_one_index_and_few_results(door: Front, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[int] = []
+
+    class Counted(Index):
+        def __init__(self, passages: Sequence[Passage]) -> None:
+            built.append(len(passages))
+            super().__init__(passages)
+
+    monkeypatch.setattr(tool, "Index", Counted)
+    talk = Talk(door, "many calls", stream)
+    many = Reply(tool_calls=tuple(ours(f"r{number}", query=f"vault {number}") for number in range(20)))
+    *_, last = talk.ask(many, Reply(tool_calls=(ours(query="more"),)), Reply(content="Fine."), max_tokens=100)
+    assert [text.startswith("Only the first 8") for text in results(last)] == [False] * 8 + [True] * 12 + [False]
+    assert len(built) == 1
 
 
 @both

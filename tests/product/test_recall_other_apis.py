@@ -275,6 +275,10 @@ class ResponsesTalk(Talk):
             else:
                 raw = caller.responses.with_raw_response.create(**options)
                 self.headers, self.response = raw.headers, raw.parse()
+        shown = [event.response for event in seen if hasattr(event, "response")] if self.stream else [self.response]
+        for response in shown:
+            assert [tool.name for tool in response.tools] == [tool["name"] for tool in options["tools"]]
+            assert response.tool_choice == options.get("tool_choice", "auto")
         self._add()
 
     def _add(self) -> None:

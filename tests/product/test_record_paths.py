@@ -224,7 +224,8 @@ def test_one_record_has_its_summary_calls_and_says_why(running: Running) -> None
     shown = running.get(f"{REQUESTS}/{first.id}").json()
     sentence = "The request had 15,200 tokens; the policy's trigger is 13,600 (85 % of the input budget)."
     assert shown["reason"] == {"trigger": "fraction", "level": 13_600, "size": 15_200, "share": 0.85, "text": sentence}
-    assert shown["attempts"] == [{"status": 200, "result": "accepted", "ms": 12.0, "tokens": 500, "limit": None}]
+    attempt = {"status": 200, "result": "accepted", "ms": 12.0, "tokens": 500, "limit": None, "error": None}
+    assert shown["attempts"] == [attempt]
     assert shown["cost"]["sent"] == f"0.{DOLLAR // 7:012d}"
     assert (shown["ms"]["total"], shown["summary_calls"]) == (20.5, [])
     assert datetime.fromisoformat(shown["time"]).timestamp() == pytest.approx(first.time, abs=0.001)

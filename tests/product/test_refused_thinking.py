@@ -105,3 +105,27 @@ def test_a_refusal_is_remembered_though_the_client_moves_its_breakpoints(tmp_pat
         upstream.bodies.clear()
         ask([*turns, {"role": "assistant", "content": "Done."}, {"role": "user", "content": "More?"}], marked=False)
     assert len(upstream.bodies) == 1, "nothing was refused again"
+
+
+def test_a_conversation_with_the_same_beginning_keeps_its_thinking(tmp_path: Path) -> None:
+    """A refusal says nothing about another conversation of the same team."""
+    upstream = Refusing()
+    with behind(upstream.app, tmp_path, profile=PROFILE) as url, httpx.Client(base_url=url, trust_env=False) as caller:
+
+        def ask(messages: list[dict[str, Any]]) -> None:
+            body = {"model": MODEL, "max_tokens": 100, "messages": messages}
+            assert caller.post("/v1/messages", json=body, headers={"x-api-key": "sk-client"}).status_code == 200
+
+        turns = conversation(20)
+        ask(turns)
+        ask([*turns, thought(99), {"role": "user", "content": "And now?"}])
+        other = [*turns[:2], *({**turn, "content": _another(turn["content"])} for turn in turns[2:]), thought(98)]
+        upstream.bodies.clear()
+        ask([*other, {"role": "user", "content": "And now?"}])
+    own = [body for body in upstream.bodies if b'"And now?"' in body]
+    assert [b'"thinking"' in body for body in own] == [True, False]
+
+
+def _another(content: Any) -> Any:
+    """Return other content of the same size."""
+    return json.loads(json.dumps(content).replace("x0", "y0"))

@@ -238,6 +238,7 @@ class Round(StreamedRound):
 class WholeRound:
     """A response that isn't streamed."""
 
+    changed = False
     own = None
 
     def __init__(self, tool: str, body: bytes, response: VisibleResponse) -> None:

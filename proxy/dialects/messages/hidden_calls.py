@@ -174,6 +174,8 @@ class Round(StreamedRound):
 class WholeRound:
     """A response that isn't streamed."""
 
+    changed = False
+
     def __init__(self, tool: str, body: bytes, response: VisibleResponse) -> None:
         self._value = decoded(body) or {}
         self._response = response

@@ -92,6 +92,8 @@ class Round(StreamedRound):
         kind = value.get("type") if value is not None else None
         if value is None or not isinstance(kind, str):
             return self._held(as_it_came) if data.strip() == b"[DONE]" else as_it_came
+        if _unlisted(value.get("response"), self._tool):
+            as_it_came = b""
         if kind in _BEGINS:
             return self._begun(value, as_it_came)
         if kind == "response.output_item.added":
@@ -113,7 +115,7 @@ class Round(StreamedRound):
         response = response if isinstance(response, dict) else {}
         self._stored = response.get("store") is not False
         if self._first:
-            self.response.identity = {} if self._stored else {"id": response.get("id")}
+            self.response.identity = _identity(response)
             return self._numbered(value, as_it_came)
         return b""
 
@@ -193,10 +195,10 @@ class WholeRound:
         response.calls = [call.id for call in calls]
         response.parts += shown
         response.texts.append(_text(shown))
-        if not response.identity and self._value.get("store") is False:
-            response.identity = {"id": self._value.get("id")}
+        response.identity = response.identity or _identity(self._value)
         if isinstance(usage := self._value.get("usage"), dict):
             add_usage(response.usage, usage)
+        self.changed = _unlisted(self._value, tool)
 
     @property
     def unit(self) -> bytes:
@@ -300,6 +302,24 @@ class HiddenTool:
     def restored(self, raw: bytes, round: HiddenRound) -> bytes:
         """Return the items of the last round as the upstream sent them."""
         return raw if round.own is None else round.own
+
+
+def _identity(response: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that the client's response has from the first round. A stored one has the id of the last."""
+    names = ("tool_choice",) if response.get("store") is not False else ("id", "tool_choice")
+    return {name: response[name] for name in names if name in response}
+
+
+def _unlisted(response: Any, tool: str) -> bool:
+    """Remove a tool from the request's fields that a response repeats. Return whether it was there."""
+    tools = _field(response, "tools")
+    if not isinstance(tools, list):
+        return False
+    kept = [one for one in tools if _field(one, "name") != tool]
+    if len(kept) == len(tools):
+        return False
+    response["tools"] = kept
+    return True
 
 
 def _is_call(item: Message, tool: str) -> bool:

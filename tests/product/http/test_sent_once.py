@@ -1,4 +1,7 @@
-"""A POST reaches the upstream at most once, and closed pooled connections don't make one fail."""
+"""A POST reaches the upstream at most once, and closed pooled connections don't make one fail.
+
+The exception is a conversation whose reused connection closes before the first byte of a response.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,16 @@ from collections.abc import Callable, Iterator
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from proxy.upstream import pool
 from tests.kit.anthropic_server import AnthropicServer
 from tests.kit.client import CHAT, StartProxy, ask, chat
-from tests.kit.raw_upstream import End, RawUpstream, Script, Stage, Step, answer
+from tests.kit.raw_upstream import End, RawUpstream, Script, Stage, Step, answer, head
+
+
+@pytest.fixture(autouse=True)
+def _busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "IDLE_SECONDS", 60.0)
+
 
 LARGE = b'{"input":"' + b"x" * 3_000_000 + b'"}'
 
@@ -44,6 +54,44 @@ def test_a_post_is_sent_once(
         upstream.script = breaks_off(end)
         got = ask(url, path, body)
         assert (got.status, got.error["code"]) == (502, "upstream_interrupted")
+        assert len(upstream.arrived) == (2 if reused and path == CHAT else 1)
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize("end", [End.CLOSE, End.RESET])
+def test_a_conversation_is_sent_again_after_an_idle_connection_closed(
+    start_proxy: StartProxy, stage: Stage, end: End, path: str
+) -> None:
+    with stage(lambda _: [answer()]) as upstream:
+        url = start_proxy(upstream.url)
+        assert ask(url, path, chat()).status == 200
+        replies: list[list[Step]] = [[end], [answer()]]
+        upstream.script = lambda _: replies.pop(0)
+        assert ask(url, path, chat()).status == 200
+        assert not replies
+
+
+@pytest.mark.parametrize(
+    "steps", [[head("200 OK"), End.CLOSE], [b"HTTP/1.1", End.CLOSE], [b"HTTP/1.1", End.RESET]], ids=repr
+)
+def test_a_begun_response_is_not_asked_for_again(start_proxy: StartProxy, stage: Stage, steps: list[Step]) -> None:
+    with stage(lambda _: [answer()]) as upstream:
+        url = start_proxy(upstream.url)
+        assert ask(url, CHAT, chat()).status == 200
+        upstream.arrived = []
+        upstream.script = lambda _: steps
+        assert ask(url, CHAT, chat()).status in (200, 502)
+        assert len(upstream.arrived) == 1
+
+
+def test_a_late_loss_is_not_retried(start_proxy: StartProxy, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "IDLE_SECONDS", 0.0)
+    with stage(lambda _: [answer()]) as upstream:
+        url = start_proxy(upstream.url)
+        assert ask(url, CHAT, chat()).status == 200
+        upstream.arrived = []
+        upstream.script = breaks_off(End.CLOSE)
+        assert ask(url, CHAT, chat()).status == 502
         assert len(upstream.arrived) == 1
 
 

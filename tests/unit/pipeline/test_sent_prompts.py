@@ -37,7 +37,7 @@ def with_store(test: Callable[[SentPrompts, Guarded], Awaitable[None]], folder: 
 def test_a_prompt_continues_the_one_before_if_it_begins_with_it(tmp_path: Path) -> None:
     async def check(prompts: SentPrompts, store: Guarded) -> None:
         assert prompts.continues(TALK, prompt(A))
-        prompts.sent(TALK, 3, prompt(A, B), changed=True)
+        prompts.sent(TALK, 3, "mark", prompt(A, B), changed=True)
         assert prompts.continues(TALK, prompt(A, B))
         assert prompts.continues(TALK, prompt(A, B, C))
         assert not prompts.continues(TALK, prompt(A))
@@ -50,7 +50,7 @@ def test_a_prompt_continues_the_one_before_if_it_begins_with_it(tmp_path: Path) 
 @pytest.mark.parametrize("measured", [True, False])
 def test_a_changed_prompt_does_not_continue_the_clients_own(measured: bool, tmp_path: Path) -> None:
     async def check(prompts: SentPrompts, store: Guarded) -> None:
-        prompts.sent(TALK, 3, prompt(A, B) if measured else None, changed=False)
+        prompts.sent(TALK, 3, "mark", prompt(A, B) if measured else None, changed=False)
         assert not prompts.changed(TALK)
         assert not prompts.continues(TALK, prompt(C))
         assert prompts.continues(TALK, prompt(A, B)) is measured
@@ -62,7 +62,7 @@ def test_a_prompt_that_another_process_sent_is_not_known(tmp_path: Path) -> None
     """Two answers came since this process sent a prompt, or none did."""
 
     async def check(prompts: SentPrompts, store: Guarded) -> None:
-        prompts.sent(TALK, 3, prompt(A, B), changed=True)
+        prompts.sent(TALK, 3, "mark", prompt(A, B), changed=True)
         assert prompts.continues(TALK, prompt(C, answers=(1, 3, 5)))
         assert prompts.continues(TALK, prompt(C, answers=(1,)))
 
@@ -71,8 +71,8 @@ def test_a_prompt_that_another_process_sent_is_not_known(tmp_path: Path) -> None
 
 def test_what_another_process_sent_is_read_from_the_store(tmp_path: Path) -> None:
     async def check(prompts: SentPrompts, store: Guarded) -> None:
-        prompts.expire(TALK, 2)
-        prompts.sent(TALK, 3, prompt(A, B), changed=True)
+        prompts.expire(TALK, 2, "mark")
+        prompts.sent(TALK, 3, "mark", prompt(A, B), changed=True)
         await prompts.aclose()
         other = SentPrompts(store)
         assert other.continues(TALK, prompt(C))
@@ -80,7 +80,7 @@ def test_what_another_process_sent_is_read_from_the_store(tmp_path: Path) -> Non
         assert not other.continues(TALK, prompt(C))
         assert other.changed(TALK)
         assert other.stale(TALK) == 2
-        other.sent(TALK, 5, prompt(A, B, C, answers=(1, 3, 5)), changed=True)
+        other.sent(TALK, 5, "mark", prompt(A, B, C, answers=(1, 3, 5)), changed=True)
         await other.aclose()
         await prompts.recall(TALK, prompt(A, answers=(1, 3, 5)))
         assert not prompts.continues(TALK, prompt(A, B, answers=(1, 3, 5)))
@@ -90,8 +90,8 @@ def test_what_another_process_sent_is_read_from_the_store(tmp_path: Path) -> Non
 
 def test_nothing_is_stored_for_callers_without_a_tenant_or_for_unchanged_conversations(tmp_path: Path) -> None:
     async def check(prompts: SentPrompts, store: Guarded) -> None:
-        prompts.sent((UNSTORED_TENANT, "talk"), 3, prompt(A), changed=True)
-        prompts.sent(TALK, 3, prompt(A), changed=False)
+        prompts.sent((UNSTORED_TENANT, "talk"), 3, "mark", prompt(A), changed=True)
+        prompts.sent(TALK, 3, "mark", prompt(A), changed=False)
         await prompts.aclose()
         assert await store.get(UNSTORED_TENANT, KIND, "talk") is None
         assert await store.get(*TALK[:1], KIND, TALK[1]) is None
@@ -111,7 +111,7 @@ def test_a_damaged_entry_counts_as_none(tmp_path: Path) -> None:
 def test_expired_reasoning_is_remembered_by_conversation_until_the_tenant_is_forgotten(tmp_path: Path) -> None:
     async def check(prompts: SentPrompts, store: Guarded) -> None:
         assert prompts.stale(TALK) == 0
-        prompts.expire(TALK, 7)
+        prompts.expire(TALK, 7, "mark")
         assert (prompts.stale(TALK), prompts.stale(("team", "other"))) == (7, 0)
         assert prompts.forget(lambda tenant: tenant == "team") == {"team"}
         assert prompts.stale(TALK) == 0

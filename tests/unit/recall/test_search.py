@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
+
 import pytest
 
 from proxy.recall.passages import Passage
-from proxy.recall.search import search
+from proxy.recall.search import Index
 
 TEXTS = [
     "the deployment failed because the port was taken",
@@ -15,6 +18,11 @@ TEXTS = [
     "the retries are 7, the timeout is 30",
 ]
 PASSAGES = [Passage(number, "user", 0, text) for number, text in enumerate(TEXTS)]
+
+
+def search(passages: Sequence[Passage], query: str, limit: int) -> list[Passage]:
+    with contextlib.closing(Index(passages)) as index:
+        return index.search(query, limit)
 
 
 @pytest.mark.parametrize(

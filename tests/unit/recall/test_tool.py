@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from typing import Any
@@ -63,7 +64,8 @@ def result(most: int = 1_000, tenant: str = "t", roots: tuple[str, ...] = (ID,),
         messages = tuple(json.dumps({"role": "user", "content": content}).encode() for content in contents)
         archive.keep("t", [Removed(ID, messages)], 3_600)
         try:
-            return await Reader(archive).result(tenant, roots, json.dumps(arguments), count, most)
+            with contextlib.closing(Reader(archive).conversation(tenant, roots)) as conversation:
+                return await conversation.result(json.dumps(arguments), count, most)
         finally:
             await archive.aclose()
             await store.aclose()
@@ -119,8 +121,8 @@ def test_a_failing_store_is_said() -> None:
         async def fetch(self, tenant: str, id: str) -> Found | None:
             raise StoreFailed("down")
 
-    reader = Reader(Failing())  # type: ignore[arg-type]
-    assert "can't be read" in asyncio.run(reader.result("t", (ID,), '{"query": "x"}', count, 100))
+    archive = Reader(Failing()).conversation("t", (ID,))  # type: ignore[arg-type]
+    assert "can't be read" in asyncio.run(archive.result('{"query": "x"}', count, 100))
 
 
 def test_the_longest_start_has_at_most_its_room() -> None:
