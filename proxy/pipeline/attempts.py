@@ -69,7 +69,9 @@ class Attempts:
 
         Return the response that the client gets, and the outcome of the attempt that it answers.
         """
-        transport = await context.configuration.upstreams.transport(context.route.upstream, context.dialect.path)
+        transport = await context.configuration.upstreams.transport(
+            context.route.upstream, context.dialect.path, context.caller.tenant
+        )
         if context.counter is None:
             outcome = Outcome("off" if mode_of(context.scope, context.caller) == "off" else "failed")
             began = perf_counter()
@@ -191,7 +193,9 @@ class Attempts:
         if attempt.case.policy.responses.state == "off":
             context.advice = advice(context)
             return None
-        transport = await context.configuration.upstreams.native(context.route.upstream, context.dialect.path)
+        transport = await context.configuration.upstreams.native(
+            context.route.upstream, context.dialect.path, context.caller.tenant
+        )
         try:
             if transport is None:
                 raise NotCompacted("the upstream has no /v1/responses")
