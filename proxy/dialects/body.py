@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
@@ -142,6 +142,14 @@ class BodyRequest(msgspec.Struct, eq=False):
     def hidden(self) -> float:
         """Return an upper bound on the tokens of items that the body refers to."""
         return 0
+
+    def place(self) -> str:
+        """Return what identifies the end of the conversation."""
+        return ""
+
+    def places(self) -> Iterable[tuple[str, str]]:
+        """Return the id of each reference, and what identifies its place."""
+        return ()
 
     def resolve(self, items: Mapping[str, bytes], sizes: Mapping[str, int]) -> None:
         """Put known items in the place of references."""
