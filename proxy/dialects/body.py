@@ -128,10 +128,15 @@ class BodyRequest(msgspec.Struct, eq=False):
 
     @property
     def budgets_thinking(self) -> bool:
-        """Return whether the body states a budget for thinking, which must stay below the stated output."""
+        """Return whether the body states a budget for thinking that ``rewritten`` can't lower with the output."""
         if len(self.raw) <= _SEARCHED_SLICE:
             return _THINKING_BUDGET in self.raw
         return any(_thinking_budgets.of(_slices(self.raw, len(_THINKING_BUDGET) - 1)))
+
+    @property
+    def thinking(self) -> int:
+        """Return the tokens of the output that are reserved for thinking."""
+        return 0
 
     @property
     def compacted(self) -> bool:

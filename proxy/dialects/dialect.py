@@ -60,7 +60,12 @@ class Request(Protocol):
 
     @property
     def budgets_thinking(self) -> bool:
-        """Return whether the body states a budget for thinking, which must stay below the stated output."""
+        """Return whether the body states a budget for thinking that ``rewritten`` can't lower with the output."""
+        ...
+
+    @property
+    def thinking(self) -> int:
+        """Return the tokens of the output that are reserved for thinking. ``rewritten`` lowers them if it has to."""
         ...
 
     @property

@@ -285,15 +285,15 @@ class Attempts:
         assert context.counter is not None  # noqa: S101 - requests without a counter are sent unmeasured
         services, caller, route = self._services, context.caller, context.route
         known = budget.input is not None
-        room = budget.input
-        if room is not None:
-            room -= reserved(context)
+        held = reserved(context)
+        room, largest = (None if most is None else most - held for most in (budget.input, budget.largest_input))
         return CompactionInput(
             body=context.body,
             counter=context.counter,
             policy=caller.policy,
             mode=mode_of(context.scope, caller),
             budget=room,
+            largest_budget=largest,
             tenant=caller.tenant,
             upstream=route.upstream,
             models=partial(summary_models, services, context),
@@ -334,6 +334,7 @@ class Attempts:
         smaller = replace(
             case,
             budget=smaller_input(case, budget, sent),
+            largest_budget=budget.largest_input,
             rules=rules,
             stale_reasoning=self._stale_after(context, case),
             attempt=context.retries + 1,
