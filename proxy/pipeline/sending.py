@@ -9,6 +9,7 @@ from urllib.parse import quote
 from msgspec.structs import replace
 from starlette.types import Scope
 
+from proxy.dialects.chat.alternation import alternating_messages
 from proxy.errors import ProxyError, UpstreamTimeout
 from proxy.http.headers import VIA, for_other_request, for_upstream, with_beta
 from proxy.pipeline.context import ConversationContext
@@ -54,6 +55,7 @@ def outgoing(context: ConversationContext, outcome: Outcome) -> Outgoing:
         path=context.dialect.path,
         query=client_query(context.scope),
         expanded=partial(body.expanded, sent, outcome.messages) if body.references else None,
+        alternated=alternating_messages if context.profile.strict_alternation else None,
     )
 
 
