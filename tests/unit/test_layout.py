@@ -38,7 +38,7 @@ COVERED = {
     "product/test_calibrated.py": "dialects/chat/upstream_counts",
     "product/http/test_streams.py": "dialects/chat/dialect dialects/dialect endpoints/reply",
     "product/test_messages_agent.py": "dialects/messages/blocks dialects/messages/dialect "
-    "dialects/messages/joining dialects/messages/repair dialects/messages/upstream_counts",
+    "dialects/messages/joining dialects/messages/repair",
     "product/test_responses_agent.py": "dialects/responses/dialect dialects/responses/evidence "
     "dialects/responses/items dialects/responses/repair",
     "unit/dialects/responses/test_state.py": "pipeline/state_recovery",
