@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
+from starlette.types import ASGIApp
+
 from proxy.demo.replies import Reply
 from proxy.demo.upstream import Received, StandIn
 from tests.kit.agent_script import Script
+from tests.kit.strict_template import StrictTemplate
 
 MAX_OUTPUT = 16_384
 
 
 class StrictChat:
-    """The stand-in of ``proxy.demo``, with the names of the other APIs' stand-ins."""
+    """The stand-in of ``proxy.demo``, with the names of the other APIs' stand-ins.
 
-    def __init__(self, window: int, *, script: Script) -> None:
+    ``alternate`` puts a strict chat template in front of it, and ``max_output`` is its largest output in tokens.
+    """
+
+    def __init__(self, window: int, *, script: Script, alternate: bool = False, max_output: int = MAX_OUTPUT) -> None:
         self._script = script
-        self.chat = StandIn(window=window, max_output=MAX_OUTPUT, responder=self._reply)
-        self.app = self.chat.app
+        self.chat = StandIn(window=window, max_output=max_output, responder=self._reply)
+        self._template = StrictTemplate(self.chat.app) if alternate else None
+        self.app: ASGIApp = self._template or self.chat.app
 
     @property
     def requests(self) -> list[Received]:
@@ -32,7 +39,8 @@ class StrictChat:
     @property
     def faults(self) -> list[str]:
         """Return the errors of malformed requests."""
-        return [fault.message for fault in self.chat.faults]
+        orders = [] if self._template is None else [f"order: {' '.join(roles)}" for roles in self._template.refused]
+        return [*(fault.message for fault in self.chat.faults), *orders]
 
     @property
     def refused(self) -> list[Received]:
@@ -44,7 +52,8 @@ class StrictChat:
         if newest["role"] == "tool":
             made = self._script(None, newest["tool_call_id"])
         else:
-            made = self._script(_text(newest["content"]), None)
+            # A summary may be a part of the newest message. The client's own text is the last one.
+            made = self._script(_text(newest["content"]).rpartition("\n\n")[2], None)
         return Reply(content=made.text or None, tool_calls=made.calls)
 
 
