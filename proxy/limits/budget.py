@@ -121,13 +121,14 @@ def output_reserve(window: int | None, reserved: int, most: int | None = None, t
     return usable if most is None else min(usable, most)
 
 
-def clamp_output(window: int, asked: int, prompt: int, thinking: int = 0) -> int | None:
+def clamp_output(window: int, asked: int, prompt: int, most: int | None = None, thinking: int = 0) -> int | None:
     """Return the lowered output for a prompt, both in the upstream's tokens, or ``None`` to keep the stated output.
 
-    The proxy keeps it if prompt and output fit, or if the prompt is so long that too little room is left. ``thinking``
-    is as in ``output_reserve``.
+    The proxy keeps it if prompt and output fit, or if the prompt is so long that too little room is left. ``most`` and
+    ``thinking`` are as in ``output_reserve``.
     """
-    if prompt + asked <= window or prompt > window - min(asked, _usable_output(window, thinking)):
+    usable = _usable_output(window, thinking)
+    if prompt + asked <= window or prompt > window - min(asked, usable, most or usable):
         return None
     lowered = max(1, window - prompt - prompt // CAUTION_PART)
     return None if thinking and lowered <= LEAST_THINKING else lowered

@@ -134,7 +134,8 @@ class TokenBudgets:
         if outcome.after is None and tokens_at_most(case) * budget.factor + asked <= window:
             return None
         sent = await self._services.compactor.size(case, outcome)
-        return clamp_output(window, asked, int(sent * budget.factor), case.body.thinking)
+        most = case.counter.profile.max_output_tokens
+        return clamp_output(window, asked, int(sent * budget.factor), most, case.body.thinking)
 
     def silent(
         self, context: ConversationContext, window: int | None, answer: Finished, counted: int, asked: int | None

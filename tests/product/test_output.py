@@ -223,12 +223,20 @@ def test_a_lowered_output_always_fits(window: int, asked: int, prompt: int) -> N
     assert output_reserve(window, asked, 10) <= 10
 
 
+def test_a_small_largest_output_leaves_no_prompt_unlowered() -> None:
+    """The prompt may use all of the window but the model's largest output."""
+    window, most = 40_960, 2_000
+    assert output_reserve(window, 32_000, most) == most
+    assert clamp_output(window, 32_000, window - most, most) == most - (window - most) // CAUTION_PART
+    assert clamp_output(window, 32_000, window - most + 1, most) is None
+
+
 @given(st.integers(8_192, 10**6), st.integers(2_048, 10**5), st.integers(0, 10**6), st.data())
 def test_thinking_always_fits_into_a_lowered_output(window: int, asked: int, prompt: int, data: st.DataObject) -> None:
     thinking = data.draw(st.integers(1_024, asked - 1))
     kept = output_reserve(window, asked, thinking=thinking)
     assert kept <= max(window // 4, 2_048)
-    output = clamp_output(window, asked, prompt, thinking)
+    output = clamp_output(window, asked, prompt, thinking=thinking)
     if prompt <= window - kept and prompt + asked > window:
         assert output is not None
     if output is not None:
