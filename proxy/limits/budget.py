@@ -91,10 +91,13 @@ def shared_window(
 
     ``setting`` is the policy's ``output``, ``factor`` the upstream's tokens per token counted here.
     """
-    window = profile.context_window
-    if window is None or not may_lower(body, setting):
-        return None
-    return min(window, int(learned.total * factor)) if learned is not None and learned.total else window
+    return known_window(profile, learned, factor) if may_lower(body, setting) else None
+
+
+def known_window(profile: Profile, learned: LearnedLimit | None, factor: float) -> int | None:
+    """Return the smaller of the published and the learned window, in the upstream's tokens."""
+    learned_window = int(learned.total * factor) if learned is not None and learned.total else None
+    return min((window for window in (profile.context_window, learned_window) if window), default=None)
 
 
 def may_lower(body: StatesOutput, setting: str) -> bool:

@@ -13,6 +13,7 @@ from proxy.limits.budget import (
     StatesOutput,
     budget,
     clamp_output,
+    known_window,
     may_lower,
     output_reserve,
     reserved_output,
@@ -71,7 +72,7 @@ def token_budget(
     shared = shared_window(profile, body, policy.output, learned, factor)
     reserved = reserved_output(profile, body.max_output, policy.reserve_output, learned)
     free = output_reserve(shared, reserved, profile.max_output_tokens, body.thinking)
-    window = _window(profile, learned, factor)
+    window = known_window(profile, learned, factor)
     return TokenBudget(
         window=window,
         shared_window=shared,
@@ -80,11 +81,6 @@ def token_budget(
         factor=factor,
         largest_input=budget(profile, min(free, output_reserve(window, reserved)), learned, factor),
     )
-
-
-def _window(profile: Profile, learned: LearnedLimit | None, factor: float) -> int | None:
-    learned_window = int(learned.total * factor) if learned is not None and learned.total else None
-    return min((window for window in (profile.context_window, learned_window) if window), default=None)
 
 
 class TokenBudgets:
@@ -114,7 +110,7 @@ class TokenBudgets:
 
     def window(self, context: ConversationContext) -> int | None:
         """Return the window that is known now. Works after the body's release."""
-        return _window(context.profile, self._learned(context), self.factor(context))
+        return known_window(context.profile, self._learned(context), self.factor(context))
 
     def _learned(self, context: ConversationContext) -> LearnedLimit | None:
         learned = self._services.learned.get(*context.place)
