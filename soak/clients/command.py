@@ -46,13 +46,13 @@ StandIn = StrictChat | StrictResponses | StrictMessages
 
 
 @dataclass(frozen=True, slots=True)
-class Upstream:
-    """The stand-in of a run. See the options of the command. ``window`` is ``None`` for the client's default."""
+class Options:
+    """The options of a run. ``window`` is ``None`` for the client's default. ``variables`` are for the client."""
 
     window: int | None = None
     ratio: float = CLAUDE_RATIO
-    model: str | None = None
     bridge: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Row:
 )
 @click.option("--window", type=int, help="Tokens of the upstream's context. Default: 30,000, or 60,000 for agents.")
 @click.option("--ratio", default=CLAUDE_RATIO, show_default=True, help="Anthropic's tokens per token of o200k_base.")
-@click.option("--model", help="The model of Claude Code. Default: its own.")
+@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="A variable of the client's environment.")
 @click.option("--bridge", is_flag=True, help="The upstream has only chat completions, with a strict chat template.")
 @click.option("--turns", default=TURNS, show_default=True, help="Turns of a session, or tool results of an agent.")
 @click.option("--recall", is_flag=True, help="Let the models read archived messages by the proxy's tool.")
@@ -102,8 +102,8 @@ def main(
     names: Sequence[str],
     window: int | None,
     ratio: float,
-    model: str | None,
     bridge: bool,
+    variables: Sequence[str],
     turns: int,
     recall: bool,
     file: Path | None,
@@ -122,14 +122,15 @@ def main(
             print(f"{name} ...", file=sys.stderr)
             place = folder / name.replace(" ", "-").lower()
             place.mkdir(parents=True, exist_ok=True)
-            upstream = Upstream(window, ratio, model, bridge)
-            rows.append(check(name, CLIENTS[name], upstream, turns, place, recall=recall))
+            pairs = {name: value for name, _, value in (one.partition("=") for one in variables)}
+            options = Options(window, ratio, bridge, pairs)
+            rows.append(check(name, CLIENTS[name], options, turns, place, recall=recall))
     show(rows, window or WINDOW, turns)
     write_json(file, [asdict(row) | {"met": row.met(turns)} for row in rows])
     sys.exit(1 if any(row.met(turns) is False for row in rows) else 0)
 
 
-def check(name: str, client: Client, asked: Upstream, turns: int, folder: Path, *, recall: bool = False) -> Row:
+def check(name: str, client: Client, options: Options, turns: int, folder: Path, *, recall: bool = False) -> Row:
     """Install and drive a client. Return the results."""
     row = Row(name)
     try:
@@ -141,8 +142,8 @@ def check(name: str, client: Client, asked: Upstream, turns: int, folder: Path, 
         step if client.tool is None else Loop(client.tool, turns).step,
         lambda: recall and f'"name": "{NAME}", "description"' in json.dumps(upstream.requests[-1].body),
     )
-    window = asked.window or int(WINDOW * client.windows)
-    upstream = _stand_in(client.api, window, asked, reading.step)
+    window = options.window or int(WINDOW * client.windows)
+    upstream = _stand_in(client.api, window, options, reading.step)
     work = folder / "work"
     work.mkdir(exist_ok=True)
     for stored in folder.glob("store.db*"):  # of an earlier run with the same conversation
@@ -151,11 +152,11 @@ def check(name: str, client: Client, asked: Upstream, turns: int, folder: Path, 
         address = stack.enter_context(serve(upstream.app))
         configuration = folder / "config.yaml"
         configuration.write_text(
-            yaml.safe_dump(settings(address, window, folder, client.api, recall, bridge=asked.bridge)), encoding="utf-8"
+            yaml.safe_dump(settings(address, window, folder, client.api, recall, bridge=options.bridge)),
+            encoding="utf-8",
         )
         url = stack.enter_context(processes.proxy(configuration, free_port(), folder / "proxy.log"))
-        model = {"ANTHROPIC_MODEL": asked.model} if asked.model else {}
-        environment = _environment({**client.variables(url), **model}, work, turns)
+        environment = _environment({**client.variables(url), **options.variables}, work, turns)
         lines = _output(client.command(folder / "installed", work, url), work, environment, folder, row)
         row.compacted = _compacted(url)
     _fill(row, client, lines, upstream)
@@ -166,11 +167,11 @@ def check(name: str, client: Client, asked: Upstream, turns: int, folder: Path, 
     return row
 
 
-def _stand_in(api: Api, window: int, asked: Upstream, script: Script) -> StandIn:
-    if asked.bridge:
+def _stand_in(api: Api, window: int, options: Options, script: Script) -> StandIn:
+    if options.bridge:
         return StrictChat(window, script=script, alternate=True, max_output=CLAUDE_OUTPUT)
     if api == "messages":
-        return StrictMessages(window, check="off", ratio=asked.ratio, script=script)
+        return StrictMessages(window, check="off", ratio=options.ratio, script=script)
     return StrictChat(window, script=script) if api == "chat" else StrictResponses(window, script=script)
 
 
