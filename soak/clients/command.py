@@ -39,8 +39,6 @@ PRINTED = ("output.jsonl", "client.log")
 """The files with the output of a client."""
 CLAUDE_RATIO = 1.6
 """Tokens per token of ``o200k_base``, as the proxy assumes for Claude Code's default model."""
-CLAUDE_OUTPUT = 32_000
-"""The output that Claude Code requests."""
 
 StandIn = StrictChat | StrictResponses | StrictMessages
 
@@ -169,7 +167,7 @@ def check(name: str, client: Client, options: Options, turns: int, folder: Path,
 
 def _stand_in(api: Api, window: int, options: Options, script: Script) -> StandIn:
     if options.bridge:
-        return StrictChat(window, script=script, alternate=True, max_output=CLAUDE_OUTPUT)
+        return StrictChat(window, script=script, alternate=True, max_output=window)
     if api == "messages":
         return StrictMessages(window, check="off", ratio=options.ratio, script=script)
     return StrictChat(window, script=script) if api == "chat" else StrictResponses(window, script=script)
@@ -181,7 +179,7 @@ def settings(
     """Return the proxy's configuration. Only the window of chat completions includes the output."""
     limits: dict[str, Any] = {"max_output_tokens": MAX_OUTPUT} if api == "chat" else {"max_input_tokens": window}
     if bridge:
-        limits = {"max_output_tokens": min(window, CLAUDE_OUTPUT), "strict_alternation": True}
+        limits = {"max_output_tokens": window, "strict_alternation": True}
     profile = {"context_window": window, "max_output_tokens": 4_000, **limits}
     speaks = ["chat"] if bridge else ["chat", "responses", "messages"]
     return {

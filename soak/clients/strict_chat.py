@@ -8,6 +8,8 @@ from starlette.types import ASGIApp
 
 from proxy.demo.replies import Reply
 from proxy.demo.upstream import Received, StandIn
+from proxy.dialects.chat.alternation import NOTED
+from soak.clients.programs import TASK
 from tests.kit.agent_script import Script
 from tests.kit.strict_template import StrictTemplate
 
@@ -48,14 +50,19 @@ class StrictChat:
         return [received for received in self.chat.requests if received.status >= 400]
 
     def _reply(self, body: dict[str, Any]) -> Reply:
-        newest = body["messages"][-1]
+        messages = list(body["messages"])
+        if len(messages) > 2 and messages[-1]["role"] == "user" and messages[-2].get("content") == NOTED:
+            del messages[-2:]  # Claude Code's reminders follow some results
+        newest = messages[-1]
         if newest["role"] == "tool":
             made = self._script(None, newest["tool_call_id"])
         else:
-            # A summary may be a part of the newest message. The client's own text is the last one.
-            made = self._script(_text(newest["content"]).rpartition("\n\n")[2], None)
+            made = self._script(_asked(newest["content"]), None)
         return Reply(content=made.text or None, tool_calls=made.calls)
 
 
-def _text(content: Any) -> str:
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content or [])
+def _asked(content: Any) -> str:
+    """Return the client's newest text. A summary may be before it, and a system message behind it."""
+    parts = [content] if isinstance(content, str) else [part.get("text", "") for part in content or []]
+    task = next((part for part in reversed(parts) if part.rstrip().endswith(TASK)), None)
+    return ("".join(parts) if task is None else task).rpartition("\n\n")[2]
