@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
@@ -128,10 +128,15 @@ class BodyRequest(msgspec.Struct, eq=False):
 
     @property
     def budgets_thinking(self) -> bool:
-        """Return whether the body states a budget for thinking, which must stay below the stated output."""
+        """Return whether the body states a budget for thinking that ``rewritten`` can't lower with the output."""
         if len(self.raw) <= _SEARCHED_SLICE:
             return _THINKING_BUDGET in self.raw
         return any(_thinking_budgets.of(_slices(self.raw, len(_THINKING_BUDGET) - 1)))
+
+    @property
+    def thinking(self) -> int:
+        """Return the tokens of the output that are reserved for thinking."""
+        return 0
 
     @property
     def compacted(self) -> bool:
@@ -142,6 +147,14 @@ class BodyRequest(msgspec.Struct, eq=False):
     def hidden(self) -> float:
         """Return an upper bound on the tokens of items that the body refers to."""
         return 0
+
+    def place(self) -> str:
+        """Return what identifies the end of the conversation."""
+        return ""
+
+    def places(self) -> Iterable[tuple[str, str]]:
+        """Return the id of each reference, and what identifies its place."""
+        return ()
 
     def resolve(self, items: Mapping[str, bytes], sizes: Mapping[str, int]) -> None:
         """Put known items in the place of references."""

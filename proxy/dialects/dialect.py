@@ -5,7 +5,7 @@ A dialect is one package under ``dialects``. ``endpoints.paths`` maps its path t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from proxy.compaction.format import Format
@@ -60,12 +60,25 @@ class Request(Protocol):
 
     @property
     def budgets_thinking(self) -> bool:
-        """Return whether the body states a budget for thinking, which must stay below the stated output."""
+        """Return whether the body states a budget for thinking that ``rewritten`` can't lower with the output."""
+        ...
+
+    @property
+    def thinking(self) -> int:
+        """Return the tokens of the output that are reserved for thinking. ``rewritten`` lowers them if it has to."""
         ...
 
     @property
     def hidden(self) -> float:
         """Return an upper bound on the tokens of items that the body refers to; infinity if they are unknown."""
+        ...
+
+    def place(self) -> str:
+        """Return what identifies the end of the conversation, where the items of the answer come; empty without any."""
+        ...
+
+    def places(self) -> Iterable[tuple[str, str]]:
+        """Return the id of each reference, and what identifies its place: ``place`` of the request for that item."""
         ...
 
     def resolve(self, items: Mapping[str, bytes], sizes: Mapping[str, int]) -> None:

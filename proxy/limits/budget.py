@@ -24,6 +24,12 @@ SENSIBLE_PART = 8
 SENSIBLE_AT_LEAST = 256
 """... but at least this many tokens."""
 
+THINKING_PART = 4
+"""Thinking keeps its stated budget if it and the answer take at most this part of the window."""
+
+LEAST_THINKING = 1_024
+"""The smallest budget for thinking that Anthropic accepts."""
+
 CAUTION_PART = 100
 """The prompt divided by this is the margin next to a lowered output, because counts differ."""
 
@@ -63,10 +69,16 @@ def _bounds(total: int | None, most_input: int | None, reserved: int) -> list[in
 
 
 class StatesOutput(Protocol):
-    """A request: its maximum output in tokens, and whether its thinking has a budget of its own."""
+    """A request: its maximum output in tokens, and the budget for thinking that is a part of it.
+
+    ``budgets_thinking`` is true if the request has a budget for thinking that the proxy can't lower.
+    """
 
     @property
     def max_output(self) -> int | None: ...
+
+    @property
+    def thinking(self) -> int: ...
 
     @property
     def budgets_thinking(self) -> bool: ...
@@ -79,10 +91,13 @@ def shared_window(
 
     ``setting`` is the policy's ``output``, ``factor`` the upstream's tokens per token counted here.
     """
-    window = profile.context_window
-    if window is None or not may_lower(body, setting):
-        return None
-    return min(window, int(learned.total * factor)) if learned is not None and learned.total else window
+    return known_window(profile, learned, factor) if may_lower(body, setting) else None
+
+
+def known_window(profile: Profile, learned: LearnedLimit | None, factor: float) -> int | None:
+    """Return the smaller of the published and the learned window, in the upstream's tokens."""
+    learned_window = int(learned.total * factor) if learned is not None and learned.total else None
+    return min((window for window in (profile.context_window, learned_window) if window), default=None)
 
 
 def may_lower(body: StatesOutput, setting: str) -> bool:
@@ -90,27 +105,47 @@ def may_lower(body: StatesOutput, setting: str) -> bool:
     return setting != "keep" and body.max_output is not None and not body.budgets_thinking
 
 
-def output_reserve(window: int | None, reserved: int, most: int | None = None) -> int:
+def output_reserve(window: int | None, reserved: int, most: int | None = None, thinking: int = 0) -> int:
     """Return the tokens that the prompt leaves free for the answer.
 
     ``window`` is ``shared_window``, ``reserved`` the output that the request reserves, and ``most`` the largest output
     of the model (``None``: unknown), all in tokens. If the proxy may lower the output, the result doesn't depend on
     ``reserved``: an application that changes ``max_tokens`` from turn to turn keeps its checkpoints.
+
+    ``thinking`` is the tokens of the output that the request reserves for thinking. They stay free if the window is
+    large enough, because another budget for thinking would break the prompt cache.
     """
     if window is None:
         return reserved
-    return _usable_output(window) if most is None else min(_usable_output(window), most)
+    usable = _usable_output(window, thinking)
+    if thinking:
+        whole = max(usable, thinking + min(usable, reserved - thinking))
+        usable = whole if whole <= window // THINKING_PART else usable
+    return usable if most is None else min(usable, most)
 
 
-def clamp_output(window: int, asked: int, prompt: int) -> int | None:
+def clamp_output(window: int, asked: int, prompt: int, most: int | None = None, thinking: int = 0) -> int | None:
     """Return the lowered output for a prompt, both in the upstream's tokens, or ``None`` to keep the stated output.
 
-    The proxy keeps it if prompt and output fit, or if the prompt is so long that too little room is left.
+    The proxy keeps it if prompt and output fit, or if the prompt is so long that too little room is left. ``most`` and
+    ``thinking`` are as in ``output_reserve``.
     """
-    if prompt + asked <= window or prompt > window - min(asked, _usable_output(window)):
+    usable = _usable_output(window, thinking)
+    if prompt + asked <= window or prompt > window - min(asked, usable, most or usable):
         return None
-    return max(1, window - prompt - prompt // CAUTION_PART)
+    lowered = max(1, window - prompt - prompt // CAUTION_PART)
+    return None if thinking and lowered <= LEAST_THINKING else lowered
 
 
-def _usable_output(window: int) -> int:
-    return max(window // SENSIBLE_PART, SENSIBLE_AT_LEAST)
+def lower_thinking(thinking: int, output: int) -> int:
+    """Return the budget for thinking in a lowered output, with at least as much room for the answer.
+
+    It's a power of two, so that it seldom changes: another budget breaks the prompt cache.
+    """
+    if thinking < output:
+        return thinking
+    return max(LEAST_THINKING, 1 << (max(output // 2, 1).bit_length() - 1))
+
+
+def _usable_output(window: int, thinking: int = 0) -> int:
+    return max(window // SENSIBLE_PART, 2 * LEAST_THINKING if thinking else SENSIBLE_AT_LEAST)

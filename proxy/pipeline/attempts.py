@@ -82,7 +82,9 @@ class Attempts:
 
         Return the response that the client gets, and the outcome of the attempt that it answers.
         """
-        transport = await context.configuration.upstreams.transport(context.route.upstream, context.dialect.path)
+        transport = await context.configuration.upstreams.transport(
+            context.route.upstream, context.dialect.path, context.caller.tenant
+        )
         if context.counter is None:
             outcome = Outcome("off" if mode_of(context.scope, context.caller) == "off" else "failed")
             await reserve(self._services, context, outcome, self._budgets.factor(context))
@@ -219,7 +221,9 @@ class Attempts:
         if attempt.case.policy.responses.state == "off":
             context.advice = advice(context)
             return None
-        transport = await context.configuration.upstreams.native(context.route.upstream, context.dialect.path)
+        transport = await context.configuration.upstreams.native(
+            context.route.upstream, context.dialect.path, context.caller.tenant
+        )
         try:
             if transport is None:
                 raise NotCompacted("the upstream has no /v1/responses")
@@ -309,15 +313,15 @@ class Attempts:
         assert context.counter is not None  # noqa: S101 - requests without a counter are sent unmeasured
         services, caller, route = self._services, context.caller, context.route
         known = budget.input is not None
-        room = budget.input
-        if room is not None:
-            room -= reserved(context)
+        held = reserved(context)
+        room, largest = (None if most is None else most - held for most in (budget.input, budget.largest_input))
         return CompactionInput(
             body=context.body,
             counter=context.counter,
             policy=caller.policy,
             mode=mode_of(context.scope, caller),
             budget=room,
+            largest_budget=largest,
             tenant=caller.tenant,
             upstream=route.upstream,
             models=partial(summary_models, services, context),
@@ -358,6 +362,7 @@ class Attempts:
         smaller = replace(
             case,
             budget=smaller_input(case, budget, sent),
+            largest_budget=budget.largest_input,
             rules=rules,
             stale_reasoning=self._stale_after(context, case),
             attempt=len(context.retries) + 1,

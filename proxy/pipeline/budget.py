@@ -13,6 +13,7 @@ from proxy.limits.budget import (
     StatesOutput,
     budget,
     clamp_output,
+    known_window,
     may_lower,
     output_reserve,
     reserved_output,
@@ -53,7 +54,8 @@ class TokenBudget(msgspec.Struct, frozen=True):
     ``window`` is the smaller of the published and the learned window, and ``shared_window`` the same if the proxy may
     lower the requested output. Both are in the upstream's tokens. ``input`` is the tokens that the prompt may use, and
     ``reserved`` those of the response, both as the proxy counts them. ``None`` means unknown. ``factor`` is the
-    upstream's tokens per token that the proxy counts.
+    upstream's tokens per token that the proxy counts. ``largest_input`` is the tokens that the prompt may use if the
+    upstream doesn't count the requested output.
     """
 
     window: int | None
@@ -61,6 +63,7 @@ class TokenBudget(msgspec.Struct, frozen=True):
     input: int | None
     reserved: int
     factor: float
+    largest_input: int | None = None
 
 
 def token_budget(
@@ -69,19 +72,16 @@ def token_budget(
     """Return the limits of a request. ``learned`` and ``factor`` are those of its upstream, model, and tenant."""
     shared = shared_window(profile, body, policy.output, learned, factor)
     reserved = reserved_output(profile, body.max_output, policy.reserve_output, learned)
-    free = output_reserve(shared, reserved, profile.max_output_tokens)
+    free = output_reserve(shared, reserved, profile.max_output_tokens, body.thinking)
+    window = known_window(profile, learned, factor)
     return TokenBudget(
-        window=_window(profile, learned, factor),
+        window=window,
         shared_window=shared,
         input=budget(profile, free, learned, factor),
         reserved=reserved,
         factor=factor,
+        largest_input=budget(profile, min(free, output_reserve(window, reserved)), learned, factor),
     )
-
-
-def _window(profile: Profile, learned: LearnedLimit | None, factor: float) -> int | None:
-    learned_window = int(learned.total * factor) if learned is not None and learned.total else None
-    return min((window for window in (profile.context_window, learned_window) if window), default=None)
 
 
 class TokenBudgets:
@@ -104,7 +104,7 @@ class TokenBudgets:
         learned, factor = self._learned(context), self.factor(context)
         profile, policy, asked = context.profile, context.caller.policy, context.body.max_output
         fixed = asked is not None and not may_lower(context.body, policy.output)
-        key = (id(profile), id(policy), asked, fixed, learned, factor)
+        key = (id(profile), id(policy), asked, fixed, context.body.thinking, learned, factor)
         known = self._budgets.get(key)
         # An id says which object it is only while the object exists.
         if known is not None and known[0] is profile and known[1] is policy:
@@ -115,7 +115,7 @@ class TokenBudgets:
 
     def window(self, context: ConversationContext) -> int | None:
         """Return the window that is known now. Works after the body's release."""
-        return _window(context.profile, self._learned(context), self.factor(context))
+        return known_window(context.profile, self._learned(context), self.factor(context))
 
     def _learned(self, context: ConversationContext) -> LearnedLimit | None:
         learned = self._services.learned.get(*context.place)
@@ -135,7 +135,8 @@ class TokenBudgets:
         if outcome.after is None and tokens_at_most(case) * budget.factor + asked <= window:
             return None
         sent = await self._services.compactor.size(case, outcome)
-        return clamp_output(window, asked, int(sent * budget.factor))
+        most = case.counter.profile.max_output_tokens
+        return clamp_output(window, asked, int(sent * budget.factor), most, case.body.thinking)
 
     def silent(
         self, context: ConversationContext, window: int | None, answer: Finished, counted: int, asked: int | None
@@ -194,7 +195,7 @@ class TokenBudgets:
 def leaves_no_prompt(context: ConversationContext, limit: LearnedLimit, budget: TokenBudget, output: int) -> bool:
     """Return whether no prompt is small enough for a limit with an output of these tokens."""
     # The default reserve is smaller in the window that the overflow indicates.
-    free = output_reserve(budget.shared_window, output, context.profile.max_output_tokens)
+    free = output_reserve(budget.shared_window, output, context.profile.max_output_tokens, context.body.thinking)
     return limit.total is not None and limit.total - free < limit.total // SMALLEST_PART
 
 

@@ -110,7 +110,7 @@ class Compactor:
     async def explain(self, case: CompactionInput) -> Explanation:
         """Return the effect of compaction on a request. Don't send anything or call a model."""
         turns, fixed, before = await self._measure(case)
-        case = within_hope(case, turns)
+        case = within_hope(case, turns, fixed)
         work = await self._work(case, turns, fixed, before)
         size = await self._summaries.expected_size(work)
         forecast = _forecast(work, size) if any_trigger(case, before, len(turns)) else None
@@ -263,7 +263,7 @@ def _judged(
         sizes=(fixed, [turn.facts.tokens for turn in turns]),
         prompt=_prompt(turns) if bound else None,
     )
-    case = within_hope(case, turns)
+    case = within_hope(case, turns, fixed)
     if not turns or not _reached(case, before, len(turns)):
         return case, outcome, False
     if not hopeless(case, turns, fixed):
@@ -285,11 +285,15 @@ def _reached(case: CompactionInput, tokens: int, messages: int) -> bool:
     return (prepare and case.mode == "enforce") or any_trigger(case, tokens, messages)
 
 
-def within_hope(case: CompactionInput, turns: Sequence[Turn]) -> CompactionInput:
-    """Return the input without its bound on bytes if the parts that must stay exceed that bound.
+def within_hope(case: CompactionInput, turns: Sequence[Turn], fixed: int) -> CompactionInput:
+    """Return the input without the limits that the parts that must stay exceed.
 
-    Removing anything else wouldn't help, so the upstream decides. The newest user message keeps its images.
+    The requested output may leave too little room for them. Many upstreams count the prompt alone, so the proxy then
+    compacts to a budget without most of that output. Without the bound on bytes, the upstream decides. The newest user
+    message keeps its images.
     """
+    if turns and case.largest_budget is not None and hopeless(case, turns, fixed):
+        case = replace(case, budget=case.largest_budget)
     most = case.rules.bounds.bytes
     if most is None or len(case.body.raw) <= most or not turns:
         return case

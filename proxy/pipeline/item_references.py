@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from proxy.dialects.dialect import ItemReader
+from proxy.dialects.dialect import ItemReader, Request
 from proxy.errors import RequestError
 from proxy.http.decompression import unpack
 from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.outcome import Outcome
 from proxy.pipeline.response_start import ResponseStart, header, is_encoded
 from proxy.pipeline.services import Services
+from proxy.upstream.bridge.response_events import is_unique
 
 DAY = 86_400.0
 
@@ -28,11 +29,29 @@ async def resolve_references(services: Services, context: ConversationContext) -
     body, tenant, archive = context.body, context.caller.tenant, context.caller.policy.archive
     if not body.references:
         return
-    items = {} if archive is None else await services.items.recall(tenant, body.references, archive.days * DAY)
+    items = {} if archive is None else await _remembered(services, tenant, body, archive.days * DAY)
     unknown = [id for id in body.references if id not in items]
     size = body.size
     body.resolve(items, services.items.sizes(tenant, unknown) if context.caller.kept else {})
     await context.memory.more(body.size - size)
+
+
+async def _remembered(services: Services, tenant: str, body: Request, seconds: float) -> dict[str, bytes]:
+    """Return the known items that a request refers to, by id.
+
+    An id that stands for several items is unknown, as the upstream couldn't know either which one is meant.
+    """
+    keys: dict[str, set[str]] = {}
+    for id, place in body.places():
+        keys.setdefault(id, set()).add(_key(id, place))
+    certain = {next(iter(several)): id for id, several in keys.items() if len(several) == 1}
+    found = await services.items.recall(tenant, list(certain), seconds)
+    return {certain[key]: item for key, item in found.items()}
+
+
+def _key(id: str, place: str) -> str:
+    """Return the key of an item. An upstream may use an id again, so its items are known by their places, too."""
+    return id if is_unique(id) else f"{id} {place}"
 
 
 def item_reader(
@@ -46,7 +65,8 @@ def item_reader(
     if archive is None or outcome.verdict == "off" or start.answer.status != 200 or not context.body.may_refer:
         return None
     keep = partial(services.items.keep, context.caller.tenant, seconds=archive.days * DAY)
-    reader = context.dialect.item_reader(keep)
+    place = context.body.place()
+    reader = context.dialect.item_reader(lambda id, item: keep(_key(id, place), item))
     if reader is None or not is_encoded(start.answer):
         return reader
     return _Packed(reader, header(start.answer, "content-encoding"))

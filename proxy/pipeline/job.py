@@ -58,6 +58,7 @@ class CompactionInput(msgspec.Struct, eq=False):
     stale_reasoning: int = 0
     request: str = ""
     attempt: int = 0
+    largest_budget: int | None = None
     own_model: Callable[[int], Awaitable[ConversationModel]] | None = None
     native: ProviderCompaction | None = None
 

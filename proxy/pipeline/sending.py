@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from starlette.types import Scope
 
 from proxy.access.spending import limit_of
+from proxy.dialects.chat.alternation import alternating_messages
 from proxy.dialects.chat.usage import asks_usage, with_usage
 from proxy.errors import ProxyError, UpstreamTimeout
 from proxy.http.headers import VIA, for_other_request, for_upstream, with_beta
@@ -76,6 +77,7 @@ def outgoing(context: ConversationContext, outcome: Outcome) -> Outgoing:
         path=context.dialect.path,
         query=client_query(context.scope),
         expanded=partial(body.expanded, sent, outcome.messages) if body.references else None,
+        alternated=alternating_messages if context.profile.strict_alternation else None,
     )
 
 

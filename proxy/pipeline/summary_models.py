@@ -102,7 +102,7 @@ async def _own_model(services: Services, context: ConversationContext, max_token
     headers = for_other_request(for_upstream(context.scope["headers"]))
     own = dataclasses.replace(
         model,
-        transport=await context.configuration.upstreams.transport(route.upstream, dialect.path),
+        transport=await context.configuration.upstreams.transport(route.upstream, dialect.path, context.caller.tenant),
         form=next(form for form in FORMS.values() if form.api == dialect.name),
         others=(),
         headers=[*headers, (VIA, context.via)],
@@ -137,7 +137,7 @@ async def _compacting_model(
 ) -> UpstreamSummaryModel:
     """Return the model to ask. Raises ``ConfigurationError`` or ``SummaryUnasked`` if there is none."""
     route, dialect = context.route, context.dialect
-    transport = await context.configuration.upstreams.native(route.upstream, dialect.path)
+    transport = await context.configuration.upstreams.native(route.upstream, dialect.path, context.caller.tenant)
     if transport is None:
         raise SummaryUnasked("the upstream doesn't have the API of the conversation")
     headers = for_other_request(for_upstream(context.scope["headers"]))
@@ -194,7 +194,7 @@ async def _summary_model(
         on_overflow=learn,
         form=form,
         others=others,
-        on_missing=upstreams.missing(route.upstream).add,
+        on_missing=partial(upstreams.missing(route.upstream).add, caller=caller.tenant),
         calls=_Recorded(services, context, route, price_of, answers, counter.text, factor).call,
         trace=context.record.trace,
     )
@@ -249,7 +249,7 @@ async def _ways(context: ConversationContext, upstream: str) -> list[Way]:
     ways: list[Way] = []
     # Most servers have chat completions, and the conversation's own API works.
     for form in sorted(FORMS.values(), key=lambda form: (form.api != "chat", form.api != context.dialect.name)):
-        transport = await upstreams.native(upstream, form.path)
+        transport = await upstreams.native(upstream, form.path, context.caller.tenant)
         if transport is not None:
             ways.append((form, transport))
     if not ways:

@@ -43,6 +43,9 @@ DIGITS = 15
 _OVERHEAD = 300
 """Bytes of memory per item in addition to its content."""
 
+FORGOTTEN = b""
+"""In place of the items of an id that several had."""
+
 _Key = tuple[str, str]
 
 
@@ -69,9 +72,17 @@ class ItemMemory:
         )
 
     def keep(self, tenant: str, id: str, item: bytes, seconds: float) -> None:
-        """Keep an item for at least ``seconds`` after its last use. Call this in the event loop."""
-        if len(item) > LARGEST or len(id) > LONGEST_ID or (tenant, id) in self._cache:
+        """Keep an item for at least ``seconds`` after its last use. Call this in the event loop.
+
+        If another item had the same id, forget both, because the id doesn't say which one is meant.
+        """
+        if len(item) > LARGEST or len(id) > LONGEST_ID:
             return
+        known = self._cache.get((tenant, id))
+        if known is not None:
+            if known.item in (item, FORGOTTEN):
+                return
+            item = FORGOTTEN
         self._cache[tenant, id] = cached = _Cached(item, 0.0)
         self._write(tenant, {id: cached}, seconds)
 
@@ -88,7 +99,7 @@ class ItemMemory:
         old = {id: cached for id, cached in found.items() if cached.write_again <= now}
         if old:
             self._write(tenant, old, seconds)
-        return {id: cached.item for id, cached in found.items()}
+        return {id: cached.item for id, cached in found.items() if cached.item != FORGOTTEN}
 
     def sizes(self, tenant: str, ids: Sequence[str]) -> dict[str, int]:
         """Return the sizes, in tokens, of unknown items, as far as upstreams have reported them."""

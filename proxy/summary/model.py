@@ -22,6 +22,7 @@ from proxy.summary.chunking import SummaryFailed, SummaryTooLong
 from proxy.summary.forms import CHAT, SummaryForm, read, reported_cost
 from proxy.summary.quality import Written
 from proxy.telemetry.trace_context import Trace, new_span, with_trace
+from proxy.upstream.learning import MISSING, denies_path
 from proxy.upstream.transport import Answer, Outgoing, Transport
 
 # Names of reasoning families, whose reasoning counts toward the output. Models that reason only on request (Claude,
@@ -41,9 +42,6 @@ OUTPUT_MARGIN = 1.5
 _ANSWER_LIMIT = 4_000_000
 
 _INVALID_REQUEST = frozenset({400, 422})
-
-_MISSING = frozenset({404, 405, 501})
-"""Statuses of a server that doesn't have a path."""
 
 
 class CallMeter(Protocol):
@@ -105,12 +103,16 @@ class UpstreamSummaryModel:
         """Send a summary request. Raises ``SummaryFailed``, or ``SummaryTooLong`` if the input overflows."""
         most = output_limit(self.model, max_tokens, self.max_output)
         ways: list[Way] = [(self.form, self.transport), *self.others]
-        for number, way in enumerate(ways):
+        missing: list[Api] = []
+        for way in ways:
             status, body = await self._paid(way, messages, most, most)
-            # A 404 that names the model is about the model.
-            if status not in _MISSING or self.model.encode() in body:
-                self._found_missing(ways[:number])
+            if status not in MISSING:
+                self._found_missing(missing)
                 break
+            if self.model.encode() in body:
+                break
+            if denies_path(body, self.model):
+                missing.append(way[0].api)
         form = way[0]
         overflow = recognise(status, body)
         if overflow is None and status in _INVALID_REQUEST and any(name.encode() in body for name in form.limits):
@@ -144,10 +146,10 @@ class UpstreamSummaryModel:
             raise SummaryFailed(f"the provider returned status {status} to a request to compact")
         return answer
 
-    def _found_missing(self, ways: Sequence[Way]) -> None:
+    def _found_missing(self, apis: Sequence[Api]) -> None:
         if self.on_missing is not None:
-            for form, _ in ways:
-                self.on_missing(form.api)
+            for api in apis:
+                self.on_missing(api)
 
     async def _paid(self, way: Way, messages: list[dict[str, Any]], limit: int | None, most: int) -> tuple[int, bytes]:
         """Send a call that writes up to ``most`` tokens, charged to the team. Raises ``SummaryFailed``."""

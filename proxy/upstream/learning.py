@@ -2,16 +2,19 @@
 
 A server without ``/v1/messages`` or ``/v1/responses`` answers 404, 405, or 501. LM Studio answers 200 with an error.
 Then the proxy sends the request as chat completions. If that gets another status, the server lacks only that API, and
-the proxy remembers it.
+the proxy remembers it for the caller. An error about a model, a file, or another resource doesn't count, and neither
+does any error after the API has worked for some caller.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
+import msgspec
 import structlog
+from cachetools import LRUCache
 
 from proxy.config.upstreams import Api
 from proxy.errors import RequestError, UpstreamError
@@ -26,7 +29,34 @@ MISSING = frozenset({404, 405, 501})
 REMEMBERED = 3_600.0
 """Seconds until the proxy tries again. The server may have been updated, or was starting."""
 
+CALLERS = 10_000
+"""Most pairs of a caller and an API to remember as missing for each upstream."""
+
 _ERROR_BYTES = 65_536
+
+_GENERAL = frozenset(
+    {
+        *("a", "allowed", "an", "and", "api", "at", "available", "be", "cannot", "check", "code", "correct"),
+        *("could", "currently", "delete", "denied", "docs", "documentation", "does", "doesn", "don"),
+        *("enabled", "endpoint", "error", "exist", "exists", "for", "found", "get", "handle", "handler"),
+        *("have", "http", "https", "implement", "implemented", "in", "invalid", "is", "isn", "it", "join"),
+        *("kind", "match", "matched", "matches", "method", "missing", "msg", "no", "not", "notfound", "of"),
+        *("on", "operation", "or", "page", "patch", "path", "please", "post", "provided", "put", "reason"),
+        *("request", "requested", "resource", "route", "router", "routes", "s", "see", "serve", "served"),
+        *("server", "service", "spelling", "status", "such", "support", "supported", "t", "that", "the"),
+        *("there", "this", "those", "to", "typos", "unexpected", "unimplemented", "unknown", "unrecognized"),
+        *("unsupported", "uri", "url", "values", "was", "we", "with", "you", "your"),
+    }
+)
+"""Words of errors about a path. An error about a resource names its kind, such as a vector store or an item."""
+
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
+_PATHS = re.compile(r"\S*/\S*")
+_WITHOUT_WORDS = re.compile(r"(?:id|time|timestamp|date|instance)$", re.IGNORECASE)
+"""Names of fields that don't say what is missing."""
+
+_OF_LLAMA_CPP = "File Not Found"
+"""llama.cpp's error for an unknown path. Its server also has files."""
 
 _DENIES_PATH = re.compile(rb'\s*\{\s*"error"\s*:\s*(?:\{\s*"message"\s*:\s*)?"Unexpected endpoint or method\b')
 """LM Studio's answer to an unknown path, with status 200; github.com/lmstudio-ai/lmstudio-bug-tracker/issues/618."""
@@ -39,38 +69,66 @@ _DENIAL_START = 256
 
 
 class MissingApis:
-    """The APIs that one upstream was found not to have."""
+    """The APIs that one upstream was found not to have.
+
+    What one caller's requests show holds for that caller alone, because its model, its key, or its headers may be the
+    cause.
+    """
 
     def __init__(self, upstream: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._upstream = upstream
         self._clock = clock
-        self._until: dict[Api, float] = {}
+        self._until: LRUCache[tuple[Api, str], float] = LRUCache(CALLERS)
+        self._worked: dict[Api, float] = {}
 
-    def __contains__(self, api: Api) -> bool:
-        return self._until.get(api, 0.0) > self._clock()
+    def lacks(self, api: Api, caller: str) -> bool:
+        """Return whether the API was found missing for a caller."""
+        return self._until.get((api, caller), 0.0) > self._clock()
 
-    def add(self, api: Api) -> None:
-        """Remember that the upstream doesn't have an API."""
-        if api not in self:
+    def add(self, api: Api, caller: str) -> None:
+        """Remember that a caller found the API missing, unless it has worked lately."""
+        if self.works(api):
+            return
+        if not self.lacks(api, caller):
             log.info("upstream.api_missing", upstream=self._upstream, api=api)
-        self._until[api] = self._clock() + REMEMBERED
+        self._until[api, caller] = self._clock() + REMEMBERED
+
+    def works(self, api: Api) -> bool:
+        """Return whether the API has worked for some caller lately."""
+        return self._worked.get(api, 0.0) > self._clock()
+
+    def worked(self, api: Api) -> None:
+        """Remember that the API works."""
+        self._worked[api] = self._clock() + REMEMBERED
 
 
 class LearningTransport:
-    """Sends requests in the client's API, and through a bridge if the upstream turns out not to have it."""
+    """Sends requests in the client's API, and through a bridge if the upstream turns out not to have it.
+
+    ``caller`` is the tenant whose requests these are.
+    """
 
     def __init__(
-        self, native: RelayTransport, bridge: Callable[[], Awaitable[Bridge]], api: Api, missing: MissingApis
+        self,
+        native: RelayTransport,
+        bridge: Callable[[], Awaitable[Bridge]],
+        api: Api,
+        missing: MissingApis,
+        caller: str,
     ) -> None:
         self._native = native
         self._bridge = bridge
         self._api: Api = api
         self._missing = missing
+        self._caller = caller
 
     async def send(self, request: Outgoing) -> Answer:
         """Send the request. If no translation helps, return the upstream's own error unchanged."""
         answer = await self._native.send(request)
-        if answer.status not in MISSING and not _may_deny_path(answer):
+        if (answer.status in MISSING and self._missing.works(self._api)) or not (
+            answer.status in MISSING or _may_deny_path(answer)
+        ):
+            self._note(answer)
             return answer
         try:
             read, complete = await _beginning(answer, _ERROR_BYTES if answer.status in MISSING else _DENIAL_START)
@@ -80,9 +138,10 @@ class LearningTransport:
         answer.body = _Joined(read, answer.body)
         if answer.status not in MISSING:
             missing = _DENIES_PATH.match(read) is not None
-        else:  # if the error names the model, the model is missing, not the path
-            missing = complete and request.model.encode() not in read
+        else:
+            missing = complete and denies_path(read, request.model)
         if not missing:
+            self._note(answer)
             return answer
         try:
             bridge = await self._bridge()
@@ -96,14 +155,49 @@ class LearningTransport:
             await bridged.close()
             return answer
         await answer.close()
-        self._missing.add(self._api)
+        self._missing.add(self._api, self._caller)
         return bridged
+
+    def _note(self, answer: Answer) -> None:
+        if answer.status == 200:
+            self._missing.worked(self._api)
 
     async def retire(self) -> None:
         """Do nothing, because the upstream's own transports are retired by their owner."""
 
     async def aclose(self) -> None:
         """Do nothing, because the upstream's own transports are closed by their owner."""
+
+
+def denies_path(body: bytes, model: str) -> bool:
+    """Return whether the body of an error with a status of ``MISSING`` says that the server doesn't have the path.
+
+    An error that names the model is about the model. One with other words than those about paths is about a resource.
+    """
+    if model.encode() in body:
+        return False
+    try:
+        error = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return True  # a page or a plain text: not an error of an API
+    return all(text == _OF_LLAMA_CPP or _is_general(text) for text in _texts(error))
+
+
+def _is_general(text: str) -> bool:
+    return all(word.lower() in _GENERAL for word in _WORD.findall(_PATHS.sub(" ", text)))
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield the texts of an error."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            if not _WITHOUT_WORDS.search(name):
+                yield from _texts(inner)
 
 
 def _may_deny_path(answer: Answer) -> bool:

@@ -73,8 +73,8 @@ class _Upstream:
 
         return LiteLLMTransport(ANTHROPIC, settings.base_url, _key(settings), _headers(settings))
 
-    async def to(self, path: str) -> Transport:
-        """Return the transport for a path: the upstream's own, or a bridge.
+    async def to(self, path: str, caller: str) -> Transport:
+        """Return the transport for a path: the upstream's own, or a bridge. ``caller`` is a tenant.
 
         Raises ``ConfigurationError`` for an unknown provider, and ``NotFound`` for a path that needs the upstream's
         own API.
@@ -82,19 +82,19 @@ class _Upstream:
         api = API_OF_PATH.get(path)
         if api == "chat":
             return await self.chat()
-        if api is None or await self.has(api):
+        if api is None or await self.has(api, caller):
             relay = await self.relay()
             if api is None or self.settings.certain_apis is not None:
                 return relay
-            return LearningTransport(relay, partial(self._bridge, path), api, self.missing)
+            return LearningTransport(relay, partial(self._bridge, path), api, self.missing, caller)
         return await self._bridge(path)
 
-    async def has(self, api: Api) -> bool:
-        """Return whether the upstream has an API, or nothing shows yet that it doesn't."""
+    async def has(self, api: Api, caller: str) -> bool:
+        """Return whether the upstream has an API, or nothing has shown a caller yet that it doesn't."""
         apis = self.settings.certain_apis
         if apis is not None:
             return api in apis
-        return api not in self.missing and isinstance(await self.chat(), RelayTransport)
+        return not self.missing.lacks(api, caller) and isinstance(await self.chat(), RelayTransport)
 
     async def _bridge(self, path: str) -> Bridge:
         if path not in self._bridges:
@@ -142,18 +142,18 @@ class Upstreams:
         self.kept = frozenset(name for name, upstream in self._upstreams.items() if upstream is known.get(name))
         """The names of the upstreams that didn't change."""
 
-    async def transport(self, name: str, path: str = CHAT_PATH) -> Transport:
-        """Return the transport to an upstream for a path, such as ``/messages``.
+    async def transport(self, name: str, path: str = CHAT_PATH, caller: str = "") -> Transport:
+        """Return the transport to an upstream for a path, such as ``/messages``, and a caller's tenant.
 
         If the upstream doesn't have the path's API, the transport translates. Raises ``ConfigurationError`` for an
         unknown provider, and ``NotFound`` for another path that the upstream doesn't serve.
         """
-        return await self._upstreams[name].to(path)
+        return await self._upstreams[name].to(path, caller)
 
-    async def native(self, name: str, path: str) -> RelayTransport | None:
-        """Return the transport for a path if the upstream itself has the path's API."""
+    async def native(self, name: str, path: str, caller: str) -> RelayTransport | None:
+        """Return the transport for a path if the upstream itself has the path's API, for a caller's tenant."""
         upstream, api = self._upstreams[name], API_OF_PATH[path]
-        if not await upstream.has(api):
+        if not await upstream.has(api, caller):
             return None
         transport = await upstream.chat() if api == "chat" else await upstream.relay()
         return transport if isinstance(transport, RelayTransport) else None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -34,6 +34,7 @@ class Outgoing(msgspec.Struct, eq=False):
     in seconds, for the whole attempt up to the first byte of the answer. ``bounded`` says that the sender itself
     cancels the attempt after ``timeout``. ``query`` is the query string to send. ``expanded`` returns the body with
     items in the place of references, for an upstream without items. It's ``None`` if there are no references.
+    ``alternated`` returns chat messages as a strict chat template accepts them. A bridge applies it to its translation.
     """
 
     body: bytes
@@ -46,6 +47,7 @@ class Outgoing(msgspec.Struct, eq=False):
     path: str = CHAT_PATH
     query: str = ""
     expanded: Callable[[], bytes] | None = None
+    alternated: Callable[[Sequence[Mapping[str, Any]]], Sequence[Mapping[str, Any]]] | None = None
 
 
 class Answer(msgspec.Struct, eq=False):

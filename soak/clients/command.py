@@ -25,10 +25,10 @@ from proxy.demo.serving import serve
 from proxy.recall.tool import NAME
 from soak import processes
 from soak.clients.install import NotInstalled
-from soak.clients.programs import CLIENTS, Client
+from soak.clients.programs import CLIENTS, Api, Client
 from soak.clients.scripts import DONE, Loop, Reading
 from soak.clients.strict_chat import MAX_OUTPUT, StrictChat
-from tests.kit.agent_script import Received, step
+from tests.kit.agent_script import Received, Script, step
 from tests.kit.strict_messages import StrictMessages
 from tests.kit.strict_responses import StrictResponses
 
@@ -40,7 +40,17 @@ PRINTED = ("output.jsonl", "client.log")
 CLAUDE_RATIO = 1.6
 """Tokens per token of ``o200k_base``, as the proxy assumes for Claude Code's default model."""
 
-Upstream = StrictChat | StrictResponses | StrictMessages
+StandIn = StrictChat | StrictResponses | StrictMessages
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of a run. ``window`` is ``None`` for the client's default. ``variables`` are for the client."""
+
+    window: int | None = None
+    ratio: float = CLAUDE_RATIO
+    bridge: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -76,14 +86,27 @@ class Row:
 @click.option(
     "--client", "names", type=click.Choice(list(CLIENTS)), multiple=True, help="May be repeated. Default: all of them."
 )
-@click.option("--window", default=WINDOW, show_default=True, help="Tokens of the upstream's context.")
+@click.option("--window", type=int, help="Tokens of the upstream's context. Default: 30,000, or 60,000 for agents.")
+@click.option("--ratio", default=CLAUDE_RATIO, show_default=True, help="Anthropic's tokens per token of o200k_base.")
+@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="A variable of the client's environment.")
+@click.option("--bridge", is_flag=True, help="The upstream has only chat completions, with a strict chat template.")
 @click.option("--turns", default=TURNS, show_default=True, help="Turns of a session, or tool results of an agent.")
 @click.option("--recall", is_flag=True, help="Let the models read archived messages by the proxy's tool.")
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write every count to FILE.")
 @click.option(
     "--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep installations and logs in this folder."
 )
-def main(names: Sequence[str], window: int, turns: int, recall: bool, file: Path | None, keep: Path | None) -> None:
+def main(
+    names: Sequence[str],
+    window: int | None,
+    ratio: float,
+    bridge: bool,
+    variables: Sequence[str],
+    turns: int,
+    recall: bool,
+    file: Path | None,
+    keep: Path | None,
+) -> None:
     """Install real clients, and drive each with default settings through the proxy to a strict stand-in.
 
     The exit status is 1 if a client showed an error, didn't reach its last turn, or wasn't compacted. It's also 1 if
@@ -97,13 +120,15 @@ def main(names: Sequence[str], window: int, turns: int, recall: bool, file: Path
             print(f"{name} ...", file=sys.stderr)
             place = folder / name.replace(" ", "-").lower()
             place.mkdir(parents=True, exist_ok=True)
-            rows.append(check(name, CLIENTS[name], window, turns, place, recall=recall))
-    show(rows, window, turns)
+            pairs = {name: value for name, _, value in (one.partition("=") for one in variables)}
+            options = Options(window, ratio, bridge, pairs)
+            rows.append(check(name, CLIENTS[name], options, turns, place, recall=recall))
+    show(rows, window or WINDOW, turns)
     write_json(file, [asdict(row) | {"met": row.met(turns)} for row in rows])
     sys.exit(1 if any(row.met(turns) is False for row in rows) else 0)
 
 
-def check(name: str, client: Client, window: int, turns: int, folder: Path, *, recall: bool = False) -> Row:
+def check(name: str, client: Client, options: Options, turns: int, folder: Path, *, recall: bool = False) -> Row:
     """Install and drive a client. Return the results."""
     row = Row(name)
     try:
@@ -115,14 +140,8 @@ def check(name: str, client: Client, window: int, turns: int, folder: Path, *, r
         step if client.tool is None else Loop(client.tool, turns).step,
         lambda: recall and f'"name": "{NAME}", "description"' in json.dumps(upstream.requests[-1].body),
     )
-    window = int(window * client.windows)
-    upstream: Upstream
-    if client.api == "messages":
-        upstream = StrictMessages(window, check="off", ratio=CLAUDE_RATIO, script=reading.step)
-    elif client.api == "chat":
-        upstream = StrictChat(window, script=reading.step)
-    else:
-        upstream = StrictResponses(window, script=reading.step)
+    window = options.window or int(WINDOW * client.windows)
+    upstream = _stand_in(client.api, window, options, reading.step)
     work = folder / "work"
     work.mkdir(exist_ok=True)
     for stored in folder.glob("store.db*"):  # of an earlier run with the same conversation
@@ -131,10 +150,11 @@ def check(name: str, client: Client, window: int, turns: int, folder: Path, *, r
         address = stack.enter_context(serve(upstream.app))
         configuration = folder / "config.yaml"
         configuration.write_text(
-            yaml.safe_dump(settings(address, window, folder, client.api, recall)), encoding="utf-8"
+            yaml.safe_dump(settings(address, window, folder, client.api, recall, bridge=options.bridge)),
+            encoding="utf-8",
         )
         url = stack.enter_context(processes.proxy(configuration, free_port(), folder / "proxy.log"))
-        environment = _environment(client.variables(url), work, turns)
+        environment = _environment({**client.variables(url), **options.variables}, work, turns)
         lines = _output(client.command(folder / "installed", work, url), work, environment, folder, row)
         row.compacted = _compacted(url)
     _fill(row, client, lines, upstream)
@@ -145,13 +165,26 @@ def check(name: str, client: Client, window: int, turns: int, folder: Path, *, r
     return row
 
 
-def settings(upstream: str, window: int, folder: Path, api: str, recall: bool) -> dict[str, Any]:
+def _stand_in(api: Api, window: int, options: Options, script: Script) -> StandIn:
+    if options.bridge:
+        return StrictChat(window, script=script, alternate=True, max_output=window)
+    if api == "messages":
+        return StrictMessages(window, check="off", ratio=options.ratio, script=script)
+    return StrictChat(window, script=script) if api == "chat" else StrictResponses(window, script=script)
+
+
+def settings(
+    upstream: str, window: int, folder: Path, api: str, recall: bool, *, bridge: bool = False
+) -> dict[str, Any]:
     """Return the proxy's configuration. Only the window of chat completions includes the output."""
-    limits = {"max_output_tokens": MAX_OUTPUT} if api == "chat" else {"max_input_tokens": window}
+    limits: dict[str, Any] = {"max_output_tokens": MAX_OUTPUT} if api == "chat" else {"max_input_tokens": window}
+    if bridge:
+        limits = {"max_output_tokens": window, "strict_alternation": True}
     profile = {"context_window": window, "max_output_tokens": 4_000, **limits}
+    speaks = ["chat"] if bridge else ["chat", "responses", "messages"]
     return {
         "store": {"url": f"sqlite:///{folder}/store.db"},
-        "upstreams": {"main": {"base_url": f"{upstream}/v1", "speaks": ["chat", "responses", "messages"]}},
+        "upstreams": {"main": {"base_url": f"{upstream}/v1", "speaks": speaks}},
         "models": [{"match": "*", "upstream": "main", "profile": {**profile, "tokenizer": "o200k_base"}}],
         "policies": {"default": {"recall": {"tool": "auto" if recall else "off"}}},
     }
@@ -189,14 +222,14 @@ def _output(
     return [json.loads(line) for line in printed if line.startswith("{")]
 
 
-def _fill(row: Row, client: Client, lines: Sequence[Mapping[str, Any]], upstream: Upstream) -> None:
+def _fill(row: Row, client: Client, lines: Sequence[Mapping[str, Any]], upstream: StandIn) -> None:
     received = upstream.conversations
     row.requests = len(upstream.requests)
     row.results = len({call for one in received for call in _answered(one)})
     row.refused = len(upstream.refused)
     row.faults = sorted({*upstream.faults, *(fault.message for fault in upstream.chat.faults)})
     row.summaries = len(upstream.chat.summaries)
-    if client.api != "chat":
+    if not isinstance(upstream, StrictChat):
         row.summaries += sum(one.summary for one in upstream.requests)
     if client.tool is None:
         row.turns = sum(line.get("error") is None for line in lines)

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
+from starlette.types import ASGIApp
+
 from proxy.demo.replies import Reply
 from proxy.demo.upstream import Received, StandIn
+from proxy.dialects.chat.alternation import NOTED
+from soak.clients.programs import TASK
 from tests.kit.agent_script import Script
+from tests.kit.strict_template import StrictTemplate
 
 MAX_OUTPUT = 16_384
 
 
 class StrictChat:
-    """The stand-in of ``proxy.demo``, with the names of the other APIs' stand-ins."""
+    """The stand-in of ``proxy.demo``, with the names of the other APIs' stand-ins.
 
-    def __init__(self, window: int, *, script: Script) -> None:
+    ``alternate`` puts a strict chat template in front of it, and ``max_output`` is its largest output in tokens.
+    """
+
+    def __init__(self, window: int, *, script: Script, alternate: bool = False, max_output: int = MAX_OUTPUT) -> None:
         self._script = script
-        self.chat = StandIn(window=window, max_output=MAX_OUTPUT, responder=self._reply)
-        self.app = self.chat.app
+        self.chat = StandIn(window=window, max_output=max_output, responder=self._reply)
+        self._template = StrictTemplate(self.chat.app) if alternate else None
+        self.app: ASGIApp = self._template or self.chat.app
 
     @property
     def requests(self) -> list[Received]:
@@ -32,7 +41,8 @@ class StrictChat:
     @property
     def faults(self) -> list[str]:
         """Return the errors of malformed requests."""
-        return [fault.message for fault in self.chat.faults]
+        orders = [] if self._template is None else [f"order: {' '.join(roles)}" for roles in self._template.refused]
+        return [*(fault.message for fault in self.chat.faults), *orders]
 
     @property
     def refused(self) -> list[Received]:
@@ -40,13 +50,19 @@ class StrictChat:
         return [received for received in self.chat.requests if received.status >= 400]
 
     def _reply(self, body: dict[str, Any]) -> Reply:
-        newest = body["messages"][-1]
+        messages = list(body["messages"])
+        if len(messages) > 2 and messages[-1]["role"] == "user" and messages[-2].get("content") == NOTED:
+            del messages[-2:]  # Claude Code's reminders follow some results
+        newest = messages[-1]
         if newest["role"] == "tool":
             made = self._script(None, newest["tool_call_id"])
         else:
-            made = self._script(_text(newest["content"]), None)
+            made = self._script(_asked(newest["content"]), None)
         return Reply(content=made.text or None, tool_calls=made.calls)
 
 
-def _text(content: Any) -> str:
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content or [])
+def _asked(content: Any) -> str:
+    """Return the client's newest text. A summary may be before it, and a system message behind it."""
+    parts = [content] if isinstance(content, str) else [part.get("text", "") for part in content or []]
+    task = next((part for part in reversed(parts) if part.rstrip().endswith(TASK)), None)
+    return ("".join(parts) if task is None else task).rpartition("\n\n")[2]

@@ -150,7 +150,7 @@ def messages_session(client: anthropic.Anthropic, turns: int, model: str, **opti
     tools: list[Any] = [{"name": name, "description": "A tool.", "input_schema": SCHEMA} for name in TOOLS]
     tools[-1]["cache_control"] = {"type": "ephemeral"}
     system = [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}]
-    fixed: Any = {"model": model, "max_tokens": 1_000, "system": system, "tools": tools, "messages": []}
+    fixed: Any = {"model": model, "max_tokens": 1_100, "system": system, "tools": tools, "messages": []}
     part = 0
     calls: list[Any] = []
     for turn in range(turns):

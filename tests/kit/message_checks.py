@@ -155,8 +155,13 @@ def _all_blocks(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def check_manual_thinking(body: Mapping[str, Any]) -> None:
     """Check that with manual thinking the open tool round starts with thinking. Raises ``Refused``."""
-    if (body.get("thinking") or {}).get("type") != "enabled":
+    thinking = body.get("thinking") or {}
+    if thinking.get("type") != "enabled":
         return
+    if thinking["budget_tokens"] < 1_024:
+        raise Refused("thinking.enabled.budget_tokens: Input should be greater than or equal to 1024")
+    if thinking["budget_tokens"] >= body["max_tokens"]:
+        raise Refused("`max_tokens` must be greater than `thinking.budget_tokens`.")
     messages = merged(body["messages"])
     if len(messages) < 2 or not any(block["type"] == "tool_result" for block in messages[-1]["content"]):
         return

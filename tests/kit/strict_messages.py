@@ -60,11 +60,11 @@ class Thought:
 class StrictMessages(Record):
     """The stand-in.
 
-    ``window`` limits the input, in tokens. ``ratio`` is the server's tokens per token of ``o200k_base``. ``check``
-    decides about thinking behind a changed prompt: reject the request, drop the block and all later ones, or accept it.
-    A client can request ``drop_block`` with the beta header. With ``alternate``, neighbors with the same role are an
-    error. Otherwise they're merged, as Anthropic does. ``script`` decides the answers. ``failures`` are the failures of
-    the next requests to compact.
+    ``window`` limits the input in tokens, and with ``counts_output`` also the sum with ``max_tokens``. ``ratio`` is the
+    server's tokens per token of ``o200k_base``. ``check`` decides about thinking behind a changed prompt: reject the
+    request, drop the block and all later ones, or accept it. A client can request ``drop_block`` with the beta header.
+    With ``alternate``, neighbors with the same role are an error. Otherwise they're merged, as Anthropic does.
+    ``script`` decides the answers. ``failures`` are the failures of the next requests to compact.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class StrictMessages(Record):
         ratio: float = 1.0,
         script: Script = step,
         failures: Iterator[Failure | None] | None = None,
+        counts_output: bool = False,
     ) -> None:
         super().__init__()
         self.window = window
@@ -84,6 +85,7 @@ class StrictMessages(Record):
         self._failures = failures or iter(())
         self.alternate = alternate
         self.ratio = ratio
+        self.counts_output = counts_output
         self._script = script
         self.chat = StandIn(window=window)
         self._thoughts: dict[str, Thought] = {}
@@ -109,6 +111,12 @@ class StrictMessages(Record):
             received.overflow = received.tokens > self.window
             if received.overflow:
                 raise Refused(f"prompt is too long: {received.tokens} tokens > {self.window} maximum")
+            received.overflow = self.counts_output and received.tokens + body["max_tokens"] > self.window
+            if received.overflow:
+                raise Refused(
+                    f"input length and `max_tokens` exceed context limit: {received.tokens} + {body['max_tokens']} > "
+                    f"{self.window}, decrease input length or `max_tokens` and try again"
+                )
         except Refused as refused:
             received.fault = None if received.overflow else str(refused)
             received.status = refused.status

@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response as StarletteResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy.demo.replies import Reply, Responder, ToolCall
 from proxy.demo.serving import serve
@@ -37,10 +37,18 @@ CALLS = (ToolCall("call_1", "look", '{"a": 1}'), ToolCall("call_2", "look", '{"b
 
 
 class Without:
-    """An upstream that lacks some paths. ``refused`` has the paths of the requests that it refused."""
+    """An upstream that lacks some paths, or refuses the bodies with ``only`` there. ``refused`` has the paths."""
 
-    def __init__(self, app: ASGIApp, *missing: str, status: int = 404, body: bytes = b'{"detail":"Not Found"}') -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *missing: str,
+        status: int = 404,
+        body: bytes = b'{"detail":"Not Found"}',
+        only: bytes | None = None,
+    ) -> None:
         self.app = app
+        self.only = only
         self.missing = missing
         self.status = status
         self.body = body
@@ -51,10 +59,22 @@ class Without:
         if scope["type"] != "http" or not scope["path"].endswith(self.missing):
             await self.app(scope, receive, send)
             return
+        if self.only is not None:
+            sent = await Request(scope, receive).body()
+            if self.only not in sent:
+                await self.app(scope, _again(sent), send)
+                return
         self.refused.append(scope["path"].removeprefix("/v1"))
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(self.body))]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": self.body})
+
+
+def _again(body: bytes) -> Receive:
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive
 
 
 @contextlib.contextmanager
@@ -340,6 +360,52 @@ def test_a_missing_model_isnt_a_missing_api(tmp_path: Path) -> None:
     with entrance(app, tmp_path) as url, clients(url) as (claude, _), pytest.raises(anthropic.NotFoundError):
         message(claude, stream=False, model="Not Found")
     assert upstream.requests == []
+
+
+@pytest.mark.parametrize("worked", [True, False])
+def test_an_error_about_a_resource_says_nothing_about_an_api(worked: bool, tmp_path: Path) -> None:
+    """A caller names a vector store that doesn't exist. Its own error reaches it, and other callers notice nothing."""
+    error = {"message": "Vector store with id 'vs_1' not found.", "type": "invalid_request_error", "param": None}
+    upstream = StrictResponses(WINDOW)
+    app = Without(upstream.app, "/responses", body=json.dumps({"error": error}).encode(), only=b"vs_1")
+    search: Any = {"type": "file_search", "vector_store_ids": ["vs_1"]}
+    with entrance(app, tmp_path) as url, client(url) as caller, client(url, "sk-other") as other:
+        if worked:
+            assert other.responses.create(model="gpt-4.1", input=HELLO).output_text
+        for _ in range(2):
+            with pytest.raises(openai.NotFoundError) as raised:
+                caller.responses.create(model="gpt-4.1", input=HELLO, tools=[search])
+            assert raised.value.body == error
+        for one in (other, caller):
+            first = one.responses.create(model="gpt-4.1", input=HELLO)
+            assert one.responses.create(model="gpt-4.1", input=HELLO, previous_response_id=first.id).output_text
+    assert upstream.faults == []
+    assert upstream.chat.requests == []
+
+
+def test_a_missing_api_is_missing_for_the_caller_that_found_it(tmp_path: Path) -> None:
+    """A gateway may lack an API for one caller's key or model only."""
+    upstream = StrictResponses(WINDOW)
+    app = Without(upstream.app, "/responses", only=b"elsewhere")
+    with entrance(app, tmp_path) as url, client(url) as caller, client(url, "sk-other") as other:
+        for _ in range(2):
+            assert caller.responses.create(model="elsewhere", input=HELLO).output_text
+        assert app.refused == ["/responses"]
+        assert len(upstream.chat.requests) == 2
+        assert other.responses.create(model="gpt-4.1", input=HELLO).output_text
+    assert len(upstream.chat.requests) == 2
+
+
+def test_an_error_about_a_summary_model_isnt_a_missing_api(tmp_path: Path) -> None:
+    """The summary model isn't for chat completions. That doesn't make chat completions a missing API."""
+    error = {"message": "This is not a chat model and thus not supported in this endpoint.", "param": "model"}
+    of_messages = StrictMessages(WINDOW, check="off")
+    app = Without(of_messages.app, "/chat/completions", body=json.dumps({"error": error}).encode())
+    with entrance(app, tmp_path) as url, clients(url) as (claude, _):
+        assert len(list(messages_session(claude, 16, "claude-haiku-4-5"))) == 16
+    summaries = [received for received in of_messages.requests if received.summary]
+    assert summaries
+    assert len(app.refused) == len(summaries), "each summary tries chat completions first"
 
 
 @pytest.mark.parametrize("learned", [False, True])

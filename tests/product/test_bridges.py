@@ -14,6 +14,7 @@ from tests.kit.agent_script import TURNS
 from tests.kit.agent_sessions import Style, chat_reply, chat_session, messages_session, responses_session
 from tests.kit.scripted import client, proxied
 from tests.kit.strict_messages import StrictMessages
+from tests.kit.strict_template import StrictTemplate
 
 WINDOW = 16_000
 PROFILE = {"context_window": WINDOW, "max_input_tokens": WINDOW, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
@@ -59,6 +60,48 @@ def test_responses_in_front_of_chat_completions(style: Style, tmp_path: Path) ->
     ):
         assert len(list(responses_session(caller, TURNS, style, "gpt-4.1"))) == TURNS
     check(upstream)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("api", ["responses", "messages"])
+def test_a_strict_chat_template_accepts_translated_conversations(api: str, tmp_path: Path) -> None:
+    """The summary and the images of results are user messages of their own, next to the client's."""
+    upstream = StandIn(window=WINDOW, responder=chat_reply)
+    template = StrictTemplate(upstream.app)
+    with serve(template) as url:
+        configuration = settings(url, speaks=["chat"])
+        configuration["models"][0]["profile"] = {**PROFILE, "strict_alternation": True}
+        with proxied(configuration, tmp_path) as entrance:
+            if api == "responses":
+                with client(entrance) as caller:
+                    assert len(list(responses_session(caller, TURNS, "items", "gpt-4.1"))) == TURNS
+            else:
+                with anthropic.Anthropic(base_url=entrance, api_key="sk-client", max_retries=0) as claude:
+                    assert len(list(messages_session(claude, TURNS, "gpt-4.1"))) == TURNS
+    assert template.refused == []
+    check(upstream)
+
+
+@pytest.mark.parametrize("api", ["responses", "messages"])
+def test_only_a_strict_upstream_gets_merged_messages(api: str, tmp_path: Path) -> None:
+    upstream = StandIn()
+    two = [{"role": "user", "content": text} for text in ("Hello", "there")]
+    sizes = []
+    for strict in (False, True):
+        folder = tmp_path / str(strict)
+        folder.mkdir()
+        with serve(upstream.app) as url:
+            configuration = settings(url, speaks=["chat"])
+            configuration["models"][0]["profile"] = {**PROFILE, "strict_alternation": strict}
+            with proxied(configuration, folder) as entrance:
+                if api == "responses":
+                    with client(entrance) as caller:
+                        caller.responses.create(model="m", input=two)  # type: ignore[arg-type]
+                else:
+                    with anthropic.Anthropic(base_url=entrance, api_key="sk-client", max_retries=0) as claude:
+                        claude.messages.create(model="m", max_tokens=100, messages=two)  # type: ignore[arg-type]
+        sizes.append(len(upstream.requests[-1].body["messages"]))
+    assert sizes == [2, 1]
 
 
 @pytest.mark.long

@@ -11,18 +11,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from click.testing import CliRunner
+from starlette.applications import Starlette
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from proxy.cli.commands import main
+from proxy.demo.serving import serve
 from proxy.store.items import KIND
 from proxy.store.sqlite import SqliteStore
 from tests.kit.agent_script import SYSTEM, explanation
 from tests.kit.response_items import size_of
-from tests.kit.scripted import behind, client
+from tests.kit.scripted import behind, client, proxied
 from tests.kit.strict_responses import StrictResponses
 
 WINDOW = 8_000
@@ -188,6 +194,105 @@ def test_forgetting_a_caller_removes_its_items(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["forget", "--key-sha256", tenant, "--config", str(tmp_path / "config.yaml")])
     assert done.exit_code == 0, done.output
     assert "item: 2 entries removed" in done.output
+
+
+def repeating(of: str) -> tuple[ASGIApp, list[dict[str, Any]]]:
+    """An upstream that uses the same ids in all conversations, and the bodies that it gets. ``of`` is its API.
+
+    It calls the tool, if it gets any, and else repeats the first user's message.
+    """
+    seen: list[dict[str, Any]] = []
+
+    def first_of(messages: list[Any]) -> str:
+        return next(message["content"] for message in messages if message.get("role") == "user")
+
+    async def chat(request: Request) -> JSONResponse:
+        body = await request.json()
+        seen.append(body)
+        message: Any = {"role": "assistant", "content": f"You said: {first_of(body['messages'])}"}
+        if body.get("tools"):
+            call = {"name": "get", "arguments": json.dumps({"of": first_of(body["messages"])})}
+            message = {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "", "type": "function", "function": call}],
+            }
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return JSONResponse({"id": "chatcmpl-7", "object": "chat.completion", "created": 1, "choices": [choice]})
+
+    async def responses(request: Request) -> JSONResponse:
+        body = await request.json()
+        seen.append(body)
+        part = {"type": "output_text", "text": f"You said: {first_of(body['input'])}", "annotations": []}
+        message = {"type": "message", "id": "msg_0", "role": "assistant", "status": "completed", "content": [part]}
+        return JSONResponse({"id": "resp_0", "object": "response", "created_at": 1, "output": [message]})
+
+    routes = [Route("/v1/chat/completions", chat, methods=["POST"])]
+    routes += [Route("/v1/responses", responses, methods=["POST"])] if of == "responses" else []
+    return Starlette(routes=routes), seen
+
+
+def asked(url: str, *items: Any, **fields: Any) -> dict[str, Any]:
+    """Return the first item of an answer. Each caller here has the same key, or none."""
+    answer = httpx.post(f"{url}/v1/responses", json={"model": MODEL, "input": list(items), **fields}, timeout=30)
+    assert answer.status_code == 200, answer.text
+    item: dict[str, Any] = answer.json()["output"][0]
+    return item
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def test_a_bridges_ids_are_unique_although_the_upstreams_are_not(tmp_path: Path) -> None:
+    app, seen = repeating("chat")
+    get = {"type": "function", "name": "get", "parameters": {"type": "object", "properties": {}}}
+    with serve(app) as upstream:
+        settings = {"upstreams": {"main": {"base_url": f"{upstream}/v1", "speaks": ["chat"]}}}
+        with proxied(settings, tmp_path) as url:
+            ids = [asked(url, said(name))["id"] for name in ("alice", "bob")]
+            asked(url, said("bob"), {"type": "item_reference", "id": ids[1]}, said("What did you say?"))
+            _, message, _ = seen[-1]["messages"]
+            assert message["content"] == [{"type": "text", "text": "You said: bob"}]
+            calls = [asked(url, said(name), tools=[get]) for name in ("alice", "bob")]
+            assert calls[0]["call_id"] != calls[1]["call_id"]
+            result = {"type": "function_call_output", "call_id": calls[1]["call_id"], "output": "sunny"}
+            asked(url, said("bob"), {"type": "item_reference", "id": calls[1]["id"]}, result, tools=[get])
+            _, message, answered = seen[-1]["messages"]
+            assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"of": "bob"}
+            assert message["tool_calls"][0]["id"] == answered["tool_call_id"] == calls[1]["call_id"]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_upstreams_id_stands_for_the_item_of_its_own_conversation(restarted: bool, tmp_path: Path) -> None:
+    """The upstream uses one id for all answers. Its text is summarized only in the conversation that got it."""
+    app, seen = repeating("responses")
+    long = " ".join(f"w{number}" for number in range(800))
+    sections = {"store": {"url": f"sqlite:///{tmp_path}/items.db"}}
+    profile = {**PROFILE, "context_window": 4_000, "max_input_tokens": 4_000}
+    reference = {"type": "item_reference", "id": "msg_0"}
+    with behind(app, tmp_path, profile=profile, **sections) as url:
+        for name in ("alice", "bob"):
+            asked(url, said(f"I am {name}. {long}"))
+        if not restarted:
+            expected = follow_up(url, seen, reference, long)
+    if restarted:
+        with behind(app, tmp_path, profile=profile, **sections) as url:
+            expected = follow_up(url, seen, reference, long)
+    answers = {name: f"You said: I am {name}" for name in expected}
+    for name, text in expected.items():
+        assert [other for other, answer in answers.items() if answer in text] == ([name] if name != "carol" else [])
+
+
+def follow_up(url: str, seen: list[dict[str, Any]], reference: dict[str, Any], long: str) -> dict[str, str]:
+    """Return what the upstream is asked to summarize in each conversation that refers to an answer."""
+    found = {}
+    for name in ("alice", "bob", "carol"):
+        seen.clear()
+        asked(url, said(f"I am {name}. {long}"), reference, said(f"Go on. {long} {name}"), said("What did you say?"))
+        found[name] = json.dumps([body for body in seen if "messages" in body])
+        assert found[name] != "[]"
+    return found
 
 
 def stored_items(path: Path) -> int:

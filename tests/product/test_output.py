@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from hypothesis import strategies as st
 
 from proxy.demo.upstream import StandIn
 from proxy.dialects.chat.request import parse
-from proxy.limits.budget import CAUTION_PART, clamp_output, output_reserve
-from tests.kit.scripted import chat, protected
+from proxy.limits.budget import CAUTION_PART, clamp_output, lower_thinking, output_reserve
+from tests.kit.messages import words
+from tests.kit.scripted import behind, chat, protected
+from tests.kit.strict_messages import StrictMessages
 
 WINDOW = 16_000
 
@@ -79,6 +82,76 @@ def test_a_budget_for_thinking_stays_below_the_output(tmp_path: Path) -> None:
     body = written(4, max_tokens=15_000, thinking={"type": "enabled", "budget_tokens": 14_000})
     sent(upstream, tmp_path, body)
     assert {received.body["max_tokens"] for received in upstream.conversations} == {15_000}
+
+
+NARROW = 40_960
+TOOLS = [
+    {"name": f"tool_{number}", "description": words(100, f"t{number}x"), "input_schema": {"type": "object"}}
+    for number in range(80)
+]
+
+
+def narrow_session(
+    tmp_path: Path, upstream: StrictMessages, window: int, bodies: Iterable[dict[str, Any]], **policy: Any
+) -> list[httpx.Response]:
+    """Return the responses to Messages requests that ask for 32,000 tokens of output."""
+    profile = {"context_window": window, "max_output_tokens": 32_000, "tokenizer": "o200k_base"}
+    sent = []
+    with (
+        behind(upstream.app, tmp_path, profile=profile, policy=policy) as url,
+        httpx.Client(base_url=url, trust_env=False, timeout=60) as http,
+    ):
+        for body in bodies:
+            given = {"model": "claude-sonnet-4-5", "max_tokens": 32_000, "tools": TOOLS[:40], **body}
+            headers = {"x-api-key": "k", "anthropic-version": "2023-06-01"}
+            sent.append(http.post("/v1/messages", json=given, headers=headers))
+    return sent
+
+
+@pytest.mark.parametrize("counts_output", [False, True])
+@pytest.mark.parametrize("budget", [16_000, 31_999])
+@pytest.mark.parametrize("window", [34_000, NARROW, 64_000])
+def test_thinking_for_most_of_the_window_leaves_room_for_the_prompt(
+    window: int, budget: int, counts_output: bool, tmp_path: Path
+) -> None:
+    """Claude Code reserves 32,000 tokens of output, nearly all for thinking, next to large tools."""
+    upstream = StrictMessages(window, check="off", counts_output=counts_output)
+    thinking = {"type": "enabled", "budget_tokens": budget}
+    history = chat(30, 1_100)[1:]
+    bodies = [{"thinking": thinking, "messages": history[: 2 * turns - 1]} for turns in range(1, 31, 3)]
+    responses = narrow_session(tmp_path, upstream, window, bodies)
+    assert {response.status_code for response in responses} == {200}
+    assert upstream.refused == []
+    assert upstream.faults == []
+    assert responses[-1].headers["x-compaction"] == "compacted"
+    first = upstream.conversations[0]
+    assert max(received.tokens for received in upstream.conversations) > 0.45 * window
+    if first.tokens + 32_000 < window:
+        assert (first.body["max_tokens"], first.body["thinking"]) == (32_000, thinking)
+
+
+def test_a_large_window_keeps_the_budget_for_thinking(tmp_path: Path) -> None:
+    upstream = StrictMessages(200_000, check="off", counts_output=True)
+    thinking = {"type": "enabled", "budget_tokens": 31_999}
+    body = {"thinking": thinking, "messages": chat(190, 1_000)[1:]}
+    (response,) = narrow_session(tmp_path, upstream, 200_000, [body])
+    assert response.headers["x-compaction"] == "compacted"
+    assert "x-compaction-output" not in response.headers
+    assert upstream.refused == []
+
+
+def test_an_output_that_must_stay_leaves_the_fixed_part_and_the_newest_messages(tmp_path: Path) -> None:
+    """Next to 32,000 tokens of output, the tools alone don't fit. The upstream counts the prompt alone."""
+    upstream = StrictMessages(NARROW, check="off")
+    (response,) = narrow_session(
+        tmp_path, upstream, NARROW, [{"messages": chat(60, 1_000)[1:], "tools": TOOLS}], output="keep"
+    )
+    assert response.status_code == 200
+    assert response.headers["x-compaction"] == "compacted"
+    assert "x-compaction-output" not in response.headers
+    (received,) = upstream.conversations
+    assert received.body["max_tokens"] == 32_000
+    assert received.body["messages"][-1] == chat(60, 1_000)[-1]
 
 
 def test_a_session_with_all_the_output_there_is_keeps_seven_eighths_of_the_window(tmp_path: Path) -> None:
@@ -148,3 +221,24 @@ def test_a_lowered_output_always_fits(window: int, asked: int, prompt: int) -> N
         assert output >= min(asked, kept) - 1 - prompt // CAUTION_PART
     assert output_reserve(None, asked) == asked
     assert output_reserve(window, asked, 10) <= 10
+
+
+def test_a_small_largest_output_leaves_no_prompt_unlowered() -> None:
+    """The prompt may use all of the window but the model's largest output."""
+    window, most = 40_960, 2_000
+    assert output_reserve(window, 32_000, most) == most
+    assert clamp_output(window, 32_000, window - most, most) == most - (window - most) // CAUTION_PART
+    assert clamp_output(window, 32_000, window - most + 1, most) is None
+
+
+@given(st.integers(8_192, 10**6), st.integers(2_048, 10**5), st.integers(0, 10**6), st.data())
+def test_thinking_always_fits_into_a_lowered_output(window: int, asked: int, prompt: int, data: st.DataObject) -> None:
+    thinking = data.draw(st.integers(1_024, asked - 1))
+    kept = output_reserve(window, asked, thinking=thinking)
+    assert kept <= max(window // 4, 2_048)
+    output = clamp_output(window, asked, prompt, thinking=thinking)
+    if prompt <= window - kept and prompt + asked > window:
+        assert output is not None
+    if output is not None:
+        assert prompt + output <= window
+        assert 1_024 <= lower_thinking(thinking, output) < output

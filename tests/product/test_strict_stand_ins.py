@@ -156,7 +156,7 @@ def test_responses_reports_an_overflow(failure: str) -> None:
 def ask(caller: anthropic.Anthropic, conversation: Items, **options: Any) -> Any:
     tools = [{"name": "read", "description": "A tool.", "input_schema": SCHEMA}]
     options = {"thinking": {"type": "adaptive"}, "tools": tools, "system": "Be brief.", **options}
-    return caller.messages.create(model=MODEL, max_tokens=1_000, messages=conversation, **options)  # type: ignore[arg-type]
+    return caller.messages.create(model=MODEL, max_tokens=1_100, messages=conversation, **options)  # type: ignore[arg-type]
 
 
 def results(message: Any) -> dict[str, Any]:

@@ -39,13 +39,13 @@ COVERED = {
     "product/test_calibrated.py": "dialects/chat/upstream_counts",
     "product/http/test_streams.py": "dialects/chat/dialect dialects/dialect endpoints/reply",
     "product/test_messages_agent.py": "dialects/messages/blocks dialects/messages/dialect "
-    "dialects/messages/joining dialects/messages/repair dialects/messages/upstream_counts",
+    "dialects/messages/joining dialects/messages/repair",
     "product/test_responses_agent.py": "dialects/responses/dialect dialects/responses/evidence "
     "dialects/responses/items dialects/responses/repair",
     "unit/dialects/responses/test_state.py": "pipeline/state_recovery",
     "product/test_bridges.py": "upstream/bridge/translation upstream/bridge/transport",
     "product/test_bridged_answers.py": "upstream/bridge/chat upstream/bridge/messages upstream/bridge/responses "
-    "upstream/bridge/response_events upstream/bridge/over_responses upstream/learning",
+    "upstream/bridge/response_events upstream/bridge/over_responses",
     "product/test_continued_summaries.py": "pipeline/continuation",
     "product/test_native_compaction.py": "pipeline/native_compaction",
     "product/test_store_commands.py": "cli/store_commands cli/store_migration cli/store_status",

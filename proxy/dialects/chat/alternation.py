@@ -31,7 +31,13 @@ _CALLS = ("tool_calls", "function_call")
 _SINGLE = (*_CALLS, "refusal", "audio")
 
 
-def alternating(pieces: Sequence[OutgoingMessage], format: Format) -> list[OutgoingMessage]:
+def alternating_messages(messages: Sequence[Message]) -> list[Message]:
+    """Return chat messages, such as translated ones, in a sequence that strict templates accept."""
+    pieces = [OutgoingMessage(encode(message), 0, None) for message in messages]
+    return [decode(piece.raw) for piece in alternating(pieces, None)]
+
+
+def alternating(pieces: Sequence[OutgoingMessage], format: Format | None) -> list[OutgoingMessage]:
     """Return the same messages in a sequence that strict templates accept.
 
     - Merge consecutive user messages, and consecutive assistant messages up to the first one with tool calls. Strings
@@ -47,6 +53,7 @@ def alternating(pieces: Sequence[OutgoingMessage], format: Format) -> list[Outgo
     Messages that need no change are returned as the same objects, and so are messages with unknown roles or contents.
     A merged message has the newest turn of its messages; inserted messages have none. The function is idempotent.
     Apply it last: the other steps rebuild a message from the bytes of one turn and would lose the merged text.
+    Without a format, merged and inserted messages have 0 tokens.
     """
     members = [_Member(piece, decode(piece.raw)) for piece in pieces]
     leading = next((i for i, member in enumerate(members) if member.role not in _HEAD), len(members))
@@ -108,7 +115,7 @@ class _Run:
         self.members.append(member)
         return True
 
-    def piece(self, format: Format) -> OutgoingMessage:
+    def piece(self, format: Format | None) -> OutgoingMessage:
         first = self.members[0]
         if len(self.members) == 1 and not first.made:
             return first.piece
@@ -118,7 +125,8 @@ class _Run:
             for key, value in self._further_fields():
                 raw = replace_field(raw, key, value)
         turns = [member.piece.turn for member in self.members if member.piece.turn is not None]
-        return OutgoingMessage(raw, format.tokens(raw), turns[-1] if turns else None)
+        tokens = 0 if format is None else format.tokens(raw)
+        return OutgoingMessage(raw, tokens, turns[-1] if turns else None)
 
     def _further_fields(self) -> Iterator[tuple[str, object]]:
         """Yield the fields that only later messages have."""

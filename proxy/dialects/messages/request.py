@@ -17,12 +17,14 @@ from proxy.dialects.body import (
     BodyRequest,
     Wire,
     check_values,
+    encoded,
     listed,
     parse_bounded,
     positive,
     value_of,
 )
 from proxy.dialects.messages.joining import Split, joined, layouts_of, prefix_of, split
+from proxy.limits.budget import LEAST_THINKING, lower_thinking
 
 _FIELDS = ("system", "tools", "tool_choice", "output_config", "output_format", "mcp_servers")
 
@@ -36,6 +38,7 @@ class _Wire(Wire):
     output_config: msgspec.Raw = NOTHING
     output_format: msgspec.Raw = NOTHING
     mcp_servers: msgspec.Raw = NOTHING
+    thinking: msgspec.Raw = NOTHING
     thread: msgspec.Raw = NOTHING
 
 
@@ -55,6 +58,8 @@ class MessagesRequest(BodyRequest, eq=False):
     prefix: Sequence[bytes] = []
     splits: dict[int, Split] = msgspec.field(default_factory=dict)
     continues: bool = False
+    budgets_thinking: bool = False
+    thinking: int = 0
 
     @classmethod
     def _read(cls, raw: bytes) -> Self | None:
@@ -67,17 +72,20 @@ class MessagesRequest(BodyRequest, eq=False):
         block, start = prefix_of(layouts)
         units, splits = split(messages[start:], layouts[start:])
         fields = (getattr(wire, name) for name in _FIELDS)
+        most, thinking = positive(wire.max_tokens), thinking_tokens(wire.thinking)
         return cls(
             raw=raw,
             model=wire.model_name,
             stream=wire.streams,
             units=units,
-            max_output=positive(wire.max_tokens),
+            max_output=most,
             overhead=(*map(bytes, fields), bytes(listed(messages[block:start])) if start else b""),
             sent=len(messages),
             prefix=messages[:start],
             splits=splits,
             continues=_continues(value_of(wire.thread)),
+            # Only with interleaved thinking, its budget may be larger. It's then for all of a turn's requests.
+            thinking=thinking if thinking < (most or 0) else 0,
         )
 
     @property
@@ -105,9 +113,13 @@ class MessagesRequest(BodyRequest, eq=False):
         fields["messages"] = listed([*self.prefix, *joined(units, self.splits)])
 
     def _lower_output(self, fields: dict[str, msgspec.Raw], most: int) -> None:
-        if (positive(fields.get("max_tokens", NOTHING)) or 0) > most:
-            least = thinking_tokens(fields.get("thinking", NOTHING)) + 1
-            fields["max_tokens"] = msgspec.Raw(b"%d" % max(most, least))
+        if (positive(fields.get("max_tokens", NOTHING)) or 0) <= most:
+            return
+        if self.thinking and most <= LEAST_THINKING:
+            most = max(most, self.thinking + 1)
+        fields["max_tokens"] = encoded(most)
+        if (lowered := lower_thinking(self.thinking, most)) < self.thinking:
+            fields["thinking"] = encoded({**value_of(fields["thinking"]), "budget_tokens": lowered})
 
     def _same(self, units: Sequence[bytes]) -> bool:
         return len(units) == len(self.units) and all(a is b for a, b in zip(units, self.units, strict=True))

@@ -6,10 +6,13 @@ client sent, unless an item changed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
-from proxy.dialects.responses.items import items_of, joined, kind_of, raws_of
-from proxy.dialects.unit_json import Message, decode, encode
+from proxy.dialects.digests import ByDigest
+from proxy.dialects.responses.items import items_of, joined, kind_of, raws_of, with_content
+from proxy.dialects.unit_json import Message, decode, digest, encode
 
 REFERENCE = "item_reference"
 
@@ -64,6 +67,51 @@ class References:
         self._references[item] = raw
         self.size += len(item)
         return item
+
+
+PLACED_BY = 4
+"""The newest of the client's own items that identify a place. Older ones don't count, because clients trim them."""
+
+
+def place_after(units: Sequence[bytes]) -> str:
+    """Return what identifies the end of a conversation: the client's newest messages and results.
+
+    They are the same when the client refers to the answer later. In another conversation they differ, even if the
+    upstream uses the answer's id there again.
+    """
+    newest = filter(None, (mark for unit in reversed(units) for mark in _own.of([unit])))
+    return _place([*islice(newest, PLACED_BY)][::-1])
+
+
+def places_of(units: Sequence[bytes]) -> Iterator[tuple[str, str]]:
+    """Yield the id of each reference, and what identifies its place."""
+    recent: deque[bytes] = deque(maxlen=PLACED_BY)
+    for unit, mark in zip(units, _own.of(units), strict=True):
+        if mark:
+            recent.append(mark)
+        elif _MARK in bytes(unit):
+            place = _place(recent)
+            for item in items_of(unit):
+                if item.get("type") == REFERENCE and isinstance(item.get("id"), str):
+                    yield item["id"], place
+
+
+def _place(marks: Iterable[bytes]) -> str:
+    return digest([mark.hex() for mark in marks]).hex()[:32]
+
+
+def _own_mark(unit: bytes) -> bytes:
+    """Return the digest of a user's message or a tool's result; no bytes for other units."""
+    item = next(iter(items_of(unit)), {})
+    if kind_of(item) not in ("user", "result"):
+        return b""
+    content = with_content(item).get("content")
+    if isinstance(content, list) and all(isinstance(part, dict) and set(part) == {"type", "text"} for part in content):
+        content = "".join(str(part["text"]) for part in content)
+    return digest([item.get("call_id"), content])
+
+
+_own: ByDigest[bytes] = ByDigest(_own_mark)
 
 
 def reported_tokens(reference: Message) -> int:

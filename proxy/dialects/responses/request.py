@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -22,7 +22,7 @@ from proxy.dialects.body import (
 )
 from proxy.dialects.digests import ByDigest
 from proxy.dialects.responses.items import PREFIX_TYPES, joined, kind_by
-from proxy.dialects.responses.references import REFERENCE, References, unsized
+from proxy.dialects.responses.references import REFERENCE, References, place_after, places_of, unsized
 from proxy.dialects.responses.state import continues
 
 
@@ -112,6 +112,12 @@ class ResponsesRequest(BodyRequest, eq=False):
         super().release()
         self.prefix = []
         self.placed = None
+
+    def place(self) -> str:
+        return place_after(self.units)
+
+    def places(self) -> Iterable[tuple[str, str]]:
+        return places_of(self.units)
 
     def resolve(self, items: Mapping[str, bytes], sizes: Mapping[str, int]) -> None:
         self.placed = References(items, sizes)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -31,6 +33,19 @@ _DEFAULTS: Mapping[str, Any] = {
     "text": {"format": {"type": "text"}},
     "truncation": "disabled",
 }
+
+
+_UNIQUE = re.compile(r"[a-z]+_proxy[0-9a-f]{32}")
+
+
+def is_unique(id: str) -> bool:
+    """Return whether a bridge made an id, so that it never occurs again."""
+    return _UNIQUE.fullmatch(id) is not None
+
+
+def _unique(prefix: str) -> str:
+    """Return a new id. Ids of upstreams may be empty, or occur again in other conversations."""
+    return f"{prefix}_proxy{uuid.uuid4().hex}"
 
 
 class ResponseBuilder:
@@ -68,7 +83,7 @@ class ResponseBuilder:
     def feed(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
         """Yield the events of a chunk."""
         if not self.response["id"]:
-            self.response["id"] = f"resp_{chunk.get('id') or 0}"
+            self.response["id"] = _unique("resp")
             self.response["created_at"] = chunk.get("created") or 0
             self.response["model"] = chunk.get("model") or self.response["model"]
             yield self._event("response.created", response=self._snapshot())
@@ -117,7 +132,7 @@ class ResponseBuilder:
 
     def _reasons(self, text: str) -> Iterator[Event]:
         if self._reasoning is None:
-            self._reasoning = self._item({"type": "reasoning", "id": self._id("rs"), "summary": []})
+            self._reasoning = self._item({"type": "reasoning", "id": _unique("rs"), "summary": []})
             yield self._added(self._reasoning)
             self._reasoning["summary"] = [{"type": "summary_text", "text": ""}]
             part = {"type": "summary_text", "text": ""}
@@ -128,7 +143,7 @@ class ResponseBuilder:
     def _close_reasoning(self) -> Iterator[Event]:
         sealed = self._sealed(_merged(self._thinking)) if self._thinking else None
         if self._reasoning is None and sealed is not None:
-            self._reasoning = self._item({"type": "reasoning", "id": self._id("rs"), "summary": []})
+            self._reasoning = self._item({"type": "reasoning", "id": _unique("rs"), "summary": []})
             yield self._added(self._reasoning)
         item, self._reasoning = self._reasoning, None
         if item is None:
@@ -146,7 +161,7 @@ class ResponseBuilder:
         if self._text is None:
             yield from self._close_reasoning()
             fields = {"role": "assistant", "status": "in_progress", "content": []}
-            self._text = self._item({"type": "message", "id": self._id("msg"), **fields})
+            self._text = self._item({"type": "message", "id": _unique("msg"), **fields})
             yield self._added(self._text)
         key, type = ("text", "output_text") if kind == "content" else ("refusal", "refusal")
         parts = self._text["content"]
@@ -178,12 +193,12 @@ class ResponseBuilder:
         if index not in self._calls:
             yield from self._close_reasoning()
             yield from self._close_text()
-            name, own = str(function.get("name") or ""), str(call.get("id") or f"call_{index}")
+            name, own = str(function.get("name") or ""), str(call.get("id") or _unique("call"))
             fields: dict[str, Any] = {"call_id": own, "name": name, "status": "in_progress"}
             if name in self._custom:
-                item = {"type": "custom_tool_call", "id": f"ctc_{own}", **fields, "input": ""}
+                item = {"type": "custom_tool_call", "id": _unique("ctc"), **fields, "input": ""}
             else:
-                item = {"type": "function_call", "id": f"fc_{own}", **fields, "arguments": ""}
+                item = {"type": "function_call", "id": _unique("fc"), **fields, "arguments": ""}
             self._calls[index] = self._item(item)
             self._arguments[index] = ""
             yield self._added(item)
@@ -209,9 +224,6 @@ class ResponseBuilder:
     def _item(self, item: dict[str, Any]) -> dict[str, Any]:
         self.response["output"].append(item)
         return item
-
-    def _id(self, prefix: str) -> str:
-        return f"{prefix}_{self.response['id'].removeprefix('resp_')}_{len(self.response['output'])}"
 
     def _snapshot(self) -> dict[str, Any]:
         return {**self.response, "output": []}

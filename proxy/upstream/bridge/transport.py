@@ -75,6 +75,8 @@ class Bridge:
         try:
             translation = self._translator.translate(litellm, {**body, "model": request.model})
             chat = plain(translation.request, request.model, translated=self._translated)
+            if request.alternated is not None:
+                chat["messages"] = request.alternated(chat["messages"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             # LiteLLM's functions expect valid requests, and raise any of these for others.
             raise BadBody(

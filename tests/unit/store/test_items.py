@@ -72,7 +72,7 @@ def test_an_item_in_use_is_written_again_after_half_of_its_lifetime() -> None:
     async def test(store: Watched, clock: Clock) -> None:
         memory = ItemMemory(store, clock)
         memory.keep("a", "msg_0", b"item", MONTH)
-        memory.keep("a", "msg_0", b"another", MONTH)
+        memory.keep("a", "msg_0", b"item", MONTH)
         await memory.recall("a", ["msg_0"], MONTH)
         assert await memory.writes.drained()
         assert store.written == ["msg_0"]
@@ -84,6 +84,20 @@ def test_an_item_in_use_is_written_again_after_half_of_its_lifetime() -> None:
         clock.now += 0.6 * MONTH
         assert await ItemMemory(store, clock).recall("a", ["msg_0"], MONTH) == {"msg_0": b"item"}
         clock.now += 1.1 * MONTH
+        assert await ItemMemory(store, clock).recall("a", ["msg_0"], MONTH) == {}
+
+    run(test)
+
+
+def test_an_id_of_several_items_is_forgotten() -> None:
+    async def test(store: Watched, clock: Clock) -> None:
+        memory = ItemMemory(store, clock)
+        for item in (b"item", b"another", b"item"):
+            memory.keep("a", "msg_0", item, MONTH)
+        memory.keep("b", "msg_0", b"item", MONTH)
+        assert await memory.recall("a", ["msg_0"], MONTH) == {}
+        assert await memory.recall("b", ["msg_0"], MONTH) == {"msg_0": b"item"}
+        assert await memory.writes.drained()
         assert await ItemMemory(store, clock).recall("a", ["msg_0"], MONTH) == {}
 
     run(test)

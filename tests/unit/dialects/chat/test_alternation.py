@@ -31,6 +31,7 @@ from tests.kit.conversations import (
     turn,
     user,
 )
+from tests.kit.strict_template import mistral_accepts
 
 
 def piece(message: Any) -> OutgoingMessage:
@@ -212,13 +213,6 @@ def test_a_summary_among_the_system_messages_joins_them() -> None:
     assert alternating(alone, FORMAT) == alone
     odd = [piece({"role": "system", "content": 5}), *alone]
     assert alternating(odd, FORMAT) == odd
-
-
-def mistral_accepts(messages: Sequence[Any]) -> bool:
-    """Check like the chat templates of Mistral 7B v0.3, Nemo, and Small, which skip calls and results."""
-    rest = messages[1:] if messages and messages[0]["role"] == "system" else messages
-    counted = [m for m in rest if m["role"] not in ("tool", "function") and not m.get("tool_calls")]
-    return all((m["role"] == "user") == (place % 2 == 0) for place, m in enumerate(counted))
 
 
 def gemma_accepts(messages: Sequence[Any]) -> bool:

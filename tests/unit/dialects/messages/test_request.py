@@ -162,6 +162,25 @@ def test_less_output_leaves_room_for_thinking() -> None:
     assert json.loads(request.rewritten(max_output=10_000))["max_tokens"] == 9_000
 
 
+def outputs(most: int, max_tokens: int, **thinking: Any) -> tuple[int, int]:
+    """Return both limits after lowering the output."""
+    body = json.loads(conversation("go", max_tokens=max_tokens, thinking=thinking).rewritten(max_output=most))
+    return body["max_tokens"], body["thinking"]["budget_tokens"]
+
+
+def test_the_budget_for_thinking_is_lowered_only_if_it_has_to_be() -> None:
+    manual = {"type": "enabled", "budget_tokens": 31_999, "display": "omitted"}
+    assert outputs(31_999, 32_000, **manual) == (31_999, 8_192)
+    # A power of two stays the same for many outputs, and so does the prompt cache.
+    assert {outputs(most, 32_000, **manual)[1] for most in range(4_096, 8_192, 100)} == {2_048}
+    assert outputs(1_500, 32_000, **manual) == (1_500, 1_024)
+    assert outputs(20_000, 32_000, type="enabled", budget_tokens=16_000) == (20_000, 16_000)
+    raw = conversation("go", max_tokens=32_000, thinking=manual).rewritten(max_output=5_000)
+    assert json.loads(raw)["thinking"] == {**manual, "budget_tokens": 2_048}
+    # With interleaved thinking, the budget is for all requests of a turn.
+    assert outputs(4_000, 8_000, type="enabled", budget_tokens=20_000) == (4_000, 20_000)
+
+
 def test_a_thread_continues_a_history_at_the_server() -> None:
     assert parse(b'{"thread": {"type": "continue", "previous_message_id": "msg_1"}}').continues
     assert not parse(b'{"thread": {"type": "create"}}').continues

@@ -90,3 +90,36 @@ def test_only_clients_that_may_use_references_have_their_answers_remembered() ->
         assert not parse(raw({"input": given, "store": False})).may_refer
     for given in ([USER, MESSAGE, USER], [USER, REASONING, CALL, OUTPUT]):
         assert not parse(raw({"input": given})).may_refer
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def place_of(*items: Any) -> str:
+    return parse(raw({"input": items})).place()
+
+
+def test_a_reference_has_the_place_of_its_answer() -> None:
+    history: list[Any] = []
+    expected = []
+    for turn in range(6):
+        history.append(said(f"question {turn}"))
+        expected.append((f"msg_{turn}", place_of(*history)))
+        history.append(reference(f"msg_{turn}"))
+    assert list(parse(raw({"input": history})).places()) == expected
+    assert len({place for _, place in expected}) == 6
+    # Clients trim old messages, and change their instructions.
+    trimmed = [{"role": "developer", "content": "Today is Tuesday."}, *history[4:]]
+    assert list(parse(raw({"input": trimmed})).places())[-1] == expected[-1]
+
+
+def test_a_place_depends_on_the_texts_and_not_on_how_the_client_writes_them() -> None:
+    text = {"type": "input_text", "text": "hello"}
+    assert place_of(said("hello")) == place_of({"type": "message", "role": "user", "content": [text]})
+    assert parse(raw({"input": "hello"})).place() == place_of(said("hello"))
+    assert place_of(said("hello")) != place_of(said("hello again"))
+    assert place_of(said("hello"), CALL, OUTPUT) != place_of(said("hello"), CALL, {**OUTPUT, "output": "else"})
+    assert place_of(said("hello"), reference("msg_1"), said("yes")) != place_of(said("hi"), MESSAGE, said("yes"))
+    image = {"type": "input_image", "image_url": "data:,"}
+    assert place_of({**said(""), "content": [image]}) != place_of({**said(""), "content": [image, image]})
