@@ -149,3 +149,20 @@ def test_of_a_translated_stream(start_proxy: StartProxy, uncollected: Uncollecte
             else:
                 ask(url, body=chat(stream=True))
         assert requests.comes_to_rest()
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("status", [400, 429, 529, 502])
+def test_of_a_translated_error(start_proxy: StartProxy, uncollected: Uncollected, streams: bool, status: int) -> None:
+    """502 is the proxy's own status: it can't connect to the provider."""
+    with AnthropicServer() as anthropic:
+        main = {"provider": "anthropic", "base_url": anthropic.url, "api_key": anthropic.key}
+        url = start_proxy(anthropic.url, {"upstreams": {"main": main}})
+        assert ask(url, body=chat(stream=streams)).status == 200  # what LiteLLM makes once
+        requests = Uncollected(ChatRequest, Stream)
+        anthropic.script.error = (status, "some_error", "No.")
+        if status == 502:
+            anthropic.__exit__()
+        for _ in range(3):
+            assert ask(url, body=chat(stream=streams)).status == status
+        assert requests.comes_to_rest()
