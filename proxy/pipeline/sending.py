@@ -21,6 +21,7 @@ from proxy.upstream.connections import not_in_time
 from proxy.upstream.transport import Outgoing, Transport
 
 DEADLINE = "The request's deadline has passed. Try again, or have server.deadline raised."
+STOPPED = "The upstream started its response and then stopped sending. Try again."
 
 
 def outgoing(context: ConversationContext, outcome: Outcome) -> Outgoing:
@@ -83,10 +84,12 @@ async def send(
     except TimeoutError as error:
         if answer is not None:
             await answer.close()
-        stopped = UpstreamTimeout("The upstream started its response and then stopped sending. Try again.")
-        late = not_in_time(remaining) if answer is None else stopped
+        late = not_in_time(remaining) if answer is None else UpstreamTimeout(STOPPED)
         describe_failure(context, late, began, outcome.after)
-        raise late from error
+        try:
+            raise late from error
+        finally:
+            del late  # avoid a reference cycle through its traceback
     except BaseException as error:
         if isinstance(error, ProxyError):
             describe_failure(context, error, began, outcome.after)

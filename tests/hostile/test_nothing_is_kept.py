@@ -109,6 +109,19 @@ def test_of_a_client_that_left(upstream: RawUpstream, url: str, uncollected: Unc
 
 
 @pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("steps", [[End.SILENCE], [stream_head(), End.SILENCE]])
+def test_of_an_answer_that_is_late(
+    start_proxy: StartProxy, upstream: RawUpstream, uncollected: Uncollected, streams: bool, steps: list[Step]
+) -> None:
+    upstream.script = lambda _: steps
+    url = start_proxy(upstream.url, {"server": {"deadline": 0.3}})
+    requests = Uncollected(ChatRequest, ClientResponse)  # the other server here keeps its own
+    for _ in range(3):
+        assert ask(url, body=chat(stream=streams)).status == 504
+    assert requests.comes_to_rest()
+
+
+@pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize(("turns", "parts"), [(12, 1), (60, 3)])
 def test_of_a_conversation_whose_summary_failed(
     upstream: RawUpstream, url: str, uncollected: Uncollected, streams: bool, turns: int, parts: int
