@@ -247,9 +247,10 @@ def check_bytecode(image: Image) -> Iterator[str]:
     done = subprocess.run(["chroot", str(image.root), *command], capture_output=True, text=True, check=False)
     if done.returncode:
         yield f"The image can't import its modules:\n{done.stderr[-2000:]}"
-    compiled = re.findall(r"^# code object from (?:b?')(\S+\.py)'$", done.stderr, re.MULTILINE)
+    compiled = re.findall(r"^# code object from '?(/\S+\.py)'?$", done.stderr, re.MULTILINE)
     read = len(re.findall(r"^# code object from '\S+\.pyc'$", done.stderr, re.MULTILINE))
-    print(f"bytecode: {read} modules read, {len(compiled)} compiled")
+    size = sum(path.lstat().st_size for path in (image.root / "opt").rglob("*")) >> 20
+    print(f"bytecode: {read} modules read, {len(compiled)} compiled; /opt has {size} MiB")
     if compiled or not read:
         yield f"The image compiles at each start: {compiled[:5]}"
 
