@@ -1,23 +1,29 @@
 # The proxy in a container:
 #
 #   docker build -t compaction-proxy .
-#   docker run -p 127.0.0.1:8787:8787 -v compaction-proxy:/var/lib/compaction-proxy compaction-proxy
+#   docker run --stop-timeout 35 -p 127.0.0.1:8787:8787 -v compaction-proxy:/var/lib/compaction-proxy compaction-proxy
 #
-# With your own configuration:
+# With your own configuration, which user 10001 must be able to read:
 #
-#   docker run -p 127.0.0.1:8787:8787 -v compaction-proxy:/var/lib/compaction-proxy \
+#   docker run --stop-timeout 35 -p 127.0.0.1:8787:8787 -v compaction-proxy:/var/lib/compaction-proxy \
 #       -v "$PWD/config.yaml:/etc/compaction-proxy.yaml:ro" -e OPENAI_API_KEY \
 #       compaction-proxy serve --host 0.0.0.0 --config /etc/compaction-proxy.yaml
+#
+# The timeout is longer than server.drain, so open responses can finish.
 
 # Pin the base image by digest for a release; docs/container.md shows how.
 ARG PYTHON_IMAGE=python:3.11-slim
 
 FROM ${PYTHON_IMAGE} AS packages
-RUN python -m venv /opt/venv
+RUN python -m venv --without-pip /opt/venv
 COPY requirements-runtime.lock /tmp/requirements.lock
-# Wheels only: a source archive would fetch build tools that no hash covers.
-RUN /opt/venv/bin/python -m pip install --no-cache-dir --disable-pip-version-check --no-deps --only-binary :all: \
-        --require-hashes -r /tmp/requirements.lock
+# Wheels only: a source archive would fetch build tools that no hash covers. The removed folder has LiteLLM's web pages.
+RUN python -m pip --python /opt/venv/bin/python install --no-cache-dir --disable-pip-version-check --no-compile \
+        --no-deps --only-binary :all: --require-hashes -r /tmp/requirements.lock \
+    && rm -r /opt/venv/lib/python*/site-packages/litellm/proxy/_experimental/out
+# Python checks bytecode by the source's time unless told otherwise, and layers round times. A fixed seed and one process
+# make builds reproducible.
+RUN PYTHONHASHSEED=0 python -m compileall -q -f --invalidation-mode unchecked-hash /opt/venv/lib
 
 FROM ${PYTHON_IMAGE}
 ARG VERSION=0.1.0
@@ -32,8 +38,10 @@ LABEL org.opencontainers.image.title="compaction-proxy" \
 COPY --from=packages /opt/venv /opt/venv
 COPY proxy /opt/compaction-proxy/proxy
 
-# Compile to bytecode now, because the proxy's user can't write outside its volume. pip has compiled the packages.
-RUN /opt/venv/bin/python -m compileall -q /opt/compaction-proxy
+# Compile to bytecode now, because the proxy's user can't write outside its volume. The base image has no bytecode of the
+# standard library.
+RUN PYTHONDONTWRITEBYTECODE=1 PYTHONHASHSEED=0 python -m compileall -q -f --invalidation-mode unchecked-hash \
+        -x '/(site|dist)-packages/' /opt/compaction-proxy "$(dirname "$(python -c 'import os; print(os.__file__)')")"
 
 # The proxy's state. A named volume inherits this folder's owner at its first use. A mounted folder of the host must
 # belong to user 10001.
@@ -52,7 +60,9 @@ ENV PATH=/opt/venv/bin:$PATH \
     HOME=/var/lib/compaction-proxy \
     XDG_STATE_HOME=/var/lib
 
-RUN printf '#!/bin/sh\nexec python -m proxy "$@"\n' > /usr/local/bin/compaction-proxy \
+# The condition is for the worker processes, which import this file, too.
+RUN printf '%s\n' '#!/usr/bin/env python' 'from proxy.__main__ import main' 'if __name__ == "__main__":' '    main()' \
+        > /usr/local/bin/compaction-proxy \
     && chmod 0755 /usr/local/bin/compaction-proxy
 
 # The build fails if the model table or the tokenizers need the network, or if the packages don't load.
@@ -67,5 +77,5 @@ HEALTHCHECK --interval=30s --timeout=5s --start-period=15s --retries=3 \
     CMD ["python", "-c", "from urllib.request import ProxyHandler, build_opener; build_opener(ProxyHandler({})).open('http://127.0.0.1:8787/readyz', timeout=3)"]
 
 STOPSIGNAL SIGTERM
-ENTRYPOINT ["python", "-m", "proxy"]
+ENTRYPOINT ["compaction-proxy"]
 CMD ["serve", "--host", "0.0.0.0"]

@@ -32,7 +32,6 @@ from proxy.upstream.transport import CHAT_PATH, Outgoing, Transport
 log = structlog.get_logger(__name__)
 
 DEADLINE = "The request's deadline has passed. Try again, or have server.deadline raised."
-
 REFUSALS = frozenset({400, 404, 415, 422, 501})
 """Statuses with which servers refuse a field."""
 

@@ -105,6 +105,25 @@ def test_both_stages_have_one_python_and_packages_are_checked_against_their_hash
     assert {"--require-hashes", "--no-deps", "-r"} <= set(install.split())
 
 
+def test_bytecode_is_the_same_in_each_build_and_does_not_depend_on_times() -> None:
+    """`.ci/image.py` builds the image and checks that Python uses the bytecode."""
+    runs = [rest for name, rest in instructions() if name == "RUN"]
+    assert all("--no-compile" in run for run in runs if " install " in run)
+    compiling = [run for run in runs if "compileall" in run]
+    assert compiling
+    assert all("PYTHONHASHSEED=0" in run and "--invalidation-mode unchecked-hash" in run for run in compiling)
+
+
+def test_the_grace_period_of_documented_commands_is_longer_than_the_drain() -> None:
+    texts = [(ROOT / "Dockerfile").read_text(encoding="utf-8")]
+    texts += [path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]]
+    commands = [found for text in texts for found in re.findall(r"docker run (?!--rm)[^\n]*", text)]
+    assert commands
+    for command in commands:
+        (seconds,) = re.findall(r"--stop-timeout (\d+)", command)
+        assert int(seconds) > Settings().server.drain
+
+
 def test_the_labels_describe_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     labels = dict(pair.split("=", 1) for pair in shlex.split(last("LABEL")))
@@ -178,7 +197,7 @@ def test_it_does_not_run_as_root_and_owns_its_volume(monkeypatch: pytest.MonkeyP
 
 
 def test_it_starts_the_proxy_on_all_addresses() -> None:
-    assert json.loads(last("ENTRYPOINT")) == ["python", "-m", "proxy"]
+    assert json.loads(last("ENTRYPOINT")) == ["compaction-proxy"]
     command, *arguments = json.loads(last("CMD"))
     context = main.commands[command].make_context(command, arguments)
     assert (command, context.params["host"], context.params["port"]) == ("serve", "0.0.0.0", None)  # noqa: S104
@@ -197,6 +216,8 @@ def test_the_build_loads_its_tables_without_a_network_and_puts_the_command_on_th
     subprocess.run(["sh", "-c", script.replace("/usr/local/bin/compaction-proxy", str(command))], check=True)
     done = subprocess.run([command, "--version"], env=environ, capture_output=True, text=True, check=False)
     assert done.stdout.startswith("compaction-proxy, version ")
+    done = subprocess.run([command, "serve", "--help"], env=environ, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("Usage: compaction-proxy serve ")
 
 
 def test_the_health_check_tells_a_proxy_that_serves_from_none(entrance: str) -> None:

@@ -109,6 +109,19 @@ def test_of_a_client_that_left(upstream: RawUpstream, url: str, uncollected: Unc
 
 
 @pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("steps", [[End.SILENCE], [stream_head(), End.SILENCE]])
+def test_of_an_answer_that_is_late(
+    start_proxy: StartProxy, upstream: RawUpstream, uncollected: Uncollected, streams: bool, steps: list[Step]
+) -> None:
+    upstream.script = lambda _: steps
+    url = start_proxy(upstream.url, {"server": {"deadline": 0.3}})
+    requests = Uncollected(ChatRequest, ClientResponse)  # the other server here keeps its own
+    for _ in range(3):
+        assert ask(url, body=chat(stream=streams)).status == 504
+    assert requests.comes_to_rest()
+
+
+@pytest.mark.parametrize("streams", [True, False])
 @pytest.mark.parametrize(("turns", "parts"), [(12, 1), (60, 3)])
 def test_of_a_conversation_whose_summary_failed(
     upstream: RawUpstream, url: str, uncollected: Uncollected, streams: bool, turns: int, parts: int
@@ -148,4 +161,21 @@ def test_of_a_translated_stream(start_proxy: StartProxy, uncollected: Uncollecte
                     assert connection.recv(12) == b"HTTP/1.1 200"
             else:
                 ask(url, body=chat(stream=True))
+        assert requests.comes_to_rest()
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("status", [400, 429, 529, 502])
+def test_of_a_translated_error(start_proxy: StartProxy, uncollected: Uncollected, streams: bool, status: int) -> None:
+    """502 is the proxy's own status: it can't connect to the provider."""
+    with AnthropicServer() as anthropic:
+        main = {"provider": "anthropic", "base_url": anthropic.url, "api_key": anthropic.key}
+        url = start_proxy(anthropic.url, {"upstreams": {"main": main}})
+        assert ask(url, body=chat(stream=streams)).status == 200  # what LiteLLM makes once
+        requests = Uncollected(ChatRequest, Stream)
+        anthropic.script.error = (status, "some_error", "No.")
+        if status == 502:
+            anthropic.__exit__()
+        for _ in range(3):
+            assert ask(url, body=chat(stream=streams)).status == status
         assert requests.comes_to_rest()

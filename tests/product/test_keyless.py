@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ def test_nothing_is_stored_for_nobody(keyless: str, tmp_path: Path) -> None:
         summaries = len(upstream.summaries)
         upstream.window = WINDOW // 2  # from here on it refuses what the proxy believes to fit
         retries = [asked(url, chat(6, 900)).headers["x-compaction-retries"] for _ in range(2)]
-    with sqlite3.connect(tmp_path / "store.db") as store:
+    with contextlib.closing(sqlite3.connect(tmp_path / "store.db")) as store:
         tenants = {tenant for (tenant,) in store.execute("SELECT DISTINCT tenant FROM entries")}
     if keyless == "separate":
         assert told == ["digest", "digest"]

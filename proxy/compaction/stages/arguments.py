@@ -30,6 +30,10 @@ _NOTE = (
 # Characters that are kept of a cut string. DeepAgents keeps 20.
 KEPT_CHARACTERS = 120
 
+# Levels of arrays and objects. Deeper arguments stay as they are. Python's own limit depends on its version and on the
+# depth of the call stack, so the result would, too.
+DEEPEST = 200
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -94,17 +98,19 @@ class Arguments:
     def _applies(self, name: str) -> bool:
         return "*" in self._rules.tools or name in self._rules.tools
 
-    def _cut(self, value: Any, note: str, key: str = "") -> Any:
+    def _cut(self, value: Any, note: str, key: str = "", depth: int = 0) -> Any:
         if isinstance(value, str):
             stays = not self._every_key and (key in KEPT_KEYS or key.endswith(_KEPT_ENDINGS))
             if stays or len(value) <= self._rules.max_length:
                 return value
             cut = value[:KEPT_CHARACTERS] + note.replace("{characters}", str(len(value) - KEPT_CHARACTERS))
             return cut if len(cut) < len(value) else value
+        if depth >= DEEPEST and isinstance(value, list | dict):
+            raise ValueError("too deep")
         if isinstance(value, list):
-            return [self._cut(item, note, key) for item in value]
+            return [self._cut(item, note, key, depth + 1) for item in value]
         if isinstance(value, dict):
-            return {name: self._cut(item, note, name) for name, item in value.items()}
+            return {name: self._cut(item, note, name, depth + 1) for name, item in value.items()}
         return value
 
 

@@ -68,24 +68,38 @@ def refusal(error: Exception, *, hidden: tuple[str, ...]) -> Refusal:
     ``hidden`` are texts to hide from clients: keys and addresses. Raises ``UpstreamUnreachable``, ``UpstreamTimeout``,
     or ``UpstreamInterrupted`` if the provider sent no response.
     """
-    if (broken := network_error(error)) is not None:
-        raise broken from error
+    _raise_network_error(error)
     status, headers = _head(error)
     if status is None:
         return _without_provider(error, hidden)
     return _of_provider(error, status, headers, hidden)
 
 
-def network_error(error: BaseException) -> UpstreamError | None:
-    """Return the network error behind an exception; ``None`` if it has another cause."""
+def _raise_network_error(error: BaseException) -> None:
+    """Raise the network error behind an exception. A variable for it would make a reference cycle."""
     for cause in _chain(error):
         if isinstance(cause, TimeoutError | httpx.TimeoutException) or type(cause).__name__ == "Timeout":
-            return UpstreamTimeout(TIMEOUT)
+            raise UpstreamTimeout(TIMEOUT) from error
         if isinstance(cause, httpx.ConnectError | httpx.UnsupportedProtocol | httpx.ProxyError):
-            return UpstreamUnreachable(UNREACHABLE)
+            raise UpstreamUnreachable(UNREACHABLE) from error
         if isinstance(cause, httpx.TransportError):
-            return UpstreamInterrupted(INTERRUPTED)
-    return None
+            raise UpstreamInterrupted(INTERRUPTED) from error
+
+
+def drop_tracebacks(error: BaseException) -> None:
+    """Remove the tracebacks of an exception, of its causes, and of exceptions in its attributes.
+
+    LiteLLM keeps exceptions in variables of frames that are in their own tracebacks. These reference cycles include
+    the request.
+    """
+    dropped: set[int] = set()
+    waiting: list[object] = [error]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, BaseException) and id(one) not in dropped:
+            dropped.add(id(one))
+            one.__traceback__ = None
+            waiting += [one.__cause__, one.__context__, *vars(one).values()]
 
 
 def _of_provider(error: Exception, status: int, headers: Mapping[str, str], hidden: tuple[str, ...]) -> Refusal:

@@ -66,12 +66,13 @@ class Stream:
         except asyncio.CancelledError:
             self._cut()  # don't reraise: a canceled task would keep the error, which refers to this stream
         except Exception as error:  # noqa: BLE001 - each one is passed on below
+            translate_errors.drop_tracebacks(error)
             # Before the first chunk, the caller handles the error. After it, the answer is broken.
             if not self._head.done():
                 self._head.set_exception(error)
                 return
             broken = UpstreamInterrupted(translate_errors.INTERRUPTED)
-            broken.__cause__ = error.with_traceback(None)  # the traceback refers to this stream, too
+            broken.__cause__ = error
             await self._chunks.put(broken)
         finally:
             self._open.discard(self)

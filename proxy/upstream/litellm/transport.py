@@ -78,6 +78,7 @@ class LiteLLMTransport:
         except UpstreamError:
             raise
         except Exception as error:  # noqa: BLE001 - each one becomes an answer below
+            translate_errors.drop_tracebacks(error)
             # LiteLLM raises anything from OpenAI's classes to a bare KeyError. If the provider didn't return an error,
             # the client gets a 400 or 502.
             refusal = translate_errors.refusal(

@@ -103,6 +103,20 @@ def test_what_cannot_be_cut_as_json_is_left(text: str) -> None:
     assert cut_arguments(message) is None
 
 
+def test_arguments_are_cut_up_to_a_depth_that_does_not_depend_on_the_call_stack() -> None:
+    def cut(depth: int, calls: int) -> bool:
+        if calls:
+            return cut(depth, calls - 1)
+        message = assistant(None, call("a"))
+        message["tool_calls"][0]["function"]["arguments"] = (
+            '{"a": [' * (depth // 2) + '"' + LONG + '"' + "]}" * (depth // 2)
+        )
+        return cut_arguments(message) is not None
+
+    for calls in (0, 300):
+        assert [cut(depth, calls) for depth in (arguments.DEEPEST, arguments.DEEPEST + 2)] == [True, False]
+
+
 @pytest.mark.parametrize("name", [None, ["write_file"], {"a": 1}, 5])
 def test_a_name_of_any_type_is_no_tool_of_the_policy(name: Any) -> None:
     message = assistant(None, call("a", text=LONG))

@@ -47,7 +47,7 @@ for name in ("uvicorn.error", "aiohttp.client"):
 structlog.get_logger("x").debug("x.debugged")
 structlog.get_logger("x").info("x.informed")
 try:
-    raise ValueError("secret")
+    raise ValueError("SECRET".lower())  # since Python 3.13, tracebacks show these lines
 except ValueError:
     logging.getLogger("uvicorn.error").exception("crashed")
     structlog.get_logger("x").exception("x.crashed")
