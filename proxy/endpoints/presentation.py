@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from proxy.access.admin import AdminLink
+from proxy.endpoints.viewer import KEYLESS, Viewer
 from proxy.pipeline.changes import Changed, Unchanged
 from proxy.telemetry.record import RequestRecord
 
@@ -81,6 +83,19 @@ def tiles(total: dict[str, Any]) -> list[tuple[str, str]]:
         shown.append(("tokens that enforce would send", figure(total["forecast"])))
         shown.append(("USD that enforce would save", total["forecast_savings"]))
     return shown
+
+
+def keyless_hint(viewer: Viewer, link: AdminLink | None) -> tuple[str, str] | None:
+    """Return what a page lists for a visitor without a key, and how to see all requests; ``None`` for others."""
+    if viewer.name != KEYLESS:
+        return None
+    shown = "You see requests that came without a key." if viewer.tenants else "Requests without a key aren't kept."
+    if link is None:
+        return shown, "sign in with an admin key"
+    return (
+        shown,
+        f"open the link that the proxy printed when it started. Each works once, and the next is in {link.file}",
+    )
 
 
 def figure(value: int | None) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -33,6 +34,13 @@ class Program(NamedTuple):
     @property
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
+
+    def link(self) -> str:
+        """Return the current one-time link, from the file that the output names."""
+        (file,) = re.findall(
+            r"^Dashboard: \S+ \(a link that works once is in (.+)\)$", self.log.read_text(), re.MULTILINE
+        )
+        return Path(file).read_text().strip()
 
     def refuses(self) -> bool:
         try:

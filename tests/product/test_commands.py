@@ -301,13 +301,19 @@ def test_serve_answers(folder: Path) -> None:
     assert answer.headers["x-compaction"] == "none"
 
 
-def test_serve_on_a_port_that_is_taken(folder: Path) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_serve_on_a_port_that_is_taken(folder: Path, workers: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        done = run(folder, "serve", "--config", "good.yaml", "--port", str(taken.getsockname()[1]))
-    assert done.returncode != 0
-    assert "address already in use" in (done.stderr + done.stdout).lower()
+        port = taken.getsockname()[1]
+        done = run(folder, "serve", "--config", "good.yaml", "--port", str(port), "--workers", workers)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(
+        rf"server\.port: cannot listen on 127\.0\.0\.1:{port} \(address already in use\)\. "
+        rf"Fix: stop the other program, or use another port: --port \d+\n",
+        done.stderr,
+    )
 
 
 def test_serve_refuses_a_store_that_cannot_be_used(tmp_path: Path) -> None:

@@ -141,8 +141,15 @@ def test_without_a_session_there_is_a_sign_in_page(url: str) -> None:
         for path in (*PAGES, "/compaction/view/" + "0" * 24):
             answer = client.get(path)
             assert (answer.status_code, "Sign in" in answer.text) == (401, True), path
-        for key in ("", "cp-wrong"):
-            assert client.post("/compaction/sign-in", data={"key": key}).status_code == 401
+        for key, reason in (("", "Enter a key."), ("cp-wrong", "This key isn't known here.")):
+            answer = client.post("/compaction/sign-in", data={"key": key})
+            assert answer.status_code == 401
+            (problem,) = re.findall('class="problem">([^<]*)<', answer.text)
+            assert problem.replace("&#39;", "'").startswith(reason)
+            assert "Authorization" not in answer.text
+        for cookie, reason in (("other=1", ""), ("compaction_session=1", "Your session has ended. Sign in again.")):
+            answer = client.get("/compaction/", headers={"cookie": cookie})
+            assert (answer.status_code, "".join(re.findall('class="problem">([^<]*)<', answer.text))) == (401, reason)
         # The digests of keys are in the configuration, so a digest alone must not be enough.
         digest = key_hash(RED).removeprefix("sha256:")
         for cookie in (f"{digest}.9999999999.{'0' * 64}", f"{digest}.9999999999", digest, "..", ""):
