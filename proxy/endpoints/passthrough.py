@@ -15,7 +15,7 @@ from proxy.endpoints.paths import AZURE, DEPLOYMENT, PREFIX, error_shape, is_ant
 from proxy.endpoints.reply import send_answer
 from proxy.endpoints.restrictions import check_body, check_path
 from proxy.errors import NotFound, ProxyError
-from proxy.http.headers import VIA, for_upstream
+from proxy.http.headers import VIA, Own, for_upstream
 from proxy.http.request_body import ClientLeft, Sent, answer_error, arriving, header, leaving, read_body
 from proxy.pipeline.context import RequestContext, begin_request
 from proxy.pipeline.response_start import ResponseStart
@@ -79,7 +79,7 @@ class PassThrough:
             held.shrink(0)
             context.record.verdict = "unsupported"
             start = ResponseStart(answer, b"", False, None, CHAT.answers)
-            headers = [("x-compaction", "unsupported"), ("x-compaction-id", context.record.id)]
+            headers = [(Own.VERDICT, "unsupported"), (Own.ID, context.record.id)]
             await send_answer(send, start, headers, shape=error_shape(scope))
 
     async def _body(self, scope: Scope, upload: Upload, held: BodyLease) -> bytes | AsyncIterator[bytes] | None:
