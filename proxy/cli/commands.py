@@ -106,7 +106,7 @@ def check(
     help="The API of the request. Default: the one that the request fits.",
 )
 def explain(file: Path, config: Path | None, model: str | None, policy: str | None, api: str | None) -> None:
-    """Show how the proxy would compact a recorded request (its JSON body). Sends nothing."""
+    """Show how the proxy would compact a recorded request (its JSON body). Doesn't send it."""
     from proxy.cli.explain import explained
 
     with _errors_without_traceback():
