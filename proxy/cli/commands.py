@@ -159,7 +159,7 @@ def new(team: str, expires: datetime | None) -> None:
 @keys.command("list")
 @CONFIG
 def list_all(config: Path | None) -> None:
-    """Show the teams' keys: the start of each hash, its name, and whether it has expired."""
+    """Show the keys of teams and administrators: the start of each hash, its name, and whether it has expired."""
     from rich.console import Console
 
     from proxy.cli.key_list import list_keys
