@@ -14,7 +14,7 @@ from rich.table import Table
 
 from proxy.cli.learned_report import render as render_learned
 from proxy.cli.learned_report import short
-from proxy.cli.profile_report import render, wide_console
+from proxy.cli.profile_report import print_table, render, wide_console
 from proxy.cli.table_differences import differences
 from proxy.config import Policy, Route, Settings, load
 from proxy.config.issues import near
@@ -94,7 +94,7 @@ def checked(names: Sequence[str], config: Path | None) -> None:
     if not reasons:
         console.print("LiteLLM's table and ours say the same.", highlight=False)
         return
-    console.print(table, markup=False, highlight=False)
+    print_table(table, console)
     for rule, reason in reasons.items():
         console.print(f"{rule}: {reason}.", markup=False, highlight=False, soft_wrap=True)
     console.print(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
+from proxy.cli.profile_report import print_table
 from proxy.config import Settings
 
 SHOWN = 12
@@ -23,7 +24,7 @@ def list_keys(settings: Settings, console: Console) -> None:
     for row in _rows(settings, time.time()):
         table.add_row(*row)
     if table.row_count:
-        console.print(table, markup=False, highlight=False)
+        print_table(table, console)
     else:
         console.print("The configuration has no keys. Create one with: compaction-proxy keys new --team NAME")
 

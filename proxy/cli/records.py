@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import click
 from rich.table import Table
 
-from proxy.cli.profile_report import wide_console
+from proxy.cli.profile_report import print_table, wide_console
 from proxy.config import load
 from proxy.endpoints.parameters import labels, time_in
 from proxy.endpoints.records import of_team, request_json
@@ -95,7 +95,7 @@ def _print(found: dict[str, Any]) -> None:
         if row is total:
             table.add_section()
         table.add_row(*(row[name] or "-" for name in found["by"]), *(_shown(name, row[name]) for name in COLUMNS))
-    console.print(table, markup=False, highlight=False)
+    print_table(table, console)
     if found["total"]["shadow"]:
         saved = _shown("forecast_savings", found["total"]["forecast_savings"])
         console.print(f"With enforce in place of shadow, savings would be {saved} (estimated).", highlight=False)

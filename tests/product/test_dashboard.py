@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import time
@@ -23,6 +24,8 @@ UNTIL = (
     "for (let i = 0; i < 200; i++) { if (%s) return true; await new Promise(r => setTimeout(r, 50)); } return false;"
 )
 PAGES = ("/compaction/", "/compaction/savings", "/compaction/policies", "/compaction/replay")
+PROMPT = "Summarize {messages} for the next engineer. " * 60
+"""Longer than a line of a page."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "auth": {"mode": "keys"},
         "admin": {"keys": [key_hash(ADMIN)]},
         "teams": {"red": {"keys": [key_hash(RED)]}, "blue": {"keys": [key_hash(BLUE)], "policy": "quiet"}},
-        "policies": {"default": {}, "quiet": {"mode": "shadow"}},
+        "policies": {"default": {"summary": {"prompt": PROMPT}}, "quiet": {"mode": "shadow"}},
         "store": {"url": f"sqlite:///{folder}/c.db"},
         "prices": {"gpt-5": {"input_cost_per_token": 0.000001}},
     }
@@ -188,6 +191,7 @@ def test_pages_need_no_other_origin_and_no_inline_code(url: str) -> None:
 def test_new_requests_appear_while_the_page_is_open(url: str, tmp_path: Path) -> None:
     port = url.rsplit(":", 1)[1]
     with browser(tmp_path, f"MAP 127.0.0.1:{port} 127.0.0.1:{port}") as window:
+        window.size(1280)
         window.open(f"{url}/compaction/")
         window.run("document.querySelector('#key').value = given[0]; document.querySelector('form').submit()", ADMIN)
         assert window.run(UNTIL % "document.querySelector('#live')")
@@ -202,7 +206,13 @@ def test_new_requests_appear_while_the_page_is_open(url: str, tmp_path: Path) ->
         unlabeled = (
             "return [...document.querySelectorAll('input,select,textarea')].filter(e => !e.labels.length).length"
         )
-        for path in PAGES:
+        view = "/compaction/view/" + window.run("return document.querySelector('#requests a').href").rpartition("/")[2]
+        fitting = (
+            "return [document.documentElement, ...document.querySelectorAll('.scroll, td, dd, .tile-value')]"
+            ".every(e => e.scrollWidth <= e.clientWidth)"
+        )
+        for width, path in itertools.product((1280, 390), (*PAGES, view)):
+            window.size(width)
             window.open(f"{url}{path}")
             assert window.run(unlabeled) == 0
-            assert window.run("return document.documentElement.scrollWidth <= innerWidth")
+            assert window.run(fitting), (path, width)
