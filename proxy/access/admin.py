@@ -50,7 +50,7 @@ class AdminLink:
     def __init__(self, session: str, folder: Path, page: str) -> None:
         """``page`` is the URL of the dashboard."""
         self.file = folder / "link"
-        self._session = session
+        self.session = session
         self._folder = folder
         self._page = page
 
@@ -85,7 +85,7 @@ class AdminLink:
             self.renew()
         except OSError as error:
             log.warning("admin.no_link", reason=error.strerror or type(error).__name__)
-        return f"{COOKIE}={self._session}; Path={LINK_PATH.rstrip('/')}; HttpOnly; SameSite=Strict"
+        return f"{COOKIE}={self.session}; Path={LINK_PATH.rstrip('/')}; HttpOnly; SameSite=Strict"
 
     def started(self, headers: RawHeaders) -> bool:
         """Return whether a request belongs to the session, and doesn't come from a page of another origin.
@@ -96,7 +96,7 @@ class AdminLink:
         if not from_own_page(headers):
             return False
         cookies = [value.decode("latin-1") for name, value in headers if name == b"cookie"]
-        return any(_same(cookie_parser(text).get(COOKIE, ""), self._session) for text in cookies)
+        return any(_same(cookie_parser(text).get(COOKIE, ""), self.session) for text in cookies)
 
 
 def from_own_page(headers: RawHeaders) -> bool:
@@ -123,7 +123,7 @@ def admin_link(settings: Settings, environ: MutableMapping[str, str], page: str)
             log.warning("admin.no_link", reason=error.strerror or type(error).__name__)
             yield None
             return
-        environ[LINK] = json.dumps([link._session, folder, page])
+        environ[LINK] = json.dumps([link.session, folder, page])
         stack.callback(environ.pop, LINK, None)
         yield link
 
@@ -169,7 +169,7 @@ class Admins:
             refused("key").inc()
             raise NotAuthenticated(
                 "This link isn't valid, or it was used before. "
-                + ("" if link is None else f"The next one is in {link.file}. ")
+                + (f"The next one is in {link.file}. " if link is not None and link.file.exists() else "")
                 + "You can also list a key under admin.keys in the configuration, and sign in with it."
             )
         return cookie

@@ -90,7 +90,7 @@ def keyless_hint(viewer: Viewer, link: AdminLink | None) -> tuple[str, str] | No
     if viewer.name != KEYLESS:
         return None
     shown = "You see requests that came without a key." if viewer.tenants else "Requests without a key aren't kept."
-    if link is None:
+    if link is None or not link.file.exists():  # the system may have cleaned up its folder
         return shown, "sign in with an admin key"
     return (
         shown,
