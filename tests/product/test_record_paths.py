@@ -285,7 +285,12 @@ def test_the_commands_read_the_same_records(running: Running) -> None:
     for width in (80, 40):
         narrow = terminal(running.folder, "report", *options, columns=width)
         for row in report["rows"]:
-            for figure in (row["team"], f"{row['received']:,}", f"{row['sent']:,}", f"{float(row['savings']):.4f}"):
+            for figure in (
+                row["team"] or "-",
+                f"{row['received']:,}",
+                f"{row['sent']:,}",
+                f"{float(row['savings']):.4f}",
+            ):
                 assert figure in narrow, width
         assert "…" not in narrow
         assert max(map(len, narrow.splitlines())) <= width

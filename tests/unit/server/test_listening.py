@@ -1,4 +1,4 @@
-"""Test the addresses that a server binds, and the line that says where its dashboard is."""
+"""Test the addresses that a server binds, and the line with the dashboard's address."""
 
 from __future__ import annotations
 
