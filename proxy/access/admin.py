@@ -1,7 +1,8 @@
 """Identify administrators: by a key, or by the session that a one-time link starts.
 
 The link is for a server on loopback without admin keys. The server's parent process makes it, and all workers accept
-it. It works once, in one of them: the worker that creates the file ``used`` starts the session.
+it. It works once, in one of them: the worker that deletes the file named by the token's digest starts the session. That
+worker writes the next link to a file that only the server's user can read.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import json
 import secrets
 import tempfile
 import time
@@ -51,30 +53,50 @@ class Admin(msgspec.Struct, frozen=True):
 
 
 class AdminLink:
-    """The one-time link of one server, and the session that it starts."""
+    """The one-time link of one server, and the session that it starts.
 
-    def __init__(self, token: str, session: str, used: Path) -> None:
-        self.token = token
-        self._session = session
-        self._used = used
+    ``folder`` is private. It has a file for each token that is still valid, and the file ``link``.
+    """
+
+    def __init__(self, session: str, folder: Path, page: str) -> None:
+        """``page`` is the URL of the dashboard."""
+        self.file = folder / "link"
+        self.session = session
+        self._folder = folder
+        self._page = page
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self | None:
         """Return the link that the parent process made, or ``None`` if there is none."""
         if not (text := environ.get(LINK)):
             return None
-        token, session, used = text.split(":", 2)
-        return cls(token, session, Path(used))
+        session, folder, page = json.loads(text)
+        return cls(session, Path(folder), page)
+
+    @property
+    def address(self) -> str:
+        """The current link."""
+        return self.file.read_text(encoding="utf-8").strip()
+
+    def renew(self) -> None:
+        """Make a link with a new token, and write it to the file. Raises ``OSError``."""
+        token = secrets.token_urlsafe(_BYTES)
+        (self._folder / key_digest(token)).touch()
+        fresh = self._folder / f"{key_digest(token)}.link"
+        fresh.write_text(f"{self._page}?token={token}\n", encoding="utf-8")
+        fresh.replace(self.file)
 
     def redeem(self, token: str) -> str | None:
-        """Return the session's cookie, the first time that this is called with the right token."""
-        if not _same(token, self.token):
+        """Return the session's cookie, the first time that this is called with a valid token."""
+        try:
+            (self._folder / key_digest(token)).unlink()
+        except FileNotFoundError:  # used, wrong, or the system has cleaned up the folder
             return None
         try:
-            self._used.touch(exist_ok=False)
-        except (FileExistsError, FileNotFoundError):  # the system may clean up the folder of a used link
-            return None
-        return f"{COOKIE}={self._session}; Path={LINK_PATH.rstrip('/')}; HttpOnly; SameSite=Strict"
+            self.renew()
+        except OSError as error:
+            log.warning("admin.no_link", reason=error.strerror or type(error).__name__)
+        return f"{COOKIE}={self.session}; Path={LINK_PATH.rstrip('/')}; HttpOnly; SameSite=Strict"
 
     def started(self, headers: RawHeaders) -> bool:
         """Return whether a request belongs to the session, and doesn't come from a page of another origin.
@@ -85,7 +107,7 @@ class AdminLink:
         if not from_own_page(headers):
             return False
         cookies = [value.decode("latin-1") for name, value in headers if name == b"cookie"]
-        return any(_same(cookie_parser(text).get(COOKIE, ""), self._session) for text in cookies)
+        return any(_same(cookie_parser(text).get(COOKIE, ""), self.session) for text in cookies)
 
 
 def from_own_page(headers: RawHeaders) -> bool:
@@ -94,8 +116,11 @@ def from_own_page(headers: RawHeaders) -> bool:
 
 
 @contextlib.contextmanager
-def admin_link(settings: Settings, environ: MutableMapping[str, str]) -> Iterator[AdminLink | None]:
-    """Make the link of a server, valid until the block ends. Yield ``None`` if the settings don't permit one."""
+def admin_link(settings: Settings, environ: MutableMapping[str, str], page: str) -> Iterator[AdminLink | None]:
+    """Make the link of a server, valid until the block ends. Yield ``None`` if the settings don't permit one.
+
+    ``page`` is the URL of the dashboard.
+    """
     environ.pop(LINK, None)
     if not _linked(settings):
         yield None
@@ -103,14 +128,15 @@ def admin_link(settings: Settings, environ: MutableMapping[str, str]) -> Iterato
     with contextlib.ExitStack() as stack:
         try:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="compaction-proxy-"))
+            link = AdminLink(secrets.token_urlsafe(_BYTES), Path(folder), page)
+            link.renew()
         except OSError as error:
             log.warning("admin.no_link", reason=error.strerror or type(error).__name__)
             yield None
             return
-        parts = secrets.token_urlsafe(_BYTES), secrets.token_urlsafe(_BYTES), f"{folder}/used"
-        environ[LINK] = ":".join(parts)
+        environ[LINK] = json.dumps([link.session, folder, page])
         stack.callback(environ.pop, LINK, None)
-        yield AdminLink.from_environment(environ)
+        yield link
 
 
 class Admins:
@@ -154,8 +180,9 @@ class Admins:
         if cookie is None:
             refused("key").inc()
             raise NotAuthenticated(
-                "This link isn't valid, or it was used before. Restart the proxy to get a new one, "
-                "or list a key under admin.keys in the configuration."
+                "This link isn't valid, or it was used before. "
+                + (f"The next one is in {link.file}. " if link is not None and link.file.exists() else "")
+                + "You can also list a key under admin.keys in the configuration, and sign in with it."
             )
         return cookie
 

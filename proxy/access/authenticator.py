@@ -99,7 +99,7 @@ class Authenticator:
             return self._caller(_open_tenant(digest, other) or self._keyless, team, credential)
         if team is None:
             refused("key").inc()
-            raise NotAuthenticated(_refusal(credential))
+            raise NotAuthenticated(_refusal(digest, credential))
         return self._caller(f"team:{team}", team, None)
 
     def _issued(self, digest: str | None) -> tuple[KeySettings, str] | tuple[None, None]:
@@ -152,7 +152,9 @@ def _shared(settings: Settings) -> bool:
     return settings.server.host in LOOPBACK
 
 
-def _refusal(credential: Credential | None) -> str:
-    if credential is None:
+def _refusal(digest: str | None, credential: Credential | None) -> str:
+    if not digest:
         return "The request has no API key. Send it as 'Authorization: Bearer KEY', 'x-api-key', or 'api-key'."
+    if credential is None:
+        return "This key isn't known here. Check it, or ask the operator of this proxy for one."
     return "This API key doesn't belong to any team. Check the key, or ask the operator of this proxy for one."

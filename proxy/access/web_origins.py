@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Scope
 
 from proxy.config import Settings
 from proxy.errors import HostNotAllowed, OriginNotAllowed, ProxyError
-from proxy.http.headers import KEY_HEADERS
+from proxy.http.headers import KEY_HEADERS, Own
 from proxy.http.hosts import is_address, on_loopback, without_port
 from proxy.telemetry.metrics import refused
 
@@ -43,24 +43,17 @@ STRICT = frozenset({"/compaction/mcp"})
 See https://modelcontextprotocol.io/specification/2025-11-25/basic/transports#security-warning.
 """
 
+OWN_FORMS = frozenset({"/compaction/sign-in", "/compaction/sign-out"})
+"""Paths that start or end a browser's session. Only the proxy's own pages may post to them, with any ``auth.mode``.
+
+Otherwise, another page could sign a browser in with a key that its author knows, or end a session.
+"""
+
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
-EXPOSED = (
-    "x-compaction",
-    "x-compaction-policy",
-    "x-compaction-retries",
-    "x-compaction-id",
-    "x-compaction-tokens-before",
-    "x-compaction-tokens-after",
-    "x-compaction-steps",
-    "x-compaction-output",
-    "x-compaction-summary",
-    "x-compaction-breaker",
-    "x-request-id",
-    "retry-after",
-    "*",
-)
-"""Response headers that a page may read. Browsers read ``*`` as every header, so upstreams' rate limits work, too."""
+EXPOSED = (*Own, "x-request-id", "retry-after", "*")
+"""Response headers that a page may read. Without credentials, browsers read ``*`` as every header, so upstreams'
+rate limits work, too."""
 
 PREFLIGHT_SECONDS = 600
 """How long a browser may cache a preflight response."""
@@ -76,13 +69,14 @@ _REPORTED = 100
 
 @dataclass(slots=True)
 class Sender:
-    """The headers of a request that show who sent it. ``keyed``: it has a key that a browser doesn't add itself."""
+    """What shows who sent a request. ``keyed``: it has a key that a browser doesn't add itself."""
 
     hosts: list[str]
     origin: str | None = None
     site: str | None = None
     keyed: bool = False
     preflight: bool = False
+    posts: bool = False
 
 
 class WebRules:
@@ -116,6 +110,9 @@ class WebRules:
         if sender.preflight:
             return origin, None if origin is not None else self._refused_origin(sender)
         if path in STRICT and sender.origin is not None and origin is None and _cross_site(sender):
+            return None, self._refused_origin(sender)
+        # "*" permits calls with a key. It doesn't make every page on the web one of the proxy's own.
+        if path in OWN_FORMS and sender.posts and _cross_site(sender) and sender.origin not in self._origins:
             return None, self._refused_origin(sender)
         takes_key = path not in UNKEYED
         unknown = [host for host in sender.hosts if not self._known(host)]
@@ -178,7 +175,7 @@ class WebRules:
 
 def _sender(scope: Scope) -> Sender:
     headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
-    sender = Sender([])
+    sender = Sender([], posts=scope["method"] == "POST")
     asks = False
     for name, value in headers:
         if name not in _READ:

@@ -106,7 +106,7 @@ def check(
     help="The API of the request. Default: the one that the request fits.",
 )
 def explain(file: Path, config: Path | None, model: str | None, policy: str | None, api: str | None) -> None:
-    """Show how the proxy would compact a recorded request (its JSON body). Sends nothing."""
+    """Show how the proxy would compact a recorded request (its JSON body). Doesn't send it."""
     from proxy.cli.explain import explained
 
     with _errors_without_traceback():
@@ -159,7 +159,7 @@ def new(team: str, expires: datetime | None) -> None:
 @keys.command("list")
 @CONFIG
 def list_all(config: Path | None) -> None:
-    """Show the teams' keys: the start of each hash, its name, and whether it has expired."""
+    """Show the keys of teams and administrators: the start of each hash, its name, and whether it has expired."""
     from rich.console import Console
 
     from proxy.cli.key_list import list_keys

@@ -122,7 +122,8 @@ async def _upstream(settings: Settings, name: str, upstream: UpstreamSettings) -
             headers = relay.headers([], None, anthropic=upstream.provider == "anthropic")
             answer = await relay.request("GET", relay.url("/models", ""), headers, None, SECONDS)
         except (ProxyError, aiohttp.ClientError, TimeoutError) as error:
-            reason = error.message if isinstance(error, ProxyError) else type(error).__name__
+            # The next sentences of the message are advice for callers.
+            reason = error.message.split(". ")[0].rstrip(".") if isinstance(error, ProxyError) else type(error).__name__
             return [Finding("failed", about, reason, f"check upstreams.{name}.base_url, DNS, TLS, and the network")]
         try:
             return list(_judged(about, name, upstream, answer.status, dict(answer.headers)))

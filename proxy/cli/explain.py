@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,19 +13,25 @@ from rich.console import Console
 from rich.table import Table
 
 from proxy.cli.learned_report import render as render_learned
-from proxy.cli.profile_report import render, wide_console
+from proxy.cli.learned_report import short
+from proxy.cli.profile_report import print_table, render, wide_console
 from proxy.cli.table_differences import differences
 from proxy.config import Policy, Route, Settings, load
 from proxy.config.issues import near
 from proxy.dialects.dialect import Dialect, Request
 from proxy.dialects.recognition import DIALECTS, recognized
 from proxy.errors import BadBody, ConfigurationError
+from proxy.limits.learned import LearnedLimit
+from proxy.limits.profiles import Profile
 from proxy.limits.stored import learned
+from proxy.pipeline.budget import token_budget
 from proxy.pipeline.outcome import Explanation
 from proxy.pipeline.replay import facts, replay
 from proxy.server.runtime import Runtime
 from proxy.store import StoreFailed
+from proxy.store.opening import store_file
 from proxy.store.replicated_map import UNREADABLE
+from proxy.upstream.limit_discovery import reports_limits
 
 _FIX = 'Fix: {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hi"}]}'
 
@@ -86,7 +94,7 @@ def checked(names: Sequence[str], config: Path | None) -> None:
     if not reasons:
         console.print("LiteLLM's table and ours say the same.", highlight=False)
         return
-    console.print(table, markup=False, highlight=False)
+    print_table(table, console)
     for rule, reason in reasons.items():
         console.print(f"{rule}: {reason}.", markup=False, highlight=False, soft_wrap=True)
     console.print(
@@ -141,15 +149,51 @@ async def _explain(settings: Settings, dialect: Dialect, body: Request, policy: 
             raise ConfigurationError(
                 f"no route of 'models' matches {body.model!r}. Fix: add a route, or use --model NAME"
             )
-        found = await replay(service, dialect, body, policy, route)
+        await service.profile(route)  # asks the upstream in the background
+        await service.limit_discovery.settled()
+        profile = await service.profile(route)
+        configured = route.profile is not None and (route.profile.context_window or route.profile.max_input_tokens)
+        stated = service.limit_discovery.window(route.upstream, route.model)
+        silent = reports_limits(settings.upstreams[route.upstream]) and stated is None and not configured
+        limit, factor, whose = await _strictest(service, route, profile, body, policy)
+        found = await replay(service, dialect, body, policy, route, limit, factor)
     finally:
         await service.aclose()
     console = Console()
     table = Table("", "", show_header=False)
-    for name, value in facts(found, policy):
+    for name, value in [*facts(found, policy), ("learned limits", whose)]:
         table.add_row(name, value)
+    if silent:
+        table.add_row("reported limits", f"none; upstream {route.upstream} may accept less than the limits above")
     console.print(table)
     console.print(_parts(found.explanation))
+
+
+async def _strictest(
+    service: Runtime, route: Route, profile: Profile, body: Request, policy: Policy
+) -> tuple[LearnedLimit | None, float, str]:
+    """Return the learned limit and the factor that leave the smallest budget, and the callers that they're of."""
+    file = store_file(service.settings.store.url)
+    if service.settings.store.kind == "memory" or (file is not None and not file.exists()):
+        return None, 1.0, "none in this store"
+    try:
+        known = await learned(service.store.unguarded)
+    except StoreFailed as error:
+        return None, 1.0, f"unknown, because the store can't be read ({error})"
+    places = known.by_tenant(route.upstream, route.model, time.time())
+    if not places:
+        return None, 1.0, "none"
+
+    def budget(tenant: str) -> float:
+        return token_budget(profile, body, policy, *places[tenant]).input or math.inf
+
+    tenant = min(places, key=budget)
+    limit, factor = places[tenant]
+    which = f"caller {short(tenant)}" + (f", the strictest of {len(places)}" if len(places) > 1 else "")
+    sizes = () if limit is None else ((limit.input, "input"), (limit.total, "input and output"))
+    stated = [f"{tokens:,} tokens of {what}" for tokens, what in sizes if tokens is not None]
+    counted = [f"{factor:.2f} tokens upstream for each one counted here"] if factor != 1 else []
+    return limit, factor, f"{', '.join([*stated, *counted]) or 'no change'} ({which})"
 
 
 def _parts(found: Explanation) -> Table:

@@ -42,10 +42,13 @@ policies:
 """
 
 
-def written(path: Path, providers: tuple[str, ...]) -> str:
-    """Write a configuration for these providers. Return its text. Raises ``ConfigurationError`` if the file exists."""
-    upstreams = "".join(_upstream(name) for name in providers)
-    text = _TEXT.format(file=path, upstreams=upstreams)
+def text_for(path: Path, providers: tuple[str, ...]) -> str:
+    """Return a configuration for these providers, which is or will be in a file."""
+    return _TEXT.format(file=path, upstreams="".join(_upstream(name) for name in providers))
+
+
+def write(path: Path, text: str) -> None:
+    """Write a configuration. Raises ``ConfigurationError`` if the file exists."""
     try:
         handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     except FileExistsError:
@@ -55,7 +58,6 @@ def written(path: Path, providers: tuple[str, ...]) -> str:
         raise ConfigurationError(f"{path}: can't be written ({reason}). Fix: choose another folder") from error
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
-    return text
 
 
 def _upstream(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The command `keys list`: shows the keys of all teams."""
+"""The command `keys list`: shows the keys of all teams and administrators."""
 
 from __future__ import annotations
 
@@ -8,26 +8,31 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
+from proxy.cli.profile_report import print_table
 from proxy.config import Settings
 
 SHOWN = 12
 """Characters of a hash to show, enough to find it in the file."""
 
+ADMIN = "(admin)"
+"""Shown in place of a team, whose name can't have parentheses."""
+
 
 def list_keys(settings: Settings, console: Console) -> None:
-    """Print the teams' keys: the start of the hash, the name, and whether it is valid."""
+    """Print the keys of teams and administrators: the start of the hash, the name, and whether it is valid."""
     table = Table("team", "key", "name", "expires", "state", "policy")
     for row in _rows(settings, time.time()):
         table.add_row(*row)
     if table.row_count:
-        console.print(table, markup=False, highlight=False)
+        print_table(table, console)
     else:
         console.print("The configuration has no keys. Create one with: compaction-proxy keys new --team NAME")
 
 
 def _rows(settings: Settings, now: float) -> Iterator[tuple[str, ...]]:
-    for name, team in settings.teams.items():
-        for key in team.keys:
-            state = "expired" if now >= key.ends else "valid"
-            shown = key.hash.removeprefix("sha256:")[:SHOWN]
-            yield name, f"sha256:{shown}…", key.name or "", str(key.expires or "never"), state, team.policy
+    teams = [(name, team.policy, key) for name, team in settings.teams.items() for key in team.keys]
+    admins = () if settings.admin is None else settings.admin.keys
+    for team, policy, key in [*teams, *((ADMIN, "", key) for key in admins)]:
+        state = "expired" if now >= key.ends else "valid"
+        shown = key.hash.removeprefix("sha256:")[:SHOWN]
+        yield team, f"sha256:{shown}…", key.name or "", str(key.expires or "never"), state, policy

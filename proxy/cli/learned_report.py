@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from proxy.cli.profile_report import print_table
 from proxy.config import Settings, load
 from proxy.errors import ConfigurationError
 from proxy.limits.learned import Limits
@@ -57,7 +58,7 @@ def render(known: Learned, wanted: Sequence[tuple[str, str]], console: Console) 
     for table in (limits_table, ratios_table):
         table.title_justify = "left"
         if table.row_count:
-            console.print(table, markup=False, highlight=False)
+            print_table(table, console)
     if not limits_table.row_count and not ratios_table.row_count:
         console.print("Nothing has been learned of these models.", highlight=False)
 

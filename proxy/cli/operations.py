@@ -12,6 +12,9 @@ import click
 from proxy.cli.init import PROVIDERS
 from proxy.errors import ConfigurationError
 
+FILE = Path("compaction.yaml")
+"""The configuration that `init` writes by default."""
+
 CONFIG = click.option(
     "--config",
     type=click.Path(exists=True, path_type=Path),
@@ -22,7 +25,7 @@ CONFIG = click.option(
 
 
 @click.command()
-@click.argument("file", default="compaction.yaml", type=click.Path(path_type=Path))
+@click.argument("file", default=FILE, type=click.Path(path_type=Path, allow_dash=True))
 @click.option(
     "--provider",
     "providers",
@@ -31,11 +34,15 @@ CONFIG = click.option(
     help="A provider to send requests to; repeat it for more. Default: openai and anthropic.",
 )
 def init(file: Path, providers: tuple[str, ...]) -> None:
-    """Write a first configuration to FILE (default: compaction.yaml)."""
-    from proxy.cli.init import written
+    """Write a first configuration to FILE (default: compaction.yaml). With - as FILE, print it."""
+    from proxy.cli.init import text_for, write
 
+    chosen = providers or ("openai", "anthropic")
+    if str(file) == "-":
+        click.echo(text_for(FILE, chosen), nl=False)
+        return
     try:
-        written(file, providers or ("openai", "anthropic"))
+        write(file, text_for(file, chosen))
     except ConfigurationError as error:
         click.echo(error.message, err=True)
         sys.exit(2)

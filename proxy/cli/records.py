@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import click
 from rich.table import Table
 
-from proxy.cli.profile_report import wide_console
+from proxy.cli.profile_report import print_table, wide_console
 from proxy.config import load
 from proxy.config.issues import near
 from proxy.endpoints.parameters import labels, time_in
@@ -114,7 +114,7 @@ def _print(found: dict[str, Any], shadow: list[str]) -> None:
         if row is total:
             table.add_section()
         table.add_row(*(row[name] or "-" for name in found["by"]), *(_shown(name, row[name]) for name in columns))
-    console.print(table, markup=False, highlight=False)
+    print_table(table, console)
     if shadow:
         saved = _shown("shadow_savings", found["total"]["shadow_savings"])
         teams = ", ".join(shadow)

@@ -45,7 +45,8 @@ def run_command(command: Sequence[str], config: Path | None) -> int:
     """
     loaded = None if config is None else read(config.absolute(), os.environ)
     settings = listening(Settings() if loaded is None else loaded.settings, LOOPBACK)
-    configure(settings.log.level, settings.log.format)
+    # The terminal is the program's. A level in the file applies.
+    configure(settings.log.level if "level" in settings.log.model_fields_set else "warning", settings.log.format)
     with socket.socket() as listener:
         listener.bind((LOOPBACK, 0))
         address = f"http://{LOOPBACK}:{listener.getsockname()[1]}"

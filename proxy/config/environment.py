@@ -59,6 +59,6 @@ def _value(match: re.Match[str], line: int, environ: Mapping[str, str], issues: 
     if default is not None:
         return value or str(default[2:])
     if value is None:
-        fix = f"set {name} in the environment, or write ${{{name}:-default}}"
-        issues.append(issue(line, f"${{{name}}} isn't set", fix))
+        # A default isn't offered: most variables hold secrets.
+        issues.append(issue(line, f"${{{name}}} isn't set", f"export {name}=VALUE"))
     return value or ""

@@ -25,6 +25,7 @@ from proxy.endpoints.paths import AZURE, DEPLOYMENT
 from proxy.endpoints.reply import send_answer, send_error_event, send_rest
 from proxy.endpoints.restrictions import check_body, check_path
 from proxy.errors import BadBody, ModelNotAllowed, ProxyError, UnknownModel
+from proxy.http.headers import Own
 from proxy.http.heartbeat import Heartbeat
 from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving, read_body
 from proxy.http.timers import CoarseTimer
@@ -93,8 +94,8 @@ class Conversations:
         except ClientLeft:
             return
         except ProxyError as error:
-            policy = [] if record.policy is None else [("x-compaction-policy", record.policy)]
-            extra = [("x-compaction", "none"), *policy, ("x-compaction-id", record.id)]
+            policy = [] if record.policy is None else [(Own.POLICY, record.policy)]
+            extra = [(Own.VERDICT, "none"), *policy, (Own.ID, record.id)]
             await answer_error(send, error, extra, shape=self._dialect.errors)
         finally:
             await self._settle(contexts)
@@ -219,11 +220,11 @@ class Conversations:
     def _headers(self, context: ConversationContext, outcome: Outcome) -> list[tuple[str, str]]:
         headers = done(outcome, len(context.retries))
         if (left := self._service.spending.remaining(context.caller)) is not None:
-            headers.append(("x-compaction-budget-remaining", left))
+            headers.append((Own.BUDGET_REMAINING, left))
         if context.advice is not None:
-            headers.append(("x-compaction-advice", context.advice))
+            headers.append((Own.ADVICE, context.advice))
         if context.record.recalls:
-            headers.append(("x-compaction-recall", str(context.record.recalls)))
+            headers.append((Own.RECALL, str(context.record.recalls)))
         return headers
 
     async def _forward(
@@ -286,28 +287,28 @@ def _route(configuration: ConfigSnapshot, body: Request, caller: Caller, dialect
 
 def begun(context: ConversationContext) -> list[tuple[str, str]]:
     """Return the headers of a response that starts before the outcome is known. A comment reports the outcome."""
-    return [("x-compaction", "pending"), *identity(context)]
+    return [(Own.VERDICT, "pending"), *identity(context)]
 
 
 def identity(context: ConversationContext) -> list[tuple[str, str]]:
     """Return the response headers that name the policy and the request."""
-    return [("x-compaction-policy", context.caller.policy.name), ("x-compaction-id", context.record.id)]
+    return [(Own.POLICY, context.caller.policy.name), (Own.ID, context.record.id)]
 
 
 def done(outcome: Outcome, retries: int) -> list[tuple[str, str]]:
     """Return the response headers that depend on the outcome."""
-    headers = [("x-compaction", outcome.verdict), ("x-compaction-retries", str(retries))]
+    headers: list[tuple[str, str]] = [(Own.VERDICT, outcome.verdict), (Own.RETRIES, str(retries))]
     if outcome.before is not None:
-        headers.append(("x-compaction-tokens-before", str(outcome.before)))
+        headers.append((Own.TOKENS_BEFORE, str(outcome.before)))
     result = outcome.forecast or outcome
     if result.after is not None:
-        headers.append(("x-compaction-tokens-after", str(result.after)))
+        headers.append((Own.TOKENS_AFTER, str(result.after)))
     if result.steps:
-        headers.append(("x-compaction-steps", ",".join(result.steps)))
+        headers.append((Own.STEPS, ",".join(result.steps)))
     if outcome.output is not None:
-        headers.append(("x-compaction-output", "clamped"))
+        headers.append((Own.OUTPUT, "clamped"))
     if outcome.summary is not None:
-        headers.append(("x-compaction-summary", outcome.summary))
+        headers.append((Own.SUMMARY, outcome.summary))
     if outcome.breaker_open:
-        headers.append(("x-compaction-breaker", "open"))
+        headers.append((Own.BREAKER, "open"))
     return headers

@@ -19,7 +19,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from proxy.access.admin import key_digest
-from proxy.access.sessions import ended
+from proxy.access.sessions import COOKIE, ended
 from proxy.config import Loaded, Settings
 from proxy.config.effective import effective_values
 from proxy.config.inheritance import stated
@@ -27,7 +27,7 @@ from proxy.config.teams import TeamSettings
 from proxy.config.tree import Node
 from proxy.dialects.recognition import DIALECTS, recognized
 from proxy.endpoints.parameters import choice, parameters, time_in
-from proxy.endpoints.presentation import figure, milliseconds, request_facts, savings, shown_change
+from proxy.endpoints.presentation import figure, keyless_hint, milliseconds, request_facts, savings, shown_change
 from proxy.endpoints.records import REQUEST_ID, request_json
 from proxy.endpoints.status import status
 from proxy.endpoints.viewer import Viewer, viewing
@@ -40,6 +40,7 @@ from proxy.errors import (
     ProxyError,
     RequestError,
 )
+from proxy.http.headers import credential
 from proxy.http.request_body import read_body
 from proxy.pipeline.changes import read_changes
 from proxy.pipeline.replay import facts, replay
@@ -58,6 +59,9 @@ SCREENS = (
     ("/compaction/policies", "Policies"),
     ("/compaction/replay", "Replay"),
 )
+
+LISTING = (HOME, SCREENS[1][0])
+"""Screens about requests, whose sender may have had a key that the visitor hasn't."""
 
 ROWS = 50
 
@@ -129,13 +133,11 @@ class Dashboard:
         async def serve(request: Request) -> Response:
             try:
                 if request.url.path == HOME and (token := request.query_params.get("token")) is not None:
-                    cookie = self._service.configuration.teams.admins.redeem(self._service.admin_link, token)
-                    return RedirectResponse(HOME, 303, {**HEADERS, "set-cookie": cookie})
+                    return self._redeemed(request, token)
                 async with viewing(self._service, request.scope) as viewer:
                     return await self._shown(page, request, viewer)
             except NotAuthenticated as error:
-                keyless = not request.headers.get("authorization") and not request.cookies
-                return self._sign_in_page("" if keyless else error.message, 401)
+                return self._sign_in_page(self._refusal(request, error), 401)
             except ProxyError as error:
                 return self._sign_in_page(error.message, error.status)
 
@@ -153,10 +155,30 @@ class Dashboard:
             problem = "The proxy can't read its records at the moment. Try again."
             return self._render("problem.html", viewer, 500, title="The proxy can't show this page", problem=problem)
 
+    def _refusal(self, request: Request, error: NotAuthenticated) -> str:
+        """Return the reason to show to a person, or nothing if the browser sent nothing that was refused."""
+        headers = request.scope["headers"]
+        known = credential(headers) != (None, None) or self._service.sessions.digest(headers) is not None
+        if known or (request.url.path == HOME and "token" in request.query_params):
+            return error.message
+        return "Your session has ended. Sign in again." if COOKIE in request.cookies else ""
+
+    def _redeemed(self, request: Request, token: str) -> Response:
+        """Start the session of a one-time link. A browser that has the session needs no valid link.
+
+        Raises ``NotAuthenticated``.
+        """
+        admins, link = self._service.configuration.teams.admins, self._service.admin_link
+        if admins.sender(request.scope["headers"], link) is not None:
+            return RedirectResponse(HOME, 303, HEADERS)
+        return RedirectResponse(HOME, 303, {**HEADERS, "set-cookie": admins.redeem(link, token)})
+
     def _render(self, name: str, viewer: Viewer, status: int = 200, /, **values: Any) -> Response:
         here = values.pop("here", "")
+        link = self._service.admin_link if self._service.settings.admin is None else None
+        hint = keyless_hint(viewer, link) if here in LISTING else None
         text = self._pages.get_template(name).render(
-            screens=SCREENS, here=here, who=viewer.name, signed_in=viewer.signed_in, **values
+            screens=SCREENS, here=here, who=viewer.name, signed_in=viewer.signed_in, hint=hint, **values
         )
         return Response(text, status, HEADERS, media_type="text/html")
 
@@ -170,7 +192,9 @@ class Dashboard:
         try:
             key = (await self._form(request, 10_000)).get("key", "").strip()
             cookie = self._service.sessions.cookie(key)
-            teams, digest = self._service.configuration.teams, key_digest(key) if key else ""
+            if not key:
+                return self._sign_in_page("Enter a key.", 401)
+            teams, digest = self._service.configuration.teams, key_digest(key)
             if teams.admins.holder(digest) is None:
                 teams.holder(digest)
         except ProxyError as error:

@@ -24,7 +24,7 @@ from proxy.endpoints.reply import send_answer
 from proxy.endpoints.restrictions import check_body, check_path
 from proxy.errors import ConfigurationError, NotFound, ProxyError
 from proxy.http.decompression import Unpacking
-from proxy.http.headers import VIA, for_upstream
+from proxy.http.headers import VIA, Own, for_upstream
 from proxy.http.request_body import ClientLeft, Sent, answer_error, arriving, header, leaving, read_body
 from proxy.pipeline.billing import BYTES_A_TOKEN, EXPECTED_OUTPUT
 from proxy.pipeline.context import RequestContext, begin_request
@@ -99,26 +99,24 @@ class PassThrough:
         headers = with_trace([*headers, (VIA, context.via)], context.record.trace)
         headers = relay.headers(headers, caller.credential, anthropic=anthropic)
         timeout = configuration.settings.server.deadline
+        counts = paid or pending is not None
         try:
             # While the body is arriving, reading it detects a disconnect.
             with leaving(upload.after, send):
                 with context.bill.call(_tail_of(path), 0) as meter:
+                    meter.free = not counts
                     answer = await relay.request(scope["method"], url, headers, body, timeout)
-                    if paid or pending is not None:
+                    if counts:
                         meter.watch(answer)
-                    else:
-                        meter.free = True
                 # A stream may take hours, and the body can't be sent again.
                 del body
                 held.shrink(0)
                 context.record.verdict = "unsupported"
                 start = ResponseStart(answer, b"", False, None, CHAT.answers)
-                headers = [("x-compaction", "unsupported"), ("x-compaction-id", context.record.id)]
+                headers = [(Own.VERDICT, "unsupported"), (Own.ID, context.record.id)]
                 await send_answer(send, start, headers, shape=error_shape(scope))
         finally:
-            if is_json(scope):
-                meter.sent = upload.size
-            await call.settle()
+            await call.settle(upload.size)
             if read is not None and pending is not None:
                 self._service.background.correct(caller.tenant, read, pending, context.record)
 
@@ -197,8 +195,10 @@ class PaidCall:
             usage = Usage(self._whole_size // BYTES_A_TOKEN, EXPECTED_OUTPUT)
             await self._service.spending.reserve(context.caller, context.record.id, context.bill.amount(usage))
 
-    async def settle(self) -> None:
-        """Add the cost to the record."""
+    async def settle(self, sent: int) -> None:
+        """Add the cost to the record. ``sent`` is the bytes of the body."""
+        if (meter := self._context.bill.last) is not None and is_json(self._context.scope):
+            meter.sent = sent
         await self._context.bill.settle(self._context.record, self._tokens, self._count)
 
     async def _tokens(self) -> int | None:

@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 
+from proxy.access.admin import AdminLink
 from proxy.endpoints.charts import chart
+from proxy.endpoints.viewer import KEYLESS, Viewer
 from proxy.pipeline.changes import Changed, Unchanged
 from proxy.store.ledger_report import in_shadow, largest, report, sums_json
 from proxy.store.records import LedgerLabels, LedgerSums
@@ -118,6 +120,19 @@ def savings(rows: Sequence[tuple[LedgerLabels, LedgerSums]], first: int, last: i
         "tables": [*tables, ("By day", [{"name": day["day"], **day} for day in days])],
         "charts": charts if days else [],
     }
+
+
+def keyless_hint(viewer: Viewer, link: AdminLink | None) -> tuple[str, str] | None:
+    """Return what a page lists for a visitor without a key, and how to see all requests; ``None`` for others."""
+    if viewer.name != KEYLESS:
+        return None
+    shown = "You see requests that came without a key." if viewer.tenants else "Requests without a key aren't kept."
+    if link is None or not link.file.exists():  # the system may have cleaned up its folder
+        return shown, "sign in with an admin key"
+    return (
+        shown,
+        f"open the link that the proxy printed when it started. Each works once, and the next is in {link.file}",
+    )
 
 
 def figure(value: int | None) -> str:

@@ -18,6 +18,9 @@ from proxy.telemetry.record import RequestRecord
 
 log = structlog.get_logger(__name__)
 
+KEYLESS = "callers without a key"
+"""The name of senders without a key or a session."""
+
 
 class Viewer(msgspec.Struct, frozen=True):
     """The sender of a request for records.
@@ -63,5 +66,5 @@ async def viewing(service: Services, scope: Scope) -> AsyncIterator[Viewer]:
         return
     caller = begin_request(service, scope, forwarded=False).caller if session is None else teams.holder(session)
     async with service.quotas.admit(caller):
-        name = f"team {caller.team}" if caller.team is not None else "one key" if session else "callers without a key"
+        name = f"team {caller.team}" if caller.team is not None else "one key" if session else KEYLESS
         yield Viewer((caller.tenant,) if caller.kept else (), name, session is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
+from enum import StrEnum
 
 import msgspec
 
@@ -24,6 +25,25 @@ CREDENTIALS = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-ke
 
 VIA = "x-compaction-via"
 """The ids of the proxies that a request has passed. Each proxy creates its id when it starts."""
+
+
+class Own(StrEnum):
+    """The proxy's own response headers. Web pages may read all of them (``web_origins.EXPOSED``)."""
+
+    VERDICT = "x-compaction"
+    ID = "x-compaction-id"
+    POLICY = "x-compaction-policy"
+    RETRIES = "x-compaction-retries"
+    TOKENS_BEFORE = "x-compaction-tokens-before"
+    TOKENS_AFTER = "x-compaction-tokens-after"
+    STEPS = "x-compaction-steps"
+    OUTPUT = "x-compaction-output"
+    SUMMARY = "x-compaction-summary"
+    BREAKER = "x-compaction-breaker"
+    BUDGET_REMAINING = "x-compaction-budget-remaining"
+    ADVICE = "x-compaction-advice"
+    RECALL = "x-compaction-recall"
+
 
 # Headers that the proxy itself sets, reads, or removes.
 _OWN_REQUEST = frozenset({"host", "content-length", "content-encoding", "expect", "x-compaction", VIA})

@@ -181,6 +181,11 @@ class Limits(msgspec.Struct, frozen=True):
         """Return when the last of the records expires, in seconds since 1970."""
         return max((record.until for record in (self.input, self.total) if record is not None), default=0.0)
 
+    def valid(self, now: float) -> LearnedLimit | None:
+        """Return the limits that are valid at a time in seconds since 1970, or ``None`` if there are none."""
+        most_input, total = _tokens(self.input, now), _tokens(self.total, now)
+        return None if most_input is None and total is None else LearnedLimit(most_input, total)
+
     def merged(self, other: Limits) -> Limits:
         """Return the newer record of each kind. A named limit takes precedence over a guess without a number."""
         return Limits(self.upstream, self.model, _newer(self.input, other.input), _newer(self.total, other.total))
@@ -236,11 +241,7 @@ class LearnedLimits:
     def get(self, upstream: str, model: str, tenant: str) -> LearnedLimit | None:
         """Return the valid limits, or ``None`` if there are none."""
         known = self._known.get(tenant, upstream, model)
-        if known is None:
-            return None
-        now = self._clock()
-        most_input, total = _tokens(known.input, now), _tokens(known.total, now)
-        return None if most_input is None and total is None else LearnedLimit(most_input, total)
+        return None if known is None else known.valid(self._clock())
 
     def learn(
         self, upstream: str, model: str, tenant: str, limit: LearnedLimit, most: LearnedLimit | None = None

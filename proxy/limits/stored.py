@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from proxy.limits import calibration
 from proxy.limits import learned as limits
 from proxy.limits.calibration import TokenRatios
-from proxy.limits.learned import Limits
+from proxy.limits.learned import LearnedLimit, Limits
 from proxy.store import ManagedStore
 from proxy.store.replicated_map import UNREADABLE, Known, name_of
 
@@ -31,6 +31,18 @@ class Learned(NamedTuple):
         """Return the upstreams and models with a learned limit or ratio."""
         known = {(found.upstream, found.model) for _, found in self.limits}
         return sorted(known | {(found.upstream, found.model) for _, found in self.ratios})
+
+    def by_tenant(self, upstream: str, model: str, now: float) -> dict[str, tuple[LearnedLimit | None, float]]:
+        """Return the valid limits of a model and its factor, by tenant. ``now`` is in seconds since 1970.
+
+        The factor is the upstream's tokens for each token counted here.
+        """
+        place = (upstream, model)
+        ratios = [(tenant, one) for tenant, one in self.ratios if (one.upstream, one.model) == place]
+        factors = {tenant: one.factor for tenant, one in ratios if one.until >= now}
+        valid = {tenant: one.valid(now) for tenant, one in self.limits if (one.upstream, one.model) == place}
+        tenants = factors.keys() | {tenant for tenant, limit in valid.items() if limit is not None}
+        return {tenant: (valid.get(tenant), factors.get(tenant, 1.0)) for tenant in sorted(tenants)}
 
 
 async def learned(store: ManagedStore) -> Learned:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from proxy.config import Policy, Route
 from proxy.dialects.dialect import Dialect, Request
+from proxy.limits.learned import LearnedLimit
 from proxy.limits.profiles import Profile
 from proxy.limits.profiles.prices import below_step
 from proxy.pipeline.budget import token_budget
@@ -29,10 +30,21 @@ class Replay(msgspec.Struct, eq=False, frozen=True):
     profile: Profile
 
 
-async def replay(services: Services, dialect: Dialect, body: Request, policy: Policy, route: Route) -> Replay:
-    """Return how a policy would compact a request. Raises ``ConfigurationError`` if its tokens can't be counted."""
+async def replay(
+    services: Services,
+    dialect: Dialect,
+    body: Request,
+    policy: Policy,
+    route: Route,
+    learned: LearnedLimit | None = None,
+    factor: float = 1.0,
+) -> Replay:
+    """Return how a policy would compact a request. ``learned`` and ``factor`` are as in ``token_budget``.
+
+    Raises ``ConfigurationError`` if its tokens can't be counted.
+    """
     profile = await services.profile(route)
-    most = token_budget(profile, body, policy).input
+    most = token_budget(profile, body, policy, learned, factor).input
     step = below_step(price_for(services.configuration, route, profile))
     case = CompactionInput(
         body=body,
@@ -55,6 +67,7 @@ def facts(found: Replay, policy: Policy) -> list[tuple[str, str]]:
     budget = "unknown" if explanation.budget is None else f"{explanation.budget:,} tokens"
     shown = [
         ("model", profile.model + (f" ({profile.note})" if profile.note else "")),
+        ("limits of the model", ", ".join(_limits(profile)) or "unknown"),
         ("policy", policy.name),
         ("budget for the input", budget),
     ]
@@ -74,6 +87,13 @@ def facts(found: Replay, policy: Policy) -> list[tuple[str, str]]:
     if plan.upcoming is not None:
         shown.append(("next summary", f"before message {head + plan.upcoming + 1}, made ahead of need"))
     return shown
+
+
+def _limits(profile: Profile) -> Iterator[str]:
+    """Yield each limit on tokens with its source."""
+    for name, what in (("context_window", "window"), ("max_input_tokens", "input")):
+        if (tokens := getattr(profile, name)) is not None:
+            yield f"{what} {tokens:,} ({profile.sources.get(name, 'unknown')})"
 
 
 async def _none(tokens: int) -> Sequence[UpstreamSummaryModel]:

@@ -8,7 +8,9 @@ import os
 import secrets
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from socket import socket
 from typing import Any
@@ -18,7 +20,7 @@ import uvicorn
 from prometheus_client.multiprocess import mark_process_dead
 from uvicorn.supervisors import Multiprocess
 
-from proxy.access.admin import LINK_PATH, AdminLink, admin_link
+from proxy.access.admin import admin_link
 from proxy.access.sessions import SECRET
 from proxy.config import Loaded, Settings, read
 from proxy.config.issues import error_text
@@ -31,6 +33,7 @@ from proxy.pipeline.measures import require
 from proxy.pipeline.snapshot import listening
 from proxy.server.app import Proxy, create_app
 from proxy.server.http_protocol import BoundedProtocol
+from proxy.server.listening import announce, bind, dashboard_address, refused
 from proxy.server.memory import exempt_from_collection
 from proxy.server.metrics_server import folder_of_workers, serve_metrics
 from proxy.server.runtime import INSTANCE
@@ -51,7 +54,7 @@ SWITCH_SECONDS = 0.0005
 """Seconds after which a thread that waits for the interpreter lock gets it from another one."""
 
 STARTUP_FAILURE = 3
-"""Exit status if the server can't start, for example because the port is taken. It's uvicorn's own."""
+"""Exit status if the application can't start. It's uvicorn's own."""
 
 _STORE_FIX = "make the folder writable for the proxy's user, or store: {url: sqlite:////var/lib/NAME/compaction.db}"
 
@@ -59,7 +62,8 @@ _STORE_FIX = "make the folder writable for the proxy's user, or store: {url: sql
 def run(config: Path | None, host: str | None, port: int | None, workers: int) -> None:
     """Serve until a signal to stop. Then open responses have ``server.drain`` seconds to finish.
 
-    Raises ``ConfigurationError`` before anything listens if the settings are wrong, or files for counting are missing.
+    Raises ``ConfigurationError`` before anything is logged if the settings are wrong, the address can't be bound, or
+    files for counting are missing.
     """
     loaded = None if config is None else read(config.absolute(), os.environ)
     settings = listening(Settings() if loaded is None else loaded.settings, host)
@@ -70,6 +74,8 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
     os.environ[SECRET] = secrets.token_hex(32)
     configure(settings.log.level, settings.log.format)
     _require_store(settings)
+    # With an option, the file has no line to name.
+    listeners = bind(settings, settings.server.port if port is None else port, None if host or port else loaded)
     _allow_many_connections()
     # After it has stopped, uvicorn raises the signal again for the previous handler. Exit with status 0.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -78,11 +84,12 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
     for warning in warnings:
         log.warning("configuration.odd", warning=warning)
     server = settings.server
-    address = f"{server.host}:{server.port if port is None else port}"
+    port = listeners[0].getsockname()[1]
+    address = f"{server.host}:{port}"
     log_start(settings, loaded, address, workers, len(warnings))
     options: dict[str, Any] = {
         "host": server.host,
-        "port": server.port if port is None else port,
+        "port": port,
         "workers": workers,
         "loop": "uvloop" if os.name == "posix" else "asyncio",
         "http": BoundedProtocol,
@@ -96,47 +103,43 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
         "timeout_keep_alive": 75,
         "timeout_worker_healthcheck": WORKER_START_SECONDS,
     }
-    with admin_link(settings, os.environ) as link:
+    page = dashboard_address(settings, listeners)
+    with admin_link(settings, os.environ, page) as link:
+        ready = partial(announce, settings, page, link)
         if workers == 1:
-            single = Single(uvicorn.Config(_application(settings, loaded), **options), link)
+            single = Single(uvicorn.Config(_application(settings, loaded), **options), ready)
             serve_metrics(settings, loaded)
             with contextlib.suppress(KeyboardInterrupt):  # as in uvicorn.run
-                single.run()
+                single.run(listeners)
             if not single.started:
                 sys.exit(STARTUP_FAILURE)
             return
         application = Worker(None if loaded is None else loaded.sources, host)
         with folder_of_workers():
             serve_metrics(settings, loaded)
-            processes = uvicorn.Config(application, factory=True, **options)
-            listening_on = processes.bind_socket()
-            _print_link(link, listening_on)
-            Workers(processes, [listening_on]).run()
-
-
-def _print_link(link: AdminLink | None, listening_on: socket) -> None:
-    """Print the one-time link to the records of all callers."""
-    if link is not None:
-        host, port = listening_on.getsockname()[:2]
-        address = f"[{host}]" if ":" in host else host
-        print(
-            f"Records of all callers, link works once: http://{address}:{port}{LINK_PATH}?token={link.token}",
-            flush=True,
-        )
+            Workers(uvicorn.Config(application, factory=True, **options), listeners, ready).run()
 
 
 class Single(uvicorn.Server):
-    """uvicorn's server for one process, which prints the one-time link as soon as it listens."""
+    """uvicorn's server for one process. It calls ``ready`` as soon as it takes requests.
 
-    def __init__(self, config: uvicorn.Config, link: AdminLink | None) -> None:
+    Starting it raises ``ConfigurationError`` if another server listens on the port by then.
+    """
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self._link = link
+        self._ready = ready
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         """See ``uvicorn.Server``."""
+        for one in sockets or ():
+            try:
+                one.listen(self.config.backlog)  # uvloop ignores its failure
+            except OSError as error:
+                raise refused(self.config.host, self.config.port, error) from error
         await super().startup(sockets)
         if self.started:
-            _print_link(self._link, self.servers[0].sockets[0])
+            self._ready()
 
 
 def _application(settings: Settings, loaded: Loaded | None) -> Proxy:
@@ -215,10 +218,12 @@ class Workers(Multiprocess):
 
     The parent keeps the last valid configuration for a worker that replaces a dead one while the files are invalid.
     SIGUSR2 performs a rolling restart: workers are replaced one at a time and run the code now on disk.
+    ``ready`` is called once, when all workers take requests.
     """
 
-    def __init__(self, config: uvicorn.Config, sockets: list[socket]) -> None:
+    def __init__(self, config: uvicorn.Config, sockets: list[socket], ready: Callable[[], None]) -> None:
         super().__init__(config, sockets)
+        self._ready: Callable[[], None] | None = ready
         self._replace = False
         self._known: set[int | None] = set()
         if hasattr(signal, "SIGUSR2"):
@@ -236,6 +241,9 @@ class Workers(Multiprocess):
             self._replace = False
             self.restart_all()
         super().keep_subprocess_alive()
+        if self._ready is not None and all(process.is_ready(timeout=1) for process in self.processes):
+            self._ready()
+            self._ready = None
         alive = {process.pid for process in self.processes}
         for ended in self._known - alive:
             mark_process_dead(ended)  # type: ignore[no-untyped-call]

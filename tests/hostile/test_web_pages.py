@@ -15,6 +15,7 @@ import pytest
 from starlette.routing import Route
 
 from proxy.config import check
+from proxy.http.headers import Own
 from proxy.server.app import create_app
 from tests.conftest import settings_for
 from tests.kit.client import CHAT, TIMEOUT, Got, StartProxy, chat, received
@@ -191,7 +192,32 @@ def test_a_listed_page_reads_every_response(
     assert "Origin" in (got.header("vary") or "")
     (exposed,) = got.all("access-control-expose-headers")
     ours = {name for name, _ in got.headers if name.startswith("x-compaction")}
-    assert ours | {"x-request-id", "retry-after"} <= set(exposed.split(", "))
+    assert ours <= set(Own)
+    # With credentials, browsers don't read "*" as every header.
+    assert {*Own, "x-request-id", "retry-after"} <= set(exposed.split(", "))
+
+
+@pytest.mark.parametrize("path", ["/compaction/sign-in", "/compaction/sign-out"])
+@pytest.mark.parametrize(
+    "overrides", [KEYS, {"server": {"cors_origins": ["*"]}}, BEYOND], ids=["keys", "any", "beyond"]
+)
+def test_other_pages_start_and_end_no_session(
+    start_proxy: StartProxy, upstream: RawUpstream, path: str, overrides: dict[str, Any]
+) -> None:
+    url = start_proxy(upstream.url, overrides)
+    own = urlsplit(url).netloc
+    for site, origin, status in (
+        ("cross-site", "https://evil.example", 403),
+        ("same-site", "http://127.0.0.1:1", 403),
+        (None, "https://evil.example", 403),
+        (None, "null", 403),
+        ("same-origin", f"http://{own}", 303),
+        (None, f"http://{own}", 303),
+        (None, None, 303),
+    ):
+        headers = [("origin", origin)] if origin else []
+        got = sent(url, path, [*headers, *([("sec-fetch-site", site)] if site else [])], body=f"key={KEY}".encode())
+        assert (got.status, bool(got.all("set-cookie"))) == (status, status == 303), (site, origin)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import os
+import pty
 import random
+import re
 import socket
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +38,13 @@ class Program(NamedTuple):
     @property
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
+
+    def link(self) -> str:
+        """Return the current one-time link, from the file that the output names."""
+        (file,) = re.findall(
+            r"^Dashboard: \S+ \(a link that works once is in (.+)\)$", self.log.read_text(), re.MULTILINE
+        )
+        return Path(file).read_text().strip()
 
     def refuses(self) -> bool:
         try:
@@ -132,6 +144,24 @@ def call(folder: Path, *arguments: str, **environment: str) -> subprocess.Comple
     status = ended.value.code
     assert isinstance(status, int), status
     return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
+
+
+def terminal(folder: Path, *arguments: str, columns: int) -> str:
+    """Run a command on a terminal of this width, in a process of its own. Return what it shows."""
+    controller, device = pty.openpty()
+    fcntl.ioctl(device, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {**_environment(folder), "PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    del environment["COLUMNS"]
+    command = [sys.executable, "-m", "proxy", *arguments]
+    with subprocess.Popen(command, cwd=folder, env=environment, stdin=device, stdout=device) as running:
+        os.close(device)
+        shown = b""
+        with contextlib.suppress(OSError):  # Linux reports the end as an error
+            while part := os.read(controller, 4_096):
+                shown += part
+        os.close(controller)
+    assert running.returncode == 0, shown
+    return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r\n", "\n")
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -42,6 +42,10 @@ class Browser:
     def open(self, url: str) -> None:
         _call("POST", f"{self._session}/url", {"url": url})
 
+    def size(self, width: int) -> None:
+        """Set the width of the window in pixels."""
+        _call("POST", f"{self._session}/window/rect", {"width": width, "height": 900})
+
     def run(self, script: str, *arguments: Any) -> Any:
         """Run the body of an async function in the page and return its result. The arguments are ``given``."""
         wrapped = (

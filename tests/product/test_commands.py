@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
@@ -11,9 +12,16 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from proxy.access.authenticator import Authenticator
 from proxy.config.loading import loads
+from proxy.demo.serving import serve
+from proxy.limits.learned import LearnedLimit, LearnedLimits
+from proxy.store import open_store
 from tests.kit.program import ROOT, call, run, served
 from tests.kit.scripted import chat
 
@@ -234,6 +242,47 @@ def test_explain(folder: Path) -> None:
     assert not list(folder.glob("**/*.db")), "nothing is stored"
 
 
+def test_explain_uses_the_limits_that_the_server_has(folder: Path) -> None:
+    """First those that the upstream reports, then lower ones that the server has learned for some caller."""
+
+    async def models(request: Request) -> JSONResponse:
+        return JSONResponse({"data": [{"id": "local", "max_model_len": 16_000}]})
+
+    async def learn(place: tuple[str, str]) -> None:
+        store = open_store(f"sqlite:///{folder}/own.db")
+        limits = LearnedLimits(store)
+        for team, tokens in (("a", 9_000), ("b", 8_000)):
+            limits.learn(*place, f"team:{team}", LearnedLimit(input=tokens), LearnedLimit())
+        await limits.aclose()
+        await store.aclose()
+
+    def explained() -> str:
+        done = run(
+            folder, "explain", "long.json", "--config", "own.yaml", "--model", "local"
+        )  # asks, as `call` doesn't
+        assert done.returncode == 0, done.stderr
+
+        return " ".join(re.sub(r"[│\n]", " ", done.stdout).split())
+
+    with serve(Starlette(routes=[Route("/v1/models", models)])) as url:
+        settings = {"upstreams": {"main": {"base_url": f"{url}/v1"}}, "store": {"url": "sqlite:///own.db"}}
+        (folder / "own.yaml").write_text(yaml.safe_dump(settings))
+        reported = explained()
+        asyncio.run(learn(("main", "local")))
+        learned = explained()
+
+    assert "window 16,000 (upstream: max_model_len in /models)" in reported
+    assert "learned limits none in this store" in reported
+    assert re.search(r"compacted yes .* stages summary", reported)
+    assert re.search(r"learned limits 8,000 tokens of input \(caller [0-9a-f]{12}, the strictest of 2\)", learned)
+    budgets = [
+        int(re.findall(r"budget for the input ([\d,]+)", text)[0].replace(",", "")) for text in (reported, learned)
+    ]
+    assert budgets[1] <= 8_000 < budgets[0] < 16_000
+    assert "upstream main may accept less" in explained(), "it doesn't respond now"
+    assert "may accept less" not in reported + learned
+
+
 @pytest.mark.parametrize(
     ("content", "options", "said"),
     [
@@ -314,13 +363,19 @@ def test_serve_answers(folder: Path) -> None:
     assert answer.headers["x-compaction"] == "none"
 
 
-def test_serve_on_a_port_that_is_taken(folder: Path) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_serve_on_a_port_that_is_taken(folder: Path, workers: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        done = run(folder, "serve", "--config", "good.yaml", "--port", str(taken.getsockname()[1]))
-    assert done.returncode != 0
-    assert "address already in use" in (done.stderr + done.stdout).lower()
+        port = taken.getsockname()[1]
+        done = run(folder, "serve", "--config", "good.yaml", "--port", str(port), "--workers", workers)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(
+        rf"server\.port: cannot listen on 127\.0\.0\.1:{port} \(address already in use\)\. "
+        rf"Fix: stop the other program, or use another port: --port \d+\n",
+        done.stderr,
+    )
 
 
 def test_serve_refuses_a_store_that_cannot_be_used(tmp_path: Path) -> None:

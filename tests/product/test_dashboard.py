@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import re
 import time
@@ -27,6 +28,8 @@ UNTIL = (
     "for (let i = 0; i < 200; i++) { if (%s) return true; await new Promise(r => setTimeout(r, 50)); } return false;"
 )
 PAGES = ("/compaction/", "/compaction/savings", "/compaction/policies", "/compaction/replay")
+PROMPT = "Summarize {messages} for the next engineer. " * 60
+"""Longer than a line of a page."""
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +40,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "auth": {"mode": "keys"},
         "admin": {"keys": [key_hash(ADMIN)]},
         "teams": {"red": {"keys": [key_hash(RED)]}, "blue": {"keys": [key_hash(BLUE)], "policy": "quiet"}},
-        "policies": {"default": {}, "quiet": {"mode": "shadow"}},
+        "policies": {"default": {"summary": {"prompt": PROMPT}}, "quiet": {"mode": "shadow"}},
         "store": {"url": f"sqlite:///{folder}/c.db"},
         "prices": {"gpt-5": {"input_cost_per_token": 0.000001}},
     }
@@ -257,8 +260,15 @@ def test_without_a_session_there_is_a_sign_in_page(url: str) -> None:
         for path in (*PAGES, "/compaction/view/" + "0" * 24):
             answer = client.get(path)
             assert (answer.status_code, "Sign in" in answer.text) == (401, True), path
-        for key in ("", "cp-wrong"):
-            assert client.post("/compaction/sign-in", data={"key": key}).status_code == 401
+        for key, reason in (("", "Enter a key."), ("cp-wrong", "This key isn't known here.")):
+            answer = client.post("/compaction/sign-in", data={"key": key})
+            assert answer.status_code == 401
+            (problem,) = re.findall('class="problem">([^<]*)<', answer.text)
+            assert problem.replace("&#39;", "'").startswith(reason)
+            assert "Authorization" not in answer.text
+        for cookie, reason in (("other=1", ""), ("compaction_session=1", "Your session has ended. Sign in again.")):
+            answer = client.get("/compaction/", headers={"cookie": cookie})
+            assert (answer.status_code, "".join(re.findall('class="problem">([^<]*)<', answer.text))) == (401, reason)
         # The digests of keys are in the configuration, so a digest alone must not be enough.
         digest = key_hash(RED).removeprefix("sha256:")
         for cookie in (f"{digest}.9999999999.{'0' * 64}", f"{digest}.9999999999", digest, "..", ""):
@@ -297,6 +307,7 @@ def test_pages_need_no_other_origin_and_no_inline_code(url: str) -> None:
 def test_new_requests_appear_while_the_page_is_open(url: str, tmp_path: Path) -> None:
     port = url.rsplit(":", 1)[1]
     with browser(tmp_path, f"MAP 127.0.0.1:{port} 127.0.0.1:{port}") as window:
+        window.size(1280)
         window.open(f"{url}/compaction/")
         window.run("document.querySelector('#key').value = given[0]; document.querySelector('form').submit()", ADMIN)
         assert window.run(UNTIL % "document.querySelector('#live')")
@@ -311,7 +322,13 @@ def test_new_requests_appear_while_the_page_is_open(url: str, tmp_path: Path) ->
         unlabeled = (
             "return [...document.querySelectorAll('input,select,textarea')].filter(e => !e.labels.length).length"
         )
-        for path in PAGES:
+        view = "/compaction/view/" + window.run("return document.querySelector('#requests a').href").rpartition("/")[2]
+        fitting = (
+            "return [document.documentElement, ...document.querySelectorAll('.scroll, td, dd, .tile-value')]"
+            ".every(e => e.scrollWidth <= e.clientWidth)"
+        )
+        for width, path in itertools.product((1280, 390), (*PAGES, view)):
+            window.size(width)
             window.open(f"{url}{path}")
             assert window.run(unlabeled) == 0
-            assert window.run("return document.documentElement.scrollWidth <= innerWidth")
+            assert window.run(fitting), (path, width)

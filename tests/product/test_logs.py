@@ -86,7 +86,9 @@ def test_the_log_explains_each_notable_request_without_content(tmp_path: Path) -
     written = server.log.read_text()
     assert CANARY not in written
     (link,) = (line for line in written.splitlines() if not line.startswith("{"))
-    assert link.startswith("Records of all callers"), "the only line that isn't a log line, and it goes to stdout"
+    assert link.startswith("Dashboard: "), "the only line that isn't a log line, and it goes to stdout"
+    assert "token=" not in written, "the log may be collected, and its first reader would be administrator"
+    assert written.index(link) > written.index("Application startup complete"), "it's the last line of the start"
     lines = [json.loads(line) for line in written.splitlines() if line != link]
     finished = [line for line in lines if line["event"] == "request.finished"]
     by_name = {name: line for name, id in ids.items() for line in finished if line["request"] == id}
@@ -133,5 +135,5 @@ def test_the_log_explains_each_notable_request_without_content(tmp_path: Path) -
     assert start["policies"] == {"enforce": 1, "shadow": 1}
     assert (start["teams"], start["workers"], start["upstreams"]["down"]) == (2, 1, "127.0.0.1:1")
     assert start["files"] == [str(tmp_path / "config.yaml")]
-    running = [line for line in lines if "Uvicorn running" in line["event"]]
+    running = [line for line in lines if "Application startup complete" in line["event"]]
     assert [line["logger"] for line in running] == ["uvicorn.error"]

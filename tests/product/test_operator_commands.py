@@ -49,6 +49,9 @@ def test_init_writes_a_valid_file_once(tmp_path: Path) -> None:
         "new.yaml: exists already. Fix: choose another name, or remove the file\n",
     )
     assert (tmp_path / "new.yaml").read_text() == text
+    printed = call(tmp_path, "init", "-", "--provider", "openai", "--provider", "vllm")
+    assert (printed.returncode, printed.stdout) == (0, text.replace("new.yaml", "compaction.yaml"))
+    assert [path.name for path in tmp_path.iterdir()] == ["new.yaml"]
 
 
 def test_doctor_reports_each_part_with_a_fix(tmp_path: Path) -> None:
@@ -65,6 +68,9 @@ def test_doctor_reports_each_part_with_a_fix(tmp_path: Path) -> None:
     assert states["upstream main"] == states["model gpt-5"] == states["store c.db"] == "ok"
     assert (states["upstream gone"], states["model own"]) == ("failed", "warning")
     assert all(one["fix"] for one in found if one["state"] != "ok")
+    (gone,) = (line for line in lines if line.startswith("FAILED   upstream gone: "))
+    assert gone.count("check upstreams.gone") == 1
+    assert not re.search(r"\.\.|\. \.", gone)
 
 
 def test_doctor_fails_for_an_unusable_store_and_an_invalid_file(tmp_path: Path) -> None:
@@ -85,6 +91,10 @@ def test_run_points_a_program_at_the_proxy_and_returns_its_status(tmp_path: Path
         file = configured(tmp_path, upstreams={"main": {"base_url": f"{url}/v1"}}, store={"url": "sqlite://"})
         done = run(tmp_path, "run", "--config", file, "--", sys.executable, "-c", ASK)
         assert (done.returncode, done.stdout.strip()) == (7, "none"), done.stderr
+        assert done.stderr == "", "the terminal is the program's"
+        told = configured(tmp_path, upstreams={"main": {"base_url": f"{url}/v1"}}, log={"level": "info"})
+        done = run(tmp_path, "run", "--config", told, "--", sys.executable, "-c", "")
+        assert "Application startup complete" in done.stderr
         missing = run(tmp_path, "run", "--config", file, "no-such-program")
     assert missing.returncode == 2
     assert "no-such-program: can't be started (no such file or directory). Fix: check its name" in missing.stderr
@@ -110,11 +120,12 @@ def test_check_prints_json_and_works_without_the_environment(tmp_path: Path) -> 
 def test_keys_list_shows_no_whole_hash(tmp_path: Path) -> None:
     keys = [key_hash("one"), {"hash": key_hash("two"), "expires": "2020-01-01", "name": "laptop"}]
     upstreams = {"main": {"base_url": "http://127.0.0.1:9/v1", "api_key": "sk-1"}}
-    file = configured(tmp_path, upstreams=upstreams, teams={"search": {"keys": keys}})
+    admin = {"keys": [{"hash": key_hash("three"), "name": "on call"}]}
+    file = configured(tmp_path, upstreams=upstreams, teams={"search": {"keys": keys}}, admin=admin)
     out = call(tmp_path, "keys", "list", "--config", file).stdout
     assert key_hash("one")[:15] in out
     assert key_hash("one") not in out
-    for word in ("search", "laptop", "expired", "valid", "never"):
+    for word in ("search", "laptop", "expired", "valid", "never", "(admin)", "on call", key_hash("three")[:15]):
         assert word in out
     empty = configured(tmp_path, upstreams=upstreams)
     assert "has no keys" in call(tmp_path, "keys", "list", "--config", empty).stdout

@@ -34,7 +34,7 @@ from proxy.store import open_store
 from proxy.store.ledger_report import BY, MONEY
 from proxy.store.records import SUMS, LedgerSums, RecordQuery, sums_of
 from proxy.telemetry.record import Cost, Reason, RequestRecord, UpstreamCall, Usage, first_id
-from tests.kit.program import call, program, write_config
+from tests.kit.program import call, program, terminal, write_config
 from tests.kit.records import records_in, written
 from tests.kit.scripted import behind, chat, key_hash
 from tests.kit.waiting import until
@@ -296,6 +296,18 @@ def test_the_commands_read_the_same_records(running: Running) -> None:
     assert red == running.get(REPORT, by="team,model", team="red", format="csv").text
     text = call(running.folder, "report", "--config", "config.yaml", "--since", "24h").stdout
     assert all(team in text for team in (*TEAMS, "total", "In shadow mode: blue, green, red. With", "would compact"))
+    for width in (80, 40):
+        narrow = terminal(running.folder, "report", *options, columns=width)
+        for row in report["rows"]:
+            for figure in (
+                row["team"] or "-",
+                f"{row['received']:,}",
+                f"{row['sent']:,}",
+                f"{float(row['savings']):.4f}",
+            ):
+                assert figure in narrow, width
+        assert "…" not in narrow
+        assert max(map(len, narrow.splitlines())) <= width
     wrong = [("show", "x"), ("report", "--since", "soon"), ("report", "--by", "tenant")]
     assert [call(running.folder, *one, "--config", "config.yaml").returncode for one in wrong] == [2, 2, 2]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -63,12 +62,11 @@ def test_all_workers_use_one_summary(tmp_path: Path) -> None:
             assert len(set(paid)) == len(paid), "each was asked for once"
             upstream.requests.clear()
 
-        link = re.findall(r"http://127\.0\.0\.1:\d+(/compaction/\?token=\S+)", running.log.read_text())
-        one_session_for_all_workers(lines, link)
+        one_session_for_all_workers(lines, running.link().removeprefix(running.url))
 
 
-def one_session_for_all_workers(lines: Sequence[HTTPConnection], links: Sequence[str]) -> None:
-    """Check that the link that the server printed works once, and its session in every worker."""
+def one_session_for_all_workers(lines: Sequence[HTTPConnection], link: str) -> None:
+    """Check that the link that the server wrote works once, and its session in every worker."""
 
     def got(line: HTTPConnection, path: str, **headers: str) -> tuple[int, str, bytes]:
         """Return the status, the cookie, and the body."""
@@ -81,7 +79,6 @@ def one_session_for_all_workers(lines: Sequence[HTTPConnection], links: Sequence
         records = json.loads(got(line, "/compaction/requests?limit=1000", **headers)[2])["data"]
         return len({record["caller"] for record in records})
 
-    (link,) = links
     got(lines[0], "/v1/models", authorization="Bearer sk-other")
     answers = [got(line, link) for line in lines]
     assert sorted(status for status, _, _ in answers) == [303, *[401] * (len(lines) - 1)]

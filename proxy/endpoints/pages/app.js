@@ -1,7 +1,15 @@
 "use strict";
-// Live updates of the list of requests, and files for the replay.
+// Live updates of the list of requests, files for the replay, and the columns' names for narrow windows.
 const figures = new Intl.NumberFormat("en-US");
 const figure = (value) => (value === null ? "–" : figures.format(value));
+
+function label(table) {
+  const names = [...table.tHead.rows[0].cells].map((head) => head.textContent);
+  for (const row of table.tBodies[0].rows) {
+    if (row.cells.length === names.length) names.forEach((name, place) => (row.cells[place].dataset.label = name));
+  }
+  table.classList.add("labeled");
+}
 
 function cell(row, text, kind) {
   const made = row.insertCell();
@@ -36,11 +44,14 @@ async function refresh(newest) {
   if (!answer.ok) throw new Error(`status ${answer.status}`);
   const records = (await answer.json()).data;
   document.querySelector("#requests tbody").replaceChildren(...records.map(rowOf));
+  label(document.querySelector("#requests"));
   const added = records.findIndex((one) => one.id === newest);
   const count = added < 0 ? records.length : added;
   if (newest !== null && count) document.querySelector("#announce").textContent = `${count} new requests`;
   return records.length ? records[0].id : newest;
 }
+
+document.querySelectorAll("table").forEach(label);
 
 const live = document.querySelector("#live");
 if (live) {

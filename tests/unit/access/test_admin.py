@@ -26,21 +26,31 @@ def test_the_link_starts_one_session_for_all_workers(tmp_path: Path, monkeypatch
     record = RequestRecord(new_id(), time.time(), tenant="team:search")
     written(tmp_path / "store.db", [record])
     environ: dict[str, str] = {}
-    with admin_link(settings, environ) as link:
+    with admin_link(settings, environ, "http://127.0.0.1:1/compaction/") as link:
         assert link is not None
+        assert link.file.parent.stat().st_mode & 0o777 == 0o700
+        token = link.address.partition("http://127.0.0.1:1/compaction/?token=")[2]
         monkeypatch.setenv(LINK, environ[LINK])
         with serve(create_app(settings)) as first, serve(create_app(settings)) as second:
             with httpx.Client(base_url=first, trust_env=False) as browser:
                 wrong = browser.get("/compaction/?token=guess")
                 assert (wrong.status_code, "set-cookie" in wrong.headers) == (401, False)
-                path = f"/compaction/?token={link.token}"
+                path = f"/compaction/?token={token}"
                 signed_in = browser.get(path)
                 assert (signed_in.status_code, signed_in.headers["location"]) == (303, "/compaction/")
                 cookie = signed_in.headers["set-cookie"]
                 assert {"HttpOnly", "SameSite=Strict", "Path=/compaction"} <= set(cookie.split("; "))
                 pair = {"cookie": cookie.split(";")[0]}
-                assert link.token not in cookie
-                assert [httpx.get(url + path, trust_env=False).status_code for url in (first, second)] == [401, 401]
+                assert token not in cookie
+                answers = [httpx.get(url + path, trust_env=False) for url in (first, second)]
+                assert [answer.status_code for answer in answers] == [401, 401]
+                assert all(f"The next one is in {link.file}." in answer.text for answer in answers)
+                # The same browser may open it again, for example after a reload.
+                again = httpx.get(second + path, headers=pair, trust_env=False)
+                assert (again.status_code, "set-cookie" in again.headers) == (303, False)
+                following = link.address.rpartition("/")[2]
+                assert token not in following
+                assert httpx.get(f"{second}/compaction/{following}", trust_env=False).headers["set-cookie"] == cookie
             for url in (first, second):
                 path = f"{url}/compaction/requests"
                 answers = [httpx.get(path, headers=given, trust_env=False).json()["data"] for given in (pair, {})]
@@ -55,13 +65,13 @@ def test_the_link_starts_one_session_for_all_workers(tmp_path: Path, monkeypatch
 )
 def test_there_is_no_link_on_other_addresses_or_with_admin_keys(text: str) -> None:
     environ = {LINK: "of:a:parent"}
-    with admin_link(loads(text.encode(), {}), environ) as link:
+    with admin_link(loads(text.encode(), {}), environ, "http://0.0.0.0:1/compaction/") as link:
         assert link is None
     assert environ == {}
 
 
 def test_a_link_ends_with_a_reload_that_sets_admin(tmp_path: Path) -> None:
-    link = AdminLink("token", "session", tmp_path / "used")
+    link = AdminLink("session", tmp_path, "http://127.0.0.1:1/compaction/")
     cookie = [(b"cookie", b"other=1; compaction_admin=session")]
     settings = loads(f"admin: {{keys: ['{key_hash('sk-admin')}']}}".encode(), {})
     assert Admins(Settings()).sender(cookie, link)

@@ -19,7 +19,7 @@ def settings(text: str, **environ: str) -> Settings:
 @pytest.mark.parametrize(
     ("text", "line", "hint"),
     [
-        ("server:\n  host: ${HOST}\n", 2, "Fix: set HOST in the environment, or write ${HOST:-default}"),
+        ("server:\n  host: ${HOST}\n", 2, "${HOST} isn't set. Fix: export HOST=VALUE"),
         ("server:\n  host: ${HOST-x}\n", 2, "isn't the name of a variable. Fix: write ${NAME}"),
         ("server:\n  host: a${}\n", 2, "isn't the name of a variable"),
         ("server:\n  host: a${HOST\n", 2, "isn't the name of a variable"),

@@ -1,0 +1,96 @@
+"""Bind the server's address before anything is logged, and tell the operator where the dashboard is."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import sys
+
+from proxy.access.admin import LINK_PATH, AdminLink
+from proxy.config import Loaded, Settings
+from proxy.config.issues import Issue, error_text
+from proxy.config.tree import line_of
+from proxy.errors import ConfigurationError
+from proxy.http.hosts import on_loopback
+
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - shown, not listened on
+"""For each address of all interfaces, one that a browser on this machine can open."""
+
+_NO_SUCH_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+def bind(settings: Settings, port: int, loaded: Loaded | None) -> list[socket.socket]:
+    """Return sockets bound to each address of ``server.host``; 0 for any free port. They don't listen yet.
+
+    Raises ``ConfigurationError`` if an address can't be bound. ``loaded`` is the file that the settings come from.
+    """
+    host = settings.server.host
+    bound: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            try:
+                bound.append(_bound(family, (address[0], port, *address[2:])))
+            except OSError as error:
+                # A machine without IPv6 may still have ::1 for localhost in its table of hosts.
+                if error.errno not in _NO_SUCH_FAMILY or not (bound or host == "localhost"):
+                    raise
+            else:
+                port = bound[0].getsockname()[1]
+        if not bound:
+            raise OSError(errno.EADDRNOTAVAIL, "cannot assign requested address")
+    except OSError as error:
+        for one in bound:
+            one.close()
+        raise refused(host, port, error, loaded) from error
+    return bound
+
+
+def _bound(family: int, address: tuple[object, ...]) -> socket.socket:
+    one = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if sys.platform != "win32":  # there, it would let two programs share a port
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind(address)
+    except OSError:
+        one.close()
+        raise
+    one.set_inheritable(True)
+    return one
+
+
+def refused(host: str, port: int, error: OSError, loaded: Loaded | None = None) -> ConfigurationError:
+    """Return the error for an address that can't be used, with a fix."""
+    reason = (error.strerror or type(error).__name__).lower()
+    name, fix = "host", "use an address of this machine, for example --host 127.0.0.1"
+    if error.errno == errno.EADDRINUSE:
+        name, fix = "port", f"stop the other program, or use another port: --port {port + 1 if port < 65535 else 8787}"
+    elif error.errno == errno.EACCES:
+        name, fix = "port", "use a port above 1023, for example --port 8787"
+    text = error_text(f"cannot listen on {_written(host)}:{port} ({reason})", fix, f"server.{name}")
+    path = ("server", name)
+    located = [text] if loaded is None else loaded.sources.located([Issue(line_of(loaded.root, path), text)])
+    return ConfigurationError("\n".join(located))
+
+
+def dashboard_address(settings: Settings, bound: list[socket.socket]) -> str:
+    """Return the URL of the dashboard for a browser on this machine."""
+    host = settings.server.host
+    return f"http://{_written(_WILDCARDS.get(host, host))}:{bound[0].getsockname()[1]}{LINK_PATH}"
+
+
+def announce(settings: Settings, address: str, link: AdminLink | None) -> None:
+    """Print where the dashboard is. Call this when the server takes requests, so that the line is the last one.
+
+    Output that isn't a terminal may be kept or collected, so it gets the name of a private file in place of the token.
+    """
+    terminal = sys.stdout.isatty()
+    if link is not None:
+        after = link.address if terminal else f"{address} (a link that works once is in {link.file})"
+        print(f"Dashboard: {after}", flush=True)
+    elif terminal or on_loopback(settings.server.host):
+        print(f"Dashboard: {address}", flush=True)
+
+
+def _written(host: str) -> str:
+    """Return an address as it's written in a URL."""
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,104 @@
+"""Test the addresses that a server binds, and the line with the dashboard's address."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from proxy.access.admin import admin_link
+from proxy.config import read
+from proxy.config.settings import Settings
+from proxy.errors import ConfigurationError
+from proxy.server.app import create_app
+from proxy.server.listening import announce, bind, dashboard_address
+from proxy.server.run import Single
+from tests.kit.program import free_port
+
+
+def settings(host: str = "127.0.0.1", **sections: object) -> Settings:
+    return Settings.model_validate({"server": {"host": host}, "store": {"url": "sqlite://"}, **sections})
+
+
+def test_a_port_in_use_names_the_line_of_the_file(tmp_path: Path) -> None:
+    port = free_port()
+    file = tmp_path / "config.yaml"
+    file.write_text(f"store: {{url: sqlite://}}\nserver:\n  port: {port}\n")
+    loaded = read(file, {})
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(ConfigurationError) as caught:
+        bind(loaded.settings, port, loaded)
+    assert caught.value.message == (
+        f"{file}:3: server.port: cannot listen on 127.0.0.1:{port} (address already in use). "
+        f"Fix: stop the other program, or use another port: --port {port + 1}"
+    )
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        bind(settings("192.0.2.1"), 0, None)
+    assert caught.value.message.startswith("server.host: cannot listen on 192.0.2.1:0 (")
+
+
+def test_all_addresses_of_a_name_have_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in ("127.0.0.1", "127.0.0.2")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    bound = bind(settings("localhost"), 0, None)
+    names = [one.getsockname() for one in bound]
+    for one in bound:
+        one.close()
+    assert [host for host, _ in names] == ["127.0.0.1", "127.0.0.2"]
+    assert len({port for _, port in names}) == 1
+
+
+def test_a_server_that_takes_the_port_during_the_start_gives_one_line() -> None:
+    own = settings()
+    bound = bind(own, 0, None)
+    port = bound[0].getsockname()[1]
+    ready: list[None] = []
+    single = Single(uvicorn.Config(create_app(own), port=port, log_config=None), lambda: ready.append(None))
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", port))  # possible while nobody listens
+        other.listen()
+        with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port} "):
+            single.run(bound)
+    bound[0].close()
+    assert not ready
+
+
+@pytest.mark.parametrize(
+    ("host", "sections", "terminal", "shown"),
+    [
+        ("127.0.0.1", {}, True, "Dashboard: http://127.0.0.1:{port}/compaction/?token={token}\n"),
+        (
+            "127.0.0.1",
+            {},
+            False,
+            "Dashboard: http://127.0.0.1:{port}/compaction/ (a link that works once is in {file})\n",
+        ),
+        ("127.0.0.1", {"admin": {}}, False, "Dashboard: http://127.0.0.1:{port}/compaction/\n"),
+        ("0.0.0.0", {}, True, "Dashboard: http://127.0.0.1:{port}/compaction/\n"),  # noqa: S104 - a setting under test
+        ("0.0.0.0", {}, False, ""),  # noqa: S104
+    ],
+)
+def test_only_a_terminal_gets_the_token(
+    host: str,
+    sections: dict[str, object],
+    terminal: bool,
+    shown: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = settings(host, **sections)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    bound = bind(own, 0, None)
+    page = dashboard_address(own, bound)
+    port = bound[0].getsockname()[1]
+    bound[0].close()
+    with admin_link(own, {}, page) as link:
+        announce(own, page, link)
+        token, file = ("", "") if link is None else (link.address.partition("token=")[2], str(link.file))
+    assert capsys.readouterr().out == shown.format(port=port, token=token, file=file)
