@@ -81,8 +81,9 @@ class AdminLink:
     def renew(self) -> None:
         """Make a link with a new token, and write it to the file. Raises ``OSError``."""
         token = secrets.token_urlsafe(_BYTES)
-        (self._folder / key_digest(token)).touch()
+        (self._folder / key_digest(token)).touch(0o600)
         fresh = self._folder / f"{key_digest(token)}.link"
+        fresh.touch(0o600)
         fresh.write_text(f"{self._page}?token={token}\n", encoding="utf-8")
         fresh.replace(self.file)
 

@@ -31,6 +31,7 @@ from proxy.server.runtime import Runtime
 from proxy.store import StoreFailed
 from proxy.store.opening import store_file
 from proxy.store.replicated_map import UNREADABLE
+from proxy.telemetry.record_json import team_of
 from proxy.upstream.limit_discovery import reports_limits
 
 _FIX = 'Fix: {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hi"}]}'
@@ -189,7 +190,11 @@ async def _strictest(
 
     tenant = min(places, key=budget)
     limit, factor = places[tenant]
-    which = f"caller {short(tenant)}" + (f", the strictest of {len(places)}" if len(places) > 1 else "")
+    which = (
+        ("team " if team_of(tenant) else "caller ")
+        + short(tenant)
+        + (f", the strictest of {len(places)}" if len(places) > 1 else "")
+    )
     sizes = () if limit is None else ((limit.input, "input"), (limit.total, "input and output"))
     stated = [f"{tokens:,} tokens of {what}" for tokens, what in sizes if tokens is not None]
     counted = [f"{factor:.2f} tokens upstream for each one counted here"] if factor != 1 else []

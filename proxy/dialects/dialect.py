@@ -179,6 +179,11 @@ class AnswerTail(Protocol):
 
     lost: int
 
+    @property
+    def model(self) -> str:
+        """Return the model that the answer names; empty if it names none."""
+        ...
+
     def add(self, chunk: bytes) -> None:
         """Add a chunk."""
         ...

@@ -18,13 +18,14 @@ TAIL_BYTES = 4_096
 TAIL_CHUNKS = 16
 """Number of last chunks to keep."""
 
-KEPT_BYTES = 262_144
-"""Bytes of a stream that are kept until their text is extracted. Usually the usage arrives first."""
+KEPT_BYTES = 131_072
+"""Bytes of a stream that are kept until their text is extracted, and of its text. Usually the usage arrives first."""
 
 LARGEST = 16_000_000
 """Bytes of an answer that isn't streamed, or of one event, that are kept."""
 
 
+_MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]{1,200})"')
 _REPORTS = re.compile(rb'"usage"\s*:\s*\{')
 _USAGE = re.compile(r'"usage"\s*:\s*(?=\{)')
 # Text that may follow the JSON object of an answer or an event.
@@ -89,6 +90,12 @@ class Tail:
             return found
         return replace(more, finish_reason=found.finish_reason or more.finish_reason, empty=False)
 
+    @property
+    def model(self) -> str:
+        """Return the model that the answer names; empty if it names none."""
+        found = _MODEL.search(b"".join(self._kept))
+        return "" if found is None else found[1].decode("utf-8", "replace")
+
     def written(self) -> str:
         """Return the text, calls, and reasoning in the answer so far, to count them."""
         body = b"".join(self._kept)
@@ -121,7 +128,12 @@ class Tail:
             self.lost += len(data)
             data = b""
         end = data.rfind(b"\n") + 1
-        self._texts += self.DELTAS.findall(data, 0, end)
+        # One object, because thousands of small ones take several times their size.
+        text = b"".join([*self._texts, *self.DELTAS.findall(data, 0, end)])
+        if len(text) > KEPT_BYTES:
+            self.lost += len(text)
+            text = b""
+        self._texts = [text]
         rest = data[end:]
         if len(rest) > LARGEST:
             self.lost += len(rest)

@@ -5,43 +5,34 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-import msgspec
 from starlette.types import Message, Receive, Scope
 
 from proxy.access.admission import BodyLease
 from proxy.access.authenticator import Caller
 from proxy.access.spending import limit_of
-from proxy.compaction.format import TextCounter
-from proxy.config import Route
-from proxy.dialects.body import leniently
 from proxy.dialects.chat.dialect import CHAT
 from proxy.dialects.chat.request import parsed
-from proxy.dialects.dialect import AnswerTail
-from proxy.dialects.messages.dialect import MESSAGES
-from proxy.dialects.responses.dialect import RESPONSES
+from proxy.endpoints.forwarded_costs import (
+    SAMPLE_BYTES,
+    WHOLE_BYTES,
+    PaidCall,
+    has_body,
+    is_json,
+    may_cost,
+    reads_response,
+    tail_of,
+)
 from proxy.endpoints.paths import AZURE, DEPLOYMENT, PREFIX, error_shape, is_anthropic
 from proxy.endpoints.reply import send_answer
 from proxy.endpoints.restrictions import check_body, check_path
-from proxy.errors import ConfigurationError, NotFound, ProxyError
-from proxy.http.decompression import Unpacking
+from proxy.errors import NotFound, ProxyError
 from proxy.http.headers import VIA, Own, for_upstream
 from proxy.http.request_body import ClientLeft, Sent, answer_error, arriving, header, leaving, read_body
-from proxy.pipeline.billing import BYTES_A_TOKEN, EXPECTED_OUTPUT
 from proxy.pipeline.context import RequestContext, begin_request
-from proxy.pipeline.costs import price_for, pricing
 from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.services import Services
-from proxy.telemetry.model_names import shown_model
-from proxy.telemetry.record import Usage
 from proxy.telemetry.trace_context import with_trace
 from proxy.upstream.relay import RelayTransport, without_api_version
-from proxy.upstream.transport import MESSAGES_PATH, RESPONSES_PATH
-
-WHOLE_BYTES = 1_000_000
-"""A body with at most this Content-Length is read before the proxy contacts the upstream."""
-
-SAMPLE_BYTES = 8_192
-"""Bytes of a body that are kept to count its tokens."""
 
 _OF_THE_BODY = ("content-encoding", "content-length")
 _DOTS = frozenset({".", ".."})
@@ -91,7 +82,7 @@ class PassThrough:
         url = upstream_url(scope, relay, path, model)
         read = reads_response(scope["method"], path)
         pending = None if read is None else await self._service.background.find(caller.tenant, read)
-        call = PaidCall(self._service, context, upstream, body if is_json(scope) else None)
+        call = PaidCall(self._service, context, upstream, body if isinstance(body, bytes) else b"")
         if paid or pending is not None:
             await call.begin(model if pending is None else pending.model, reserves=paid)
             if context.bill.price_of is not None or limit_of(caller) is not None:
@@ -103,7 +94,7 @@ class PassThrough:
         try:
             # While the body is arriving, reading it detects a disconnect.
             with leaving(upload.after, send):
-                with context.bill.call(_tail_of(path), 0) as meter:
+                with context.bill.call(tail_of(path), 0) as meter:
                     meter.free = not counts
                     answer = await relay.request(scope["method"], url, headers, body, timeout)
                     if counts:
@@ -116,7 +107,7 @@ class PassThrough:
                 headers = [(Own.VERDICT, "unsupported"), (Own.ID, context.record.id)]
                 await send_answer(send, start, headers, shape=error_shape(scope))
         finally:
-            await call.settle(upload.size)
+            await call.settle(upload.size, bytes(upload.head))
             if read is not None and pending is not None:
                 self._service.background.correct(caller.tenant, read, pending, context.record)
 
@@ -150,123 +141,6 @@ class PassThrough:
         return body.raw, body.model
 
 
-class PaidCall:
-    """Counts what a forwarded request costs."""
-
-    def __init__(
-        self,
-        service: Services,
-        context: RequestContext,
-        upstream: str,
-        body: bytes | AsyncIterator[bytes] | None,
-    ) -> None:
-        """``body`` is the JSON, if it's known."""
-        self._service = service
-        self._context = context
-        self._upstream = upstream
-        whole = body if isinstance(body, bytes) else b""
-        encoding = header(context.scope, b"content-encoding")
-        if encoding is not None:
-            unpacking = Unpacking(encoding, WHOLE_BYTES)
-            unpacking.feed(whole)
-            whole = bytes(unpacking.beginning)
-        self._model = _model_in(whole)
-        self._whole_size = len(whole)
-        # A stream may take hours, so a part of a large body represents it.
-        self._body = whole[:SAMPLE_BYTES]
-        self._count: TextCounter | None = None
-
-    async def begin(self, model: str | None, *, reserves: bool) -> None:
-        """Find the price of the request, and reserve its probable cost. Raises ``BudgetExceeded``."""
-        context = self._context
-        model = model or self._model
-        context.record.model, context.record.upstream = shown_model(model) if model else None, self._upstream
-        route = context.configuration.route(model, CHAT.name)
-        if route is None or route.upstream != self._upstream:
-            route = Route(self._upstream, model, None)
-        try:
-            profile = await self._service.profile(route, context.configuration)
-            counter = await self._service.measures.usable(profile, CHAT)
-            context.bill.price_of = pricing(price_for(context.configuration, route, profile))
-            self._count = None if counter is None else counter.text
-        except ConfigurationError:  # logged once, and reported by `/readyz`
-            context.bill.price_of = None
-        if reserves:
-            usage = Usage(self._whole_size // BYTES_A_TOKEN, EXPECTED_OUTPUT)
-            await self._service.spending.reserve(context.caller, context.record.id, context.bill.amount(usage))
-
-    async def settle(self, sent: int) -> None:
-        """Add the cost to the record. ``sent`` is the bytes of the body."""
-        if (meter := self._context.bill.last) is not None and is_json(self._context.scope):
-            meter.sent = sent
-        await self._context.bill.settle(self._context.record, self._tokens, self._count)
-
-    async def _tokens(self) -> int | None:
-        if self._count is None or not self._body:
-            return None
-        if len(self._body) == self._whole_size:
-            return await asyncio.to_thread(_tokens_of, leniently(self._body), self._count)
-        part = await asyncio.to_thread(self._count, self._body.decode("utf-8", "replace"))
-        return part * self._whole_size // len(self._body)
-
-
-class _Named(msgspec.Struct):
-    model: str = ""
-
-
-def _model_in(body: bytes) -> str:
-    try:
-        return msgspec.json.decode(body, type=_Named).model
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ""
-
-
-def _tail_of(path: str) -> AnswerTail:
-    """Return what reads the usage in answers of a path."""
-    if path.startswith(RESPONSES_PATH):
-        return RESPONSES.answers.tail()
-    return (MESSAGES if path.startswith(MESSAGES_PATH) else CHAT).answers.tail()
-
-
-def _tokens_of(value: object, count: TextCounter) -> int:
-    """Return the tokens of all texts in a body, and of a prompt in the form of tokens."""
-    if isinstance(value, str):
-        return count(value)
-    if isinstance(value, list):
-        return sum(1 if isinstance(one, int) else _tokens_of(one, count) for one in value)
-    if isinstance(value, dict):
-        return sum(_tokens_of(part, count) for name, part in value.items() if name != "model")
-    return 0
-
-
-_FREE = frozenset(
-    {
-        *("assistants", "batches", "containers", "conversations", "evals", "files", "fine_tuning", "models"),
-        *("moderations", "organization", "skills", "tokenize", "detokenize", "uploads", "vector_stores"),
-    }
-)
-_FREE_ENDS = frozenset({"batches", "cancel", "count_tokens", "input_tokens"})
-
-
-def may_cost(method: str, path: str) -> bool:
-    """Return whether a request below /v1 may generate or embed something. Reads are free, and so is managing files.
-
-    Batches are free here, because the provider bills them later.
-    """
-    names = [name for name in path.split("/") if name]
-    return method == "POST" and bool(names) and names[0] not in _FREE and names[-1] not in _FREE_ENDS
-
-
-def reads_response(method: str, path: str) -> str | None:
-    """Return the id of the stored response that a request reads or cancels, or ``None``."""
-    match [name for name in path.split("/") if name]:
-        case ["responses", id] if method == "GET":
-            return id
-        case ["responses", id, "cancel"] if method == "POST":
-            return id
-    return None
-
-
 def upstream_url(scope: Scope, relay: RelayTransport, path: str, model: str | None) -> str:
     """Return the upstream's address for a request. Raises ``NotFound`` if that needs a model and there is none."""
     query = quoted(scope["query_string"])
@@ -275,17 +149,6 @@ def upstream_url(scope: Scope, relay: RelayTransport, path: str, model: str | No
     if model is None and relay.names_model(path):
         raise NotFound("The upstream needs a deployment for this path. Send /openai/deployments/NAME/… instead.")
     return relay.url(path, query, model=model)
-
-
-def is_json(scope: Scope) -> bool:
-    """Return whether a request's body is JSON by its content type, or has no content type."""
-    kind = header(scope, b"content-type")
-    return has_body(scope) and (kind is None or "json" in kind.lower())
-
-
-def has_body(scope: Scope) -> bool:
-    """Return whether the request has a body."""
-    return header(scope, b"content-length") not in (None, "0") or header(scope, b"transfer-encoding") is not None
 
 
 def upstream_path(scope: Scope) -> str:
@@ -311,12 +174,17 @@ class Upload:
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self.size = 0
+        self.head = bytearray()
+        """The beginning of the body."""
         self._finished = asyncio.Event()
 
     async def receive(self) -> Message:
         """Return the next message of the connection."""
         message = await self._receive()
-        self.size += len(message.get("body", b""))
+        body = message.get("body", b"")
+        self.size += len(body)
+        if len(self.head) < SAMPLE_BYTES:
+            self.head += body[: SAMPLE_BYTES - len(self.head)]
         if not message.get("more_body", False):
             self._finished.set()
         return message

@@ -11,12 +11,11 @@ from cachetools import LRUCache
 from msgspec.structs import replace
 
 from proxy.errors import BadBody, ConfigurationError, UpstreamTimeout
-from proxy.limits.profiles.prices import below_step
 from proxy.overflow import Overflow
 from proxy.overflow.silent import empty_stream
 from proxy.pipeline.budget import TokenBudget, TokenBudgets, leaves_no_prompt, smaller_input
 from proxy.pipeline.context import ConversationContext, conversation_key, mark
-from proxy.pipeline.costs import price_for
+from proxy.pipeline.costs import price_step
 from proxy.pipeline.decision import (
     ACCEPT,
     Attempt,
@@ -83,7 +82,7 @@ class Attempts:
         Return the response that the client gets, and the outcome of the attempt that it answers.
         """
         transport = await context.configuration.upstreams.transport(
-            context.route.upstream, context.dialect.path, context.caller.tenant
+            context.route.upstream, context.dialect.path, context.asker
         )
         if context.counter is None:
             outcome = Outcome("off" if mode_of(context.scope, context.caller) == "off" else "failed")
@@ -222,7 +221,7 @@ class Attempts:
             context.advice = advice(context)
             return None
         transport = await context.configuration.upstreams.native(
-            context.route.upstream, context.dialect.path, context.caller.tenant
+            context.route.upstream, context.dialect.path, context.asker
         )
         try:
             if transport is None:
@@ -332,7 +331,7 @@ class Attempts:
                 window_known=known,
                 bounds=bounds_of(context.profile),
                 late=compacts_itself(context),
-                price_step=_price_step(context, budget),
+                price_step=price_step(context, budget.factor),
             ),
             strict=context.profile.strict_alternation,
             kept=caller.kept,
@@ -356,7 +355,7 @@ class Attempts:
         output = await self._budgets.output(budget, case, outcome)
         if output is not None and output < reserved and budget.input is not None and sent <= budget.input:
             return Attempt(budget, case, replace(outcome, output=output))
-        step = _price_step(context, budget)
+        step = price_step(context, budget.factor)
         bounds = bounds_of(context.profile)
         rules = rules_for(case.policy, window_known=True, refused=True, bounds=bounds, price_step=step)
         smaller = replace(
@@ -405,8 +404,3 @@ class Attempts:
             return case.stale_reasoning
         self._expire(context)
         return len(context.body.units)
-
-
-def _price_step(context: ConversationContext, budget: TokenBudget) -> int | None:
-    """Return the tokens just below the step in the price of a request's model, as counted here."""
-    return below_step(price_for(context.configuration, context.route, context.profile), budget.factor)

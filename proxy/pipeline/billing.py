@@ -57,7 +57,7 @@ class Meter:
     """One call to an upstream. ``sent`` is the bytes of its body, ``tokens`` the proxy's count, if it has counted.
 
     ``complete`` is true once the answer has arrived. ``free`` is true if the call certainly costs nothing. ``status``
-    is that of the answer, 0 before it begins.
+    is that of the answer, 0 before it begins. ``place`` is the index of the call in the record.
     """
 
     __slots__ = (
@@ -68,6 +68,7 @@ class Meter:
         "_tail",
         "complete",
         "free",
+        "place",
         "sent",
         "status",
         "tokens",
@@ -78,6 +79,7 @@ class Meter:
         self.tokens = tokens
         self.complete = False
         self.free = False
+        self.place: int | None = None
         self.status = 0
         self._tail = tail
         self._encoding = ""
@@ -120,6 +122,11 @@ class Meter:
             self._tail.add(bytes(unpacking.beginning))
         else:
             self._tail.lost += len(body)
+
+    @property
+    def model(self) -> str:
+        """Return the model that the answer names; empty if it names none."""
+        return self._tail.model
 
     @property
     def end(self) -> Finished | None:
@@ -238,6 +245,8 @@ class Bill:
             if self.background is not None and usage.estimated and not usage.output:
                 usage = replace(usage, output=EXPECTED_OUTPUT)
             record.usage = usage if record.usage is None else record.usage.plus(usage)
+            if meter.place is not None and 1 < len(record.calls) > meter.place:
+                record.calls[meter.place] = replace(record.calls[meter.place], usage=usage)
             if self.price_of is not None:
                 cost = self.price_of(usage, meter is meters[-1])
                 record.cost = cost if record.cost is None else record.cost.plus(cost)

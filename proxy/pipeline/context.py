@@ -123,6 +123,11 @@ class ConversationContext(RequestContext):
             await answer.close()
 
     @property
+    def asker(self) -> str:
+        """The tenant and the upstream's model, for which the upstream may lack an API."""
+        return f"{self.caller.tenant} {self.route.model}"
+
+    @property
     def place(self) -> tuple[str, str, str]:
         """The key of learned limits: upstream, its name for the model, and tenant."""
         return self.route.upstream, self.route.model, self.caller.tenant

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from proxy.config import Route
 from proxy.limits.profiles import Profile
-from proxy.limits.profiles.prices import Price, price_of
+from proxy.limits.profiles.prices import Price, below_step, price_of
 from proxy.pipeline.billing import PriceOf
 from proxy.pipeline.cache_reads import CACHE_SECONDS
 from proxy.pipeline.context import ConversationContext, conversation_key
@@ -82,6 +82,14 @@ def price_for(configuration: ConfigSnapshot, route: Route, profile: Profile) -> 
     """Return the current price of a route's model: the operator's, or else that of the table."""
     price = price_of(configuration.settings.prices, route.model, profile.price)
     return None if price is None else price.at(time.time())
+
+
+def price_step(context: ConversationContext, factor: float) -> int | None:
+    """Return the tokens just below the step in the price of a request's model, as counted here.
+
+    ``factor`` is the upstream's tokens per counted token.
+    """
+    return below_step(price_for(context.configuration, context.route, context.profile), factor)
 
 
 def pricing(price: Price | None, basis: Basis = NO_BASIS) -> PriceOf | None:

@@ -20,6 +20,9 @@ DAY = 86_400.0
 LARGEST = 4_000_000
 """Bytes of a decompressed answer whose items are remembered."""
 
+PAUSES = (0.1, 0.2, 0.4)
+"""Seconds between reads of items that another process may be writing."""
+
 INLINE_BYTES = 32_768
 """Compressed bytes that are decompressed on the event loop. More are decompressed in a thread."""
 
@@ -29,11 +32,27 @@ async def resolve_references(services: Services, context: ConversationContext) -
     body, tenant, archive = context.body, context.caller.tenant, context.caller.policy.archive
     if not body.references:
         return
-    items = {} if archive is None else await _remembered(services, tenant, body, archive.days * DAY)
+    items = {} if archive is None else await _awaited(services, tenant, body, archive.days * DAY)
     unknown = [id for id in body.references if id not in items]
     size = body.size
     body.resolve(items, services.items.sizes(tenant, unknown) if context.caller.kept else {})
     await context.memory.more(body.size - size)
+
+
+async def _awaited(services: Services, tenant: str, body: Request, seconds: float) -> dict[str, bytes]:
+    """Return the known items that a request refers to, by id.
+
+    Another process may be writing the items of the answer before, so wait briefly for ids that were never missed.
+    """
+    items = await _remembered(services, tenant, body, seconds)
+    for pause in PAUSES:
+        missing = [id for id in body.references if id not in items]
+        if not missing or not services.items.may_come(tenant, missing):
+            break
+        await asyncio.sleep(pause)
+        items = await _remembered(services, tenant, body, seconds)
+    services.items.missed(tenant, [id for id in body.references if id not in items])
+    return items
 
 
 async def _remembered(services: Services, tenant: str, body: Request, seconds: float) -> dict[str, bytes]:

@@ -130,6 +130,7 @@ async def _start(
     call = context.bill.call(asked.answers.tail(), len(request.body), tokens)
     try:
         with call as meter, context.clock.until(deadline):
+            meter.place = len(context.record.calls)
             context.answer = await transport.send(request)
             meter.watch(context.answer)
             start = await read_start(context.answer, asked)

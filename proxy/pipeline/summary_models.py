@@ -102,7 +102,7 @@ async def _own_model(services: Services, context: ConversationContext, max_token
     headers = for_other_request(for_upstream(context.scope["headers"]))
     own = dataclasses.replace(
         model,
-        transport=await context.configuration.upstreams.transport(route.upstream, dialect.path, context.caller.tenant),
+        transport=await context.configuration.upstreams.transport(route.upstream, dialect.path, context.asker),
         form=next(form for form in FORMS.values() if form.api == dialect.name),
         others=(),
         headers=[*headers, (VIA, context.via)],
@@ -137,7 +137,7 @@ async def _compacting_model(
 ) -> UpstreamSummaryModel:
     """Return the model to ask. Raises ``ConfigurationError`` or ``SummaryUnasked`` if there is none."""
     route, dialect = context.route, context.dialect
-    transport = await context.configuration.upstreams.native(route.upstream, dialect.path, context.caller.tenant)
+    transport = await context.configuration.upstreams.native(route.upstream, dialect.path, context.asker)
     if transport is None:
         raise SummaryUnasked("the upstream doesn't have the API of the conversation")
     headers = for_other_request(for_upstream(context.scope["headers"]))
@@ -180,7 +180,7 @@ async def _summary_model(
 
     upstreams = context.configuration.upstreams
     price_of = pricing(price_for(context.configuration, route, profile))
-    (form, transport), *others = await _ways(context, route.upstream)
+    (form, transport), *others = await _ways(context, route)
     return UpstreamSummaryModel(
         transport,
         route.model,
@@ -194,7 +194,7 @@ async def _summary_model(
         on_overflow=learn,
         form=form,
         others=others,
-        on_missing=partial(upstreams.missing(route.upstream).add, caller=caller.tenant),
+        on_missing=partial(upstreams.missing(route.upstream).add, caller=f"{caller.tenant} {route.model}"),
         calls=_Recorded(services, context, route, price_of, answers, counter.text, factor).call,
         trace=context.record.trace,
     )
@@ -239,17 +239,17 @@ class _Recorded:
             self.services.recorder.add(record)
 
 
-async def _ways(context: ConversationContext, upstream: str) -> list[Way]:
+async def _ways(context: ConversationContext, route: Route) -> list[Way]:
     """Return the APIs through which an upstream can summarize, in the order to try them. There is at least one.
 
     An upstream without an API of its own gets chat completions, which LiteLLM translates.
     """
-    upstreams = context.configuration.upstreams
+    upstreams, upstream = context.configuration.upstreams, route.upstream
     certain = context.configuration.settings.upstreams[upstream].certain_apis is not None
     ways: list[Way] = []
     # Most servers have chat completions, and the conversation's own API works.
     for form in sorted(FORMS.values(), key=lambda form: (form.api != "chat", form.api != context.dialect.name)):
-        transport = await upstreams.native(upstream, form.path, context.caller.tenant)
+        transport = await upstreams.native(upstream, form.path, f"{context.caller.tenant} {route.model}")
         if transport is not None:
             ways.append((form, transport))
     if not ways:

@@ -35,7 +35,7 @@ MOST_READ = 2_000
 """Ids per request to read from the store: the newest ones."""
 
 SIZES = 50_000
-"""Sizes of unknown items in each process's memory."""
+"""Sizes of unknown items in each process's memory, and ids whose items aren't in the store."""
 
 DIGITS = 15
 """The most digits of the time that begins a stored item."""
@@ -67,6 +67,7 @@ class ItemMemory:
         self._clock = clock
         self._cache: LRUCache[_Key, _Cached] = LRUCache(CACHED_BYTES, getsizeof=_size)
         self._sizes: LRUCache[_Key, int] = LRUCache(SIZES)
+        self._missed: LRUCache[_Key, bool] = LRUCache(SIZES)
         self.writes: WriteBehind[_Cached] = WriteBehind(
             store, KIND, self._packed, PENDING_BYTES, failed=_report, ended=_ended
         )
@@ -101,6 +102,16 @@ class ItemMemory:
             self._write(tenant, old, seconds)
         return {id: cached.item for id, cached in found.items() if cached.item != FORGOTTEN}
 
+    def may_come(self, tenant: str, ids: Sequence[str]) -> bool:
+        """Return whether one of these ids wasn't missed before, so that its item may be on its way to the store."""
+        return any((tenant, id) not in self._missed for id in ids)
+
+    def missed(self, tenant: str, ids: Sequence[str]) -> None:
+        """Remember that the store has no items with these ids."""
+        for id in ids:
+            if len(id) <= LONGEST_ID:
+                self._missed[tenant, id] = True
+
     def sizes(self, tenant: str, ids: Sequence[str]) -> dict[str, int]:
         """Return the sizes, in tokens, of unknown items, as far as upstreams have reported them."""
         return {id: size for id in ids if (size := self._sizes.get((tenant, id))) is not None}
@@ -114,7 +125,7 @@ class ItemMemory:
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         """Forget the items of forgotten tenants, and return those tenants. One pending write may continue."""
         tenants = self.writes.forget(forgotten)
-        for cache in (self._cache, self._sizes):
+        for cache in (self._cache, self._sizes, self._missed):
             gone = [key for key in list(cache) if forgotten(key[0])]
             tenants |= {tenant for tenant, _ in gone}
             for key in gone:

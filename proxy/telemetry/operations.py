@@ -59,10 +59,17 @@ def operations(record: RequestRecord) -> Iterator[Operation]:
             max(attempt.start, end),
             number,
             call,
-            record.usage if number == last else None,
+            _usage_of(record, call),
             _error_of(record, call, last=number == last),
             _is_compacted(record, call, last=number == last),
         )
+
+
+def _usage_of(record: RequestRecord, call: UpstreamCall | None) -> Usage | None:
+    """Return the usage of an attempt. A record with one attempt states it once."""
+    if len(record.calls) < 2:
+        return record.usage
+    return None if call is None else call.usage
 
 
 def _error_of(record: RequestRecord, call: UpstreamCall | None, *, last: bool) -> str | None:

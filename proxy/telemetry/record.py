@@ -114,7 +114,7 @@ class UpstreamCall(msgspec.Struct, frozen=True, omit_defaults=True):
     ``accepted``, ``error``, ``overflow``, ``reasoning`` (refused), ``compaction`` (refused), ``empty``, ``tool``
     (refused), ``continued`` (after a recall), or the code of the proxy's error. ``tokens`` is the proxy's count of the
     prompt, ``None`` if it wasn't counted. ``limit`` is the limit that the refusal states. ``ms`` is the time until the
-    response started.
+    response started. ``usage`` is its part of the record's usage, if the record has several attempts.
     """
 
     result: str
@@ -123,6 +123,7 @@ class UpstreamCall(msgspec.Struct, frozen=True, omit_defaults=True):
     tokens: int | None = None
     limit: int | None = None
     error: UpstreamErrorNames | None = None
+    usage: Usage | None = None
 
 
 class Cost(msgspec.Struct, frozen=True, omit_defaults=True):

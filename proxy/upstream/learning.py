@@ -30,7 +30,7 @@ REMEMBERED = 3_600.0
 """Seconds until the proxy tries again. The server may have been updated, or was starting."""
 
 CALLERS = 10_000
-"""Most pairs of a caller and an API to remember as missing for each upstream."""
+"""Most pairs of a caller with its model and an API to remember as missing for each upstream."""
 
 _ERROR_BYTES = 65_536
 
@@ -71,8 +71,8 @@ _DENIAL_START = 256
 class MissingApis:
     """The APIs that one upstream was found not to have.
 
-    What one caller's requests show holds for that caller alone, because its model, its key, or its headers may be the
-    cause.
+    What one caller's requests show holds for that caller and model alone, because the model, the key, or the headers
+    may be the cause. ``caller`` names both.
     """
 
     def __init__(self, upstream: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -105,7 +105,7 @@ class MissingApis:
 class LearningTransport:
     """Sends requests in the client's API, and through a bridge if the upstream turns out not to have it.
 
-    ``caller`` is the tenant whose requests these are.
+    ``caller`` is the tenant and the model whose requests these are.
     """
 
     def __init__(

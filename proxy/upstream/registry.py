@@ -74,7 +74,7 @@ class _Upstream:
         return LiteLLMTransport(ANTHROPIC, settings.base_url, _key(settings), _headers(settings))
 
     async def to(self, path: str, caller: str) -> Transport:
-        """Return the transport for a path: the upstream's own, or a bridge. ``caller`` is a tenant.
+        """Return the transport for a path: the upstream's own, or a bridge. ``caller`` is a tenant and its model.
 
         Raises ``ConfigurationError`` for an unknown provider, and ``NotFound`` for a path that needs the upstream's
         own API.
@@ -151,7 +151,7 @@ class Upstreams:
         return await self._upstreams[name].to(path, caller)
 
     async def native(self, name: str, path: str, caller: str) -> RelayTransport | None:
-        """Return the transport for a path if the upstream itself has the path's API, for a caller's tenant."""
+        """Return the transport for a path if the upstream itself has the path's API, for a tenant and its model."""
         upstream, api = self._upstreams[name], API_OF_PATH[path]
         if not await upstream.has(api, caller):
             return None

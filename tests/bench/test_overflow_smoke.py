@@ -114,7 +114,8 @@ def test_a_stream_is_put_together() -> None:
         {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {"output_tokens": 2}},
     ]
     body = "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events).encode()
-    assert read_usage(body) == Finished("max_tokens", 900, 2, empty=True)
+    usage = {"input_tokens": 900, "output_tokens": 2}
+    assert read_usage(body) == Finished("max_tokens", 900, 2, empty=True, usage=usage)
 
 
 def test_sources_are_told_apart() -> None:

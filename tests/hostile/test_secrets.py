@@ -294,7 +294,7 @@ def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     async def nothing() -> None:
         return None
 
-    async def send(self: Connections, *args: Any) -> Answer:
+    async def send(self: Connections, *args: Any, **options: Any) -> Answer:
         return Answer(200, [("content-type", "application/json")], body(), nothing)
 
     monkeypatch.setattr(Connections, "send", send)

@@ -31,7 +31,8 @@ _encoding = encoding("o200k_base")
 class Manner:
     """How to answer. ``usage`` is ``last``, ``first``, ``repeated``, ``missing``, ``zeros``, or ``absurd``.
 
-    With ``stop``, a stream waits after this many events until the client leaves.
+    With ``stop``, a stream waits after this many events until the client leaves. ``calls`` are the tool calls of chat
+    completions.
     """
 
     text: str = "fine"
@@ -39,6 +40,7 @@ class Manner:
     encoding: str | None = None
     stop: int | None = None
     status: int = 200
+    calls: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass
@@ -78,7 +80,8 @@ class BillingUpstream:
         if manner.status != 200:
             await _whole(send, {"error": {"message": "no", "type": "invalid_request_error"}}, None, manner.status)
             return
-        billed = Billed(path, prompt_of(body), tokens(manner.text), manner.usage in ("last", "first", "repeated"))
+        written = tokens(manner.text) + sum(tokens(call["function"]["arguments"]) for call in manner.calls)
+        billed = Billed(path, prompt_of(body), written, manner.usage in ("last", "first", "repeated"))
         self.ledger.append(billed)
         if body.get("background") and not body.get("stream"):
             billed.reported = True
@@ -201,8 +204,10 @@ def _answer(path: str, body: dict[str, Any], manner: Manner, billed: Billed) -> 
     if path == "/messages":
         fixed = {"type": "message", "role": "assistant", "model": "m", "stop_reason": "end_turn"}
         return {"id": "msg_1", **first, **fixed, "content": [{"type": "text", "text": manner.text}], **last}
-    message = {"role": "assistant", "content": manner.text}
-    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    message: dict[str, Any] = {"role": "assistant", "content": manner.text}
+    if manner.calls:
+        message["tool_calls"] = list(manner.calls)
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if manner.calls else "stop"}
     return {"id": "c", **first, "object": "chat.completion", "model": "m", "choices": [choice], **last}
 
 
@@ -242,7 +247,9 @@ def _events(path: str, body: dict[str, Any], manner: Manner, billed: Billed) -> 
         if usage is not None and manner.usage == "repeated":
             null = {"usage": usage | {"completion_tokens": written}}
         yield _chunk({"content": piece}, None, **null), tokens(piece)
-    yield _chunk({}, "stop", **null), 0
+    for index, call in enumerate(manner.calls):
+        yield _chunk({"tool_calls": [{"index": index, **call}]}, None, **null), tokens(call["function"]["arguments"])
+    yield _chunk({}, "tool_calls" if manner.calls else "stop", **null), 0
     if asked and usage is not None:
         yield _data({"id": "c", "object": "chat.completion.chunk", "model": "m", "choices": [], "usage": usage}), 0
     else:

@@ -274,7 +274,7 @@ def test_explain_uses_the_limits_that_the_server_has(folder: Path) -> None:
     assert "window 16,000 (upstream: max_model_len in /models)" in reported
     assert "learned limits none in this store" in reported
     assert re.search(r"compacted yes .* stages summary", reported)
-    assert re.search(r"learned limits 8,000 tokens of input \(caller [0-9a-f]{12}, the strictest of 2\)", learned)
+    assert re.search(r"learned limits 8,000 tokens of input \(team b, the strictest of 2\)", learned)
     budgets = [
         int(re.findall(r"budget for the input ([\d,]+)", text)[0].replace(",", "")) for text in (reported, learned)
     ]

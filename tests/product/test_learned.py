@@ -117,7 +117,7 @@ def test_another_process_knows_and_so_does_the_command(tmp_path: Path) -> None:
                 assert ask(caller, LONG)["x-compaction-retries"] == "1", "what one credential learned is its own"
     for printed in (shown(tmp_path), shown(tmp_path, "m")):
         rows = re.findall(
-            r"main +│ m +│ (\w{12}) +│ input and output │ ([\d,]+) +│ refusal +│ (\d+) min +│ 20", printed
+            r"main +│ m +│ (\w{12}) +│ input and output │ +8,000 +│ +([\d,]+) +│ refusal +│ (\d+) min +│ 20", printed
         )
         assert len({tenant for tenant, _, _ in rows}) == 2
         assert all(7_000 < int(tokens.replace(",", "")) < 8_000 for _, tokens, _ in rows)

@@ -134,7 +134,10 @@ def asks_usage(raw: bytes) -> bool:
         options = value_of(fields_of(raw).get("stream_options", msgspec.Raw(b"null")))
     except BadBody:
         return True
-    return isinstance(options, dict) and options.get("include_usage") is True
+    if options is None:
+        return False
+    # The upstream judges a value that isn't valid.
+    return not isinstance(options, dict) or options.get("include_usage", False) is not False
 
 
 _ASKED = b'"stream_options":{"include_usage":true}'
@@ -150,7 +153,7 @@ def with_usage(body: bytes) -> bytes:
         return b"%b,%b%b" % (body[:end], _ASKED, body[end:])
     fields = fields_of(body)
     options = value_of(fields.get("stream_options", msgspec.Raw(b"null")))
-    asked = {**(options if isinstance(options, dict) else {}), "include_usage": True}
+    asked = {**(options or {}), "include_usage": True}
     fields["stream_options"] = encoded(asked)
     return msgspec.json.encode(fields)
 
@@ -171,9 +174,15 @@ def without_usage(events: bytes) -> bytes:
             value = next(json_objects(data), None)
         if value is None or value.get("choices") != [] or not value.get("usage"):
             out += _NULL.sub(b"", event)
+        elif not value.keys() <= _USUAL_FIELDS:  # a provider's own fields stay
+            del value["usage"]
+            out += b"data: " + msgspec.json.encode(value) + b"\n\n"
     return bytes(out)
 
 
+_USUAL_FIELDS = {
+    *("id", "object", "created", "model", "system_fingerprint", "service_tier", "choices", "usage", "obfuscation")
+}
 _EVENT = re.compile(rb".*?(?:\r\n\r\n|\n\n|\r\r|\Z)", re.S)
 _REPORT = re.compile(rb'"usage"\s*:\s*\{')
 # Strings escape quotation marks, so this is a field.

@@ -20,6 +20,7 @@ from proxy.dialects.chat.request import parse
 from proxy.http.timers import CoarseTimer
 from proxy.limits.profiles import Profile
 from proxy.pipeline.attempts import Attempts
+from proxy.pipeline.billing import Bill
 from proxy.pipeline.budget import TokenBudgets
 from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.decision import Retry
@@ -278,6 +279,7 @@ class Sessions:
             scope=scope,
             via="",
             caller=caller,
+            bill=Bill(),
             body=body,
             route=route,
             profile=profile,

@@ -6,6 +6,7 @@ The figures are equal if the upstream reports the usage, and within 15 % otherwi
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import time
 from collections.abc import Iterator
@@ -15,8 +16,11 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from proxy.demo.serving import serve
+from proxy.recall.tool import NAME
 from proxy.telemetry.record import RequestRecord
 from tests.kit.billing_upstream import PACKERS, Billed, BillingUpstream, Manner, pieces
 from tests.kit.messages import words
@@ -56,7 +60,8 @@ class Door:
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Iterator[Door]:
+def door(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Door]:
+    window, policy = getattr(request, "param", (128_000, {}))
     upstream = BillingUpstream(lambda path, body: Manner())
     store = tmp_path / "compaction.db"
     sections = {
@@ -65,8 +70,8 @@ def door(tmp_path: Path) -> Iterator[Door]:
         "store": {"url": f"sqlite:///{store}"},
         "prices": PRICES,
     }
-    profile = {"context_window": 128_000, "tokenizer": "o200k_base"}
-    with behind(upstream, tmp_path, profile=profile, **sections) as url:
+    profile = {"context_window": window, "tokenizer": "o200k_base"}
+    with behind(upstream, tmp_path, profile=profile, policy=policy, **sections) as url:
         door = Door(url, store, upstream)
         with door.client:
             yield door
@@ -240,6 +245,37 @@ def test_summaries_hidden_rounds_and_retries_are_counted(door: Door, api: str, u
     _sums_agree(door, len(records))
 
 
+@pytest.mark.parametrize("door", [(9_000, {"recall": {"tool": "auto"}})], indirect=True)
+@pytest.mark.parametrize("usage", ["last", "missing"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_hidden_rounds_are_counted(door: Door, stream: bool, usage: str) -> None:
+    query = json.dumps({"query": "q3u", "id": None, "offset": None})
+    call = {"id": "h1", "type": "function", "function": {"name": NAME, "arguments": query}}
+
+    def manner(path: str, body: dict[str, Any]) -> Manner:
+        offered = NAME in json.dumps(body.get("tools"))
+        calls = (call,) if offered and body["messages"][-1]["role"] != "tool" else ()
+        return Manner("Let me look. " + SUMMARY if calls else SUMMARY, usage, calls=calls)
+
+    door.upstream.manner = manner
+    own = {"name": "own", "parameters": {"type": "object", "properties": {}}}
+    body = body_of("chat", "", stream=stream, tools=[{"type": "function", "function": own}])
+    body["messages"] = [
+        {"role": role, "content": words(150, f"q{number}{role[0]}")}
+        for number in range(60)
+        for role in ("user", "assistant")
+    ] + [{"role": "user", "content": "go"}]
+    text = door.client.post(PATHS["chat"], json=body).text
+    assert NAME not in text
+    assert ('"prompt_tokens":' in text) == (not stream and usage == "last")
+    records = door.records(2)
+    assert max(record.recalls for record in records) == 1
+    ours = sum((one.usage.input or 0) + (one.usage.output or 0) for one in records if one.usage)
+    theirs = sum(one.prompt + one.output for one in door.upstream.ledger)
+    assert ours == theirs if usage == "last" else abs(ours - theirs) <= CLOSE * theirs
+    _sums_agree(door, len(records))
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("store", "replicas"), [("sqlite", 1), ("sqlite", 2), ("redis", 2)])
 def test_many_requests_at_once_overspend_at_most_a_reservation(
@@ -279,3 +315,65 @@ def test_many_requests_at_once_overspend_at_most_a_reservation(
         assert later[-1] == 429
         spent = sum(one.prompt + one.output for one in upstream.ledger)
         assert 5_000 <= spent <= 5_000 + each
+
+
+MODELS = {
+    "padded": (b" " * 1_000_000 + b'{"model": "m", "prompt": "hi"}', "application/json"),
+    "UTF-16": ('{"model": "m", "prompt": "hi"}'.encode("utf-16"), "application/json"),
+    "byte order mark": (b'\xef\xbb\xbf{"model": "m", "prompt": "hi"}', "application/json"),
+    "surrogate": (b'{"model": "m", "prompt": "\\ud800"}', "application/json"),
+    "not a number": (b'{"model": "m", "prompt": "hi", "temperature": NaN}', "application/json"),
+    "wrong type": (b'{"model": "m", "prompt": "hi"}', "application/x-www-form-urlencoded"),
+    "form": (b"prompt=hi&model=m", "application/x-www-form-urlencoded"),
+    "parts": (
+        b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\nm\r\n--x--\r\n',
+        "multipart/form-data; boundary=x",
+    ),
+    "none": (b"[]", "application/json"),
+}
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("form", MODELS)
+def test_a_budget_in_dollars_counts_forwarded_requests_whose_model_is_hard_to_read(
+    tmp_path: Path, form: str, named: bool
+) -> None:
+    """If neither the request nor the answer names the model, the highest price counts."""
+    raw, kind = MODELS[form]
+
+    async def upstream(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            usage = {"prompt_tokens": 1_000, "completion_tokens": 500}
+            answer = {"choices": [{"text": "x"}], "usage": usage, **({"model": "m"} if named else {})}
+            while (await receive()).get("more_body", False):
+                pass
+            await JSONResponse(answer)(scope, receive, send)
+
+    spend = {"usd": 0.015, "per": "month"}
+    sections = {
+        "auth": {"mode": "keys"},
+        "teams": {"team": {"keys": [key_hash("cp-team")], "limits": {"spend": spend}}},
+        "prices": PRICES,
+    }
+    headers = {**KEY, "content-type": kind}
+    with behind(upstream, tmp_path, **sections) as url, httpx.Client(base_url=url, trust_env=False) as client:
+        statuses = [client.post("/v1/completions", content=raw, headers=headers).status_code for _ in range(8)]
+    assert statuses == [200] * 3 + [429] * 5
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/models/gemini:generateContent",
+        "/v1/batches",
+        "/v1/messages/batches",
+        "/v1/fine_tuning/jobs",
+        "/v1/evals/e/runs",
+    ],
+)
+def test_a_team_without_a_rest_gets_nothing_that_costs(door: Door, path: str) -> None:
+    door.manner = Manner("x", "absurd")
+    assert door.client.post(path, json={"model": "m", "input": "x"}).status_code == 200
+    record = door.records(1)[0]
+    assert record.usage is not None
+    assert record.usage.estimated
