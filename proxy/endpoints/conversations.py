@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from proxy.access.admission import BodyLease
 from proxy.access.authenticator import Caller, for_model, may_use
+from proxy.access.spending import limit_of
 from proxy.config import Route
 from proxy.dialects.chat.usage import without_usage
 from proxy.dialects.dialect import Dialect, Request
@@ -237,11 +238,12 @@ class Conversations:
     ) -> None:
         """Send the response to the client."""
         shape, hide = self._dialect.errors, without_usage if context.asks_usage else None
+        linger = limit_of(context.caller) is not None
         if context.heartbeat is not None and context.heartbeat.begun:
             await context.heartbeat.stop()
-            await send_rest(send, start, headers, tap, shape=shape, hide=hide)
+            await send_rest(send, start, headers, tap, shape=shape, hide=hide, linger=linger)
         else:
-            await send_answer(send, start, headers + identity(context), tap, shape=shape, hide=hide)
+            await send_answer(send, start, headers + identity(context), tap, shape=shape, hide=hide, linger=linger)
         if tap is not None:
             await tap.finish()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import Callable
@@ -20,6 +21,9 @@ from proxy.pipeline.response_start import ResponseStart, readable
 from proxy.upstream.transport import Headers
 
 log = structlog.get_logger(__name__)
+
+LINGER_SECONDS = 2.0
+"""Seconds to read the rest of a stream whose client has left, if a budget applies."""
 
 QUOTED_BYTES = 500
 """Bytes of an error that isn't JSON to quote in an error event."""
@@ -41,11 +45,13 @@ async def send_answer(
     *,
     shape: ErrorShape = "openai",
     hide: Hide | None = None,
+    linger: bool = False,
 ) -> None:
     """Forward an answer as it arrives, with further headers. Close the upstream's request at the end, or on an error.
 
     ``tap`` receives the bytes that arrive. ``shape`` is that of the error event which ends an interrupted stream.
-    ``hide`` changes the events of a stream.
+    ``hide`` changes the events of a stream. With ``linger``, the rest of a stream is read for ``LINGER_SECONDS`` after
+    the client has left, because the usage comes last.
     """
     answer = start.answer
     headers = [pair for pair in answer.headers if not pair[0].startswith("x-compaction")]
@@ -59,7 +65,7 @@ async def send_answer(
         if start.complete:
             await send({"type": "http.response.body", "body": _shown(start, hide)})
         elif start.is_stream:
-            await _send_events(send, start, tap, shape, hide)
+            await _send_events(send, start, tap, shape, hide, linger=linger)
         else:
             await _send_bytes(send, start, tap)
     finally:
@@ -74,11 +80,12 @@ async def send_rest(
     *,
     shape: ErrorShape = "openai",
     hide: Hide | None = None,
+    linger: bool = False,
 ) -> None:
     """Send a response whose head, that of an event stream, has been sent. Any other response becomes an error event.
 
     ``done`` is the headers that weren't known then. A comment reports them. This always closes the upstream's request.
-    ``tap`` and ``hide`` are those of ``send_answer``.
+    ``tap``, ``hide``, and ``linger`` are those of ``send_answer``.
     """
     comment = ", ".join(f"{name}: {value}" for name, value in done)
     try:
@@ -90,7 +97,7 @@ async def send_rest(
         elif start.complete:
             await send({"type": "http.response.body", "body": _shown(start, hide)})
         else:
-            await _send_events(send, start, tap, shape, hide)
+            await _send_events(send, start, tap, shape, hide, linger=linger)
     finally:
         await start.answer.close()
 
@@ -148,7 +155,17 @@ def _shown(start: ResponseStart, hide: Hide | None) -> bytes:
     return start.first if hide is None or not start.is_stream else hide(start.first)
 
 
-async def _send_events(send: Send, start: ResponseStart, tap: Tap | None, shape: ErrorShape, hide: Hide | None) -> None:
+async def _drained(start: ResponseStart) -> None:
+    """Read the rest of an answer for a while."""
+    with contextlib.suppress(TimeoutError, UpstreamInterrupted):
+        async with asyncio.timeout(LINGER_SECONDS):
+            async for _ in start.answer.body:
+                pass
+
+
+async def _send_events(
+    send: Send, start: ResponseStart, tap: Tap | None, shape: ErrorShape, hide: Hide | None, *, linger: bool
+) -> None:
     buffer = sse.EventBuffer()
     feed = buffer.feed if hide is None else lambda chunk: hide(buffer.feed(chunk))
     whole = sent = b""
@@ -167,6 +184,8 @@ async def _send_events(send: Send, start: ResponseStart, tap: Tap | None, shape:
         # Some clients disconnect at the last event, although the upstream hasn't ended the stream yet.
         if _ENDS.search(sent):
             note_complete(send)
+        elif linger:
+            await _drained(start)
         raise
     except UpstreamInterrupted as error:
         # The proxy drops the incomplete event and sends an error event.

@@ -35,6 +35,9 @@ DEADLINE = "The request's deadline has passed. Try again, or have server.deadlin
 REFUSALS = frozenset({400, 404, 415, 422, 501})
 """Statuses with which servers refuse a field."""
 
+CAUSE = "usage"
+"""The cause of a retry without asking for the usage of a stream."""
+
 REFUSED_SECONDS = 3_600.0
 """Seconds for which streams of a model aren't asked for their usage after its upstream refused that."""
 
@@ -159,13 +162,18 @@ class UsageRequests:
         return wanted and bool(body.units) and body.model is not None and not asks_usage(body.raw)
 
     def refused(self, context: ConversationContext, start: ResponseStart) -> bool:
-        """Return whether to send a request again without asking for the usage of its stream, and remember it."""
-        refused = context.asks_usage and start.answer.status in REFUSALS
+        """Return whether to send a request again without asking for the usage of its stream.
+
+        If the upstream then answers, remember that it refuses.
+        """
+        status = start.answer.status
+        if CAUSE in context.retries and status == 200 and context.place not in self._refusing:
+            self._refusing[context.place] = True
+            log.info("usage.refused")
+        refused = context.asks_usage and status in REFUSALS
         if not refused or not any(name in start.first for name in (b"stream_options", b"include_usage")):
             return False
-        self._refusing[context.place] = True
         context.asks_usage = False
-        log.info("usage.refused", status=start.answer.status)
         return True
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:

@@ -5,6 +5,7 @@ The figures are equal if the upstream reports the usage, and within 15 % otherwi
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import random
@@ -16,10 +17,12 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.responses import JSONResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from proxy.demo.serving import serve
+from proxy.endpoints import reply
 from proxy.recall.tool import NAME
 from proxy.telemetry.record import RequestRecord
 from tests.kit.billing_upstream import PACKERS, Billed, BillingUpstream, Manner, pieces
@@ -30,6 +33,7 @@ from tests.kit.scripted import behind, key_hash, proxied
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 PRICES = {"m": {"input_cost_per_token": 0.000001, "output_cost_per_token": 0.00001}}
 BUDGET = 100_000_000
+ASK: dict[str, Any] = {"include_usage": True}
 KEY = {"authorization": "Bearer cp-team"}
 CLOSE = 0.15
 
@@ -60,7 +64,8 @@ class Door:
 
 
 @pytest.fixture
-def door(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Door]:
+def door(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
+    monkeypatch.setattr(reply, "LINGER_SECONDS", 0.05)
     window, policy = getattr(request, "param", (128_000, {}))
     upstream = BillingUpstream(lambda path, body: Manner())
     store = tmp_path / "compaction.db"
@@ -377,3 +382,76 @@ def test_a_team_without_a_rest_gets_nothing_that_costs(door: Door, path: str) ->
     record = door.records(1)[0]
     assert record.usage is not None
     assert record.usage.estimated
+
+
+def test_a_client_that_leaves_before_the_usage_pays_for_hidden_reasoning(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reply, "LINGER_SECONDS", 20.0)
+    hidden = 20_000
+
+    async def upstream(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive()).get("more_body", False):
+            pass
+        start = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
+        await send(start)
+        text = {"choices": [{"index": 0, "delta": {"content": "fine"}}]}
+        await send(
+            {"type": "http.response.body", "body": b"data: " + json.dumps(text).encode() + b"\n\n", "more_body": True}
+        )
+        await asyncio.sleep(1.0)
+        end = {"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": hidden}}
+        await send(
+            {"type": "http.response.body", "body": b"data: " + json.dumps(end).encode() + b"\n\ndata: [DONE]\n\n"}
+        )
+
+    monkeypatch.setattr(BillingUpstream, "__call__", lambda self, *scope: upstream(*scope))
+    body = body_of("chat", "hi", stream=True)
+    with (
+        httpx.Client(trust_env=False, headers=KEY, timeout=30) as leaving,
+        leaving.stream("POST", door.url + PATHS["chat"], json=body) as answer,
+    ):
+        next(answer.iter_raw())
+    (record,) = door.records(1)
+    assert record.usage is not None
+    assert (record.usage.output, record.usage.estimated) == (hidden, False)
+
+
+class Refusing:
+    """An upstream that refuses fields of ``stream_options``."""
+
+    def __init__(self, *known: str) -> None:
+        self.known = set(known)
+        self.options: list[Any] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        body = await Request(scope, receive).json()
+        options = body.get("stream_options")
+        self.options.append(options)
+        if options is not None and not options.keys() <= self.known:
+            error = {"message": "Unknown parameter: 'stream_options'.", "type": "invalid_request_error"}
+            await JSONResponse({"error": error}, 400)(scope, receive, send)
+            return
+        done = {"choices": [{"index": 0, "delta": {"content": "fine"}, "finish_reason": "stop"}]}
+        events = b"data: " + json.dumps(done).encode() + b"\n\ndata: [DONE]\n\n"
+        await Response(events, media_type="text/event-stream")(scope, receive, send)
+
+
+@pytest.mark.parametrize(
+    ("known", "own", "statuses", "options"),
+    [
+        ((), None, [200, 200], [ASK, None, None]),
+        (("include_usage",), {"foo": 1}, [400, 200], [ASK | {"foo": 1}, {"foo": 1}, ASK]),
+    ],
+)
+def test_only_a_refusal_of_our_own_field_is_remembered(
+    tmp_path: Path, known: tuple[str, ...], own: Any, statuses: list[int], options: list[Any]
+) -> None:
+    upstream = Refusing(*known)
+    first = body_of("chat", "hi", stream=True, **({"stream_options": own} if own else {}))
+    with behind(upstream, tmp_path, prices=PRICES) as url, httpx.Client(base_url=url, trust_env=False) as client:
+        bodies = (first, body_of("chat", "hi", stream=True))
+        assert [client.post(PATHS["chat"], json=body).status_code for body in bodies] == statuses
+    assert upstream.options == options
