@@ -21,6 +21,9 @@ TAIL_CHUNKS = 16
 KEPT_BYTES = 131_072
 """Bytes of a stream that are kept until their text is extracted, and of its text. Usually the usage arrives first."""
 
+LENIENT_BYTES = 1_000_000
+"""Bytes of JSON that Python's slower parser tries to read."""
+
 LARGEST = 16_000_000
 """Bytes of an answer that isn't streamed, or of one event, that are kept."""
 
@@ -222,9 +225,18 @@ def json_objects(body: bytes) -> Iterator[dict[str, Any]]:
         data = line if whole else line.removeprefix(b"data:").strip()
         if not whole and not line.startswith(b"data:"):
             continue
-        try:
-            value = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            continue
+        value = _decoded(data)
         if isinstance(value, dict):
             yield value
+
+
+def _decoded(data: bytes) -> object:
+    """Return a JSON value, ``None`` if it isn't one. Half of a surrogate pair, for example, makes the parser slower."""
+    try:
+        value: object = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        try:
+            value = json.loads(data, strict=False) if len(data) <= LENIENT_BYTES and b":" in data else None
+        except (ValueError, RecursionError):
+            return None
+    return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 import msgspec
 from starlette.types import Scope
@@ -168,9 +168,14 @@ def _tokens_of(value: object, count: TextCounter) -> int:
     return 0
 
 
+def _names(path: str) -> list[str]:
+    """Return the names of a path. Servers read percent-encoded letters as letters."""
+    return [unquote(name) for name in path.split("/") if name]
+
+
 def may_cost(method: str, path: str) -> bool:
     """Return whether a request below /v1 may cost something. Reads are free, and so is the management of files."""
-    names = [name for name in path.split("/") if name]
+    names = _names(path)
     if method in _READS or not names or names[-1] in _FREE_ENDS:
         return False
     return names[0] not in _FREE
@@ -178,7 +183,7 @@ def may_cost(method: str, path: str) -> bool:
 
 def reads_response(method: str, path: str) -> str | None:
     """Return the id of the stored response that a request reads or cancels, or ``None``."""
-    match [name for name in path.split("/") if name]:
+    match _names(path):
         case ["responses", id] if method == "GET":
             return id
         case ["responses", id, "cancel"] if method == "POST":

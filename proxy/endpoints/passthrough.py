@@ -109,7 +109,7 @@ class PassThrough:
         finally:
             await call.settle(upload.size, bytes(upload.head))
             if read is not None and pending is not None:
-                self._service.background.correct(caller.tenant, read, pending, context.record)
+                await self._service.background.correct(caller.tenant, read, pending, context.record)
 
     async def _body(self, scope: Scope, upload: Upload, held: BodyLease) -> bytes | AsyncIterator[bytes] | None:
         """Return the body to send: ``None``, the whole body, or an iterator over a body that is still arriving."""

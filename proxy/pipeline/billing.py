@@ -8,6 +8,7 @@ estimated.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -23,9 +24,9 @@ from proxy.errors import UpstreamInterrupted, UpstreamUnreachable
 from proxy.http.decompression import Unpacking
 from proxy.overflow.silent import Finished
 from proxy.pipeline.response_start import ResponseStart, header, is_encoded
-from proxy.store import Store
+from proxy.store import Store, StoreFailed
 from proxy.store.accounts import Amount
-from proxy.store.replicated_map import FIRST_READ_SECONDS, ReplicatedMap
+from proxy.store.replicated_map import FIRST_READ_SECONDS, ReplicatedMap, name_of
 from proxy.telemetry.record import Cost, RequestRecord, Usage
 from proxy.upstream.transport import Answer
 
@@ -274,6 +275,7 @@ class BackgroundResponses:
 
     def __init__(self, store: Store | None, clock: Callable[[], float] = time.time) -> None:
         """``clock`` returns seconds since 1970."""
+        self._store = store
         self._clock = clock
         self._pending = ReplicatedMap(store, "background", Pending, RESPONSES, clock)
 
@@ -291,17 +293,32 @@ class BackgroundResponses:
         pending = self._pending.get(tenant, "", id)
         return None if pending is None or pending.seen else pending
 
-    def correct(self, tenant: str, id: str, pending: Pending, record: RequestRecord) -> None:
-        """Replace the usage in the record of a read by its difference from the estimate, which may be negative."""
+    async def correct(self, tenant: str, id: str, pending: Pending, record: RequestRecord) -> None:
+        """Replace the usage in the record of a read by its difference from the estimate, which may be negative.
+
+        Of several reads at the same time, also in other processes, one does so.
+        """
         usage, cost = record.usage, record.cost
         record.usage = record.cost = None
-        if usage is None or usage.estimated:
+        known = self._pending.get(tenant, "", id)
+        if usage is None or usage.estimated or known is None or known.seen or not await self._is_first(tenant, id):
             return
         self._pending.put(tenant, "", id, replace(pending, seen=True))
         record.usage = usage.plus(pending.usage.negative())
         if cost is not None:
             before = pending.cost or Cost()
             record.cost = cost.plus(Cost(-before.sent, -before.as_received))
+
+    async def _is_first(self, tenant: str, id: str) -> bool:
+        if self._store is None:
+            return True
+        ours = secrets.token_bytes(16)
+        try:
+            name = name_of("", id)
+            return await self._store.add(tenant, "background.seen", name, ours, BACKGROUND_SECONDS) == ours
+        except StoreFailed as failure:
+            log.warning("background.not_shared", reason=str(failure))
+            return True
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         """Drop the responses of forgotten tenants, and return those tenants."""
