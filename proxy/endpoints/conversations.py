@@ -19,6 +19,7 @@ from proxy.access.admission import BodyLease
 from proxy.access.authenticator import Caller, for_model, may_use
 from proxy.access.spending import limit_of
 from proxy.config import Route
+from proxy.dialects.body import fields_of
 from proxy.dialects.chat.usage import without_usage
 from proxy.dialects.dialect import Dialect, Request
 from proxy.dialects.usage import usage_of
@@ -34,7 +35,7 @@ from proxy.overflow.silent import Finished
 from proxy.pipeline.attempts import Attempts
 from proxy.pipeline.budget import TokenBudgets
 from proxy.pipeline.context import ConversationContext, RequestContext, begin_request, conversation_key
-from proxy.pipeline.costs import Costs, price_for, pricing
+from proxy.pipeline.costs import NO_BASIS, Costs, Pricing, dearer, price_for, pricing
 from proxy.pipeline.description import describe, milliseconds_since
 from proxy.pipeline.facts_cache import MANY
 from proxy.pipeline.item_references import Tap, item_reader
@@ -133,6 +134,8 @@ class Conversations:
             scope = {**scope, "query_string": query.encode("latin-1")}
         if caller.models is not None:
             await check_body(scope, caller, body.raw)
+        if limit_of(caller) is not None and not body.units:
+            fields_of(body.raw)  # a budget can't count a body that can't be read
         caller = for_model(caller, body.model or "")
         record.policy = caller.policy.name
         profile, counter = await self._service.measure(route, configuration, self._dialect)
@@ -253,6 +256,7 @@ class Conversations:
             context = contexts.pop()
             counter = context.counter
             try:
+                await self._priced_by_answer(context)
                 await context.bill.settle(
                     context.record,
                     partial(self._attempts.counted, context),
@@ -264,6 +268,24 @@ class Conversations:
                     self._service.background.begin(context.caller.tenant, id, context.route.model, context.record)
             except Exception as error:  # the client has its response
                 log.exception("counting.failed", error=type(error).__name__)
+
+    async def _priced_by_answer(self, context: ConversationContext) -> None:
+        """With a budget in US dollars, let the dearer model count: that of the request, or that of its answer.
+
+        A body may name several models, of which the upstream takes one, or none.
+        """
+        meter, known, limit = context.bill.last, context.bill.price_of, limit_of(context.caller)
+        if meter is None or limit is None or limit.usd is None:
+            return
+        await meter.unpack()
+        if not meter.model or meter.model == context.route.model:
+            return
+        route = Route(context.route.upstream, meter.model, None)
+        profile = await self._service.profile(route, context.configuration)
+        price = price_for(context.configuration, route, profile)
+        own = known if isinstance(known, Pricing) else None
+        if price is not None and dearer(price, None if own is None else own.price):
+            context.bill.price_of = Pricing(price, NO_BASIS if own is None else own.basis)
 
 
 def _route(configuration: ConfigSnapshot, body: Request, caller: Caller, dialect: Dialect) -> Route:

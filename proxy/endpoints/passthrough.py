@@ -95,7 +95,7 @@ class PassThrough:
             # While the body is arriving, reading it detects a disconnect.
             with leaving(upload.after, send):
                 with context.bill.call(tail_of(path), 0) as meter:
-                    meter.free = not counts
+                    meter.free, meter.writes = not counts, not path.startswith("/embeddings")
                     answer = await relay.request(scope["method"], url, headers, body, timeout)
                     if counts:
                         meter.watch(answer)

@@ -59,6 +59,7 @@ class Meter:
 
     ``complete`` is true once the answer has arrived. ``free`` is true if the call certainly costs nothing. ``status``
     is that of the answer, 0 before it begins. ``place`` is the index of the call in the record.
+    ``writes`` is false if the answer has no text that was generated.
     """
 
     __slots__ = (
@@ -73,6 +74,7 @@ class Meter:
         "sent",
         "status",
         "tokens",
+        "writes",
     )
 
     def __init__(self, tail: AnswerTail, sent: int, tokens: int | None = None) -> None:
@@ -82,6 +84,7 @@ class Meter:
         self.free = False
         self.place: int | None = None
         self.status = 0
+        self.writes = True
         self._tail = tail
         self._encoding = ""
         self._packed: list[bytes] = []
@@ -152,7 +155,7 @@ class Meter:
             usage = replace(usage, input=prompt, estimated=True)
         # The usage of a stream may be that of its beginning.
         partial = not self.complete and (end is None or end.finish_reason is None)
-        if not usage.output or partial:
+        if self.writes and (not usage.output or partial):
             written = round(await self._written(count) * factor)
             if written > (usage.output or 0):
                 usage = replace(usage, output=written, estimated=True)

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from proxy.config import Route
 from proxy.limits.profiles import Profile
 from proxy.limits.profiles.prices import Price, below_step, price_of
-from proxy.pipeline.billing import PriceOf
 from proxy.pipeline.cache_reads import CACHE_SECONDS
 from proxy.pipeline.context import ConversationContext, conversation_key
 from proxy.pipeline.outcome import Forecast, Outcome
@@ -92,18 +91,28 @@ def price_step(context: ConversationContext, factor: float) -> int | None:
     return below_step(price_for(context.configuration, context.route, context.profile), factor)
 
 
-def pricing(price: Price | None, basis: Basis = NO_BASIS) -> PriceOf | None:
-    """Return how to price the calls of a request. ``basis`` is that of the call whose answer the client gets."""
-    if price is None:
-        return None
+class Pricing(msgspec.Struct, frozen=True):
+    """How to price the calls of a request. ``basis`` is that of the call whose answer the client gets."""
 
-    def price_of(usage: Usage, answers: bool) -> Cost:
+    price: Price
+    basis: Basis = NO_BASIS
+
+    def __call__(self, usage: Usage, answers: bool) -> Cost:
+        """Return the price of a call. ``answers`` is true if the client gets its answer."""
         if answers:
-            return cost_of(price, usage, basis)
+            return cost_of(self.price, usage, self.basis)
         # Without the proxy there would have been no other call.
-        return replace(cost_of(price, usage, NO_BASIS), as_received=0)
+        return replace(cost_of(self.price, usage, NO_BASIS), as_received=0)
 
-    return price_of
+
+def pricing(price: Price | None, basis: Basis = NO_BASIS) -> Pricing | None:
+    """Return how to price a request; ``None`` without a price."""
+    return None if price is None else Pricing(price, basis)
+
+
+def dearer(price: Price, other: Price | None) -> bool:
+    """Return whether a price is higher than another one."""
+    return other is None or price.base.input + price.base.output > other.base.input + other.base.output
 
 
 def cost_of(price: Price, usage: Usage, basis: Basis) -> Cost:

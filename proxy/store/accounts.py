@@ -248,8 +248,14 @@ class Account:
         return part is not None and (part.tokens, part.money) != NOTHING
 
     def _soon(self, seconds: float) -> None:
-        if self._timer is None and self._store is not None:
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._due)
+        if self._store is None:
+            return
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            if self._timer.when() <= loop.time() + seconds:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_later(seconds, self._due)
 
     def _due(self) -> None:
         self._timer = None

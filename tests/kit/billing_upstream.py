@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 import brotli
 import zstandard
@@ -73,7 +74,7 @@ class BillingUpstream:
             more = message.get("more_body", False)
         path = scope["path"].removeprefix("/v1")
         if scope["method"] == "GET":
-            await _whole(send, self.stored[path.rsplit("/", 1)[1]], None)
+            await _whole(send, self.stored[unquote(path).rsplit("/", 1)[1]], None)
             return
         body = json.loads(raw)
         manner = self.manner(path, body)

@@ -104,7 +104,7 @@ class AnswerTail(Tail):
             return read_usage(body)
         text = body.decode("utf-8", "replace")
         reasons = _REASON.findall(text)
-        usage = {**_usage_of(self._head), **_numbers(outer_usage(text, _counts))}
+        usage = _newer(_usage_of(self._head), outer_usage(text, _counts))
         return _finished(reasons[-1] if reasons else None, usage, empty=False)
 
 
@@ -126,8 +126,13 @@ def _usage_of(body: bytes) -> dict[str, Any]:
     for value in json_objects(body):
         message = value.get("message")
         for part in (value, message if isinstance(message, dict) else {}):
-            usage.update(_numbers(part.get("usage")))
+            usage = _newer(usage, part.get("usage"))
     return usage
+
+
+def _newer(before: Mapping[str, Any], usage: object) -> dict[str, Any]:
+    """Return the usage with newer figures. 0 replaces none, because some servers send it as a placeholder."""
+    return {**before, **{name: value for name, value in _numbers(usage).items() if value or not before.get(name)}}
 
 
 def _numbers(usage: object) -> dict[str, Any]:

@@ -455,3 +455,40 @@ def test_only_a_refusal_of_our_own_field_is_remembered(
         bodies = (first, body_of("chat", "hi", stream=True))
         assert [client.post(PATHS["chat"], json=body).status_code for body in bodies] == statuses
     assert upstream.options == options
+
+
+@pytest.mark.parametrize(
+    "body", ['{"model": "dear", "model": "m", %s}', '{"Model": "dear", "model": "m", %s}', '{"model": "?", %s}']
+)
+def test_a_budget_in_dollars_counts_the_model_that_answered(tmp_path: Path, body: str) -> None:
+    async def upstream(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            while (await receive()).get("more_body", False):
+                pass
+            message = {"role": "assistant", "content": "fine \ud83d"}
+            answer = {"model": "dear", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+            usage = {"prompt_tokens": 1_000, "completion_tokens": 500}
+            await Response(json.dumps(answer | {"usage": usage}), media_type="application/json")(scope, receive, send)
+
+    sections = {
+        "auth": {"mode": "keys"},
+        "teams": {"team": {"keys": [key_hash("cp-team")], "limits": {"spend": {"usd": 1.0, "per": "day"}}}},
+        "prices": PRICES | {"dear": {"input_cost_per_token": 0.0002, "output_cost_per_token": 0.0004}},
+    }
+    raw = (body % '"messages": [{"role": "user", "content": "hi"}]').encode()
+    with behind(upstream, tmp_path, **sections) as url, httpx.Client(base_url=url, trust_env=False) as client:
+        statuses = [client.post(PATHS["chat"], content=raw, headers=KEY).status_code for _ in range(5)]
+    assert statuses == [200] * 3 + [429] * 2
+
+
+def test_a_background_response_that_several_read_at_once_counts_once(door: Door) -> None:
+    door.manner = Manner(words(200, "b"))
+    answer = door.client.post("/v1/responses", json=body_of("responses", "hi", background=True)).json()
+    spelled = f"/v1/%72esponses/%72esp{answer['id'][4:]}"
+    with ThreadPoolExecutor(8) as pool:
+        statuses = list(pool.map(lambda _: door.client.get(spelled).status_code, range(16)))
+    assert set(statuses) == {200}
+    records = door.records(17)
+    (billed,) = door.upstream.ledger
+    assert sum(one.usage.output or 0 for one in records if one.usage) == billed.output
+    _sums_agree(door, 17)

@@ -110,6 +110,26 @@ def test_the_reservations_of_a_killed_process_end_after_a_minute(tmp_path: Path)
     asyncio.run(work())
 
 
+def test_what_a_request_has_cost_reaches_other_processes_soon(tmp_path: Path) -> None:
+    async def work() -> None:
+        clock = Clock(1_000.0)
+        store, other = SqliteStore(tmp_path / "store.db"), SqliteStore(tmp_path / "store.db")
+        first, second = account(store, clock), account(other, clock)
+        assert await reserve(first, "a", 500, 5_000)
+        first.settle("a", Amount(6_000))
+        for _ in range(200):
+            await second.read(again=True)
+            if second.total == Amount(6_000):
+                break
+            await asyncio.sleep(0.02)
+        assert second.spent == second.total == Amount(6_000)
+        for of, its in ((first, store), (second, other)):
+            await of.aclose()
+            await its.aclose()
+
+    asyncio.run(work())
+
+
 def test_a_request_that_leaves_while_it_waits_reserves_nothing(tmp_path: Path) -> None:
     async def work() -> None:
         store = SqliteStore(tmp_path / "store.db")
