@@ -21,6 +21,7 @@ from proxy.errors import ConfigurationError
 from proxy.http.decompression import Unpacking
 from proxy.http.request_body import header
 from proxy.limits.profiles.prices import Price, price_from
+from proxy.overflow.silent import Finished
 from proxy.pipeline.billing import BYTES_A_TOKEN, EXPECTED_OUTPUT
 from proxy.pipeline.context import RequestContext
 from proxy.pipeline.costs import price_for, pricing
@@ -76,11 +77,14 @@ class PaidCall:
             usage = Usage(self._size // BYTES_A_TOKEN, EXPECTED_OUTPUT)
             await self._service.spending.reserve(context.caller, context.record.id, context.bill.amount(usage))
 
-    async def settle(self, sent: int, head: bytes) -> None:
-        """Add the cost to the record. ``sent`` is the bytes of the body, and ``head`` its beginning."""
+    async def settle(self, sent: int, head: bytes) -> Finished | None:
+        """Add the cost to the record, and return the end of the answer.
+
+        ``sent`` is the bytes of the body, and ``head`` its beginning.
+        """
         context, meter = self._context, self._context.bill.last
         if meter is None or meter.free:
-            return
+            return None
         if is_json(context.scope):
             meter.sent = sent
         if not self._model:
@@ -93,6 +97,7 @@ class PaidCall:
         context.record.model = shown_model(self._model) if self._model else None
         context.record.upstream = self._upstream
         await context.bill.settle(context.record, self._tokens, self._count)
+        return meter.end
 
     async def _price(self) -> Price | None:
         """Return the price of the model. If it's unknown and the team has a budget in US dollars, take the highest."""
@@ -152,6 +157,7 @@ def model_in(body: bytes, kind: str) -> str:
 
 def tail_of(path: str) -> AnswerTail:
     """Return what reads the usage in answers of a path."""
+    path = "/" + "/".join(_names(path))
     if path.startswith(RESPONSES_PATH):
         return RESPONSES.answers.tail()
     return (MESSAGES if path.startswith(MESSAGES_PATH) else CHAT).answers.tail()

@@ -107,9 +107,10 @@ class PassThrough:
                 headers = [(Own.VERDICT, "unsupported"), (Own.ID, context.record.id)]
                 await send_answer(send, start, headers, shape=error_shape(scope))
         finally:
-            await call.settle(upload.size, bytes(upload.head))
+            end = await call.settle(upload.size, bytes(upload.head))
             if read is not None and pending is not None:
-                await self._service.background.correct(caller.tenant, read, pending, context.record)
+                ended = end is not None and end.finish_reason is not None
+                await self._service.background.correct(caller.tenant, read, pending, context.record, ended=ended)
 
     async def _body(self, scope: Scope, upload: Upload, held: BodyLease) -> bytes | AsyncIterator[bytes] | None:
         """Return the body to send: ``None``, the whole body, or an iterator over a body that is still arriving."""

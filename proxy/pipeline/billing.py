@@ -296,15 +296,18 @@ class BackgroundResponses:
         pending = self._pending.get(tenant, "", id)
         return None if pending is None or pending.seen else pending
 
-    async def correct(self, tenant: str, id: str, pending: Pending, record: RequestRecord) -> None:
+    async def correct(self, tenant: str, id: str, pending: Pending, record: RequestRecord, *, ended: bool) -> None:
         """Replace the usage in the record of a read by its difference from the estimate, which may be negative.
 
-        Of several reads at the same time, also in other processes, one does so.
+        ``ended`` is true if the response had ended. Before that, its usage isn't final. Of several reads at the same
+        time, also in other processes, one does so.
         """
         usage, cost = record.usage, record.cost
         record.usage = record.cost = None
         known = self._pending.get(tenant, "", id)
-        if usage is None or usage.estimated or known is None or known.seen or not await self._is_first(tenant, id):
+        if not ended or usage is None or usage.estimated or known is None or known.seen:
+            return
+        if not await self._is_first(tenant, id):
             return
         self._pending.put(tenant, "", id, replace(pending, seen=True))
         record.usage = usage.plus(pending.usage.negative())

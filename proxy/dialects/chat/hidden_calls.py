@@ -229,7 +229,8 @@ class Round(StreamedRound):
                 return last
             index = ("id", place_of(id))
         call = self._by_index.get(index)
-        if call is None:
+        # Some servers number all calls 0, so another id begins a call, too.
+        if call is None or (id and call.id and id != call.id):
             call = self._by_index[index] = _Call(len(self._calls))
             self._calls.append(call)
         return call

@@ -168,11 +168,8 @@ def without_usage(events: bytes) -> bytes:
         return events
     out = bytearray()
     for event in _EVENT.findall(events):
-        data = event.strip()
-        value = None
-        if data.startswith(b"data:") and _REPORT.search(data):
-            value = next(json_objects(data), None)
-        if value is None or value.get("choices") != [] or not value.get("usage"):
+        value = next(json_objects(event), None) if _REPORT.search(event) else None
+        if value is None or value.get("choices") or not value.get("usage"):
             out += _NULL.sub(b"", event)
         elif not value.keys() <= _USUAL_FIELDS:  # a provider's own fields stay
             del value["usage"]

@@ -131,8 +131,9 @@ def _usage_of(body: bytes) -> dict[str, Any]:
 
 
 def _newer(before: Mapping[str, Any], usage: object) -> dict[str, Any]:
-    """Return the usage with newer figures. 0 replaces none, because some servers send it as a placeholder."""
-    return {**before, **{name: value for name, value in _numbers(usage).items() if value or not before.get(name)}}
+    """Return the usage with newer figures. 0 replaces no input, because some servers send it as a placeholder."""
+    newer = _numbers(usage).items()
+    return {**before, **{name: value for name, value in newer if value or "input" not in name or not before.get(name)}}
 
 
 def _numbers(usage: object) -> dict[str, Any]:

@@ -492,3 +492,18 @@ def test_a_background_response_that_several_read_at_once_counts_once(door: Door)
     (billed,) = door.upstream.ledger
     assert sum(one.usage.output or 0 for one in records if one.usage) == billed.output
     _sums_agree(door, 17)
+
+
+@pytest.mark.parametrize("form", ["utf-8-sig", "utf-16", "NaN", "deep"])
+@pytest.mark.parametrize("api", PATHS)
+def test_a_budget_counts_no_body_that_the_proxy_cannot_read(door: Door, api: str, form: str) -> None:
+    text = json.dumps(body_of(api, "hi", stream=True))
+    if form in ("NaN", "deep"):
+        value = "NaN" if form == "NaN" else "[" * 2_000 + "]" * 2_000
+        raw = f'{text[:-1]}, "x": {value}}}'.encode()
+    else:
+        raw = text.encode(form)
+    answer = door.client.post(PATHS[api], content=raw, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert "isn't plain JSON" in answer.text or "is not plain JSON" in answer.text
+    assert door.upstream.ledger == []

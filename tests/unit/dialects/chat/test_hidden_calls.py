@@ -116,6 +116,14 @@ def test_servers_without_an_index_begin_a_call_with_its_id() -> None:
     assert [call.id for call in round.hidden] == ["r1"]
 
 
+def test_servers_that_number_all_calls_0_begin_a_call_with_its_id() -> None:
+    sent = [chunk(part(0, NAME, "{}", "r1")), chunk(part(0, "read", '{"a": 1}', "c1")), FINISH]
+    out, round = run(sent)
+    (call,) = events(out)[0]["choices"][0]["delta"]["tool_calls"]
+    assert (call["id"], call["index"], call["function"]["arguments"]) == ("c1", 0, '{"a": 1}')
+    assert [call.id for call in round.hidden] == ["r1"]
+
+
 def test_one_event_with_everything_is_taken_apart() -> None:
     both = {"content": "Text", "tool_calls": [{"index": 0, "id": "r", "function": {"name": NAME, "arguments": "{}"}}]}
     out, round = run([chunk(both, "tool_calls", usage={"prompt_tokens": 5})])
