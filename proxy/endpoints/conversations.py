@@ -188,8 +188,9 @@ class Conversations:
         answered = start.answer.status == 200
         feedback = self._usage_feedback.prepare(context, start, outcome) if answered else None
         if answered:
-            price = price_for(context.configuration, context.route, context.profile)
-            context.bill.price_of = pricing(price, self._costs.basis(context, outcome))
+            basis = self._costs.basis(context, outcome)
+            if isinstance(context.bill.price_of, Pricing):
+                context.bill.price_of = Pricing(context.bill.price_of.price, basis)
         conversation = conversation_key(context) if context.caller.policy.summary.method == "auto" else None
         sized = sized_response(context, start) if answered else None
         context.bill.background = background_response(context, start) if answered else None
