@@ -45,7 +45,9 @@ class Stopping:
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         """Connect, read the first half of the stream, and stop the server."""
-        config = uvicorn.Config(self.app, interface="asgi3", ws="none", lifespan="off", log_config=None)
+        config = uvicorn.Config(
+            self.app, interface="asgi3", ws="none", lifespan="off", log_config=None, timeout_keep_alive=int(2 * LONG)
+        )
         config.load()
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: BoundedProtocol(config, self.state, {}), "127.0.0.1", 0)
