@@ -194,7 +194,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Start the next pipelined request, or wait for one. Unlike uvicorn's, this sets no timer."""
+        """Start the next pipelined request, or wait for one. Unlike uvicorn's, this sets a timer only to stop."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
@@ -204,17 +204,24 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._since = self.loop.time()
         self._idle = not self.cycle.more_body
+        if self._stopping:
+            self._wait_to_stop()
 
     def shutdown(self) -> None:
-        """Close the connection after its current request, or after a short wait for one. The server calls this to stop.
+        """Close the connection after its next response, or after a short wait for a request. The server calls this.
 
-        uvicorn closes a connection at once if it hasn't read a request from it, so the client of a new connection gets
-        a reset instead of a response. Here the request gets a response with ``connection: close``.
+        uvicorn closes a connection at once if it waits for a request, or right after a response that has begun without
+        ``connection: close``. A request that is then on its way gets a reset instead of a response. Here it gets one,
+        with ``connection: close``.
         """
         self._stopping = True
-        if self.since is None:
+        if self.since is not None:
+            self._wait_to_stop()
+        elif not self.cycle.response_started:
             self.cycle.keep_alive = False
-            return
+
+    def _wait_to_stop(self) -> None:
+        """Give the client a short time to send a request."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self.loop.call_later(REUSE_SECONDS if self._idle else GRACE_SECONDS, self._stop_waiting)

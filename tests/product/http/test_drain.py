@@ -84,6 +84,24 @@ def test_a_connection_without_a_whole_request_is_still_served(sent: int, server:
     assert server.process.wait(20) == 0
 
 
+def test_the_request_after_a_stream_is_still_served(server: Program, upstream: Upstream) -> None:
+    """The head of the stream couldn't announce that the connection closes."""
+    with connected(server.url) as connection:
+        connection.sendall(request_bytes(chat(stream=True)))
+        read_until(connection, EVENT)
+        stop(server)
+        connection.sendall(request_bytes(chat()))  # already here when the stream ends, however busy the machine is
+        upstream.go.set()
+        got = read_all(connection)
+    _, ended, following = got.partition(DONE + b"\r\n0\r\n\r\n")
+    assert ended
+    head, _, body = following.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"connection: close" in head.split(b"\r\n")
+    assert body == b'{"choices":[]}'
+    assert server.process.wait(20) == 0
+
+
 def test_connections_that_send_nothing_hold_nobody_up(server: Program) -> None:
     """An idle connection and a new one are closed, and the process ends."""
     with connected(server.url) as idle, connected(server.url) as new:
