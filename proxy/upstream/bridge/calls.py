@@ -31,12 +31,13 @@ async def ordered(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[s
         choice: Mapping[str, Any] = next(iter(chunk.get("choices") or ()), {})
         delta = choice.get("delta") or {}
         content = bool(delta.get("tool_calls")) or any(delta.get(name) for name in _CONTENT)
-        if end is not None and not content:
+        reason = choice.get("finish_reason")
+        if end is not None and not content and not reason:
             for one in order.finish():
                 yield _with(end, one)
             yield end
             end = None
-        if reason := choice.get("finish_reason"):
+        if reason:
             if end is not None and reason == "stop":
                 reason = end["choices"][0]["finish_reason"]
             end = _with({**(end or {}), **chunk}, {}, reason)
