@@ -44,6 +44,7 @@ COVERED = {
     "dialects/responses/items dialects/responses/repair",
     "unit/dialects/responses/test_state.py": "pipeline/state_recovery",
     "product/test_bridges.py": "upstream/bridge/translation upstream/bridge/transport",
+    "product/test_bridged_calls.py": "upstream/bridge/calls",
     "product/test_bridged_answers.py": "upstream/bridge/chat upstream/bridge/messages upstream/bridge/responses "
     "upstream/bridge/response_events upstream/bridge/over_responses",
     "product/test_continued_summaries.py": "pipeline/continuation",

@@ -43,7 +43,7 @@ def is_unique(id: str) -> bool:
     return _UNIQUE.fullmatch(id) is not None
 
 
-def _unique(prefix: str) -> str:
+def unique(prefix: str) -> str:
     """Return a new id. Ids of upstreams may be empty, or occur again in other conversations."""
     return f"{prefix}_proxy{uuid.uuid4().hex}"
 
@@ -83,7 +83,7 @@ class ResponseBuilder:
     def feed(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
         """Yield the events of a chunk."""
         if not self.response["id"]:
-            self.response["id"] = _unique("resp")
+            self.response["id"] = unique("resp")
             self.response["created_at"] = chunk.get("created") or 0
             self.response["model"] = chunk.get("model") or self.response["model"]
             yield self._event("response.created", response=self._snapshot())
@@ -132,7 +132,7 @@ class ResponseBuilder:
 
     def _reasons(self, text: str) -> Iterator[Event]:
         if self._reasoning is None:
-            self._reasoning = self._item({"type": "reasoning", "id": _unique("rs"), "summary": []})
+            self._reasoning = self._item({"type": "reasoning", "id": unique("rs"), "summary": []})
             yield self._added(self._reasoning)
             self._reasoning["summary"] = [{"type": "summary_text", "text": ""}]
             part = {"type": "summary_text", "text": ""}
@@ -143,7 +143,7 @@ class ResponseBuilder:
     def _close_reasoning(self) -> Iterator[Event]:
         sealed = self._sealed(_merged(self._thinking)) if self._thinking else None
         if self._reasoning is None and sealed is not None:
-            self._reasoning = self._item({"type": "reasoning", "id": _unique("rs"), "summary": []})
+            self._reasoning = self._item({"type": "reasoning", "id": unique("rs"), "summary": []})
             yield self._added(self._reasoning)
         item, self._reasoning = self._reasoning, None
         if item is None:
@@ -161,7 +161,7 @@ class ResponseBuilder:
         if self._text is None:
             yield from self._close_reasoning()
             fields = {"role": "assistant", "status": "in_progress", "content": []}
-            self._text = self._item({"type": "message", "id": _unique("msg"), **fields})
+            self._text = self._item({"type": "message", "id": unique("msg"), **fields})
             yield self._added(self._text)
         key, type = ("text", "output_text") if kind == "content" else ("refusal", "refusal")
         parts = self._text["content"]
@@ -193,12 +193,12 @@ class ResponseBuilder:
         if index not in self._calls:
             yield from self._close_reasoning()
             yield from self._close_text()
-            name, own = str(function.get("name") or ""), str(call.get("id") or _unique("call"))
+            name, own = str(function.get("name") or ""), str(call.get("id") or unique("call"))
             fields: dict[str, Any] = {"call_id": own, "name": name, "status": "in_progress"}
             if name in self._custom:
-                item = {"type": "custom_tool_call", "id": _unique("ctc"), **fields, "input": ""}
+                item = {"type": "custom_tool_call", "id": unique("ctc"), **fields, "input": ""}
             else:
-                item = {"type": "function_call", "id": _unique("fc"), **fields, "arguments": ""}
+                item = {"type": "function_call", "id": unique("fc"), **fields, "arguments": ""}
             self._calls[index] = self._item(item)
             self._arguments[index] = ""
             yield self._added(item)

@@ -16,6 +16,7 @@ import msgspec
 
 from proxy.errors import BadBody, RequestError, UpstreamInterrupted
 from proxy.overflow import recognise
+from proxy.upstream.bridge.calls import ordered, with_ids
 from proxy.upstream.bridge.chat import UNREADABLE, Failed, chunks, plain
 from proxy.upstream.bridge.translation import Translation, Translator
 from proxy.upstream.litellm import library as litellm_library
@@ -117,6 +118,7 @@ class Bridge:
                 raise UpstreamInterrupted(UNREADABLE)
             return await self._error(answer, raw)
         try:
+            with_ids(completion)
             made = await asyncio.to_thread(translation.whole, completion)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UpstreamInterrupted(UNREADABLE) from error
@@ -134,7 +136,7 @@ class Bridge:
 
     async def _events(self, answer: Answer, translation: Translation) -> AsyncIterator[bytes]:
         try:
-            async for event in translation.events(chunks(answer.body)):
+            async for event in translation.events(ordered(chunks(answer.body))):
                 yield event
         except Failed as failed:
             yield self._translator.error_event(failed.error)

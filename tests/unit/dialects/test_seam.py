@@ -19,6 +19,7 @@ ELSEWHERE = {
     "upstream/litellm/request.py": "checks requests for LiteLLM",
     "overflow/exclusions.py": "names a field in error texts",
     "overflow/error_detection.py": "tells an answer from an error",
+    "upstream/bridge/calls.py": "puts calls in order for LiteLLM's translations",
     "upstream/bridge/chat.py": "checks LiteLLM's translations",
     "upstream/bridge/messages.py": "completes LiteLLM's translations",
     "upstream/bridge/over_responses.py": "completes LiteLLM's translations",
