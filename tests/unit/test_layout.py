@@ -35,7 +35,7 @@ COVERED = {
     "product/test_refusals_of_all_shapes.py": "dialects/chat/first_bytes dialects/first_bytes pipeline/refusal "
     "pipeline/response_start",
     "product/test_silent.py": "dialects/chat/usage dialects/tail pipeline/usage_feedback",
-    "product/properties/test_money.py": "pipeline/billing",
+    "product/properties/test_money.py": "pipeline/billing endpoints/forwarded_costs",
     "product/test_calibrated.py": "dialects/chat/upstream_counts",
     "product/http/test_streams.py": "dialects/chat/dialect dialects/dialect endpoints/reply",
     "product/test_messages_agent.py": "dialects/messages/blocks dialects/messages/dialect "
