@@ -87,7 +87,6 @@ COVERED = {
     "product/test_summary_limits.py": "pipeline/summary_models",
     "hostile/test_connections.py": "server/connection_limit",
     "hostile/test_leaving.py": "server/half_closed",
-    "hostile/test_smuggling.py": "server/http_protocol",
     "product/test_reload.py": "server/reload",
     "unit/store/test_object_store.py": "store/object_client",
     "unit/store/test_sqlite.py": "store/file store/interface store/opening store/sqlite_worker store/tenants",
