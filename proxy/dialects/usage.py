@@ -10,6 +10,8 @@ from proxy.telemetry.record import TIERS, Usage
 Object = Mapping[str, object]
 
 _TIER_NAMES = {**{name: name for name in TIERS}, "fast": "priority"}
+_PLAIN = frozenset({"prompt_tokens", "completion_tokens", "total_tokens", "input_tokens", "output_tokens"})
+"""The fields of a usage that states nothing else."""
 _REGION_LENGTH = 16
 _LARGEST = 10_000_000
 """The largest count of searches or of one kind of token. A larger one is an error."""
@@ -20,6 +22,8 @@ def usage_of(end: Finished) -> Usage | None:
     if end.prompt is None and end.output is None:
         return None
     usage = end.usage
+    if end.tier is None and not end.searches and usage.keys() <= _PLAIN:
+        return Usage(end.prompt, end.output, end.cache_read, end.cache_write)
     # LiteLLM's chat completions have sums in `prompt_tokens`.
     compactions = () if "prompt_tokens" in usage else _compactions(usage.get("iterations"))
     reading = _object(usage, "prompt_tokens_details", "input_tokens_details")

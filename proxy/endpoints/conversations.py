@@ -257,12 +257,13 @@ class Conversations:
             context = contexts.pop()
             counter = context.counter
             try:
-                await self._priced_by_answer(context)
+                if (limit := limit_of(context.caller)) is not None and limit.usd is not None:
+                    await self._priced_by_answer(context)
                 await context.bill.settle(
                     context.record,
                     partial(self._attempts.counted, context),
                     None if counter is None else counter.text,
-                    self._service.calibration.factor(*context.place),
+                    partial(self._service.calibration.factor, *context.place),
                 )
                 self._service.spending.settle(context.record)
                 if (id := context.bill.background) is not None:
@@ -275,8 +276,8 @@ class Conversations:
 
         A body may name several models, of which the upstream takes one, or none.
         """
-        meter, known, limit = context.bill.last, context.bill.price_of, limit_of(context.caller)
-        if meter is None or limit is None or limit.usd is None:
+        meter, known = context.bill.last, context.bill.price_of
+        if meter is None:
             return
         await meter.unpack()
         if not meter.model or meter.model == context.route.model:

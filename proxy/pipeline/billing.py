@@ -143,7 +143,7 @@ class Meter:
         return self._end
 
     async def usage(
-        self, tokens: Callable[[], Awaitable[int | None]], count: TextCounter | None, factor: float
+        self, tokens: Callable[[], Awaitable[int | None]], count: TextCounter | None, factor: Callable[[], float]
     ) -> Usage:
         """Return the usage of the call. For the arguments see ``Bill.settle``."""
         await self.unpack()
@@ -151,12 +151,12 @@ class Meter:
         usage = Usage() if end is None else usage_of(end) or Usage()
         if not usage.input:
             counted = self.tokens or await tokens()
-            prompt = self.sent // BYTES_A_TOKEN if counted is None else round(counted * factor)
+            prompt = self.sent // BYTES_A_TOKEN if counted is None else round(counted * factor())
             usage = replace(usage, input=prompt, estimated=True)
         # The usage of a stream may be that of its beginning.
         partial = not self.complete and (end is None or end.finish_reason is None)
         if self.writes and (not usage.output or partial):
-            written = round(await self._written(count) * factor)
+            written = round(await self._written(count) * factor())
             if written > (usage.output or 0):
                 usage = replace(usage, output=written, estimated=True)
         return usage
@@ -236,12 +236,12 @@ class Bill:
         record: RequestRecord,
         tokens: Callable[[], Awaitable[int | None]],
         count: TextCounter | None,
-        factor: float = 1.0,
+        factor: Callable[[], float] = lambda: 1.0,
     ) -> None:
         """Add what all calls cost to a record.
 
-        ``tokens`` counts a prompt that wasn't counted before, or returns ``None``. ``factor`` is the upstream's tokens
-        per token here.
+        ``tokens`` counts a prompt that wasn't counted before, or returns ``None``. ``factor`` returns the upstream's
+        tokens per token here.
         """
         meters, self._meters = [meter for meter in self._meters if not meter.free], []
         for meter in meters:

@@ -235,7 +235,7 @@ class _Recorded:
             record.status = meter.status
             record.error = None if meter.status else "upstream_error"
             record.phases = {"total": milliseconds_since(began)}
-            await bill.settle(record, partial(asyncio.to_thread, size), self.count, self.factor)
+            await bill.settle(record, partial(asyncio.to_thread, size), self.count, lambda: self.factor)
             self.services.recorder.add(record)
 
 
