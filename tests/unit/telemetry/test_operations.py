@@ -22,7 +22,7 @@ def record(*attempts: UpstreamCall | None, **values: Any) -> RequestRecord:
 
 
 def test_an_attempt_ends_with_its_response_and_the_last_one_with_the_request() -> None:
-    calls = UpstreamCall("overflow", 400, 500.0, 90), UpstreamCall("accepted", 200, 700.0, 50)
+    calls = UpstreamCall("overflow", 400, 500.0, 90), UpstreamCall("accepted", 200, 700.0, 50, usage=Usage(50, 5))
     one, two = operations(record(*calls, before=90, verdict="compacted", status=200, usage=Usage(50, 5)))
     assert (one.start, one.end) == (START * SECOND, START * SECOND + SECOND // 2)
     assert (two.start, two.end) == ((START + 1) * SECOND, (START + 10) * SECOND)
