@@ -117,8 +117,7 @@ class Conversations:
         """
         scope, caller, configuration = request.scope, request.caller, request.configuration
         server = configuration.settings.server
-        now = clock.now()
-        record = request.record
+        now, record = clock.now(), request.record
         record.phases["body"] = milliseconds_since(request.started)
         record.bytes_in = len(came[0])
         body = await self._dialect.parse(came.pop())
@@ -134,8 +133,8 @@ class Conversations:
             scope = {**scope, "query_string": query.encode("latin-1")}
         if caller.models is not None:
             await check_body(scope, caller, body.raw)
-        if limit_of(caller) is not None and not body.units:
-            fields_of(body.raw)  # a budget can't count a body that can't be read
+        if not body.units and limit_of(caller) is not None:
+            fields_of(body.raw)  # raises BadBody, because a budget can't count what can't be read
         caller = for_model(caller, body.model or "")
         record.policy = caller.policy.name
         profile, counter = await self._service.measure(route, configuration, self._dialect)
@@ -157,8 +156,7 @@ class Conversations:
             deadline=now + server.deadline,
         )
         contexts.append(context)
-        price = price_for(configuration, route, profile)
-        context.bill.price_of = pricing(price)
+        context.bill.price_of = price = pricing(price_for(configuration, route, profile))
         context.asks_usage = self._attempts.usage_requests.wanted(context, priced=price is not None)
         try:
             return await self._bridged(context, held, send, now)

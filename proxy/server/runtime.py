@@ -31,7 +31,7 @@ from proxy.pipeline.stored_facts import StoredFacts
 from proxy.recall.rounds import HiddenRounds
 from proxy.recall.tool import Reader
 from proxy.server.maintenance import Maintenance
-from proxy.store import Guarded, open_store
+from proxy.store import Guarded, ManagedStore, open_store
 from proxy.store.archive import Archive
 from proxy.store.guarded import ARCHIVE_READ_SECONDS
 from proxy.store.items import ItemMemory
@@ -94,7 +94,10 @@ class Runtime(Services):
             sinks += self.otel.sinks
             begin_trace = self.otel.tracing.begin
         self.recorder = Recorder(self.records, lambda: self.settings.record_seconds, sinks, begin_trace)
-        self.maintenance = Maintenance(
+        self.maintenance = self._maintenance(archived)
+
+    def _maintenance(self, archived: ManagedStore | None) -> Maintenance:
+        return Maintenance(
             self.store.unguarded,
             [
                 self.summaries,
