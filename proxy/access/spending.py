@@ -72,7 +72,7 @@ class Spending:
     async def reserve(self, caller: Caller, id: str, amount: Amount) -> None:
         """Reserve the probable cost of the request or summary call whose record has this id.
 
-        Raises ``BudgetExceeded``. ``add`` settles the reservation, ``release`` ends it.
+        Raises ``BudgetExceeded``. ``add`` or ``settle`` ends the reservation.
         """
         if caller.team is None or (limit := limit_of(caller)) is None or id in self._holding:
             return
@@ -80,11 +80,6 @@ class Spending:
         if not await account.reserve(id, amount, lambda total: _below(limit, total)):
             raise self._exceeded(account, limit)
         self._holding[id] = account
-
-    def release(self, id: str) -> None:
-        """End a reservation without a cost, if there is one."""
-        if (account := self._holding.pop(id, None)) is not None:
-            account.settle(id, NOTHING)
 
     def remaining(self, caller: Caller) -> str | None:
         """Return what is left of the budget of the caller's team, as a header value; ``None`` without a budget."""

@@ -72,7 +72,7 @@ class AdminKeySettings(KeySettings):
     """A key of an administrator, identified by its hash. Also accepts the hash alone."""
 
     content: bool = True
-    """Whether the key may read how compaction changed the messages of a request, as stored in the archive."""
+    """Lets the key read how compaction changed the messages of a request, as stored in the archive."""
 
 
 class SpendSettings(Section):

@@ -376,12 +376,16 @@ def test_a_budget_in_dollars_counts_forwarded_requests_whose_model_is_hard_to_re
         "/v1/evals/e/runs",
     ],
 )
-def test_a_team_without_a_rest_gets_nothing_that_costs(door: Door, path: str) -> None:
-    door.manner = Manner("x", "absurd")
-    assert door.client.post(path, json={"model": "m", "input": "x"}).status_code == 200
-    record = door.records(1)[0]
-    assert record.usage is not None
-    assert record.usage.estimated
+def test_a_team_without_a_rest_gets_nothing_that_costs(tmp_path: Path, path: str) -> None:
+    upstream = BillingUpstream(lambda path, body: Manner())
+    teams = {"team": {"keys": [key_hash("cp-team")], "limits": {"spend": {"tokens": 5, "per": "day"}}}}
+    with (
+        behind(upstream, tmp_path, auth={"mode": "keys"}, teams=teams) as url,
+        httpx.Client(base_url=url, trust_env=False, headers=KEY) as client,
+    ):
+        assert client.post(PATHS["chat"], json=body_of("chat", "hi")).status_code == 200
+        assert client.post(path, json={"model": "m", "input": "x"}).status_code == 429
+    assert [one.path for one in upstream.ledger] == ["/chat/completions"]
 
 
 def test_a_client_that_leaves_before_the_usage_pays_for_hidden_reasoning(
