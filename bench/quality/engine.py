@@ -23,9 +23,9 @@ from proxy.limits.budget import budget, reserved_output
 from proxy.limits.profiles import Profile
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.facts_cache import FactsCache
-from proxy.pipeline.job import CompactionInput
-from proxy.pipeline.outcome import Explanation
+from proxy.pipeline.job import CompactionInput, Explanation
 from proxy.pipeline.rules import rules_for
+from proxy.pipeline.summary_models import TranscriptWriter
 from proxy.store import open_store
 from proxy.store.archive import Archive
 from proxy.summary.model import UpstreamSummaryModel, output_limit
@@ -103,7 +103,7 @@ def _case(
         budget=input_budget(window),
         tenant=tenant,
         upstream=MODEL,
-        models=models,
+        writers=(TranscriptWriter(models),),
         rules=rules_for(policy, window_known=True),
     )
 

@@ -25,7 +25,7 @@ from proxy.limits.learned import LearnedLimit
 from proxy.limits.profiles import Profile
 from proxy.limits.stored import learned
 from proxy.pipeline.budget import token_budget
-from proxy.pipeline.outcome import Explanation
+from proxy.pipeline.job import Explanation
 from proxy.pipeline.replay import facts, replay
 from proxy.server.runtime import Runtime
 from proxy.store import StoreFailed

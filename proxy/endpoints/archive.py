@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from proxy.errors import ArchiveUnavailable, MethodNotAllowed, NotFound, ProxyError
 from proxy.http.headers import encoded
 from proxy.http.request_body import answer_error
-from proxy.pipeline.context import begin_request
+from proxy.pipeline.exchange import begin_request
 from proxy.pipeline.services import Services
 from proxy.store import StoreFailed
 from proxy.store.archive import Found

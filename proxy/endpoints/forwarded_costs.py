@@ -23,8 +23,8 @@ from proxy.http.request_body import header
 from proxy.limits.profiles.prices import Price, price_from
 from proxy.overflow.silent import Finished
 from proxy.pipeline.billing import BYTES_A_TOKEN, EXPECTED_OUTPUT
-from proxy.pipeline.context import RequestContext
 from proxy.pipeline.costs import price_for, pricing
+from proxy.pipeline.exchange import RequestContext
 from proxy.pipeline.services import Services
 from proxy.telemetry.model_names import shown_model
 from proxy.telemetry.record import Usage

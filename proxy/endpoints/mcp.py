@@ -10,7 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from proxy.errors import MethodNotAllowed, NotInstalled, ProxyError
 from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving, read_body
-from proxy.pipeline.context import begin_request
+from proxy.pipeline.exchange import begin_request
 from proxy.pipeline.services import Services
 
 if TYPE_CHECKING:

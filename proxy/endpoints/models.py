@@ -17,7 +17,7 @@ from proxy.endpoints.reply import send_answer
 from proxy.errors import NotFound, ProxyError, UpstreamError
 from proxy.http.headers import VIA, encoded, for_upstream
 from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving
-from proxy.pipeline.context import RequestContext, begin_request
+from proxy.pipeline.exchange import RequestContext, begin_request
 from proxy.pipeline.response_start import ResponseStart, read_start, readable
 from proxy.pipeline.services import Services
 from proxy.telemetry.trace_context import with_trace

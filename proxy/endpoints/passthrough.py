@@ -28,7 +28,7 @@ from proxy.endpoints.restrictions import check_body, check_path
 from proxy.errors import NotFound, ProxyError
 from proxy.http.headers import VIA, Own, for_upstream
 from proxy.http.request_body import ClientLeft, Sent, answer_error, arriving, header, leaving, read_body
-from proxy.pipeline.context import RequestContext, begin_request
+from proxy.pipeline.exchange import RequestContext, begin_request
 from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.services import Services
 from proxy.telemetry.trace_context import with_trace

@@ -16,8 +16,8 @@ from proxy.http import sse
 from proxy.http.headers import encoded
 from proxy.http.request_body import note_complete, note_error
 from proxy.overflow.error_message import as_error
-from proxy.pipeline.item_references import Tap
 from proxy.pipeline.response_start import ResponseStart, readable
+from proxy.pipeline.watching import Tap
 from proxy.upstream.transport import Headers
 
 log = structlog.get_logger(__name__)

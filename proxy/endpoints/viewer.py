@@ -12,7 +12,7 @@ from starlette.types import Scope
 from proxy.access.admin import Admin
 from proxy.errors import ContentNotAllowed
 from proxy.http.headers import credential
-from proxy.pipeline.context import begin_request
+from proxy.pipeline.exchange import begin_request
 from proxy.pipeline.services import Services
 from proxy.telemetry.record import RequestRecord
 

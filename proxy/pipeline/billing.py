@@ -196,13 +196,26 @@ class _Watched:
 class Bill:
     """The calls of one request. ``price_of`` is ``None`` if their price isn't known.
 
-    ``background`` is the id of a response that the upstream makes in the background.
+    ``background`` is the id of a response that the upstream makes in the background. The request owns the answer to its
+    newest call, and closes it at its end.
     """
 
     def __init__(self) -> None:
         self.price_of: PriceOf | None = None
         self.background: str | None = None
         self._meters: list[Meter] = []
+        self._answer: Answer | None = None
+
+    def opened(self, answer: Answer, meter: Meter) -> None:
+        """Own the answer to the newest call, and watch it."""
+        self._answer = answer
+        meter.watch(answer)
+
+    async def close(self) -> None:
+        """Close the answer to the newest call, if it's open."""
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            await answer.close()
 
     @property
     def last(self) -> Meter | None:

@@ -32,9 +32,8 @@ from proxy.limits.learned import (
 from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
 from proxy.overflow.silent import Filled, Finished, seems_full, silent_overflow
-from proxy.pipeline.context import ConversationContext
-from proxy.pipeline.job import CompactionInput, tokens_at_most
-from proxy.pipeline.outcome import Outcome
+from proxy.pipeline.exchange import Exchange, Provisional
+from proxy.pipeline.job import CompactionInput, Outcome, tokens_at_most
 from proxy.pipeline.services import Services
 from proxy.store.forgetting import drop
 
@@ -99,47 +98,54 @@ class TokenBudgets:
         """Drop the observations of forgotten tenants, and return those tenants."""
         return drop(self._filled, forgotten, 2) | drop(self._unconfirmed, forgotten, 2)
 
-    def of(self, context: ConversationContext) -> TokenBudget:
+    def of(self, exchange: Exchange) -> TokenBudget:
         """Return the budget of a request with the limits that are known now."""
-        learned, factor = self._learned(context), self.factor(context)
-        profile, policy, asked = context.profile, context.caller.policy, context.body.max_output
-        fixed = asked is not None and not may_lower(context.body, policy.output)
-        key = (id(profile), id(policy), asked, fixed, context.body.thinking, learned, factor)
+        learned, factor = self._learned(exchange), self.factor(exchange)
+        profile, policy, asked = exchange.profile, exchange.caller.policy, exchange.body.max_output
+        fixed = asked is not None and not may_lower(exchange.body, policy.output)
+        key = (id(profile), id(policy), asked, fixed, exchange.body.thinking, learned, factor)
         known = self._budgets.get(key)
         # An id says which object it is only while the object exists.
         if known is not None and known[0] is profile and known[1] is policy:
             return known[2]
-        result = token_budget(profile, context.body, policy, learned, factor)
+        result = token_budget(profile, exchange.body, policy, learned, factor)
         self._budgets[key] = profile, policy, result
         return result
 
-    def window(self, context: ConversationContext) -> int | None:
+    def window(self, exchange: Exchange) -> int | None:
         """Return the window that is known now. Works after the body's release."""
-        return known_window(context.profile, self._learned(context), self.factor(context))
+        return known_window(exchange.profile, self._learned(exchange), self.factor(exchange))
 
-    def _learned(self, context: ConversationContext) -> LearnedLimit | None:
-        learned = self._services.learned.get(*context.place)
-        return learned if context.provisional_limit is None else lower(learned, context.provisional_limit)
+    def _learned(self, exchange: Exchange) -> LearnedLimit | None:
+        learned = self._services.learned.get(*exchange.place)
+        return learned if exchange.provisional is None else lower(learned, exchange.provisional.limit)
 
-    def factor(self, context: ConversationContext) -> float:
+    def factor(self, exchange: Exchange) -> float:
         """Return the upstream's tokens for each token that the proxy counts."""
-        return self._services.calibration.factor(*context.place)
+        return self._services.calibration.factor(*exchange.place)
 
-    async def output(self, budget: TokenBudget, case: CompactionInput, outcome: Outcome) -> int | None:
-        """Return the output limit to send in place of the requested one, or ``None`` to keep the requested one."""
+    async def output(
+        self, budget: TokenBudget, case: CompactionInput, outcome: Outcome, after: int | None
+    ) -> int | None:
+        """Return the output limit to send in place of the requested one, or ``None`` to keep the requested one.
+
+        ``after`` is the tokens to send, ``None`` if the request is unchanged and wasn't counted.
+        """
         window, asked = budget.shared_window, case.body.max_output
         if window is None or asked is None or not case.body.units:
             return None
         if case.mode != "enforce" or outcome.verdict == "failed":
             return None
-        if outcome.after is None and tokens_at_most(case) * budget.factor + asked <= window:
+        if after is None and tokens_at_most(case) * budget.factor + asked <= window:
             return None
-        sent = await self._services.compactor.size(case, outcome)
+        sent = after
+        if sent is None:
+            sent = await self._services.compactor.size(case.body, case.counter, case.tenant)
         most = case.counter.profile.max_output_tokens
         return clamp_output(window, asked, int(sent * budget.factor), most, case.body.thinking)
 
     def silent(
-        self, context: ConversationContext, window: int | None, answer: Finished, counted: int, asked: int | None
+        self, exchange: Exchange, window: int | None, answer: Finished, counted: int, asked: int | None
     ) -> Overflow | None:
         """Return the overflow that a finished response indicates, or ``None``.
 
@@ -147,55 +153,55 @@ class TokenBudgets:
         requested output. A response that may have filled its window is remembered, because the same total again is the
         second sign.
         """
-        filled = self._filled.get(context.place, ())
+        filled = self._filled.get(exchange.place, ())
         found = silent_overflow(answer, counted, window=window, asked=asked, filled=filled)
         if found is None and answer.prompt and seems_full(answer, asked):
             now = Filled(counted, answer.prompt + (answer.output or 0))
-            self._filled[context.place] = (*filled, now)[-FILLED:]
+            self._filled[exchange.place] = (*filled, now)[-FILLED:]
         return found
 
-    def learn(self, context: ConversationContext, limit: LearnedLimit) -> None:
+    def learn(self, exchange: Exchange, limit: LearnedLimit) -> None:
         """Store a limit if it's below the known limits."""
-        self._services.learned.learn(*context.place, limit, published(context.profile, self.factor(context)))
+        self._services.learned.learn(*exchange.place, limit, published(exchange.profile, self.factor(exchange)))
 
-    def succeeded(self, context: ConversationContext) -> None:
+    def succeeded(self, exchange: Exchange) -> None:
         """Store a provisional limit, because a request that respects it succeeded."""
-        limit = context.provisional_limit
-        if limit is None:
+        provisional = exchange.provisional
+        if provisional is None:
             return
-        if (context.silent_overflow or context.contradicted) and not self._again(context, limit):
+        limit, silent, contradicted = provisional
+        if (silent or contradicted) and not self._again(exchange, limit):
             return
-        if context.contradicted:
-            self._services.learned.outdate(*context.place)
-        self.learn(context, for_others(limit) if limit.source == "guess" else limit)
+        if contradicted:
+            self._services.learned.outdate(*exchange.place)
+        self.learn(exchange, for_others(limit) if limit.source == "guess" else limit)
 
-    def _again(self, context: ConversationContext, limit: LearnedLimit) -> bool:
+    def _again(self, exchange: Exchange, limit: LearnedLimit) -> bool:
         """Return whether the same limit occurred recently. One empty or odd response may be an accident."""
-        key = (*context.place, limit.named)
+        key = (*exchange.place, limit.named)
         before = self._unconfirmed.get(key)
         self._unconfirmed[key] = now = self._clock()
         return before is not None and now - before < GUESS_SECONDS
 
-    def overflowed(self, context: ConversationContext, overflow: Overflow, sent: int, reserved: int) -> LearnedLimit:
+    def overflowed(self, exchange: Exchange, overflow: Overflow, sent: int, reserved: int) -> LearnedLimit:
         """Return the limit that an overflow indicates. Store it, or use it for this request until it's confirmed.
 
         ``sent`` is the tokens of the prompt, and ``reserved`` those of the output, as the proxy counts them.
         """
-        limit = limit_from_overflow(overflow, sent, reserved, self.factor(context))
+        limit = limit_from_overflow(overflow, sent, reserved, self.factor(exchange))
         refused = overflow.kind != "silent"
-        contradicted = refused and self._services.learned.contradicts(*context.place, limit, sent)
+        contradicted = refused and self._services.learned.contradicts(*exchange.place, limit, sent)
         if limit.source == "guess" or contradicted:
-            context.provisional_limit = limit
-            context.silent_overflow, context.contradicted = not refused, contradicted
+            exchange.provisional = Provisional(limit, not refused, contradicted)
         else:
-            self.learn(context, limit)
+            self.learn(exchange, limit)
         return limit
 
 
-def leaves_no_prompt(context: ConversationContext, limit: LearnedLimit, budget: TokenBudget, output: int) -> bool:
+def leaves_no_prompt(exchange: Exchange, limit: LearnedLimit, budget: TokenBudget, output: int) -> bool:
     """Return whether no prompt is small enough for a limit with an output of these tokens."""
     # The default reserve is smaller in the window that the overflow indicates.
-    free = output_reserve(budget.shared_window, output, context.profile.max_output_tokens, context.body.thinking)
+    free = output_reserve(budget.shared_window, output, exchange.profile.max_output_tokens, exchange.body.thinking)
     return limit.total is not None and limit.total - free < limit.total // SMALLEST_PART
 
 

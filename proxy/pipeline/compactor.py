@@ -15,11 +15,18 @@ from proxy.compaction.render import OutgoingMessage, RenderedConversation
 from proxy.compaction.triggers import any_met
 from proxy.compaction.turn import Turn
 from proxy.compaction.verify import faults
+from proxy.dialects.dialect import Counter, Request
 from proxy.pipeline.changes import removed_by
 from proxy.pipeline.facts_cache import INLINE_BYTES, MANY, FactsCache
 from proxy.pipeline.job import (
     CompactionInput,
     CompactionJob,
+    Explanation,
+    Forecast,
+    Outcome,
+    Prompt,
+    Received,
+    SummaryUse,
     any_trigger,
     archive_id,
     around_messages,
@@ -27,10 +34,9 @@ from proxy.pipeline.job import (
     needs_repair,
     parts_of,
     planned,
+    reason_for,
     tokens_at_most,
 )
-from proxy.pipeline.outcome import Explanation, Forecast, Outcome, Prompt
-from proxy.pipeline.reasons import reason_for
 from proxy.pipeline.summaries import CheckpointSummaries
 from proxy.store.archive import Archive, Removed
 from proxy.summary.store import Summaries
@@ -83,7 +89,8 @@ class Compactor:
             self._summaries.prepare(work)
             return outcome
         reason, checkpoints = reason_for(case, before, len(turns)), len(work.plan.checkpoints)
-        outcome = replace(outcome, reason=reason, checkpoints=checkpoints, shared=_shared(turns, fixed))
+        received = outcome.received and replace(outcome.received, shared=_shared(turns, fixed))
+        outcome = replace(outcome, reason=reason, checkpoints=checkpoints, received=received)
         if case.mode == "shadow":
             size = await self._summaries.expected_size(work)
             forecast = await self._facts.run_if(len(turns) > MANY, lambda: _forecast(work, size))
@@ -102,7 +109,7 @@ class Compactor:
         return Outcome(
             "compacted",
             messages=[turn.raw for turn in sent],
-            before=before,
+            received=Received(before),
             after=fixed + sum(turn.facts.tokens for turn in sent),
             prompt=replace(_prompt(turns), digests=tuple(turn.facts.digest for turn in sent)),
         )
@@ -117,16 +124,15 @@ class Compactor:
         after, steps = (before, ()) if forecast is None else (forecast.after, forecast.steps)
         return Explanation(before, after, len(turns), work.head, case.budget, steps, work.plan, parts_of(turns, fixed))
 
-    async def size(self, case: CompactionInput, outcome: Outcome) -> int:
-        """Return the tokens of the request as the proxy sent it."""
-        if outcome.after is not None:
-            return outcome.after
-        return (await self._measure(case))[2]
+    async def size(self, body: Request, counter: Counter, tenant: str) -> int:
+        """Return the tokens of a request as received."""
+        fixed, sizes = await self.sizes(body, counter, tenant)
+        return fixed + sum(sizes)
 
-    async def sizes(self, case: CompactionInput) -> tuple[int, list[int]]:
-        """Return the tokens of tools and framing, and those of each message, of the original request."""
-        turns, fixed, _ = await self._measure(case)
-        return fixed, [turn.facts.tokens for turn in turns]
+    async def sizes(self, body: Request, counter: Counter, tenant: str) -> tuple[int, list[int]]:
+        """Return the tokens of tools and framing, and those of each message, of a request as received."""
+        turns = await self._facts.turns(body.units, counter, tenant, shared=True)
+        return await self._facts.overhead(body, counter, tenant), [turn.facts.tokens for turn in turns]
 
     async def turns(self, case: CompactionInput) -> list[Turn]:
         """Return the messages of a request with their facts."""
@@ -162,11 +168,12 @@ class Compactor:
         if work.plan.cut:
             entry, origin = await self._summaries.obtain(work, may_ask=may_ask)
             blocked = entry.given_up or (entry.digest and entry.unasked and not entry.over_budget)
-            outcome = replace(outcome, summary=origin, summary_cause=entry.cause, breaker_open=blocked)
+            used = SummaryUse(origin, entry.cause, blocked)
             piece = OutgoingMessage(entry.message, entry.tokens, None, native=bool(entry.native))
             if entry.native:
                 prompt = outcome.prompt and replace(outcome.prompt, covers=entry.native.covers)
-                outcome = replace(outcome, native=True, beta=entry.native.beta, prompt=prompt)
+                used, outcome = replace(used, native=True, beta=entry.native.beta), replace(outcome, prompt=prompt)
+            outcome = replace(outcome, summary=used)
         if work.plan.upcoming is not None:
             self._summaries.prepare(work)
         heavy = work.heavy or len(work.turns) > MANY
@@ -189,11 +196,11 @@ class Compactor:
         if work.case.strict:
             leaving = RenderedConversation(work.case.counter.format.alternating(rendered.pieces), rendered.steps)
         if not work.gains(leaving):
-            return replace(outcome, summary=None), None
+            return replace(outcome, summary=replace(outcome.summary, origin=None)), None
         found = faults([p.turn.facts for p in rendered.pieces if p.turn])
         if found and found > faults([t.facts for t in work.turns]):
             log.error("compaction.invalid_outcome", steps=rendered.steps)
-            return replace(outcome, verdict="failed", summary=None), None
+            return replace(outcome, verdict="failed", summary=replace(outcome.summary, origin=None)), None
         outcome = replace(
             outcome,
             verdict="compacted",
@@ -257,10 +264,8 @@ def _judged(
     bound = case.counter.format.binds_reasoning == "always"
     outcome = Outcome(
         "shadow" if case.mode == "shadow" else "none",
-        before=before,
+        received=Received(before, (fixed, [turn.facts.tokens for turn in turns]), estimated),
         after=before,
-        estimated=estimated,
-        sizes=(fixed, [turn.facts.tokens for turn in turns]),
         prompt=_prompt(turns) if bound else None,
     )
     case = within_hope(case, turns, fixed)

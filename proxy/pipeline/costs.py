@@ -9,20 +9,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
+import structlog
 from cachetools import LRUCache
 from msgspec.structs import replace
 
+from proxy.access.spending import limit_of
 from proxy.config import Route
 from proxy.limits.profiles import Profile
 from proxy.limits.profiles.prices import Price, below_step, price_of
-from proxy.pipeline.cache_reads import CACHE_SECONDS
-from proxy.pipeline.context import ConversationContext, conversation_key
-from proxy.pipeline.outcome import Forecast, Outcome
+from proxy.pipeline.attempt import Departure
+from proxy.pipeline.billing import BYTES_A_TOKEN, EXPECTED_OUTPUT
+from proxy.pipeline.exchange import Exchange
+from proxy.pipeline.job import Forecast
+from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.store.forgetting import drop
 from proxy.telemetry.record import Cost, Usage
+
+log = structlog.get_logger(__name__)
+
+CACHE_SECONDS = 300.0
+"""Lifetime of an entry in a provider's prompt cache after its last use, at most providers."""
 
 CONVERSATIONS = 20_000
 """Conversations to remember, those with the latest requests."""
@@ -55,21 +65,27 @@ class Costs:
         self._clock = clock
         self._seen: LRUCache[tuple[str, str], tuple[float, int]] = LRUCache(CONVERSATIONS)
 
-    def basis(self, context: ConversationContext, outcome: Outcome) -> Basis:
-        """Return what the price depends on. Call this while the request has its body."""
-        if outcome.before is None or not context.body.units:
+    def price(self, exchange: Exchange, sent: Departure) -> None:
+        """Note what the price of a request depends on. Call this while the request has its body."""
+        basis = self._basis(exchange, sent)
+        if isinstance(exchange.bill.price_of, Pricing):
+            exchange.bill.price_of = Pricing(exchange.bill.price_of.price, basis)
+
+    def _basis(self, exchange: Exchange, sent: Departure) -> Basis:
+        outcome, received = sent.outcome, sent.outcome.received
+        if received is None or not exchange.body.units:
             return Basis()
-        key, now = conversation_key(context), self._clock()
+        key, now = exchange.conversation, self._clock()
         last, checkpoints = self._seen.get(key, (-CACHE_SECONDS, 0))
         self._seen[key] = now, max(checkpoints, outcome.checkpoints)
         return Basis(
-            outcome.before,
-            outcome.after,
-            outcome.shared,
+            received.tokens,
+            sent.after,
+            received.shared,
             outcome.forecast,
             now - last < CACHE_SECONDS,
             outcome.checkpoints > checkpoints,
-            context.record.fits,
+            exchange.record.fits,
         )
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
@@ -83,12 +99,12 @@ def price_for(configuration: ConfigSnapshot, route: Route, profile: Profile) -> 
     return None if price is None else price.at(time.time())
 
 
-def price_step(context: ConversationContext, factor: float) -> int | None:
+def price_step(exchange: Exchange, factor: float) -> int | None:
     """Return the tokens just below the step in the price of a request's model, as counted here.
 
     ``factor`` is the upstream's tokens per counted token.
     """
-    return below_step(price_for(context.configuration, context.route, context.profile), factor)
+    return below_step(price_for(exchange.configuration, exchange.route, exchange.profile), factor)
 
 
 class Pricing(msgspec.Struct, frozen=True):
@@ -113,6 +129,64 @@ def pricing(price: Price | None, basis: Basis = NO_BASIS) -> Pricing | None:
 def dearer(price: Price, other: Price | None) -> bool:
     """Return whether a price is higher than another one."""
     return other is None or price.base.input + price.base.output > other.base.input + other.base.output
+
+
+async def reserve(services: Services, exchange: Exchange, sent: Departure, factor: float) -> None:
+    """Reserve what a request will probably cost in its team's budget. Raises ``BudgetExceeded``.
+
+    ``factor`` is the upstream's tokens per counted token.
+    """
+    if limit_of(exchange.caller) is None:
+        return
+    counted = sent.after or sent.outcome.before or len(exchange.body.raw) // BYTES_A_TOKEN
+    asked = sent.output or exchange.body.max_output or EXPECTED_OUTPUT
+    usage = Usage(round(counted * factor), min(asked, EXPECTED_OUTPUT))
+    await services.spending.reserve(exchange.caller, exchange.record.id, exchange.bill.amount(usage))
+
+
+async def settle(services: Services, exchange: Exchange) -> None:
+    """Count what the calls of a request cost, also if the client left. Errors are logged."""
+    counter, bill, record = exchange.counter, exchange.bill, exchange.record
+    try:
+        if (limit := limit_of(exchange.caller)) is not None and limit.usd is not None:
+            await _price_by_answer(services, exchange)
+        await bill.settle(
+            record,
+            partial(_counted, services, exchange),
+            None if counter is None else counter.text,
+            partial(services.calibration.factor, *exchange.place),
+        )
+        services.spending.settle(record)
+        if bill.background is not None:
+            services.background.begin(exchange.caller.tenant, bill.background, exchange.route.model, record)
+    except Exception as error:  # the client has its response
+        log.exception("counting.failed", error=type(error).__name__)
+
+
+async def _counted(services: Services, exchange: Exchange) -> int | None:
+    """Return the proxy's count of a request that wasn't counted and has its body; ``None`` if it can't count."""
+    if exchange.counter is None or not exchange.body.raw:
+        return None
+    return await services.compactor.size(exchange.body, exchange.counter, exchange.caller.tenant)
+
+
+async def _price_by_answer(services: Services, exchange: Exchange) -> None:
+    """With a budget in US dollars, let the dearer model count: that of the request, or that of its answer.
+
+    A body may name several models, of which the upstream takes one, or none.
+    """
+    meter, known = exchange.bill.last, exchange.bill.price_of
+    if meter is None:
+        return
+    await meter.unpack()
+    if not meter.model or meter.model == exchange.route.model:
+        return
+    route = Route(exchange.route.upstream, meter.model, None)
+    profile = await services.profile(route, exchange.configuration)
+    price = price_for(exchange.configuration, route, profile)
+    own = known if isinstance(known, Pricing) else None
+    if price is not None and dearer(price, None if own is None else own.price):
+        exchange.bill.price_of = Pricing(price, NO_BASIS if own is None else own.basis)
 
 
 def cost_of(price: Price, usage: Usage, basis: Basis) -> Cost:

@@ -1,29 +1,137 @@
-"""The state of one request during its compaction."""
+"""One request's compaction: its input, its plan, and its outcome."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import msgspec
 
 from proxy.compaction.fit import fit
 from proxy.compaction.groups import head_length
 from proxy.compaction.planning import Plan, make_plan
-from proxy.compaction.pressure import COMMA, SEPARATOR
+from proxy.compaction.pressure import COMMA, PRESSING, SEPARATOR, part
 from proxy.compaction.render import OutgoingMessage, RenderedConversation, render
 from proxy.compaction.rules import Envelope, Rules
-from proxy.compaction.triggers import any_met
+from proxy.compaction.triggers import Clause, any_met, lowest_level, share_of
 from proxy.compaction.turn import Turn
+from proxy.compaction.verify import faults
 from proxy.config import Policy
 from proxy.dialects.dialect import Counter, Request
 from proxy.summary.budget import Budget
+from proxy.summary.chunking import SummaryRequest
 from proxy.summary.digest import digest
-from proxy.summary.model import ConversationModel, ProviderCompaction, UpstreamSummaryModel
-from proxy.summary.store import Checkpoint
+from proxy.summary.store import Checkpoint, Origin, StoredSummary
+from proxy.telemetry.record import Reason
+
+Verdict = Literal["none", "compacted", "shadow", "off", "failed"]
+
+
+class Forecast(msgspec.Struct, frozen=True):
+    """The result that ``enforce`` would have: the tokens of the request, and the steps.
+
+    ``summarized`` is the tokens that the newest checkpoint's summary replaces, and ``written`` those of the summary.
+    """
+
+    after: int
+    steps: tuple[str, ...]
+    summarized: int = 0
+    written: int = 0
+
+
+class Prompt(msgspec.Struct, eq=False, frozen=True):
+    """The digests of the messages to send, without reasoning, and the places of answers in the client's request.
+
+    ``covers`` are the digests of the messages that the first one replaces, if the provider compacted them.
+    """
+
+    digests: tuple[bytes, ...]
+    answers: tuple[int, ...]
+    covers: tuple[bytes, ...] = ()
+
+    @property
+    def forms(self) -> tuple[tuple[bytes, ...], ...]:
+        """Return the digests of the prompt, and those of the prompt that the provider takes for the same."""
+        return (self.digests, self.covers + self.digests[1:]) if self.covers else (self.digests,)
+
+
+class Received(msgspec.Struct, frozen=True):
+    """The size of a request as it came, in tokens.
+
+    ``sizes`` is the tokens of tools and framing, and those of each message, or ``None`` if the proxy didn't count them.
+    ``estimated`` is true if the request has images or audio, so that ``tokens`` contains an estimate, and ``None`` if
+    unknown. ``shared`` is the tokens that the conversation's last request already had, ``None`` if unknown.
+    """
+
+    tokens: int
+    sizes: tuple[int, list[int]] | None = None
+    estimated: bool | None = None
+    shared: int | None = None
+
+
+class SummaryUse(msgspec.Struct, frozen=True):
+    """The summary in a prompt. ``origin`` is ``None`` if it wasn't worth it. ``cause`` is the reason for a digest.
+
+    ``breaker_open`` is true if the circuit breaker kept the proxy from calling a summary model. ``native`` is true if
+    the provider wrote the summary, ``beta`` the value of ``anthropic-beta`` that it needs.
+    """
+
+    origin: Origin | None = None
+    cause: str | None = None
+    breaker_open: bool = False
+    native: bool = False
+    beta: str | None = None
+
+
+NO_SUMMARY = SummaryUse()
+
+
+class Outcome(msgspec.Struct, eq=False, frozen=True):
+    """The result of a request's compaction: the messages to send (``None``: unchanged), and figures to report.
+
+    ``received`` is ``None`` if only bytes decided. ``after`` is the tokens to send, ``None`` if unknown. ``parts`` are
+    the sizes of the parts of what is sent, if the proxy compacted it. ``forecast`` is set in shadow mode. ``prompt`` is
+    set if it matters for reasoning that is bound to the messages to send. ``checkpoints`` is the number of checkpoints
+    that the conversation has passed. ``reason`` is the condition that made the proxy compact the request, and
+    ``archive`` the ids under which the archive keeps the removed messages.
+    """
+
+    verdict: Verdict
+    messages: list[bytes] | None = None
+    received: Received | None = None
+    after: int | None = None
+    steps: tuple[str, ...] = ()
+    summary: SummaryUse = NO_SUMMARY
+    parts: Mapping[str, int] = msgspec.field(default_factory=dict)
+    forecast: Forecast | None = None
+    prompt: Prompt | None = None
+    checkpoints: int = 0
+    reason: Reason | None = None
+    archive: tuple[str, ...] = ()
+
+    @property
+    def before(self) -> int | None:
+        """Return the tokens of the request as it came; ``None`` if the proxy didn't count them."""
+        return None if self.received is None else self.received.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The effect of compaction on a request, in tokens and messages. The first ``head`` messages never change."""
+
+    before: int
+    after: int
+    messages: int
+    head: int
+    budget: int | None
+    steps: tuple[str, ...]
+    plan: Plan
+    parts: Mapping[str, int]
+
 
 PROMPT_VERSION = "7"
 """A part of every summary's key. Increase it when the wording of the prompt or the summary message changes."""
@@ -35,12 +143,11 @@ STRICT_PART = 64
 class CompactionInput(msgspec.Struct, eq=False):
     """A request, and the settings and limits for its compaction.
 
-    ``budget`` is in tokens. ``models`` returns the models to try, in order, for a summary of at most the given tokens.
+    ``budget`` is in tokens. ``writers`` are the ways to have a summary written, in the order to try them.
     ``strict`` is true if the upstream requires user and assistant messages to alternate. ``kept`` is true if the proxy
     may store summaries for the caller. ``allowance`` is the caller's budget for summaries.
     ``request`` is the request's id, and ``attempt`` the number of attempts before this one.
     Reasoning in the first ``stale_reasoning`` units is removed, because an upstream refused it.
-    ``native`` asks the provider to compact. It's ``None`` if the policy, the upstream, or the request rules that out.
     """
 
     body: Request
@@ -50,8 +157,8 @@ class CompactionInput(msgspec.Struct, eq=False):
     budget: int | None
     tenant: str
     upstream: str
-    models: Callable[[int], Awaitable[Sequence[UpstreamSummaryModel]]]
     rules: Rules
+    writers: Sequence[SummaryWriter] = ()
     strict: bool = False
     kept: bool = True
     allowance: Budget | None = None
@@ -59,8 +166,6 @@ class CompactionInput(msgspec.Struct, eq=False):
     request: str = ""
     attempt: int = 0
     largest_budget: int | None = None
-    own_model: Callable[[int], Awaitable[ConversationModel]] | None = None
-    native: ProviderCompaction | None = None
 
 
 @dataclass(slots=True)
@@ -113,8 +218,8 @@ class CompactionJob:
         if known is not None:
             return known
         case, limits = self.case, self.plan.limits
-        native = () if case.native is None else case.native.key
-        shape = (case.tenant, case.policy.fingerprint, case.upstream, case.body.model, PROMPT_VERSION, *native)
+        special = tuple(name for writer in case.writers for name in writer.key)
+        shape = (case.tenant, case.policy.fingerprint, case.upstream, case.body.model, PROMPT_VERSION, *special)
         sizes = (limits.summary, limits.users, limits.newest, limits.system, limits.words, limits.index)
         chain = hashlib.sha256(repr((shape, sizes)).encode())
         content = hashlib.sha256(b"body")
@@ -143,6 +248,43 @@ class CompactionJob:
         if not self.case.rules.archive:
             return None
         return archive_id(self.checkpoints([position])[0])
+
+
+class SummaryTask(NamedTuple):
+    """A summary to write. ``body`` is a copy of the job's, if a writer needs it.
+
+    ``request`` holds the messages and their limits. ``start`` is the position of the summary ``previous``, and
+    ``position`` that of the checkpoint.
+    """
+
+    job: CompactionJob
+    body: Request | None
+    request: SummaryRequest
+    previous: StoredSummary | None
+    start: int
+    position: int
+
+
+class Writing(NamedTuple):
+    """One try to write a summary: the name of its circuit breaker, and what returns the text or the whole entry."""
+
+    breaker: tuple[str, ...]
+    write: Callable[[], Awaitable[str | StoredSummary]]
+
+
+class SummaryWriter(ABC):
+    """A way to have summaries written.
+
+    ``key`` is a part of the key of every summary of a conversation that has this writer. Its summaries need it if no
+    other writer can go on from them. ``needs_body`` is true if it sends the conversation's own request.
+    """
+
+    key: tuple[str, ...] = ()
+    needs_body: ClassVar[bool] = False
+
+    @abstractmethod
+    async def tries(self, task: SummaryTask) -> Sequence[Writing]:
+        """Return the tries to make, in order; none if this writer can't do it."""
 
 
 def planned(case: CompactionInput, turns: list[Turn], fixed: int, before: int) -> CompactionJob:
@@ -212,3 +354,61 @@ def parts_of(turns: Sequence[Turn], fixed: int) -> dict[str, int]:
         "last user message": users[-1] if users else 0,
         "largest message": largest,
     }
+
+
+def last_prompt(task: SummaryTask) -> Sequence[OutgoingMessage] | None:
+    """Return the messages of the conversation's last prompt, up to a checkpoint.
+
+    That prompt had all messages before the newest answer. Return ``None`` if it had another summary than the previous
+    one, or if the cut leaves a call without its result.
+    """
+    job, previous, body = task.job, task.previous, task.body or task.job.case.body
+    end = job.head + task.position
+    newest = max((index for index, turn in enumerate(job.turns) if turn.facts.kind == "assistant"), default=0)
+    turns = job.turns[:newest]
+    size = job.fixed + sum(turn.facts.tokens for turn in turns)
+    pieces = [OutgoingMessage(turn.raw, turn.facts.tokens, turn) for turn in turns]
+    case = msgspec.structs.replace(job.case, body=body)
+    if any_trigger(case, size, len(turns)):
+        prior = planned(case, turns, job.fixed, size)
+        cut, summary = prior.plan.cut, None
+        if cut:
+            if previous is None or cut != task.start:
+                return None
+            summary = OutgoingMessage(previous.message, previous.tokens, None, native=bool(previous.native))
+        rendered = prior.render(summary)
+        if prior.gains(rendered):
+            pieces = rendered.pieces
+    places = {id(turn): index for index, turn in enumerate(job.turns)}
+    if any(piece.turn is not None and id(piece.turn) not in places for piece in pieces):
+        return None  # this prompt was repaired, and the next one isn't
+    kept = [piece for piece in pieces if piece.turn is None or places[id(piece.turn)] < end]
+    kept += [OutgoingMessage(turn.raw, turn.facts.tokens, turn) for turn in job.turns[newest:end]]
+    return None if faults([piece.turn.facts for piece in kept if piece.turn]) else kept
+
+
+def reason_for(case: CompactionInput, tokens: int, messages: int) -> Reason | None:
+    """Return the condition that a request of this size meets; ``None`` if it meets none."""
+    rules, budget = case.rules, case.budget
+    for clause in rules.trigger:
+        if clause.met(tokens, messages, budget):
+            return _met(clause, tokens, messages, budget)
+    bounds, size = rules.bounds, len(case.body.raw)
+    if bounds.messages is not None and messages >= part(PRESSING, bounds.messages):
+        return Reason("messages", bounds.messages, messages)
+    if bounds.bytes is not None and size >= part(PRESSING, bounds.bytes):
+        return Reason("bytes", bounds.bytes, size)
+    for stage in rules.stages:
+        if any(clause.met(tokens, messages, budget) for clause in stage.trigger):
+            return Reason("stage", lowest_level(stage.trigger, budget), tokens)
+    return None
+
+
+def _met(clause: Clause, tokens: int, messages: int, budget: int | None) -> Reason:
+    if clause.price_step:
+        return Reason("price_step", clause.tokens, tokens)
+    if clause.fraction is not None and budget is not None:
+        return Reason("fraction", share_of(clause.fraction, budget), tokens, clause.fraction)
+    if clause.tokens is not None:
+        return Reason("tokens", clause.tokens, tokens)
+    return Reason("messages", clause.messages, messages)

@@ -13,8 +13,7 @@ from proxy.limits.profiles import Profile
 from proxy.limits.profiles.prices import below_step
 from proxy.pipeline.budget import token_budget
 from proxy.pipeline.costs import price_for
-from proxy.pipeline.job import CompactionInput
-from proxy.pipeline.outcome import Explanation
+from proxy.pipeline.job import CompactionInput, Explanation
 from proxy.pipeline.rules import bounds_of, rules_for
 from proxy.pipeline.services import Services
 from proxy.summary.model import UpstreamSummaryModel
@@ -54,7 +53,6 @@ async def replay(
         budget=most,
         tenant=TENANT,
         upstream=route.upstream,
-        models=_none,
         rules=rules_for(policy, window_known=most is not None, bounds=bounds_of(profile), price_step=step),
     )
     return Replay(await services.compactor.explain(case), profile)

@@ -14,7 +14,7 @@ import structlog
 import xxhash
 from cachetools import LRUCache
 
-from proxy.pipeline.outcome import Prompt
+from proxy.pipeline.job import Prompt
 from proxy.store import Store, StoreFailed
 from proxy.store.background import WriteBehind
 from proxy.store.replicated_map import UNREADABLE

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Hashable
 from copy import copy
-from functools import partial
 
 import structlog
 from cachetools import LRUCache
 from msgspec.structs import replace
 
 from proxy.compaction.summary_message import SummaryParts, collect_identifiers, summary_message
-from proxy.dialects.dialect import Request
-from proxy.errors import BadBody, ConfigurationError
-from proxy.pipeline.continuation import notes_request
-from proxy.pipeline.continuation import write as write_notes
 from proxy.pipeline.facts_cache import FactsCache
-from proxy.pipeline.job import CompactionJob
-from proxy.pipeline.native_compaction import compact_request, native_summary
+from proxy.pipeline.job import CompactionJob, SummaryTask, Writing
 from proxy.store.breaker import Change, CircuitBreaker
 from proxy.summary.budget import BudgetSpent
-from proxy.summary.chunking import SummaryFailed, SummaryRequest, SummaryUnasked, write
+from proxy.summary.chunking import SummaryFailed, SummaryRequest, SummaryUnasked
 from proxy.summary.quality import SummaryRejected
 from proxy.summary.redaction import redaction
 from proxy.summary.store import Cause, Origin, StoredSummary, Summaries, SummaryFactory
@@ -35,9 +29,6 @@ FIRST_PAUSE = 60.0
 LONGEST_PAUSE = 600.0
 """Upper bound of a pause, in seconds."""
 
-
-Writer = tuple[tuple[str, ...], Callable[[], Awaitable[str | StoredSummary]]]
-"""A way to write a summary: its text, or the whole entry. The name is that of its circuit breaker."""
 
 SIZES = 10_000
 """Checkpoints whose expected sizes are remembered, the most recently used ones."""
@@ -93,12 +84,12 @@ class CheckpointSummaries:
 
     def _maker(self, job: CompactionJob, position: int) -> SummaryFactory:
         # The request may drop its bytes before the summary is made in the background.
-        body = copy(job.case.body) if job.case.own_model is not None or job.case.native is not None else None
+        body = copy(job.case.body) if any(writer.needs_body for writer in job.case.writers) else None
 
         async def make(previous: StoredSummary | None, start: int) -> StoredSummary:
             settings = job.case.policy.summary
             pinned = job.plan.pinned
-            last, place = previous, (start, position)
+            last, first = previous, start
             if previous is not None and not previous.text:  # a summary that only the provider can read
                 previous, start = None, 0
             request = SummaryRequest(
@@ -117,10 +108,11 @@ class CheckpointSummaries:
                 over_budget = allowance.spent
             passed = [p for p in job.plan.checkpoints if p < position]
             given_up = self._summaries.given_up(job.case.tenant, job.checkpoints([*passed, position]))
-            writers: list[Writer] = []
+            tries: list[Writing] = []
             if not given_up and not over_budget:
-                writers = await self._writers(job, body, request, last, place)
-            for key, writing in writers:
+                task = SummaryTask(job, body, request, last, first, position)
+                tries = [one for writer in job.case.writers for one in await writer.tries(task)]
+            for key, write in tries:
                 attempt = self._breaker.attempt((job.case.tenant, *key))
                 if attempt is None:
                     skipped = "breaker_open"
@@ -131,7 +123,7 @@ class CheckpointSummaries:
                     with attempt:
                         # Not wait_for: its task and the error would form a reference cycle with the conversation.
                         async with asyncio.timeout(settings.timeout):
-                            text = await writing()
+                            text = await write()
                 except BudgetSpent:
                     over_budget = True
                     break
@@ -151,39 +143,6 @@ class CheckpointSummaries:
             return replace(entry, unasked=over_budget or not asked, over_budget=over_budget)
 
         return make
-
-    async def _writers(
-        self,
-        job: CompactionJob,
-        body: Request | None,
-        request: SummaryRequest,
-        previous: StoredSummary | None,
-        place: tuple[int, int],
-    ) -> list[Writer]:
-        """Return the ways to write a summary, in the order to try them, each with the name of its circuit breaker."""
-        writers: list[Writer] = []
-        if job.case.native is not None and body is not None:
-            try:
-                asked = await job.case.native.model(request.max_tokens)
-                compact = await self._facts.run(
-                    lambda: compact_request(job, body, asked, request.max_tokens, previous, place)
-                )
-            except (SummaryUnasked, ConfigurationError, BadBody) as error:
-                log.info("summary.not_native", reason=str(error))
-            else:
-                write_native = partial(native_summary, self._facts, job, asked, compact, previous, place)
-                writers.append(((asked.name, "native"), write_native))
-        if job.case.own_model is not None and body is not None:
-            try:
-                own = await job.case.own_model(request.max_tokens)
-                notes = await self._facts.run(lambda: notes_request(job, body, own, request, previous, place))
-            except (SummaryUnasked, ConfigurationError, BadBody) as error:
-                log.info("summary.not_continued", reason=str(error))
-            else:
-                # Failures here say nothing about transcripts: a model may insist on calling a tool.
-                writers.append(((own.model.name, "continue"), partial(write_notes, own, notes, request.max_tokens)))
-        models = await job.case.models(request.max_tokens)
-        return [*writers, *(((model.name,), partial(write, request, model)) for model in models)]
 
     async def _digested(
         self, job: CompactionJob, previous: StoredSummary | None, start: int, position: int, cause: Cause

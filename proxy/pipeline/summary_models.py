@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from time import perf_counter
-from typing import Protocol
 
 import structlog
 
@@ -17,151 +15,89 @@ from proxy.access.authenticator import may_use
 from proxy.access.spending import limit_of
 from proxy.compaction.format import TextCounter
 from proxy.config import Route
-from proxy.config.upstreams import COMPACTS
 from proxy.dialects.chat.dialect import CHAT
-from proxy.dialects.dialect import NativeCompaction
 from proxy.dialects.tail import WholeTail
 from proxy.errors import BudgetExceeded, ConfigurationError
-from proxy.http.headers import VIA, for_other_request, for_upstream, with_beta
 from proxy.limits.budget import budget, reserved_output
 from proxy.limits.learned import for_others, limit_from_overflow, lower, published
 from proxy.overflow import Overflow
 from proxy.overflow.silent import Finished
 from proxy.pipeline.billing import EXPECTED_OUTPUT, Bill, Meter, PriceOf
-from proxy.pipeline.context import ConversationContext, conversation_key
 from proxy.pipeline.costs import price_for, pricing
-from proxy.pipeline.description import milliseconds_since
-from proxy.pipeline.sending import client_query
+from proxy.pipeline.exchange import Exchange
+from proxy.pipeline.job import SummaryTask, SummaryWriter, Writing
+from proxy.pipeline.sending import milliseconds_since
 from proxy.pipeline.services import Services
 from proxy.summary.budget import BudgetSpent
-from proxy.summary.chunking import SummaryUnasked
+from proxy.summary.chunking import write
 from proxy.summary.forms import FORMS
-from proxy.summary.model import ConversationModel, ProviderCompaction, UpstreamSummaryModel, Way, output_limit
+from proxy.summary.model import UpstreamSummaryModel, Way, output_limit
 from proxy.telemetry.record import Usage, summary_record
 
 log = structlog.get_logger(__name__)
 
 
-class UsageReader(Protocol):
-    """Reads the usage in responses to an API's requests."""
-
-    def read_usage(self, body: bytes) -> Finished:
-        """Read the usage of a whole answer."""
-        ...
+ReadUsage = Callable[[bytes], Finished]
+"""Reads the usage of a whole answer of an API."""
 
 
-async def summary_models(
-    services: Services, context: ConversationContext, max_tokens: int
-) -> Sequence[UpstreamSummaryModel]:
+class TranscriptWriter(SummaryWriter):
+    """Summaries of transcripts. ``models`` returns the models to try, for a summary of at most the given tokens."""
+
+    def __init__(self, models: Callable[[int], Awaitable[Sequence[UpstreamSummaryModel]]]) -> None:
+        self._models = models
+
+    async def tries(self, task: SummaryTask) -> Sequence[Writing]:
+        """See ``SummaryWriter``."""
+        request = task.request
+        models = await self._models(request.max_tokens)
+        return [Writing((model.name,), partial(write, request, model)) for model in models]
+
+
+async def summary_models(services: Services, exchange: Exchange, max_tokens: int) -> Sequence[UpstreamSummaryModel]:
     """Return the models that may summarize a conversation, in the order to try them.
 
     ``max_tokens`` is the maximum size of the summary, which their windows reserve. The caller's key goes only to the
     upstream of the caller's request. Models that the caller's team may not use don't get its conversations.
     """
-    policy = context.caller.policy
-    first, other = _allowed(context, policy.summary.model), _allowed(context, policy.summary.fallback_model)
-    names: list[str | Route] = [first or context.route, *((other,) if other else ())]
+    policy = exchange.caller.policy
+    first, other = _allowed(exchange, policy.summary.model), _allowed(exchange, policy.summary.fallback_model)
+    names: list[str | Route] = [first or exchange.route, *((other,) if other else ())]
     models = []
     for name in names:
-        route = context.configuration.settings.route(name) if isinstance(name, str) else name
+        route = exchange.configuration.settings.route(name) if isinstance(name, str) else name
         if route is None:
             log.warning("summary.no_route", model=name, policy=policy.name)
             continue
         try:
-            models.append(await _summary_model(services, context, route, max_tokens))
+            models.append(await summary_model(services, exchange, route, max_tokens))
         except ConfigurationError as error:  # the other models, or a digest, take its place
             log.error("summary.model_unusable", model=name, upstream=route.upstream, reason=error.message)
     return models
 
 
-def _allowed(context: ConversationContext, name: str | None) -> str | None:
+def _allowed(exchange: Exchange, name: str | None) -> str | None:
     """Return the name of a model if the caller's team may use it."""
-    if name is None or may_use(context.caller, name):
+    if name is None or may_use(exchange.caller, name):
         return name
-    log.warning("summary.model_not_allowed", model=name, policy=context.caller.policy.name)
+    log.warning("summary.model_not_allowed", model=name, policy=exchange.caller.policy.name)
     return None
 
 
-def own_model(services: Services, context: ConversationContext) -> Callable[[int], Awaitable[ConversationModel]] | None:
-    """Return how to get the conversation's own model for notes, or ``None`` if it may not or can't write them."""
-    settings = context.caller.policy.summary
-    if settings.method == "transcript" or context.body.references or context.profile.strict_alternation:
-        return None
-    if settings.method == "auto":
-        other = settings.model is not None or settings.prompt is not None
-        redacts = settings.redact_secrets or bool(settings.redact)
-        if other or redacts or not services.cache_reads.served(conversation_key(context)):
-            return None
-    return partial(_own_model, services, context)
-
-
-async def _own_model(services: Services, context: ConversationContext, max_tokens: int) -> ConversationModel:
-    """Return the conversation's own model. Raises ``ConfigurationError`` if its upstream can't be used."""
-    route, dialect = context.route, context.dialect
-    model = await _summary_model(services, context, route, max_tokens, dialect.answers)
-    headers = for_other_request(for_upstream(context.scope["headers"]))
-    own = dataclasses.replace(
-        model,
-        transport=await context.configuration.upstreams.transport(route.upstream, dialect.path, context.asker),
-        form=next(form for form in FORMS.values() if form.api == dialect.name),
-        others=(),
-        headers=[*headers, (VIA, context.via)],
-        query=client_query(context.scope),
-    )
-    recall, hidden = context.recall, dialect.hidden_tool
-    if recall is None or hidden is None or not recall.tool or recall.refused:
-        return ConversationModel(own, None)
-    return ConversationModel(own, partial(hidden.with_tool, tool=recall.tool))
-
-
-def provider_compaction(services: Services, context: ConversationContext) -> ProviderCompaction | None:
-    """Return how the provider compacts a conversation; ``None`` if the policy or the request rules it out."""
-    api, route, body = context.dialect.native, context.route, context.body
-    if not context.caller.policy.summary.native or api is None or context.own_summaries:
-        return None
-    upstream = context.configuration.settings.upstreams[route.upstream]
-    stated = context.profile.native_compaction
-    possible = stated if api.listed else stated is not False
-    if not possible or COMPACTS.get(upstream.provider) != context.dialect.name:
-        return None
-    if body.compacted or body.references or not api.accepts(body.raw):
-        return None
-    caller = context.caller.credential
-    key = upstream.api_key.get_secret_value() if upstream.api_key else None if caller is None else caller.key
-    digest = hashlib.sha256(repr(key).encode()).hexdigest()
-    return ProviderCompaction(api, ("native", route.model, digest), partial(_compacting_model, services, context, api))
-
-
-async def _compacting_model(
-    services: Services, context: ConversationContext, api: NativeCompaction, max_tokens: int
+async def summary_model(
+    services: Services,
+    exchange: Exchange,
+    route: Route,
+    max_tokens: int,
+    read_usage: ReadUsage = CHAT.answers.read_usage,
 ) -> UpstreamSummaryModel:
-    """Return the model to ask. Raises ``ConfigurationError`` or ``SummaryUnasked`` if there is none."""
-    route, dialect = context.route, context.dialect
-    transport = await context.configuration.upstreams.native(route.upstream, dialect.path, context.asker)
-    if transport is None:
-        raise SummaryUnasked("the upstream doesn't have the API of the conversation")
-    headers = for_other_request(for_upstream(context.scope["headers"]))
-    return dataclasses.replace(
-        await _summary_model(services, context, route, max_tokens, api),
-        transport=transport,
-        form=next(form for form in FORMS.values() if form.api == dialect.name),
-        others=(),
-        headers=with_beta([*headers, (VIA, context.via)], api.beta),
-        query=client_query(context.scope),
-        path=api.path,
-    )
-
-
-async def _summary_model(
-    services: Services, context: ConversationContext, route: Route, max_tokens: int, answers: UsageReader = CHAT.answers
-) -> UpstreamSummaryModel:
-    """Return the model of a route. ``answers`` reads the usage in its responses.
+    """Return the model of a route. ``read_usage`` reads the usage in its responses.
 
     Raises ``ConfigurationError`` if its upstream or its tokenizer can't be used.
     """
-    caller = context.caller
+    caller = exchange.caller
     place = route.upstream, route.model, caller.tenant
-    profile = await services.profile(route, context.configuration)
+    profile = await services.profile(route, exchange.configuration)
     counter = services.measures.counter(profile, CHAT)
     # Reasoning must not use all of a small window that it shares with the transcript.
     shared = (profile.context_window or 0) // 2
@@ -169,8 +105,8 @@ async def _summary_model(
     output = output_limit(route.model, max_tokens, most)
     await services.recall(*place)
     learned = services.learned.get(*place)
-    if context.provisional_limit is not None and place == context.place:
-        learned = lower(learned, for_others(context.provisional_limit))
+    if exchange.provisional is not None and place == exchange.place:
+        learned = lower(learned, for_others(exchange.provisional.limit))
     factor = services.calibration.factor(*place)
 
     def learn(overflow: Overflow, sent: int, output: int) -> None:
@@ -178,9 +114,9 @@ async def _summary_model(
         if limit.source == "refusal":
             services.learned.learn(*place, limit, published(profile, factor))
 
-    upstreams = context.configuration.upstreams
-    price_of = pricing(price_for(context.configuration, route, profile))
-    (form, transport), *others = await _ways(context, route)
+    upstreams = exchange.configuration.upstreams
+    price_of = pricing(price_for(exchange.configuration, route, profile))
+    (form, transport), *others = await _ways(exchange, route)
     return UpstreamSummaryModel(
         transport,
         route.model,
@@ -188,15 +124,15 @@ async def _summary_model(
         input_limit=budget(profile, reserved_output(profile, output, None), learned, factor),
         max_output=most,
         count=counter.text,
-        credential=caller.credential if route.upstream == context.route.upstream else None,
+        credential=caller.credential if route.upstream == exchange.route.upstream else None,
         timeout=caller.policy.summary.timeout,
         budget=services.budgets.of(caller),
         on_overflow=learn,
         form=form,
         others=others,
         on_missing=partial(upstreams.missing(route.upstream).add, caller=f"{caller.tenant} {route.model}"),
-        calls=_Recorded(services, context, route, price_of, answers, counter.text, factor).call,
-        trace=context.record.trace,
+        calls=_Recorded(services, exchange, route, price_of, read_usage, counter.text, factor).call,
+        trace=exchange.record.trace,
     )
 
 
@@ -205,17 +141,17 @@ class _Recorded:
     """Records the calls to a summary model, and reserves and counts what they cost."""
 
     services: Services
-    context: ConversationContext
+    exchange: Exchange
     route: Route
     price_of: PriceOf | None
-    answers: UsageReader
+    read_usage: ReadUsage
     count: TextCounter
     factor: float
 
     @asynccontextmanager
     async def call(self, sent: int, size: Callable[[], int], most: int, span: str | None) -> AsyncIterator[Meter]:
         """See ``summary.model.Calls``."""
-        parent, caller, bill = self.context.record, self.context.caller, Bill()
+        parent, caller, bill = self.exchange.record, self.exchange.caller, Bill()
         record = summary_record(parent, self.route.upstream, self.route.model)
         if parent.trace is not None and span is not None:
             record.trace = parent.trace.child(span)
@@ -228,7 +164,7 @@ class _Recorded:
                 raise BudgetSpent("the team's budget is used up") from error
         began = perf_counter()
         try:
-            with bill.call(WholeTail(self.answers.read_usage), sent) as meter:
+            with bill.call(WholeTail(self.read_usage), sent) as meter:
                 yield meter
                 meter.complete = True
         finally:
@@ -239,17 +175,17 @@ class _Recorded:
             self.services.recorder.add(record)
 
 
-async def _ways(context: ConversationContext, route: Route) -> list[Way]:
+async def _ways(exchange: Exchange, route: Route) -> list[Way]:
     """Return the APIs through which an upstream can summarize, in the order to try them. There is at least one.
 
     An upstream without an API of its own gets chat completions, which LiteLLM translates.
     """
-    upstreams, upstream = context.configuration.upstreams, route.upstream
-    certain = context.configuration.settings.upstreams[upstream].certain_apis is not None
+    upstreams, upstream = exchange.configuration.upstreams, route.upstream
+    certain = exchange.configuration.settings.upstreams[upstream].certain_apis is not None
     ways: list[Way] = []
     # Most servers have chat completions, and the conversation's own API works.
-    for form in sorted(FORMS.values(), key=lambda form: (form.api != "chat", form.api != context.dialect.name)):
-        transport = await upstreams.native(upstream, form.path, f"{context.caller.tenant} {route.model}")
+    for form in sorted(FORMS.values(), key=lambda form: (form.api != "chat", form.api != exchange.dialect.name)):
+        transport = await upstreams.native(upstream, form.path, f"{exchange.caller.tenant} {route.model}")
         if transport is not None:
             ways.append((form, transport))
     if not ways:

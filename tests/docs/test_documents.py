@@ -35,8 +35,8 @@ from proxy.endpoints.mcp import PATH as MCP
 from proxy.endpoints.records import PARAMETERS, REQUEST
 from proxy.http.headers import Own
 from proxy.limits.learned import GUESS_SECONDS, NAMED_SECONDS
-from proxy.pipeline.attempts import STATE_STEP
-from proxy.pipeline.outcome import Verdict
+from proxy.pipeline.features.server_state import STEP as STATE_STEP
+from proxy.pipeline.job import Verdict
 from proxy.pipeline.response_start import HELD_SECONDS
 from proxy.store import open_store
 from proxy.store.archive import Archive, Removed

@@ -89,11 +89,7 @@ def key_of(shape: Shape) -> str:
     body = parse(json.dumps({"model": shape.model, "messages": messages}).encode())
     rules = rules_for(policy, window_known=True)
     counter = Counter(Profile("m"))
-
-    async def no_models(tokens: int) -> list[Any]:
-        return []
-
-    case = CompactionInput(body, counter, policy, "enforce", 16_000, shape.tenant, shape.upstream, no_models, rules)
+    case = CompactionInput(body, counter, policy, "enforce", 16_000, shape.tenant, shape.upstream, rules)
     turns: list[Turn] = _loop.run_until_complete(_turns(case))
     caps = SectionLimits(summary=100, users=100, newest=100, system=100, words=100, index=100, group=100)
     plan = Plan(caps, (2,), replaced={2: 10}, current_user_message={2: shape.carried})

@@ -16,9 +16,9 @@ from proxy.dialects.chat.request import ChatRequest, parse
 from proxy.limits.profiles import Profile
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.facts_cache import FactsCache
-from proxy.pipeline.job import CompactionInput
-from proxy.pipeline.outcome import Outcome
+from proxy.pipeline.job import CompactionInput, Outcome
 from proxy.pipeline.rules import rules_for
+from proxy.pipeline.summary_models import TranscriptWriter
 from proxy.store import Entry, Store
 from proxy.store.archive import Archive
 from proxy.summary.chunking import SummaryFailed
@@ -174,7 +174,7 @@ class Engine:
             budget=request.budget,
             tenant=request.tenant,
             upstream="u",
-            models=models,
+            writers=(TranscriptWriter(models),),
             rules=rules_for(request.setting.policy, window_known=True),
             strict=request.setting.strict,
         )

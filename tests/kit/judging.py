@@ -21,7 +21,7 @@ from proxy.dialects.chat.alternation import NOTE, NOTED, OPENING
 from proxy.dialects.chat.repair import repaired
 from proxy.dialects.parts import text_of
 from proxy.pipeline.facts_cache import FactsCache
-from proxy.pipeline.outcome import Outcome
+from proxy.pipeline.job import Outcome
 from proxy.pipeline.rules import rules_for
 from tests.kit.engine import COUNTER, Engine, Request, sent
 

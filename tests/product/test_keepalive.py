@@ -20,7 +20,7 @@ import pytest
 from proxy.demo.replies import Reply
 from proxy.demo.upstream import StandIn
 from proxy.pipeline.compactor import Compactor
-from proxy.pipeline.outcome import Outcome
+from proxy.pipeline.job import Outcome, Received
 from tests.kit.scripted import PROFILE, behind, chat, client
 from tests.kit.waiting import until
 
@@ -122,7 +122,7 @@ def test_a_response_that_has_begun_says_what_became_of_the_request(
         await asyncio.sleep(A_WHILE)
         if verdict == "failed":
             raise LookupError("a fault of the proxy's")
-        return Outcome("none", before=5, after=5)
+        return Outcome("none", received=Received(5), after=5)
 
     monkeypatch.setattr(Compactor, "compact", compact)
     with compacting(slow(), tmp_path) as url:

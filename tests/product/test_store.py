@@ -214,18 +214,18 @@ def test_forgetting_a_caller_drops_what_the_server_remembers_of_its_conversation
     with serve(stand_in().app) as upstream:
         settings = load(write_config(configuration(upstream, tmp_path), tmp_path), {})
         app = create_app(settings)
-        conversations = app._conversations["/v1/chat/completions"]
-        caches = (conversations._costs._seen, conversations._usage_feedback._turns)
+        answering = app._conversations["/v1/chat/completions"]._answering
+        caches = (answering.costs._seen, answering.feedback._turns)
         with serve(app) as url:
             for key in (CALLER, "sk-other"):
                 ask(url, key)
                 with client(url, key) as caller:
                     caller.chat.completions.create(model="m", messages=conversation()[:9])
             assert until(lambda: all(len({tenant for tenant, _ in cache}) == 2 for cache in caches))
-            for cache in (conversations._attempts._refused, app.service.cache_reads._served):
-                cache.update({(tenant, "1"): True for tenant, _ in caches[0]})
+            refused = answering.native._refused
+            refused.update({(tenant, "1"): (0, "") for tenant, _ in caches[0]})
             command(tmp_path, "forget", "--key-sha256", CALLER_SHA)
-            known = (*caches, conversations._attempts._refused, app.service.cache_reads._served)
+            known = (*caches, refused)
             other = {"key:" + hashlib.sha256(b"sk-other").hexdigest()}
             assert until(lambda: all({tenant for tenant, _ in cache} == other for cache in known))
 

@@ -11,7 +11,7 @@ import json
 import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from proxy.access.authenticator import Caller
 from proxy.config.policy import Policy
@@ -19,17 +19,12 @@ from proxy.dialects.chat.dialect import CHAT
 from proxy.dialects.chat.request import parse
 from proxy.http.timers import CoarseTimer
 from proxy.limits.profiles import Profile
-from proxy.pipeline.attempts import Attempts
+from proxy.pipeline.answering import Answering
 from proxy.pipeline.billing import Bill
-from proxy.pipeline.budget import TokenBudgets
-from proxy.pipeline.context import ConversationContext
-from proxy.pipeline.decision import Retry
-from proxy.pipeline.outcome import Outcome
-from proxy.pipeline.response_start import Asked, read_start
-from proxy.pipeline.usage_feedback import UsageFeedback
+from proxy.pipeline.exchange import Exchange, TimeLeft
 from proxy.server.runtime import Runtime
 from proxy.telemetry.record import RequestRecord
-from proxy.upstream.transport import Answer
+from proxy.upstream.transport import Answer, Outgoing, Transport
 
 WINDOWS = (8_000, 16_384, 32_000, 128_000)
 PART = 0.6
@@ -163,6 +158,16 @@ class Upstream:
 
 
 @dataclass(slots=True)
+class Scripted:
+    """The transport to an upstream."""
+
+    upstream: Upstream
+
+    async def send(self, request: Outgoing) -> Answer:
+        return _answer(*self.upstream.answer(json.loads(request.body)))
+
+
+@dataclass(slots=True)
 class Figures:
     """The figures of many sessions: the failures, which must be none, and the number of tries."""
 
@@ -180,9 +185,7 @@ class Sessions:
     def __init__(self, service: Runtime) -> None:
         """``service`` is that of an app whose only route takes every model."""
         self._service = service
-        budgets = self._budgets = TokenBudgets(service)
-        self._attempts = Attempts(service, budgets)
-        self._feedback = UsageFeedback(service, budgets, self._attempts.compaction_input)
+        self._answering = Answering(service)
         self.figures = Figures()
 
     async def run(self, seed: int) -> None:
@@ -235,33 +238,25 @@ class Sessions:
 
     async def _request(self, body: dict[str, Any], upstream: Upstream, known: Habits) -> bool:
         """Send a request, unless it is too large for these sessions."""
-        figures, attempts, raw = self.figures, self._attempts, json.dumps(body).encode()
+        figures, raw = self.figures, json.dumps(body).encode()
         exchange = self._exchange(raw, known)
-        budget = self._budgets.of(exchange)
-        case = attempts.compaction_input(exchange, budget)
-        size = await self._service.compactor.size(case, Outcome("none"))
+        counter = exchange.counter
+        assert counter is not None
+        size = await self._service.compactor.size(exchange.body, counter, exchange.caller.tenant)
         if max(size, upstream.size(body)) > PART * known.window:
             return False
         figures.requests += 1
-        attempt = await attempts.prepare(exchange, budget, case)
-        while True:
-            figures.compacted += attempt.outcome.messages is not None
-            data, kind = upstream.answer(body)
-            opening = await read_start(_answer(data, kind), Asked(raw, rate_limits=True))
-            decision = await attempts.decide(exchange, attempt, opening)
-            if not isinstance(decision, Retry):
-                break
-            exchange.retries += 1
-            attempt = decision.attempt
-        seen = self._feedback.prepare(exchange, opening, attempt.outcome)
-        if seen is not None:
-            tail = CHAT.answers.tail()
-            tail.add(data)
-            await self._feedback.record(seen, tail.finished())
+        reply = await self._answering.through(cast("Transport", Scripted(upstream)), exchange)
+        figures.compacted += reply.sent.outcome.messages is not None
+        watch = self._answering.watch(exchange, reply)
+        async for _ in reply.start.answer.body:
+            pass
+        await watch.ended()
+        await watch.learn()
         figures.learned += self._service.learned.get(*exchange.place) is not None
         return True
 
-    def _exchange(self, raw: bytes, known: Habits) -> ConversationContext:
+    def _exchange(self, raw: bytes, known: Habits) -> Exchange:
         body, service = parse(raw), self._service
         configuration = service.configuration
         route = configuration.settings.route(body.model or "")
@@ -270,22 +265,21 @@ class Sessions:
         caller = Caller("key:t", None, Policy(name="default"), None, None)
         clock = CoarseTimer(asyncio.get_running_loop())
         scope, counter = {"type": "http", "headers": []}, service.measures.counter(profile, CHAT)
-        return ConversationContext(
+        return Exchange(
             record=RequestRecord("", 0.0),
             memory=service.bodies.lease(),
             dialect=CHAT,
-            started=0.0,
             configuration=configuration,
             scope=scope,
             via="",
             caller=caller,
             bill=Bill(),
             body=body,
+            original=body,
             route=route,
             profile=profile,
             counter=counter,
-            clock=clock,
-            deadline=1e12,
+            time=TimeLeft(clock, 1e12),
         )
 
 

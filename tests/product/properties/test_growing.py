@@ -11,7 +11,7 @@ import pytest
 from hypothesis import Phase, given, settings
 
 from proxy.pipeline.facts_cache import FactsCache
-from proxy.pipeline.outcome import Outcome
+from proxy.pipeline.job import Outcome
 from proxy.store import open_store
 from tests.kit.conversations import requests
 from tests.kit.engine import Engine, Request, request, run, sent
@@ -69,7 +69,7 @@ async def replay(raws: list[bytes], batch: Batch, seen: Seen) -> None:
             seen.breaks[previous[0] == epoch] += 1
         if judged.summary is not None:
             summaries.add(judged.summary)
-        digests |= outcome.summary == "digest"
+        digests |= outcome.summary.origin == "digest"
         epochs.add(epoch)
         previous = epoch, outcome, judged.out
         latest = asked, outcome, judged

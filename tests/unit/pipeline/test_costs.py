@@ -6,7 +6,7 @@ import pytest
 
 from proxy.limits.profiles.prices import Price, Rates
 from proxy.pipeline.costs import Basis, cost_of
-from proxy.pipeline.outcome import Forecast
+from proxy.pipeline.job import Forecast
 from proxy.telemetry.record import Cost, Usage
 
 RATES = Rates(10, 50, 1, 12)

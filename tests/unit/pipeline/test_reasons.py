@@ -11,7 +11,7 @@ import pytest
 from proxy.compaction.pressure import Bounds
 from proxy.compaction.rules import ResultRules, Rules
 from proxy.compaction.triggers import Clause
-from proxy.pipeline.reasons import reason_for
+from proxy.pipeline.job import reason_for
 from proxy.telemetry.record import Reason
 
 KEEP = Clause(messages=4)

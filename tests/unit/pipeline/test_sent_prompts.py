@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.pipeline.outcome import Prompt
+from proxy.pipeline.job import Prompt
 from proxy.pipeline.sent_prompts import KIND, SentPrompts
 from proxy.store import Guarded, open_store
 from proxy.store.tenants import UNSTORED_TENANT

@@ -1,26 +1,55 @@
-"""Answer the calls of the hidden tool, and continue the response until the client's part of it is complete."""
+"""Let the model read archived messages through a tool that the client never sees.
+
+The proxy adds the tool to a compacted request, answers its calls, and continues the response until the client's part of
+it is complete. When the client sends the conversation again, the proxy puts the hidden rounds back.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import msgspec
 import structlog
+import xxhash
+from cachetools import TTLCache
 
+from proxy.compaction.turn import Turn
 from proxy.dialects.hidden_rounds import decoded
 from proxy.dialects.hidden_tool import HiddenRound, HiddenRoundReader, HiddenTool, StreamedRound, VisibleResponse
 from proxy.errors import ProxyError, UpstreamInterrupted, UpstreamTimeout
-from proxy.pipeline.context import ConversationContext, RecallState
+from proxy.pipeline.attempt import Attempt, Tool
+from proxy.pipeline.exchange import Exchange, TimeLeft
+from proxy.pipeline.job import Outcome
 from proxy.pipeline.response_start import ResponseStart, is_encoded
-from proxy.pipeline.sending import STOPPED
-from proxy.recall.rounds import HiddenRounds
-from proxy.recall.tool import MOST_CALLS, NAME, NO_MORE, TOO_MANY, ConversationArchive
+from proxy.pipeline.sending import REFUSALS, STOPPED
+from proxy.recall.rounds import HiddenRounds, prefixes
+from proxy.recall.tool import (
+    DESCRIPTION,
+    MOST_CALLS,
+    NAME,
+    NO_MORE,
+    PARAMETERS,
+    TOKENS,
+    TOO_MANY,
+    ConversationArchive,
+    Reader,
+)
+from proxy.store.forgetting import drop
+from proxy.store.tenants import UNSTORED_TENANT
 from proxy.telemetry.metrics import RECALLS
 from proxy.upstream.transport import Answer
 
 log = structlog.get_logger(__name__)
+
+REFUSED_SECONDS = 3_600.0
+"""Seconds for which a model gets no tool after its upstream refused a request with it."""
+
+MODELS = 10_000
+"""Models of tenants that refused the tool and are remembered."""
 
 DAY = 86_400.0
 
@@ -37,8 +66,129 @@ NO_ROOM = "There is no room for earlier messages in this request. Continue witho
 
 INTERRUPTED = "The upstream did not continue its response after it read earlier messages. Try again."
 
-Resend = Callable[[bytes, float], Awaitable[ResponseStart]]
-"""Sends another body for the same request, before a time of the event loop's clock. Raises ``ProxyError``."""
+Resend = Callable[[bytes, TimeLeft], Awaitable[ResponseStart]]
+"""Sends another body for the same request, within a time. Raises ``ProxyError``."""
+
+
+Turns = Callable[[], Awaitable[Sequence[Turn]]]
+
+
+class RecallState(msgspec.Struct, eq=False):
+    """The state of a request that may get the tool, or has hidden rounds.
+
+    ``rounds`` are the conversation's hidden rounds, and ``found`` is true if some were put back. ``prefix`` is a digest
+    of the client's messages, of which there are ``messages``. ``tool`` is ``None`` if the request can't get it.
+    ``refused`` is true once the upstream has refused the tool in this request. ``usage`` is the sum of the usage
+    objects of the response's finished rounds, as the API reports them, at any time.
+    """
+
+    conversation: tuple[str, str]
+    rounds: list[HiddenRound]
+    found: bool
+    prefix: str
+    messages: int
+    tool: Tool | None
+    refused: bool = False
+    usage: dict[str, Any] = {}
+
+    @property
+    def offered(self) -> Tool | None:
+        """Return the tool for the next attempt; ``None`` if the request gets none."""
+        return None if self.refused else self.tool
+
+    def tool_for(self, outcome: Outcome) -> Tool | None:
+        """Return the tool for a compacted request. Before the first checkpoint, there is nothing to read."""
+        return self.offered if outcome.messages and outcome.checkpoints else None
+
+
+class Recall:
+    """The hidden tool, for the requests of one endpoint."""
+
+    def __init__(self, reader: Reader, rounds: HiddenRounds) -> None:
+        self._reader = reader
+        self._rounds = rounds
+        self._refusing: TTLCache[tuple[str, str, str], bool] = TTLCache(MODELS, REFUSED_SECONDS)
+
+    async def begin(self, exchange: Exchange, turns: Turns) -> RecallState | None:
+        """Decide whether a request may get the tool, and put back the rounds that its client didn't see.
+
+        A request that can't get the tool, such as one with another ``tool_choice``, gets its rounds back, too.
+        ``turns`` returns the units of the conversation with their facts.
+        """
+        hidden, counter, body = exchange.dialect.hidden_tool, exchange.counter, exchange.body
+        if hidden is None or counter is None or not reserved(exchange) or body.references or body.continues:
+            return None
+        if exchange.place in self._refusing:
+            return None
+        offered, units = hidden.accepts(body.raw, NAME), await turns()
+        if not offered and not _may_have_calls(hidden.tool_names(body.raw), units):
+            return None
+        answers = [place for place, turn in enumerate(units) if turn.facts.kind == "assistant"]
+        chain = prefixes([turn.facts.digest for turn in units])
+        conversation = _key(exchange, chain[answers[0] + 1] if answers else chain[-1])
+        rounds = await self._rounds.of(conversation, answers) if answers else []
+        restored, found = _restored(hidden, units, rounds, chain)
+        if not offered and not found:
+            return None
+        tool = None
+        if offered:
+            definition = hidden.definition(body.raw, NAME, DESCRIPTION, PARAMETERS)
+            tool = Tool(definition, counter.text(definition.decode()))
+        if found:
+            exchange.replace(await exchange.dialect.parse(body.rewritten(units=restored)), original=body)
+            await exchange.memory.more(exchange.body.size)
+        return RecallState(conversation, rounds, found, chain[-1], len(units), tool)
+
+    def recover(
+        self, exchange: Exchange, state: RecallState | None, attempt: Attempt, start: ResponseStart
+    ) -> Attempt | None:
+        """Return an attempt without the tool if the upstream refused a request that may be valid without it.
+
+        Later attempts don't get the tool either. An upstream may also compress the response unasked, so that the calls
+        in it can't be read.
+        """
+        status = start.answer.status
+        if status == 200:
+            refused = attempt.tool is not None and is_encoded(start.answer)
+        else:
+            refused = status in REFUSALS and start.overflow is None
+        if not refused or state is None:
+            return None
+        if attempt.tool is None:
+            if state.tool is not None and not state.found:
+                self._refusing.pop(exchange.place, None)  # it refuses the request without the tool, too
+            return None
+        self._refusing[exchange.place] = state.refused = True
+        log.warning("recall.refused", status=status)
+        return msgspec.structs.replace(attempt, tool=None)
+
+    async def response(
+        self,
+        exchange: Exchange,
+        state: RecallState,
+        attempt: Attempt,
+        start: ResponseStart,
+        sent: bytes,
+        resend: Resend,
+    ) -> ResponseStart:
+        """Return a response without the tool's calls. It continues after them. ``sent`` is the request's body."""
+        hidden, after = exchange.dialect.hidden_tool, attempt.after
+        if hidden is None or start.answer.status != 200:
+            return start
+        self._rounds.answered(state.conversation, state.messages, state.rounds)
+        if attempt.tool is None:
+            return start
+        settings = exchange.caller.policy.recall
+        room = Room(settings.max_tokens * (settings.max_rounds + 1), settings.max_tokens)
+        if attempt.input.budget is not None and after is not None:
+            room = room.within(attempt.input.budget, after)
+        archive = self._reader.conversation(exchange.caller.tenant, attempt.outcome.archive)
+        rounds = RecallRounds(exchange, state, hidden, self._rounds, archive, room, sent, resend)
+        return rounds.stream(start) if start.is_stream else await rounds.whole(start)
+
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """Drop the models of forgotten tenants, and return those tenants."""
+        return drop(self._refusing, forgotten, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +209,7 @@ class RecallRounds:
 
     def __init__(
         self,
-        context: ConversationContext,
+        exchange: Exchange,
         state: RecallState,
         hidden: HiddenTool,
         memory: HiddenRounds,
@@ -69,7 +219,7 @@ class RecallRounds:
         resend: Resend,
     ) -> None:
         """``archive`` is the conversation's. ``sent`` is the body with the tool."""
-        self._context = context
+        self._exchange = exchange
         self._state = state
         self._hidden = hidden
         self._memory = memory
@@ -94,7 +244,7 @@ class RecallRounds:
         async def close() -> None:
             await events.aclose()
             self._archive.close()
-            await self._context.close_answer()
+            await self._exchange.bill.close()
 
         answer = Answer(200, start.answer.headers, events, close, keeps_request=True)
         return ResponseStart(answer, b"", False, None, start.answers, written=True)
@@ -104,7 +254,7 @@ class RecallRounds:
 
         Raises ``ProxyError``.
         """
-        limit = self._context.clock.until(self._context.deadline)
+        limit = self._exchange.time.limit()
         try:
             with limit:
                 return await self._whole(start)
@@ -165,10 +315,10 @@ class RecallRounds:
 
     async def _while_waiting(self, following: asyncio.Future[ResponseStart]) -> AsyncIterator[bytes]:
         """Yield a heartbeat now and then until the upstream has answered."""
-        every = self._context.configuration.settings.server.keepalive
+        every = self._exchange.configuration.settings.server.keepalive
         try:
             while not (await asyncio.wait([following], timeout=every))[0]:
-                yield self._context.dialect.heartbeat
+                yield self._exchange.dialect.heartbeat
         finally:
             if not following.done():
                 following.cancel()
@@ -191,11 +341,11 @@ class RecallRounds:
         If the upstream refuses to continue after a text, try shorter results. If that fails, too, or the model calls
         the tool although it may not, send the request without the tool, unless the client has a part of the response.
         """
-        await self._context.close_answer()
+        await self._exchange.bill.close()
         if self._last:
             return await self._without_tool()
         self._answered += 1
-        last = self._full or self._answered > self._context.caller.policy.recall.max_rounds
+        last = self._full or self._answered > self._exchange.caller.policy.recall.max_rounds
         self._last, room = last, self._room
         results = await self._results(round, last=last)
         before = [*self._before, round.unit, *results]
@@ -203,7 +353,7 @@ class RecallRounds:
         if start is not None:
             self._before = before
             RECALLS.labels(outcome="answered").inc()
-            self._context.record.recalls += 1
+            self._exchange.record.recalls += 1
             return start
         RECALLS.labels(outcome="failed").inc()
         if self._has_text:
@@ -212,7 +362,7 @@ class RecallRounds:
             start = await self._tried(self._hidden.continued(self._sent, before, last=last))
             if start is not None:
                 self._before = before
-                self._context.record.recalls += 1
+                self._exchange.record.recalls += 1
                 return start
             if self._streams:
                 raise UpstreamInterrupted(INTERRUPTED)
@@ -254,16 +404,16 @@ class RecallRounds:
 
     async def _sent_again(self, body: bytes) -> ResponseStart:
         """Send another body. A stream has begun, so each of its rounds has a deadline of its own."""
-        context, deadline = self._context, self._context.deadline
+        exchange, time = self._exchange, self._exchange.time
         if self._streams:
-            deadline = context.clock.now() + context.configuration.settings.server.deadline
-        return await self._resend(body, deadline)
+            time = time.from_now(exchange.configuration.settings.server.deadline)
+        return await self._resend(body, time)
 
     async def _results(self, round: HiddenRoundReader, *, last: bool) -> list[bytes]:
         """Return the messages that answer a round's calls. They leave room for two more rounds of this size."""
-        counter = self._context.counter
+        counter = self._exchange.counter
         assert counter is not None  # noqa: S101 - requests without a counter get no tool
-        most = self._context.caller.policy.recall.max_rounds
+        most = self._exchange.caller.policy.recall.max_rounds
         size = counter.format.tokens(round.unit)
         left, whole, results = self._room.left, self._room.whole - 3 * size, []
         for number, call in enumerate(round.hidden):
@@ -291,8 +441,8 @@ class RecallRounds:
         results = await self._results(round, last=False) if mixed else []
         if mixed:
             RECALLS.labels(outcome="mixed").inc()
-            self._context.record.recalls += 1
-        archive = self._context.caller.policy.archive
+            self._exchange.record.recalls += 1
+        archive = self._exchange.caller.policy.archive
         if archive is None or self._plain:
             return
         hidden = HiddenRound(
@@ -331,3 +481,54 @@ async def _rest(start: ResponseStart) -> tuple[bytes, bool]:
             if len(body) > LARGEST:
                 return bytes(body), False
     return bytes(body), True
+
+
+def reserved(exchange: Exchange) -> int:
+    """Return the tokens that every prompt of a policy leaves free for the tool.
+
+    Requests with and without the tool have the same room, so that they share their summaries.
+    """
+    policy, counter = exchange.caller.policy, exchange.counter
+    if policy.recall.tool == "off" or policy.archive is None or counter is None or exchange.dialect.hidden_tool is None:
+        return 0
+    if policy.summary.native and exchange.dialect.native is not None:
+        return 0  # the provider's own block is valid with the client's tools only
+    if exchange.caller.tenant == UNSTORED_TENANT or not exchange.caller.kept or not exchange.body.units:
+        return 0
+    return math.ceil(TOKENS * counter.profile.token_ratio)
+
+
+def _key(exchange: Exchange, beginning: str) -> tuple[str, str]:
+    """Return the tenant, and a digest of the conversation's messages up to the first answer."""
+    upstream, model, tenant = exchange.place
+    return tenant, xxhash.xxh3_128_hexdigest("\0".join((upstream, model, beginning)).encode())
+
+
+def _may_have_calls(tools: Sequence[str], turns: Sequence[Turn]) -> bool:
+    """Return whether hidden calls are valid in a request. Some APIs refuse calls in a request without any tool."""
+    return NAME not in tools and (bool(tools) or any(turn.facts.calls for turn in turns))
+
+
+def _restored(
+    hidden: HiddenTool, turns: Sequence[Turn], rounds: Sequence[HiddenRound], chain: Sequence[str]
+) -> tuple[list[bytes], bool]:
+    """Return the units with their hidden rounds, and whether there are any."""
+    known: dict[str, list[HiddenRound]] = {}
+    for round in rounds:
+        known.setdefault(round.prefix, []).insert(0, round)
+    restored: list[bytes] = []
+    found = False
+    for turn, prefix in zip(turns, chain, strict=False):
+        visible = hidden.visible(bytes(turn.raw)) if prefix in known else None
+        seen = [round for round in known.get(prefix, ()) if _is_seen(visible, round)]
+        if not seen:
+            restored.append(turn.raw)  # the same object, because an API may split and join its messages
+            continue
+        found = True
+        restored += [*seen[0].before, hidden.restored(bytes(turn.raw), seen[0]), *seen[0].results]
+    return restored, found
+
+
+def _is_seen(visible: tuple[str, list[str]] | None, round: HiddenRound) -> bool:
+    """Return whether a message is what the client saw of a round. Some clients trim its text."""
+    return visible is not None and visible[0].strip() == round.text.strip() and visible[1] == round.calls

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from functools import partial
 
 from proxy.dialects.dialect import ItemReader, Request
 from proxy.errors import RequestError
 from proxy.http.decompression import unpack
-from proxy.pipeline.context import ConversationContext
-from proxy.pipeline.outcome import Outcome
+from proxy.pipeline.exchange import Exchange
+from proxy.pipeline.job import Outcome
 from proxy.pipeline.response_start import ResponseStart, header, is_encoded
 from proxy.pipeline.services import Services
+from proxy.pipeline.watching import AnswerReader
 from proxy.upstream.bridge.response_events import is_unique
 
 DAY = 86_400.0
@@ -27,16 +27,16 @@ INLINE_BYTES = 32_768
 """Compressed bytes that are decompressed on the event loop. More are decompressed in a thread."""
 
 
-async def resolve_references(services: Services, context: ConversationContext) -> None:
+async def resolve(services: Services, exchange: Exchange) -> None:
     """Put the items that a request refers to in its units, and the reported sizes of unknown ones."""
-    body, tenant, archive = context.body, context.caller.tenant, context.caller.policy.archive
+    body, tenant, archive = exchange.body, exchange.caller.tenant, exchange.caller.policy.archive
     if not body.references:
         return
     items = {} if archive is None else await _awaited(services, tenant, body, archive.days * DAY)
     unknown = [id for id in body.references if id not in items]
     size = body.size
-    body.resolve(items, services.items.sizes(tenant, unknown) if context.caller.kept else {})
-    await context.memory.more(body.size - size)
+    body.resolve(items, services.items.sizes(tenant, unknown) if exchange.caller.kept else {})
+    await exchange.memory.more(body.size - size)
 
 
 async def _awaited(services: Services, tenant: str, body: Request, seconds: float) -> dict[str, bytes]:
@@ -73,52 +73,36 @@ def _key(id: str, place: str) -> str:
     return id if is_unique(id) else f"{id} {place}"
 
 
-def item_reader(
-    services: Services, context: ConversationContext, start: ResponseStart, outcome: Outcome
-) -> ItemReader | None:
+def item_reader(services: Services, exchange: Exchange, start: ResponseStart, outcome: Outcome) -> AnswerReader | None:
     """Return a reader that remembers the items of an answer; ``None`` if no later request can refer to them.
 
     The proxy remembers items only if the policy keeps an archive.
     """
-    archive = context.caller.policy.archive
-    if archive is None or outcome.verdict == "off" or start.answer.status != 200 or not context.body.may_refer:
+    archive = exchange.caller.policy.archive
+    if archive is None or outcome.verdict == "off" or start.answer.status != 200 or not exchange.body.may_refer:
         return None
-    keep = partial(services.items.keep, context.caller.tenant, seconds=archive.days * DAY)
-    place = context.body.place()
-    reader = context.dialect.item_reader(lambda id, item: keep(_key(id, place), item))
-    if reader is None or not is_encoded(start.answer):
-        return reader
-    return _Packed(reader, header(start.answer, "content-encoding"))
+    keep = partial(services.items.keep, exchange.caller.tenant, seconds=archive.days * DAY)
+    place = exchange.body.place()
+    reader = exchange.dialect.item_reader(lambda id, item: keep(_key(id, place), item))
+    if reader is None:
+        return None
+    return _Packed(reader, header(start.answer, "content-encoding")) if is_encoded(start.answer) else _Plain(reader)
 
 
-class Tap:
-    """Receives the bytes of an answer before the client does."""
+class _Plain(AnswerReader):
+    """Reads the items of an answer as it passes."""
 
-    def __init__(self, reader: ItemReader | None, room: Callable[[], Awaitable[None]] | None = None) -> None:
-        """``room`` waits while too many removed messages wait to be archived."""
+    def __init__(self, reader: ItemReader) -> None:
         self._reader = reader
-        self._room = room
-
-    async def begin(self, first: bytes) -> None:
-        """Add the first bytes. If the archive is behind, let the client wait for it, so that little can be lost."""
-        if self._room is not None:
-            await self._room()
-        self.add(first)
 
     def add(self, chunk: bytes) -> None:
-        """Add a chunk."""
-        if self._reader is not None:
-            self._reader.add(chunk)
+        self._reader.add(chunk)
 
     async def finish(self) -> None:
-        """Read the items that weren't known before the end."""
-        if isinstance(self._reader, _Packed):
-            await self._reader.unpack()
-        elif self._reader is not None:
-            self._reader.finish()
+        self._reader.finish()
 
 
-class _Packed:
+class _Packed(AnswerReader):
     """Collects a compressed answer, and reads its items at the end."""
 
     def __init__(self, reader: ItemReader, encoding: str) -> None:
@@ -132,10 +116,7 @@ class _Packed:
             if len(self._body) > LARGEST:
                 self._body = None
 
-    def finish(self) -> None:
-        """Do nothing: ``unpack`` reads the answer."""
-
-    async def unpack(self) -> None:
+    async def finish(self) -> None:
         if self._body is None:
             return
         body = bytes(self._body)

@@ -28,10 +28,9 @@ from proxy.overflow.silent import (
     counts_in_full,
     cut_prompt,
 )
-from proxy.pipeline.budget import TokenBudget, TokenBudgets
-from proxy.pipeline.context import ConversationContext, conversation_key
-from proxy.pipeline.job import CompactionInput
-from proxy.pipeline.outcome import Outcome
+from proxy.pipeline.attempt import Departure
+from proxy.pipeline.budget import TokenBudgets
+from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.services import Services
 from proxy.store.forgetting import drop
@@ -132,12 +131,12 @@ class RequestFacts(msgspec.Struct, eq=False, frozen=True):
 class Feedback(msgspec.Struct, eq=False, frozen=True):
     """A request that has been sent, and whose response can show something.
 
-    ``facts`` is ``None`` if the proxy didn't count the request, which then keeps its body. ``wanted`` is true if its
-    count is needed for the ratio between the upstream's tokens and the proxy's.
+    ``facts`` is ``None`` if the proxy didn't count the request, which then keeps its body. ``sent`` is set only then.
+    ``wanted`` is true if the count is needed for the ratio between the upstream's tokens and the proxy's.
     """
 
-    context: ConversationContext
-    outcome: Outcome | None
+    exchange: Exchange
+    sent: Departure | None
     facts: RequestFacts | None
     wanted: bool
 
@@ -150,152 +149,152 @@ class Feedback(msgspec.Struct, eq=False, frozen=True):
 class UsageFeedback:
     """Learn from responses that clients have received."""
 
-    def __init__(
-        self,
-        services: Services,
-        budgets: TokenBudgets,
-        case: Callable[[ConversationContext, TokenBudget], CompactionInput],
-    ) -> None:
-        """``case`` returns the input of a request's compaction."""
+    def __init__(self, services: Services, budgets: TokenBudgets) -> None:
         self._services = services
         self._budgets = budgets
-        self._case = case
         self._turns: LRUCache[tuple[str, str], tuple[SentTurn, ...]] = LRUCache(CONVERSATIONS)
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         """Drop the turns of forgotten tenants, and return those tenants."""
         return drop(self._turns, forgotten)
 
-    def prepare(self, context: ConversationContext, start: ResponseStart, outcome: Outcome) -> Feedback | None:
+    def prepare(self, exchange: Exchange, start: ResponseStart, sent: Departure) -> Feedback | None:
         """Prepare to learn from a response before it is forwarded. Return ``None`` if it can't show anything.
 
         The result refers to the request's body only if the proxy didn't count the request. Errors are logged.
         """
         try:
-            return self._prepare(context, start, outcome)
+            return self._prepare(exchange, start, sent)
         except Exception as error:  # as in `record`: the client gets its response
             log.exception("counting.failed", error=type(error).__name__)
             return None
 
-    def _prepare(self, context: ConversationContext, start: ResponseStart, outcome: Outcome) -> Feedback | None:
-        if start.answer.status != 200 or start.overflow is not None or not context.body.units:
+    def _prepare(self, exchange: Exchange, start: ResponseStart, sent: Departure) -> Feedback | None:
+        body, after = exchange.body, sent.after
+        if start.answer.status != 200 or start.overflow is not None or not body.units:
             return None
-        if outcome.verdict in ("off", "failed") or context.recovered or context.body.continues:
+        if sent.outcome.verdict in ("off", "failed") or body.continues:
             return None
-        place, size = context.place, len(context.body.raw)
+        place, size = exchange.place, len(body.raw)
         wanted = False
-        if outcome.after is None:
+        if after is None:
             wanted = size > LEAST_COUNTED and self._services.calibration.worth_counting(*place)
             of_use = wanted
         else:
-            of_use = self._services.calibration.wants(*place) or self._services.learned.below(*place, outcome.after)
-        unsized = context.body.unsized(outcome.messages or context.body.units)
+            of_use = self._services.calibration.wants(*place) or self._services.learned.below(*place, after)
+        unsized = body.unsized(sent.outcome.messages or body.units)
         if not of_use and not unsized and size <= SMALLEST_BYTES:
             return None
-        if outcome.after is None:
-            return Feedback(context, outcome, None, wanted)
-        return Feedback(context, None, self._facts(context, outcome, compare=True), wanted)
+        if after is None:
+            return Feedback(exchange, sent, None, wanted)
+        return Feedback(exchange, None, self._facts(exchange, sent, compare=True), wanted)
 
-    def _facts(self, context: ConversationContext, outcome: Outcome, *, compare: bool) -> RequestFacts:
+    def _facts(self, exchange: Exchange, sent: Departure, *, compare: bool) -> RequestFacts:
         """Return the facts about a request that still has its body.
 
         ``compare`` is true if the proxy's count of the request will be compared with the reported one.
         """
-        body, conversation = context.body, conversation_key(context)
-        turn, compacted = _turn(body), outcome.messages is not None
-        estimated = has_remote_media(body.raw) if outcome.estimated is None else outcome.estimated
+        body, conversation = exchange.body, exchange.conversation
+        turn, compacted = _turn(body), sent.outcome.messages is not None
+        received = sent.outcome.received
+        sizes = None if received is None else received.sizes
+        known = None if received is None else received.estimated
+        estimated = has_remote_media(body.raw) if known is None else known
         before = [] if compacted else [one for one in self._turns.get(conversation, ()) if one.begins(body.units)]
         earlier = tuple(EarlierTurn(one, one.replaced(body.units)) for one in before)
         added: tuple[bytes, ...] = ()
         if (
             not estimated
             and _may_stall(turn, before)
-            and not (asks_for_cuts(body.raw) or context.dialect.evidence.adds_text(body.raw))
+            and not (asks_for_cuts(body.raw) or exchange.dialect.evidence.adds_text(body.raw))
         ):
             # Copies: an undecoded message refers to the whole body.
             added = tuple(bytes(message) for message in body.units[before[0].messages :])
-            if outcome.sizes is not None:
-                earlier = _with_calls(context.dialect.evidence, earlier, body.units, outcome.sizes[1])
+            if sizes is not None:
+                earlier = _with_calls(exchange.dialect.evidence, earlier, body.units, sizes[1])
         bounded = estimated and not has_remote_media(body.raw)
-        wants = compare and self._services.calibration.wants(*context.place)
+        wants = compare and self._services.calibration.wants(*exchange.place)
         return RequestFacts(
-            counted=outcome.after,
+            counted=sent.after,
             least=len(body.raw) // BYTES_A_TOKEN if bounded or not estimated else 0,
-            asked=outcome.output or body.max_output,
+            asked=sent.output or body.max_output,
             estimated=estimated,
             compacted=compacted,
-            comparable=wants and not estimated and context.dialect.evidence.comparable(body.raw),
+            comparable=wants and not estimated and exchange.dialect.evidence.comparable(body.raw),
             turn=turn,
             conversation=conversation,
             earlier=earlier,
-            sizes=outcome.sizes if added else None,
+            sizes=sizes if added else None,
             added=added,
-            unsized=body.unsized(outcome.messages or body.units),
+            unsized=body.unsized(sent.outcome.messages or body.units),
         )
 
     async def record(self, feedback: Feedback, end: Finished) -> None:
         """Learn from the end of a complete response. Log errors instead of raising them."""
         try:
-            facts, outcome = feedback.facts, feedback.outcome
-            count = outcome is not None and (
-                feedback.wanted or (end.empty or not feedback.context.dialect.answers.is_usual(end.finish_reason))
+            facts, sent = feedback.facts, feedback.sent
+            count = sent is not None and (
+                feedback.wanted or (end.empty or not feedback.exchange.dialect.answers.is_usual(end.finish_reason))
             )
-            if facts is None and outcome is not None:
-                facts = self._facts(feedback.context, outcome, compare=count)
+            if facts is None and sent is not None:
+                facts = self._facts(feedback.exchange, sent, compare=count)
             if facts is not None:
-                await self._learn(feedback.context, outcome if count else None, facts, end)
+                await self._learn(feedback.exchange, facts, end, count=count)
         except Exception as error:  # the client has its response
             log.exception("counting.failed", error=type(error).__name__)
 
-    async def _learn(
-        self, context: ConversationContext, uncounted: Outcome | None, facts: RequestFacts, end: Finished
-    ) -> None:
-        """Learn from the end of a response. ``uncounted`` is the outcome of a request that must be counted now."""
+    async def _learn(self, exchange: Exchange, facts: RequestFacts, end: Finished, *, count: bool) -> None:
+        """Learn from the end of a response. With ``count``, the request must be counted now."""
         if facts.unsized and facts.counted is not None and end.prompt:
-            hidden = int(end.prompt / self._budgets.factor(context)) - facts.counted
-            self._services.items.note_size(context.caller.tenant, facts.unsized, max(0, hidden))
+            hidden = int(end.prompt / self._budgets.factor(exchange)) - facts.counted
+            self._services.items.note_size(exchange.caller.tenant, facts.unsized, max(0, hidden))
         # The tokens of images and audio are an estimate, and those of unknown items aren't counted.
         if facts.estimated or facts.unsized:
-            self._note(context, facts, None, end)
+            self._note(exchange, facts, None, end)
             return
-        factor = self._budgets.factor(context)
+        factor = self._budgets.factor(exchange)
         counted = facts.counted
-        if uncounted is not None:
-            counted = await self._services.compactor.size(self._case(context, self._budgets.of(context)), uncounted)
+        if count:
+            fixed, sizes = await self._sizes(exchange)
+            counted = fixed + sum(sizes)
         overflow = None
         if counted is not None:
             overflow = self._budgets.silent(
-                context, self._budgets.window(context), end, int(counted * factor), facts.asked
+                exchange, self._budgets.window(exchange), end, int(counted * factor), facts.asked
             )
         before = self._before(facts, end)
         if overflow is None and before:
-            counted, overflow = await self._cut(context, facts, end, before, counted, factor)
+            counted, overflow = await self._cut(exchange, facts, end, before, counted, factor)
         if overflow is not None and counted is not None:
             SILENT.inc()
-            log.info("overflow.silent", upstream=context.route.upstream, counted=counted, limit=overflow.limit)
+            log.info("overflow.silent", upstream=exchange.route.upstream, counted=counted, limit=overflow.limit)
             if (shown := limit_from_usage(overflow, counted, factor)) is not None:
-                self._budgets.learn(context, shown)
+                self._budgets.learn(exchange, shown)
             return
-        self._note(context, facts, counted, end)
+        self._note(exchange, facts, counted, end)
         if counted is None:
             return
-        self._services.learned.confirm(*context.place, counted, end.prompt or None, factor)
+        self._services.learned.confirm(*exchange.place, counted, end.prompt or None, factor)
         calibration = self._services.calibration
-        if not calibration.wants(*context.place):
+        if not calibration.wants(*exchange.place):
             return
         if facts.comparable and end.prompt and plausible(counted, end.prompt):
-            calibration.note(*context.place, counted, end.prompt)
+            calibration.note(*exchange.place, counted, end.prompt)
         else:
-            calibration.miss(*context.place, counted)
+            calibration.miss(*exchange.place, counted)
 
-    def _note(self, context: ConversationContext, facts: RequestFacts, counted: int | None, end: Finished) -> None:
+    async def _sizes(self, exchange: Exchange) -> tuple[int, list[int]]:
+        assert exchange.counter is not None  # noqa: S101 - requests without a counter have no feedback
+        return await self._services.compactor.sizes(exchange.body, exchange.counter, exchange.caller.tenant)
+
+    def _note(self, exchange: Exchange, facts: RequestFacts, counted: int | None, end: Finished) -> None:
         """Remember the size of a request that succeeded, or a lower bound."""
         if end.empty:
             return
         sizes = [] if counted is None else [counted]
         if end.prompt:
-            sizes.append(int(end.prompt / self._budgets.factor(context)))
-        self._services.learned.answered(*context.place, min(sizes, default=facts.least))
+            sizes.append(int(end.prompt / self._budgets.factor(exchange)))
+        self._services.learned.answered(*exchange.place, min(sizes, default=facts.least))
 
     def _before(self, facts: RequestFacts, end: Finished) -> list[EarlierTurn]:
         """Return the earlier turns of the conversation, oldest first, and remember this one.
@@ -314,7 +313,7 @@ class UsageFeedback:
 
     async def _cut(
         self,
-        context: ConversationContext,
+        exchange: Exchange,
         facts: RequestFacts,
         end: Finished,
         before: Sequence[EarlierTurn],
@@ -323,8 +322,8 @@ class UsageFeedback:
     ) -> tuple[int | None, Overflow | None]:
         """Return the proxy's count of a prompt, and the overflow if the upstream cut it."""
         if facts.sizes is None:
-            fixed, sizes = await self._services.compactor.sizes(self._case(context, self._budgets.of(context)))
-            before = _with_calls(context.dialect.evidence, before, context.body.units, sizes)
+            fixed, sizes = await self._sizes(exchange)
+            before = _with_calls(exchange.dialect.evidence, before, exchange.body.units, sizes)
         else:
             fixed, sizes = facts.sizes
         turns = [one.turn for one in before]
@@ -337,11 +336,11 @@ class UsageFeedback:
             agreed and factor * one.calls >= SHOWS_TOOLS * one.turn.reported
             for agreed, one in zip(full, before, strict=True)
         )
-        added, counter = facts.added, context.counter
+        added, counter = facts.added, exchange.counter
         start = len(sizes) - len(added)
         assert counter is not None  # noqa: S101 - requests without a counter have no feedback
         large = sum(map(len, added)) > INLINE_BYTES
-        kept_text = partial(context.dialect.evidence.kept_text, tools=tools)
+        kept_text = partial(exchange.dialect.evidence.kept_text, tools=tools)
 
         def count() -> list[int]:
             """Return the tokens of each message that every chat template keeps."""
@@ -358,7 +357,7 @@ class UsageFeedback:
         ]
         counted = fixed + sum(sizes) if counted is None else counted
         newest = int(factor * sum(sizes[turns[-1].messages :]))
-        window = context.profile.context_window
+        window = exchange.profile.context_window
         return counted, cut_prompt(end, int(factor * counted), newest, sent, window)
 
 

@@ -1,0 +1,272 @@
+"""Answer a conversation: everything that happens between its parsed body and the start of the client's response.
+
+Read this module from top to bottom to know what the proxy does with a request. It is the only one that knows all
+features. Each feature is a module in ``features``. It has its own state, and doesn't know the others.
+
+``Answering.through`` is the loop: a first attempt, then send, judge, and try again while a recovery helps. ``_Run``
+turns a request into attempts. ``Answering.watch`` says what learns from the rest of the response.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from time import perf_counter
+
+import structlog
+from msgspec.structs import replace
+
+from proxy.errors import ConfigurationError, UpstreamTimeout
+from proxy.pipeline.attempt import Attempt, Departure, Recovery, Reply, Run
+from proxy.pipeline.budget import TokenBudget, TokenBudgets
+from proxy.pipeline.costs import Costs, price_step, reserve
+from proxy.pipeline.exchange import Exchange, compacts_itself
+from proxy.pipeline.features.continued_notes import NotesWriter, may_continue
+from proxy.pipeline.features.item_references import item_reader, resolve
+from proxy.pipeline.features.native_summary import NativeSummaries
+from proxy.pipeline.features.overflow import Overflows
+from proxy.pipeline.features.reasoning import Reasoning
+from proxy.pipeline.features.recall import Recall, RecallState, reserved
+from proxy.pipeline.features.server_state import ServerState, background_response
+from proxy.pipeline.features.stream_usage import StreamUsage
+from proxy.pipeline.features.usage_feedback import UsageFeedback
+from proxy.pipeline.job import CompactionInput, Outcome, SummaryWriter
+from proxy.pipeline.response_start import ResponseStart, is_encoded
+from proxy.pipeline.rules import bounds_of, rules_for
+from proxy.pipeline.sending import describe_call, outgoing, resend, send
+from proxy.pipeline.services import Services
+from proxy.pipeline.summary_models import TranscriptWriter, summary_models
+from proxy.pipeline.watching import Tap, Watch
+from proxy.upstream.transport import Outgoing, Transport
+
+log = structlog.get_logger(__name__)
+
+
+class Answering:
+    """The way to an answer, for the requests of one endpoint. Holds what the features remember."""
+
+    def __init__(self, services: Services) -> None:
+        self.services = services
+        self.budgets = TokenBudgets(services)
+        self.costs = Costs()
+        self.reasoning = Reasoning(services.sent_prompts, services.compactor)
+        self.native = NativeSummaries(services)
+        self.recall = Recall(services.archive_reader, services.hidden_rounds)
+        self.server_state = ServerState(services, partial(resolve, services))
+        self.stream_usage = StreamUsage()
+        self.overflows = Overflows(self.budgets, services.compactor, self.reasoning.stale_after_overflow)
+        self.feedback = UsageFeedback(services, self.budgets)
+        self.recoveries = (
+            # What the upstream refused for another reason than its size comes first, because the size decides last.
+            Recovery("reasoning", self.reasoning.recover, most=1),
+            Recovery("compaction", self.native.recover),
+            # An early end may be an accident. Only the second one counts as an overflow.
+            Recovery("empty", self.overflows.early_end, most=1),
+            # The size of a request that continues a history at the server says nothing about a limit.
+            Recovery("overflow", self.server_state.recover),
+            Recovery("overflow", self.overflows.recover),
+            # An error without a cause may be about what the proxy added.
+            Recovery("tool", self._without_tool),
+            Recovery("usage", self.stream_usage.recover, most=1),
+        )
+        self.holders = (self.budgets, self.costs, self.native, self.recall, self.stream_usage, self.feedback)
+        """What this endpoint remembers of tenants, so that maintenance can make it forget them."""
+
+    async def answer(self, exchange: Exchange) -> Reply:
+        """Send a request, compacted if needed, and return the response that the client gets."""
+        upstreams = exchange.configuration.upstreams
+        transport = await upstreams.transport(exchange.route.upstream, exchange.dialect.path, exchange.asker)
+        return await self.through(transport, exchange)
+
+    async def through(self, transport: Transport, exchange: Exchange) -> Reply:
+        """Answer a request through a transport."""
+        run = _Run(self, exchange)
+        if exchange.counter is None:
+            return await self._unmeasured(transport, run)
+        attempt = await self._first(run)
+        await reserve(self.services, exchange, attempt, attempt.budget.factor)
+        while True:
+            began = perf_counter()
+            request = outgoing(exchange, attempt)
+            start = await send(exchange, transport, request, attempt.after)
+            try:
+                cause, following = await self._recover(run, attempt, start)
+                describe_call(exchange, start, began, cause, attempt.after)
+                if cause is None:
+                    start = await self._accepted(run, attempt, start, transport, request)
+                    return Reply(start, attempt, run)
+            except ConfigurationError as error:  # the client gets the response, though it can't be judged
+                self.services.measures.fail(exchange.profile.tokenizer, error)
+                return Reply(start, attempt, run)
+            run.retry(cause, attempt.outcome, following.outcome)
+            attempt = following
+
+    async def _unmeasured(self, transport: Transport, run: _Run) -> Reply:
+        """Send a request unchanged that the proxy can't count."""
+        exchange = run.exchange
+        outcome = Outcome("off" if exchange.mode == "off" else "failed")
+        sent = Departure(outcome=outcome, asks_usage=run.asks_usage)
+        await reserve(self.services, exchange, sent, self.budgets.factor(exchange))
+        began = perf_counter()
+        start = await send(exchange, transport, outgoing(exchange, sent), None)
+        describe_call(exchange, start, began, None, None)
+        return Reply(start, sent, run)
+
+    async def _first(self, run: _Run) -> Attempt:
+        """Return the first attempt, with what earlier requests left: limits, items, hidden rounds, summaries."""
+        exchange = run.exchange
+        await self.services.recall(*exchange.place)
+        await resolve(self.services, exchange)
+        budget = self.budgets.of(exchange)
+        input = run.input(budget)
+        compactor = self.services.compactor
+        if input.policy.recall.tool != "off" and input.mode == "enforce" and compactor.untouched(input) is None:
+            run.recall = await self.recall.begin(exchange, partial(compactor.turns, input))
+            input = input if run.recall is None else run.input(budget)
+        if exchange.body.units and not exchange.body.continues:
+            attempt = await run.attempt(budget, input)
+        else:  # new items alone aren't a conversation: the calls of their results, for example, are at the upstream
+            outcome = Outcome("none" if input.mode == "enforce" else input.mode)
+            unchanged = Attempt(budget=budget, input=input, outcome=outcome, asks_usage=run.asks_usage)
+            attempt = await self.server_state.first(run, unchanged)
+        before = attempt.outcome.before
+        exchange.record.fits = before is None or budget.input is None or before <= budget.input
+        return attempt
+
+    async def _recover(self, run: _Run, attempt: Attempt, start: ResponseStart) -> tuple[str | None, Attempt]:
+        """Return the next attempt and its cause; no cause if the client gets this response."""
+        if start.written and not is_encoded(start.answer):
+            return None, attempt
+        for recovery in self.recoveries:
+            if run.retries.count(recovery.cause) < recovery.most:
+                following = await recovery.next(run, attempt, start)
+                if following is not None:
+                    return recovery.cause, following
+        return None, attempt
+
+    async def _accepted(
+        self, run: _Run, attempt: Attempt, start: ResponseStart, transport: Transport, request: Outgoing
+    ) -> ResponseStart:
+        """Remember what a response shows that the client gets, and return it without the proxy's own tool."""
+        exchange = run.exchange
+        if start.overflow is not None:
+            await self.overflows.explain(run, attempt, start)
+            return start
+        if start.succeeded:
+            self.budgets.succeeded(exchange)
+            self.reasoning.succeeded(exchange, attempt.outcome)
+        self.stream_usage.answered(run, start)
+        if run.recall is None:
+            return start
+        again = partial(resend, exchange, transport, request)
+        return await self.recall.response(exchange, run.recall, attempt, start, request.body, again)
+
+    async def _without_tool(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
+        recall = run.recall if isinstance(run, _Run) else None
+        return self.recall.recover(run.exchange, recall, attempt, start)
+
+    def watch(self, exchange: Exchange, reply: Reply) -> Watch:
+        """Return what learns from the rest of a response. From here on there are no retries, and it holds no body."""
+        start, sent, learns = reply.start, reply.sent, None
+        sent.describe(exchange.record)
+        watch = Watch(exchange)
+        if start.answer.status == 200:
+            learns = self.feedback.prepare(exchange, start, sent) if reply.run.learns else None
+            self.costs.price(exchange, sent)
+            if (sized := self.server_state.sized_response(exchange, start)) is not None:
+                watch.at_end(partial(self.server_state.note_size, exchange, sized))
+            exchange.bill.background = background_response(exchange, start)
+        if learns is not None:
+            watch.later(partial(self.feedback.record, learns))
+        room = self.services.archive.writes.room if sent.outcome.verdict == "compacted" else None
+        reader = item_reader(self.services, exchange, start, sent.outcome)
+        watch.tap = None if reader is None and room is None else Tap(reader, room)
+        watch.release(start, sent, 0 if learns is None else learns.size)
+        return watch
+
+
+class _Run(Run):
+    """One request on the way to its answer. Turns it into attempts, with the help of the features."""
+
+    def __init__(self, answering: Answering, exchange: Exchange) -> None:
+        super().__init__(exchange)
+        self._answering = answering
+        self.recall: RecallState | None = None
+        priced = exchange.bill.price_of is not None
+        self._asks_usage = answering.stream_usage.wanted(exchange, priced=priced)
+
+    @property
+    def asks_usage(self) -> bool:
+        """Return whether the next attempt asks for the usage of its stream."""
+        return self._asks_usage and "usage" not in self.retries
+
+    def input(self, budget: TokenBudget) -> CompactionInput:
+        """See ``Run``. The request must have a counter."""
+        exchange, caller, services = self.exchange, self.exchange.caller, self._answering.services
+        assert exchange.counter is not None  # noqa: S101 - requests without a counter are sent unmeasured
+        held = reserved(exchange)
+        room, largest = (None if most is None else most - held for most in (budget.input, budget.largest_input))
+        return CompactionInput(
+            body=exchange.body,
+            counter=exchange.counter,
+            policy=caller.policy,
+            mode=exchange.mode,
+            budget=room,
+            largest_budget=largest,
+            tenant=caller.tenant,
+            upstream=exchange.route.upstream,
+            writers=self._writers(),
+            rules=rules_for(
+                caller.policy,
+                window_known=budget.input is not None,
+                bounds=bounds_of(exchange.profile),
+                late=compacts_itself(exchange),
+                price_step=price_step(exchange, budget.factor),
+            ),
+            strict=exchange.profile.strict_alternation,
+            kept=caller.kept,
+            allowance=services.budgets.of(caller),
+            stale_reasoning=self._answering.reasoning.stale(exchange),
+            request=exchange.record.id,
+        )
+
+    def _writers(self) -> tuple[SummaryWriter, ...]:
+        """Return the ways to have summaries written, in the order to try them: from the cheapest to the surest."""
+        exchange, services = self.exchange, self._answering.services
+        writers: list[SummaryWriter] = []
+        if (native := self._answering.native.writer(exchange)) is not None:
+            writers.append(native)
+        if may_continue(exchange):
+            writers.append(NotesWriter(services, exchange, self._with_tool))
+        return *writers, TranscriptWriter(partial(summary_models, services, exchange))
+
+    def _with_tool(self) -> partial[bytes] | None:
+        hidden, tool = self.exchange.dialect.hidden_tool, None if self.recall is None else self.recall.offered
+        return None if hidden is None or tool is None else partial(hidden.with_tool, tool=tool.definition)
+
+    async def attempt(self, budget: TokenBudget, input: CompactionInput, *, may_ask: bool = True) -> Attempt:
+        """See ``Run``. If the compaction fails, log the error and send the request unchanged."""
+        output, services = None, self._answering.services
+        try:
+            outcome = services.compactor.untouched(input) or await self._compacted(input, may_ask=may_ask)
+            output = await self._answering.budgets.output(budget, input, outcome, outcome.after)
+        except UpstreamTimeout:
+            raise
+        except ConfigurationError as error:
+            services.measures.fail(self.exchange.profile.tokenizer, error)
+            outcome = Outcome("failed")
+        except Exception as error:  # a client gets its answer even if the compaction has a bug
+            log.exception("compaction.failed", error=type(error).__name__)
+            outcome = Outcome("failed")
+        tool = None if self.recall is None else self.recall.tool_for(outcome)
+        return Attempt(
+            budget=budget, input=input, outcome=outcome, output=output, tool=tool, asks_usage=self.asks_usage
+        )
+
+    async def _compacted(self, input: CompactionInput, *, may_ask: bool) -> Outcome:
+        """Compact a request; once more without its reasoning if the prompt before it turns out to have changed."""
+        compact = self._answering.services.compactor.compact
+        outcome = await self.exchange.in_time(partial(compact, input, may_ask=may_ask), input.mode)
+        if not (stale := await self._answering.reasoning.newly_stale(self.exchange, input, outcome)):
+            return outcome
+        again = replace(input, stale_reasoning=stale)
+        return await self.exchange.in_time(partial(compact, again, may_ask=may_ask), input.mode)

@@ -1,0 +1,122 @@
+"""One way to send a request, and what a recovery may use to find the next one."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+import msgspec
+
+from proxy.pipeline.budget import TokenBudget
+from proxy.pipeline.exchange import Exchange
+from proxy.pipeline.job import CompactionInput, Outcome
+from proxy.pipeline.response_start import ResponseStart
+from proxy.telemetry.record import Reason, RequestRecord
+
+
+class Tool(NamedTuple):
+    """A tool that the proxy adds to a request: its definition, and its size in tokens."""
+
+    definition: bytes
+    tokens: int
+
+
+class Departure(msgspec.Struct, eq=False, frozen=True, kw_only=True):
+    """A request as it leaves.
+
+    ``output`` is the lower output limit to send, in tokens, if the requested one doesn't fit. ``tool`` is a tool of the
+    proxy, and ``asks_usage`` is true if the proxy asks for the usage of a stream whose client didn't.
+    """
+
+    outcome: Outcome
+    output: int | None = None
+    tool: Tool | None = None
+    asks_usage: bool = False
+
+    @property
+    def after(self) -> int | None:
+        """Return the tokens to send, with those of the tool; ``None`` if they aren't counted."""
+        after = self.outcome.after
+        return after if after is None or self.tool is None else after + self.tool.tokens
+
+    def describe(self, record: RequestRecord) -> None:
+        """Add what the proxy did to a request's record."""
+        outcome, summary = self.outcome, self.outcome.summary
+        record.verdict = outcome.verdict
+        record.reason = record.reason or outcome.reason
+        record.steps = outcome.steps
+        record.checkpoints = outcome.checkpoints
+        record.before, record.sent = outcome.before, self.after
+        if outcome.forecast is not None:
+            record.forecast, record.steps = outcome.forecast.after, outcome.forecast.steps
+        record.summary, record.cause, record.breaker_open = summary.origin, summary.cause, summary.breaker_open
+        record.output = self.output
+        record.archive = list(outcome.archive)
+
+
+class Attempt(Departure, eq=False, frozen=True, kw_only=True):
+    """One way to send a request that the proxy can measure, with its limits and the input of its compaction."""
+
+    budget: TokenBudget
+    input: CompactionInput
+
+
+class Run(ABC):
+    """One request on the way to its answer.
+
+    ``retries`` are the causes of the retries so far. ``advice`` is a header value for a client whose request can't be
+    recovered. ``learns`` is false if the answer doesn't show how the upstream counts the request as received.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self.retries: list[str] = []
+        self.advice: str | None = None
+        self.learns = True
+
+    @property
+    def next_number(self) -> int:
+        """Return the number of attempts before the next one."""
+        return len(self.retries) + 1
+
+    def retry(self, cause: str, before: Outcome, after: Outcome) -> None:
+        """Note a retry and why. The first trigger stays the reason, if the proxy acted on it."""
+        record = self.exchange.record
+        reason = record.reason or before.reason
+        if reason is None or before.verdict != "compacted":
+            reason = Reason(cause, record.calls[-1].limit, after.before)
+        self.retries.append(cause)
+        record.reason = reason
+
+    @abstractmethod
+    def input(self, budget: TokenBudget) -> CompactionInput:
+        """Return the input of the request's compaction."""
+
+    @abstractmethod
+    async def attempt(self, budget: TokenBudget, input: CompactionInput, *, may_ask: bool = True) -> Attempt:
+        """Compact the request if needed. Raises ``UpstreamTimeout`` when the deadline passes, and no other error.
+
+        With ``may_ask`` false, an extract replaces a summary that isn't stored yet.
+        """
+
+
+class Recovery(NamedTuple):
+    """A way to go on after a response that the client shouldn't get.
+
+    ``cause`` is its name in records. ``next`` returns the next attempt, or ``None`` if it can't help. It may help
+    ``most`` times for each request.
+    """
+
+    cause: str
+    next: Callable[[Run, Attempt, ResponseStart], Awaitable[Attempt | None]]
+    most: int = sys.maxsize
+
+
+class Reply(NamedTuple):
+    """The response that the client gets, the request that it answers, and the way there."""
+
+    start: ResponseStart
+    sent: Departure
+    run: Run

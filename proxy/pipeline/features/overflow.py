@@ -1,0 +1,188 @@
+"""Recover from overflows: learn the limit, lower the output or compact further, and send the request again.
+
+An overflow is stated, or shows in an empty response. If nothing helps, the client gets the upstream's error with the
+sizes of the parts of its request.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Mapping
+
+import msgspec
+from msgspec.structs import replace
+
+from proxy.overflow import Overflow
+from proxy.overflow.error_message import message_site
+from proxy.overflow.silent import empty_stream
+from proxy.pipeline.attempt import Attempt, Run
+from proxy.pipeline.budget import TokenBudgets, leaves_no_prompt, smaller_input
+from proxy.pipeline.compactor import Compactor
+from proxy.pipeline.costs import price_step
+from proxy.pipeline.exchange import Exchange
+from proxy.pipeline.job import CompactionInput
+from proxy.pipeline.response_start import ResponseStart, readable
+from proxy.pipeline.rules import bounds_of, rules_for
+
+EMPTY, OVERFLOW = "empty", "overflow"
+"""The causes of retries in records."""
+
+OUTPUT_PART = "output asked for (max_tokens)"
+
+StaleAfter = Callable[[Exchange, CompactionInput], int]
+"""Returns the number of units whose reasoning is invalid once the request is compacted further."""
+
+
+class Overflows:
+    """Find and recover from overflows."""
+
+    def __init__(self, budgets: TokenBudgets, compactor: Compactor, stale_after: StaleAfter) -> None:
+        self._budgets = budgets
+        self._compactor = compactor
+        self._stale_after = stale_after
+
+    async def early_end(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
+        """Return the same attempt once, because the upstream ended a stream before it wrote anything.
+
+        It turned to another request, or failed. If it fails again, the prompt may be too long.
+        """
+        if attempt.input.mode != "enforce" or not attempt.input.policy.overflow_retries:
+            return None
+        if start.interrupted:
+            return attempt
+        silent = start.overflow is None and start.silence and await self._silent(run.exchange, attempt, start)
+        return attempt if silent else None
+
+    async def recover(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
+        """Return an attempt with less output or fewer messages; ``None`` if neither would help."""
+        exchange = run.exchange
+        overflow = start.overflow or await self._silent(exchange, attempt, start)
+        if overflow is None or not _enforced(attempt) or exchange.body.continues:
+            return None
+        unconfirmed = exchange.provisional is not None and (
+            exchange.provisional.silent or exchange.provisional.contradicted
+        )
+        # It retries once after an empty response without a limit.
+        if overflow.kind == "silent" and overflow.limit is None and unconfirmed:
+            return None
+        if run.retries.count(OVERFLOW) >= exchange.caller.policy.overflow_retries:
+            return None
+        return await self._smaller(run, attempt, overflow)
+
+    async def explain(self, run: Run, attempt: Attempt, start: ResponseStart) -> None:
+        """Tell the client which parts of its request are too large, if the upstream refused it as too long."""
+        exchange = run.exchange
+        if start.overflow is None or not _enforced(attempt) or exchange.body.continues:
+            return
+        parts = await self._compactor.parts(attempt.input, attempt.outcome)
+        parts |= {OUTPUT_PART: attempt.output or exchange.body.max_output or 0}
+        if exchange.dialect.errors == "anthropic":  # clients match Anthropic's own wording
+            run.advice = _sentence(parts).strip("()").encode("ascii", "replace").decode()
+        else:
+            await add_sizes(start, parts)
+
+    async def _silent(self, exchange: Exchange, attempt: Attempt, start: ResponseStart) -> Overflow | None:
+        """Return the overflow that an empty response indicates, or ``None``."""
+        if not start.empty or not exchange.body.units or not _enforced(attempt):
+            return None
+        counted = int(await self._size(attempt) * attempt.budget.factor)
+        if start.silence:
+            return empty_stream(counted, window=attempt.budget.window)
+        asked = attempt.output or exchange.body.max_output
+        return self._budgets.silent(exchange, attempt.budget.window, start.usage, counted, asked)
+
+    async def _smaller(self, run: Run, attempt: Attempt, overflow: Overflow) -> Attempt | None:
+        """Return an attempt within the limit that an overflow indicates.
+
+        Summary models are asked only after the first overflow.
+        """
+        exchange, input = run.exchange, attempt.input
+        sent = await self._size(attempt)
+        reserved = attempt.output or attempt.budget.reserved
+        limit = self._budgets.overflowed(exchange, overflow, sent, reserved)
+        budget = self._budgets.of(exchange)
+        if leaves_no_prompt(exchange, limit, budget, attempt.output or budget.reserved):
+            return None
+        output = await self._budgets.output(budget, input, attempt.outcome, attempt.after)
+        if output is not None and output < reserved and budget.input is not None and sent <= budget.input:
+            return replace(attempt, budget=budget, output=output)
+        step = price_step(exchange, budget.factor)
+        bounds = bounds_of(exchange.profile)
+        rules = rules_for(input.policy, window_known=True, refused=True, bounds=bounds, price_step=step)
+        smaller = replace(
+            input,
+            budget=smaller_input(input, budget, sent),
+            largest_budget=budget.largest_input,
+            rules=rules,
+            stale_reasoning=self._stale_after(exchange, input),
+            attempt=run.next_number,
+        )
+        again = await run.attempt(budget, smaller, may_ask=OVERFLOW in run.retries)
+        after = again.after
+        return None if again.outcome.messages is None or after is None or after >= sent else again
+
+    async def _size(self, attempt: Attempt) -> int:
+        """Return the tokens of a request as the proxy sent it."""
+        if attempt.after is not None:
+            return attempt.after
+        return await self._compactor.size(attempt.input.body, attempt.input.counter, attempt.input.tenant)
+
+
+def _enforced(attempt: Attempt) -> bool:
+    return attempt.input.mode == "enforce" and attempt.outcome.verdict != "failed"
+
+
+async def add_sizes(start: ResponseStart, parts: Mapping[str, int]) -> None:
+    """Add one sentence to the message of the upstream's refusal: the parts of the request, with sizes in tokens.
+
+    Status, type, and code stay. A response that isn't an error with a message stays unchanged.
+    """
+    added = _sentence(parts)
+    body = await readable(start.answer, start.first)
+    first = _error_with(body, added) or b"\n".join(_line_with(line, added) for line in body.split(b"\n"))
+    if first == body:
+        return
+    start.first = first
+    start.answer.headers = [
+        pair for pair in start.answer.headers if pair[0] not in ("content-length", "content-encoding")
+    ]
+    if start.complete:
+        start.answer.headers.append(("content-length", str(len(first))))
+
+
+def _line_with(line: bytes, added: str) -> bytes:
+    """Return a line of a stream. If it has the data of an error, add a sentence to its message."""
+    name, separator, data = line.partition(b":")
+    changed = _error_with(data.strip(), added) if name in (b"data", b"error") else None
+    return line if changed is None else name + separator + b" " + changed
+
+
+def _error_with(body: bytes, added: str) -> bytes | None:
+    """Return an error with a sentence added to its message, or ``None`` for anything else."""
+    value = _decoded(body.removeprefix(codecs.BOM_UTF8))
+    found = message_site(value)
+    if found is None:
+        return None
+    found.holder[found.key] = f"{found.text} {added}"
+    return msgspec.json.encode(value)
+
+
+def _sentence(parts: Mapping[str, int]) -> str:
+    """Return one sentence about the parts of a request, with sizes in tokens."""
+    sized = sorted(((tokens, name) for name, tokens in parts.items() if tokens), reverse=True)
+    if not sized:
+        return "(The compaction proxy can't shorten any part of this request.)"
+    listed = ", ".join(f"{name} {tokens:,}" for tokens, name in sized)
+    return (
+        f"(The compaction proxy couldn't make the request small enough. It still has these parts, in tokens: {listed}. "
+        f"Shorten the {sized[0][1]}, or use a model with a larger window.)"
+    )
+
+
+def _decoded(data: bytes) -> object:
+    """Return the JSON value, or ``None`` for invalid JSON."""
+    try:
+        value: object = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return value

@@ -1,0 +1,100 @@
+"""Keep reasoning valid that a model binds to the prompt before it.
+
+Newer models refuse or drop reasoning if earlier messages change. The proxy removes what it knows to be invalid. If an
+upstream still refuses a prompt that the proxy changed, it sends the request once without any reasoning.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from proxy.pipeline.attempt import Attempt, Run
+from proxy.pipeline.compactor import Compactor
+from proxy.pipeline.exchange import Exchange
+from proxy.pipeline.job import CompactionInput, Outcome
+from proxy.pipeline.response_start import ResponseStart, readable
+from proxy.pipeline.sent_prompts import SentPrompts
+
+_BOUND_ELSEWHERE = (
+    *(b"bound to a different conversation", b"Invalid `signature`"),
+    *(b"without its required following item", b"without its required 'reasoning' item"),
+)
+"""The wordings for reasoning whose prefix or neighbors changed.
+
+Anthropic's are from platform.claude.com, "Preserved thinking", OpenAI's from issue 3009 of openai-python.
+"""
+
+
+class Reasoning:
+    """The reasoning in conversations. ``prompts`` are those that were sent last."""
+
+    def __init__(self, prompts: SentPrompts, compactor: Compactor) -> None:
+        self._prompts = prompts
+        self._compactor = compactor
+
+    def stale(self, exchange: Exchange) -> int:
+        """Return the number of units whose reasoning is known to be invalid."""
+        if exchange.binding == "never":
+            return 0
+        self._prompts.verify(exchange.conversation, exchange.mark)
+        return self._prompts.stale(exchange.conversation)
+
+    async def newly_stale(self, exchange: Exchange, input: CompactionInput, outcome: Outcome) -> int:
+        """Return the number of units whose reasoning is invalid, because the prompt before them changed.
+
+        0 if the outcome has none of it.
+        """
+        if outcome.messages is None or outcome.prompt is None:
+            return 0
+        await self._prompts.recall(exchange.conversation, outcome.prompt)
+        self._prompts.verify(exchange.conversation, exchange.mark)
+        if not self._prompts.continues(exchange.conversation, outcome.prompt):
+            self._expire(exchange)
+        stale = self._prompts.stale(exchange.conversation)
+        return stale if stale > input.stale_reasoning else 0
+
+    def stale_after_overflow(self, exchange: Exchange, input: CompactionInput) -> int:
+        """Return the units whose reasoning is invalid after a change that the conversation alone doesn't explain."""
+        if exchange.binding != "always":
+            return input.stale_reasoning
+        self._expire(exchange)
+        return len(exchange.body.units)
+
+    async def recover(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
+        """Return an attempt without the reasoning that the upstream refused.
+
+        ``None`` if it refused something else, or if the proxy changed neither this prompt nor the one before. Then the
+        client caused the refusal.
+        """
+        exchange, outcome = run.exchange, attempt.outcome
+        if start.answer.status != 400 or exchange.binding == "never" or not await _refuses_reasoning(start):
+            return None
+        if outcome.messages is None:
+            await self._prompts.recall(exchange.conversation)
+            self._prompts.verify(exchange.conversation, exchange.mark)
+            if not self._prompts.changed(exchange.conversation):
+                return None
+        self._expire(exchange)
+        input = replace(attempt.input, stale_reasoning=len(exchange.body.units), attempt=run.next_number)
+        stripped = await run.attempt(attempt.budget, input, may_ask=False)
+        if stripped.outcome.messages is None:
+            outcome = await self._compactor.without_reasoning(input)
+            stripped = replace(stripped, outcome=outcome, output=None, tool=None)
+        return stripped
+
+    def succeeded(self, exchange: Exchange, outcome: Outcome) -> None:
+        """Remember a prompt that was answered."""
+        if exchange.binding == "always":
+            messages, changed = len(exchange.body.units), outcome.messages is not None
+            mark = exchange.mark(messages)
+            self._prompts.sent(exchange.conversation, messages, mark, outcome.prompt, changed=changed)
+
+    def _expire(self, exchange: Exchange) -> None:
+        """Remember that the reasoning in all units of a conversation is invalid."""
+        messages = len(exchange.body.units)
+        self._prompts.expire(exchange.conversation, messages, exchange.mark(messages))
+
+
+async def _refuses_reasoning(start: ResponseStart) -> bool:
+    shown = await readable(start.answer, start.first)
+    return any(wording in shown for wording in _BOUND_ELSEWHERE)
