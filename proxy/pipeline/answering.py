@@ -1,7 +1,7 @@
 """Answer a conversation: everything that happens between its parsed body and the start of the client's response.
 
-Read this module from top to bottom to know what the proxy does with a request. It is the only one that knows all
-features. Each feature is a module in ``features``. It has its own state, and doesn't know the others.
+Read it from top to bottom to know what the proxy does with a request. It's the only module that knows the features.
+Each one is a module in ``features`` with its own state, and doesn't know the others.
 
 ``Answering.through`` is the loop: a first attempt, then send, judge, and try again while a recovery helps. ``_Run``
 turns a request into attempts. ``Answering.watch`` says what learns from the rest of the response.
@@ -10,7 +10,6 @@ turns a request into attempts. ``Answering.watch`` says what learns from the res
 from __future__ import annotations
 
 from functools import partial
-from time import perf_counter
 
 import structlog
 from msgspec.structs import replace
@@ -35,7 +34,7 @@ from proxy.pipeline.rules import bounds_of, rules_for
 from proxy.pipeline.sending import describe_call, outgoing, resend, send
 from proxy.pipeline.services import Services
 from proxy.pipeline.summary_models import TranscriptWriter, summary_models
-from proxy.pipeline.watching import Tap, Watch
+from proxy.pipeline.watching import Watch
 from proxy.upstream.transport import Outgoing, Transport
 
 log = structlog.get_logger(__name__)
@@ -68,8 +67,8 @@ class Answering:
             Recovery("tool", self._without_tool),
             Recovery("usage", self.stream_usage.recover, most=1),
         )
+        # What this endpoint remembers of tenants, so that maintenance can make it forget them.
         self.holders = (self.budgets, self.costs, self.native, self.recall, self.stream_usage, self.feedback)
-        """What this endpoint remembers of tenants, so that maintenance can make it forget them."""
 
     async def answer(self, exchange: Exchange) -> Reply:
         """Send a request, compacted if needed, and return the response that the client gets."""
@@ -85,12 +84,11 @@ class Answering:
         attempt = await self._first(run)
         await reserve(self.services, exchange, attempt, attempt.budget.factor)
         while True:
-            began = perf_counter()
             request = outgoing(exchange, attempt)
             start = await send(exchange, transport, request, attempt.after)
             try:
                 cause, following = await self._recover(run, attempt, start)
-                describe_call(exchange, start, began, cause, attempt.after)
+                describe_call(exchange, start, cause, attempt.after)
                 if cause is None:
                     start = await self._accepted(run, attempt, start, transport, request)
                     return Reply(start, attempt, run)
@@ -106,9 +104,8 @@ class Answering:
         outcome = Outcome("off" if exchange.mode == "off" else "failed")
         sent = Departure(outcome=outcome, asks_usage=run.asks_usage)
         await reserve(self.services, exchange, sent, self.budgets.factor(exchange))
-        began = perf_counter()
         start = await send(exchange, transport, outgoing(exchange, sent), None)
-        describe_call(exchange, start, began, None, None)
+        describe_call(exchange, start, None, None)
         return Reply(start, sent, run)
 
     async def _first(self, run: _Run) -> Attempt:
@@ -166,21 +163,19 @@ class Answering:
 
     def watch(self, exchange: Exchange, reply: Reply) -> Watch:
         """Return what learns from the rest of a response. From here on there are no retries, and it holds no body."""
-        start, sent, learns = reply.start, reply.sent, None
+        start, sent, held = reply.start, reply.sent, 0
         sent.describe(exchange.record)
-        watch = Watch(exchange)
+        room = self.services.archive.writes.room if sent.outcome.verdict == "compacted" else None
+        watch = Watch(exchange, item_reader(self.services, exchange, start, sent.outcome), room)
         if start.answer.status == 200:
-            learns = self.feedback.prepare(exchange, start, sent) if reply.run.learns else None
+            if reply.run.learns and (feedback := self.feedback.prepare(exchange, start, sent)) is not None:
+                held = feedback.size
+                watch.later(partial(self.feedback.record, feedback))
             self.costs.price(exchange, sent)
             if (sized := self.server_state.sized_response(exchange, start)) is not None:
                 watch.at_end(partial(self.server_state.note_size, exchange, sized))
             exchange.bill.background = background_response(exchange, start)
-        if learns is not None:
-            watch.later(partial(self.feedback.record, learns))
-        room = self.services.archive.writes.room if sent.outcome.verdict == "compacted" else None
-        reader = item_reader(self.services, exchange, start, sent.outcome)
-        watch.tap = None if reader is None and room is None else Tap(reader, room)
-        watch.release(start, sent, 0 if learns is None else learns.size)
+        watch.release(start, sent, held)
         return watch
 
 
@@ -191,13 +186,7 @@ class _Run(Run):
         super().__init__(exchange)
         self._answering = answering
         self.recall: RecallState | None = None
-        priced = exchange.bill.price_of is not None
-        self._asks_usage = answering.stream_usage.wanted(exchange, priced=priced)
-
-    @property
-    def asks_usage(self) -> bool:
-        """Return whether the next attempt asks for the usage of its stream."""
-        return self._asks_usage and "usage" not in self.retries
+        self.asks_usage = answering.stream_usage.wanted(exchange)
 
     def input(self, budget: TokenBudget) -> CompactionInput:
         """See ``Run``. The request must have a counter."""
@@ -264,9 +253,9 @@ class _Run(Run):
 
     async def _compacted(self, input: CompactionInput, *, may_ask: bool) -> Outcome:
         """Compact a request; once more without its reasoning if the prompt before it turns out to have changed."""
-        compact = self._answering.services.compactor.compact
-        outcome = await self.exchange.in_time(partial(compact, input, may_ask=may_ask), input.mode)
-        if not (stale := await self._answering.reasoning.newly_stale(self.exchange, input, outcome)):
-            return outcome
-        again = replace(input, stale_reasoning=stale)
-        return await self.exchange.in_time(partial(compact, again, may_ask=may_ask), input.mode)
+        exchange, compact = self.exchange, self._answering.services.compactor.compact
+        outcome = await exchange.in_time(partial(compact, input, may_ask=may_ask), input.mode)
+        if stale := await self._answering.reasoning.newly_stale(exchange, input, outcome):
+            input = replace(input, stale_reasoning=stale)
+            outcome = await exchange.in_time(partial(compact, input, may_ask=may_ask), input.mode)
+        return outcome

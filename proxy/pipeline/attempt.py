@@ -67,13 +67,15 @@ class Run(ABC):
     """One request on the way to its answer.
 
     ``retries`` are the causes of the retries so far. ``advice`` is a header value for a client whose request can't be
-    recovered. ``learns`` is false if the answer doesn't show how the upstream counts the request as received.
+    recovered. ``asks_usage`` is that of the next attempt. ``learns`` is false if the answer doesn't show how the
+    upstream counts the request as received.
     """
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
         self.retries: list[str] = []
         self.advice: str | None = None
+        self.asks_usage = False
         self.learns = True
 
     @property

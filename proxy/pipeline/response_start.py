@@ -55,7 +55,8 @@ class ResponseStart(msgspec.Struct, eq=False):
 
     ``first`` is the bytes that it has read, ``answer.body`` the rest. ``complete`` is true if there is no rest.
     ``overflow`` is set if the upstream refused the prompt as too long, ``error`` if the response is an error. ``ended``
-    is true if a stream ended without content, ``written`` if there is content.
+    is true if a stream ended without content, ``written`` if there is content. ``milliseconds`` is the time from the
+    request to this start.
     """
 
     answer: Answer
@@ -66,6 +67,7 @@ class ResponseStart(msgspec.Struct, eq=False):
     ended: bool = False
     written: bool = False
     error: UpstreamErrorNames | None = None
+    milliseconds: float = 0.0
 
     @property
     def empty(self) -> bool:

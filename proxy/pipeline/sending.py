@@ -73,10 +73,12 @@ async def send(exchange: Exchange, transport: Transport, request: Outgoing, toke
     began = perf_counter()
     asked = Asked(exchange.body.raw, exchange.caller.policy.rate_limit_as_limit, exchange.dialect.answers)
     try:
-        return await _start(exchange, transport, request, asked, exchange.time, tokens)
+        start = await _start(exchange, transport, request, asked, exchange.time, tokens)
     except ProxyError as error:
-        describe_failure(exchange, error, began, tokens)
+        _describe_failure(exchange, error, began, tokens)
         raise
+    start.milliseconds = milliseconds_since(began)
+    return start
 
 
 async def resend(
@@ -94,9 +96,10 @@ async def resend(
         asked = Asked(body, answers=exchange.dialect.answers)
         start = await _start(exchange, transport, again, asked, time, tokens)
     except ProxyError as error:
-        describe_failure(exchange, error, began, None, CONTINUED)
+        _describe_failure(exchange, error, began, None, CONTINUED)
         raise
-    describe_call(exchange, start, began, CONTINUED, None)
+    start.milliseconds = milliseconds_since(began)
+    describe_call(exchange, start, CONTINUED, None)
     return start
 
 
@@ -123,15 +126,14 @@ def milliseconds_since(start: float) -> float:
     return round((perf_counter() - start) * 1000, 3)
 
 
-def describe_call(exchange: Exchange, start: ResponseStart, began: float, result: str | None, sent: int | None) -> None:
-    """Add an attempt that got a response. ``began`` is when the proxy sent it, ``sent`` its tokens.
+def describe_call(exchange: Exchange, start: ResponseStart, result: str | None, sent: int | None) -> None:
+    """Add an attempt of ``sent`` tokens that got a response to the record.
 
     ``result`` is the cause of the next attempt, ``None`` if the client gets the response.
     """
     limit = None if start.overflow is None else start.overflow.limit
-    call = UpstreamCall(
-        result or _result(start), start.answer.status, milliseconds_since(began), sent, limit, start.error
-    )
+    result = result or _result(start)
+    call = UpstreamCall(result, start.answer.status, start.milliseconds, sent, limit, start.error)
     exchange.record.calls.append(call)
     log.debug("upstream.responded", result=call.result, status=call.status, ms=call.ms, tokens=sent, limit=limit)
     if start.overflow is not None:
@@ -144,7 +146,7 @@ def _result(start: ResponseStart) -> str:
     return ACCEPTED if start.answer.status < 400 else "error"
 
 
-def describe_failure(
+def _describe_failure(
     exchange: Exchange, error: ProxyError, began: float, sent: int | None, result: str | None = None
 ) -> None:
     """Add an attempt without a response. Default of ``result``: the error's code."""

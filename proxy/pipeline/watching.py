@@ -51,8 +51,11 @@ class Tap:
 class Watch:
     """What learns from a response. Call ``ended`` after its end, and ``learn`` once nothing waits for the request."""
 
-    def __init__(self, exchange: Exchange) -> None:
-        self.tap: Tap | None = None
+    def __init__(
+        self, exchange: Exchange, reader: AnswerReader | None, room: Callable[[], Awaitable[None]] | None
+    ) -> None:
+        """For ``reader`` and ``room`` see ``Tap``."""
+        self.tap = None if reader is None and room is None else Tap(reader, room)
         self._exchange = exchange
         self._notes: list[Callable[[Finished], None]] = []
         self._lessons: list[Callable[[Finished], Awaitable[None]]] = []

@@ -34,7 +34,7 @@ class StreamUsage:
     def __init__(self) -> None:
         self._refusing: TTLCache[tuple[str, str, str], bool] = TTLCache(MODELS, REFUSED_SECONDS)
 
-    def wanted(self, exchange: Exchange, *, priced: bool) -> bool:
+    def wanted(self, exchange: Exchange) -> bool:
         """Return whether to ask for the usage of a stream, because a budget or a price applies.
 
         Without a budget, a request that the proxy must not change stays as it is, and its usage is estimated.
@@ -43,7 +43,7 @@ class StreamUsage:
         if not body.stream or exchange.dialect.path != CHAT_PATH or exchange.place in self._refusing:
             return False
         wanted = limit_of(exchange.caller) is not None
-        wanted = wanted or (priced and exchange.mode != "off")
+        wanted = wanted or (exchange.bill.price_of is not None and exchange.mode != "off")
         return wanted and bool(body.units) and body.model is not None and not asks_usage(body.raw)
 
     async def recover(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
@@ -51,6 +51,7 @@ class StreamUsage:
         refused = attempt.asks_usage and start.answer.status in REFUSALS and start.overflow is None
         if not refused or not any(name in start.first for name in (b"stream_options", b"include_usage")):
             return None
+        run.asks_usage = False
         return replace(attempt, asks_usage=False)
 
     def answered(self, run: Run, start: ResponseStart) -> None:
