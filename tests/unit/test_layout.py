@@ -32,23 +32,25 @@ COVERED = {
     "unit/dialects/chat/test_stream.py": "dialects/stream",
     "unit/dialects/chat/test_repair.py": "dialects/repair",
     "product/http/test_fidelity.py": "dialects/body dialects/chat/request",
-    "product/test_refusals_of_all_shapes.py": "dialects/chat/first_bytes dialects/first_bytes pipeline/refusal "
+    "product/test_refusals_of_all_shapes.py": "pipeline/features/overflow dialects/chat/first_bytes "
+    "dialects/first_bytes  "
     "pipeline/response_start",
-    "product/test_silent.py": "dialects/chat/usage dialects/tail pipeline/usage_feedback",
-    "product/properties/test_money.py": "pipeline/billing endpoints/forwarded_costs",
+    "product/test_silent.py": "pipeline/features/usage_feedback dialects/chat/usage dialects/tail ",
+    "product/properties/test_money.py": "pipeline/features/stream_usage pipeline/billing endpoints/forwarded_costs",
     "product/test_calibrated.py": "dialects/chat/upstream_counts",
     "product/http/test_streams.py": "dialects/chat/dialect dialects/dialect endpoints/reply",
+    "product/test_refused_thinking.py": "pipeline/features/reasoning",
     "product/test_messages_agent.py": "dialects/messages/blocks dialects/messages/dialect "
     "dialects/messages/joining dialects/messages/repair",
     "product/test_responses_agent.py": "dialects/responses/dialect dialects/responses/evidence "
     "dialects/responses/items dialects/responses/repair",
-    "unit/dialects/responses/test_state.py": "pipeline/state_recovery",
+    "unit/dialects/responses/test_state.py": "pipeline/features/server_state ",
     "product/test_bridges.py": "upstream/bridge/translation upstream/bridge/transport",
     "product/test_bridged_calls.py": "upstream/bridge/calls",
     "product/test_bridged_answers.py": "upstream/bridge/chat upstream/bridge/messages upstream/bridge/responses "
     "upstream/bridge/response_events upstream/bridge/over_responses",
-    "product/test_continued_summaries.py": "pipeline/continuation",
-    "product/test_native_compaction.py": "pipeline/native_compaction",
+    "product/test_continued_summaries.py": "pipeline/features/continued_notes ",
+    "product/test_native_compaction.py": "pipeline/features/native_summary ",
     "product/test_store_commands.py": "cli/store_commands cli/store_migration cli/store_status",
     "product/test_team_limits.py": "access/quotas",
     "hostile/test_web_pages.py": "access/web_origins",
@@ -64,11 +66,11 @@ COVERED = {
     "product/test_opentelemetry.py": "config/otel telemetry/gen_ai telemetry/otel_export",
     "product/test_metrics.py": "telemetry/exposition telemetry/request_metrics",
     "unit/server/test_metrics_server.py": "config/metrics",
-    "product/test_records.py": "pipeline/changes pipeline/description config/records",
+    "product/test_records.py": "pipeline/changes  config/records",
     "product/test_ledger.py": "config/prices",
     "product/http/test_upstream_keys.py": "http/headers upstream/relay",
     "hostile/test_bodies.py": "http/request_body",
-    "product/test_recall.py": "dialects/hidden_tool pipeline/recall pipeline/recall_rounds pipeline/sending",
+    "product/test_recall.py": "pipeline/features/recall dialects/hidden_tool   pipeline/sending",
     "unit/recall/test_passages.py": "dialects/archived_text",
     "product/test_output.py": "limits/budget pipeline/budget",
     "unit/limits/profiles/test_lookup.py": "limits/profiles/corrections limits/profiles/litellm_table "
@@ -76,13 +78,12 @@ COVERED = {
     "unit/overflow/test_recognize.py": "overflow/cleaning overflow/error_detection "
     "overflow/error_fields overflow/exclusions "
     "overflow/figures overflow/general overflow/patterns overflow/reading overflow/echo",
-    "product/test_overflow.py": "pipeline/attempts pipeline/decision",
-    "product/test_policies.py": "pipeline/request_mode",
-    "product/properties/test_growing.py": "pipeline/compactor pipeline/job pipeline/outcome",
-    "product/http": "pipeline/context server/app server/runtime",
+    "product/test_overflow.py": "pipeline/attempt  ",
+    "product/properties/test_growing.py": "pipeline/compactor pipeline/job ",
+    "product/http": "pipeline/exchange  server/app server/runtime",
     "hostile/test_without_tables.py": "pipeline/measures",
     "product/test_learned.py": "pipeline/services",
-    "product/test_item_references.py": "pipeline/item_references",
+    "product/test_item_references.py": "pipeline/features/item_references pipeline/watching ",
     "product/test_summaries.py": "pipeline/summaries",
     "product/test_summary_limits.py": "pipeline/summary_models",
     "hostile/test_connections.py": "server/connection_limit",
