@@ -1,4 +1,4 @@
-"""What a version reports about its work: the records of requests, and its metrics."""
+"""The records and the metrics in which a version reports its work."""
 
 from __future__ import annotations
 

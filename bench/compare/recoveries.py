@@ -24,7 +24,7 @@ RECALL = "recall_earlier_messages"
 GROUP = 240
 """Most requests in one group. Each group has servers and a store of its own."""
 
-_SHORT, _LONG, _VERY_LONG = (0.4, 0.55, 0.7), (1.3, 1.6, 2.0), (2.0, 2.6)
+_SHORT, _GROWING, _LONG, _VERY_LONG = (0.4, 0.55, 0.7), (0.25, 0.35), (1.3, 1.6, 2.0), (2.0, 2.6)
 """Sizes of conversations, as multiples of the input budget."""
 
 
@@ -56,6 +56,17 @@ class Talk:
     def stream(self) -> bool:
         """Whether the client asks for a stream."""
         return self.number % 2 == 1
+
+    def grow(self, room: float) -> None:
+        """Add generated messages, and a question. ``room`` is their size, as a multiple of the input budget."""
+        added = [
+            m for m in conversation(self.rng, self.budget, "", (room,)) if m["role"] not in ("system", "developer")
+        ]
+        self.messages = [
+            *self.messages,
+            {"role": "assistant", "content": f"Part {len(self.messages)} is done."},
+            *added,
+        ]
 
     def case(self, what: str, *replies: Reply, summary: Sequence[Step] | None = None, **fields: object) -> Case:
         """Return a request with all messages so far."""
@@ -188,7 +199,7 @@ def native(talk: Talk) -> Iterator[Case]:
     """Have the provider compact, and refuse the request for it, or its result."""
     rng = talk.rng
     talk.policy, talk.kind = "native", "native"
-    talk.begin(_LONG)
+    talk.begin(_GROWING, budgets=BUDGETS[2:])
     what = rng.choice(("accepted", "accepted", "request refused", "overloaded", "empty", "result refused"))
     replies: list[Reply] = []
     failures: dict[str, Sequence[Step]] = {
@@ -200,9 +211,9 @@ def native(talk: Talk) -> Iterator[Case]:
         replies.append(Reply(failures[what], asks_compaction))
     if what == "result refused":
         replies.append(talk.refusal("messages.0: this compaction block isn't valid here", when=_has_compaction))
-    yield talk.case(what, *replies, tools=tools(talk.api))
-    talk.goes_on({"role": "assistant", "content": "It was compacted before."})
-    yield talk.case(f"after {what}", tools=tools(talk.api))
+    for turn in range(4):
+        yield talk.case(f"{what}, turn {turn}", *replies, tools=tools(talk.api))
+        talk.grow(0.12)
 
 
 def recall(talk: Talk) -> Iterator[Case]:
@@ -242,7 +253,8 @@ def recall(talk: Talk) -> Iterator[Case]:
     results = [{"role": "tool", "tool_call_id": call.id, "content": "A result."} for call in final.calls]
     talk.messages = [*talk.messages, final.as_message(), *results]
     talk.goes_on()
-    yield talk.case(f"after {what}", tools=tools(talk.api))
+    again = talk.reply(talk.answer("", Call(f"own_s{talk.number}", RECALL, hidden[0].arguments)), _has_tool)
+    yield talk.case(f"after {what}", again, tools=tools(talk.api))
 
 
 def server_state(talk: Talk) -> Iterator[Case]:
@@ -322,7 +334,7 @@ def summaries(talk: Talk) -> Iterator[Case]:
     """Fail summaries, also those of the conversation's own model, and let others succeed."""
     rng = talk.rng
     talk.policy = rng.choice(("continue", "continue", "fallback", NOTHING_AHEAD))
-    talk.begin(_LONG)
+    talk.begin(_GROWING, budgets=BUDGETS[2:])
     failures: tuple[Sequence[Step], ...] = (
         [answer(b'{"error": {"message": "out of order"}}', "500 Internal Server Error")],
         [answer(b'{"error": {"message": "slow down"}}', "429 Too Many Requests")],
@@ -330,12 +342,11 @@ def summaries(talk: Talk) -> Iterator[Case]:
         Answer("I'm sorry, but I can't help with that.").steps(talk.api, stream=False),
         Answer("").steps(talk.api, stream=False),
     )
-    # Two failures in a row don't open the circuit breaker, whose pause would depend on the time.
+    # The pause of an open circuit breaker takes longer than a group, so it doesn't end in one.
     summary = failures[talk.number % len(failures)] if talk.number % 3 == 0 else None
-    yield talk.case("summary fails" if summary else "summary", summary=summary)
-    talk.goes_on({"role": "assistant", "content": "It is done."})
-    talk.messages = [*talk.messages, *talk.messages[1 : len(talk.messages) // 2]]
-    yield talk.case("next")
+    for turn in range(4):
+        yield talk.case(f"turn {turn}", summary=summary)
+        talk.grow(0.12)
 
 
 def spending(talk: Talk) -> Iterator[Case]:
