@@ -16,7 +16,7 @@ from bench.compare.upstream import asks_compaction, decoded
 from tests.kit.generator import ANY_DIRT, conversation
 from tests.kit.overflow_wordings import WORDINGS, Refused
 from tests.kit.raw_upstream import Arrived, End, Step, answer, chunk, head, stream_head, streamed
-from tests.kit.three_apis import APIS, TOOLS, Answer, Call, event, request, tools
+from tests.kit.three_apis import APIS, TOOLS, Answer, Call, event, is_system, request, tools
 
 RECALL = "recall_earlier_messages"
 """The name of the hidden tool."""
@@ -24,7 +24,7 @@ RECALL = "recall_earlier_messages"
 GROUP = 240
 """Most requests in one group. Each group has servers and a store of its own."""
 
-_SHORT, _GROWING, _LONG, _VERY_LONG = (0.4, 0.55, 0.7), (0.25, 0.35), (1.3, 1.6, 2.0), (2.0, 2.6)
+_SHORT, _GROWING, _LONG, _VERY_LONG = (0.4, 0.55, 0.7), (0.15, 0.25), (1.3, 1.6, 2.0), (2.0, 2.6)
 """Sizes of conversations, as multiples of the input budget."""
 
 
@@ -200,6 +200,8 @@ def native(talk: Talk) -> Iterator[Case]:
     rng = talk.rng
     talk.policy, talk.kind = "native", "native"
     talk.begin(_GROWING, budgets=BUDGETS[2:])
+    # The provider's compaction can't replace a message that must be kept.
+    talk.messages = [*talk.messages[:1], *(m for m in talk.messages[1:] if not is_system(m))]
     what = rng.choice(("accepted", "accepted", "request refused", "overloaded", "empty", "result refused"))
     replies: list[Reply] = []
     failures: dict[str, Sequence[Step]] = {
@@ -211,9 +213,9 @@ def native(talk: Talk) -> Iterator[Case]:
         replies.append(Reply(failures[what], asks_compaction))
     if what == "result refused":
         replies.append(talk.refusal("messages.0: this compaction block isn't valid here", when=_has_compaction))
-    for turn in range(4):
+    for turn in range(5):
         yield talk.case(f"{what}, turn {turn}", *replies, tools=tools(talk.api))
-        talk.grow(0.12)
+        talk.grow(0.06)
 
 
 def recall(talk: Talk) -> Iterator[Case]:
@@ -342,11 +344,11 @@ def summaries(talk: Talk) -> Iterator[Case]:
         Answer("I'm sorry, but I can't help with that.").steps(talk.api, stream=False),
         Answer("").steps(talk.api, stream=False),
     )
-    # The pause of an open circuit breaker takes longer than a group, so it doesn't end in one.
-    summary = failures[talk.number % len(failures)] if talk.number % 3 == 0 else None
+    # Failures in a row would open the circuit breaker, and the end of its pause would depend on the time.
+    summary = failures[talk.number % len(failures)]
     for turn in range(4):
-        yield talk.case(f"turn {turn}", summary=summary)
-        talk.grow(0.12)
+        yield talk.case(f"turn {turn}", summary=summary if turn == talk.number % 4 else None)
+        talk.grow(0.06)
 
 
 def spending(talk: Talk) -> Iterator[Case]:

@@ -126,7 +126,7 @@ class Answer:
 def request(api: str, model: str, messages: Sequence[Any], *, stream: bool, **fields: Any) -> bytes:
     """Return a request's body with untidy spelling. Messages of chat completions become the API's own."""
     if api == "messages":
-        fields = {"system": _text("\n".join(_text(m.get("content")) for m in messages if _is_system(m))), **fields}
+        fields = {"system": _text("\n".join(_text(m.get("content")) for m in messages if is_system(m))), **fields}
         fields.setdefault("max_tokens", 400)
     units = {"chat": _chat_messages, "responses": _items, "messages": _turns}[api](messages)
     return body(api, model, encoded([*units]), stream=stream, **fields)
@@ -222,7 +222,7 @@ def _turns(messages: Sequence[Any]) -> Iterator[dict[str, Any]]:
     names = _Names()
     turns: list[dict[str, Any]] = []
     for number, message in enumerate(messages):
-        if _is_system(message):
+        if is_system(message):
             continue
         role, blocks = "user", []
         if message["role"] in ("tool", "function"):
@@ -283,7 +283,8 @@ class _Names:
         return self._names.get(id, id)
 
 
-def _is_system(message: Message) -> bool:
+def is_system(message: Message) -> bool:
+    """Return whether a message has instructions."""
     return message["role"] in ("system", "developer")
 
 
