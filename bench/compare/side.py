@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import subprocess
 import sys
@@ -10,8 +11,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.compare import observed
+from bench.compare.case import Case
 from bench.compare.setup import configuration
-from bench.compare.traffic import Case
 from bench.compare.upstream import Answers, Upstream, is_summary
 from bench.servers import free_port
 from tests.kit.client import Got, ask
@@ -21,6 +23,9 @@ START_SECONDS = 60.0
 SETTLE_SECONDS = 30.0
 """Longest wait for work that the proxy does after its response."""
 
+WRITE_SECONDS = 1.5
+"""Time in which the proxy writes the records of requests that have ended."""
+
 QUIET_SAMPLES = 3
 SAMPLE_SECONDS = 0.003
 """Pause between two samples of a server that is expected to have nothing to do."""
@@ -28,7 +33,8 @@ SAMPLE_SECONDS = 0.003
 QUIET_CPU_SECONDS = 0.0004
 """A process that uses less CPU between two samples runs its timers only."""
 
-_PER_RUN = {"x-compaction-id", "date"}
+_ID = "x-compaction-id"
+_PER_RUN = {_ID, "date"}
 _PER_UPSTREAM = (b"host:", b"x-compaction-via:")
 
 Seen = list[tuple[str, bytes]]
@@ -47,6 +53,7 @@ class Side:
         self._url = f"http://127.0.0.1:{port}"
         self._upstream = upstream
         self._answers = answers
+        self._ids: list[str | None] = []
 
     def take(self, case: Case, pause: float = SAMPLE_SECONDS) -> Seen:
         """Send a request. Return everything that the upstream and the client received.
@@ -54,11 +61,17 @@ class Side:
         After the response, the server is sampled every ``pause`` seconds until it has nothing to do.
         """
         self._answers.begin(case)
-        got = ask(self._url, body=case.body, headers=case.headers)
+        got = _asked(self._url, case)
+        self._ids.append(got.header(_ID))
         self._settle(pause)
         arrived = self._upstream.arrived[:]
         self._upstream.arrived.clear()
         return _seen(got, arrived)
+
+    def observed(self) -> tuple[list[observed.Record | None], str]:
+        """Return the records of all requests so far, and the metrics."""
+        time.sleep(WRITE_SECONDS)
+        return observed.records(self._url, self._ids), observed.metrics(self._url)
 
     def wait_ready(self) -> None:
         """Wait until the server responds. Raises ``RuntimeError`` if it doesn't."""
@@ -115,6 +128,14 @@ def running(checkout: Path, folder: Path) -> Iterator[Side]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _asked(url: str, case: Case) -> Got:
+    """Send a request. A connection that the proxy closes without a response is a result, too."""
+    try:
+        return ask(url, case.path, case.body, case.headers)
+    except (http.client.HTTPException, ConnectionError) as error:
+        return Got(0, [], type(error).__name__.encode(), whole=False)
 
 
 def _seen(got: Got, arrived: list[Arrived]) -> Seen:

@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from rich.console import Console
 from rich.table import Table
 
+from bench.compare.case import Case
+from bench.compare.observed import Record, recoveries
 from bench.compare.side import Seen
-from bench.compare.traffic import Case
 
 SHOWN = 5
 AROUND = 60
 """Bytes to show before and after the first byte that differs."""
 
+SHARE = 1 / 3
+"""Share of the generated requests that must meet a recovery. Otherwise the comparison proves too little."""
+
 
 @dataclass(slots=True)
 class Group:
-    """The cases of a kind. ``compacted`` and ``summaries`` show that the traffic exercises the proxy."""
+    """The cases of a kind. The other figures show that the traffic exercises the proxy.
+
+    ``recovered`` is the number of requests that met a recovery, ``causes`` how often each cause occurred.
+    """
 
     identical: int = 0
     different: int = 0
     compacted: int = 0
     summaries: int = 0
+    generated: int = 0
+    recovered: int = 0
+    causes: Counter[str] = field(default_factory=Counter)
+    recorded_differently: int = 0
+    metrics_differ: bool = False
+
+    @property
+    def same(self) -> bool:
+        """Return whether nothing differs."""
+        return not (self.different or self.recorded_differently or self.metrics_differ)
 
 
 @dataclass(slots=True)
@@ -36,7 +56,13 @@ class Result:
     @property
     def same(self) -> bool:
         """Return whether every case is identical."""
-        return not any(group.different for group in self.groups.values())
+        return all(group.same for group in self.groups.values())
+
+    @property
+    def recovered(self) -> float:
+        """Return the share of the generated requests that met a recovery; 1 if none is generated."""
+        groups = [group for group in self.groups.values() if group.generated]
+        return sum(group.recovered for group in groups) / (sum(group.generated for group in groups) or 1)
 
     def include(self, other: Result) -> None:
         """Add the groups and the differences of another result."""
@@ -49,12 +75,40 @@ class Result:
         parts = dict(after)
         group.compacted += b"\nx-compaction: compacted" in b"\n" + parts["response headers"]
         group.summaries += sum(name.startswith("summary") and name.endswith("body") for name in parts)
+        group.generated += case.generated
         if before == after:
             group.identical += 1
             return
         group.different += 1
+        self._show(f"{case.group}, {case.name}: {first_difference(before, after)}")
+
+    def add_records(
+        self, cases: Sequence[Case], before: Sequence[Record | None], after: Sequence[Record | None]
+    ) -> None:
+        """Compare the records of a group's cases, and count the recoveries in them."""
+        for case, old, new in zip(cases, before, after, strict=True):
+            group = self.groups.setdefault(case.group, Group())
+            causes = recoveries(new)
+            group.recovered += bool(causes)
+            group.causes += causes
+            if old != new:
+                group.recorded_differently += 1
+                shown = [("record", json.dumps(one, sort_keys=True).encode()) for one in (old, new)]
+                self._show(f"{case.group}, {case.name}: {first_difference(shown[:1], shown[1:])}")
+
+    def add_metrics(self, group: str, before: str, after: str) -> None:
+        """Compare the metrics of a group."""
+        if before == after:
+            return
+        self.groups.setdefault(group, Group()).metrics_differ = True
+        lines = [
+            sorted({*one.splitlines()} - {*other.splitlines()}) for one, other in ((before, after), (after, before))
+        ]
+        self._show(f"{group}, metrics\n  before: {lines[0]}\n  after:  {lines[1]}")
+
+    def _show(self, difference: str) -> None:
         if len(self.differences) < SHOWN:
-            self.differences.append(f"{case.group}, {case.name}: {first_difference(before, after)}")
+            self.differences.append(difference)
 
 
 def first_difference(before: Seen, after: Seen) -> str:
@@ -73,12 +127,16 @@ def first_difference(before: Seen, after: Seen) -> str:
 
 def show(result: Result, console: Console) -> None:
     """Print the table and the first differences."""
-    table = Table("", *("cases", "identical", "different", "compacted", "summary requests"))
-    for column in table.columns[1:]:
+    names = ("cases", "identical", "records differ", "metrics", "compacted", "summary requests", "recovered", "causes")
+    table = Table("", *names)
+    for column in table.columns[1:-1]:
         column.justify = "right"
     for name, group in result.groups.items():
         cases = group.identical + group.different
-        table.add_row(name, *map(str, (cases, group.identical, group.different, group.compacted, group.summaries)))
+        metrics = "differ" if group.metrics_differ else "same"
+        causes = ", ".join(f"{cause} {count}" for cause, count in group.causes.most_common())
+        figures = (cases, group.identical, group.recorded_differently, metrics, group.compacted, group.summaries)
+        table.add_row(name, *map(str, figures), str(group.recovered), causes)
     console.print(table)
     for difference in result.differences:
         console.print(difference, markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The upstream's script: the answers of a case, then completions, and summaries for the summary model."""
+"""The upstream's script: the replies of a case, then completions, and summaries for requests that ask for one."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Sequence
+from typing import Any
 
+from bench.compare.case import Case, Reply
 from bench.compare.setup import SUMMARIZER
-from bench.compare.traffic import Case
-from bench.upstream import completion
-from tests.kit.raw_upstream import Arrived, RawUpstream, Step, answer, streamed
+from tests.kit.raw_upstream import Arrived, RawUpstream, Step, answer
+from tests.kit.three_apis import PATHS, Answer
 
 FAILS = 25
 """About one in this many summary requests gets an error. Three in a row, which are rare, open the circuit breaker."""
@@ -18,7 +19,9 @@ FAILS = 25
 READS = 20
 """Iterations of the event loop that read everything the proxy has sent, new connections included."""
 
-_SUMMARIZER = json.dumps(SUMMARIZER).encode()
+_SUMMARIZER = json.dumps(SUMMARIZER).encode()[:-1]
+_NOTES = b"</write_notes>"
+_SUMMARIZE = b'"compaction":{"type":"summarize"'
 _SUMMARY = """\
 - The task is to keep the service fast.
 - Files were read one by one; nothing was changed so far.
@@ -30,24 +33,27 @@ class Answers:
     """Answers depend on the case and on the request's bytes alone."""
 
     def __init__(self) -> None:
-        self._left: list[Sequence[Step]] = []
+        self._left: list[Reply] = []
+        self._summary: Sequence[Step] | None = None
 
     def begin(self, case: Case) -> None:
-        """Use the answers of this case from now on."""
-        self._left = list(case.answers)
+        """Use the replies of this case from now on."""
+        self._left = list(case.replies)
+        self._summary = case.summary
 
     def __call__(self, arrived: Arrived) -> Sequence[Step]:
         """See ``tests.kit.raw_upstream.Script``."""
-        digest = hashlib.sha256(arrived.body)
-        tokens = len(arrived.body) // 4
         if is_summary(arrived):
-            if digest.digest()[0] % FAILS == 0:
-                return [answer(b'{"error": {"message": "out of order"}}', "500 Internal Server Error")]
-            return [_completion(_SUMMARY.format(digest.hexdigest()[:12]), tokens)]
-        if self._left:
-            return self._left.pop(0)
-        text = f"Answer {digest.hexdigest()[:12]}."
-        return _stream(text) if b'"stream": true' in arrived.body[-200:] else [_completion(text, tokens)]
+            return self._summary or _summary(arrived)
+        if self._left and self._left[0].when(arrived):
+            return self._left.pop(0).steps
+        if _SUMMARIZE in arrived.body:
+            return [_block(arrived)]
+        if arrived.method == "GET" or asks_compaction(arrived):
+            return [_compacted(arrived)]
+        stream = decoded(arrived).get("stream") is True
+        made = Answer(f"Answer {_digest(arrived)}.", prompt=len(arrived.body) // 4, id=_digest(arrived))
+        return made.steps(api_of(arrived), stream=stream)
 
 
 class Upstream(RawUpstream):
@@ -58,26 +64,63 @@ class Upstream(RawUpstream):
         asyncio.run_coroutine_threadsafe(_iterate(), self._loop).result()
 
 
+def is_summary(arrived: Arrived) -> bool:
+    """Return whether the proxy asks for a summary. A provider's own compaction doesn't count."""
+    body = arrived.body
+    return _SUMMARIZER in body[:200] or _SUMMARIZER in body[-200:] or _NOTES in body
+
+
+def asks_compaction(arrived: Arrived) -> bool:
+    """Return whether the proxy asks the provider of the conversation to compact it."""
+    return arrived.target.partition("?")[0].endswith("/compact") or _SUMMARIZE in arrived.body
+
+
+def api_of(arrived: Arrived) -> str:
+    """Return the API of a request's path."""
+    target = arrived.target.partition("?")[0]
+    return next((api for api, path in PATHS.items() if target.startswith(path)), "chat")
+
+
+def decoded(arrived: Arrived) -> dict[str, Any]:
+    """Return the fields of a request, none if its body isn't valid."""
+    try:
+        value = json.loads(arrived.body)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 async def _iterate() -> None:
     for _ in range(READS):
         await asyncio.sleep(0)
 
 
-def is_summary(arrived: Arrived) -> bool:
-    """Return whether the proxy asks for a summary."""
-    return _SUMMARIZER in arrived.body[:200] or _SUMMARIZER in arrived.body[-200:]
+def _summary(arrived: Arrived) -> Sequence[Step]:
+    digest = hashlib.sha256(arrived.body).digest()
+    text, tokens, api = _SUMMARY.format(_digest(arrived)), len(arrived.body) // 4, api_of(arrived)
+    if digest[0] % FAILS == 0:
+        return [answer(b'{"error": {"message": "out of order"}}', "500 Internal Server Error")]
+    notes = f"<notes>\n{text}\n</notes>" if _NOTES in arrived.body else text
+    return Answer(notes, prompt=tokens).steps(api, stream=decoded(arrived).get("stream") is True)
 
 
-def _completion(text: str, tokens: int) -> bytes:
-    return answer(completion(text, tokens))
+def _block(arrived: Arrived) -> bytes:
+    """Return Anthropic's answer to a request to compact."""
+    text = _SUMMARY.format(_digest(arrived))
+    block = {"type": "compaction", "content": text, "signature": _digest(arrived) * 8}
+    cost = {"type": "compaction", "input_tokens": len(arrived.body) // 4, "output_tokens": 100}
+    usage = {"input_tokens": 0, "output_tokens": 0, "iterations": [cost]}
+    made = {"id": "msg_compare", "type": "message", "role": "assistant", "model": "compare", "usage": usage}
+    return answer(json.dumps(made | {"content": [block], "stop_reason": "compaction"}).encode())
 
 
-def _stream(text: str) -> list[Step]:
-    parts = [
-        {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None},
-        {"index": 0, "delta": {"content": text}, "finish_reason": None},
-        {"index": 0, "delta": {}, "finish_reason": "stop"},
-    ]
-    head = {"id": "chatcmpl-compare", "object": "chat.completion.chunk", "created": 1_700_000_000, "model": "compare"}
-    events = [b"data: " + json.dumps({**head, "choices": [part]}).encode() + b"\n\n" for part in parts]
-    return streamed([*events, b"data: [DONE]\n\n"])
+def _compacted(arrived: Arrived) -> bytes:
+    """Return OpenAI's compaction, or a stored response whose output is one."""
+    item = {"type": "compaction", "id": f"cmp_{_digest(arrived)}", "encrypted_content": _digest(arrived) * 8}
+    usage = {"input_tokens": len(arrived.body) // 4, "output_tokens": 100, "total_tokens": len(arrived.body) // 4 + 100}
+    made = {"id": "resp_compacted", "object": "response.compaction", "output": [item], "usage": usage}
+    return answer(json.dumps(made).encode())
+
+
+def _digest(arrived: Arrived) -> str:
+    return hashlib.sha256(arrived.body).hexdigest()[:12]

@@ -1,0 +1,514 @@
+"""Generated requests, most of which meet a recovery: the upstream refuses something, or ends its answer early."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from bench.compare.case import Case, Reply
+from bench.compare.setup import BUDGETS, NOTHING_AHEAD, PLAIN_POLICIES, small_model
+from bench.compare.upstream import asks_compaction, decoded
+from tests.kit.generator import ANY_DIRT, conversation
+from tests.kit.overflow_wordings import WORDINGS, Refused
+from tests.kit.raw_upstream import Arrived, End, Step, answer, chunk, head, stream_head, streamed
+from tests.kit.three_apis import APIS, TOOLS, Answer, Call, event, is_system, request, tools
+
+RECALL = "recall_earlier_messages"
+"""The name of the hidden tool."""
+
+GROUP = 240
+"""Most requests in one group. Each group has servers and a store of its own."""
+
+_SHORT, _GROWING, _LONG, _VERY_LONG = (0.4, 0.55, 0.7), (0.15, 0.25), (1.3, 1.6, 2.0), (2.0, 2.6)
+"""Sizes of conversations, as multiples of the input budget."""
+
+
+@dataclass(slots=True)
+class Talk:
+    """A generated conversation with one API. ``number`` distinguishes it from the others of its family."""
+
+    family: str
+    api: str
+    number: int
+    rng: random.Random
+    policy: str = NOTHING_AHEAD
+    kind: str = "small"
+    messages: Sequence[Any] = ()
+    budget: int = 1_500
+    more: str = ""
+
+    def begin(self, rooms: Sequence[float], *, budgets: Sequence[int] = BUDGETS[:2]) -> None:
+        """Generate the messages. ``rooms`` are the sizes to choose from, as multiples of the input budget."""
+        self.budget = self.rng.choice(budgets)
+        self.messages = conversation(self.rng, self.budget, "", rooms)
+
+    @property
+    def model(self) -> str:
+        """The name of a model that no other conversation uses."""
+        return small_model(self.budget, family=self.kind, api=self.api, suffix=f"-x{self.number}{self.more}")
+
+    @property
+    def stream(self) -> bool:
+        """Whether the client asks for a stream."""
+        return self.number % 2 == 1
+
+    def grow(self, room: float) -> None:
+        """Add generated messages, and a question. ``room`` is their size, as a multiple of the input budget."""
+        added = [
+            m for m in conversation(self.rng, self.budget, "", (room,)) if m["role"] not in ("system", "developer")
+        ]
+        self.messages = [
+            *self.messages,
+            {"role": "assistant", "content": f"Part {len(self.messages)} is done."},
+            *added,
+        ]
+
+    def case(self, what: str, *replies: Reply, summary: Sequence[Step] | None = None, **fields: object) -> Case:
+        """Return a request with all messages so far."""
+        given: dict[str, Any] = {"stream": self.stream, **fields}
+        if given["stream"] and self.api == "chat" and self.number % 3 == 0:
+            given["stream_options"] = {"include_usage": True}
+        body = request(self.api, self.model, self.messages, **given)
+        return self.of_body(what, body, *replies, summary=summary)
+
+    def of_body(self, what: str, body: bytes, *replies: Reply, summary: Sequence[Step] | None = None) -> Case:
+        """Return a request with a body of its own."""
+        name = f"{self.number}, {what}{', streaming' if self.stream else ''}"
+        return Case(
+            f"{self.family}, {self.api}", name, body, self.policy, replies, self.api, summary=summary, generated=True
+        )
+
+    def reply(self, made: Answer, when: Callable[[Arrived], bool] | None = None) -> Reply:
+        """Return an answer as the client asked for it."""
+        steps = made.steps(self.api, stream=self.stream)
+        return Reply(steps) if when is None else Reply(steps, when)
+
+    def refusal(self, message: str, code: str | None = None, when: Callable[[Arrived], bool] | None = None) -> Reply:
+        """Return an error of status 400 in the API's shape."""
+        steps = [answer(json.dumps(_error(self.api, message, code)).encode(), "400 Bad Request")]
+        return Reply(steps) if when is None else Reply(steps, when)
+
+    def goes_on(self, *messages: Any, text: str = "And what does that mean for the release?") -> None:
+        """Add messages, and a question of the user's."""
+        self.messages = [*self.messages, *messages, {"role": "user", "content": text}]
+
+    @property
+    def tokens(self) -> int:
+        """The rough size of the messages."""
+        return len(json.dumps(self.messages)) // 4
+
+    def answer(self, text: str = "", *calls: Call, **fields: Any) -> Answer:
+        """Return an answer whose ids no other answer has. Its prompt's size is that of the messages."""
+        prompt = {"prompt": self.tokens}
+        return Answer(text, calls, id=f"{self.number}{self.more}", **{**prompt, **fields})
+
+
+def plain(talk: Talk) -> Iterator[Case]:
+    """Send a conversation that the upstream accepts, a third of them with faults, some in two turns."""
+    policies = [*PLAIN_POLICIES]
+    number, rng = talk.number, talk.rng
+    talk.policy = policies[number % len(policies)]
+    talk.kind = "strict" if number % 5 == 4 else "small"
+    talk.budget = rng.choices(BUDGETS, (8, 3, 1))[0]
+    dirt = ANY_DIRT if number % 3 == 2 and talk.api == "chat" else ""
+    messages = conversation(rng, talk.budget, dirt)
+    name = small_model(talk.budget, family=talk.kind, api=talk.api)
+    ends = (len(messages) * 2 // 3, len(messages)) if number % 4 == 0 and len(messages) > 6 else (len(messages),)
+    for end in ends:
+        shown = messages[:end]
+        if talk.api != "chat" and not any(message["role"] == "user" for message in shown):
+            continue
+        yield talk.of_body(f"{end} messages", request(talk.api, name, shown, stream=talk.stream))
+
+
+def overflow(talk: Talk) -> Iterator[Case]:
+    """Refuse a prompt as too long once or twice, with and without a limit, in the words of several servers."""
+    rng = talk.rng
+    talk.policy = rng.choice((NOTHING_AHEAD, NOTHING_AHEAD, NOTHING_AHEAD, "stages-at-once", "keep-output", "no-retry"))
+    talk.begin(rng.choice((_SHORT, _LONG)))
+    counted = talk.tokens
+    limit = int(counted * rng.choice((0.3, 0.5, 0.7, 0.9)))
+    times = rng.choice((1, 1, 2, 3))
+    kind, replies = "", []
+    for _ in range(times):
+        kind, steps = _overflow(talk, counted, limit)
+        replies.append(Reply(steps))
+        counted, limit = limit, int(limit * 0.8)
+    yield talk.case(f"{kind}, {times} times", *replies)
+    if talk.number % 3 == 0:
+        talk.goes_on({"role": "assistant", "content": "It was refused before."})
+        yield talk.case(f"after {kind}")
+
+
+def output_limit(talk: Talk) -> Iterator[Case]:
+    """Refuse the output that a request asks for."""
+    rng = talk.rng
+    talk.policy = rng.choice((NOTHING_AHEAD, "keep-output"))
+    talk.begin(rng.choice((_SHORT, _LONG)))
+    asked, limit = rng.choice((400, 500, 2_000)), rng.choice((100, 256))
+    total, counted = talk.budget, talk.tokens
+    messages = (
+        f"max_tokens is too large: {asked}. This model supports at most {limit} completion tokens.",
+        f"max_tokens: {asked} > {limit}, which is the maximum allowed number of output tokens for {talk.model}",
+        f"input length and `max_tokens` exceed context limit: {counted} + {asked} > {total}, decrease input length or "
+        "`max_tokens` and try again",
+        f"This model's maximum context length is {total} tokens. However, you requested {counted + asked} tokens "
+        f"({counted} in the messages, {asked} in the completion). Please reduce the length of the messages or "
+        "completion.",
+    )
+    field: dict[str, Any] = {"max_output_tokens" if talk.api == "responses" else "max_tokens": asked}
+    yield talk.case(
+        "output", talk.refusal(rng.choice((*messages, *messages[2:], *messages[2:])), "invalid_value"), **field
+    )
+    yield talk.case("output again", **field)
+
+
+def reasoning(talk: Talk) -> Iterator[Case]:
+    """Refuse bound reasoning behind a prompt that the proxy changed, and in one that it didn't change."""
+    rng = talk.rng
+    talk.begin(rng.choice((_LONG, _LONG, _LONG, _SHORT)))
+    talk.messages = [
+        {**message, "thinking": f"Thought {at}."} if message["role"] == "assistant" else message
+        for at, message in enumerate(talk.messages)
+    ]
+    wording = rng.choice(
+        (
+            "messages.1.content.0: This thinking block is bound to a different conversation.",
+            "messages.1.content.0: Invalid `signature` in `thinking` block",
+        )
+        if talk.api == "messages"
+        else ("Item 'rs_1' of type 'reasoning' was provided without its required following item.",)
+    )
+    refused = talk.refusal(wording, when=_has_reasoning)
+    for turn in range(3):
+        yield talk.case(f"reasoning, turn {turn}", refused, **_thinks(talk))
+        called = _client_call(talk, turn)
+        made = talk.answer("It works.", called, thinking=f"New thought {turn}.")
+        done = {"role": "tool", "tool_call_id": called.id, "content": f"Result {turn}."}
+        talk.messages = [*talk.messages, made.as_message(), done]
+        if turn:
+            talk.goes_on()
+
+
+def native(talk: Talk) -> Iterator[Case]:
+    """Have the provider compact, and refuse the request for it, or its result."""
+    rng = talk.rng
+    talk.policy, talk.kind = "native", "native"
+    talk.begin(_GROWING, budgets=BUDGETS[2:])
+    # The provider's compaction can't replace a message that must be kept.
+    talk.messages = [*talk.messages[:1], *(m for m in talk.messages[1:] if not is_system(m))]
+    what = rng.choice(("accepted", "accepted", "request refused", "overloaded", "empty", "result refused"))
+    replies: list[Reply] = []
+    failures: dict[str, Sequence[Step]] = {
+        "request refused": talk.refusal("compaction: Extra inputs are not permitted").steps,
+        "overloaded": [answer(b'{"error": {"message": "Overloaded", "type": "overloaded_error"}}', "529 Overloaded")],
+        "empty": [answer(b'{"content": [], "output": [], "stop_reason": "end_turn", "usage": {}}')],
+    }
+    if what in failures:
+        replies.append(Reply(failures[what], asks_compaction))
+    if what == "result refused":
+        replies.append(talk.refusal("messages.0: this compaction block isn't valid here", when=_has_compaction))
+    for turn in range(5):
+        yield talk.case(f"{what}, turn {turn}", *replies, tools=tools(talk.api))
+        talk.grow(0.06)
+
+
+def recall(talk: Talk) -> Iterator[Case]:
+    """Let the model call the hidden tool, alone or with the client's tools, or refuse the tool."""
+    rng = talk.rng
+    talk.policy = "recall"
+    talk.begin(_VERY_LONG)
+    talk.messages = [{"role": "user", "content": "The password of staging is orchardplum."}, *talk.messages]
+    what = rng.choice(("once", "once", "twice", "mixed", "mixed", "text", "too often", "refused", "cut", "compressed"))
+    rounds = {"twice": 2, "too often": 5}.get(what, 1)
+    hidden = [
+        Call(
+            f"own_r{talk.number}_{n}",
+            RECALL,
+            json.dumps({"query": f"password staging {n}", "id": None, "offset": None}),
+        )
+        for n in range(rounds)
+    ]
+    final = talk.answer("The password is orchardplum.")
+    if what == "refused":
+        replies = [talk.refusal(f"tools: {RECALL} isn't supported", when=_has_tool)]
+    elif what == "mixed":
+        final = talk.answer("I look.", _client_call(talk, 0))
+        replies = [talk.reply(talk.answer("I look.", hidden[0], *final.calls), _has_tool)]
+    elif what == "compressed":
+        replies = [Reply(_compressed(final.parts(talk.api, stream=False)[1], stream=False), _has_tool)]
+    elif what == "cut":
+        parts, whole = talk.answer("", hidden[0]).parts(talk.api, stream=talk.stream)
+        cut: Sequence[Step] = [stream_head(), *map(chunk, parts[:-1]), End.CLOSE] if talk.stream else _cut(whole)
+        replies = [Reply(cut, _has_tool)]
+    else:
+        text = "I look it up. " if what == "text" else ""
+        replies = [talk.reply(talk.answer(text, call), _has_tool) for call in hidden]
+        replies.append(talk.reply(final, _has_tool))
+        final = talk.answer(text + final.text, *final.calls)
+    yield talk.case(what, *replies, tools=tools(talk.api))
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "A result."} for call in final.calls]
+    talk.messages = [*talk.messages, final.as_message(), *results]
+    talk.goes_on()
+    again = talk.reply(talk.answer("", Call(f"own_s{talk.number}", RECALL, hidden[0].arguments)), _has_tool)
+    yield talk.case(f"after {what}", again, tools=tools(talk.api))
+
+
+def server_state(talk: Talk) -> Iterator[Case]:
+    """Overflow a request that continues a response, and let the upstream compact the history or refuse to."""
+    rng = talk.rng
+    talk.begin(_SHORT)
+    what = rng.choice(
+        ("compacted", "compacted", "compacted", "outputs", "refused", "empty", "conversation", "off", "ahead")
+    )
+    talk.policy = {"off": "state-off", "ahead": "state-compact"}.get(what, NOTHING_AHEAD)
+    field = {"conversation": f"conv_{talk.number}"} if what == "conversation" else {}
+    field = field or {"previous_response_id": f"resp_{talk.number}"}
+    newest: list[Any] = [{"role": "user", "content": f"Go on with part {talk.number}."}]
+    overflows = talk.refusal(
+        "Your input exceeds the context window of this model.", "context_length_exceeded", _continues
+    )
+    replies = [overflows]
+    if what == "ahead":
+        replies = []
+        reported = talk.answer("It is long.", prompt=talk.budget, output=100)
+        yield talk.case("first", talk.reply(reported))
+    if what == "outputs":
+        newest = [{"role": "tool", "tool_call_id": "own_1", "content": "The result of a call."}]
+        stored = Answer("", (Call("own_1", "run"),), id=str(talk.number)).response()
+        replies += [Reply([_compaction(talk)], asks_compaction), Reply([answer(json.dumps(stored).encode())])]
+    elif what in ("refused", "empty"):
+        failed = answer(b"{}", "404 Not Found") if what == "refused" else answer(b'{"output": []}')
+        replies.append(Reply([failed], asks_compaction))
+    body = request("responses", talk.model, newest, stream=talk.stream, **field)
+    yield talk.of_body(what, body, *replies)
+
+
+def references(talk: Talk) -> Iterator[Case]:
+    """Refer to the items of an earlier answer by their ids. Refuse a third of these requests as too long."""
+    rng = talk.rng
+    talk.begin(rng.choice((_SHORT, _LONG)))
+    called = _client_call(talk, 0)
+    made = talk.answer("I run it.", called, thinking="It must be run.")
+    yield talk.case("first", talk.reply(made))
+    ids = [{"type": "item_reference", "id": item["id"]} for item in made.items()]
+    known = json.loads(request("responses", talk.model, talk.messages, stream=False))["input"]
+    output = {"type": "function_call_output", "call_id": called.id, "output": "It ran."}
+    unknown = [{"type": "item_reference", "id": "msg_unknown"}] if talk.number % 4 == 0 else []
+    fields = {"model": talk.model, "input": [*known, *unknown, *ids, output], "stream": talk.stream}
+    replies = [Reply(_overflow(talk, talk.tokens, talk.tokens // 2)[1])] if talk.number % 3 == 0 else []
+    yield talk.of_body("references", json.dumps(fields).encode(), *replies)
+
+
+def early_ends(talk: Talk) -> Iterator[Case]:
+    """End an answer early, or answer with nothing, with a server's error, or compressed."""
+    rng = talk.rng
+    talk.begin(rng.choice((_SHORT, _LONG)))
+    made = talk.answer("A long answer that may end early.")
+    parts, whole = made.parts(talk.api, stream=talk.stream)
+    first = parts[:1]
+    gives_up = [*first, b"data: [DONE]\n\n"]
+    endings: dict[str, Sequence[Step]] = {
+        "closed before a byte": [End.CLOSE],
+        "reset before a byte": [End.RESET],
+        "server error": [answer(b'{"error": {"message": "no", "type": "server_error"}}', "500 Internal Server Error")],
+        "rate limit": [answer(b'{"error": {"message": "slow"}}', "429 Too Many Requests", [("Retry-After", "1")])],
+        "nothing": streamed([]) if talk.stream else [answer(b"")],
+        "no text": talk.answer("", output=0).steps(talk.api, stream=talk.stream),
+        "compressed": _compressed(b"".join(parts) if talk.stream else whole, stream=talk.stream),
+        "cut": [stream_head(), *map(chunk, parts[:-2]), End.CLOSE] if talk.stream else _cut(whole),
+        "cut at once": [stream_head(), *map(chunk, first), End.CLOSE] if talk.stream else _cut(whole[:9]),
+        "given up": streamed(gives_up) if talk.stream else [answer(b'{"choices": []}')],
+        "given up twice": streamed(gives_up) if talk.stream else [answer(b"{}")],
+        "only a comment": streamed([b": wait\n\n", b"data: [DONE]\n\n"]) if talk.stream else [answer(b" ")],
+    }
+    name = rng.choice([*endings])
+    times = 2 if name.endswith("twice") or rng.random() < 0.3 else 1
+    yield talk.case(f"{name}, {times} times", *[Reply(endings[name])] * times)
+
+
+def summaries(talk: Talk) -> Iterator[Case]:
+    """Fail summaries, also those of the conversation's own model, and let others succeed."""
+    rng = talk.rng
+    talk.policy = rng.choice(("continue", "continue", "fallback", NOTHING_AHEAD))
+    talk.begin(_GROWING, budgets=BUDGETS[2:])
+    failures: tuple[Sequence[Step], ...] = (
+        [answer(b'{"error": {"message": "out of order"}}', "500 Internal Server Error")],
+        [answer(b'{"error": {"message": "slow down"}}', "429 Too Many Requests")],
+        [answer(b"no JSON")],
+        Answer("I'm sorry, but I can't help with that.").steps(talk.api, stream=False),
+        Answer("").steps(talk.api, stream=False),
+    )
+    # Failures in a row would open the circuit breaker, and the end of its pause would depend on the time.
+    summary = failures[talk.number % len(failures)]
+    for turn in range(4):
+        yield talk.case(f"turn {turn}", summary=summary if turn == talk.number % 4 else None)
+        talk.grow(0.06)
+
+
+def spending(talk: Talk) -> Iterator[Case]:
+    """Spend a team's budget, and go on when it's spent."""
+    talk.policy = "spending"
+    talk.begin(talk.rng.choice((_SHORT, _LONG)))
+    yield talk.case("spending", talk.reply(talk.answer("It costs.", output=400)))
+
+
+def modes(talk: Talk) -> Iterator[Case]:
+    """Measure without changing, by policy and by header, while the upstream refuses some prompts."""
+    rng = talk.rng
+    mode = rng.choice(("shadow", "off"))
+    talk.policy = "shadow" if rng.random() < 0.5 else NOTHING_AHEAD
+    talk.begin(rng.choice((_SHORT, _LONG)))
+    replies = [Reply(_overflow(talk, talk.tokens, talk.tokens // 2)[1])] if talk.number % 3 == 0 else []
+    made = talk.case(mode, *replies)
+    yield Case(
+        *(made.group, made.name, made.body, made.policy, made.replies, made.api),
+        (("x-compaction", mode),),
+        generated=True,
+    )
+
+
+Scenario = Callable[[Talk], Iterator[Case]]
+
+SCENARIOS: tuple[tuple[str, int, Sequence[str], Scenario], ...] = (
+    ("conversations", 22, APIS, plain),
+    ("overflows", 28, APIS, overflow),
+    ("refused output", 4, APIS, output_limit),
+    ("refused reasoning", 6, ("messages", "responses"), reasoning),
+    ("provider's compaction", 6, ("messages", "responses"), native),
+    ("recall", 16, APIS, recall),
+    ("state at the server", 4, ("responses",), server_state),
+    ("item references", 3, ("responses",), references),
+    ("early ends", 5, APIS, early_ends),
+    ("summaries", 3, APIS, summaries),
+    ("spending", 1, APIS, spending),
+    ("shadow and off", 2, APIS, modes),
+)
+"""The name of each kind, its share of the requests in percent, its APIs, and what makes its requests."""
+
+
+def generated(count: int, seed: int) -> Iterator[Case]:
+    """Send ``count`` generated requests, or a few more."""
+    for name, share, apis, scenario in SCENARIOS:
+        for api in apis:
+            wanted = -(-count * share // (100 * len(apis)))
+            yield from _numbered(islice(_cases(name, api, scenario, seed), wanted))
+
+
+def _cases(name: str, api: str, scenario: Scenario, seed: int) -> Iterator[Case]:
+    number = 0
+    while True:
+        rng = random.Random(f"compare {seed} {name} {api} {number}")
+        yield from scenario(Talk(name, api, number, rng))
+        number += 1
+
+
+def _numbered(cases: Iterator[Case]) -> Iterator[Case]:
+    """Divide the cases among groups."""
+    for number, case in enumerate(cases):
+        part = number // GROUP
+        group = case.group if not part else f"{case.group} {part + 1}"
+        yield Case(
+            *(group, case.name, case.body, case.policy, case.replies, case.api, case.more_headers, case.summary),
+            generated=True,
+        )
+
+
+def _overflow(talk: Talk, counted: int, limit: int) -> tuple[str, Sequence[Step]]:
+    """Return a name and an answer for a prompt that is too long."""
+    rng, api = talk.rng, talk.api
+    refused = Refused(counted, limit, 400)
+    names = [*(name for name, wording in WORDINGS.items() if talk.stream or not wording.only_streams)]
+    name = rng.choice([*names, "413", "no limit", "error event", "error event", "window full"])
+    json_head = [("Content-Type", "application/json")]
+    if name == "413":
+        return name, [
+            answer(b'{"error": {"message": "Request too large", "code": "request_too_large"}}', "413 Too Large")
+        ]
+    if name == "no limit":
+        error = _error(api, "The prompt is too long for this model.", "context_length_exceeded")
+        return name, [answer(json.dumps(error).encode(), "400 Bad Request", json_head)]
+    if name == "error event":
+        message = f"prompt is too long: {counted} tokens > {limit} maximum"
+        error = _error(api, message, "context_length_exceeded")
+        if not talk.stream:
+            return name, [answer(json.dumps(error).encode())]
+        return name, streamed([event(_failed(message) if api == "responses" else error)])
+    if name == "window full":
+        return name, _window_full(talk, counted)
+    wording = WORDINGS[name]
+    made = wording.body(refused)
+    if isinstance(made, str):
+        return name, streamed([made.encode()])
+    status = "200 OK" if wording.status == 200 else "400 Bad Request"
+    return name, [answer(json.dumps(made).encode(), status, json_head)]
+
+
+def _window_full(talk: Talk, counted: int) -> Sequence[Step]:
+    """Return an answer of status 200 without text, because the prompt fills the window."""
+    ends: dict[str, dict[str, Any]] = {
+        "chat": {"choices": [{"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": "length"}]},
+        "responses": {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}},
+        "messages": {"stop_reason": "model_context_window_exceeded"},
+    }
+    return talk.answer("", prompt=counted, output=1, more=ends[talk.api]).steps(talk.api, stream=talk.stream)
+
+
+def _error(api: str, message: str, code: str | None) -> dict[str, Any]:
+    if api == "messages":
+        return {"type": "error", "error": {"type": "invalid_request_error", "message": message}}
+    return {"error": {"message": message, "type": "invalid_request_error", "param": "input", "code": code}}
+
+
+def _failed(message: str) -> dict[str, Any]:
+    error = {"code": "context_length_exceeded", "message": message}
+    response = {"id": "resp_failed", "object": "response", "status": "failed", "error": error, "output": []}
+    return {"type": "response.failed", "sequence_number": 0, "response": response}
+
+
+def _cut(whole: bytes) -> Sequence[Step]:
+    """Return the first half of an answer that states its whole length."""
+    opening = head("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(whole)))])
+    return [opening + whole[: len(whole) // 2], End.CLOSE]
+
+
+def _compressed(body: bytes, *, stream: bool) -> Sequence[Step]:
+    kind = "text/event-stream" if stream else "application/json"
+    packed = gzip.compress(body, mtime=0)
+    return [answer(packed, headers=[("Content-Type", kind), ("Content-Encoding", "gzip")])]
+
+
+def _compaction(talk: Talk) -> bytes:
+    item = {"type": "compaction", "id": f"cmp_{talk.number}", "encrypted_content": "x" * 90}
+    return answer(json.dumps({"object": "response.compaction", "output": [item]}).encode())
+
+
+def _client_call(talk: Talk, turn: int) -> Call:
+    return Call(f"own_{talk.number}_{turn}", TOOLS[turn % len(TOOLS)], json.dumps({"path": f"src/{talk.number}.py"}))
+
+
+def _thinks(talk: Talk) -> dict[str, Any]:
+    if talk.api == "messages":
+        return {"thinking": {"type": "adaptive"}, "tools": tools("messages")}
+    return {"store": False, "include": ["reasoning.encrypted_content"], "tools": tools("responses")}
+
+
+def _has_reasoning(arrived: Arrived) -> bool:
+    return b'"signature"' in arrived.body or b'"encrypted_content"' in arrived.body.replace(b"reasoning.encrypted", b"")
+
+
+def _has_tool(arrived: Arrived) -> bool:
+    return any(RECALL in json.dumps(tool) for tool in decoded(arrived).get("tools") or ())
+
+
+def _has_compaction(arrived: Arrived) -> bool:
+    return b'"type":"compaction"' in arrived.body.replace(b": ", b":")
+
+
+def _continues(arrived: Arrived) -> bool:
+    return b'"previous_response_id"' in arrived.body or b'"conversation"' in arrived.body
