@@ -45,8 +45,7 @@ from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.pipeline.state_recovery import background_response, note_size, sized_response
 from proxy.pipeline.usage_feedback import Feedback, UsageFeedback
-from proxy.telemetry.model_names import shown_model
-from proxy.telemetry.record import record_of
+from proxy.telemetry.record import record_of, shown_model
 from proxy.upstream.relay import without_api_version
 
 log = structlog.get_logger(__name__)

@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence, Set
 
 from opentelemetry.sdk.metrics.export import AggregationTemporality, Histogram, HistogramDataPoint, Metric
 
-from proxy.telemetry.gen_ai import Attributes, FindUpstream, Upstream, attributes_of
-from proxy.telemetry.operations import operations
+from proxy.telemetry.operations import Attributes, FindUpstream, Upstream, attributes_of, operations
 from proxy.telemetry.record import RequestRecord
 
 DURATION, USAGE = "gen_ai.client.operation.duration", "gen_ai.client.token.usage"

@@ -8,16 +8,12 @@ from typing import Any, Literal
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
-from proxy.telemetry.model_names import shown_model
-from proxy.telemetry.record import RequestRecord, current
+from proxy.telemetry.record import DOLLAR, RequestRecord, current, shown_model
 
 log = structlog.get_logger(__name__)
 
 SLOW_MS = 1_000.0
 """A request is slow if the proxy takes longer than this, in addition to the body's arrival and the upstream's time."""
-
-DOLLAR = 10**12
-"""The unit of ``Cost`` per US dollar."""
 
 _CHANGED = frozenset({"refused", "failed", "compacted"})
 
