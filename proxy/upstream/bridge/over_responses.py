@@ -45,12 +45,18 @@ class OverResponses:
         self._relay = relay
 
     async def send(self, request: Outgoing) -> Answer:
-        """Send the request. The upstream's errors have the same shape in both APIs."""
+        """Send the request. A request that can't be translated gets an answer with status 400.
+
+        The upstream's errors have the same shape in both APIs.
+        """
         await litellm_library.load()
-        if len(request.body) > LARGE:
-            body, usage = await asyncio.to_thread(_translated, request)
-        else:
-            body, usage = _translated(request)
+        try:
+            if len(request.body) > LARGE:
+                body, usage = await asyncio.to_thread(_translated, request)
+            else:
+                body, usage = _translated(request)
+        except BadBody as error:
+            return Answer(error.status, [("content-type", "application/json")], _raw(error.body()), _nothing)
         headers = [pair for pair in request.headers if pair[0] != "accept-encoding"]
         answer = await self._relay.send(
             msgspec.structs.replace(request, body=body, path=RESPONSES_PATH, query="", headers=headers)
@@ -251,6 +257,10 @@ def _made(answer: Answer, kind: str, body: AsyncIterator[bytes], *, status: int 
 
 async def _once(value: Mapping[str, Any]) -> AsyncIterator[bytes]:
     yield msgspec.json.encode(value)
+
+
+async def _raw(body: bytes) -> AsyncIterator[bytes]:
+    yield body
 
 
 async def _nothing() -> None:
