@@ -43,10 +43,9 @@ COVERED = {
     "product/test_responses_agent.py": "dialects/responses/dialect dialects/responses/evidence "
     "dialects/responses/items dialects/responses/repair",
     "unit/dialects/responses/test_state.py": "pipeline/state_recovery",
-    "product/test_bridges.py": "upstream/bridge/translation upstream/bridge/transport",
-    "product/test_bridged_calls.py": "upstream/bridge/calls",
-    "product/test_bridged_answers.py": "upstream/bridge/chat upstream/bridge/messages upstream/bridge/responses "
-    "upstream/bridge/response_events upstream/bridge/over_responses",
+    "product/test_bridged_calls.py": "upstream/bridge/chat",
+    "product/test_bridged_answers.py": "upstream/bridge/messages upstream/bridge/responses "
+    "upstream/bridge/over_responses",
     "product/test_continued_summaries.py": "pipeline/continuation",
     "product/test_native_compaction.py": "pipeline/native_compaction",
     "product/test_store_commands.py": "cli/store_commands cli/store_migration cli/store_status",
@@ -93,9 +92,8 @@ COVERED = {
     "unit/summary/test_store.py": "summary/in_flight",
     "unit/tokens/test_media.py": "tokens/images",
     "product/http/test_failures.py": "upstream/connections http/loop_detection",
-    "unit/upstream/litellm/test_transport.py": "upstream/litellm/answer upstream/litellm/library "
-    "upstream/litellm/providers upstream/litellm/stream",
-    "unit/upstream/test_retired.py": "upstream/pool upstream/registry upstream/transport",
+    "unit/upstream/litellm/test_transport.py": "upstream/litellm/library",
+    "unit/upstream/test_retired.py": "upstream/registry upstream/transport",
 }
 """Modules without a test file of their name, by the tests that cover them."""
 

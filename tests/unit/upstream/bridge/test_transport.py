@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from proxy.upstream.bridge.over_responses import OverResponses
+from proxy.upstream.bridge.transport import Bridge
 from proxy.upstream.relay import Address, RelayTransport
 from tests.kit.translation import outgoing
 
@@ -18,8 +18,10 @@ def test_a_request_that_cannot_be_translated_is_answered(messages: object) -> No
 
     async def scenario() -> None:
         relay = RelayTransport(Address("http://127.0.0.1:9"), upstream="main", api_key=None, headers={})
-        answer = await OverResponses(relay).send(outgoing({"messages": messages}))
+        answer = await Bridge("chat", "responses", relay).send(outgoing({"messages": messages}))
         assert answer.status == 400
-        assert "can't translate" in msgspec.json.decode(b"".join([part async for part in answer.body]))["error"]["message"]
+        assert (
+            "can't translate" in msgspec.json.decode(b"".join([part async for part in answer.body]))["error"]["message"]
+        )
 
     asyncio.run(scenario())
