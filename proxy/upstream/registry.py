@@ -69,7 +69,8 @@ class _Upstream:
     async def api_for(self, client: Api, caller: str) -> UpstreamApi:
         """Return the API in which the upstream gets a caller's requests.
 
-        It's the client's API if the upstream has it, or if no response has shown yet that it doesn't.
+        It's the client's API if the upstream has it, or if no response has shown yet that it doesn't. Chat completions
+        have no second way, so those without that API are sent in it nevertheless.
         """
         apis = self.settings.certain_apis
         if (apis is None or "chat" in apis) and (await self.choice()).kind == "translate":
@@ -77,6 +78,12 @@ class _Upstream:
         if apis is None:
             return "chat" if self.missing.lacks(client, caller) else client
         return client if client in apis else next(api for api in _HUBS if api in apis)
+
+    async def has(self, api: Api, caller: str) -> bool:
+        """Return whether the upstream has an API, or no response has shown a caller yet that it doesn't."""
+        if self.settings.certain_apis is None and self.missing.lacks(api, caller):
+            return False
+        return await self.api_for(api, caller) == api
 
     async def open(self, client: Api, upstream: UpstreamApi) -> Transport:
         """Return the transport from a client's API to the upstream's. Raises ``ConfigurationError``."""
@@ -209,7 +216,7 @@ class Upstreams:
     async def native(self, name: str, path: str, caller: str) -> RelayTransport | None:
         """Return the transport for a path if the upstream itself has the path's API, for a tenant and its model."""
         upstream, api = self._upstreams[name], API_OF_PATH[path]
-        if await upstream.api_for(api, caller) != api:
+        if not await upstream.has(api, caller):
             return None
         return await upstream.relay(chat=api == "chat")
 
