@@ -93,7 +93,7 @@ COVERED = {
     "unit/tokens/test_media.py": "tokens/images",
     "product/http/test_failures.py": "upstream/connections http/loop_detection",
     "unit/upstream/litellm/test_transport.py": "upstream/litellm/library",
-    "unit/upstream/test_retired.py": "upstream/registry upstream/transport",
+    "unit/upstream/test_retired.py": "upstream/transport",
 }
 """Modules without a test file of their name, by the tests that cover them."""
 
