@@ -282,14 +282,14 @@ class RequestMetrics:
         self._of = cache(self._new_request)
 
     def _new_count(self, metric: Counter, *labels: str) -> _Count:
-        found = _Count(metric, *labels)
-        self._kept.append(found)
-        return found
+        count = _Count(metric, *labels)
+        self._kept.append(count)
+        return count
 
     def _new_observations(self, metric: Histogram, *labels: str) -> _Observations:
-        found = _Observations(metric, *labels)
-        self._kept.append(found)
-        return found
+        observations = _Observations(metric, *labels)
+        self._kept.append(observations)
+        return observations
 
     def _new_request(
         self, outcome: str, team: str | None, policy: str | None, upstream: str | None, api: str, status: str
@@ -325,10 +325,10 @@ class RequestMetrics:
                 self._add_retries([call.result for call in calls if call.result != CONTINUED], upstream)
             phases = record.phases
             if "first_byte" in phases:
-                own = phases["first_byte"] - phases.get("body", 0.0) - waited
+                spent = phases["first_byte"] - phases.get("body", 0.0) - waited
                 # A heartbeat begins a stream before the upstream's response, so the difference means nothing.
-                if own >= 0:
-                    overhead.add(own / 1000)
+                if spent >= 0:
+                    overhead.add(spent / 1000)
         if record.error is not None:
             self._count(ERRORS, record.error, record.upstream or NONE).amount += 1
 

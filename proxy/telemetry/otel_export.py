@@ -194,5 +194,5 @@ def _url(endpoint: str | None, signal: str) -> str | None:
 
 def _resource() -> Resource:
     """Return the names of this process. `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` override them."""
-    own = {"service.name": NAME, "service.version": __version__, "service.instance.id": str(uuid.uuid4())}
-    return Resource.create(own).merge(OTELResourceDetector().detect())
+    names = {"service.name": NAME, "service.version": __version__, "service.instance.id": str(uuid.uuid4())}
+    return Resource.create(names).merge(OTELResourceDetector().detect())

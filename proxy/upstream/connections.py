@@ -235,8 +235,8 @@ def _reason(error: OSError) -> str:
         return "the name server doesn't answer" if error.errno == socket.EAI_AGAIN else "name not found"
     if isinstance(error, ssl.SSLError):
         return "the TLS handshake failed"
-    known = error.errno in errno.errorcode
-    return os.strerror(error.errno).lower() if known and error.errno is not None else type(error).__name__
+    named = error.errno in errno.errorcode
+    return os.strerror(error.errno).lower() if named and error.errno is not None else type(error).__name__
 
 
 class _Chunks:

@@ -25,8 +25,8 @@ _COMPLETION_FIELD = re.compile(r"(?:gpt-[5-9]|o[1-9](?![a-z0-9.])|codex-mini)")
 
 def output_field(model: str) -> str:
     """Return the name of the field of chat completions that limits a model's output."""
-    own = model.lower().rsplit("/", 1)[-1]
-    return "max_completion_tokens" if _COMPLETION_FIELD.match(own) else "max_tokens"
+    name = model.lower().rsplit("/", 1)[-1]
+    return "max_completion_tokens" if _COMPLETION_FIELD.match(name) else "max_tokens"
 
 
 class Outgoing(msgspec.Struct, eq=False):

@@ -17,11 +17,12 @@ from typing import Any
 
 import msgspec
 
-from proxy.errors import BadBody, UpstreamInterrupted
+from proxy.errors import BadBody, ErrorShape, UpstreamInterrupted
 from proxy.upstream.bridge.transport import (
     BROKEN,
     ErrorInStream,
     Translation,
+    Translator,
     decoded_object,
     event_data,
     without_compression,
@@ -74,10 +75,16 @@ class ChatTranslation(Translation):
         """Yield the events for the chunks of a chat stream, with its calls in order."""
 
 
-def to_chat(
+def chat_translator(
     translation: Callable[[Any, dict[str, Any]], ChatTranslation],
-) -> Callable[[Any, Outgoing, bool], tuple[Outgoing, Translation]]:
-    """Return ``Translator.translate`` for an API. ``translation`` gets LiteLLM and the request's body."""
+    error: Callable[[Mapping[str, Any], int], dict[str, Any]],
+    error_event: Callable[[Mapping[str, Any]], bytes],
+    shape: ErrorShape,
+) -> Translator:
+    """Return the translator of an API to chat completions.
+
+    ``translation`` gets LiteLLM and the request's body. The others are as in ``Translator``.
+    """
 
     def translate(litellm: Any, request: Outgoing, translated: bool) -> tuple[Outgoing, Translation]:
         made = translation(litellm, {**_body_of(request), "model": request.model})
@@ -93,7 +100,7 @@ def to_chat(
         body = msgspec.json.encode(chat)
         return msgspec.structs.replace(request, body=body, path=CHAT_PATH, query="", headers=headers), made
 
-    return translate
+    return Translator(translate, _is_completion, error, error_event, UNTRANSLATABLE, UNREADABLE, shape)
 
 
 def _body_of(request: Outgoing) -> dict[str, Any]:
@@ -106,8 +113,7 @@ def _body_of(request: Outgoing) -> dict[str, Any]:
     return body
 
 
-def is_completion(value: Mapping[str, Any]) -> bool:
-    """Return whether a JSON object is a chat completion."""
+def _is_completion(value: Mapping[str, Any]) -> bool:
     return bool(value.get("choices")) and not value.get("error")
 
 
@@ -159,8 +165,9 @@ def _pictures_after_results(messages: list[dict[str, Any]]) -> list[dict[str, An
                 message["content"] = "\n".join(part["text"] for part in texts)
         elif pictures:
             if message["role"] == "user":
-                own = message["content"]
-                message["content"] = [*pictures, *([{"type": "text", "text": own}] if isinstance(own, str) else own)]
+                content = message["content"]
+                parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+                message["content"] = [*pictures, *parts]
             else:
                 made.append({"role": "user", "content": pictures})
             pictures = []
@@ -245,7 +252,7 @@ def _give_ids(completion: Mapping[str, Any]) -> None:
     """Give each call of a completion an id of its own."""
     taken: set[str] = set()
     for call in completion["choices"][0]["message"].get("tool_calls") or ():
-        call["id"] = _own(call.get("id"), taken)
+        call["id"] = _untaken(call.get("id"), taken)
 
 
 def _with(chunk: Mapping[str, Any], delta: Delta, reason: str | None = None) -> dict[str, Any]:
@@ -253,50 +260,51 @@ def _with(chunk: Mapping[str, Any], delta: Delta, reason: str | None = None) -> 
     return {**chunk, "choices": [{**choice, "delta": delta, "finish_reason": reason}]}
 
 
-def _own(id: str | None, taken: set[str]) -> str:
-    own = id if id and id not in taken else unique("call")
-    taken.add(own)
-    return own
+def _untaken(id: str | None, taken: set[str]) -> str:
+    """Return an id, or a new one if it's missing or taken. Add it to ``taken``."""
+    chosen = id if id and id not in taken else unique("call")
+    taken.add(chosen)
+    return chosen
 
 
-class _Call:
+class _StreamedCall:
     """One call. ``number`` is its position in the answer, whatever the upstream's index."""
 
-    def __init__(self, number: int, piece: Mapping[str, Any]) -> None:
+    def __init__(self, number: int, part: Mapping[str, Any]) -> None:
         self.number = number
         self.closed = False
         self.name = ""
-        self.index = piece.get("index")
+        self.index = part.get("index")
         self.id = ""
-        self._fields = piece
+        self._fields = part
         self._opened = False
         self.arguments = ""
         self._sent = 0
         self._complete: bool | None = None
 
-    def add(self, piece: Mapping[str, Any]) -> None:
+    def add(self, part: Mapping[str, Any]) -> None:
         """Add a part. Raises ``ValueError`` if the client has the whole call already."""
-        name, text = _function(piece)
+        name, text = _function(part)
         if self.closed and text.strip():
             raise ValueError("arguments after the end of a call")
-        self.id = self.id or piece.get("id") or ""
+        self.id = self.id or part.get("id") or ""
         self.name = self.name or name
         self.arguments += text
         self._complete = None
 
-    def matches(self, piece: Mapping[str, Any]) -> bool:
+    def matches(self, part: Mapping[str, Any]) -> bool:
         """Return whether neither index nor id says that a part belongs to another call."""
-        index, id = piece.get("index"), piece.get("id")
+        index, id = part.get("index"), part.get("id")
         return (index is None or self.index is None or index == self.index) and (not id or self.id in ("", id))
 
-    def repeats(self, piece: Mapping[str, Any]) -> bool:
+    def repeats(self, part: Mapping[str, Any]) -> bool:
         """Return whether a part is the whole call again, as some servers send it at the end of a stream."""
-        name, text = _function(piece)
-        return piece.get("id") == self.id != "" and name == self.name and text == self.arguments and self.complete()
+        name, text = _function(part)
+        return part.get("id") == self.id != "" and name == self.name and text == self.arguments and self.complete()
 
-    def precedes(self, piece: Mapping[str, Any]) -> bool:
+    def precedes(self, part: Mapping[str, Any]) -> bool:
         """Return whether a part with the same index or id begins another call."""
-        name, text = _function(piece)
+        name, text = _function(part)
         if not name or not self.name:
             return False
         return name != self.name or (bool(text.strip()) and self.complete())
@@ -317,7 +325,7 @@ class _Call:
         if not self._opened:
             self._opened = True
             function = {**(self._fields.get("function") or {}), "name": self.name, "arguments": text}
-            part = {**self._fields, **part, "id": _own(self.id, taken), "type": "function", "function": function}
+            part = {**self._fields, **part, "id": _untaken(self.id, taken), "type": "function", "function": function}
         elif not text:
             return
         yield {"tool_calls": [part]}
@@ -327,8 +335,8 @@ class _Order:
     """The calls and texts of one answer. Those behind an incomplete call wait."""
 
     def __init__(self) -> None:
-        self._calls: list[_Call] = []
-        self._waiting: deque[_Call | Delta] = deque()
+        self._calls: list[_StreamedCall] = []
+        self._waiting: deque[_StreamedCall | Delta] = deque()
         self._taken: set[str] = set()
 
     def feed(self, delta: Mapping[str, Any]) -> Iterator[Delta]:
@@ -336,28 +344,28 @@ class _Order:
         rest = {name: value for name, value in delta.items() if name != "tool_calls"}
         if any(rest.get(name) for name in _CONTENT):
             self._waiting.append(rest)
-        for piece in delta.get("tool_calls") or ():
-            self._add(piece)
+        for part in delta.get("tool_calls") or ():
+            self._add(part)
         yield from self._ready(ended=False)
 
     def finish(self) -> Iterator[Delta]:
         """Yield all that waits. Raises ``ValueError`` for a call that has arguments and no name."""
         yield from self._ready(ended=True)
 
-    def _add(self, piece: Mapping[str, Any]) -> None:
-        found = next((call for call in reversed(self._calls) if call.matches(piece)), None)
-        if found is not None and found.repeats(piece):
+    def _add(self, part: Mapping[str, Any]) -> None:
+        call = next((one for one in reversed(self._calls) if one.matches(part)), None)
+        if call is not None and call.repeats(part):
             return
-        if found is None or found.precedes(piece):
-            found = _Call(len(self._calls), piece)
-            self._calls.append(found)
-            self._waiting.append(found)
-        found.add(piece)
+        if call is None or call.precedes(part):
+            call = _StreamedCall(len(self._calls), part)
+            self._calls.append(call)
+            self._waiting.append(call)
+        call.add(part)
 
     def _ready(self, *, ended: bool) -> Iterator[Delta]:
         while self._waiting:
             first = self._waiting[0]
-            if isinstance(first, _Call):
+            if isinstance(first, _StreamedCall):
                 if ended and first.arguments and not first.name:
                     raise ValueError("a call without a name")
                 yield from first.release(self._taken)
@@ -369,8 +377,8 @@ class _Order:
             self._waiting.popleft()
 
 
-def _function(piece: Mapping[str, Any]) -> tuple[str, str]:
-    function = piece.get("function") or {}
+def _function(part: Mapping[str, Any]) -> tuple[str, str]:
+    function = part.get("function") or {}
     return function.get("name") or "", function.get("arguments") or ""
 
 

@@ -11,15 +11,7 @@ import msgspec
 from proxy.errors import RequestError, anthropic_type
 from proxy.http import sse
 from proxy.overflow import recognise
-from proxy.upstream.bridge.chat import (
-    UNREADABLE,
-    UNTRANSLATABLE,
-    ChatTranslation,
-    is_completion,
-    to_chat,
-    with_reasoning,
-)
-from proxy.upstream.bridge.transport import Translator
+from proxy.upstream.bridge.chat import ChatTranslation, chat_translator, with_reasoning
 
 _ADAPTERS = "litellm.llms.anthropic.pass_through.adapters"
 
@@ -121,12 +113,4 @@ def _error_event(fields: Mapping[str, Any]) -> bytes:
     return sse.encode(msgspec.json.encode(_error(fields, status)), "error")
 
 
-TRANSLATOR = Translator(
-    translate=to_chat(_translation),
-    is_answer=is_completion,
-    error=_error,
-    error_event=_error_event,
-    untranslatable=UNTRANSLATABLE,
-    unreadable=UNREADABLE,
-    shape="anthropic",
-)
+TRANSLATOR = chat_translator(_translation, _error, _error_event, "anthropic")

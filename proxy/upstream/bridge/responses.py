@@ -16,16 +16,8 @@ import msgspec
 
 from proxy.errors import RequestError
 from proxy.http import sse
-from proxy.upstream.bridge.chat import (
-    UNREADABLE,
-    UNTRANSLATABLE,
-    ChatTranslation,
-    is_completion,
-    to_chat,
-    unique,
-    with_reasoning,
-)
-from proxy.upstream.bridge.transport import Translator, openai_error
+from proxy.upstream.bridge.chat import ChatTranslation, chat_translator, unique, with_reasoning
+from proxy.upstream.bridge.transport import openai_error
 
 _PACKAGE = "litellm.responses.litellm_completion_transformation"
 
@@ -251,8 +243,8 @@ class ResponseBuilder:
         if index not in self._calls:
             yield from self._close_reasoning()
             yield from self._close_text()
-            name, own = str(function.get("name") or ""), str(call.get("id") or unique("call"))
-            fields: dict[str, Any] = {"call_id": own, "name": name, "status": "in_progress"}
+            name, id = str(function.get("name") or ""), str(call.get("id") or unique("call"))
+            fields: dict[str, Any] = {"call_id": id, "name": name, "status": "in_progress"}
             if name in self._custom:
                 item = {"type": "custom_tool_call", "id": unique("ctc"), **fields, "input": ""}
             else:
@@ -302,16 +294,16 @@ class ResponseBuilder:
         return {"type": type, "sequence_number": next(self._numbers), **fields}
 
 
-def _merged(pieces: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return thinking blocks from the pieces of a stream. A signature ends its block."""
+def _merged(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return thinking blocks from the parts of a stream. A signature ends its block."""
     blocks: list[dict[str, Any]] = []
-    for piece in pieces:
+    for part in parts:
         last = blocks[-1] if blocks else {}
-        if piece.get("type") != "thinking" or last.get("type") != "thinking" or last.get("signature"):
-            blocks.append(dict(piece))
+        if part.get("type") != "thinking" or last.get("type") != "thinking" or last.get("signature"):
+            blocks.append(dict(part))
             continue
-        last["thinking"] = (last.get("thinking") or "") + (piece.get("thinking") or "")
-        last["signature"] = piece.get("signature")
+        last["thinking"] = (last.get("thinking") or "") + (part.get("thinking") or "")
+        last["signature"] = part.get("signature")
     return blocks
 
 
@@ -362,11 +354,4 @@ def _error_event(fields: Mapping[str, Any]) -> bytes:
     return sse.encode(msgspec.json.encode(event), "error")
 
 
-TRANSLATOR = Translator(
-    translate=to_chat(_translation),
-    is_answer=is_completion,
-    error=openai_error,
-    error_event=_error_event,
-    untranslatable=UNTRANSLATABLE,
-    unreadable=UNREADABLE,
-)
+TRANSLATOR = chat_translator(_translation, openai_error, _error_event, "openai")

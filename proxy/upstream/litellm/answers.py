@@ -218,14 +218,15 @@ def _head(error: Exception) -> tuple[int | None, Mapping[str, str]]:
     LiteLLM's own status replaces the 200 of a stream with an error event, and a 400 that LiteLLM recognizes as a bad
     key. A provider's 5xx stays.
     """
-    own = getattr(error, "status_code", None)
+    mapped = getattr(error, "status_code", None)
     for cause in _chain(error):
         if isinstance(cause, httpx.HTTPStatusError):
             status = cause.response.status_code
-            mapped = status if status >= 500 or not isinstance(own, int) or not 400 <= own < 500 else own
-            return (mapped if mapped >= 400 else 502), cause.response.headers
-    if isinstance(own, int) and type(error).__name__ == "MidStreamFallbackError":
-        return own, {}
+            if status < 500 and isinstance(mapped, int) and 400 <= mapped < 500:
+                status = mapped
+            return (status if status >= 400 else 502), cause.response.headers
+    if isinstance(mapped, int) and type(error).__name__ == "MidStreamFallbackError":
+        return mapped, {}
     return None, {}
 
 
@@ -269,8 +270,8 @@ def _json_in(text: str) -> dict[str, Any] | None:
 def _is_overflow(error: Exception, status: int, message: str) -> bool:
     if recognise(status, error_body(message, type="", code=None)) is not None:
         return True
-    known = type(error).__name__ == "ContextWindowExceededError"
-    return known and not excluded((), (message,))
+    recognized = type(error).__name__ == "ContextWindowExceededError"
+    return recognized and not excluded((), (message,))
 
 
 def _hide(message: str, hidden: tuple[str, ...]) -> str:
