@@ -17,7 +17,7 @@ from proxy.upstream.bridge.transport import Bridge
 from proxy.upstream.learning import LearningTransport, MissingApis
 from proxy.upstream.litellm.library import litellm_choice
 from proxy.upstream.litellm.request import api_base
-from proxy.upstream.relay import Address, RelayTransport, azure_address
+from proxy.upstream.relay import Address, KeyHeader, RelayTransport, azure_address
 from proxy.upstream.transport import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH, Transport
 
 ANTHROPIC = "anthropic"
@@ -48,7 +48,8 @@ class _Upstream:
         self._choice: TransportChoice | None = None
         self._lock = asyncio.Lock()
         self._transports: dict[tuple[Api, UpstreamApi], Transport] = {}
-        self._relays: dict[Address, RelayTransport] = {}
+        self._relays: dict[KeyHeader | None, RelayTransport] = {}
+        """Relays by the header for keys, ``None`` if the provider has one for all paths."""
         self._retired = False
 
     async def to(self, path: str, caller: str) -> Transport:
@@ -100,28 +101,29 @@ class _Upstream:
 
         ``chat`` is for chat completions, which Anthropic takes with another header for the key.
         """
-        address = await self._address(chat=chat)
-        if address not in self._relays:
-            headers = _headers(self.settings)
+        header: KeyHeader | None = None
+        if self.settings.provider == ANTHROPIC:
+            header = "authorization" if chat else "x-api-key"
+        if header not in self._relays:
+            address, headers = await self._address(header), _headers(self.settings)
             relay = RelayTransport(address, upstream=self.name, api_key=_key(self.settings), headers=headers)
-            self._relays[address] = relay
-            if self._retired:
+            # Another task may have opened it meanwhile.
+            if self._relays.setdefault(header, relay) is relay and self._retired:
                 await relay.retire()
-        return self._relays[address]
+        return self._relays[header]
 
-    async def _address(self, *, chat: bool) -> Address:
+    async def _address(self, header: KeyHeader | None) -> Address:
         settings = self.settings
-        if settings.provider == ANTHROPIC:
+        if header is not None:
             # The `base_url` may end in the version or not. Source: https://docs.claude.com/en/api/openai-sdk
-            base = f"{api_base(ANTHROPIC, settings.base_url)}/v1"
-            return Address(base, key_header="authorization" if chat else "x-api-key", known=True)
+            return Address(f"{api_base(ANTHROPIC, settings.base_url)}/v1", key_header=header, official=True)
         choice = await self.choice()
         if choice.kind == "translate":
             raise NotFound(NOT_TRANSLATED)
         base_url = (choice.base_url or "").rstrip("/")
         if settings.provider == "azure":
             return azure_address(base_url, settings.api_version)
-        return Address(base_url, known=base_url == SPEAKS_OPENAI.get(settings.provider))
+        return Address(base_url, official=base_url == SPEAKS_OPENAI.get(settings.provider))
 
     async def choice(self) -> TransportChoice:
         """Return whether to relay to the upstream, and its address. Raises ``ConfigurationError``."""

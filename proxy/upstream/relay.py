@@ -37,7 +37,7 @@ class Address:
     """The address of an upstream, and the header in which it takes keys.
 
     ``key_header`` is ``authorization`` (with "Bearer "), Azure's ``api-key`` or Anthropic's ``x-api-key``.
-    ``deployments`` says that operations on a model have the path ``/deployments/{model}/…``. ``known`` says that the
+    ``deployments`` says that operations on a model have the path ``/deployments/{model}/…``. ``official`` says that the
     address is the provider's own. A server at any other address may take keys in Anthropic's header on Anthropic's
     paths.
     """
@@ -46,7 +46,7 @@ class Address:
     query: str = ""
     key_header: KeyHeader = "authorization"
     deployments: bool = False
-    known: bool = False
+    official: bool = False
 
     @property
     def prefix(self) -> str:
@@ -172,7 +172,7 @@ class RelayTransport(Transport):
             case "api-key":
                 return "authorization" if bearer and _JSON_WEB_TOKEN.fullmatch(credential.key) else "api-key"
             case _:
-                as_sent = anthropic and not self._address.known and credential.header == "x-api-key"
+                as_sent = anthropic and not self._address.official and credential.header == "x-api-key"
                 return "x-api-key" if as_sent else "authorization"
 
     def _at_proxy(self, url: str, location: str) -> str | None:
