@@ -38,8 +38,7 @@ from proxy.pipeline.sending import milliseconds_since
 from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.pipeline.watching import Watch
-from proxy.telemetry.model_names import shown_model
-from proxy.telemetry.record import record_of
+from proxy.telemetry.record import record_of, shown_model
 from proxy.upstream.relay import without_api_version
 
 UNIT_BYTES = 1_000

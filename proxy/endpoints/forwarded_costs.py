@@ -26,8 +26,7 @@ from proxy.pipeline.billing import BYTES_A_TOKEN, EXPECTED_OUTPUT
 from proxy.pipeline.costs import price_for, pricing
 from proxy.pipeline.exchange import RequestContext
 from proxy.pipeline.services import Services
-from proxy.telemetry.model_names import shown_model
-from proxy.telemetry.record import Usage
+from proxy.telemetry.record import Usage, shown_model
 from proxy.upstream.transport import MESSAGES_PATH, RESPONSES_PATH
 
 WHOLE_BYTES = 1_000_000

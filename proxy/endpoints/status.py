@@ -20,8 +20,7 @@ from proxy.pipeline.services import Services
 from proxy.store import StoreFailed
 from proxy.store.guarded import READ_SECONDS
 from proxy.store.records import RECORD_LIMIT, RecordQuery
-from proxy.telemetry.model_names import shown_model
-from proxy.telemetry.record import RequestRecord
+from proxy.telemetry.record import RequestRecord, shown_model
 from proxy.telemetry.record_json import caller_digest, iso_time, team_of
 
 log = structlog.get_logger(__name__)

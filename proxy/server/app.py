@@ -40,8 +40,8 @@ from proxy.limits.profiles import Profiles
 from proxy.server.reload import Reload, on_signal
 from proxy.server.runtime import Runtime
 from proxy.telemetry.exposition import exposition, keep_sampling
+from proxy.telemetry.logs import unhandled
 from proxy.telemetry.metrics import REQUESTS_IN_FLIGHT
-from proxy.telemetry.tracebacks import unhandled
 
 log = structlog.get_logger(__name__)
 

@@ -37,8 +37,8 @@ from proxy.store.items import ItemMemory
 from proxy.store.opening import open_archive, open_limits, open_records
 from proxy.summary.budget import Budgets
 from proxy.summary.store import Summaries
+from proxy.telemetry.metrics import RequestMetrics
 from proxy.telemetry.request_log import RequestLog
-from proxy.telemetry.request_metrics import RequestMetrics
 
 if TYPE_CHECKING:
     from proxy.telemetry.otel_export import OtelExport

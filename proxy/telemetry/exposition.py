@@ -42,7 +42,7 @@ else:
     REGISTRY.register(_OWN)
 
 
-class Workers(Collector):
+class WorkerSums(Collector):
     """The sums over all workers, including those that ended."""
 
     def __init__(self, folder: str) -> None:
@@ -62,7 +62,7 @@ def registry() -> CollectorRegistry:
     if folder is None:
         return REGISTRY
     sums = CollectorRegistry()
-    sums.register(Workers(folder))
+    sums.register(WorkerSums(folder))
     return sums
 
 

@@ -1,159 +1,373 @@
-"""Prometheus metrics.
+"""Prometheus metrics: their definitions, and the counting of finished requests.
 
 The values of labels come from the configuration (teams, policies, upstreams) or from the code, never from a client.
+The table in docs/reference.md is generated from the definitions.
+
+A metric of prometheus_client takes a lock, and with several workers a write to a shared file, for each change. So the
+sink for finished requests adds to plain numbers, and the event loop passes them on ten times per second.
 """
 
 from __future__ import annotations
 
+import asyncio
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import Any, Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+
+from proxy.telemetry.record import ACCEPTED, CONTINUED, OVERFLOW, RequestRecord
 
 # They would double the number of series, and several workers have none.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 REGISTRY = CollectorRegistry()
 
+
+class Definition(NamedTuple):
+    """A metric as the reference describes it. ``labels`` are the names of the labels with their possible values."""
+
+    name: str
+    labels: Mapping[str, str]
+    meaning: str
+
+
+DEFINITIONS: list[Definition] = []
+"""All metrics of the proxy, in the order of the reference."""
+
+
+def _counter(name: str, text: str, labels: Mapping[str, str] | None = None, *, note: str = "") -> Counter:
+    """Define a counter. ``text`` is for Prometheus and the reference, and ``note`` for the reference alone."""
+    labels = labels or {}
+    DEFINITIONS.append(Definition(f"{name}_total", labels, f"{text} {note}".strip()))
+    return Counter(name, text, list(labels), registry=REGISTRY)
+
+
+def _gauge(
+    name: str,
+    text: str,
+    labels: Mapping[str, str] | None = None,
+    *,
+    workers: Literal["livesum", "livemostrecent"] = "livesum",
+    note: str = "",
+) -> Gauge:
+    """Define a gauge. ``workers`` is the way to merge the values of several workers."""
+    labels = labels or {}
+    DEFINITIONS.append(Definition(name, labels, f"{text} {note}".strip()))
+    return Gauge(name, text, list(labels), registry=REGISTRY, multiprocess_mode=workers)
+
+
+def _histogram(name: str, text: str, label: str, values: str, buckets: Sequence[float], *, note: str = "") -> Histogram:
+    """Define a histogram. It has one label, because each of its series has a dozen buckets."""
+    meaning = f"Histogram: {text[0].lower()}{text[1:]} {note}".strip()
+    DEFINITIONS.append(Definition(name, {label: values}, meaning))
+    return Histogram(name, text, [label], buckets=buckets, registry=REGISTRY)
+
+
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 30)
 _LONG_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKENS = (1_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000, 200_000, 400_000, 1_000_000)
 
-REQUESTS = Counter(
+_NAME = "its name"
+_API = "`chat`, `responses`, `messages`, `other`"
+_TEAM_AND_POLICY = {"team": _NAME, "policy": _NAME}
+_BREAKER_CHANGES = "`opened`, `closed`"
+_STORE_OPERATIONS = "`read`, `write`, and on object storage `archive_read`, `archive_write`"
+
+REQUESTS = _counter(
     "compaction_requests",
     "Requests by outcome.",
-    ["outcome", "team", "policy", "upstream", "api", "status"],
-    registry=REGISTRY,
+    {
+        "outcome": "`none`, `compacted`, `shadow`, `off`, `failed`, `refused`, `client_left`, `unsupported`",
+        **_TEAM_AND_POLICY,
+        "upstream": _NAME,
+        "api": _API,
+        "status": "`2xx`, `4xx` and so on",
+    },
+    note="These are the requests under `/v1`, each once, at its end. `unsupported` counts those on paths that "
+    "the proxy only forwards.",
 )
-TOKENS_BEFORE = Counter(
-    "compaction_tokens_before", "Input tokens of requests as received.", ["team", "policy"], registry=REGISTRY
+TOKENS_BEFORE = _counter(
+    "compaction_tokens_before",
+    "Input tokens of requests as received.",
+    _TEAM_AND_POLICY,
+    note="Requests that the proxy didn't count are left out.",
 )
-TOKENS_SENT = Counter(
-    "compaction_tokens_sent", "Input tokens of requests as sent.", ["team", "policy"], registry=REGISTRY
+TOKENS_SENT = _counter(
+    "compaction_tokens_sent", "Input tokens of requests as sent.", _TEAM_AND_POLICY, note="These are the same requests."
 )
-TOKENS_REMOVED = Counter(
-    "compaction_tokens_removed", "Input tokens removed from requests.", ["team", "policy"], registry=REGISTRY
-)
-SUMMARY_TOKENS = Counter(
+TOKENS_REMOVED = _counter("compaction_tokens_removed", "Input tokens removed from requests.", _TEAM_AND_POLICY)
+SUMMARY_TOKENS = _counter(
     "compaction_summaries_tokens",
     "Tokens that summary models reported.",
-    ["team", "policy", "upstream", "direction"],
-    registry=REGISTRY,
+    {**_TEAM_AND_POLICY, "upstream": _NAME, "direction": "`input`, `output`"},
 )
-ERRORS = Counter("compaction_errors", "Requests that failed, by error code.", ["code", "upstream"], registry=REGISTRY)
-OVERHEAD = Histogram(
+ERRORS = _counter(
+    "compaction_errors",
+    "Requests that failed, by error code.",
+    {"code": "an error code, or `client_disconnected`", "upstream": _NAME},
+)
+OVERHEAD = _histogram(
     "compaction_overhead_seconds",
     "Time until the response's first byte, without the body's arrival and the upstream.",
-    ["api"],
-    buckets=_SECONDS,
-    registry=REGISTRY,
+    "api",
+    _API,
+    _SECONDS,
+    note="It includes summaries.",
 )
-UPSTREAM = Histogram(
+UPSTREAM = _histogram(
     "compaction_upstream_seconds",
     "Time until an upstream's response started, by attempt.",
-    ["upstream"],
-    buckets=_LONG_SECONDS,
-    registry=REGISTRY,
+    "upstream",
+    _NAME,
+    _LONG_SECONDS,
 )
-SUMMARY = Histogram(
-    "compaction_summaries_seconds",
-    "Time of calls to summary models.",
-    ["upstream"],
-    buckets=_LONG_SECONDS,
-    registry=REGISTRY,
+SUMMARY = _histogram(
+    "compaction_summaries_seconds", "Time of calls to summary models.", "upstream", _NAME, _LONG_SECONDS
 )
-SIZE_BEFORE = Histogram(
-    "compaction_request_before_tokens",
-    "Input tokens of a request as received.",
-    ["policy"],
-    buckets=_TOKENS,
-    registry=REGISTRY,
+SIZE_BEFORE = _histogram(
+    "compaction_request_before_tokens", "Input tokens of a request as received.", "policy", _NAME, _TOKENS
 )
-SIZE_SENT = Histogram(
-    "compaction_request_sent_tokens",
-    "Input tokens of a request as sent.",
-    ["policy"],
-    buckets=_TOKENS,
-    registry=REGISTRY,
+SIZE_SENT = _histogram("compaction_request_sent_tokens", "Input tokens of a request as sent.", "policy", _NAME, _TOKENS)
+SUMMARIES = _counter(
+    "compaction_summaries",
+    "Summaries by outcome.",
+    {"outcome": "`made`, `native` (by the provider), `failed`, `skipped`, `over_budget`, `digest`"},
 )
-SUMMARIES = Counter("compaction_summaries", "Summaries by outcome.", ["outcome"], registry=REGISTRY)
-ARCHIVED = Counter("compaction_archive_entries", "Archive entries by outcome.", ["outcome"], registry=REGISTRY)
-RECALLS = Counter("compaction_recalls", "Calls to read archived messages, by outcome.", ["outcome"], registry=REGISTRY)
-BREAKER = Counter(
+ARCHIVED = _counter(
+    "compaction_archive_entries",
+    "Archive entries by outcome.",
+    {"outcome": "`written`, `failed`, `skipped`, `dropped`"},
+    note="`failed` counts those of each failed write, which the proxy repeats. `skipped` ones found too many waiting. "
+    "`dropped` ones were refused by the store, or waited when the process ended.",
+)
+RECALLS = _counter(
+    "compaction_recalls",
+    "Calls to read archived messages, by outcome.",
+    {"outcome": "`answered`, `mixed` (the client got calls of its own), `failed`"},
+    note="They include those of the [MCP server](#mcp-server).",
+)
+BREAKER = _counter(
     "compaction_summaries_breaker",
     "Times that the circuit breaker of a summary model opened or closed.",
-    ["change"],
-    registry=REGISTRY,
+    {"change": _BREAKER_CHANGES},
 )
-GIVEN_UP = Counter(
-    "compaction_summaries_given_up", "Prefixes for which the proxy stopped requesting a summary.", registry=REGISTRY
+GIVEN_UP = _counter("compaction_summaries_given_up", "Prefixes for which the proxy stopped requesting a summary.")
+STORE_FAILURES = _counter(
+    "compaction_store_failures", "Store reads and writes that failed or timed out.", {"what": _STORE_OPERATIONS}
 )
-STORE_FAILURES = Counter(
-    "compaction_store_failures",
-    "Store reads and writes that failed or timed out.",
-    ["what"],
-    registry=REGISTRY,
-)
-STORE_BREAKER = Counter(
+STORE_BREAKER = _counter(
     "compaction_store_breaker",
     "Times that the circuit breaker of the store opened or closed.",
-    ["what", "change"],
-    registry=REGISTRY,
+    {"what": _STORE_OPERATIONS, "change": _BREAKER_CHANGES},
 )
-STORE_REMOVED = Counter(
-    "compaction_store_removed", "Entries that maintenance removed from the store.", ["reason"], registry=REGISTRY
+STORE_REMOVED = _counter(
+    "compaction_store_removed",
+    "Entries that maintenance removed from the store.",
+    {"reason": "`expired`, `size`, `unencrypted`, `replaced`"},
 )
-STORE_UNREADABLE = Counter(
-    "compaction_store_undecryptable", "Entries that the proxy can't decrypt. They count as missing.", registry=REGISTRY
+STORE_UNREADABLE = _counter(
+    "compaction_store_undecryptable", "Entries that the proxy can't decrypt. They count as missing."
 )
-STORE_WAITING = Gauge(
+STORE_WAITING = _gauge(
     "compaction_store_waiting",
     "Entries that wait to be written to the store.",
-    ["kind"],
-    registry=REGISTRY,
-    multiprocess_mode="livesum",
+    {"kind": "`archive.2`, `item`, `facts`, `prompt`"},
+    note="Under load, they wait up to two seconds. More means that the store fails or is too slow.",
 )
-RECORDS = Counter("compaction_records", "Records of requests by outcome.", ["outcome"], registry=REGISTRY)
-RELOADS = Counter(
-    "compaction_configuration_reloads",
-    "Configuration reloads by outcome.",
-    ["outcome"],
-    registry=REGISTRY,
+RECORDS = _counter("compaction_records", "Records of requests by outcome.", {"outcome": "`written`, `dropped`"})
+RELOADS = _counter(
+    "compaction_configuration_reloads", "Configuration reloads by outcome.", {"outcome": "`applied`, `refused`"}
 )
-RETRIES = Counter("compaction_retries", "Attempts after the first, by cause.", ["cause", "upstream"], registry=REGISTRY)
-
-OVERFLOWS = Counter(
+RETRIES = _counter(
+    "compaction_retries",
+    "Attempts after the first, by cause.",
+    {"cause": "`overflow`, `reasoning`, `compaction`, `tool`, `usage`, `empty`", "upstream": _NAME},
+    note="Requests that continue a response after a recall don't count.",
+)
+OVERFLOWS = _counter(
     "compaction_overflows",
     "Requests that the upstream refused as too long: answered after a retry, or returned to the client.",
-    ["outcome", "upstream"],
-    registry=REGISTRY,
+    {"outcome": "`recovered`, `returned`", "upstream": _NAME},
 )
-
-REFUSED = Counter("compaction_refusals", "Rejected requests by reason.", ["reason"], registry=REGISTRY)
-
-SILENT = Counter(
+REFUSED = _counter(
+    "compaction_refusals",
+    "Rejected requests by reason.",
+    {"reason": "`key`, `rate`, `concurrency`, `budget`, `overload`, `memory`, `store`, `host`, `origin`"},
+)
+SILENT = _counter(
     "compaction_silent_overflows",
     "Successful answers which show that the prompt didn't fit, alone or with the output.",
-    registry=REGISTRY,
 )
-
-BUDGET_REMAINING = Gauge(
+BUDGET_REMAINING = _gauge(
     "compaction_budget_remaining",
     "The rest of a team's budget, in tokens or US dollars.",
-    ["team", "unit"],
-    registry=REGISTRY,
-    multiprocess_mode="livemostrecent",
+    {"team": _NAME, "unit": "`tokens`, `usd`"},
+    workers="livemostrecent",
 )
-
-REQUESTS_IN_FLIGHT = Gauge(
+REQUESTS_IN_FLIGHT = _gauge(
     "compaction_requests_in_flight",
     "Requests that the proxy serves now. A stream counts until it ends.",
-    registry=REGISTRY,
-    multiprocess_mode="livesum",
+    note="`server.max_concurrent` limits them.",
 )
-TASKS = Gauge("compaction_tasks", "Tasks on the event loop.", registry=REGISTRY, multiprocess_mode="livesum")
+TASKS = _gauge("compaction_tasks", "Tasks on the event loop.")
 
 
 @cache
 def refused(reason: str) -> Counter:
-    """Return the counter of rejected requests for a reason: key, rate, concurrency, budget, overload, memory, store."""
+    """Return the counter of rejected requests for a reason, one of the label's values."""
     return REFUSED.labels(reason=reason)
+
+
+FLUSH_SECONDS = 0.1
+"""Seconds until a finished request is in the metrics. A worker that is killed loses the requests of that time."""
+
+NONE = "-"
+"""The value of a label without a name, such as the team of a caller without a team."""
+
+_CLASSES = ("-", "1xx", "2xx", "3xx", "4xx", "5xx")
+
+
+class _Count:
+    """An amount to add to a counter."""
+
+    __slots__ = ("_child", "amount")
+
+    def __init__(self, metric: Counter, *labels: str) -> None:
+        self._child = metric.labels(*labels)
+        self.amount = 0
+
+    def flush(self) -> None:
+        if self.amount:
+            self._child.inc(self.amount)
+            self.amount = 0
+
+
+class _Observations:
+    """Observations to add to a histogram."""
+
+    __slots__ = ("_bounds", "_child", "_counts", "_sum")
+
+    def __init__(self, metric: Histogram, *labels: str) -> None:
+        # The public `observe` adds one value at a time, and locks for each.
+        self._child: Any = metric.labels(*labels)
+        self._bounds: list[float] = self._child._upper_bounds
+        self._counts = [0] * len(self._bounds)
+        self._sum = 0.0
+
+    def add(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def flush(self) -> None:
+        for index, count in enumerate(self._counts):
+            if count:
+                self._child._buckets[index].inc(count)
+                self._counts[index] = 0
+        if self._sum:
+            self._child._sum.inc(self._sum)
+            self._sum = 0.0
+
+
+class RequestMetrics:
+    """The metrics of finished requests and summary calls. ``add`` is a sink of the recorder."""
+
+    def __init__(self) -> None:
+        self._timer: asyncio.TimerHandle | None = None
+        self._kept: list[_Count | _Observations] = []
+        # Each cache has an entry per combination of configured names.
+        self._count = cache(self._new_count)
+        self._observations = cache(self._new_observations)
+        self._of = cache(self._new_request)
+
+    def _new_count(self, metric: Counter, *labels: str) -> _Count:
+        count = _Count(metric, *labels)
+        self._kept.append(count)
+        return count
+
+    def _new_observations(self, metric: Histogram, *labels: str) -> _Observations:
+        observations = _Observations(metric, *labels)
+        self._kept.append(observations)
+        return observations
+
+    def _new_request(
+        self, outcome: str, team: str | None, policy: str | None, upstream: str | None, api: str, status: str
+    ) -> tuple[_Count, _Observations]:
+        labels = (outcome, team or NONE, policy or NONE, upstream or NONE, api, status)
+        return self._count(REQUESTS, *labels), self._observations(OVERHEAD, api)
+
+    def add(self, record: RequestRecord) -> None:
+        """Count a finished record."""
+        if record.kind == "summary":
+            self._add_summary(record)
+        else:
+            self._add_request(record)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self.flush)
+
+    def _add_request(self, record: RequestRecord) -> None:
+        outcome = "client_left" if record.status == 499 else record.verdict
+        status = _CLASSES[min(record.status // 100, 5)]
+        requests, overhead = self._of(outcome, record.team, record.policy, record.upstream, record.api, status)
+        requests.amount += 1
+        if record.before is not None:
+            self._add_tokens(record, record.before)
+        calls = record.calls
+        if calls:
+            upstream, waited = record.upstream or NONE, 0.0
+            times = self._observations(UPSTREAM, upstream)
+            for call in calls:
+                waited += call.ms
+                if call.status is not None:
+                    times.add(call.ms / 1000)
+            if len(calls) > 1 or calls[0].result == OVERFLOW:
+                self._add_retries([call.result for call in calls if call.result != CONTINUED], upstream)
+            phases = record.phases
+            if "first_byte" in phases:
+                spent = phases["first_byte"] - phases.get("body", 0.0) - waited
+                # A heartbeat begins a stream before the upstream's response, so the difference means nothing.
+                if spent >= 0:
+                    overhead.add(spent / 1000)
+        if record.error is not None:
+            self._count(ERRORS, record.error, record.upstream or NONE).amount += 1
+
+    def _add_retries(self, results: list[str], upstream: str) -> None:
+        for cause in results[:-1]:
+            self._count(RETRIES, cause, upstream).amount += 1
+        if results[-1] == OVERFLOW:
+            self._count(OVERFLOWS, "returned", upstream).amount += 1
+        elif OVERFLOW in results and results[-1] == ACCEPTED:
+            self._count(OVERFLOWS, "recovered", upstream).amount += 1
+
+    def _add_tokens(self, record: RequestRecord, before: int) -> None:
+        policy = record.policy or NONE
+        place = record.team or NONE, policy
+        sent = before if record.sent is None else record.sent
+        self._count(TOKENS_BEFORE, *place).amount += before
+        self._count(TOKENS_SENT, *place).amount += sent
+        self._observations(SIZE_BEFORE, policy).add(before)
+        self._observations(SIZE_SENT, policy).add(sent)
+        # A bound on messages can replace a conversation with a longer summary.
+        if record.verdict == "compacted" and sent < before:
+            self._count(TOKENS_REMOVED, *place).amount += before - sent
+
+    def _add_summary(self, record: RequestRecord) -> None:
+        upstream = record.upstream or NONE
+        self._observations(SUMMARY, upstream).add(record.phases.get("total", 0.0) / 1000)
+        if record.usage is not None:
+            place = record.team or NONE, record.policy or NONE, upstream
+            self._count(SUMMARY_TOKENS, *place, "input").amount += record.usage.input or 0
+            self._count(SUMMARY_TOKENS, *place, "output").amount += record.usage.output or 0
+
+    def flush(self) -> None:
+        """Pass the numbers on. Call it on the event loop."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for kept in self._kept:
+            kept.flush()
+
+    async def aclose(self) -> None:
+        """Pass the last numbers on."""
+        self.flush()

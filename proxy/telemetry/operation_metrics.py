@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence, Set
 
 from opentelemetry.sdk.metrics.export import AggregationTemporality, Histogram, HistogramDataPoint, Metric
 
-from proxy.telemetry.gen_ai import Attributes, FindUpstream, Upstream, attributes_of
-from proxy.telemetry.operations import operations
+from proxy.telemetry.operations import Attributes, FindUpstream, Upstream, attributes_of, operations
 from proxy.telemetry.record import RequestRecord
 
 DURATION, USAGE = "gen_ai.client.operation.duration", "gen_ai.client.token.usage"
@@ -79,12 +78,12 @@ class OperationMetrics:
                         if tokens is not None:
                             self._add(self._usages, (*shared, named, kind), "gen_ai.token.type", _TOKENS, tokens)
 
-    def _add(self, found: dict[_Key, _Series], key: _Key, last: str, bounds: Sequence[float], value: float) -> None:
-        series = found.get(key)
+    def _add(self, histogram: dict[_Key, _Series], key: _Key, last: str, bounds: Sequence[float], value: float) -> None:
+        series = histogram.get(key)
         if series is None:
-            if len(found) >= MOST_SERIES:
+            if len(histogram) >= MOST_SERIES:
                 return
-            series = found[key] = _Series(_labels(key, last), bounds)
+            series = histogram[key] = _Series(_labels(key, last), bounds)
         series.add(value)
 
     def collect(self) -> list[Metric]:
@@ -102,7 +101,7 @@ class OperationMetrics:
         return [metric for metric in metrics if metric.data.data_points]
 
     def _metric(
-        self, name: str, unit: str, text: str, found: dict[_Key, _Series], bounds: Sequence[float], now: int
+        self, name: str, unit: str, text: str, histogram: dict[_Key, _Series], bounds: Sequence[float], now: int
     ) -> Metric:
         points = [
             HistogramDataPoint(
@@ -116,7 +115,7 @@ class OperationMetrics:
                 min=series.lowest,
                 max=series.highest,
             )
-            for series in found.values()
+            for series in histogram.values()
         ]
         temporality = AggregationTemporality.DELTA if self._delta else AggregationTemporality.CUMULATIVE
         return Metric(name, text, unit, Histogram(points, temporality))

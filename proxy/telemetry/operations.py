@@ -1,14 +1,46 @@
-"""The calls to models behind a record: attempts to send a request, or one call to a summary model."""
+"""The calls to models behind a record: attempts to send a request, or one call to a summary model.
+
+Their attributes follow OpenTelemetry's conventions for generative AI. The names aren't stable yet.
+Source: github.com/open-telemetry/semantic-conventions-genai.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from urllib.parse import urlsplit
 
 import msgspec
 
-from proxy.telemetry.record import RequestRecord, UpstreamCall, Usage
+from proxy.telemetry.record import ACCEPTED, RequestRecord, UpstreamCall, Usage
 
-ACCEPTED = "accepted"
+OPERATION = "chat"
+"""The operation of all three APIs."""
+
+_PROVIDERS = {
+    "azure": "azure.ai.openai",
+    "azure_ai": "azure.ai.inference",
+    "bedrock": "aws.bedrock",
+    "bedrock_converse": "aws.bedrock",
+    "cohere_chat": "cohere",
+    "gemini": "gcp.gemini",
+    "mistral": "mistral_ai",
+    "vertex_ai": "gcp.vertex_ai",
+    "vertex_ai_beta": "gcp.vertex_ai",
+    "watsonx": "ibm.watsonx.ai",
+    "xai": "x_ai",
+}
+"""The conventions' names of providers, where they differ from LiteLLM's."""
+
+_PORTS = {"http": 80, "https": 443}
+
+Upstream = tuple[str, str | None]
+"""The provider of an upstream by its name in LiteLLM, and its base URL."""
+
+FindUpstream = Callable[[str], Upstream | None]
+"""Returns the upstream of a name, or ``None`` if the configuration doesn't have it anymore."""
+
+Attributes = Mapping[str, str | int]
 
 
 class Operation(msgspec.Struct, eq=False):
@@ -88,3 +120,17 @@ def _is_compacted(record: RequestRecord, call: UpstreamCall | None, *, last: boo
 
 def _nanoseconds(milliseconds: float) -> int:
     return int(milliseconds * 1e6)
+
+
+@lru_cache(1_000)
+def attributes_of(name: str, upstream: Upstream | None) -> Attributes:
+    """Return the attributes of all calls to an upstream."""
+    attributes: dict[str, str | int] = {"gen_ai.operation.name": OPERATION, "compaction.upstream": name}
+    if upstream is None:
+        return attributes
+    provider, base_url = upstream
+    attributes["gen_ai.provider.name"] = _PROVIDERS.get(provider, provider)
+    if base_url is not None and (address := urlsplit(base_url)).hostname:
+        attributes["server.address"] = address.hostname
+        attributes["server.port"] = address.port or _PORTS[address.scheme]
+    return attributes

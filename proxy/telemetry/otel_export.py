@@ -26,18 +26,14 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from proxy import __version__
-from proxy.telemetry.gen_ai import FindUpstream
 from proxy.telemetry.operation_metrics import OperationMetrics
+from proxy.telemetry.operations import FindUpstream
 from proxy.telemetry.record import RequestRecord
-from proxy.telemetry.spans import EncodedSpans, Spans, encoded_request
-from proxy.telemetry.tracing import Tracing
+from proxy.telemetry.tracing import NAME, SCOPE, Spans, Tracing
 
 log = structlog.get_logger(__name__)
-
-NAME = "compaction-proxy"
 
 CLOSING_SECONDS = 3.0
 """Seconds to send the last spans and metrics when the process ends."""
@@ -65,21 +61,16 @@ class _Health:
 
 
 class _SpanExporter(OTLPSpanExporter):
-    """The SDK's exporter, for spans that are already encoded."""
+    """The SDK's exporter, which also reports its health."""
 
-    def __init__(self, endpoint: str | None, headers: Mapping[str, str], resource: Resource) -> None:
+    def __init__(self, endpoint: str | None, headers: Mapping[str, str]) -> None:
         super().__init__(endpoint=_url(endpoint, "traces"), headers=headers)
-        self._names = {name: str(value) for name, value in resource.attributes.items()}
         self._health = _Health("traces")
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        content = encoded_request(
-            self._names, (NAME, __version__), (span.content for span in spans if isinstance(span, EncodedSpans))
-        )
-        # The public method would encode the spans again. `pyproject.toml` limits the version.
-        sent = self._client.export(content).success
-        self._health.note(failed=not sent)
-        return SpanExportResult.SUCCESS if sent else SpanExportResult.FAILURE
+        result = super().export(spans)
+        self._health.note(failed=result is not SpanExportResult.SUCCESS)
+        return result
 
 
 class _MetricExport:
@@ -102,7 +93,7 @@ class _MetricExport:
 
     def _export(self) -> None:
         if metrics := self._operations.collect():
-            scoped = ScopeMetrics(InstrumentationScope(NAME, __version__), metrics, "")
+            scoped = ScopeMetrics(SCOPE, metrics, "")
             result = self._exporter.export(MetricsData([ResourceMetrics(self._resource, [scoped], "")]))
             self._health.note(failed=result is not MetricExportResult.SUCCESS)
 
@@ -136,9 +127,9 @@ class OtelExport:
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self.tracing = Tracing(provider.sampler if traces else None)
         if traces:
-            spans = _SpanExporter(endpoint, headers, resource)
+            spans = _SpanExporter(endpoint, headers)
             processor = BatchSpanProcessor(spans)
-            self.sinks.append(Spans(upstreams, processor.on_end).add)
+            self.sinks.append(Spans(upstreams, resource, processor.on_end).add)
             self._closers.append((processor.shutdown, spans.shutdown))
         if metrics:
             series = OTLPMetricExporter(endpoint=_url(endpoint, "metrics"), headers=dict(headers))
@@ -203,5 +194,5 @@ def _url(endpoint: str | None, signal: str) -> str | None:
 
 def _resource() -> Resource:
     """Return the names of this process. `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` override them."""
-    own = {"service.name": NAME, "service.version": __version__, "service.instance.id": str(uuid.uuid4())}
-    return Resource.create(own).merge(OTELResourceDetector().detect())
+    names = {"service.name": NAME, "service.version": __version__, "service.instance.id": str(uuid.uuid4())}
+    return Resource.create(names).merge(OTELResourceDetector().detect())

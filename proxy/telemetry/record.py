@@ -6,6 +6,7 @@ Headers, the log line, metrics, the ledger, and spans are derived from it.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import MutableMapping
 from contextvars import ContextVar
@@ -13,7 +14,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from proxy.telemetry.model_names import shown_model
 from proxy.telemetry.trace_context import Trace
 
 Verdict = Literal["none", "compacted", "shadow", "off", "failed", "unsupported", "refused"]
@@ -25,6 +25,24 @@ ID_LENGTH = 24
 
 _TIME_DIGITS = 14
 
+DOLLAR = 10**12
+"""Units of money in one US dollar. The proxy states prices in these units, so that sums are exact."""
+
+HIDDEN_MODEL = "(hidden)"
+"""Replaces text that doesn't look like a model's name. No name that is shown has parentheses."""
+
+_MODEL_NAME = re.compile(r"[\w./:@+-]{1,128}", re.ASCII)
+
+# Keys of providers by their prefix, JSON Web Tokens, and keys without any punctuation.
+_PROVIDER_KEY = re.compile(
+    r"""(?:^|[/:@])(?:
+        (?:sk|pk|rk)[-_] | eyJ[\w-]{8}
+      | (?:gsk|xai|hf|r8|fw|csk|pplx|tvly|gh[pousr]|github_pat)[-_][A-Za-z0-9]{16} | (?:nvapi|glpat)-[\w-]{20}
+      | AIza[\w-]{30} | (?:AKIA|ASIA)[A-Z0-9]{16}
+    )
+    | \A(?=\D*\d)[A-Za-z0-9]{32,}\Z""",
+    re.ASCII | re.VERBOSE,
+)
 
 ACCEPTED, OVERFLOW = "accepted", "overflow"
 """Results of a call: the upstream answered, or refused the prompt as too long."""
@@ -127,7 +145,7 @@ class UpstreamCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The price of a request in US dollars times 10^12, so that sums are exact.
+    """The price of a request, in parts of ``DOLLAR``.
 
     ``sent`` is the price of the tokens that the upstream reported. ``as_received`` is the estimated price of the same
     request without the proxy. ``forecast`` is, in shadow mode, the estimated price that ``enforce`` would have, with
@@ -243,6 +261,14 @@ def summary_record(parent: RequestRecord, upstream: str, model: str) -> RequestR
         upstream=upstream,
         upstream_model=shown_model(model),
     )
+
+
+def shown_model(model: str) -> str:
+    """Return a model's name, or ``HIDDEN_MODEL`` for text that isn't one or that looks like a key.
+
+    The client may send any text as a model's name, even a key.
+    """
+    return model if _MODEL_NAME.fullmatch(model) and not _PROVIDER_KEY.search(model) else HIDDEN_MODEL
 
 
 def new_id() -> str:

@@ -7,11 +7,9 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from proxy.telemetry.record import Cost, Reason, RequestRecord, UpstreamCall, UpstreamErrorNames, Usage
+from proxy.telemetry.record import DOLLAR, Cost, Reason, RequestRecord, UpstreamCall, UpstreamErrorNames, Usage
 
 PHASES = ("body", "compaction", "upstream", "first_byte", "total")
-
-_PICO = 12
 
 _USUAL = ("input", "output", "cache_read", "cache_write")
 _UNUSUAL = (
@@ -102,7 +100,7 @@ def team_of(tenant: str) -> str | None:
 
 def dollars(amount: int) -> str:
     """Return US dollars times 10^12 as an exact decimal number of US dollars."""
-    return format(Decimal(amount).scaleb(-_PICO).normalize(), "f") if amount else "0"
+    return format((Decimal(amount) / DOLLAR).normalize(), "f") if amount else "0"
 
 
 def reason_text(reason: Reason) -> str:
@@ -136,22 +134,22 @@ def reason_text(reason: Reason) -> str:
 
 def explanation(record: RequestRecord) -> list[str]:
     """Return the story of a request in sentences."""
-    told = [_verdict(record)]
+    story = [_verdict(record)]
     if record.reason is not None:
-        told.append(reason_text(record.reason))
+        story.append(reason_text(record.reason))
     if record.summary is not None:
         cause = "" if record.cause is None else f" (cause: {record.cause})"
-        told.append(f"{_SUMMARIES.get(record.summary, record.summary)}{cause}.")
-    told += [_attempt(number, call) for number, call in enumerate(record.calls, 1)]
+        story.append(f"{_SUMMARIES.get(record.summary, record.summary)}{cause}.")
+    story += [_attempt(number, call) for number, call in enumerate(record.calls, 1)]
     if record.status >= 400:
         code = "" if record.error is None else f", {record.error}"
-        told.append(f"The response had status {record.status}{code}.")
+        story.append(f"The response had status {record.status}{code}.")
     elif record.error is not None:
-        told.append(f"The response had status {record.status} and ended with the error {record.error}.")
+        story.append(f"The response had status {record.status} and ended with the error {record.error}.")
     if record.cost is not None:
         estimated = " (estimated)" if record.cost.estimated else ""
-        told.append(f"It cost {dollars(record.cost.sent)} USD{estimated}.")
-    return told
+        story.append(f"It cost {dollars(record.cost.sent)} USD{estimated}.")
+    return story
 
 
 _SUMMARIES = {

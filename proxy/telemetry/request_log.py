@@ -8,16 +8,12 @@ from typing import Any, Literal
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
-from proxy.telemetry.model_names import shown_model
-from proxy.telemetry.record import RequestRecord, current
+from proxy.telemetry.record import DOLLAR, RequestRecord, current, shown_model
 
 log = structlog.get_logger(__name__)
 
 SLOW_MS = 1_000.0
 """A request is slow if the proxy takes longer than this, in addition to the body's arrival and the upstream's time."""
-
-DOLLAR = 10**12
-"""The unit of ``Cost`` per US dollar."""
 
 _CHANGED = frozenset({"refused", "failed", "compacted"})
 
@@ -79,7 +75,7 @@ def is_slow(record: RequestRecord) -> bool:
 def fields(record: RequestRecord) -> dict[str, Any]:
     """Return the fields of the line for a request. Fields without a value are left out."""
     reason, usage, cost = record.reason, record.usage, record.cost
-    found = {
+    stated = {
         **_names(record),
         "policy": record.policy,
         "api": record.api,
@@ -102,7 +98,7 @@ def fields(record: RequestRecord) -> dict[str, Any]:
         "slow": is_slow(record) or None,
         "cost_usd": cost and cost.sent / DOLLAR,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in stated.items() if value is not None}
 
 
 def _upstream_error(record: RequestRecord) -> dict[str, str] | None:
@@ -115,10 +111,10 @@ def _upstream_error(record: RequestRecord) -> dict[str, str] | None:
 
 
 def _names(record: RequestRecord) -> dict[str, Any]:
-    found = {
+    names = {
         "request": record.id,
         "team": record.team,
         "model": record.model,
         "upstream": record.upstream,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in names.items() if value is not None}

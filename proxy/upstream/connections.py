@@ -1,12 +1,20 @@
-"""Send requests to one upstream over a pool of connections that lasts as long as the upstream's configuration."""
+"""Send requests to one upstream over a pool of connections that lasts as long as the upstream's configuration.
+
+Upstreams close idle connections at any time, some after two seconds. So the pool checks each connection before it
+reuses it. An upstream may still close one while the request is on its way. ``ClosedIdle`` tells this from other losses.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import functools
 import io
 import os
+import select
 import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,13 +22,13 @@ from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import structlog
+from aiohttp.client_proto import ResponseHandler
 from multidict import CIMultiDict
 from yarl import URL
 
 from proxy.errors import UpstreamError, UpstreamInterrupted, UpstreamTimeout, UpstreamUnreachable
 from proxy.http.headers import for_client
 from proxy.http.timers import coarse_timer
-from proxy.upstream.pool import ClosedIdle, Pool
 from proxy.upstream.transport import Answer, Headers
 
 log = structlog.get_logger(__name__)
@@ -34,6 +42,15 @@ With a larger value a paused stream takes over a megabyte, and no stream gets fa
 
 WHOLE_BYTES = 1_000_000
 """A larger body is written in pieces, so that other requests run in between."""
+
+KEEPALIVE_SECONDS = 50.0
+"""Keep an idle connection this long. Load balancers often close theirs after 60 or 75 seconds."""
+
+IDLE_SECONDS = 2.0
+"""Seconds after a request in which a lost connection counts as one that was idle.
+
+Later, the upstream has probably begun to work on the request, and may have crashed.
+"""
 
 _MADE_UP = ("user-agent", "content-type")
 
@@ -218,8 +235,8 @@ def _reason(error: OSError) -> str:
         return "the name server doesn't answer" if error.errno == socket.EAI_AGAIN else "name not found"
     if isinstance(error, ssl.SSLError):
         return "the TLS handshake failed"
-    known = error.errno in errno.errorcode
-    return os.strerror(error.errno).lower() if known and error.errno is not None else type(error).__name__
+    named = error.errno in errno.errorcode
+    return os.strerror(error.errno).lower() if named and error.errno is not None else type(error).__name__
 
 
 class _Chunks:
@@ -255,3 +272,60 @@ def environment_proxy(base_url: str) -> str | None:
     if proxy_bypass(host) or host in ("localhost", "127.0.0.1", "::1"):
         return None
     return proxies.get(parts.scheme)
+
+
+class Pool(aiohttp.TCPConnector):
+    """aiohttp's pool, with connections that are checked before they are used again."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(keepalive_timeout=KEEPALIVE_SECONDS, **options)
+        self._factory = functools.partial(_PooledConnection, loop=self._loop)  # type: ignore[assignment]
+
+
+class ClosedIdle(aiohttp.ServerDisconnectedError):
+    """The upstream closed a reused connection right after the request was sent, without a byte of a response.
+
+    It had probably closed the connection before the request arrived. Browsers retry then, too, even a POST.
+    """
+
+
+class _PooledConnection(ResponseHandler):
+    _requests = 0
+    _sent = 0.0
+    _received = False
+
+    def set_response_params(self, **options: Any) -> None:
+        """Prepare for a response. aiohttp calls this before each request."""
+        self._requests += 1
+        self._sent, self._received = self._loop.time(), False
+        super().set_response_params(**options)
+
+    def data_received(self, data: bytes) -> None:
+        """Read bytes of a response."""
+        self._received = True
+        super().data_received(data)
+
+    def set_exception(self, exc: BaseException, *cause: BaseException) -> None:
+        """Fail the response. aiohttp calls this with ``OSError`` or its own errors when the connection is lost."""
+        lost = isinstance(exc, OSError | aiohttp.ClientConnectionError)
+        early = self._loop.time() - self._sent < IDLE_SECONDS
+        if lost and early and self._requests > 1 and not self._received:
+            exc = ClosedIdle()
+        super().set_exception(exc, *cause)
+
+    def is_connected(self) -> bool:
+        """Return whether the connection is usable. aiohttp calls this when it takes one from the pool."""
+        return super().is_connected() and not (self.transport is None or _readable(self.transport))
+
+
+def _readable(transport: asyncio.BaseTransport) -> bool:
+    """Return whether an idle connection has something to read: its end, or unexpected bytes.
+
+    The event loop would only notice in its next turn. The system call takes 1 to 2 microseconds.
+    """
+    connection = transport.get_extra_info("socket")
+    if sys.platform == "win32":
+        return bool(select.select([connection.fileno()], [], [], 0)[0])
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return bool(poll.poll(0))

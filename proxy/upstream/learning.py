@@ -19,8 +19,7 @@ from cachetools import LRUCache
 from proxy.config.upstreams import Api
 from proxy.errors import RequestError, UpstreamError
 from proxy.upstream.bridge.transport import Bridge
-from proxy.upstream.relay import RelayTransport
-from proxy.upstream.transport import Answer, Outgoing
+from proxy.upstream.transport import Answer, Outgoing, Transport
 
 log = structlog.get_logger(__name__)
 
@@ -102,7 +101,7 @@ class MissingApis:
         self._worked[api] = self._clock() + REMEMBERED
 
 
-class LearningTransport:
+class LearningTransport(Transport):
     """Sends requests in the client's API, and through a bridge if the upstream turns out not to have it.
 
     ``caller`` is the tenant and the model whose requests these are.
@@ -110,7 +109,7 @@ class LearningTransport:
 
     def __init__(
         self,
-        native: RelayTransport,
+        native: Transport,
         bridge: Callable[[], Awaitable[Bridge]],
         api: Api,
         missing: MissingApis,
@@ -161,12 +160,6 @@ class LearningTransport:
     def _note(self, answer: Answer) -> None:
         if answer.status == 200:
             self._missing.worked(self._api)
-
-    async def retire(self) -> None:
-        """Do nothing, because the upstream's own transports are retired by their owner."""
-
-    async def aclose(self) -> None:
-        """Do nothing, because the upstream's own transports are closed by their owner."""
 
 
 def denies_path(body: bytes, model: str) -> bool:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from types import MappingProxyType
+from typing import Literal
 
 from proxy.config import UpstreamSettings
 from proxy.config.providers import SPEAKS_OPENAI, TransportChoice, resolve_transport
 from proxy.config.upstreams import Api
 from proxy.errors import NotFound
-from proxy.upstream.bridge.over_responses import OverResponses
 from proxy.upstream.bridge.transport import Bridge
 from proxy.upstream.learning import LearningTransport, MissingApis
-from proxy.upstream.litellm.providers import litellm_choice
+from proxy.upstream.litellm.library import litellm_choice
 from proxy.upstream.litellm.request import api_base
-from proxy.upstream.relay import Address, RelayTransport, azure_address
+from proxy.upstream.relay import Address, KeyHeader, RelayTransport, azure_address
 from proxy.upstream.transport import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH, Transport
 
 ANTHROPIC = "anthropic"
@@ -26,6 +26,12 @@ API_OF_PATH: Mapping[str, Api] = MappingProxyType(
     {CHAT_PATH: "chat", RESPONSES_PATH: "responses", MESSAGES_PATH: "messages"}
 )
 
+UpstreamApi = Api | Literal["provider"]
+"""The API in which an upstream gets requests. ``provider``: one that only LiteLLM has."""
+
+_HUBS: tuple[Api, ...] = ("chat", "messages", "responses")
+"""The APIs for an upstream that doesn't have the client's, the best first."""
+
 NOT_TRANSLATED = (
     "This path needs an upstream with the same API. For this one, the proxy only translates POST /v1/chat/completions, "
     "/v1/responses, and /v1/messages."
@@ -33,98 +39,157 @@ NOT_TRANSLATED = (
 
 
 class _Upstream:
-    """One upstream and its transports, each created at first use.
-
-    ``chat`` sends chat completions in any way: relayed, or translated by LiteLLM. ``native`` is for Anthropic's API.
-    """
+    """One upstream and its transports, each created at first use."""
 
     def __init__(self, name: str, settings: UpstreamSettings) -> None:
         self.name = name
         self.settings = settings
         self.missing = MissingApis(name)
-        self._chat: Transport | None = None
-        self._relay: RelayTransport | None = None
-        self._bridges: dict[str, Bridge] = {}
+        self._choice: TransportChoice | None = None
         self._lock = asyncio.Lock()
+        self._transports: dict[tuple[Api, UpstreamApi], Transport] = {}
+        self._relays: dict[KeyHeader | None, RelayTransport] = {}
+        """Relays by the header for keys, ``None`` if the provider has one for all paths."""
         self._retired = False
 
-    async def chat(self) -> Transport:
-        """Return the transport for chat completions.
-
-        Raises ``ConfigurationError`` for an unknown provider.
-        """
-        if self._chat is None:
-            async with self._lock:
-                if self._chat is None:
-                    transport = await self._open_chat()
-                    if self._retired:
-                        await transport.retire()
-                    self._chat = transport
-        return self._chat
-
-    async def _open_chat(self) -> Transport:
-        settings, apis = self.settings, self.settings.certain_apis
-        if apis is None or "chat" in apis:
-            return await _open_transport(self.name, settings)
-        if "messages" not in apis:
-            return OverResponses(await self.relay())
-        # Imported here so that a deployment that only relays doesn't load it.
-        from proxy.upstream.litellm.transport import LiteLLMTransport
-
-        return LiteLLMTransport(ANTHROPIC, settings.base_url, _key(settings), _headers(settings))
-
     async def to(self, path: str, caller: str) -> Transport:
-        """Return the transport for a path: the upstream's own, or a bridge. ``caller`` is a tenant and its model.
+        """Return the transport for a path. ``caller`` is a tenant and its model.
 
         Raises ``ConfigurationError`` for an unknown provider, and ``NotFound`` for a path that needs the upstream's
         own API.
         """
-        api = API_OF_PATH.get(path)
-        if api == "chat":
-            return await self.chat()
-        if api is None or await self.has(api, caller):
-            relay = await self.relay()
-            if api is None or self.settings.certain_apis is not None:
-                return relay
-            return LearningTransport(relay, partial(self._bridge, path), api, self.missing, caller)
-        return await self._bridge(path)
+        client = API_OF_PATH.get(path)
+        if client is None:
+            return await self.relay()
+        upstream = await self.api_for(client, caller)
+        transport = await self.open(client, upstream)
+        if client == "chat" or upstream != client or self.settings.certain_apis is not None:
+            return transport
+        return LearningTransport(transport, partial(_over_chat, self, client, "chat"), client, self.missing, caller)
+
+    async def api_for(self, client: Api, caller: str) -> UpstreamApi:
+        """Return the API in which the upstream gets a caller's requests.
+
+        It's the client's API if the upstream has it, or if no response has shown yet that it doesn't. Chat completions
+        have no second way, so those without that API are sent in it nevertheless.
+        """
+        apis = self.settings.certain_apis
+        if (apis is None or "chat" in apis) and (await self.choice()).kind == "translate":
+            return "provider"
+        if apis is None:
+            return "chat" if self.missing.lacks(client, caller) else client
+        return client if client in apis else next(api for api in _HUBS if api in apis)
 
     async def has(self, api: Api, caller: str) -> bool:
-        """Return whether the upstream has an API, or nothing has shown a caller yet that it doesn't."""
-        apis = self.settings.certain_apis
-        if apis is not None:
-            return api in apis
-        return not self.missing.lacks(api, caller) and isinstance(await self.chat(), RelayTransport)
+        """Return whether the upstream has an API, or no response has shown a caller yet that it doesn't."""
+        if self.settings.certain_apis is None and self.missing.lacks(api, caller):
+            return False
+        return await self.api_for(api, caller) == api
 
-    async def _bridge(self, path: str) -> Bridge:
-        if path not in self._bridges:
-            chat = await self.chat()
-            self._bridges[path] = Bridge(path, chat, translated=not isinstance(chat, RelayTransport))
-        return self._bridges[path]
+    async def open(self, client: Api, upstream: UpstreamApi) -> Transport:
+        """Return the transport from a client's API to the upstream's. Raises ``ConfigurationError``."""
+        pair = (client, upstream)
+        if pair not in self._transports:
+            transport = await _TRANSPORTS[pair](self, client, upstream)
+            # Another task may have opened it meanwhile.
+            if self._transports.setdefault(pair, transport) is transport and self._retired:
+                await transport.retire()
+        return self._transports[pair]
 
-    async def relay(self) -> RelayTransport:
-        """Return the transport for requests in the upstream's own format. Raises ``NotFound`` if there is none."""
-        apis = self.settings.certain_apis
-        if apis is None or ("chat" in apis and self.settings.provider != ANTHROPIC):
-            transport = await self.chat()
-            if not isinstance(transport, RelayTransport):
-                raise NotFound(NOT_TRANSLATED)
-            return transport
-        if self._relay is None:
-            own = self.settings.provider == ANTHROPIC
-            self._relay = _anthropic(self.name, self.settings) if own else _relay(self.name, self.settings)
-            if self._retired:
-                await self._relay.retire()
-        return self._relay
+    async def relay(self, *, chat: bool = False) -> RelayTransport:
+        """Return the transport for requests in the upstream's own format. Raises ``NotFound`` if there is none.
+
+        ``chat`` is for chat completions, which Anthropic takes with another header for the key.
+        """
+        header: KeyHeader | None = None
+        if self.settings.provider == ANTHROPIC:
+            header = "authorization" if chat else "x-api-key"
+        if header not in self._relays:
+            address, headers = await self._address(header), _headers(self.settings)
+            relay = RelayTransport(address, upstream=self.name, api_key=_key(self.settings), headers=headers)
+            # Another task may have opened it meanwhile.
+            if self._relays.setdefault(header, relay) is relay and self._retired:
+                await relay.retire()
+        return self._relays[header]
+
+    async def _address(self, header: KeyHeader | None) -> Address:
+        settings = self.settings
+        if header is not None:
+            # The `base_url` may end in the version or not. Source: https://docs.claude.com/en/api/openai-sdk
+            return Address(f"{api_base(ANTHROPIC, settings.base_url)}/v1", key_header=header, official=True)
+        choice = await self.choice()
+        if choice.kind == "translate":
+            raise NotFound(NOT_TRANSLATED)
+        base_url = (choice.base_url or "").rstrip("/")
+        if settings.provider == "azure":
+            return azure_address(base_url, settings.api_version)
+        return Address(base_url, official=base_url == SPEAKS_OPENAI.get(settings.provider))
+
+    async def choice(self) -> TransportChoice:
+        """Return whether to relay to the upstream, and its address. Raises ``ConfigurationError``."""
+        if self._choice is None:
+            async with self._lock:
+                self._choice = self._choice or await self._choose()
+        return self._choice
+
+    async def _choose(self) -> TransportChoice:
+        settings, apis = self.settings, self.settings.certain_apis
+        relays = settings.speaks is not None or (apis is not None and "chat" not in apis)
+        lane = "relay" if relays else settings.lane
+        choice = resolve_transport(settings.provider, settings.base_url, lane, where=f"upstreams.{self.name}")
+        return choice or await litellm_choice(settings.provider, settings.base_url)
 
     async def retire(self) -> None:
+        """Close each transport once its last answer has ended."""
         self._retired = True
-        for transport in filter(None, (self._chat, self._relay)):
+        for transport in {*self._transports.values(), *self._relays.values()}:
             await transport.retire()
 
     async def aclose(self) -> None:
-        for transport in filter(None, (self._chat, self._relay)):
+        """Close all transports."""
+        for transport in {*self._transports.values(), *self._relays.values()}:
             await transport.aclose()
+
+
+async def _relayed(upstream: _Upstream, client: Api, api: UpstreamApi) -> Transport:
+    return await upstream.relay(chat=client == "chat")
+
+
+async def _by_litellm(upstream: _Upstream, client: Api, api: UpstreamApi) -> Transport:
+    # Imported here so that a deployment that only relays doesn't load it.
+    from proxy.upstream.litellm.transport import LiteLLMTransport
+
+    settings = upstream.settings
+    if api == "messages":
+        provider, base_url = ANTHROPIC, settings.base_url
+    else:
+        provider, base_url = settings.provider, (await upstream.choice()).base_url
+    return LiteLLMTransport(provider, base_url, _key(settings), _headers(settings))
+
+
+async def _over_chat(upstream: _Upstream, client: Api, api: UpstreamApi) -> Bridge:
+    return Bridge(client, "chat", await upstream.open("chat", api), translated=api != "chat")
+
+
+async def _over_responses(upstream: _Upstream, client: Api, api: UpstreamApi) -> Bridge:
+    return Bridge("chat", "responses", await upstream.relay())
+
+
+_TRANSPORTS: Mapping[tuple[Api, UpstreamApi], Callable[[_Upstream, Api, UpstreamApi], Awaitable[Transport]]] = {
+    ("chat", "chat"): _relayed,
+    ("chat", "messages"): _by_litellm,
+    ("chat", "responses"): _over_responses,
+    ("chat", "provider"): _by_litellm,
+    ("messages", "messages"): _relayed,
+    ("messages", "chat"): _over_chat,
+    ("messages", "responses"): _over_chat,
+    ("messages", "provider"): _over_chat,
+    ("responses", "responses"): _relayed,
+    ("responses", "chat"): _over_chat,
+    ("responses", "messages"): _over_chat,
+    ("responses", "provider"): _over_chat,
+}
+"""Opens the transport for a client's API and the upstream's."""
 
 
 class Upstreams:
@@ -132,14 +197,14 @@ class Upstreams:
 
     def __init__(self, settings: Mapping[str, UpstreamSettings], before: Upstreams | None = None) -> None:
         """``before`` are the upstreams of the previous configuration. Unchanged ones keep their transports."""
-        known: Mapping[str, _Upstream] = {} if before is None else before._upstreams
+        earlier: Mapping[str, _Upstream] = {} if before is None else before._upstreams
         self._upstreams: dict[str, _Upstream] = {
-            name: known[name] if name in known and known[name].settings == own else _Upstream(name, own)
-            for name, own in settings.items()
+            name: earlier[name] if name in earlier and earlier[name].settings == now else _Upstream(name, now)
+            for name, now in settings.items()
         }
         # Only requests that began under an earlier configuration still refer to its transports.
         self._retired: weakref.WeakSet[_Upstream] = weakref.WeakSet() if before is None else before._retired
-        self.kept = frozenset(name for name, upstream in self._upstreams.items() if upstream is known.get(name))
+        self.kept = frozenset(name for name, upstream in self._upstreams.items() if upstream is earlier.get(name))
         """The names of the upstreams that didn't change."""
 
     async def transport(self, name: str, path: str = CHAT_PATH, caller: str = "") -> Transport:
@@ -155,8 +220,7 @@ class Upstreams:
         upstream, api = self._upstreams[name], API_OF_PATH[path]
         if not await upstream.has(api, caller):
             return None
-        transport = await upstream.chat() if api == "chat" else await upstream.relay()
-        return transport if isinstance(transport, RelayTransport) else None
+        return await upstream.relay(chat=api == "chat")
 
     def missing(self, name: str) -> MissingApis:
         """Return the APIs that an upstream was found not to have."""
@@ -188,50 +252,9 @@ class Upstreams:
             await upstream.aclose()
 
 
-async def _open_transport(upstream: str, settings: UpstreamSettings) -> Transport:
-    where = f"upstreams.{upstream}"
-    lane = settings.lane
-    if settings.speaks is not None:  # certainly with chat completions
-        lane = "relay"
-    found = resolve_transport(settings.provider, settings.base_url, lane, where=where)
-    if found is None:
-        found = await litellm_choice(settings.provider, settings.base_url)
-    key, headers = _key(settings), _headers(settings)
-    if found.kind == "relay" and settings.provider == ANTHROPIC:  # https://docs.claude.com/en/api/openai-sdk
-        address = Address(f"{api_base(ANTHROPIC, settings.base_url)}/v1", known=True)
-        return RelayTransport(address, upstream=upstream, api_key=key, headers=headers)
-    if found.kind == "translate":
-        # Imported here so that a deployment that only relays doesn't load it.
-        from proxy.upstream.litellm.transport import LiteLLMTransport
-
-        return LiteLLMTransport(settings.provider, found.base_url, key, headers)
-    return RelayTransport(_address(settings, found), upstream=upstream, api_key=key, headers=headers)
-
-
-def _relay(upstream: str, settings: UpstreamSettings) -> RelayTransport:
-    """Return the transport to an upstream that has the API of a request. Raises ``ConfigurationError``."""
-    found = resolve_transport(settings.provider, settings.base_url, "relay", where=f"upstreams.{upstream}")
-    assert found is not None  # noqa: S101 - a relay always has a choice
-    address = _address(settings, found)
-    return RelayTransport(address, upstream=upstream, api_key=_key(settings), headers=_headers(settings))
-
-
-def _anthropic(upstream: str, settings: UpstreamSettings) -> RelayTransport:
-    """Return the transport to Anthropic's own API. Its `base_url` may end in the version or not."""
-    address = Address(f"{api_base(ANTHROPIC, settings.base_url)}/v1", key_header="x-api-key", known=True)
-    return RelayTransport(address, upstream=upstream, api_key=_key(settings), headers=_headers(settings))
-
-
 def _key(settings: UpstreamSettings) -> str | None:
     return settings.api_key.get_secret_value() if settings.api_key else None
 
 
 def _headers(settings: UpstreamSettings) -> dict[str, str]:
     return {name: value.get_secret_value() for name, value in settings.headers.items()}
-
-
-def _address(settings: UpstreamSettings, found: TransportChoice) -> Address:
-    base_url = (found.base_url or "").rstrip("/")
-    if settings.provider == "azure":
-        return azure_address(base_url, settings.api_version)
-    return Address(base_url, known=base_url == SPEAKS_OPENAI.get(settings.provider))

@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, quote, urlencode, urljoin, urlsplit
 from proxy.errors import UnknownModel
 from proxy.http.headers import Credential
 from proxy.upstream.connections import Connections
-from proxy.upstream.transport import CHAT_PATH, MESSAGES_PATH, Answer, Headers, Outgoing
+from proxy.upstream.transport import CHAT_PATH, MESSAGES_PATH, Answer, Headers, Outgoing, Transport
 
 KeyHeader = Literal["authorization", "api-key", "x-api-key"]
 
@@ -37,7 +37,7 @@ class Address:
     """The address of an upstream, and the header in which it takes keys.
 
     ``key_header`` is ``authorization`` (with "Bearer "), Azure's ``api-key`` or Anthropic's ``x-api-key``.
-    ``deployments`` says that operations on a model have the path ``/deployments/{model}/…``. ``known`` says that the
+    ``deployments`` says that operations on a model have the path ``/deployments/{model}/…``. ``official`` says that the
     address is the provider's own. A server at any other address may take keys in Anthropic's header on Anthropic's
     paths.
     """
@@ -46,7 +46,7 @@ class Address:
     query: str = ""
     key_header: KeyHeader = "authorization"
     deployments: bool = False
-    known: bool = False
+    official: bool = False
 
     @property
     def prefix(self) -> str:
@@ -67,7 +67,7 @@ def azure_address(base_url: str, api_version: str | None) -> Address:
     return Address(base, query, "api-key", deployments=True)
 
 
-class RelayTransport:
+class RelayTransport(Transport):
     """Sends bodies to one upstream unchanged."""
 
     def __init__(self, address: Address, *, upstream: str, api_key: str | None, headers: Mapping[str, str]) -> None:
@@ -138,11 +138,11 @@ class RelayTransport:
             if model in ("", ".", ".."):
                 raise UnknownModel("The model's name isn't valid for a deployment. Correct 'model'.", param="model")
             path = f"/deployments/{quote(model, safe='')}{path}"
-        own = self._address.query
-        if own:
+        configured = self._address.query
+        if configured:
             # The configured version overrides the one that clients send on every request.
             query = without_api_version(query)
-        queries = "&".join(filter(None, (own, query)))
+        queries = "&".join(filter(None, (configured, query)))
         return f"{self._address.base_url}{path}{'?' if queries else ''}{queries}"
 
     def headers(self, headers: Headers, credential: Credential | None, *, anthropic: bool = False) -> Headers:
@@ -172,8 +172,8 @@ class RelayTransport:
             case "api-key":
                 return "authorization" if bearer and _JSON_WEB_TOKEN.fullmatch(credential.key) else "api-key"
             case _:
-                own = anthropic and not self._address.known and credential.header == "x-api-key"
-                return "x-api-key" if own else "authorization"
+                as_sent = anthropic and not self._address.official and credential.header == "x-api-key"
+                return "x-api-key" if as_sent else "authorization"
 
     def _at_proxy(self, url: str, location: str) -> str | None:
         """Return the proxy's address for the upstream's ``location``.

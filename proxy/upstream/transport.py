@@ -1,10 +1,11 @@
-"""The interface of both transports: a request goes in, an answer comes out as bytes in OpenAI's format."""
+"""The interface of all transports: a request goes in, an answer comes out, both as bytes in the same API."""
 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -15,14 +16,17 @@ CHAT_PATH = "/chat/completions"
 MESSAGES_PATH = "/messages"
 RESPONSES_PATH = "/responses"
 
+JSON = ("content-type", "application/json")
+EVENT_STREAM = ("content-type", "text/event-stream; charset=utf-8")
+
 # OpenAI's own families reject `max_tokens`; other servers may support no other field.
 _COMPLETION_FIELD = re.compile(r"(?:gpt-[5-9]|o[1-9](?![a-z0-9.])|codex-mini)")
 
 
 def output_field(model: str) -> str:
     """Return the name of the field of chat completions that limits a model's output."""
-    own = model.lower().rsplit("/", 1)[-1]
-    return "max_completion_tokens" if _COMPLETION_FIELD.match(own) else "max_tokens"
+    name = model.lower().rsplit("/", 1)[-1]
+    return "max_completion_tokens" if _COMPLETION_FIELD.match(name) else "max_tokens"
 
 
 class Outgoing(msgspec.Struct, eq=False):
@@ -64,22 +68,36 @@ class Answer(msgspec.Struct, eq=False):
     close: Callable[[], Awaitable[None]]
     keeps_request: bool = False
 
+    @classmethod
+    def whole(cls, status: int, headers: Headers, body: bytes) -> Answer:
+        """Return an answer whose body is already there."""
+        return cls(status, headers, _once(body), _nothing)
 
-class Transport(Protocol):
-    """Sends requests to one upstream."""
 
+async def _once(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
+async def _nothing() -> None:
+    """Do nothing, because the answer was read whole."""
+
+
+class Transport(ABC):
+    """Sends requests to one upstream.
+
+    A transport without connections of its own sends through another one. The owner of that one closes it.
+    """
+
+    @abstractmethod
     async def send(self, request: Outgoing) -> Answer:
         """Send the request and wait for the head of the answer.
 
         Returns error statuses as answers, too. Raises ``errors.UpstreamUnreachable``, ``errors.UpstreamTimeout``, or
         ``errors.UpstreamInterrupted`` if there is no answer.
         """
-        ...
 
-    async def retire(self) -> None:
+    async def retire(self) -> None:  # noqa: B027 - see the class
         """Close the connections once no answer is open. Requests that still hold this transport may send once more."""
-        ...
 
-    async def aclose(self) -> None:
+    async def aclose(self) -> None:  # noqa: B027 - see the class
         """Close the connections."""
-        ...

@@ -11,7 +11,7 @@ from aiohttp import ClientResponse
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from proxy.dialects.chat.request import ChatRequest
-from proxy.upstream.litellm.stream import Stream
+from proxy.upstream.litellm.transport import Stream
 from tests.kit.anthropic_server import AnthropicServer
 from tests.kit.client import JSON, StartProxy, ask, chat, connected, request_bytes
 from tests.kit.raw_upstream import Arrived, End, RawUpstream, Step, answer, chunk, stream_head

@@ -7,50 +7,48 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 COVERED = {
-    "unit/compaction/test_stages.py": "compaction/stages/arguments "
-    "compaction/stages/duplicates compaction/stages/media "
-    "compaction/stages/results compaction/stages/stage",
+    "unit/compaction/test_stages.py": "compaction/stages/arguments compaction/stages/duplicates "
+    "compaction/stages/media compaction/stages/results "
+    "compaction/stages/stage",
     "unit/compaction/test_planning.py": "compaction/rules compaction/turn",
-    "unit/config/test_messages.py": "config/issues config/tree config/scalars config/suggestions "
-    "config/fields config/store config/archive "
-    "config/server config/log config/upstreams config/models config/teams",
+    "unit/config/test_messages.py": "config/archive config/fields config/issues config/log "
+    "config/models config/scalars config/server config/store "
+    "config/suggestions config/teams config/tree config/upstreams",
     "unit/config/test_assembly.py": "config/loading",
     "unit/config/test_checks.py": "config/providers",
     "hostile/test_expressions.py": "config/patterns",
-    "product/test_commands.py": "cli/commands cli/explain cli/policy_report cli/new_key cli/learned_report cli/forget",
-    "product/test_dashboard.py": "access/sessions config/effective endpoints/changes endpoints/charts "
-    "endpoints/dashboard endpoints/presentation pipeline/replay",
-    "product/test_operator_commands.py": "cli/operations cli/init cli/doctor cli/wrapped_command cli/checking "
-    "cli/key_list",
-    "product/test_record_paths.py": "cli/records endpoints/records endpoints/status endpoints/viewer "
-    "store/ledger_report telemetry/record_json",
+    "product/test_commands.py": "cli/commands cli/explain cli/forget cli/learned_report cli/new_key cli/policy_report",
+    "product/test_dashboard.py": "access/sessions config/effective endpoints/changes "
+    "endpoints/charts endpoints/dashboard endpoints/presentation "
+    "pipeline/replay",
+    "product/test_operator_commands.py": "cli/checking cli/doctor cli/init cli/key_list cli/operations "
+    "cli/wrapped_command",
+    "product/test_record_paths.py": "cli/records endpoints/records endpoints/status "
+    "endpoints/viewer store/ledger_report telemetry/record_json",
     "unit/store/test_replicated_map.py": "limits/stored",
-    "unit/demo/test_upstream.py": "demo/counting demo/replies demo/summariser demo/serving",
+    "unit/demo/test_upstream.py": "demo/counting demo/replies demo/serving demo/summariser",
     "unit/demo/test_demo.py": "demo/agent demo/apis demo/figures demo/run demo/script demo/tools",
     "unit/dialects/chat/test_counting.py": "dialects/counting tokens/text tokens/tools",
-    "unit/dialects/chat/test_message.py": "dialects/chat/format dialects/unit_json compaction/format",
+    "unit/dialects/chat/test_message.py": "compaction/format dialects/chat/format dialects/unit_json",
     "unit/dialects/chat/test_stream.py": "dialects/stream",
     "unit/dialects/chat/test_repair.py": "dialects/repair",
     "product/http/test_fidelity.py": "dialects/body dialects/chat/request",
-    "product/test_refusals_of_all_shapes.py": "pipeline/features/overflow dialects/chat/first_bytes "
-    "dialects/first_bytes  "
-    "pipeline/response_start",
-    "product/test_silent.py": "pipeline/features/usage_feedback dialects/chat/usage dialects/tail ",
-    "product/properties/test_money.py": "pipeline/features/stream_usage pipeline/billing endpoints/forwarded_costs",
+    "product/test_refusals_of_all_shapes.py": "dialects/chat/first_bytes dialects/first_bytes "
+    "pipeline/features/overflow pipeline/response_start",
+    "product/test_silent.py": "dialects/chat/usage dialects/tail pipeline/features/usage_feedback",
+    "product/properties/test_money.py": "endpoints/forwarded_costs pipeline/billing pipeline/features/stream_usage",
     "product/test_calibrated.py": "dialects/chat/upstream_counts",
     "product/http/test_streams.py": "dialects/chat/dialect dialects/dialect endpoints/reply",
-    "product/test_refused_thinking.py": "pipeline/features/reasoning",
     "product/test_messages_agent.py": "dialects/messages/blocks dialects/messages/dialect "
     "dialects/messages/joining dialects/messages/repair",
     "product/test_responses_agent.py": "dialects/responses/dialect dialects/responses/evidence "
     "dialects/responses/items dialects/responses/repair",
-    "unit/dialects/responses/test_state.py": "pipeline/features/server_state ",
-    "product/test_bridges.py": "upstream/bridge/translation upstream/bridge/transport",
-    "product/test_bridged_calls.py": "upstream/bridge/calls",
-    "product/test_bridged_answers.py": "upstream/bridge/chat upstream/bridge/messages upstream/bridge/responses "
-    "upstream/bridge/response_events upstream/bridge/over_responses",
-    "product/test_continued_summaries.py": "pipeline/features/continued_notes ",
-    "product/test_native_compaction.py": "pipeline/features/native_summary ",
+    "unit/dialects/responses/test_state.py": "pipeline/features/server_state",
+    "product/test_bridged_calls.py": "upstream/bridge/chat",
+    "product/test_bridged_answers.py": "upstream/bridge/messages upstream/bridge/over_responses "
+    "upstream/bridge/responses",
+    "product/test_continued_summaries.py": "pipeline/features/continued_notes",
+    "product/test_native_compaction.py": "pipeline/features/native_summary",
     "product/test_store_commands.py": "cli/store_commands cli/store_migration cli/store_status",
     "product/test_team_limits.py": "access/quotas",
     "hostile/test_web_pages.py": "access/web_origins",
@@ -62,28 +60,27 @@ COVERED = {
     "product/http/test_passthrough.py": "endpoints/passthrough",
     "product/http/test_restricted.py": "endpoints/restrictions",
     "docs/test_reference.py": "errors telemetry/metrics",
-    "unit/pipeline/test_recorder.py": "telemetry/record",
-    "product/test_opentelemetry.py": "config/otel telemetry/gen_ai telemetry/otel_export",
-    "product/test_metrics.py": "telemetry/exposition telemetry/request_metrics",
+    "product/test_opentelemetry.py": "config/otel telemetry/otel_export",
+    "product/test_metrics.py": "telemetry/exposition",
     "unit/server/test_metrics_server.py": "config/metrics",
-    "product/test_records.py": "pipeline/changes  config/records",
+    "product/test_records.py": "config/records pipeline/changes",
     "product/test_ledger.py": "config/prices",
     "product/http/test_upstream_keys.py": "http/headers upstream/relay",
     "hostile/test_bodies.py": "http/request_body",
-    "product/test_recall.py": "pipeline/features/recall dialects/hidden_tool   pipeline/sending",
+    "product/test_recall.py": "dialects/hidden_tool pipeline/features/recall pipeline/sending",
     "unit/recall/test_passages.py": "dialects/archived_text",
     "product/test_output.py": "limits/budget pipeline/budget",
     "unit/limits/profiles/test_lookup.py": "limits/profiles/corrections limits/profiles/litellm_table "
     "limits/profiles/names limits/profiles/profile",
-    "unit/overflow/test_recognize.py": "overflow/cleaning overflow/error_detection "
-    "overflow/error_fields overflow/exclusions "
-    "overflow/figures overflow/general overflow/patterns overflow/reading overflow/echo",
-    "product/test_overflow.py": "pipeline/attempt  ",
-    "product/properties/test_growing.py": "pipeline/compactor pipeline/job ",
-    "product/http": "pipeline/exchange  server/app server/runtime",
+    "unit/overflow/test_recognize.py": "overflow/cleaning overflow/echo overflow/error_detection "
+    "overflow/error_fields overflow/exclusions overflow/figures "
+    "overflow/general overflow/patterns overflow/reading",
+    "product/test_overflow.py": "pipeline/attempt",
+    "product/properties/test_growing.py": "pipeline/compactor pipeline/job",
+    "product/http": "pipeline/exchange server/app server/runtime",
     "hostile/test_without_tables.py": "pipeline/measures",
     "product/test_learned.py": "pipeline/services",
-    "product/test_item_references.py": "pipeline/features/item_references pipeline/watching ",
+    "product/test_item_references.py": "pipeline/features/item_references pipeline/watching",
     "product/test_summaries.py": "pipeline/summaries",
     "product/test_summary_limits.py": "pipeline/summary_models",
     "hostile/test_connections.py": "server/connection_limit",
@@ -93,12 +90,11 @@ COVERED = {
     "unit/store/test_sqlite.py": "store/file store/interface store/opening store/sqlite_worker store/tenants",
     "unit/store/test_sqlite_records.py": "store/record_codec store/records",
     "unit/summary/test_store.py": "summary/in_flight",
-    "unit/telemetry/test_logs.py": "telemetry/tracebacks",
     "unit/tokens/test_media.py": "tokens/images",
-    "product/http/test_failures.py": "upstream/connections http/loop_detection",
-    "unit/upstream/litellm/test_transport.py": "upstream/litellm/answer upstream/litellm/library "
-    "upstream/litellm/providers upstream/litellm/stream",
-    "unit/upstream/test_retired.py": "upstream/pool upstream/registry upstream/transport",
+    "product/http/test_failures.py": "http/loop_detection upstream/connections",
+    "unit/upstream/litellm/test_transport.py": "upstream/litellm/library",
+    "unit/upstream/test_retired.py": "upstream/transport",
+    "product/test_refused_thinking.py": "pipeline/features/reasoning",
 }
 """Modules without a test file of their name, by the tests that cover them."""
 

@@ -16,10 +16,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 from msgspec.structs import replace
 
-from proxy.telemetry.record import TIERS, Usage
-
-PICO = 10**12
-"""Parts of a US dollar in which prices are stated. Sums of integers are exact."""
+from proxy.telemetry.record import DOLLAR, TIERS, Usage
 
 FIELDS = {
     "input_cost_per_token": "input",
@@ -265,7 +262,7 @@ def _stated(entry: Mapping[str, object]) -> dict[str, dict[int, _Stated]]:
 def _price(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
         return None
-    return round(value * PICO)
+    return round(value * DOLLAR)
 
 
 def _by_size(standard: Mapping[int, _Stated], own: Mapping[int, _Stated], inclusive: int) -> list[tuple[int, Rates]]:

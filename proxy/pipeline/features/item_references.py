@@ -13,7 +13,7 @@ from proxy.pipeline.job import Outcome
 from proxy.pipeline.response_start import ResponseStart, header, is_encoded
 from proxy.pipeline.services import Services
 from proxy.pipeline.watching import AnswerReader
-from proxy.upstream.bridge.response_events import is_unique
+from proxy.upstream.bridge.chat import is_unique
 
 DAY = 86_400.0
 

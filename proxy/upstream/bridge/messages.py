@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from proxy.errors import ErrorShape, RequestError, anthropic_type
+from proxy.errors import RequestError, anthropic_type
 from proxy.http import sse
 from proxy.overflow import recognise
-from proxy.upstream.bridge.chat import with_reasoning
+from proxy.upstream.bridge.chat import ChatTranslation, chat_translator, with_reasoning
 
 _ADAPTERS = "litellm.llms.anthropic.pass_through.adapters"
 
@@ -29,8 +29,8 @@ _FIELDS = frozenset(
 )
 
 
-class MessagesTranslation:
-    """See ``translation.Translation``."""
+class MessagesTranslation(ChatTranslation):
+    """A request of ``/v1/messages`` as a chat request, and the way back."""
 
     def __init__(self, litellm: Any, body: Mapping[str, Any]) -> None:
         self._litellm = litellm
@@ -50,8 +50,8 @@ class MessagesTranslation:
         value = effort.get("effort") if isinstance(effort, Mapping) else effort
         return value if value and self._litellm.supports_reasoning(self._model) else None
 
-    def whole(self, completion: dict[str, Any]) -> dict[str, Any]:
-        """Return the message for a chat completion. Raises ``ValueError`` if it isn't one."""
+    def of_completion(self, completion: dict[str, Any]) -> dict[str, Any]:
+        """Return the message for a chat completion."""
         for choice in completion["choices"]:
             with_reasoning(choice["message"])
         response = self._litellm.ModelResponse(**completion)
@@ -62,7 +62,7 @@ class MessagesTranslation:
         message["id"] = _message_id(str(message["id"]))
         return message
 
-    async def events(self, chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+    async def of_chunks(self, chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
         """Yield the events for the chunks of a chat stream."""
         wrapper = importlib.import_module(f"{_ADAPTERS}.streaming_iterator").AnthropicStreamWrapper(
             self._parsed(chunks), model=self._model, tool_name_mapping=self._names
@@ -80,33 +80,6 @@ class MessagesTranslation:
             yield self._litellm.types.utils.ModelResponseStream(**chunk)
 
 
-class MessagesTranslator:
-    """See ``translation.Translator``."""
-
-    errors: ErrorShape = "anthropic"
-
-    def translate(self, litellm: Any, body: dict[str, Any]) -> MessagesTranslation:
-        """Translate a request. Raises ``RequestError`` if it has no messages."""
-        messages = body.get("messages")
-        if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
-            raise RequestError("'messages' must be a non-empty array of objects.", param="messages")
-        return MessagesTranslation(litellm, body)
-
-    def error(self, fields: Mapping[str, Any], status: int) -> dict[str, Any]:
-        """Return the error in Anthropic's shape, with its words for an overflow before the upstream's own."""
-        message = str(fields.get("message") or "The upstream returned an error.")
-        plain = msgspec.json.encode({"error": dict(fields)})
-        if OVERFLOW not in message.lower() and recognise(status, plain) is not None:
-            message = f"{OVERFLOW}: {message}"
-        return {"type": "error", "error": {"type": anthropic_type(status), "message": message}}
-
-    def error_event(self, fields: Mapping[str, Any]) -> bytes:
-        """Return the event ``error``."""
-        status = fields.get("status") or fields.get("code")
-        known = status if isinstance(status, int) and 400 <= status <= 599 else 500
-        return sse.encode(msgspec.json.encode(self.error(fields, known)), "error")
-
-
 def _with_signature(block: dict[str, Any]) -> None:
     """Give thinking from a server without signatures an empty one, as the SDK's types require."""
     if block.get("type") == "thinking" and block.get("signature") is None:
@@ -115,3 +88,29 @@ def _with_signature(block: dict[str, Any]) -> None:
 
 def _message_id(id: str) -> str:
     return id if id.startswith("msg_") else f"msg_{id}"
+
+
+def _translation(litellm: Any, body: dict[str, Any]) -> MessagesTranslation:
+    """Translate a request. Raises ``RequestError`` if it has no messages."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
+        raise RequestError("'messages' must be a non-empty array of objects.", param="messages")
+    return MessagesTranslation(litellm, body)
+
+
+def _error(fields: Mapping[str, Any], status: int) -> dict[str, Any]:
+    """Return the error in Anthropic's shape, with its words for an overflow before the upstream's own."""
+    message = str(fields.get("message") or "The upstream returned an error.")
+    plain = msgspec.json.encode({"error": dict(fields)})
+    if OVERFLOW not in message.lower() and recognise(status, plain) is not None:
+        message = f"{OVERFLOW}: {message}"
+    return {"type": "error", "error": {"type": anthropic_type(status), "message": message}}
+
+
+def _error_event(fields: Mapping[str, Any]) -> bytes:
+    stated = fields.get("status") or fields.get("code")
+    status = stated if isinstance(stated, int) and 400 <= stated <= 599 else 500
+    return sse.encode(msgspec.json.encode(_error(fields, status)), "error")
+
+
+TRANSLATOR = chat_translator(_translation, _error, _error_event, "anthropic")

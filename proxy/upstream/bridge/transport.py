@@ -1,7 +1,7 @@
-"""Send requests in an API that the upstream doesn't have as chat completions.
+"""Send requests in an API that the upstream doesn't have, in one that it has.
 
 LiteLLM's functions translate the request and the answer. The request itself goes through the upstream's transport for
-chat completions, so keys, addresses, time limits, and the upstream's own errors stay as they are. LiteLLM's own calls,
+the other API, so keys, addresses, time limits, and the upstream's own errors stay as they are. LiteLLM's own calls,
 such as ``aresponses``, would open connections of their own and wrap errors in LiteLLM's words.
 """
 
@@ -9,24 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import AsyncIterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from proxy.errors import BadBody, RequestError, UpstreamInterrupted
+from proxy.config.upstreams import Api
+from proxy.errors import BadBody, ErrorShape, RequestError, UpstreamInterrupted
+from proxy.http.sse import EventSplitter, data_of, split_events
 from proxy.overflow import recognise
-from proxy.upstream.bridge.calls import ordered, with_ids
-from proxy.upstream.bridge.chat import UNREADABLE, Failed, chunks, plain
-from proxy.upstream.bridge.translation import Translation, Translator
 from proxy.upstream.litellm import library as litellm_library
-from proxy.upstream.transport import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH, Answer, Headers, Outgoing, Transport
+from proxy.upstream.transport import EVENT_STREAM, JSON, Answer, Headers, Outgoing, Transport
 
-TRANSLATORS: Mapping[str, tuple[str, str]] = {
-    MESSAGES_PATH: ("proxy.upstream.bridge.messages", "MessagesTranslator"),
-    RESPONSES_PATH: ("proxy.upstream.bridge.responses", "ResponsesTranslator"),
+TRANSLATORS: Mapping[tuple[Api, Api], str] = {
+    ("messages", "chat"): "proxy.upstream.bridge.messages",
+    ("responses", "chat"): "proxy.upstream.bridge.responses",
+    ("chat", "responses"): "proxy.upstream.bridge.over_responses",
 }
-"""The translator of each path, by module and class."""
+"""The modules with a ``TRANSLATOR``, by the client's API and the upstream's. Chat completions are the hub."""
+
+BROKEN = "The upstream broke off in the middle of its answer. Send the request again."
 
 LARGE = 262_144
 """A body of more bytes is translated in a thread."""
@@ -35,20 +39,63 @@ ANSWER_BYTES = 16_000_000
 """The longest answer that the proxy translates as a whole."""
 
 _REPLACED = frozenset({"content-type", "content-length", "content-encoding"})
-_EVENTS = ("content-type", "text/event-stream; charset=utf-8")
-_JSON = ("content-type", "application/json")
+
+# LiteLLM's functions expect valid requests and answers, and raise any of these for others.
+_INVALID = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 
 
-class Bridge:
-    """Sends the requests of one path over an upstream's transport for chat completions.
+class Translation(ABC):
+    """The way back for the answer to one translated request."""
 
-    ``translated`` says that LiteLLM translates the chat request once more, for example to Gemini's format.
+    @abstractmethod
+    def whole(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer in the client's API. May raise any error for an answer that isn't valid."""
+
+    @abstractmethod
+    def events(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield the events of a stream in the client's API. Raises ``ErrorInStream``, as well as any other error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Translator:
+    """Translates requests of one API to another.
+
+    ``translate`` gets LiteLLM, the request, and whether LiteLLM translates the result once more. It raises
+    ``RequestError`` for a request that the other API can't express, and may raise any error for one that isn't valid.
+    ``is_answer`` returns whether a JSON object is an answer and not an error. ``error`` returns an error in the
+    client's API for the fields of the upstream's error and a status, and ``error_event`` the event for one in a stream.
+    ``untranslatable`` and ``unreadable`` are the messages for requests and answers that aren't valid. ``shape`` is the
+    shape of the client's errors. ``same_errors`` says that both APIs have the same shape, so that errors stay as sent.
     """
 
-    def __init__(self, path: str, chat: Transport, *, translated: bool) -> None:
-        module, name = TRANSLATORS[path]
-        self._translator: Translator = getattr(importlib.import_module(module), name)()
-        self._chat = chat
+    translate: Callable[[Any, Outgoing, bool], tuple[Outgoing, Translation]]
+    is_answer: Callable[[Mapping[str, Any]], bool]
+    error: Callable[[Mapping[str, Any], int], dict[str, Any]]
+    error_event: Callable[[Mapping[str, Any]], bytes]
+    untranslatable: str
+    unreadable: str
+    shape: ErrorShape = "openai"
+    same_errors: bool = False
+
+
+class ErrorInStream(Exception):
+    """A stream contains an error. ``error`` is the upstream's object."""
+
+    def __init__(self, error: Mapping[str, Any]) -> None:
+        super().__init__("the stream contains an error")
+        self.error = error
+
+
+class Bridge(Transport):
+    """Sends requests of the API ``client`` over ``transport``, which sends those of the API ``upstream``.
+
+    ``translated`` says that LiteLLM translates these requests once more, for example to Gemini's format.
+    """
+
+    def __init__(self, client: Api, upstream: Api, transport: Transport, *, translated: bool = False) -> None:
+        # Imported here so that a deployment that only relays doesn't load it.
+        self._translator: Translator = importlib.import_module(TRANSLATORS[client, upstream]).TRANSLATOR
+        self._transport = transport
         self._translated = translated
 
     async def send(self, request: Outgoing) -> Answer:
@@ -56,74 +103,55 @@ class Bridge:
         try:
             ready, translation = await self.translate(request)
         except RequestError as error:
-            return Answer(error.status, [_JSON], _once(error.body(self._translator.errors)), _nothing)
+            return Answer.whole(error.status, [JSON], error.body(self._translator.shape))
         return await self.exchange(ready, translation)
 
     async def translate(self, request: Outgoing) -> tuple[Outgoing, Translation]:
-        """Return the chat request, and the translation of its answer. Raises ``RequestError``."""
+        """Return the translated request, and the translation of its answer. Raises ``RequestError``."""
         litellm = await litellm_library.load()
         if len(request.body) > LARGE or request.expanded is not None:
-            return await asyncio.to_thread(self._outgoing, litellm, request)
-        return self._outgoing(litellm, request)
+            return await asyncio.to_thread(self._translate, litellm, request)
+        return self._translate(litellm, request)
 
-    def _outgoing(self, litellm: Any, request: Outgoing) -> tuple[Outgoing, Translation]:
+    def _translate(self, litellm: Any, request: Outgoing) -> tuple[Outgoing, Translation]:
         try:
-            body = msgspec.json.decode(request.body if request.expanded is None else request.expanded())
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise BadBody("The body isn't JSON, so the proxy can't translate it for this upstream.") from error
-        if not isinstance(body, dict):
-            raise BadBody("The body must be a JSON object.")
-        try:
-            translation = self._translator.translate(litellm, {**body, "model": request.model})
-            chat = plain(translation.request, request.model, translated=self._translated)
-            if request.alternated is not None:
-                chat["messages"] = request.alternated(chat["messages"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            # LiteLLM's functions expect valid requests, and raise any of these for others.
-            raise BadBody(
-                "The proxy can't translate the request to chat completions. Check its messages and tools."
-            ) from error
-        if request.stream:
-            chat |= {"stream": True, "stream_options": {"include_usage": True}}
-        else:
-            chat.pop("stream", None)
-            chat.pop("stream_options", None)
-        sent = msgspec.structs.replace(
-            request, body=msgspec.json.encode(chat), path=CHAT_PATH, query="", headers=_for_chat(request.headers)
-        )
-        return sent, translation
+            return self._translator.translate(litellm, request, self._translated)
+        except _INVALID as error:
+            raise BadBody(self._translator.untranslatable) from error
 
     async def exchange(self, request: Outgoing, translation: Translation) -> Answer:
         """Send a translated request, and translate its answer."""
-        answer = await self._chat.send(request)
+        answer = await self._transport.send(request)
+        if self._translator.same_errors and answer.status != 200:
+            return answer
         try:
             if answer.status >= 400:
-                return await self._error(answer, await _read(answer))
+                return await self._error(answer, await self._read(answer))
             if request.stream and _is_stream(answer):
-                body = self._events(answer, translation)
-                return Answer(200, [_EVENTS, *_kept(answer)], body, answer.close, answer.keeps_request)
+                events = self._events(answer, translation)
+                return Answer(200, [EVENT_STREAM, *_kept(answer)], events, answer.close, answer.keeps_request)
             return await self._whole(answer, translation)
         except BaseException:
             await answer.close()
             raise
 
     async def _whole(self, answer: Answer, translation: Translation) -> Answer:
-        raw = await _read(answer)
+        raw = await self._read(answer)
         try:
-            completion = msgspec.json.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise UpstreamInterrupted(UNREADABLE) from error
-        if not isinstance(completion, dict) or completion.get("error") or not completion.get("choices"):
-            if recognise(answer.status, raw, answer.headers) is None and not _has_error(completion):
-                raise UpstreamInterrupted(UNREADABLE)
+            value = msgspec.json.decode(raw)
+        except (ValueError, RecursionError) as error:
+            raise self._unreadable() from error
+        if not isinstance(value, dict) or not self._translator.is_answer(value):
+            has_error = isinstance(value, dict) and bool(value.get("error"))
+            if not has_error and recognise(answer.status, raw, answer.headers) is None:
+                raise self._unreadable()
             return await self._error(answer, raw)
         try:
-            with_ids(completion)
-            made = await asyncio.to_thread(translation.whole, completion)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UpstreamInterrupted(UNREADABLE) from error
+            translated = await asyncio.to_thread(translation.whole, value)
+        except _INVALID as error:
+            raise self._unreadable() from error
         await answer.close()
-        return Answer(200, [_JSON, *_kept(answer)], _once(msgspec.json.encode(made)), _nothing)
+        return Answer.whole(200, [JSON, *_kept(answer)], msgspec.json.encode(translated))
 
     async def _error(self, answer: Answer, raw: bytes) -> Answer:
         """Return an error in the shape of the client's API. An error with a success status gets 400 or 502."""
@@ -131,46 +159,72 @@ class Bridge:
         status = answer.status
         if status < 400:
             status = 400 if recognise(status, raw, answer.headers) is not None else 502
-        body = msgspec.json.encode(self._translator.error(error_fields(raw), status))
-        return Answer(status, [_JSON, *_kept(answer)], _once(body), _nothing)
+        body = msgspec.json.encode(self._translator.error(_error_fields(raw), status))
+        return Answer.whole(status, [JSON, *_kept(answer)], body)
 
     async def _events(self, answer: Answer, translation: Translation) -> AsyncIterator[bytes]:
         try:
-            async for event in translation.events(ordered(chunks(answer.body))):
+            async for event in translation.events(answer.body):
                 yield event
-        except Failed as failed:
-            yield self._translator.error_event(failed.error)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UpstreamInterrupted(UNREADABLE) from error
+        except ErrorInStream as error:
+            yield self._translator.error_event(error.error)
+        except _INVALID as error:
+            raise self._unreadable() from error
         finally:
             await answer.close()
 
-    async def retire(self) -> None:
-        """Do nothing, because the transport for chat completions is retired by its owner."""
+    async def _read(self, answer: Answer) -> bytes:
+        read = bytearray()
+        async for chunk in answer.body:
+            read += chunk
+            if len(read) > ANSWER_BYTES:
+                raise self._unreadable()
+        return bytes(read)
 
-    async def aclose(self) -> None:
-        """Do nothing, because the transport for chat completions is closed by its owner."""
+    def _unreadable(self) -> UpstreamInterrupted:
+        return UpstreamInterrupted(self._translator.unreadable)
 
 
-def error_fields(raw: bytes) -> dict[str, Any]:
+async def event_data(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the data of each event in a stream."""
+    splitter = EventSplitter()
+    async for received in body:
+        for lines in split_events(splitter.feed(received)):
+            if data := data_of(lines):
+                yield data
+
+
+def decoded_object(data: bytes, unreadable: str) -> dict[str, Any]:
+    """Return a JSON object. Raises ``UpstreamInterrupted`` with the message ``unreadable`` for anything else."""
+    try:
+        value = msgspec.json.decode(data)
+    except (ValueError, RecursionError) as error:
+        raise UpstreamInterrupted(unreadable) from error
+    if not isinstance(value, dict):
+        raise UpstreamInterrupted(unreadable)
+    return value
+
+
+def openai_error(fields: Mapping[str, Any], status: int) -> dict[str, Any]:
+    """Return an error in the shape of OpenAI's APIs, for ``Translator.error``."""
+    return {"error": dict(fields)}
+
+
+def without_compression(headers: Headers) -> Headers:
+    """Return headers for a request whose answer the proxy reads."""
+    return [pair for pair in headers if pair[0] != "accept-encoding"]
+
+
+def _error_fields(raw: bytes) -> dict[str, Any]:
     """Return the fields of an upstream's error: those of OpenAI's shape, or a message with the text."""
     try:
         value = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return {"message": raw.decode("utf-8", "replace").strip(), "type": "upstream_error"}
-    found = value.get("error", value) if isinstance(value, dict) else value
-    if isinstance(found, dict):
-        return found if found.get("message") else {**found, "message": msgspec.json.encode(found).decode()}
-    return {"message": found if isinstance(found, str) else raw.decode(), "type": "upstream_error"}
-
-
-def _has_error(completion: object) -> bool:
-    return isinstance(completion, dict) and bool(completion.get("error"))
-
-
-def _for_chat(headers: Headers) -> Headers:
-    """Return a client's headers without those of Anthropic's API. The answer must not be compressed."""
-    return [pair for pair in headers if pair[0] != "accept-encoding" and not pair[0].startswith("anthropic-")]
+    error = value.get("error", value) if isinstance(value, dict) else value
+    if isinstance(error, dict):
+        return error if error.get("message") else {**error, "message": msgspec.json.encode(error).decode()}
+    return {"message": error if isinstance(error, str) else raw.decode(), "type": "upstream_error"}
 
 
 def _kept(answer: Answer) -> Headers:
@@ -181,20 +235,3 @@ def _is_stream(answer: Answer) -> bool:
     return any(
         name == "content-type" and value.lower().startswith("text/event-stream") for name, value in answer.headers
     )
-
-
-async def _read(answer: Answer) -> bytes:
-    read = bytearray()
-    async for chunk in answer.body:
-        read += chunk
-        if len(read) > ANSWER_BYTES:
-            raise UpstreamInterrupted(UNREADABLE)
-    return bytes(read)
-
-
-async def _once(body: bytes) -> AsyncIterator[bytes]:
-    yield body
-
-
-async def _nothing() -> None:
-    """Do nothing, because the answer was read whole."""

@@ -18,6 +18,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from proxy.config.providers import TransportChoice
+from proxy.errors import ConfigurationError
+
 # Read by LiteLLM while it is imported.
 _ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {
@@ -53,6 +56,9 @@ _CALLBACK_LISTS = (
 )
 _ANSWER_TYPES = ("Message", "Delta", "Choices", "StreamingChoices", "ModelResponse", "ModelResponseStream", "Usage")
 _LOGGERS = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
+
+# LiteLLM counts these among its OpenAI-compatible providers, but their formats or addresses need its translation.
+NEEDS_TRANSLATION = frozenset({"azure_ai", "databricks", "watsonx", "github_copilot", "snowflake"})
 
 _lock = threading.Lock()
 _loaded: list[Any] = []
@@ -136,3 +142,19 @@ def _staying(made: Callable[..., Any]) -> Callable[..., Any]:
 def http_client() -> Any:
     """Return a new LiteLLM HTTP client. The caller closes it. Call ``load`` first."""
     return importlib.import_module("litellm.llms.custom_httpx.http_handler").AsyncHTTPHandler()
+
+
+async def litellm_choice(provider: str, base_url: str | None) -> TransportChoice:
+    """Return the transport for a provider by LiteLLM's registry. The first call imports LiteLLM, which takes seconds.
+
+    Raises ``ConfigurationError`` for a provider that LiteLLM doesn't have.
+    """
+    litellm = await load()
+    if provider not in {known.value for known in litellm.LlmProviders}:
+        raise ConfigurationError(f"provider {provider} is unknown to LiteLLM: correct its name")
+    if provider not in litellm.openai_compatible_providers or provider in NEEDS_TRANSLATION:
+        return TransportChoice("translate", base_url)
+    if base_url is not None:
+        return TransportChoice("relay", base_url)
+    _, _, _, address = litellm.get_llm_provider("any", custom_llm_provider=provider)
+    return TransportChoice("relay", address) if address else TransportChoice("translate", None)

@@ -16,15 +16,14 @@ from typing import Any
 
 import msgspec
 
-from proxy.errors import NotAuthenticated, RequestError, UpstreamError, UpstreamTimeout
-from proxy.upstream.litellm import answer as translate_answer
-from proxy.upstream.litellm import errors as translate_errors
+from proxy.errors import NotAuthenticated, RequestError, UpstreamError, UpstreamInterrupted, UpstreamTimeout
+from proxy.http import sse
+from proxy.upstream.litellm import answers
 from proxy.upstream.litellm import library as litellm_library
 from proxy.upstream.litellm.request import CREDENTIAL_FROM_ENVIRONMENT, api_base, arguments
-from proxy.upstream.litellm.stream import Stream
-from proxy.upstream.transport import Answer, Outgoing
+from proxy.upstream.transport import EVENT_STREAM, JSON, Answer, Headers, Outgoing, Transport
 
-OWN_CLIENT = frozenset({"anthropic", "gemini", "vertex_ai", "vertex_ai_beta"})
+CLIENT_PROVIDERS = frozenset({"anthropic", "gemini", "vertex_ai", "vertex_ai_beta"})
 """Providers for which LiteLLM accepts an HTTP client. The proxy's client lives as long as the transport."""
 
 NO_KEY = (
@@ -33,7 +32,11 @@ NO_KEY = (
 )
 
 
-class LiteLLMTransport:
+_AHEAD = 8
+"""Chunks to read ahead of the client."""
+
+
+class LiteLLMTransport(Transport):
     """Sends requests to one upstream through LiteLLM.
 
     ``provider`` is LiteLLM's name for it. ``base_url`` may end in the API's version or not (``https://host``,
@@ -46,7 +49,7 @@ class LiteLLMTransport:
         self._api_key = api_key
         self._headers = dict(headers)
         self._client: Any = None
-        self._streams: set[Stream] = set()
+        self._streams: set[_LiteLLMStream] = set()
         self._busy = 0
         self._retired = False
 
@@ -68,23 +71,21 @@ class LiteLLMTransport:
         call["_skip_mcp_handler"] = True
         litellm = await litellm_library.load()
         self._busy += 1
-        if self._provider in OWN_CLIENT:
-            call["client"] = self._own_client()
+        if self._provider in CLIENT_PROVIDERS:
+            call["client"] = self._http_client()
         try:
             async with asyncio.timeout(request.timeout):
                 return await (self._stream(litellm, call) if request.stream else _whole(litellm, call))
         except TimeoutError as error:
-            raise UpstreamTimeout(translate_errors.TIMEOUT) from error
+            raise UpstreamTimeout(answers.TIMEOUT) from error
         except UpstreamError:
             raise
         except Exception as error:  # noqa: BLE001 - each one becomes an answer below
-            translate_errors.drop_tracebacks(error)
+            answers.drop_tracebacks(error)
             # LiteLLM raises anything from OpenAI's classes to a bare KeyError. If the provider didn't return an error,
             # the client gets a 400 or 502.
-            refusal = translate_errors.refusal(
-                error, hidden=translate_errors.hidden_texts(self._base_url, self._api_key, key)
-            )
-            return Answer(refusal.status, refusal.headers, _once(refusal.body), _nothing)
+            refusal = answers.refusal(error, hidden=answers.hidden_texts(self._base_url, self._api_key, key))
+            return Answer.whole(refusal.status, refusal.headers, refusal.body)
         finally:
             self._busy -= 1
             await self._close_if_done()
@@ -112,13 +113,13 @@ class LiteLLMTransport:
             return None
         return request.credential.key
 
-    def _own_client(self) -> Any:
+    def _http_client(self) -> Any:
         if self._client is None:
             self._client = litellm_library.http_client()
         return self._client
 
     async def _stream(self, litellm: Any, call: dict[str, Any]) -> Answer:
-        stream = Stream(litellm, call, self._streams)
+        stream = _LiteLLMStream(litellm, call, self._streams)
         try:
             headers = await stream.start()
         except BaseException:
@@ -135,19 +136,91 @@ class LiteLLMTransport:
 
 async def _whole(litellm: Any, call: dict[str, Any]) -> Answer:
     response = await litellm.acompletion(**call)
-    body = msgspec.json.encode(translate_answer.completion(response))
-    return Answer(
-        200, [("content-type", "application/json"), *translate_answer.request_id(response)], _once(body), _nothing
-    )
+    body = msgspec.json.encode(answers.completion(response))
+    return Answer.whole(200, [JSON, *answers.request_id(response)], body)
 
 
 def _refused(error: RequestError) -> Answer:
-    return Answer(error.status, [("content-type", "application/json")], _once(error.body()), _nothing)
+    return Answer.whole(error.status, [JSON], error.body())
 
 
-async def _once(body: bytes) -> AsyncIterator[bytes]:
-    yield body
+class _LiteLLMStream:
+    """A streamed answer. One task owns the upstream's request from start to end, so canceling it ends the request."""
 
+    def __init__(self, litellm: Any, call: dict[str, Any], open_streams: set[_LiteLLMStream]) -> None:
+        self._litellm = litellm
+        self._call = call
+        self._open = open_streams
+        self._head: asyncio.Future[Headers] = asyncio.get_running_loop().create_future()
+        self._chunks: asyncio.Queue[bytes | UpstreamInterrupted | None] = asyncio.Queue(_AHEAD)
+        self._task: asyncio.Task[None] | None = None
 
-async def _nothing() -> None:
-    """Do nothing, because the answer was read whole."""
+    async def start(self) -> Headers:
+        """Wait for the first chunk, and return the headers. Raises LiteLLM's exception if one comes first."""
+        self._open.add(self)
+        self._task = asyncio.create_task(self._run())
+        return await self._head
+
+    async def close(self) -> None:
+        """End the upstream's request, and with it ``events``."""
+        self._open.discard(self)
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self._head.done() and not self._head.cancelled():
+            self._head.exception()  # Mark the exception as retrieved, because no caller awaits it now.
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Yield server-sent events up to ``[DONE]``. Raises ``UpstreamInterrupted`` if the provider breaks off."""
+        try:
+            while (event := await self._chunks.get()) is not None:
+                if isinstance(event, UpstreamInterrupted):
+                    try:
+                        raise event
+                    finally:
+                        del event  # avoid a reference cycle through its traceback
+                yield event
+        finally:
+            await self.close()
+
+    async def _run(self) -> None:
+        response = None
+        try:
+            response = await self._litellm.acompletion(**self._call)
+            await self._read(response)
+        except asyncio.CancelledError:
+            self._cut()  # don't reraise: a canceled task would keep the error, which refers to this stream
+        except Exception as error:  # noqa: BLE001 - each one is passed on below
+            answers.drop_tracebacks(error)
+            # Before the first chunk, the caller handles the error. After it, the answer is broken.
+            if not self._head.done():
+                self._head.set_exception(error)
+                return
+            broken = UpstreamInterrupted(answers.INTERRUPTED)
+            broken.__cause__ = error
+            await self._chunks.put(broken)
+        finally:
+            self._open.discard(self)
+            if response is not None:
+                await response.aclose()
+
+    async def _read(self, response: Any) -> None:
+        async for part in response:
+            chunk = answers.chunk(part)
+            finished = any(choice["finish_reason"] for choice in chunk["choices"])
+            if finished and not (response.received_finish_reason or response.intermittent_finish_reason):
+                raise UpstreamInterrupted(answers.INTERRUPTED)
+            if not self._head.done():
+                self._head.set_result([EVENT_STREAM, *answers.request_id(response)])
+            await self._chunks.put(sse.encode(msgspec.json.encode(chunk)))
+        if not self._head.done():
+            raise UpstreamInterrupted(answers.INTERRUPTED)
+        await self._chunks.put(sse.encode(b"[DONE]"))
+        await self._chunks.put(None)
+
+    def _cut(self) -> None:
+        """Report the interruption to a waiting reader, and drop the chunks that it hasn't read."""
+        self._head.cancel()
+        while not self._chunks.empty():
+            self._chunks.get_nowait()
+        self._chunks.put_nowait(UpstreamInterrupted(answers.INTERRUPTED))

@@ -77,7 +77,7 @@ def test_an_upstreams_own_key(
 
 def test_a_provider_that_is_known_takes_bearer_tokens_only() -> None:
     transport = RelayTransport(
-        Address("https://api.openai.com/v1", known=True), upstream="main", api_key=None, headers={}
+        Address("https://api.openai.com/v1", official=True), upstream="main", api_key=None, headers={}
     )
     sent = transport.headers([], Credential("sk-1", "x-api-key"), anthropic=True)
     assert sent == [("authorization", "Bearer sk-1")]

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from proxy.telemetry.tracebacks import LEFT_OUT, as_data, as_text, words_of
+from proxy.telemetry.logs import LEFT_OUT, as_data, as_text, words_of
 
 LOGGED = """
 import structlog

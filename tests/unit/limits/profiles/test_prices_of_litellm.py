@@ -17,7 +17,7 @@ from proxy.dialects.messages.dialect import MESSAGES
 from proxy.dialects.responses.dialect import RESPONSES
 from proxy.dialects.usage import usage_of
 from proxy.limits.profiles import litellm_table
-from proxy.limits.profiles.prices import PICO
+from proxy.telemetry.record import DOLLAR
 from proxy.upstream.litellm import library
 
 # LiteLLM imports modules of providers, some of them with warnings, when it first computes their prices.
@@ -146,7 +146,7 @@ def our_price(case: Case) -> float:
     usage = usage_of(tail.finished())
     assert price is not None
     assert usage is not None
-    return price.at(case.at.timestamp()).cost(usage) / PICO
+    return price.at(case.at.timestamp()).cost(usage) / DOLLAR
 
 
 def their_price(litellm: Any, case: Case) -> float:

@@ -1,4 +1,4 @@
-"""Convert LiteLLM's exceptions to the provider's error responses.
+"""Convert LiteLLM's answers to OpenAI's format without LiteLLM's own fields, and its exceptions to error responses.
 
 LiteLLM changes statuses (529 becomes 500), wraps the provider's JSON in its own words, and raises the same class for a
 refused connection as for a bug. This module reads the provider's status and headers, or the network's error, from the
@@ -18,7 +18,7 @@ import httpx
 from proxy.errors import UpstreamError, UpstreamInterrupted, UpstreamTimeout, UpstreamUnreachable, error_body
 from proxy.overflow import recognise
 from proxy.overflow.exclusions import excluded
-from proxy.upstream.transport import Headers
+from proxy.upstream.transport import JSON, Headers
 
 UNREACHABLE = "Cannot reach the model's provider. Try again later, or ask the operator to check the upstream."
 TIMEOUT = "The model's provider did not answer in time. Try again, or send a smaller request."
@@ -52,6 +52,78 @@ _ADDED = re.compile(
     r"|\nTraceback | Arguments: |, Original Response:"
 )
 _SECRETS = re.compile(r"\b(?:sk|key|AIza)[-_]?[A-Za-z0-9_-]{16,}")
+
+_TOP = ("id", "object", "created", "model", "choices", "usage", "system_fingerprint", "service_tier")
+_CHOICE = ("index", "finish_reason", "logprobs")
+_MESSAGE = (
+    *("role", "content", "refusal", "tool_calls", "function_call", "audio", "annotations"),
+    *("reasoning_content", "thinking_blocks"),  # clients must send them back, or tools after reasoning fail
+)
+_TOOL_CALL = ("index", "id", "type", "function")
+_USAGE = ("prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "completion_tokens_details")
+
+# Fields that OpenAI always writes, even as null.
+_KEPT_NULLS = frozenset({"content", "finish_reason"})
+
+
+def completion(response: Any) -> dict[str, Any]:
+    """Convert a LiteLLM ``ModelResponse`` to a ``chat.completion``."""
+    return _clean(response.model_dump(warnings=False), part="message")
+
+
+def chunk(response: Any) -> dict[str, Any]:
+    """Convert a LiteLLM ``ModelResponseStream`` to a ``chat.completion.chunk``."""
+    cleaned = _clean(response.model_dump(warnings=False), part="delta")
+    if "usage" in cleaned and not any(choice["delta"] or choice["finish_reason"] for choice in cleaned["choices"]):
+        cleaned["choices"] = []  # OpenAI's usage chunk has no choices.
+    return cleaned
+
+
+def request_id(response: Any) -> Headers:
+    """Return ``x-request-id``, the provider's request id, from LiteLLM's copy of the headers."""
+    copied = getattr(response, "_hidden_params", {}).get("additional_headers") or {}
+    headers = {name.removeprefix("llm_provider-"): str(value) for name, value in copied.items() if value}
+    return [header for header in answer_headers(headers) if header[0] == "x-request-id"]
+
+
+def _clean(answer: Mapping[str, Any], *, part: str) -> dict[str, Any]:
+    cleaned = _only(answer, _TOP)
+    cleaned["choices"] = [_choice(choice, part) for choice in answer.get("choices") or ()]
+    usage = answer.get("usage")
+    # LiteLLM reports a prompt of 0 tokens if the provider reported nothing.
+    if usage and usage.get("prompt_tokens"):
+        cleaned["usage"] = {key: _present(value) for key, value in _only(usage, _USAGE).items()}
+    else:
+        cleaned.pop("usage", None)
+    return cleaned
+
+
+def _choice(choice: Mapping[str, Any], part: str) -> dict[str, Any]:
+    cleaned = _only(choice, _CHOICE)
+    cleaned.setdefault("finish_reason", None)
+    message = choice.get(part) or {}
+    cleaned[part] = _only(message, _MESSAGE)
+    if part == "message":
+        cleaned[part].setdefault("content", None)
+    if calls := message.get("tool_calls"):
+        cleaned[part]["tool_calls"] = [_only(call, _TOOL_CALL) for call in calls]
+        if part == "message":
+            for call in cleaned[part]["tool_calls"]:
+                call.pop("index", None)
+    return cleaned
+
+
+def _only(value: Mapping[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
+    return {name: _present(value[name]) for name in fields if value.get(name) not in (None, [])}
+
+
+def _present(value: Any) -> Any:
+    """Remove nulls, which LiteLLM writes for every field that the provider omits."""
+    if isinstance(value, dict):
+        return {key: _present(item) for key, item in value.items() if item is not None or key in _KEPT_NULLS}
+    if isinstance(value, list):
+        return [_present(item) for item in value]
+    return value
 
 
 class Refusal(NamedTuple):
@@ -117,16 +189,13 @@ def _without_provider(error: Exception, hidden: tuple[str, ...]) -> Refusal:
     if getattr(error, "status_code", 500) in (400, 422):
         reason = _hide(_provider_message(error).message, hidden)[:200]
         message = f"{UNTRANSLATABLE}: {reason}" if " " in reason else f"{UNTRANSLATABLE}. Check its messages and tools."
-        return Refusal(400, [_JSON], error_body(message, type=_CLIENT_KIND[0], code="untranslatable_request"))
-    return Refusal(502, [_JSON], UpstreamError(UNUSABLE).body())
-
-
-_JSON = ("content-type", "application/json")
+        return Refusal(400, [JSON], error_body(message, type=_CLIENT_KIND[0], code="untranslatable_request"))
+    return Refusal(502, [JSON], UpstreamError(UNUSABLE).body())
 
 
 def answer_headers(headers: Mapping[str, str]) -> Headers:
     """Return those of a provider's headers that OpenAI's clients use."""
-    kept: Headers = [_JSON]
+    kept: Headers = [JSON]
     if retry_after := headers.get("retry-after"):
         kept.append(("retry-after", retry_after))
     if request_id := next(filter(None, map(headers.get, _REQUEST_IDS)), None):
@@ -149,14 +218,15 @@ def _head(error: Exception) -> tuple[int | None, Mapping[str, str]]:
     LiteLLM's own status replaces the 200 of a stream with an error event, and a 400 that LiteLLM recognizes as a bad
     key. A provider's 5xx stays.
     """
-    own = getattr(error, "status_code", None)
+    mapped = getattr(error, "status_code", None)
     for cause in _chain(error):
         if isinstance(cause, httpx.HTTPStatusError):
             status = cause.response.status_code
-            mapped = status if status >= 500 or not isinstance(own, int) or not 400 <= own < 500 else own
-            return (mapped if mapped >= 400 else 502), cause.response.headers
-    if isinstance(own, int) and type(error).__name__ == "MidStreamFallbackError":
-        return own, {}
+            if status < 500 and isinstance(mapped, int) and 400 <= mapped < 500:
+                status = mapped
+            return (status if status >= 400 else 502), cause.response.headers
+    if isinstance(mapped, int) and type(error).__name__ == "MidStreamFallbackError":
+        return mapped, {}
     return None, {}
 
 
@@ -200,8 +270,8 @@ def _json_in(text: str) -> dict[str, Any] | None:
 def _is_overflow(error: Exception, status: int, message: str) -> bool:
     if recognise(status, error_body(message, type="", code=None)) is not None:
         return True
-    known = type(error).__name__ == "ContextWindowExceededError"
-    return known and not excluded((), (message,))
+    recognized = type(error).__name__ == "ContextWindowExceededError"
+    return recognized and not excluded((), (message,))
 
 
 def _hide(message: str, hidden: tuple[str, ...]) -> str:

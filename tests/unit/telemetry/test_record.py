@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.telemetry.model_names import HIDDEN_MODEL, shown_model
+from proxy.telemetry.record import HIDDEN_MODEL, shown_model
 
 NAMES = [
     "gpt-4.1-mini-2025-04-14",

@@ -1,0 +1,170 @@
+"""Test which transport serves a client's API, by the provider, the APIs, and the lane of the upstream."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from proxy.config import UpstreamSettings
+from proxy.errors import NotFound
+from proxy.upstream.bridge.transport import Bridge
+from proxy.upstream.learning import LearningTransport
+from proxy.upstream.litellm.transport import LiteLLMTransport
+from proxy.upstream.registry import Upstreams
+from proxy.upstream.relay import RelayTransport
+from proxy.upstream.transport import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH, Transport
+
+HOST = "http://127.0.0.1:9"
+CHAT_TO_RESPONSES = "bridge of over_responses over relay by authorization"
+
+
+def described(transport: Transport) -> str:
+    """Return a transport and those that it sends through."""
+    match transport:
+        case LearningTransport():
+            return f"{described(transport._native)}, learning"
+        case Bridge():
+            translator = transport._translator.translate.__module__.rpartition(".")[2]
+            if transport._translator.shape == "anthropic":
+                translator = "messages"
+            elif translator == "chat":
+                translator = "responses"
+            again = " again" if transport._translated else ""
+            return f"bridge of {translator}{again} over {described(transport._transport)}"
+        case RelayTransport():
+            return f"relay by {transport._address.key_header}"
+        case LiteLLMTransport():
+            return f"litellm for {transport._provider}"
+    raise AssertionError(type(transport))
+
+
+CASES: dict[str, tuple[dict[str, Any], tuple[str, str, str, str]]] = {
+    "any server": (
+        {"base_url": f"{HOST}/v1"},
+        (
+            "relay by authorization",
+            "relay by authorization, learning",
+            "relay by authorization, learning",
+            "relay by authorization",
+        ),
+    ),
+    "OpenAI": (
+        {"provider": "openai"},
+        (
+            "relay by authorization",
+            "relay by authorization",
+            "bridge of messages over relay by authorization",
+            "relay by authorization",
+        ),
+    ),
+    "OpenAI through LiteLLM": (
+        {"provider": "openai", "lane": "translate"},
+        (
+            "litellm for openai",
+            "bridge of responses again over litellm for openai",
+            "bridge of messages again over litellm for openai",
+            "NotFound",
+        ),
+    ),
+    "Azure": (
+        {"provider": "azure", "base_url": f"{HOST}/openai/v1"},
+        (
+            "relay by api-key",
+            "relay by api-key",
+            "bridge of messages over relay by api-key",
+            "relay by api-key",
+        ),
+    ),
+    "Anthropic": (
+        {"provider": "anthropic"},
+        (
+            "litellm for anthropic",
+            "bridge of responses again over litellm for anthropic",
+            "relay by x-api-key",
+            "relay by x-api-key",
+        ),
+    ),
+    "Anthropic's chat completions": (
+        {"provider": "anthropic", "speaks": ["chat", "messages"]},
+        (
+            "relay by authorization",
+            "bridge of responses over relay by authorization",
+            "relay by x-api-key",
+            "relay by x-api-key",
+        ),
+    ),
+    "only /v1/responses": (
+        {"base_url": f"{HOST}/v1", "speaks": ["responses"]},
+        (
+            CHAT_TO_RESPONSES,
+            "relay by authorization",
+            f"bridge of messages again over {CHAT_TO_RESPONSES}",
+            "relay by authorization",
+        ),
+    ),
+    "only /v1/messages": (
+        {"base_url": f"{HOST}/v1", "speaks": ["messages"]},
+        (
+            "litellm for anthropic",
+            "bridge of responses again over litellm for anthropic",
+            "relay by authorization",
+            "relay by authorization",
+        ),
+    ),
+    "both without chat": (
+        {"base_url": f"{HOST}/v1", "speaks": ["responses", "messages"]},
+        (
+            "litellm for anthropic",
+            "relay by authorization",
+            "relay by authorization",
+            "relay by authorization",
+        ),
+    ),
+    "a provider that LiteLLM translates": (
+        {"provider": "gemini"},
+        (
+            "litellm for gemini",
+            "bridge of responses again over litellm for gemini",
+            "bridge of messages again over litellm for gemini",
+            "NotFound",
+        ),
+    ),
+}
+"""The settings of an upstream, and the transports for chat completions, responses, messages, and another path."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_api_has_its_transport(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_BASE_URL", "ANTHROPIC_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    settings, expected = CASES[case]
+
+    async def transports() -> tuple[str, ...]:
+        upstreams = Upstreams({"main": UpstreamSettings(**settings)})
+        found = []
+        for path in (CHAT_PATH, RESPONSES_PATH, MESSAGES_PATH, "/files"):
+            try:
+                found.append(described(await upstreams.transport("main", path)))
+            except NotFound:
+                found.append("NotFound")
+        await upstreams.aclose()
+        return tuple(found)
+
+    assert asyncio.run(transports()) == expected
+
+
+def test_a_missing_api_has_a_bridge_for_its_caller_alone() -> None:
+    async def scenario() -> None:
+        upstreams = Upstreams({"main": UpstreamSettings(base_url=f"{HOST}/v1")})
+        for api in ("messages", "chat"):
+            upstreams.missing("main").add(api, "one")
+        assert described(await upstreams.transport("main", MESSAGES_PATH, "one")).startswith("bridge of messages over")
+        assert described(await upstreams.transport("main", MESSAGES_PATH, "two")).endswith("learning")
+        assert described(await upstreams.transport("main", CHAT_PATH, "one")) == "relay by authorization"
+        relay = await upstreams.relay("main")
+        natives = [await upstreams.native("main", path, "one") for path in (CHAT_PATH, RESPONSES_PATH, MESSAGES_PATH)]
+        assert natives == [None, relay, None]
+
+    asyncio.run(scenario())
