@@ -16,9 +16,8 @@ from proxy.config.policy import Policy
 from proxy.config.settings import Settings
 from proxy.config.teams import KeySettings, LimitSettings
 from proxy.errors import NotAuthenticated
-from proxy.http.headers import Credential, RawHeaders
+from proxy.http.headers import LOOPBACK, Credential, RawHeaders
 from proxy.http.headers import credential as credential_in
-from proxy.http.hosts import LOOPBACK
 from proxy.store.tenants import SHARED_TENANT, UNSTORED_TENANT
 from proxy.telemetry.metrics import refused
 

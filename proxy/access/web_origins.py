@@ -22,8 +22,7 @@ from starlette.types import ASGIApp, Scope
 
 from proxy.config import Settings
 from proxy.errors import HostNotAllowed, OriginNotAllowed, ProxyError
-from proxy.http.headers import KEY_HEADERS, Own
-from proxy.http.hosts import is_address, on_loopback, without_port
+from proxy.http.headers import KEY_HEADERS, Own, is_address, on_loopback, without_port
 from proxy.telemetry.metrics import refused
 
 log = structlog.get_logger(__name__)

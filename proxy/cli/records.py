@@ -13,10 +13,10 @@ from typing import Any, Literal, TypeVar
 import click
 from rich.table import Table
 
-from proxy.cli.profile_report import print_table, wide_console
+from proxy.cli.tables import print_table, wide_console
 from proxy.config import load
 from proxy.config.issues import near
-from proxy.endpoints.parameters import labels, time_in
+from proxy.endpoints.queries import labels, time_in
 from proxy.endpoints.records import of_team, request_json
 from proxy.errors import ConfigurationError, RequestError
 from proxy.store import StoreFailed

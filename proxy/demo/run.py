@@ -19,7 +19,7 @@ from proxy.demo.agent import AGENTS
 from proxy.demo.apis import EveryApi
 from proxy.demo.figures import Figures, figures, rows
 from proxy.demo.script import decide
-from proxy.demo.serving import serve
+from proxy.server.loopback import serve
 
 MODEL = "stand-in-16k"
 WINDOW = 16_000

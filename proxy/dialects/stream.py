@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from proxy.http.sse import EventSplitter, data_of, split_events
-from proxy.overflow.error_detection import names_error, says_error
+from proxy.overflow.errors import names_error, says_error
 from proxy.overflow.silent import ABORT_REASONS, LENGTH_REASONS, WINDOW_REASONS
 
 NO_ROOM = WINDOW_REASONS | LENGTH_REASONS | ABORT_REASONS

@@ -13,9 +13,8 @@ from proxy.access.authenticator import Caller
 from proxy.config import Route
 from proxy.dialects.dialect import Counter, Dialect, Request
 from proxy.dialects.hidden_tool import HiddenRound
-from proxy.http.heartbeat import Heartbeat
-from proxy.http.loop_detection import next_via
-from proxy.http.request_body import MemoryLease
+from proxy.http.request_body import MemoryLease, next_via
+from proxy.http.sse import Heartbeat
 from proxy.http.timers import CoarseTimer
 from proxy.limits.learned import LearnedLimit
 from proxy.limits.profiles import Profile

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from proxy.overflow.error_message import message_site
+from proxy.overflow.errors import message_site
 from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.response_start import ResponseStart, readable
 

@@ -1,17 +1,27 @@
-"""Bind the server's address before anything is logged, and tell the operator where the dashboard is."""
+"""Bind the server's addresses before anything is logged, and tell the operator where the dashboard is.
+
+Metrics can have an address of their own. Several workers collect theirs in a private folder.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import socket
 import sys
+import tempfile
+from collections.abc import Iterator
+
+from prometheus_client import start_http_server
 
 from proxy.access.admin import LINK_PATH, AdminLink
 from proxy.config import Loaded, Settings
 from proxy.config.issues import Issue, error_text
 from proxy.config.tree import line_of
 from proxy.errors import ConfigurationError
-from proxy.http.hosts import on_loopback
+from proxy.http.headers import on_loopback
+from proxy.telemetry.exposition import FOLDER, registry
 
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - shown, not listened on
 """For each address of all interfaces, one that a browser on this machine can open."""
@@ -94,3 +104,42 @@ def announce(settings: Settings, address: str, link: AdminLink | None) -> None:
 def _written(host: str) -> str:
     """Return an address as it's written in a URL."""
     return f"[{host}]" if ":" in host else host
+
+
+SETTING = ("metrics", "listen")
+
+
+@contextlib.contextmanager
+def folder_of_workers() -> Iterator[None]:
+    """Create a private folder for the metrics of the workers to start, and remove it at the end.
+
+    Raises ``ConfigurationError`` if that fails.
+    """
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="compaction-proxy-metrics-")
+    except OSError as error:
+        raise ConfigurationError(
+            error_text(
+                f"cannot create a temporary folder for the metrics of the workers ({error.strerror})",
+                "set TMPDIR to a folder that the proxy can write",
+            )
+        ) from error
+    with folder as path:
+        os.environ[FOLDER] = path
+        yield
+
+
+def serve_metrics(settings: Settings, loaded: Loaded | None) -> None:
+    """Serve metrics on ``metrics.listen`` in a thread, if it's set. Raises ``ConfigurationError`` if that fails."""
+    address = settings.metrics.address
+    if address is None:
+        return
+    host, port = address
+    try:
+        start_http_server(port, host, registry())
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        fix = "use a free port of this machine, as in metrics: {listen: 127.0.0.1:9090}"
+        text = error_text(f"cannot listen on {settings.metrics.listen} ({reason})", fix, ".".join(SETTING))
+        located = [text] if loaded is None else loaded.sources.located([Issue(line_of(loaded.root, SETTING), text)])
+        raise ConfigurationError("\n".join(located)) from error

@@ -17,8 +17,8 @@ import yaml
 from starlette.types import Receive, Scope, Send
 
 from proxy.config import load
-from proxy.demo.serving import serve
 from proxy.server.app import Proxy, create_app
+from proxy.server.loopback import serve
 from proxy.store.archive import Removed
 from tests.kit.stores import archive_section
 

@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from proxy.demo.counting import Counter
 from tests.kit.scripted import behind, client, words
+from tests.kit.upstream import Counter
 
 REAL = 4_096
 BELIEVED = {"context_window": 12_000, "tokenizer": "o200k_base"}

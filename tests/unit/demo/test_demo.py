@@ -26,8 +26,8 @@ from proxy.demo.figures import Figures, cacheable, figures
 from proxy.demo.replies import Completion
 from proxy.demo.run import MODEL, WINDOW, client, configuration, demo, session, straight, through_proxy, verdict
 from proxy.demo.script import FACTS, STEPS, decide, facts_in, task_message
-from proxy.demo.serving import serve
 from proxy.demo.upstream import Received, Reply, StandIn
+from proxy.server.loopback import serve
 
 
 def work(upstream: StandIn, turns: int) -> tuple[Agent, Session]:

@@ -17,9 +17,9 @@ from starlette.applications import Starlette
 from proxy.demo import counting
 from proxy.demo.counting import Counter, first_tokens, text_tokens
 from proxy.demo.replies import WORDS_PER_CHUNK
-from proxy.demo.serving import serve
 from proxy.demo.summariser import MAX_TOKENS, summarise
 from proxy.demo.upstream import Reply, StandIn, ToolCall, is_summary_request
+from proxy.server.loopback import serve
 
 QUESTION = [{"role": "user", "content": "What is the weather in Oslo?"}]
 CALLS = (ToolCall("call_1", "weather", '{"city": "Oslo", "days": 3}'), ToolCall("call_2", "clock", "{}"))

@@ -22,12 +22,12 @@ from structlog.testing import capture_logs
 from proxy.cli.commands import main
 from proxy.config import Route, UpstreamSettings
 from proxy.config.loading import loads
-from proxy.demo.serving import serve
-from proxy.demo.upstream import StandIn
+from proxy.server.loopback import serve
 from proxy.server.runtime import Runtime
 from proxy.upstream import limit_discovery as asking
 from proxy.upstream.limit_discovery import EVERY, MOST_BYTES, SOON, LimitDiscovery, reports_limits
 from tests.kit.scripted import chat, client, proxied
+from tests.kit.upstream import StandIn
 
 WINDOW = 8_000
 P = ParamSpec("P")

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from proxy.config.models import ProfileSettings
 from proxy.errors import ConfigurationError
-from proxy.limits.profiles import Profile, Profiles, litellm_table
-from proxy.limits.profiles.litellm_table import as_tokens
+from proxy.limits.profiles import Profile, Profiles, tables
 from proxy.limits.profiles.lookup import REMEMBERED
-from proxy.tokens.encodings import check
-from proxy.tokens.images import RULES
+from proxy.limits.profiles.tables import as_tokens
+from proxy.tokens.media import RULES
+from proxy.tokens.text import check
 from proxy.tokens.tools import PROMPT
 
 PROFILES = Profiles()
@@ -212,7 +212,7 @@ def test_newer_claude_models_count_more() -> None:
 
 
 def test_every_listed_model_has_a_sound_profile() -> None:
-    for name, listing in litellm_table.load().items():
+    for name, listing in tables.load().items():
         profile = PROFILES.find(name)
         check(profile.tokenizer)
         assert profile.images in RULES
@@ -274,20 +274,20 @@ def test_a_damaged_table_is_said(tmp_path: Any) -> None:
     path = tmp_path / "table.json"
     path.write_text("{")
     with pytest.raises(ConfigurationError, match="can't be read"):
-        litellm_table.load(path)
+        tables.load(path)
 
 
 def test_the_file_is_read_again_if_it_changes(tmp_path: Any) -> None:
     path = tmp_path / "table.json"
     path.write_text('{"m": {"max_input_tokens": 1000}}')
-    table = litellm_table.load(path)
-    assert litellm_table.load(path) is table
+    table = tables.load(path)
+    assert tables.load(path) is table
     assert table["m"].max_input_tokens == 1_000
     path.write_text('{"m": {"max_input_tokens": 20000}}')
-    assert litellm_table.load(path)["m"].max_input_tokens == 20_000
+    assert tables.load(path)["m"].max_input_tokens == 20_000
     path.unlink()
     with pytest.raises(ConfigurationError, match="can't be read"):
-        litellm_table.load(path)
+        tables.load(path)
 
 
 def test_litellm_is_not_imported() -> None:

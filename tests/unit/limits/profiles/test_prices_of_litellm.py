@@ -16,7 +16,7 @@ from proxy.dialects.chat.dialect import CHAT
 from proxy.dialects.messages.dialect import MESSAGES
 from proxy.dialects.responses.dialect import RESPONSES
 from proxy.dialects.usage import usage_of
-from proxy.limits.profiles import litellm_table
+from proxy.limits.profiles import tables
 from proxy.limits.profiles.prices import PICO
 from proxy.upstream.litellm import library
 
@@ -44,8 +44,8 @@ def litellm() -> Any:
     return asyncio.run(library.load())
 
 
-TABLE: Mapping[str, Mapping[str, Any]] = json.loads(litellm_table.table_path().read_bytes())
-PRICED = {name: listing for name, listing in litellm_table.load().items() if listing.price is not None}
+TABLE: Mapping[str, Mapping[str, Any]] = json.loads(tables.table_path().read_bytes())
+PRICED = {name: listing for name, listing in tables.load().items() if listing.price is not None}
 
 
 def provider_of(model: str) -> str:
