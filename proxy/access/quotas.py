@@ -190,7 +190,7 @@ class SharedQuotas:
         self._held: defaultdict[str, set[str]] = defaultdict(set)
         self._renewing: asyncio.Task[None] | None = None
         self._releasing: set[asyncio.Task[None]] = set()
-        self._breaker = CircuitBreaker(FIRST_PAUSE, LONGEST_PAUSE, is_failure=_is_failure, report=_report)
+        self._breaker = CircuitBreaker(FIRST_PAUSE, LONGEST_PAUSE, report=_report)
 
     async def admit(self, team: str, limits: LimitSettings) -> tuple[Admission | None, str]:
         """Return the decision on a request and the id to release; ``None`` if the store doesn't respond in time."""
@@ -273,10 +273,6 @@ class SharedQuotas:
         except (StoreFailed, TimeoutError) as failure:
             # The lease ends without renewal.
             log.debug("quotas.not_released", reason=str(failure) or "timeout")
-
-
-def _is_failure(error: BaseException) -> bool:
-    return isinstance(error, StoreFailed)
 
 
 def _report(change: Change, key: object, pause: float) -> None:

@@ -16,10 +16,10 @@ import msgspec
 from proxy.access.authenticator import Caller
 from proxy.config.settings import Settings
 from proxy.config.teams import SpendSettings
+from proxy.constants import DAY, PICO
 from proxy.errors import BudgetExceeded
-from proxy.limits.profiles.prices import PICO
 from proxy.store import Store
-from proxy.store.accounts import DAY, NOTHING, Account, Amount
+from proxy.store.accounts import NOTHING, Account, Amount
 from proxy.telemetry.metrics import BUDGET_REMAINING, refused
 from proxy.telemetry.record import RequestRecord
 

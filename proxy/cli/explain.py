@@ -14,6 +14,7 @@ from rich.table import Table
 from proxy.cli.models import short
 from proxy.config import Policy, Route, Settings, load
 from proxy.config.issues import near
+from proxy.constants import UNDECODABLE
 from proxy.dialects.dialect import Dialect, Request
 from proxy.dialects.recognition import DIALECTS, recognized
 from proxy.errors import BadBody, ConfigurationError
@@ -26,7 +27,6 @@ from proxy.pipeline.replay import facts, replay
 from proxy.server.runtime import Runtime
 from proxy.store import StoreFailed
 from proxy.store.opening import store_file
-from proxy.store.replicated_map import UNREADABLE
 from proxy.telemetry.record_json import team_of
 from proxy.upstream.limit_discovery import reports_limits
 
@@ -43,7 +43,7 @@ def explained(file: Path, config: Path | None, model: str | None, policy: str | 
     try:
         dialect = recognized(raw) if api is None else DIALECTS[api]
         body = asyncio.run(dialect.parse(raw))
-    except UNREADABLE as error:
+    except UNDECODABLE as error:
         raise ConfigurationError(f"{file}: not JSON ({error}). {_FIX}") from error
     except BadBody as error:
         raise ConfigurationError(f"{file}: {error.message}") from error

@@ -12,7 +12,6 @@ from typing import Any
 from urllib.parse import unquote_to_bytes, urlencode
 
 import jinja2
-import msgspec
 import structlog
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -24,6 +23,7 @@ from proxy.config.effective import effective_values
 from proxy.config.inheritance import stated
 from proxy.config.teams import TeamSettings
 from proxy.config.tree import Node
+from proxy.constants import UNDECODABLE
 from proxy.dialects.recognition import DIALECTS, recognized
 from proxy.endpoints.presentation import figure, keyless_hint, milliseconds, request_facts, savings, shown_change
 from proxy.endpoints.queries import Viewer, choice, parameters, time_in, viewing
@@ -318,7 +318,7 @@ class Dashboard:
             api = given.get("api")
             dialect = DIALECTS[choice("api", api, DIALECTS)] if api else recognized(raw)
             body = await dialect.parse(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             raise BadBody(f"The body isn't JSON ({error}). Paste the JSON body of a request.") from error
         if not body.units:
             raise BadBody("The body has no messages. Paste the JSON body of a request to one of the three APIs.")

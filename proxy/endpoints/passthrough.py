@@ -18,6 +18,7 @@ from proxy.access.authenticator import Caller
 from proxy.access.spending import limit_of
 from proxy.compaction.format import TextCounter
 from proxy.config import Route
+from proxy.constants import UNDECODABLE
 from proxy.dialects.body import leniently
 from proxy.dialects.chat.dialect import CHAT
 from proxy.dialects.chat.request import parsed
@@ -347,7 +348,7 @@ def model_in(body: bytes, kind: str) -> str:
         return "" if found is None else unquote_to_bytes(found[1].replace(b"+", b" ")).decode("utf-8", "replace")
     try:
         return msgspec.json.decode(body, type=_Named).model
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         # Python's parser reads other encodings, for example, but it's slower.
         value = leniently(body) if len(body) <= INLINE_BYTES else None
     name = value.get("model") if isinstance(value, dict) else None

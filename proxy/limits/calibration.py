@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from cachetools import LRUCache
 
+from proxy.constants import DAY
 from proxy.limits.learned import RATIO_BOUNDS, Place
 from proxy.store import Store
 from proxy.store.replicated_map import ReplicatedMap
@@ -44,7 +45,7 @@ STEPS = 20
 PLACES = 10_000
 """The most tenants and models kept in memory. The least recently used ones are read from the store again."""
 
-KEPT_SECONDS = 30 * 86_400.0
+KEPT_SECONDS = 30 * DAY
 """Seconds that a ratio is kept after the last observation."""
 
 KIND = "tenant_ratio"

@@ -12,6 +12,7 @@ import msgspec
 import structlog
 from cachetools import LRUCache
 
+from proxy.constants import DAY
 from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
 from proxy.store import Store
@@ -34,7 +35,7 @@ LEAST_BLIND = 1_024
 LEAST_LIMIT = 256
 """Tokens. A smaller number in a refusal isn't a token limit."""
 
-NAMED_SECONDS = 86_400.0
+NAMED_SECONDS = DAY
 """Seconds that a limit named by an upstream holds. Then the proxy tries the profile's limit again."""
 
 GUESS_SECONDS = 3_600.0

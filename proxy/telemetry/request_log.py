@@ -8,6 +8,7 @@ from typing import Any, Literal
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
+from proxy.constants import PICO
 from proxy.telemetry.model_names import shown_model
 from proxy.telemetry.record import RequestRecord, current
 
@@ -15,9 +16,6 @@ log = structlog.get_logger(__name__)
 
 SLOW_MS = 1_000.0
 """A request is slow if the proxy takes longer than this, in addition to the body's arrival and the upstream's time."""
-
-DOLLAR = 10**12
-"""The unit of ``Cost`` per US dollar."""
 
 _CHANGED = frozenset({"refused", "failed", "compacted"})
 
@@ -100,7 +98,7 @@ def fields(record: RequestRecord) -> dict[str, Any]:
         "error": record.error,
         "phases": record.phases,
         "slow": is_slow(record) or None,
-        "cost_usd": cost and cost.sent / DOLLAR,
+        "cost_usd": cost and cost.sent / PICO,
     }
     return {name: value for name, value in found.items() if value is not None}
 

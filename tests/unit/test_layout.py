@@ -21,7 +21,7 @@ COVERED = {
     "product/test_dashboard.py": "config/effective endpoints/records endpoints/presentation endpoints/dashboard "
     "pipeline/replay",
     "product/test_operator_commands.py": "cli/doctor",
-    "product/test_record_paths.py": "cli/records endpoints/status store/ledger_report telemetry/record_json",
+    "product/test_record_paths.py": "cli/records endpoints/status store/ledger_report telemetry/record_json constants",
     "unit/store/test_replicated_map.py": "limits/stored",
     "unit/demo/test_upstream.py": "demo/counting demo/replies demo/summariser server/loopback",
     "unit/demo/test_demo.py": "demo/agent demo/apis demo/figures demo/run demo/script demo/tools",

@@ -16,10 +16,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 from msgspec.structs import replace
 
+from proxy.constants import PICO
 from proxy.telemetry.record import TIERS, Usage
-
-PICO = 10**12
-"""Parts of a US dollar in which prices are stated. Sums of integers are exact."""
 
 FIELDS = {
     "input_cost_per_token": "input",

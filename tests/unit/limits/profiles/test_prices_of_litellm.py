@@ -12,12 +12,12 @@ from unittest import mock
 
 import pytest
 
+from proxy.constants import PICO
 from proxy.dialects.chat.dialect import CHAT
 from proxy.dialects.messages.dialect import MESSAGES
 from proxy.dialects.responses.dialect import RESPONSES
 from proxy.dialects.usage import usage_of
 from proxy.limits.profiles import tables
-from proxy.limits.profiles.prices import PICO
 from proxy.upstream.litellm import library
 
 # LiteLLM imports modules of providers, some of them with warnings, when it first computes their prices.
