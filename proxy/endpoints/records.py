@@ -232,7 +232,6 @@ def _raw(messages: Sequence[bytes]) -> list[msgspec.Raw]:
 ARCHIVE_PATH = "/compaction/archive/{id:path}"
 
 ARCHIVE_ID = re.compile(r"[0-9a-f]{20}")
-_REQUEST_ID = re.compile(r"[0-9a-f]{16}")
 _FIX = "Copy the archive id from the note in the conversation that replaces the removed text. No header contains it."
 
 _UNCACHED = ("cache-control", "private, no-store")
@@ -266,7 +265,7 @@ class ArchiveEndpoint:
 
     async def _entry(self, tenant: str, id: str) -> bytes:
         if not ARCHIVE_ID.fullmatch(id):
-            if _REQUEST_ID.fullmatch(id):
+            if REQUEST_ID.fullmatch(id):
                 raise NotFound(f"This is the id of a request, from the header x-compaction-id. {_FIX}")
             raise NotFound(f"This isn't an archive id. An archive id has 20 lowercase hexadecimal digits. {_FIX}")
         try:
