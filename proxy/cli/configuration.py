@@ -16,7 +16,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from proxy.cli.tables import print_table, wide_console
+from proxy.cli.tables import print_table, table_console
 from proxy.config import Loaded, Policy, Settings, read
 from proxy.config.effective import effective_values
 from proxy.config.inheritance import overrides, stated
@@ -101,7 +101,7 @@ def shown(loaded: Loaded, team: str | None, model: str | None) -> None:
         if model is not None and fnmatchcase(model, own.match):
             policy, values, override = own.policy, over, own.match
             break
-    console = wide_console()
+    console = table_console()
     console.print(_about(loaded, team, model, policy, override), markup=False, highlight=False)
     table = Table("setting", "value", "set by")
     table.columns[0].no_wrap = True

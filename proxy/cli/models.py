@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from proxy.cli.tables import print_table, wide_console
+from proxy.cli.tables import print_table, table_console
 from proxy.config import Route, Settings, load
 from proxy.errors import ConfigurationError
 from proxy.limits.learned import Limits
@@ -61,7 +61,7 @@ async def _limits(names: Sequence[str], settings: Settings) -> None:
         raise ConfigurationError(f"store.url: the store can't be read: {error}") from error
     finally:
         await service.aclose()
-    console = wide_console()
+    console = table_console()
     render(profiles, console)
     render_learned(known, places, console)
 
@@ -83,7 +83,7 @@ def checked(names: Sequence[str], config: Path | None) -> None:
         figures = ["-" if figure is None else f"{figure:,}" for figure in (found.theirs, found.ours, found.holds)]
         table.add_row(found.model, found.field, *figures, found.rule)
         reasons[found.rule] = found.reason
-    console = wide_console()
+    console = table_console()
     if not reasons:
         console.print("LiteLLM's table and ours say the same.", highlight=False)
         return

@@ -83,7 +83,7 @@ def new_key() -> str:
     return PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
 
 
-def entry(key: str, expires: date | None) -> str:
+def key_entry(key: str, expires: date | None) -> str:
     """Return the YAML entry for the key in a configuration."""
     digest = f'"sha256:{hashlib.sha256(key.encode()).hexdigest()}"'
     return digest if expires is None else f"{{hash: {digest}, expires: {expires}}}"
@@ -101,5 +101,5 @@ Its hash, for the configuration. The team's other keys stay valid while they are
 teams:
   {team}:
     keys:
-      - {entry(key, expires)}
+      - {key_entry(key, expires)}
 """

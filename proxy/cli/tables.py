@@ -14,7 +14,7 @@ FOLDED = 20
 """Characters of a line of a folded name, at least."""
 
 
-def wide_console() -> Console:
+def table_console() -> Console:
     """Return the console for tables. In a file or a pipe it has room for long names."""
     console = Console()
     if not console.is_terminal:

@@ -82,7 +82,7 @@ def recognise(
         length += sum(map(len, error.texts))
         if length > MOST_TEXT:
             break
-    return max(readings, key=lambda reading: reading.known).resolve() if readings else None
+    return max(readings, key=lambda reading: reading.score).resolve() if readings else None
 
 
 def _rate(text: str, request: EchoedRequest | None) -> OverflowReading | None:

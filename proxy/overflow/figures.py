@@ -57,7 +57,7 @@ class OverflowReading:
     at_least: bool = False
 
     @property
-    def known(self) -> int:
+    def score(self) -> int:
         """Return a score for the number of known figures. The limit counts most."""
         return 4 * (self.limit is not None) + 2 * (self.counted is not None) + (self.output is not None)
 

@@ -70,15 +70,20 @@ def _bound(family: int, address: tuple[object, ...]) -> socket.socket:
 
 def refused(host: str, port: int, error: OSError, loaded: Loaded | None = None) -> ConfigurationError:
     """Return the error for an address that can't be used, with a fix."""
-    reason = (error.strerror or type(error).__name__).lower()
     name, fix = "host", "use an address of this machine, for example --host 127.0.0.1"
     if error.errno == errno.EADDRINUSE:
         name, fix = "port", f"stop the other program, or use another port: --port {port + 1 if port < 65535 else 8787}"
     elif error.errno == errno.EACCES:
         name, fix = "port", "use a port above 1023, for example --port 8787"
-    text = error_text(f"cannot listen on {_written(host)}:{port} ({reason})", fix, f"server.{name}")
-    path = ("server", name)
-    located = [text] if loaded is None else loaded.sources.located([Issue(line_of(loaded.root, path), text)])
+    return _cannot_listen(f"{_written(host)}:{port}", error, fix, ("server", name), loaded)
+
+
+def _cannot_listen(
+    address: str, error: OSError, fix: str, setting: tuple[str, str], loaded: Loaded | None
+) -> ConfigurationError:
+    reason = (error.strerror or type(error).__name__).lower()
+    text = error_text(f"cannot listen on {address} ({reason})", fix, ".".join(setting))
+    located = [text] if loaded is None else loaded.sources.located([Issue(line_of(loaded.root, setting), text)])
     return ConfigurationError("\n".join(located))
 
 
@@ -104,9 +109,6 @@ def announce(settings: Settings, address: str, link: AdminLink | None) -> None:
 def _written(host: str) -> str:
     """Return an address as it's written in a URL."""
     return f"[{host}]" if ":" in host else host
-
-
-SETTING = ("metrics", "listen")
 
 
 @contextlib.contextmanager
@@ -138,8 +140,5 @@ def serve_metrics(settings: Settings, loaded: Loaded | None) -> None:
     try:
         start_http_server(port, host, registry())
     except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
         fix = "use a free port of this machine, as in metrics: {listen: 127.0.0.1:9090}"
-        text = error_text(f"cannot listen on {settings.metrics.listen} ({reason})", fix, ".".join(SETTING))
-        located = [text] if loaded is None else loaded.sources.located([Issue(line_of(loaded.root, SETTING), text)])
-        raise ConfigurationError("\n".join(located)) from error
+        raise _cannot_listen(str(settings.metrics.listen), error, fix, ("metrics", "listen"), loaded) from error

@@ -226,7 +226,7 @@ class Workers(Multiprocess):
         super().__init__(config, sockets)
         self._ready: Callable[[], None] | None = ready
         self._replace = False
-        self._known: set[int | None] = set()
+        self._workers: set[int | None] = set()
         if hasattr(signal, "SIGUSR2"):
             signal.signal(signal.SIGUSR2, self._asked_to_replace)
 
@@ -246,9 +246,9 @@ class Workers(Multiprocess):
             self._ready()
             self._ready = None
         alive = {process.pid for process in self.processes}
-        for ended in self._known - alive:
+        for ended in self._workers - alive:
             mark_process_dead(ended)  # type: ignore[no-untyped-call]
-        self._known = alive
+        self._workers = alive
 
     def _remember(self, known: Sources, host: str | None) -> None:
         if known.stamp() == known.stamp_as_read:

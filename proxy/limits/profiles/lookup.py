@@ -66,7 +66,7 @@ class Profile:
     note: str | None = None
 
     @property
-    def known(self) -> bool:
+    def has_limit(self) -> bool:
         """Return whether a bound on the input is known."""
         return self.context_window is not None or self.max_input_tokens is not None
 

@@ -171,21 +171,21 @@ def price_of(prices: Mapping[str, Mapping[str, object]], model: str, listed: Pri
     """Return an operator's price for a model, by its name or a glob, or else the price that the table lists."""
     for name, fields in prices.items():
         if name == model or fnmatchcase(model, name):
-            return _own_price(fields)
+            return _operators_price(fields)
     return listed
 
 
-_own: dict[int, tuple[Mapping[str, object], Price | None]] = {}
-_MOST_OWN = 1_000
+_operators: dict[int, tuple[Mapping[str, object], Price | None]] = {}
+_MOST_OPERATORS = 1_000
 
 
-def _own_price(fields: Mapping[str, object]) -> Price | None:
+def _operators_price(fields: Mapping[str, object]) -> Price | None:
     """Return an operator's price. Reading it takes longer than all else that a request needs from here."""
-    known = _own.get(id(fields))
+    known = _operators.get(id(fields))
     if known is None or known[0] is not fields:
-        if len(_own) >= _MOST_OWN:  # after many reloads
-            _own.clear()
-        known = _own[id(fields)] = fields, price_from(fields)
+        if len(_operators) >= _MOST_OPERATORS:  # after many reloads
+            _operators.clear()
+        known = _operators[id(fields)] = fields, price_from(fields)
     return known[1]
 
 

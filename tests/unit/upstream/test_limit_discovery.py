@@ -153,7 +153,7 @@ async def test_the_window_is_the_upstreams_and_its_source_says_so(name: str) -> 
         await service.limit_discovery.settled()
         after = await service.profile(route)
         await service.aclose()
-    assert not before.known
+    assert not before.has_limit
     assert (after.context_window, after.max_input_tokens, after.note) == (WINDOW, WINDOW, None)
     assert after.sources["context_window"] == source
     assert {key for _, _, key, _ in upstream.asked} == {"Bearer sk-own"}
@@ -211,9 +211,9 @@ async def test_an_upstream_that_tells_nothing_changes_nothing(name: str) -> None
         for _ in range(2):
             profile = await service.profile(Route("main", "acme", None))
             await service.limit_discovery.settled()
-        assert not (await service.profile(Route("main", "acme", None))).known
+        assert not (await service.profile(Route("main", "acme", None))).has_limit
         await service.aclose()
-    assert not profile.known
+    assert not profile.has_limit
     assert "/v1/elsewhere" not in upstream.paths
     (line,) = [entry for entry in logs if entry["event"] == "limits.not_told"]
     assert (line["log_level"], line["upstream"]) == ("info", "main")

@@ -71,7 +71,7 @@ def test_limits_in_force(model: str, provider: str | None, expected: tuple[int, 
     profile = PROFILES.find(model, provider=provider)
     assert limits(profile) == expected
     assert profile.note is None
-    assert profile.known
+    assert profile.has_limit
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_near_misses_are_resolved_and_said(name: str, taken_as: str) -> None:
 def test_a_path_before_the_name_is_no_near_miss(name: str) -> None:
     profile = PROFILES.find(name)
     assert profile.note is None
-    assert profile.known
+    assert profile.has_limit
 
 
 def test_bedrock_and_vertex_spellings() -> None:
@@ -123,7 +123,7 @@ def test_snapshots_keep_their_own_limits() -> None:
 def test_unknown_models_have_no_limits(name: str) -> None:
     profile = Profiles({"gpt-4o": {"max_input_tokens": 128_000, "mode": "chat"}}).find(name)
     assert limits(profile) == (None, None, None)
-    assert not profile.known
+    assert not profile.has_limit
     assert profile.note
     assert "no limits are known" in profile.note
     assert profile.sources["context_window"] == "unknown"
